@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import UsageError
 from ckptconv.formats.dcp.layout import read_layout
@@ -17,7 +17,8 @@ from ckptconv.formats.states import is_same, with_states
 from ckptconv.formats.training import with_training
 from ckptconv.options.kinds import Default
 from ckptconv.options.table import OPTIONS, Options, checked
-from ckptconv.outputs.planning import Output, dcp_output, optimizer_output, universal_output, weights_output
+from ckptconv.outputs.kinds import check_options
+from ckptconv.outputs.planning import Output, planned
 from ckptconv.outputs.targets import (
     Target,
     beside,
@@ -25,8 +26,7 @@ from ckptconv.outputs.targets import (
     check_spool,
     default_output,
     of_rank,
-    resolve_output,
-    resolve_tree,
+    resolve,
 )
 from ckptconv.process import no_garbage, settled
 from ckptconv.publish.companions import accompanied
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
 
     from ckptconv.options.keywords import ConvertOptions
     from ckptconv.storage.progress import AnyProgress
-
-# Plans one kind of output of a source.
-Planner: TypeAlias = Callable[[Source, Target, Options], Output]
 
 
 @shown
@@ -90,26 +87,19 @@ def convert(
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise UsageError(f"executor {brief(executor)} is none of concurrent.futures.")
     chosen = Options(**options)
-    if not chosen.universal and (chosen.zero_stage or chosen.fresh_optimizer):
-        given = OPTIONS["zero_stage" if chosen.zero_stage else "fresh_optimizer"].flags[0]
-        raise UsageError(f"{given} is about a universal checkpoint, and none was asked for.", "Give --universal DIR.")
     # Check the outputs before reading a large input.
-    named: dict[Planner, Any] = {
-        weights_output: output,
-        optimizer_output: chosen.optimizer,
-        universal_output: chosen.universal,
-    }
     check_checkpoint(output, chosen)
-    if chosen.to:
-        named = {dcp_output: output}
-    targets: dict[Planner, Target] = {
-        plan: (resolve_tree if plan is universal_output else resolve_output)(normalize(path), chosen)
-        for plan, path in named.items()
-        if path or (path is not None and plan in (weights_output, dcp_output))
-    }
+    named = [("dcp", output)] if chosen.to else [("weights", output)]
+    if not chosen.to:
+        named += [
+            (made_of, path or None)
+            for made_of, path in (("optimizer", chosen.optimizer), ("universal", chosen.universal))
+        ]
+    targets = [resolve(made_of, path, chosen) for made_of, path in named if path is not None]
+    check_options([target.kind for target in targets] or ["directory"], chosen)
     wanted = chosen.spool_dir
     check_spool(wanted)
-    chosen = replace(chosen, spool_dir=wanted or beside(targets.values()))
+    chosen = replace(chosen, spool_dir=wanted or beside(targets))
     with contextlib.ExitStack() as stack:
         # A million small objects live until the end: collecting garbage among them takes longer than making them.
         with no_garbage():
@@ -117,13 +107,13 @@ def convert(
             if not targets:
                 asked = source.path if isinstance(source, Source) else normalize(source)
                 beside_it = default_output(sources[0], Location(asked, dict(chosen.storage_options)))
-                targets = {weights_output: resolve_output(beside_it, chosen)}
-                chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets.values()))
+                targets = [resolve("weights", beside_it, chosen)]
+                chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets))
             if chosen.to:
                 sources = [_with_states(one, source, chosen) for one in sources]
                 targets, chosen = _like(sources[0], targets, chosen)
             work = _work(sources, targets, chosen)
-            outputs = [plan(one, target, chosen) for one, plan, target in work]
+            outputs = [planned(one, target, chosen) for one, target in work]
             if wanted and not isinstance(wanted, Default) and not _is_spooled(source, outputs):
                 unneeded = "--spool-dir was not needed: nothing had to be unpacked or taken from a pipe."
                 sources[0] = replace(sources[0], notes=[*sources[0].notes, unneeded])
@@ -138,21 +128,14 @@ def _is_spooled(source: str | os.PathLike[str] | Source, outputs: Sequence[Outpu
     return is_pipe(path) or is_remote(path) or any(file.packed for each in outputs for file in each.plan.inputs())
 
 
-def _verifier(work: Sequence[tuple[Source, Planner, Target]], options: Options) -> Verifier:
+def _verifier(work: Sequence[tuple[Source, Target]], options: Options) -> Verifier:
     """Return the function that compares every output with its source."""
     from ckptconv.verification import verify as verification
 
-    made_of: dict[Planner, str] = {
-        weights_output: "weights",
-        optimizer_output: "states",
-        universal_output: "universal",
-        dcp_output: "dcp",
-    }
-
     def verify(places: Sequence[Mapping[str, str] | None], progress: Progress) -> int:
         staged = [
-            (source, verification.Target(Location(target.path, dict(options.storage_options)), made_of[plan], at))
-            for (source, plan, target), at in zip(work, places, strict=True)
+            (source, verification.Target(Location(target.path, dict(options.storage_options)), target.made_of, at))
+            for (source, target), at in zip(work, places, strict=True)
         ]
         return verification.verify_outputs(staged, options, progress=progress).bytes_compared
 
@@ -168,47 +151,44 @@ def _with_states(source: Source, given: str | os.PathLike[str] | Source, options
     return with_states(source, asked, options.optimizer, **options.opening())
 
 
-def _like(source: Source, targets: Mapping[Planner, Target], options: Options) -> tuple[dict[Planner, Target], Options]:
+def _like(source: Source, targets: list[Target], options: Options) -> tuple[list[Target], Options]:
     """Return the targets with the layout of the checkpoint that they are to be like, and the options with its keys."""
     if not options.like:
-        return dict(targets), options
+        return targets, options
     from ckptconv.outputs.dcp import fitted
 
     layout = read_layout(Location(normalize(options.like), dict(options.storage_options)))
-    return {plan: replace(target, layout=layout) for plan, target in targets.items()}, fitted(options, layout, source)
+    return [replace(target, layout=layout) for target in targets], fitted(options, layout, source)
 
 
-def _work(
-    sources: list[Source], targets: Mapping[Any, Target], options: Options
-) -> list[tuple[Source, Planner, Target]]:
+def _work(sources: list[Source], targets: Sequence[Target], options: Options) -> list[tuple[Source, Target]]:
     """Return what is to be planned. In `sources`, replace each that has companions by one that names them."""
     work = []
-    if universal_output in targets:
+    if any(target.made_of == "universal" for target in targets):
         sources[:] = [with_training(source, options) for source in sources]
     for number, source in enumerate(sources):
-        for plan, target in targets.items():
+        for target in targets:
             taken, goal = source, of_rank(target, source)
-            if plan is weights_output:
+            if target.made_of in ("weights", "virtual"):
                 taken, goal = accompanied(source, goal, options)
                 sources[number] = taken
-            work.append((taken, plan, goal))
+            work.append((taken, goal))
     return work
 
 
-def _sources(
-    source: str | os.PathLike[str] | Source, options: Options, targets: Mapping[Planner, Target]
-) -> list[Source]:
+def _sources(source: str | os.PathLike[str] | Source, options: Options, targets: Sequence[Target]) -> list[Source]:
     """Open the sources with everything that `targets` need: one, or with `per_rank` one for each tensor-parallel rank.
 
     A pipe is read now. Raises UsageError for a pipe without `targets`.
     """
     asked = source.path if isinstance(source, Source) else normalize(source)
     has_own_states = bool(options.to and options.optimizer) and is_same(asked, options.optimizer)
-    has_weights = weights_output in targets or not targets
-    fresh = universal_output not in targets or options.fresh_optimizer
+    made_of = {target.made_of for target in targets} or {"weights"}
+    has_weights = bool(made_of & {"weights", "virtual"})
+    goes_on = "universal" in made_of and not options.fresh_optimizer
     wanted: dict[str, Any] = {
-        "key": options.key if has_weights or targets.keys() & {universal_output, dcp_output} else "",
-        "states": optimizer_output in targets or has_own_states or not fresh,
+        "key": options.key if made_of != {"optimizer"} else "",
+        "states": "optimizer" in made_of or has_own_states or goes_on,
         "inert": options.inert,
     }
     like = options.like if has_weights else ""

@@ -18,7 +18,7 @@ from ckptconv.formats.deepspeed.assemble import assemble
 from ckptconv.formats.deepspeed.records import ModelFile, OptimFile
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs.planning import weights_output
+from ckptconv.outputs.planning import planned
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import Data
 from ckptconv.process import peak_rss
@@ -103,7 +103,7 @@ def main() -> int:
         "DeepSpeed ZeRO-3", "deepspeed", "global_step100000", state,
         structured=False, default_dtype="float32", default_shard_size=5 * 10**9,
     )  # fmt: skip
-    plan = weights_output(source, Target("/nowhere/model", is_file=False), Options()).plan
+    plan = planned(source, Target("/nowhere/model", "directory"), Options()).plan
     seconds = time.process_time() - started
     largest = max(plan.files, key=lambda file: len(file.parts))
     tensors = [part for file in plan.files for part in file.parts if isinstance(part, Data)]

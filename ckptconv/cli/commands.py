@@ -65,7 +65,7 @@ def _common(
 
 
 # Options of conversions to safetensors that the way back has no use for.
-_NOT_BACK = "max_shard_size strip_prefix rename tied like partial fill checksum copy_config"
+_NOT_BACK = "max_shard_size tied like partial fill checksum copy_config"
 
 app.command("convert", cls=ConvertCommand)(convert_)
 
@@ -181,7 +181,7 @@ def dcp2safetensors(
         "them, INPUT itself for one."
     ),
     *named("opaque drop_opaque raw tag exclude_frozen_parameters master unstack per_rank"),
-    *(each for each in CONVERTING if each not in named("tied copy_config like partial fill")),
+    *(each for each in CONVERTING if each not in named("copy_config like partial fill")),
 )
 def safetensors2dcp(
     source: Annotated[

@@ -17,7 +17,7 @@ from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.mapped import with_owners
 from ckptconv.outputs.pipeline import tree_of
-from ckptconv.outputs.planning import weights_output
+from ckptconv.outputs.planning import planned
 from ckptconv.outputs.targets import Target
 from ckptconv.pickles.children import ATOMS
 from ckptconv.pickles.nodes import TorchConstant
@@ -320,9 +320,8 @@ def forecast(source: Source, dtype: str | None, max_shard_size: int | None = Non
     planning the conversion raises.
     """
     command, output = command_for(source)
-    is_torch = source.family == "safetensors"
     options = Options(dtype=dtype, max_shard_size=max_shard_size, **chosen)
-    made = weights_output(source, Target(output, is_file=is_torch, is_torch=is_torch), options)
+    made = planned(source, Target(output, "torch" if source.family == "safetensors" else "directory"), options)
     asked = f" --dtype {dtype}" if dtype else ""
     asked += f" --max-shard-size {max_shard_size}" if max_shard_size else ""
     for name in ("key", "include", "exclude"):

@@ -13,7 +13,7 @@ from ckptconv.library.frameworks import framework
 from ckptconv.library.memory import Memory, Wanted
 from ckptconv.options.table import LOADING, Options, checked
 from ckptconv.outputs import selection
-from ckptconv.outputs.targets import TORCH_SUFFIXES
+from ckptconv.outputs.kinds import TORCH_SUFFIXES
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor, Tagged, View, untagged

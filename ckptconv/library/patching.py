@@ -15,7 +15,7 @@ from ckptconv.formats.delta import Delta, read_delta
 from ckptconv.formats.detect import open_source
 from ckptconv.options.table import PATCHING, Options, checked
 from ckptconv.outputs.delta import check_chain, patched
-from ckptconv.outputs.planning import Output, weights_output
+from ckptconv.outputs.planning import Output, planned
 from ckptconv.outputs.targets import beside, check_spool, resolve_output
 from ckptconv.plan import Data
 from ckptconv.process import no_garbage, settled
@@ -76,7 +76,7 @@ def patch(
     chosen = Options(**options)
     base, given = normalize(base), listed(deltas, "There is no delta to apply.")
     target = resolve_output(normalize(output), chosen)
-    if target.is_torch or target.is_virtual:
+    if target.kind not in ("file", "directory"):
         raise UsageError(
             f"{target.path} is no name for safetensors, which is what patch writes.",
             "Give a directory, or a name that ends in .safetensors.",
@@ -89,18 +89,18 @@ def patch(
         check_chain(chain)
         source = open_source(base, **chosen.opening(), key=chosen.key)
         source, target = accompanied(source, target, chosen)
-        planned = patched(weights_output(source, target, chosen), chain)
+        made = patched(planned(source, target, chosen), chain)
         # They are inputs, which the output may not replace.
         source = replace(source, pointers=[*source.pointers, *_indices(chain)])
-    expected = _expected(chain, planned)
+    expected = _expected(chain, made)
     verify = None
     if not chosen.dry_run:
         if is_remote(target.path):
             # A store gives back only what has its final name: compare what is going to be written instead.
-            _check({part.name: part.tensor for part in _parts(planned)}, expected, base, chosen)
+            _check({part.name: part.tensor for part in _parts(made)}, expected, base, chosen)
         else:
-            verify = _verifier(planned, expected, base, chosen)
-    return produce([source], [planned], chosen, started, counter(progress), on_total, before_commit, verify)
+            verify = _verifier(made, expected, base, chosen)
+    return produce([source], [made], chosen, started, counter(progress), on_total, before_commit, verify)
 
 
 def _indices(chain: Sequence[Delta]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from ckptconv.formats.source import Source
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.library.tensor import Tensor
 from ckptconv.options.table import OPTIONS, checked
-from ckptconv.outputs.targets import TORCH_SUFFIXES
+from ckptconv.outputs.kinds import TORCH_SUFFIXES
 from ckptconv.result import Report
 from ckptconv.storage.files import holding
 from ckptconv.storage.paths import normalize

@@ -15,7 +15,7 @@ from ckptconv.formats.companions import together
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.options.table import OPTIONS, Options, checked
-from ckptconv.outputs.planning import weights_output
+from ckptconv.outputs.planning import planned
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.process import no_garbage
@@ -72,7 +72,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
                 opened = Source(self.format, virtual.FAMILY, path, {})
             else:
                 opened = _opened(path, chosen)
-                plan = weights_output(opened, Target(path, is_file=False), chosen).plan
+                plan = planned(opened, Target(path, "directory"), chosen).plan
                 files, self.format, decided = plan.files, opened.format, plan.plan_id
         inputs = dict.fromkeys(each.stored for file in files for each in file.inputs())
         self.version = _hash(decided, *(f"{each.size} {each.stamp}" for each in inputs))

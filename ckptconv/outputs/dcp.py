@@ -60,7 +60,8 @@ class Leaf(NamedTuple):
 class Contents:
     """What a checkpoint holds, by key: the steps of its path, joined by dots. `chosen` is the selection of the weights.
 
-    Of the values with objects of classes known by name only, {key: class}, some are `left_out` and others `kept`.
+    Of tied tensors, `aliases` {removed: kept} have their data where another key has it. Of the values with objects of
+    classes known by name only, {key: class}, some are `left_out` and others `kept`.
     """
 
     chosen: Selected
@@ -68,6 +69,7 @@ class Contents:
     values: dict[str, Leaf] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -100,6 +102,8 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
             )
         states = arranged(_states(source, options, rename), flat=options.flat_optimizer)
         _add(found, _flattened(states, key, empty), source, options)
+    if options.tied == "alias" and options.to == TORCH:
+        found.aliases = selection.untie({key: leaf.value for key, leaf in found.tensors.items()}, {})
     if empty:
         found.warnings.append(f"left out, as a checkpoint of torch has no empty dicts: {some(empty, form=named)}")
     return found
@@ -111,25 +115,38 @@ def _path(key: str) -> Path:
 
 def _weights(source: Source, chosen: Selected, empty: list[str]) -> Iterator[Leaf]:
     """Yield the weights with the values beside them, and the other values of a nested state."""
-    record = chosen.structure({}) if chosen.structured else None
+    record, aliases = chosen.structure({}) if chosen.structured else None, chosen.aliases()
+    tensors = {name: chosen.cast(name) for name in chosen.tensors}
+    tensors.update((removed, tensors[kept]) for removed, kept in aliases.items())
     if record is None:
-        yield from (Leaf((name,), chosen.cast(name)) for name in chosen.tensors)
+        yield from (Leaf((name,), tensor) for name, tensor in tensors.items())
         return
     # A view for each name: what the tree has in a place tells by its identity which tensor that is.
-    tensors = {name: chosen.cast(name) for name in chosen.tensors}
-    views = {name: View(tensor, tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    # The record of a file whose tensors were renamed names tied tensors once.
+    known = keymap.names(record) if source.stored and chosen.owners else tensors.keys()
+    views = {name: View(each, each.dtype, each.shape) for name, each in tensors.items() if name in known}
     names = {id(view): name for name, view in views.items()}
-    old_names = {new: old for old, new in chosen.names.items()}
+    keys = dict.fromkeys(tensors, "") if source.stored else {new: old for old, new in chosen.names.items()}
+    # A tensor that is in the tree twice is there under one of its names: its other places have the others.
+    ties: dict[str, list[str]] = {}
+    for removed, kept in aliases.items():
+        ties[removed] = ties.setdefault(kept, [kept])
+        ties[removed].append(removed)
     tree = keymap.unflatten(views, record, live_values=False)
     for path, value in _flattened(tree, (), empty):
         if isinstance(value, LazyTensor):
             name = _name_of(value, names)
             bare = untagged(value)
-            # The file of a safetensors output, or the user, may give a tensor another name than its keys.
-            if name is not None and name != (dotted(path) if source.stored else old_names[name]):
-                path = (name,)
             if name is not None and bare is views[name]:
                 value = value if _is_storage(value) else tensors[name]
+            own = dotted(path)
+            left = ties.get(name or "", [])
+            if left:
+                name = next((each for each in left if (keys[each] or each) == own), left[0])
+                left.remove(name)
+            # The file of a safetensors output, or the user, may give a tensor another name than its keys.
+            if name is not None and name != (keys[name] or own):
+                path = (name,)
         yield Leaf(path, value)
 
 
@@ -322,9 +339,17 @@ def file_plans(found: Contents, options: Options, layout: Layout | None = None) 
         saved[key] = Saved(leaf.path, None, (), [SavedChunk((), (), *place)])
     for key, (path, tensor) in found.tensors.items():
         saved[key] = Saved(path, tensor.dtype.name, tensor.shape, [])
+    kept = frozenset(found.aliases.values())
+    written: dict[tuple[str, Box], tuple[str, int, int]] = {}
     for key, box, file in placed:
-        part = cut(found.tensors[key].value, box)
-        place = files.add(file, templates.of_tensor(entry_name(key, box.offsets), part))
+        owner = found.aliases.get(key, key)
+        if (owner, box) in written:
+            place = written[owner, box]
+        else:
+            part = cut(found.tensors[key].value, box)
+            place = files.add(file, templates.of_tensor(entry_name(key, box.offsets), part))
+            if owner in kept:
+                written[owner, box] = place
         saved[key].chunks.append(SavedChunk(box.offsets, box.sizes, *place))
     data = description(saved)
     return [*files.plans(), FilePlan(METADATA, len(data), (Literal(0, data),))]

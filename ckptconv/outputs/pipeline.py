@@ -22,7 +22,7 @@ from ckptconv.pickles import nodes
 from ckptconv.structure import keymap, torchao
 from ckptconv.structure.choice import Choice
 from ckptconv.structure.record import MAP_KEY
-from ckptconv.tensors.lazy import Equal, same_bytes, untagged
+from ckptconv.tensors.lazy import Equal, Tagged, same_bytes, untagged
 from ckptconv.text import some
 
 
@@ -105,10 +105,11 @@ def torch_tree_of(source: Source, options: Options) -> Any:
     return torchao.assembled(tree, source.remarks) if is_stored else tree
 
 
-def selected_tree(source: Source, tree: Any, options: Options) -> Selected:
+def selected_tree(source: Source, tree: Any, options: Options, rename: Rename = selection.renamed) -> Selected:
     """Select what a `.pt` file of `tree`, which is of `source`, holds by the options.
 
-    The tensors of `known` are tagged with their facts.
+    The tensors of `known` are tagged with their facts. Raise UsageError for other names where a structure record says
+    under which keys tensors are.
     """
     choice = Choice(options.include, options.exclude)
     map_ = map_back(source, options)
@@ -119,8 +120,17 @@ def selected_tree(source: Source, tree: Any, options: Options) -> Selected:
         tree, map_ = {"state": states, "param_groups": groups}, None
     described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True, choice=choice)
     known = described.tensors
-    names = {name: name for name in selection.matching(known, choice)}
-    bare = {name: untagged(known[name]) for name in names}
+    names = rename(selection.matching(known, choice), options.strip_prefix, options.rename)
+    if options.structure and not map_ and any(old != new for old, new in names.items()):
+        is_flat = type(tree) is dict and tree.keys() == known.keys()
+        if not is_flat or any(type(value) is Tagged for value in tree.values()):
+            raise UsageError(
+                f"{source.path} has a structure record, which says under which keys its tensors are in a .pt file: "
+                "--strip-prefix and --rename cannot change them. Nothing was written.",
+                "--no-structure writes a dict of the tensors by name.",
+            )
+        described = described._replace(structure=None)
+    bare = {new: untagged(known[old]) for old, new in names.items()}
     dtype, fixed = options.dtype or "keep", described.fixed | selection.scales(known)
     chosen = Selected(
         names,
@@ -132,7 +142,7 @@ def selected_tree(source: Source, tree: Any, options: Options) -> Selected:
         choice,
         dtype,
         widen_only=False,
-        fixed=fixed,
+        fixed=frozenset(names[name] for name in fixed if name in names),
         applied=applied,
         equal=tuple(equal),
     )

@@ -11,7 +11,7 @@ from ckptconv.formats import safetensors as safetensors_input
 from ckptconv.formats import virtual
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs import likeness, safetensors, selection
+from ckptconv.outputs import kinds, likeness, safetensors, selection
 from ckptconv.outputs.pipeline import selected, selected_states
 from ckptconv.outputs.targets import Spared, Target, check_file, seen_from
 from ckptconv.outputs.told import Told
@@ -60,31 +60,28 @@ class Output:
 
     def tensors_of(self, file: FilePlan) -> int:
         """Return the number of tensors in one of the files."""
-        if self.described is not None and self.target.is_virtual:
+        if self.described is not None and self.target.kind == "virtual":
             return self.described
         return self.restored.tensors if self.restored else file.tensors
 
 
-# One function for each kind of output.
+def _torch_output(source: Source, target: Target, options: Options) -> Output:
+    if source.family != safetensors_input.FAMILY:
+        raise UsageError(
+            f"{target.path} is named as a file for torch.load, which is made of safetensors, and {source.path} is "
+            f"none ({source.format}). Nothing was written.",
+            "Give a directory or a name that ends in .safetensors as OUTPUT; several inputs are converted with: "
+            "ckptconv convert INPUT... --output-dir DIR",
+        )
+    if source.reference:
+        raise UsageError(f"{target.path} is named as a file for torch.load, and --like is for safetensors.")
+    from ckptconv.outputs.restore import plan_restored
+
+    restored = plan_restored(source, target.path, options)
+    return output_of("weights", [source], target, options, (restored.file,), {}, restored.told, restored)
 
 
-def weights_output(source: Source, target: Target, options: Options) -> Output:
-    if target.is_torch:
-        if source.family != safetensors_input.FAMILY:
-            raise UsageError(
-                f"{target.path} is named as a file for torch.load, which is made of safetensors, and {source.path} is "
-                f"none ({source.format}). Nothing was written.",
-                "Give a directory or a name that ends in .safetensors as OUTPUT; several inputs are converted with: "
-                "ckptconv convert INPUT... --output-dir DIR",
-            )
-        if source.reference:
-            raise UsageError(f"{target.path} is named as a file for torch.load, and --like is for safetensors.")
-        from ckptconv.outputs.restore import plan_restored
-
-        restored = plan_restored(source, target.path, options)
-        return output_of("weights", [source], target, options, (restored.file,), {}, restored.told, restored)
-    if target.is_virtual:
-        return virtual_output(source, target, options)
+def _weights_output(source: Source, target: Target, options: Options) -> Output:
     source = replace(source, inputs=source.all_inputs())
     files, aliases, told = weights_files(source, target, options)
     copied = tuple(FilePlan(name, file.size, _whole(file)) for name, file in source.companions.items())
@@ -95,12 +92,9 @@ def _whole(file: File) -> tuple[Copied, ...]:
     return (Copied(0, whole(file)),) if file.size else ()
 
 
-def virtual_output(source: Source, target: Target, options: Options) -> Output:
+def _virtual_output(source: Source, target: Target, options: Options) -> Output:
     """Plan the description of the files that a conversion of the weights to a directory would write."""
-    if options.verify or options.part:
-        given = "--verify" if options.verify else "--part"
-        raise UsageError(f"{target.path} is a virtual checkpoint, which holds no data: {given} is of no use.")
-    meant = Target(dirname(target.path), is_file=False)
+    meant = Target(dirname(target.path), "directory")
     source = replace(source, inputs=source.all_inputs())
     real = output_of("weights", [source], meant, options, *weights_files(source, meant, options))
     data = virtual.document(target.path, real.plan.files, source.format, real.plan.plan_id)
@@ -109,14 +103,12 @@ def virtual_output(source: Source, target: Target, options: Options) -> Output:
     return replace(made, described=real.tensors)
 
 
-def optimizer_output(source: Source, target: Target, options: Options) -> Output:
-    if target.is_virtual:
-        raise UsageError(f"{target.path} is the name of a virtual checkpoint, and those are made of weights only.")
+def _states_output(source: Source, target: Target, options: Options) -> Output:
     source = replace(source, inputs={**source.inputs, **source.state_inputs})
     return output_of("optimizer", [source], target, options, *optimizer_files(source, target, options))
 
 
-def universal_output(source: Source, target: Target, options: Options) -> Output:
+def _universal_output(source: Source, target: Target, options: Options) -> Output:
     from ckptconv.outputs import universal
     from ckptconv.outputs.training import resumable
 
@@ -127,7 +119,7 @@ def universal_output(source: Source, target: Target, options: Options) -> Output
     return output_of("universal", [source], target, options, files, {}, told)
 
 
-def dcp_output(source: Source, target: Target, options: Options) -> Output:
+def _dcp_output(source: Source, target: Target, options: Options) -> Output:
     """Plan a checkpoint of torch.distributed.checkpoint: the weights, and with `optimizer` the states beside them."""
     from ckptconv.outputs import dcp, restore
 
@@ -147,6 +139,24 @@ def dcp_output(source: Source, target: Target, options: Options) -> Output:
     told = Told(idle=found.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings))
     made = output_of("dcp", [source], target, options, files, {}, told)
     return replace(made, described=len(found.tensors))
+
+
+_PLANS = {
+    "file": _weights_output,
+    "directory": _weights_output,
+    "torch": _torch_output,
+    "virtual": _virtual_output,
+    "states": _states_output,
+    "states-file": _states_output,
+    "universal": _universal_output,
+    "dcp": _dcp_output,
+    "dcp-hf": _dcp_output,
+}
+
+
+def planned(source: Source, target: Target, options: Options) -> Output:
+    """Plan the output of `source` at `target`."""
+    return _PLANS[target.kind](source, target, options)
 
 
 def output_of(
@@ -170,7 +180,9 @@ def output_of(
         head["map"] = told.map
     if options.digest:
         head["digest"] = options.digest
-    return Output(target, Plan(files, plan_id), aliases, head, restored, told or Told(), inputs=inputs)
+    told = told or Told()
+    told = replace(told, idle={**kinds.idle(target.kind, options), **told.idle})
+    return Output(target, Plan(files, plan_id), aliases, head, restored, told, inputs=inputs)
 
 
 def check_output(output: Output, spared: Spared, options: Options) -> None:
@@ -191,7 +203,7 @@ def check_output(output: Output, spared: Spared, options: Options) -> None:
     else:
         spared.check_directory(target, (file.name for file in output.plan.files), "The output")
     size, most = output.plan.nbytes, options.max_shard_size
-    if target.is_file and not target.is_virtual and most and size > most:
+    if target.is_file and target.kind != "virtual" and most and size > most:
         raise UsageError(
             f"{output.target.path} would have {size} bytes, more than --max-shard-size allows ({most}).",
             "Give a directory as OUTPUT: it may hold several files.",
@@ -301,8 +313,8 @@ def optimizer_files(source: Source, target: Target, options: Options) -> _Files:
     limit = options.max_shard_size or source.default_shard_size
     files = _file_plans(flat, aliases, structure, target, limit, chosen.metadata)
     idle = chosen.idle(options)
-    if options.like:
-        idle["--like"] = "changes nothing: it is for weights"
+    if options.dtype not in (None, "keep", source.default_dtype):
+        idle["--dtype"] = "changes nothing: optimizer states are not cast to it"
     told = _told(source, described, structure, options, idle, described.fixed)
     return files, aliases, replace(told, map=chosen.map_record, made_of=chosen.made_of, equal=chosen.equal)
 

@@ -66,7 +66,7 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     found: dict[str, str] = {}
     demoted: dict[str, str] = {}
     selects = options.include or options.exclude or options.dtype not in (None, "keep") or not options.structure
-    if selects or map_back(source, options) or _has_unlisted(tree):
+    if selects or options.strip_prefix or options.rename or map_back(source, options) or _has_unlisted(tree):
         chosen = selected_tree(source, tree, options)
         described = chosen.described
         found = {name: writable.unlisted(node) for name, node in described.found.items()}
@@ -77,8 +77,8 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
             raise refusal(source.path, found | demoted, "a .pt file")
         if described.tensors and not chosen.names:
             raise UsageError(f"Nothing is left to write: all {len(described.tensors)} tensors are excluded.")
-        flat = {name: chosen.cast(name) for name in chosen.names}
-        told = _told(chosen, flat, told)
+        flat = {name: chosen.cast(name) for name in chosen.tensors}
+        told = _told(chosen, flat, told, options)
         tree = keymap.unflatten(flat, described.structure if options.structure else None, live_values=False)
     try:
         written = TorchTree(tree, options.opaque)
@@ -91,15 +91,15 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     return Restored(file, written.tensors, found, demoted, kept, written, told)
 
 
-def _told(chosen: Selected, flat: Mapping[str, LazyTensor], told: Told) -> Told:
+def _told(chosen: Selected, flat: Mapping[str, LazyTensor], told: Told, options: Options) -> Told:
     """Return `told` with what a user should know of the tensors that were chosen, which are stored as `flat`."""
-    tensors = chosen.described.tensors
-    cast = {name: tensors[name] for name in flat if flat[name].dtype != tensors[name].dtype}
-    unscaled = selection.unscaled(cast, tensors, chosen.dtype)
+    known, names = chosen.described.tensors, chosen.names
+    cast = {old: known[old] for old, new in names.items() if flat[new].dtype != known[old].dtype}
+    unscaled = selection.unscaled(cast, known, chosen.dtype)
     left = selection.left_alone({name: flat[name] for name in flat if name in chosen.fixed}, chosen.dtype)
     return replace(
         told,
-        idle=chosen.idle_globs(),
+        idle=chosen.idle(options),
         warnings=(*unscaled, *chosen.warnings, *left),
         map=chosen.map_record if chosen.applied else told.map,
         made_of=chosen.made_of,

@@ -39,7 +39,7 @@ _OF_STAGING = re.compile(
 class Description:
     """What `finish` must know of a plan.
 
-    `kind` is that of the output, as `Target.kind` has it. The files were assigned to `parts` parts with `shift`,
+    `kind` is that of the output, as `Target.form` has it. The files were assigned to `parts` parts with `shift`,
     as in `publish.parts.assign`. `heading` is that of the manifest. `files` are (name, size in bytes, number of
     tensors). `inputs` are what it is made of: [path, size in bytes, stamp] by name.
     """

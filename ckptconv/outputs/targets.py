@@ -17,12 +17,13 @@ from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.dcp.layout import Layout
 from ckptconv.formats.dcp.locate import FILE, METADATA, is_directory
 from ckptconv.formats.source import Source
-from ckptconv.options.table import OPTIONS, Options
+from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors
+from ckptconv.outputs.kinds import KINDS, TORCH_SUFFIXES, flag, is_given
 from ckptconv.storage.files import look
 from ckptconv.storage.hub import is_hub, without_revision
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import basename, dirname, is_remote, join, real_place, resolved_name
+from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
 from ckptconv.storage.writing import reason
 
 # Names of the files of an output. A new output replaces those that an earlier one left.
@@ -54,7 +55,7 @@ class Directory(NamedTuple):
 _CHECKPOINT_NAMES = re.compile(rf"{FILE.pattern}|\.metadata|\.ckptconv-manifest\.json")
 _SHARDS_NAMES = re.compile(r"shard-\d{5}-model-00001-of-00001\.safetensors|\.ckptconv-manifest\.json")
 MANIFEST = ".ckptconv-manifest.json"
-# By kind of output; see `Target.kind`.
+# By how an output lies on a disk: see `Target.form`.
 DIRECTORIES = {
     "directory": Directory(safetensors.INDEX, is_output_name, copies=True),
     "dcp": Directory(METADATA, lambda name: _CHECKPOINT_NAMES.fullmatch(name) is not None),
@@ -66,8 +67,6 @@ DIRECTORIES = {
 
 # A single file of a sharded set gets the name that it would have among the others.
 _SHARD_STEM = re.compile(r"^pytorch_model(?=-\d{5}-of-\d{5}$)")
-# Names of files for torch.load.
-TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 CHECKPOINT_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".json", ".distcp", ".pkl")
 
 
@@ -80,36 +79,62 @@ _NAMED = "Give the name of a file or a directory."
 
 @dataclass(frozen=True)
 class Target:
-    """Where an output goes: one file, a directory, or a directory that is replaced as a whole (`is_tree`).
+    """Where an output goes, and of which of `KINDS` it is.
 
-    `is_torch`: the file is one for torch.load. `is_virtual`: it describes safetensors files, which are not written.
-    `to` is "dcp" or "dcp-hf" for a checkpoint of torch.distributed.checkpoint, which is cut like `layout` if that is
-    given. Otherwise all files are safetensors. `replaces` are files in the directory that an earlier output has copied
-    there.
+    `replaces` are files in the directory that an earlier output has copied there. A checkpoint of
+    torch.distributed.checkpoint is cut like `layout` if that is given.
     """
 
     path: str
-    is_file: bool
-    is_tree: bool = False
-    is_torch: bool = False
+    kind: str
     replaces: frozenset[str] = frozenset()
-    is_virtual: bool = False
-    to: str = ""
     layout: Layout | None = None
 
     @property
-    def kind(self) -> str:
-        """The kind of output: "file", "tree", or one of `DIRECTORIES`."""
-        return "file" if self.is_file else "tree" if self.is_tree else self.to or "directory"
+    def made_of(self) -> str:
+        """What it is made of, as manifests call it."""
+        return KINDS[self.kind].made_of
+
+    @property
+    def form(self) -> str:
+        """How it lies on a disk: "file", "tree", or one of `DIRECTORIES`."""
+        return KINDS[self.kind].form
+
+    @property
+    def is_file(self) -> bool:
+        return self.form == "file"
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether it is a directory that is replaced as a whole."""
+        return self.form == "tree"
 
     @property
     def index(self) -> str:
         """The file of a directory that makes it complete; "" for other outputs."""
-        return DIRECTORIES[self.kind].last if self.kind in DIRECTORIES else ""
+        return DIRECTORIES[self.form].last if self.form in DIRECTORIES else ""
+
+
+def resolve(made_of: str, path: str, options: Options) -> Target:
+    """Return the target of what is `made_of` weights, optimizer states or a training, or a checkpoint of
+    torch.distributed.checkpoint. Raise UsageError if that cannot be put at `path`."""
+    path = normalize(path)
+    if made_of == "universal":
+        return _resolve_tree(path, options)
+    target = resolve_output(path, options)
+    if made_of != "optimizer":
+        return target
+    if target.kind not in ("file", "directory"):
+        called = "a file for torch.load" if target.kind == "torch" else "a virtual checkpoint"
+        raise UsageError(
+            f"{path} is the name of {called}, and optimizer states are written as safetensors. Nothing was written.",
+            "Give a directory, or a name that ends in .safetensors.",
+        )
+    return replace(target, kind="states-file" if target.is_file else "states")
 
 
 def resolve_output(path: str, options: Options) -> Target:
-    """Decide whether `path` is to be a file or a directory. Raises UsageError if it can be neither."""
+    """Decide of which kind the output of the weights at `path` is to be. Raises UsageError if it can be of none."""
     if not path:
         raise UsageError("OUTPUT is empty.", "Give a directory, or a name that ends in .safetensors.")
     check_place(path, options.storage_options)
@@ -139,15 +164,19 @@ def resolve_output(path: str, options: Options) -> Target:
             present = next((join(path, name) for name in place.names if OUTPUT_NAMES.fullmatch(name)), "")
         if present:
             raise FailedError(f"{present} exists, and --no-clobber forbids replacing it. Nothing was written.")
-    return Target(path, is_file, is_torch=is_torch, is_virtual=is_virtual)
+    kind = "torch" if is_torch else "virtual" if is_virtual else "file" if is_file else "directory"
+    return Target(path, kind)
 
 
-def resolve_tree(path: str, options: Options) -> Target:
+def _resolve_tree(path: str, options: Options) -> Target:
     """Return the target of a directory that is replaced as a whole. Raise UsageError if none can be written there."""
     check_place(path, options.storage_options)
     if is_remote(path) and "/" not in path.partition("://")[2].rstrip("/"):
         raise UsageError(f"{path}: a file is put beside this directory, so give one below it. Nothing was written.")
-    return Target(real_place(path), is_file=False, is_tree=True)
+    place = Location(real_place(path), dict(options.storage_options))
+    if not options.clobber and place.kind != "missing" and place.names:
+        raise FailedError(f"{place.path} exists, and --no-clobber forbids replacing it. Nothing was written.")
+    return Target(place.path, "universal")
 
 
 def _resolve_checkpoint(place: Location, options: Options) -> Target:
@@ -178,20 +207,22 @@ def _resolve_checkpoint(place: Location, options: Options) -> Target:
         raise FailedError(
             f"{join(path, kind.last)} exists, and --no-clobber forbids replacing it. Nothing was written."
         )
-    return Target(path, is_file=False, to=options.to)
+    return Target(path, options.to)
 
 
 def check_checkpoint(output: object, options: Options) -> None:
     """Raise UsageError for options that contradict an output of torch.distributed.checkpoint."""
-    for name in ("chunks", "model_key", "optimizer_key", "flat_optimizer") if not options.to else ():
-        if getattr(options, name) != OPTIONS[name].default:
-            raise UsageError(f"{name} is for a checkpoint of torch.distributed.checkpoint.", 'Say so: to="dcp".')
     if not options.to:
         return
     if output is None:
         raise UsageError("A checkpoint of torch.distributed.checkpoint needs an OUTPUT: a directory.")
     if options.universal:
         raise UsageError("--to and --universal are two outputs.", "Write one after the other.")
+    for name in ("optimizer_key", "flat_optimizer") if not options.optimizer else ():
+        if is_given(name, options):
+            raise UsageError(
+                f"{flag(name)} is about optimizer states, and none were asked for.", "Give --optimizer PATH."
+            )
     if options.like and options.chunks is not None:
         raise UsageError("--chunks and --like both say how tensors are cut: give one of them.")
     if options.to == "dcp-hf" and options.max_shard_size:
@@ -294,7 +325,7 @@ class Spared:
         A tree replaces everything in its directory; other outputs, the files in it that have names of output files.
         """
         directory = resolved_name(target.path)
-        is_ours = DIRECTORIES[target.kind if target.kind in DIRECTORIES else "directory"].is_file
+        is_ours = DIRECTORIES[target.form if target.form in DIRECTORIES else "directory"].is_file
         for place, path in self._paths.items():
             if target.is_tree:
                 inside = place.startswith(f"{directory}/")
@@ -326,8 +357,8 @@ def seen_from(target: Target, path: str) -> str:
 
 def seen_path(output: str, path: str) -> str:
     """Return the path that `seen_from` gave for an output at the path `output`."""
-    is_file = output.endswith((safetensors.SUFFIX, virtual.SUFFIX))
-    return path if is_remote(path) else os.path.normpath(join(_directory_of(Target(output, is_file)), path))
+    kind = "file" if output.endswith((safetensors.SUFFIX, virtual.SUFFIX)) else "directory"
+    return path if is_remote(path) else os.path.normpath(join(_directory_of(Target(output, kind)), path))
 
 
 def _directory_of(target: Target) -> str:

@@ -28,7 +28,7 @@ def check_part(outputs: Sequence[Output], options: Options, verifies: bool) -> N
         if asked[option]:
             raise UsageError(f"--{option} is about an output as a whole, and --part makes a part of it.", hint)
     for output in outputs:
-        if output.target.to == "dcp-hf" and is_remote(output.target.path):
+        if output.target.kind == "dcp-hf" and is_remote(output.target.path):
             raise UsageError(
                 f"{output.target.path}: on a store, parts need a file that says when all are there, and safetensors "
                 "shards of torch.distributed.checkpoint have none.",

@@ -117,7 +117,7 @@ def staging_for(
     in_parts: bool = False,
     replaces: frozenset[str] = frozenset(),
 ) -> Staging:
-    """Return the staging of an output of the given `kind` (see `Target.kind`), or of a file beside it.
+    """Return the staging of an output of the given `kind` (see `Target.form`), or of a file beside it.
 
     `shared`: other processes make parts of it at the same time. `in_parts`: on a store, several processes work on it.
     `replaces` are files of an earlier output that go, beside those with an output's names.
@@ -276,7 +276,7 @@ class _Run:
             staging = staging_for(
                 target.path,
                 output.plan.plan_id,
-                target.kind,
+                target.form,
                 # What is not synced is trusted by its CRC-32s: a part that has none is synced.
                 self._options if digested or part is None else replace(self._options, fsync=True),
                 shared=part is not None,
@@ -457,7 +457,7 @@ def _description(output: Output, parts: int, shift: int, made_of: Mapping[str, F
     return json.dumps(
         {
             "plan": output.plan.plan_id,
-            "kind": target.kind,
+            "kind": target.form,
             "parts": parts,
             "shift": shift,
             "heading": output.heading,

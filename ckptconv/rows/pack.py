@@ -90,7 +90,7 @@ def _merged(found: Sequence[Contents]) -> Contents:
 
 def _plan(sources: Sequence[Source], parts: Parts, target: Target, name: str) -> Output:
     table = parts.table()
-    if target.is_torch:
+    if target.kind == "torch":
         file: FilePlan = plan_tree(basename(target.path), {name: table})
     else:
         file_name = basename(target.path) if target.is_file else f"model{safetensors.SUFFIX}"

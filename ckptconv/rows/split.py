@@ -69,7 +69,7 @@ def split(
     paths, asked = listed(table), RowOptions.take(given := dict(options))
     chosen = Options(**given)
     target = resolve_output(normalize(output), chosen)
-    if target.is_torch:
+    if target.kind == "torch":
         raise UsageError(
             f"{target.path}: what rows are split into is kept as safetensors.",
             "Give a name that ends in .safetensors, or a directory.",

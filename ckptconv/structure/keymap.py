@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckptconv.structure.choice import Choice
 
 __all__ = [
-    "Flattened", "claimed_equal", "classes", "describe", "flatten", "flatten_states", "plain_record", "remap",
+    "Flattened", "claimed_equal", "classes", "describe", "flatten", "flatten_states", "names", "plain_record", "remap",
     "unflatten",
 ]  # fmt: skip
 
@@ -207,6 +207,11 @@ def classes(structure: str | None) -> frozenset[str]:
         elif type(node) is list:
             stack.extend(node)
     return frozenset(found.union(node for node in record.nodes if type(node) is str))
+
+
+def names(structure: str) -> frozenset[str]:
+    """Return the names that a record has for tensors."""
+    return frozenset(name_of(leaf, implied) for leaf, implied in tensors_of(parse(structure)) if "dropped" not in leaf)
 
 
 def plain_record(names: Iterable[str]) -> str:

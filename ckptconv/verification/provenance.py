@@ -53,8 +53,6 @@ _MOST_PATTERNS, _LONGEST = 1000, 4096
 # The most deltas that are read because a file names them.
 _MOST_DELTAS = 1000
 APPLY_AGAIN = "Apply the deltas to another OUTPUT with `ckptconv patch`, and compare the two with `ckptconv diff`."
-# The manifest's word for what an output is made of.
-_KINDS = {"weights": "weights", "states": "optimizer", "universal": "universal", "dcp": "dcp"}
 _STALE = "It is of another version of these files; convert again."
 _AGAIN = "The file was damaged or changed since it was written; convert again."
 _YOURSELF = "Give the options of the conversion yourself."
@@ -210,13 +208,12 @@ def check_planned(
         raise _not_so(manifest, "its deltas", manifest.told["deltas"])
 
     def plan_id() -> str:
-        from ckptconv.outputs.planning import universal_output, weights_output
+        from ckptconv.outputs.planning import planned
         from ckptconv.outputs.targets import Target
 
-        planner = universal_output if made_of == "universal" else weights_output
-        target = Target(path, is_file=made_of != "universal", is_tree=made_of == "universal", is_torch=True)
+        target = Target(path, "universal" if made_of == "universal" else "torch")
         as_it_was = replace(source, inputs=dict(inputs))
-        found = planner(as_it_was, target, Options(**_options_of(manifest.told))).plan.plan_id
+        found = planned(as_it_was, target, Options(**_options_of(manifest.told))).plan.plan_id
         if manifest.told["ckptconv"] == __version__:
             return found
         # This is the plan of the current release: another release gave the same output another id.
@@ -296,7 +293,7 @@ def _check_source(
         raise _not_so(manifest, "the checksums", None)
     if ("like" in manifest.told) != bool(made_of == "weights" and source.reference):
         raise _not_so(manifest, "its reference", manifest.told.get("like"))
-    if manifest.kind != _KINDS[made_of]:
+    if manifest.kind != made_of:
         raise _not_so(manifest, "the kind of output", manifest.kind)
     for what, one in (("format", source.format), ("family", source.family), ("model_rank", source.model_rank)):
         if told.get(what) != one:

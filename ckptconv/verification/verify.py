@@ -29,9 +29,9 @@ from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import selection, universal, writable
 from ckptconv.outputs.delta import check_base, check_chain, with_changes
+from ckptconv.outputs.kinds import TORCH_SUFFIXES
 from ckptconv.outputs.pipeline import selected, selected_states, selected_tree, torch_tree_of
 from ckptconv.outputs.selection import Rename
-from ckptconv.outputs.targets import TORCH_SUFFIXES
 from ckptconv.outputs.training import resumable
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.result import OutputFile
@@ -132,7 +132,7 @@ class Verification:
 
 
 class Target(NamedTuple):
-    """An output to verify, and its `place`. `made_of` is "weights", "states" (the optimizer's), "universal" or "dcp".
+    """An output to verify, and its `place`. `made_of` is "weights", "optimizer", "universal" or "dcp".
     `at` maps the names of files that are not yet in their place to where they are read. `manifest` is None if there is
     none."""
 
@@ -219,7 +219,7 @@ def verify(
     if targets and targets[0].manifest:
         asked = _with(targets[0].manifest, asked)
     if asked.optimizer and not asked.to:
-        targets.append(_target(_place(normalize(asked.optimizer)), asked)._replace(made_of="states"))
+        targets.append(_target(_place(normalize(asked.optimizer)), asked)._replace(made_of="optimizer"))
     if asked.universal:
         place = Location(real_place(normalize(asked.universal)), dict(asked.storage_options))
         told = read_manifest(place.join(MANIFEST))
@@ -429,7 +429,7 @@ def _target(path: str, asked: Options) -> Target:
     told = read_manifest(place.at(asked.manifest) if asked.manifest else place.join(MANIFEST), path)
     if asked.manifest and told is None:
         raise UsageError(f"{asked.manifest} does not exist.")
-    made_of = {"optimizer": "states", "dcp": "dcp"}.get(told.kind, "weights") if told else "weights"
+    made_of = told.kind if told and told.kind in ("optimizer", "dcp") else "weights"
     return Target(place, "dcp" if asked.to else made_of, manifest=told)
 
 
@@ -461,7 +461,7 @@ def _wanted(targets: Sequence[Target], asked: Options) -> dict[str, Any]:
     made_of = {target.made_of for target in targets}
     return {
         "key": asked.key if made_of & {"weights", "universal", "dcp"} else "",
-        "states": "states" in made_of or ("universal" in made_of and not asked.fresh_optimizer),
+        "states": "optimizer" in made_of or ("universal" in made_of and not asked.fresh_optimizer),
         "inert": asked.inert,
     }
 
@@ -547,7 +547,7 @@ def _compare(
         raise UsageError(
             f"{target.path} is no output: a file ends in {SUFFIX}, {', '.join(TORCH_SUFFIXES)}, else it is a directory."
         )
-    expected = _expected_states(source, asked) if target.made_of == "states" else _expected_weights(source, asked)
+    expected = _expected_states(source, asked) if target.made_of == "optimizer" else _expected_weights(source, asked)
     metadata = expected.metadata
     if is_file:
         found = read_file(target.path, here, metadata)
@@ -906,8 +906,8 @@ def _check_no_more(directory: Location, names: set[str]) -> None:
 
 def _expected_tree(source: Source, asked: Options) -> Any:
     """Return the tree that a `.pt` file must hold."""
-    chosen = selected_tree(source, torch_tree_of(source, asked), asked)
-    tensors = {name: chosen.cast(name) for name in chosen.names}
+    chosen = selected_tree(source, torch_tree_of(source, asked), asked, _rename(asked))
+    tensors = {name: chosen.cast(name) for name in chosen.tensors}
     record = chosen.described.structure
     if record is not None and asked.opaque == "drop":
         record = _without_classes(record)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import ckptconv
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs.planning import optimizer_output, weights_output
+from ckptconv.outputs.planning import planned
 from ckptconv.outputs.targets import Target
 
 CASE = "fsdp2_w2_nested"
@@ -32,8 +32,8 @@ def test_outputs_are_planned_when_the_checkpoint_is_gone(options: Options, tmp_p
     checkpoint = copy_of(CASE, tmp_path)
     source = ckptconv.open(checkpoint, key=options.key, states=True).source
     shutil.rmtree(checkpoint)
-    made = weights_output(source, Target(str(tmp_path / "model"), is_file=False), options)
-    states = optimizer_output(source, Target(str(tmp_path / "states"), is_file=False), options)
+    made = planned(source, Target(str(tmp_path / "model"), "directory"), options)
+    states = planned(source, Target(str(tmp_path / "states"), "states"), options)
     assert made.tensors
     assert states.tensors
 
@@ -76,5 +76,5 @@ def test_what_is_read_anyway_is_not_read_again(tmp_path: Path) -> None:
     source = ckptconv.open(checkpoint).source
     assert source.optimizer
     shutil.rmtree(checkpoint)
-    states = optimizer_output(source, Target(str(tmp_path / "states"), is_file=False), Options())
+    states = planned(source, Target(str(tmp_path / "states"), "states"), Options())
     assert states.tensors

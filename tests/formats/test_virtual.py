@@ -122,7 +122,7 @@ def test_what_makes_no_sense_is_refused(zero: Path, tmp_path: Path) -> None:
         ("x.json", (), "no name for a virtual checkpoint"),
         ("x.virtual.json", ("--verify",), "no data: --verify is of no use"),
         ("x.virtual.json", ("--part", "0/2"), "no data: --part is of no use"),
-        ("x.virtual.json", ("--optimizer", tmp_path / "y.virtual.json"), "made of weights only"),
+        ("x.virtual.json", ("--optimizer", tmp_path / "y.virtual.json"), "optimizer states are written as safetensors"),
     ):
         command = "zero-to-fp32" if options else "virtual"
         run = ckptconv_here(command, zero, tmp_path / output, *options)

@@ -87,6 +87,47 @@ def a_model(path: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
+# ------------------------------------------------------------------------------------------------------- tied tensors
+
+
+def a_tied_state(path: Path) -> dict[str, Any]:
+    weight, rows = torch.randn(8, 4), torch.randn(5)
+    state = {"m": {"emb": weight, "bias": torch.ones(3), "head": weight}, "n": [rows, weight, rows[:2]], "epoch": 3}
+    torch.save(state, path)
+    return state
+
+
+@pytest.mark.parametrize("renamed", [(), ("--rename", "emb=low", "--rename", r"n\.=z.")], ids=["same", "renamed"])
+@pytest.mark.parametrize("source", ["t.pt", "kept", "renamed"])
+def test_every_place_of_a_tied_tensor_has_its_own_key(source: str, renamed: tuple[str, ...], tmp_path: Path) -> None:
+    state = a_tied_state(tmp_path / "t.pt")
+    ckptconv.convert(tmp_path / "t.pt", tmp_path / "kept")
+    ckptconv.convert(tmp_path / "t.pt", tmp_path / "renamed", rename="head=top")
+    expected = {f"m.{name}": tensor for name, tensor in state["m"].items()}
+    expected.update((f"n.{number}", tensor) for number, tensor in enumerate(state["n"]))
+    if source == "renamed":
+        expected["m.top"] = expected.pop("m.head")
+    if renamed:
+        expected = {name.replace("emb", "low").replace("n.", "z."): tensor for name, tensor in expected.items()}
+    out = made(tmp_path / source, tmp_path / "out", *renamed, "--verify")
+    found = {".".join(map(str, path)): value for path, value in leaves(loaded(out))}
+    assert found.pop("epoch") == 3
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["keep", "bf16"])
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_tied_tensors_are_stored_once_and_stay_tied(chunks: int, dtype: str, tmp_path: Path) -> None:
+    source = ZERO / "z2_bf16_w2" / "checkpoint"
+    once = made(source, tmp_path / "once", "--chunks", chunks, "--dtype", dtype, "--verify")
+    twice = made(source, tmp_path / "twice", "--chunks", chunks, "--dtype", dtype, "--tied", "duplicate", "--verify")
+    assert_same(loaded(once), loaded(twice))
+    size, apart = (sum(path.stat().st_size for path in out.glob("*.distcp")) for out in (once, twice))
+    assert apart - size > loaded(once)["head.weight"].nbytes
+    assert ckptconv.convert(once, tmp_path / "m.safetensors").aliases == {"head.weight": "emb.weight"}
+    assert ckptconv.convert(twice, tmp_path / "apart.safetensors").aliases == {}
+
+
 # --------------------------------------------------------------------------------------------------------- the layout
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import array
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,15 +110,18 @@ class Entries:
         )
 
     def tensors(self, saved: Mapping[str, SavedTensor]) -> dict[str, LazyTensor]:
-        """Return the tensors, joined from their chunks.
+        """Return the tensors, joined from their chunks. Those whose chunks lie in the same places are one object.
 
         Raise CorruptError if a chunk is not what the metadata says, or if the chunks do not cover a tensor exactly.
         """
         found = self.chunks(saved)
-        return {
-            name: join_tiles(tensor.dtype, tensor.shape, found[name], f"{self.place}: {named(name)}")
-            for name, tensor in saved.items()
-        }
+        joined: dict[Hashable, LazyTensor] = {}
+        made: dict[str, LazyTensor] = {}
+        for name, tensor in saved.items():
+            made[name] = join_tiles(tensor.dtype, tensor.shape, found[name], f"{self.place}: {named(name)}")
+            if len(tensor.chunks) > 1:
+                made[name] = joined.setdefault((tensor.dtype, tensor.shape, *tensor.chunks), made[name])
+        return made
 
     def chunks(self, saved: Mapping[str, SavedTensor]) -> dict[str, list[Tile]]:
         """Return the chunks of each tensor, in the order of their description. Raise CorruptError if one is not what

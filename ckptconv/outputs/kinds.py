@@ -1,0 +1,121 @@
+"""The kinds of output, and which options each of them heeds. Pure.
+
+An option that no entry of a kind's tables names has its effect in every output of that kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from ckptconv.errors import UsageError
+from ckptconv.options.table import OPTIONS, Options
+
+# Names of files for torch.load.
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+# Options that are about one kind of output: what the others say of them, and what to do.
+_OF_REFERENCE = dict.fromkeys(
+    ("like", "partial", "fill"), ("A file for torch.load takes nothing from a reference: {} is for safetensors.", "")
+)
+_OF_CHECKPOINT = dict.fromkeys(
+    ("chunks", "model_key", "optimizer_key", "flat_optimizer"),
+    ("{} is for a checkpoint of torch.distributed.checkpoint.", 'Say so: to="dcp".'),
+)
+_OF_UNIVERSAL = dict.fromkeys(
+    ("zero_stage", "fresh_optimizer"),
+    ("{} is about a universal checkpoint, and none was asked for.", "Give --universal DIR."),
+)
+_OF_DATA = dict.fromkeys(("verify", "part", "checksum"), ("A virtual checkpoint holds no data: {} is of no use.", ""))
+_OF_WEIGHTS = dict.fromkeys(
+    ("partial", "fill"),
+    ("{} is for tensors of a reference that safetensors are to be like, and here --like says how tensors are cut.", ""),
+)
+
+
+class Kind(NamedTuple):
+    """A kind of output.
+
+    `made_of` is the manifest's word for what it is made of, and `form` that for how it lies on a disk: "file", "tree",
+    a directory that is replaced as a whole, or one of `targets.DIRECTORIES`. `refused` are the options that such an
+    output cannot have, {option: (message, hint)}; `idle` those that change nothing in it, {option: why}.
+    """
+
+    made_of: str
+    form: str
+    refused: Mapping[str, tuple[str, str]] = _NONE
+    idle: Mapping[str, str] = _NONE
+
+
+_ELSEWHERE = {**_OF_CHECKPOINT, **_OF_UNIVERSAL}
+_SAFETENSORS = {"opaque": "changes nothing in safetensors, which keep objects as data: nothing in them runs"}
+_STATES = {
+    **_SAFETENSORS,
+    **dict.fromkeys(("key", "like", "partial", "fill", "master"), "changes nothing: it is for weights"),
+    "exclude_frozen_parameters": "changes nothing: frozen parameters have no optimizer states",
+    "copy_config": "copies nothing: from_pretrained reads no optimizer states",
+}
+_CHECKPOINT = {"copy_config": "copies nothing: from_pretrained reads no checkpoint of torch.distributed.checkpoint"}
+
+# By name. An output is of one kind, as its path and the options say.
+KINDS: Mapping[str, Kind] = {
+    "file": Kind("weights", "file", _ELSEWHERE, _SAFETENSORS),
+    "directory": Kind("weights", "directory", _ELSEWHERE, _SAFETENSORS),
+    "torch": Kind(
+        "weights",
+        "file",
+        {**_ELSEWHERE, **_OF_REFERENCE},
+        {"tied": "changes nothing in a .pt file, where tensors share memory as the structure record says"},
+    ),
+    "virtual": Kind("virtual", "file", {**_ELSEWHERE, **_OF_DATA}, _SAFETENSORS),
+    "states": Kind("optimizer", "directory", _ELSEWHERE, _STATES),
+    "states-file": Kind("optimizer", "file", _ELSEWHERE, _STATES),
+    # What else changes nothing in a universal checkpoint depends on its source: see `training`.
+    "universal": Kind(
+        "universal",
+        "tree",
+        _OF_CHECKPOINT,
+        {
+            "opaque": "changes nothing in a universal checkpoint, which has no place for other objects",
+            "copy_config": "copies nothing: from_pretrained reads no universal checkpoint",
+        },
+    ),
+    "dcp": Kind("dcp", "dcp", {**_OF_UNIVERSAL, **_OF_WEIGHTS}, _CHECKPOINT),
+    "dcp-hf": Kind(
+        "dcp",
+        "dcp-hf",
+        {**_OF_UNIVERSAL, **_OF_WEIGHTS},
+        {
+            **_CHECKPOINT,
+            "tied": "changes nothing in safetensors shards, where every name has its own bytes",
+            **dict.fromkeys(("opaque", "structure"), "changes nothing in safetensors shards, which hold tensors alone"),
+        },
+    ),
+}
+
+
+def flag(option: str) -> str:
+    """Return the name of an option on the command line."""
+    return OPTIONS[option].flags[0].partition("/")[0]
+
+
+def is_given(option: str, options: Options) -> bool:
+    """Whether an option asks for something other than its default."""
+    value, default = getattr(options, option), OPTIONS[option].default
+    return value != default and (value is not False or default is True)
+
+
+def check_options(kinds: Iterable[str], options: Options) -> None:
+    """Raise UsageError for a given option that some output refuses and none of them, which are of `kinds`, heeds."""
+    every = [KINDS[kind] for kind in kinds]
+    for option in dict.fromkeys(option for kind in every for option in kind.refused):
+        if is_given(option, options) and all(option in kind.refused or option in kind.idle for kind in every):
+            message, hint = next(kind.refused[option] for kind in every if option in kind.refused)
+            raise UsageError(message.format(flag(option)), hint)
+
+
+def idle(kind: str, options: Options) -> dict[str, str]:
+    """Return the given options that change nothing in an output of this kind, and why: {option: reason}."""
+    return {flag(option): why for option, why in KINDS[kind].idle.items() if is_given(option, options)}

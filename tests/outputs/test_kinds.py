@@ -1,0 +1,214 @@
+"""Every option for every kind of output: it has its effect, or is refused, or the report says that it has none."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from checkpoints import DATA, ZERO, assert_same, contents
+from safetensors.torch import load_file, save_file
+
+import ckptconv
+from ckptconv import CkptconvError, UsageError
+from ckptconv.options.table import OPTIONS
+from ckptconv.outputs.kinds import KINDS, flag
+
+# What asks for an output of each kind.
+ASKED: dict[str, dict[str, Any]] = {
+    "file": {"output": "x.safetensors"},
+    "directory": {"output": "x"},
+    "torch": {"output": "x.pt"},
+    "virtual": {"output": "x.virtual.json"},
+    "states": {"optimizer": "x"},
+    "states-file": {"optimizer": "x.safetensors"},
+    "universal": {"universal": "x"},
+    "dcp": {"output": "x", "to": "dcp"},
+    "dcp-hf": {"output": "x", "to": "dcp-hf"},
+}
+HEEDED, REFUSED, SAID = "hrs"
+# A checkpoint of the kind that an output can be like.
+LIKE = "../like"
+
+
+class Row(NamedTuple):
+    """What becomes of an option, by kind in the order of `ASKED`: heeded, refused, or said to have no effect.
+
+    `given` is the option, `beside` others that it needs. `source` has what it is about.
+    """
+
+    kinds: str
+    given: dict[str, Any]
+    beside: tuple[tuple[str, Any], ...] = ()
+    source: str = "model"
+
+
+MATRIX = {
+    "max_shard_size": Row("rhrhhrshr", {"max_shard_size": 300}),
+    "dtype": Row("hhhhssshh", {"dtype": "bf16"}),
+    "key": Row("hhhhssshh", {"key": "m"}, source="nested"),
+    "include": Row("hhhhhhshh", {"include": "l1.*"}),
+    "exclude": Row("hhhhhhshh", {"exclude": "l1.*"}),
+    "strip_prefix": Row("hhhhhhshh", {"strip_prefix": "l1."}),
+    "rename": Row("hhhhhhshh", {"rename": "^l1=q"}),
+    "map": Row("hhhhhhshh", {"map": "../map.toml"}),
+    "size": Row("sssssssss", {"size": {"n": 4}}),
+    "tied": Row("hhshhhshs", {"tied": "duplicate"}),
+    "like": Row("hhrhssshh", {"like": LIKE}),
+    "partial": Row("hhrhsssrr", {"partial": True}, (("like", "../more.safetensors"),)),
+    "fill": Row("hhrhsssrr", {"fill": True}, (("like", "../more.safetensors"),)),
+    "structure": Row("hhhhhhshs", {"structure": False}, source="nested"),
+    "chunks": Row("rrrrrrrhh", {"chunks": 2}),
+    "model_key": Row("rrrrrrrhh", {"model_key": "model"}),
+    "optimizer_key": Row("rrrrrrrrr", {"optimizer_key": "opt"}),
+    "flat_optimizer": Row("rrrrrrrrr", {"flat_optimizer": True}),
+    "opaque": Row("sshsssshs", {"opaque": "drop"}, source="opaque"),
+    "zero_stage": Row("rrrrrrhrr", {"zero_stage": 3}),
+    "fresh_optimizer": Row("rrrrrrhrr", {"fresh_optimizer": True}),
+    "copy_config": Row("shsssssss", {"copy_config": True}),
+    "exclude_frozen_parameters": Row("hhshsshhh", {"exclude_frozen_parameters": True}, source="zero"),
+    "clobber": Row("hhhhhhhhh", {"clobber": False}),
+    "verify": Row("hhhrhhhhh", {"verify": True}),
+    "checksum": Row("hhhrhhhhh", {"checksum": True}),
+    "part": Row("hhhrhhhhh", {"part": (0, 2)}),
+    "manifest": Row("hhhhhhhhh", {"manifest": "manifest.json"}),
+    "digest": Row("hhhhhhhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),
+    "attest": Row("hhhhhhhhh", {"attest": "attested"}, (("digest", "sha256"),)),
+    "depfile": Row("hhhhhhhhh", {"depfile": "x.d"}),
+    "dry_run": Row("hhhhhhhhh", {"dry_run": True}),
+}
+# Options that name the outputs, or are about how the input is reached and read, or how fast: they know of no kind.
+OTHERS = {"to", "optimizer", "universal", "per_rank", "drop_opaque", "jobs", "memory", "fsync", "spool_dir"}
+OTHERS |= {"storage_options", "inert", "raw", "family", "tag", "master", "unstack"}
+
+
+class Thing:
+    """Is known to ckptconv by its name only."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the inputs are, and directories to work in beside them."""
+    here = tmp_path_factory.mktemp("kinds")
+    zero = ZERO / "z2_bf16_frozen_w2" / "checkpoint"
+    (here / "zero").symlink_to(zero)
+    ckptconv.convert(zero, here / "model")
+    ckptconv.convert(zero, here / "opaque")
+    weights = load_file(here / "model" / "model.safetensors")
+    weights["head.weight"] = weights["emb.weight"]
+    (here / "model" / "config.json").write_text("{}")
+    torch.save({"m": weights, "epoch": 3}, here / "nested.pt")
+    torch.save({"m": weights["scale"], "thing": Thing()}, here / "opaque.pt")
+    for name in ("nested", "opaque"):
+        ckptconv.convert(here / f"{name}.pt", here / name)
+    apart = {name: tensor.clone() for name, tensor in weights.items()}
+    save_file({**apart, "more": torch.ones(2)}, here / "more.safetensors")
+    save_file({**apart, "scale": apart["scale"].double()}, here / "like.safetensors")
+    ckptconv.convert(here / "model", here / "like.dcp", to="dcp", chunks=3)
+    others = [name for name in weights if name != "l1.weight"]
+    (here / "map.toml").write_text(f"keep = {others}\n{(DATA / 'turned.toml').read_text()}")
+    return here
+
+
+@pytest.fixture
+def make(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """A function that converts in a directory of its own: what it makes there, as far as options may change it, and
+    what it says; or the error."""
+
+    def make(kind: str, source: str, options: Mapping[str, Any], *before: Mapping[str, Any]) -> Any:
+        monkeypatch.chdir(tempfile.mkdtemp(dir=place))
+        for each in before:
+            convert(kind, source, each)
+        try:
+            report = convert(kind, source, options)
+        except CkptconvError as error:
+            return error
+        # Manifests, and the plan id in a virtual checkpoint, record the options, whatever becomes of them.
+        files = {name: re.sub(rb'"plan":"\w+"', b"", data) for name, data in contents(Path()).items()}
+        digests = {name: b"digests" in files.pop(name) for name in list(files) if "manifest" in name}
+        checked = report.checksums, any("cannot be checked" in each for each in report.warnings)
+        return (files, digests, checked, bool(report.bytes_verified)), [*report.warnings, *report.notes]
+
+    return make
+
+
+def convert(kind: str, source: str, options: Mapping[str, Any]) -> ckptconv.Report:
+    words = {**ASKED[kind], **options}
+    if words.get("like") == LIKE:
+        words["like"] += ".dcp" if KINDS[kind].made_of == "dcp" else ".safetensors"
+    return ckptconv.convert(f"../{source}", words.pop("output", None), fsync=False, jobs=1, **words)
+
+
+BASES: dict[Any, Any] = {}
+
+
+@pytest.mark.parametrize("kind", ASKED)
+@pytest.mark.parametrize("option", MATRIX)
+def test_an_option_is_heeded_or_refused_or_said_to_have_no_effect(
+    option: str, kind: str, make: Callable[..., Any]
+) -> None:
+    row = MATRIX[option]
+    expected = row.kinds[list(ASKED).index(kind)]
+    # Only some checkpoints have states of an optimizer, and only safetensors become a `.pt` file.
+    has_states = KINDS[kind].made_of in ("optimizer", "universal")
+    source = "zero" if has_states else "model" if (kind, row.source) == ("torch", "zero") else row.source
+    given = {**dict(row.beside), **row.given}
+    outcome = make(kind, source, given, *([{}] if option == "clobber" else []))
+    if expected == REFUSED or option == "clobber":
+        assert isinstance(outcome, CkptconvError)
+        assert any(flag(each) in str(outcome) for each in given)
+        return
+    assert not isinstance(outcome, CkptconvError), outcome
+    base = kind, source, row.beside
+    if base not in BASES:
+        BASES[base] = make(kind, source, dict(row.beside))
+    without = BASES[base]
+    if expected == HEEDED:
+        # An option may also be what makes a conversion possible.
+        assert isinstance(without, CkptconvError) or outcome[0] != without[0]
+    else:
+        assert outcome[0] == without[0]
+        assert any(flag(option) in told for told in outcome[1]), outcome[1]
+
+
+def test_the_matrix_has_every_option_and_every_kind() -> None:
+    assert MATRIX.keys() | OTHERS == OPTIONS.keys()
+    assert ASKED.keys() == KINDS.keys()
+    assert {len(row.kinds) for row in MATRIX.values()} == {len(KINDS)}
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.pth", "x.bin", "x.ckpt", "x.virtual.json"])
+def test_optimizer_states_are_not_written_under_the_name_of_another_kind(
+    name: str, place: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="optimizer states are written as safetensors"):
+        ckptconv.convert(place / "zero", tmp_path / "model", optimizer=tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+RENAMING = {"strip_prefix": "m.", "rename": "weight$=w"}
+
+
+def test_a_pt_file_of_plain_safetensors_has_the_names_that_were_asked_for(tmp_path: Path) -> None:
+    tensors = {"m.a.weight": torch.ones(3), "m.b": torch.zeros(2), "c": torch.ones(1)}
+    save_file(tensors, tmp_path / "m.safetensors")
+    ckptconv.convert(tmp_path / "m.safetensors", tmp_path / "m.pt", exclude="c", verify=True, **RENAMING)
+    assert_same(torch.load(tmp_path / "m.pt"), {"a.w": tensors["m.a.weight"], "b": tensors["m.b"]})
+    with pytest.raises(UsageError, match="the same name 'b'"):
+        ckptconv.convert(tmp_path / "m.safetensors", tmp_path / "m.pt", rename=("^m.b=b", "^c=b"))
+
+
+def test_where_a_record_says_the_keys_of_a_pt_file_other_names_need_no_structure(tmp_path: Path) -> None:
+    state = OrderedDict({"m.a.weight": torch.nn.Parameter(torch.ones(3))})
+    torch.save(state, tmp_path / "m.pt")
+    ckptconv.convert(tmp_path / "m.pt", tmp_path / "m.safetensors")
+    with pytest.raises(UsageError, match="structure record") as refused:
+        ckptconv.convert(tmp_path / "m.safetensors", tmp_path / "back.pt", **RENAMING)
+    assert "--no-structure" in refused.value.hint
+    ckptconv.convert(tmp_path / "m.safetensors", tmp_path / "back.pt", structure=False, verify=True, **RENAMING)
+    assert_same(torch.load(tmp_path / "back.pt"), {"a.w": torch.ones(3)})
