@@ -26,6 +26,7 @@ Examples:
 
 from __future__ import annotations
 
+import copyreg
 from typing import Any, ClassVar
 
 
@@ -42,6 +43,10 @@ class CkptconvError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not by `__init__`, which takes other arguments in some classes.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__
 
 
 class FailedError(CkptconvError):
