@@ -26,7 +26,6 @@ Examples:
 
 from __future__ import annotations
 
-import copyreg
 from typing import Any, ClassVar
 
 
@@ -46,7 +45,11 @@ class CkptconvError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Not by `__init__`, which takes other arguments in some classes.
-        return copyreg.__newobj__, (type(self), *self.args), self.__dict__
+        return _remade, (type(self), self.args), self.__dict__
+
+
+def _remade(kind: type[CkptconvError], arguments: tuple[Any, ...]) -> CkptconvError:
+    return kind.__new__(kind, *arguments)
 
 
 class FailedError(CkptconvError):

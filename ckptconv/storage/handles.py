@@ -57,7 +57,9 @@ class Handle:
         return cls(os.open(path, _DIRECTORY | os.O_NOFOLLOW), path)
 
     def inside(self, name: str) -> Handle:
-        """Open the directory `name` in this one; a link raises OSError."""
+        """Open the directory `name` in this one; a link, or a name that leads out of it, raises OSError."""
+        if name in ("", ".", "..") or "/" in name:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), name)
         return Handle(os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.fd), os.path.join(self.path, name))
 
     @contextlib.contextmanager
