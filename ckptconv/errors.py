@@ -43,6 +43,14 @@ class CkptconvError(Exception):
     def __str__(self) -> str:
         return f"{self.message} {self.hint}".strip()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Not by `__init__`, which takes other arguments in some classes.
+        return _remade, (type(self), self.args), self.__dict__
+
+
+def _remade(kind: type[CkptconvError], arguments: tuple[Any, ...]) -> CkptconvError:
+    return kind.__new__(kind, *arguments)
+
 
 class FailedError(CkptconvError):
     """The work could not be done: the disk is full, the file is unreadable, the connection broke."""

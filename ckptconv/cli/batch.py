@@ -15,6 +15,7 @@ from ckptconv.cli.worker import attempt
 from ckptconv.errors import CkptconvError, FailedError, StoppedError, UsageError
 from ckptconv.inspection.overview import count_of, cut, padded, printable
 from ckptconv.process import peak_rss
+from ckptconv.storage.handles import resolved
 from ckptconv.storage.paths import dirname, is_remote
 from ckptconv.storage.writing import writing
 from ckptconv.text import format_memory, format_size
@@ -153,7 +154,7 @@ def _directories(wanted: Iterable[str]) -> Iterator[None]:
     made: list[str] = []
     try:
         for path in wanted:
-            _make(path, made)
+            _make(path if is_remote(path) else resolved(path), made)
         yield
     finally:
         for path in reversed(made):
@@ -164,8 +165,7 @@ def _directories(wanted: Iterable[str]) -> Iterator[None]:
 def _make(path: str, made: list[str]) -> None:
     if is_remote(path) or os.path.isdir(path):
         return
-    if above := os.path.dirname(path.rstrip("/")):
-        _make(above, made)
+    _make(os.path.dirname(path), made)
     with writing(path):
         try:
             os.mkdir(path)

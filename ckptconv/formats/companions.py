@@ -36,8 +36,8 @@ _NAMES = frozenset([*(f"{stem}.json" for stem in _JSON.split()), *_OTHERS.split(
 # The largest file that is copied, and the largest configuration that is read, in bytes. The largest tokenizers have
 # some 35 MB.
 LARGEST, _LARGEST_CONFIG = 64 << 20, 1 << 20
-# Where huggingface_hub's cache keeps what the links in its snapshots lead to.
-_SNAPSHOTS = "snapshots"
+# Directories of huggingface_hub's cache, beside each other: the links in the first lead to files in the second.
+_SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,8 @@ def _leads_out(directory: str, path: str) -> bool:
         return False
     root, real = os.path.realpath(directory), os.path.realpath(path)
     above, kind = os.path.split(os.path.dirname(root))
-    if kind == _SNAPSHOTS:
-        root = above
-    return os.path.commonpath([root, real]) != root
+    roots = [root, os.path.join(above, _BLOBS)] if kind == _SNAPSHOTS else [root]
+    return not any(os.path.commonpath([each, real]) == each for each in roots)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ _MODEL = re.compile(r"/api/models/(?:[^/]+/)?[^/]+(?:/revision/[^/]+)?")
 _TREE = re.compile(r"/api/models/(?:[^/]+/)?[^/]+/tree/[^/]+(?P<below>/.*)?")
 _RANGE = re.compile(r"bytes=\s*(?:(\d{1,19})-(\d{0,19})|-(\d{1,19}))\s*")
 _NAMES = ("localhost", "localhost.localdomain")
+# A name or an address, and a port.
+_HOST = re.compile(r"(?:\[(?P<address>[^\[\]]*)\]|(?P<name>[^\[\]:@/]*))(?::\d*)?")
 
 
 class Server(ThreadingHTTPServer):
@@ -129,10 +131,8 @@ class Server(ThreadingHTTPServer):
         """
         if not _is_loopback(self.host) or host is None:
             return True
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
+        found = _HOST.fullmatch(host.strip().lower())
+        name = (found["address"] or found["name"] or "") if found else ""
         return name in (*_NAMES, self.host) or _is_loopback(name)
 
 
@@ -171,8 +171,12 @@ class Handler(BaseHTTPRequestHandler):
         self.connection.settimeout(ACCEPTING)
         if not sound:
             return False
-        if self.headers.get("Transfer-Encoding") or self.headers.get("Content-Length", "0") != "0":
+        sizes = self.headers.get_all("Content-Length", [])
+        if self.headers.get("Transfer-Encoding") or any(size != "0" for size in sizes):
             self.close_connection = True  # a body would be taken for the next request
+        if any(len(self.headers.get_all(name, [])) > 1 for name in ("Host", "Content-Length")):
+            self.send_error(400, "There are several of a header that a request has once")
+            return False
         if not self.server.is_own_name(self.headers.get("Host")):
             self.close_connection = True
             self._refuse(421, "This server has another name.")

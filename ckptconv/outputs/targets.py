@@ -21,6 +21,7 @@ from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.kinds import KINDS, TORCH_SUFFIXES, flag, is_given
 from ckptconv.storage.files import look
+from ckptconv.storage.handles import resolved
 from ckptconv.storage.hub import is_hub, without_revision
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
@@ -245,7 +246,7 @@ def check_file(path: str, option: str, storage_options: Mapping[str, Any]) -> No
 
 def check_place(path: str, storage_options: Mapping[str, Any], option: str = "") -> None:
     """Raise an error if nothing can be put at `path`, an output or what `option` names, by a rename: where a pipe or a
-    device is, it would be gone."""
+    device is, it would be gone. Raise UnsafeError if a stranger's link is on the way."""
     called = f"{option} {path}".lstrip()
     if is_remote(path):
         from ckptconv.storage.uploads import check_writable
@@ -255,7 +256,7 @@ def check_place(path: str, storage_options: Mapping[str, Any], option: str = "")
         raise UsageError(
             f"{option or 'OUTPUT'} cannot be {path}: it is put under its name by a rename, when it is complete.", _NAMED
         )
-    elif look(path).kind == "other":
+    elif look(resolved(path)).kind == "other":
         raise UsageError(f"{called} is a pipe or a device, and an output is put under its name by a rename.", _NAMED)
     else:
         try:
@@ -375,8 +376,9 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def check_spool(directory: str) -> None:
-    """Raise UsageError if `directory` cannot hold spooled data, whether or not any will be spooled."""
-    if directory and not os.path.isdir(directory):
+    """Raise UsageError if `directory` cannot hold spooled data, whether or not any will be spooled; UnsafeError if a
+    stranger's link is on the way."""
+    if directory and not os.path.isdir(resolved(directory)):
         raise UsageError(f"--spool-dir {directory} is not a directory. Nothing was written.", "Make it first.")
 
 

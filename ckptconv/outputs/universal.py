@@ -10,7 +10,7 @@ element, which their strides of 0 repeat.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import UnsafeError, UnsupportedError
@@ -22,9 +22,12 @@ from ckptconv.storage.paths import basename, dirname, join
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Convert, LazyTensor, Tagged, TensorFacts, View, Zeros, whole
 from ckptconv.tensors.moves import Cast
+from ckptconv.text import quoted
 
 LATEST = zero_files.LATEST_UNIVERSAL
 ZERO = "zero"
+# In it, the file of what all parameters share; in the directory of a parameter, that of its weights.
+_COMMON, _WEIGHTS = "optimizer_state.pt", "fp32.pt"
 
 # The longest file name that file systems accept, in bytes.
 _LONGEST_NAME = 255
@@ -36,24 +39,23 @@ def trees(
     """Yield what each file for `torch.load` holds, as ds_to_universal writes it: the file's name, its tree, and the
     name of the directory in its zip archive.
 
-    `states` are the optimizer's, by parameter. Raise UnsafeError if a parameter's name is a path, UnsupportedError if
-    no directory can have that name.
+    `states` are the optimizer's, by parameter. Raise UnsafeError if the name of a parameter or of a state is a path,
+    UnsupportedError if no directory or file can have that name, or another one has it.
     """
     # Below ZeRO-3, a parameter without elements has no optimizer state, even if it is trainable.
     trained = [name for name in training.parameters if weights[name].numel or training.stage == 3]
     for name in trained:
-        directory = f"{ZERO}/{_checked(name)}"
-        yield f"{directory}/fp32.pt", _wrapped(weights[name], training), "fp32"
+        yield f"{_directory(name)}/{_WEIGHTS}", _wrapped(weights[name], training), "fp32"
         for key, value in states.get(name, {}).items():
             partitioned = isinstance(value, LazyTensor) and value.shape == weights[name].shape and key != "step"
             # Under ZeRO-3 the step is only in the common entries.
             if partitioned or (key == "step" and training.stage != 3):
-                yield f"{directory}/{key}.pt", _wrapped(value, training) if partitioned else value, key
+                yield _file(name, key), _wrapped(value, training) if partitioned else value, key
     if training.stage != 3:
         # Untrained tensors, as DeepSpeed writes them, except that integers stay integers: DeepSpeed would round them.
         for name in sorted(weights.keys() - set(trained)):
-            yield f"{ZERO}/{_checked(name)}/fp32.pt", {"param": _widened(weights[name])}, "fp32"
-    yield f"{ZERO}/optimizer_state.pt", training.common, "optimizer_state"
+            yield f"{_directory(name)}/{_WEIGHTS}", {"param": _widened(weights[name])}, "fp32"
+    yield f"{ZERO}/{_COMMON}", training.common, "optimizer_state"
     for name, tree in training.models.items():
         yield name, tree, name.removesuffix(".pt")
 
@@ -91,17 +93,31 @@ def _wrapped(tensor: LazyTensor, training: Training) -> Any:
     return tensor if flat else {"cat_dim": 0, "param": tensor}
 
 
-def _checked(name: str) -> str:
+def _directory(name: str) -> str:
+    """Return the path of the directory of a parameter."""
+    return f"{ZERO}/{_checked(name, f'A parameter is named {quoted(name)}', (_COMMON,))}"
+
+
+def _file(name: str, state: str) -> str:
+    """Return the path of the file of an optimizer state of the parameter `name`."""
+    what = f"An optimizer state of {quoted(name)} is named {quoted(state)}"
+    return f"{_directory(name)}/{_checked(f'{state}.pt', what, (_WEIGHTS,))}"
+
+
+def _checked(name: str, what: str, taken: Sequence[str]) -> str:
+    """Return `name`, of a file or directory, if it can be one and is not `taken`; errors begin with `what`."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise UnsafeError(f"A parameter is named {name[:100]!r}, which cannot be the name of a directory.")
+        raise UnsafeError(f"{what}, which cannot be the name of a file or directory. Nothing was written.")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
         size = _LONGEST_NAME + 1
-    if size > _LONGEST_NAME:
+    if size > _LONGEST_NAME or name in taken:
+        why = "which another file there is called" if name in taken else "which is no Unicode text, or too long"
         raise UnsupportedError(
-            f"A parameter is named {name[:100]!r}, which is no Unicode text, or too long. In a universal checkpoint it "
-            "would be the name of a directory. Nothing was written."
+            f"{what}, {why}. In a universal checkpoint it would be the name of a file or directory. "
+            "Nothing was written.",
+            "Leave the parameter out with --exclude, or rename it with --rename.",
         )
     return name
 

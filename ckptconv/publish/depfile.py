@@ -25,6 +25,8 @@ _NOWHERE, _IN_NO_TARGET = frozenset("\\()\x7f"), frozenset("%|")
 # current directory in front (its blanks escaped by a backslash) it is an ordinary file.
 _SPECIAL = re.compile(r"\.[A-Z_]+")
 _HERE = "$(subst $() ,\\ ,$(CURDIR))/"
+# As the first input, such a word would begin the definition of a variable.
+_WORDS = ("define", "undefine", "export", "unexport", "override", "private")
 _WIDTH = 120
 
 
@@ -45,6 +47,8 @@ def escaped(name: str) -> str:
     """Return a name escaped for a Makefile. Raises UsageError if that is impossible."""
     if not name or name.startswith("~") or _NOWHERE.intersection(name) or min(name) < " ":
         raise _unspeakable(name)
+    if name in _WORDS:
+        return f"$(if ,,{name})"
     plain = "".join(_ESCAPED.get(character, character) for character in name)
     return _HERE + plain if _SPECIAL.fullmatch(posixpath.normpath(name)) else plain
 

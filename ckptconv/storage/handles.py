@@ -53,11 +53,13 @@ class Handle:
 
     @classmethod
     def open(cls, path: str) -> Handle:
-        """Open the directory that the user named, following links."""
-        return cls(os.open(path, _DIRECTORY), path)
+        """Open the directory `path`, which is `resolved`: a link that is put there meanwhile raises OSError."""
+        return cls(os.open(path, _DIRECTORY | os.O_NOFOLLOW), path)
 
     def inside(self, name: str) -> Handle:
-        """Open the directory `name` in this one; a link raises OSError."""
+        """Open the directory `name` in this one; a link, or a name that leads out of it, raises OSError."""
+        if name in ("", ".", "..") or "/" in name:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), name)
         return Handle(os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.fd), os.path.join(self.path, name))
 
     @contextlib.contextmanager
@@ -280,26 +282,40 @@ def unnamed(directory: Handle) -> int:
 
 
 def resolved(path: str) -> str:
-    """Return `path` with all links followed.
+    """Return `path` as an absolute path with all links followed; what is missing stays as it is named.
 
-    Raises UnsafeError if its last component is a link that a stranger has put into a directory like /tmp, where
-    everybody may create entries.
+    Every path to write to passes through here. Raises UnsafeError if a link on the way is a stranger's: of neither this
+    user nor the owner of the directory that it is in, where others may create entries.
     """
-    here = path
-    for _ in range(_MOST_LINKS):
-        above = os.path.dirname(here.rstrip("/")) or "."
-        try:
-            found, around = os.lstat(here.rstrip("/") or here), os.stat(above)
-            if not stat.S_ISLNK(found.st_mode):
-                break
-            leads = os.readlink(here.rstrip("/"))
-        except (OSError, ValueError):
-            break
-        shared = around.st_mode & stat.S_ISVTX and around.st_mode & stat.S_IWOTH
-        if shared and found.st_uid not in (os.geteuid(), around.st_uid):
-            raise UnsafeError(
-                f"{here} is a link that another user has put there, to {leads}. Nothing was written.",
-                "Write to another place.",
-            )
-        here = os.path.join(above, leads)
-    return os.path.realpath(path)
+    here, links = "/" if path.startswith("/") else os.getcwd(), 0
+    names = path.split("/")[::-1]
+    while names:
+        name = names.pop()
+        if name in ("", ".", ".."):
+            here = os.path.dirname(here) if name == ".." else here
+            continue
+        inner = os.path.join(here, name)
+        leads = _followed(here, inner) if links < _MOST_LINKS else None
+        if leads is None:
+            here = inner
+            continue
+        links += 1
+        here = "/" if leads.startswith("/") else here
+        names += leads.split("/")[::-1]
+    return here
+
+
+def _followed(directory: str, path: str) -> str | None:
+    """Return where the link `path` in `directory` leads; None if it is no link. Raises UnsafeError for a stranger's."""
+    try:
+        found, around = os.lstat(path), os.stat(directory)
+        leads = os.readlink(path) if stat.S_ISLNK(found.st_mode) else None
+    except (OSError, ValueError):
+        return None
+    shared = around.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if leads is not None and shared and found.st_uid not in (os.geteuid(), around.st_uid):
+        raise UnsafeError(
+            f"{path} is a link that another user has put there, to {leads}. Nothing was written.",
+            "Write to another place, or give the path that it leads to if that is what you want.",
+        )
+    return leads

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from ckptconv.errors import CkptconvError, UsageError
+from ckptconv.errors import CkptconvError, FailedError, UsageError
 from ckptconv.storage.object_checksums import Check, of_headers, of_s3
 from ckptconv.text import install
 
@@ -93,6 +93,8 @@ def filesystem(url: str, options: Options | None = None) -> tuple[Any, str]:
         raise UsageError(f"{url} cannot be opened: {error} does not exist.") from error
     except (ValueError, TypeError, KeyError) as error:
         raise UsageError(f"{url} cannot be opened: {error}.", "See --storage-options.") from error
+    except Exception as error:  # of a package that the protocol needs
+        raise FailedError(f"{url} cannot be opened: {why(error)}.", hint(error)) from error
     return fs, inner
 
 

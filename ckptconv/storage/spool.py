@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, LimitError, UnsupportedError, UsageError
 from ckptconv.storage import remote
 from ckptconv.storage.files import DescriptorReader, Options, Reader, Readers, hold
-from ckptconv.storage.handles import Handle, unnamed
+from ckptconv.storage.handles import Handle, resolved, unnamed
 from ckptconv.storage.overwriting import laid_out
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.writing import check_space, reason
@@ -127,7 +127,7 @@ class Spool:
 
 def _unnamed(directory: str) -> int:
     try:
-        with Handle.open(directory) as handle:
+        with Handle.open(resolved(directory)) as handle:
             return unnamed(handle)
     except OSError as error:
         raise _cannot_write(directory, error) from error

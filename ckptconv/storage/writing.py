@@ -11,7 +11,7 @@ from queue import Queue
 
 from ckptconv.errors import FailedError
 from ckptconv.process import Thread, start_threads
-from ckptconv.storage.handles import Handle
+from ckptconv.storage.handles import Handle, resolved
 
 
 def reason(error: OSError) -> str:
@@ -54,7 +54,7 @@ class LocalWriter(Writer):
     def __init__(self, path: str, size: int, directory: Handle | None = None) -> None:
         self._path = path
         with writing(path), contextlib.ExitStack() as stack:
-            here = directory or stack.enter_context(Handle.open(os.path.dirname(path) or "."))
+            here = directory or stack.enter_context(Handle.open(os.path.dirname(resolved(path))))
             name = os.path.basename(path)
             self._fd = here.open_or_create(name)
             try:

@@ -244,6 +244,8 @@ def test_many_clients_at_once(served: Server, whole: bytes) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ hostile
 
+INNER = b"GET / HTTP/1.1\r\n\r\n"
+
 
 @pytest.mark.parametrize(
     "path",
@@ -285,6 +287,12 @@ def test_there_is_no_way_out_of_the_map(path: str, served: Server) -> None:
         (b"DELETE /model.safetensors HTTP/1.1\r\nHost: localhost\r\n\r\n", 405),
         (b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n", 421),
         (b"GET / HTTP/1.1\r\nHost: [x\r\n\r\n", 421),
+        (b"GET / HTTP/1.1\r\nHost: [::1]evil.example\r\n\r\n", 421),
+        (b"GET / HTTP/1.1\r\nHost: [::1].evil.example:80\r\n\r\n", 421),
+        (b"GET / HTTP/1.1\r\nHost: evil.example@localhost\r\n\r\n", 421),
+        (b"GET / HTTP/1.1\r\nHost:\r\n\r\n", 421),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nContent-Length: 18\r\n\r\n" + INNER, 400),
     ],
 )
 def test_what_is_no_request_for_a_file_ends_the_connection(data: bytes, status: int, served: Server) -> None:

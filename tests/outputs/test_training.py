@@ -203,6 +203,32 @@ def test_a_zero_checkpoint_is_made_for_another_stage(tmp_path: Path) -> None:
     assert loaded(tmp_path / "u3" / COMMON)["optimizer_state_dict"]["state"][0]["step"] == 3
 
 
+@pytest.mark.parametrize(
+    ("parameter", "state", "code"),
+    [
+        ("optimizer_state.pt", "exp_avg", 5),
+        ("w", "fp32", 5),
+        ("w", "x" * 300, 5),
+        ("w", "\ud800", 5),
+        ("w", "a\0b", 3),
+        ("w", "a/b", 3),
+        ("w", "../" * 30 + "{home}/evil", 3),
+        ("a/b", "exp_avg", 3),
+    ],
+)
+def test_a_name_that_no_file_of_its_own_can_have_is_refused(
+    parameter: str, state: str, code: int, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    state = state.replace("{home}", str(home)[1:])
+    states = {"state": {0: {state: torch.zeros(3)}}, "param_groups": [{"params": [0]}]}
+    torch.save({"model": {parameter: torch.ones(3)}, "optimizer": states}, tmp_path / "x.pt")
+    run = ckptconv_here("convert", tmp_path / "x.pt", "--universal", tmp_path / "u")
+    run.refused(code, "is named", "Nothing was written")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["home", "x.pt"]
+
+
 def test_names_are_chosen_and_changed_as_for_weights(tmp_path: Path) -> None:
     state = saved(tmp_path / "t.pt")
     options = ["--rename", "^0=first", "--exclude", "1.*", "--dtype", "bf16"]

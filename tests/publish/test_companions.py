@@ -128,6 +128,11 @@ def test_links_out_of_the_directory_are_not_followed_but_in_the_cache_of_the_hub
     (cache / "snapshots" / "abc" / "vocab.txt").symlink_to(tmp_path / "secret.json")
     convert(cache / "snapshots" / "abc", tmp_path / "cached", copy_config=True)
     assert brought(tmp_path / "cached") == {"config.json": BROUGHT["config.json"]}
+    (cache / "blobs").rename(cache / "other")
+    (cache / "snapshots" / "abc" / "config.json").unlink()
+    (cache / "snapshots" / "abc" / "config.json").symlink_to("../../other/123")
+    convert(cache / "snapshots" / "abc", tmp_path / "none", copy_config=True)
+    assert not brought(tmp_path / "none")
 
 
 def test_what_is_too_large_for_such_a_file_stays(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,20 @@ def test_inputs_that_are_called_as_what_make_does_are_files_like_others(name: st
         assert str(place) in run.stdout.splitlines()
 
 
+@pytest.mark.parametrize("word", ["define", "undefine", "export", "unexport", "override", "private", "ifdef", "else"])
+def test_words_of_make_are_names_like_others(word: str, tmp_path: Path) -> None:
+    for target, inputs in (("out", [word]), ("out", [word, "other"]), ("out", ["other", word]), (word, ["other"])):
+        for name in ("out", "other", word):
+            (tmp_path / name).touch()
+            os.utime(tmp_path / name, (2000 if name == target else 1000,) * 2)
+        (tmp_path / "rule.d").write_text(rule([target], inputs))
+        assert not is_made(tmp_path, target)
+        for name in inputs:
+            os.utime(tmp_path / name, (3000, 3000))
+            assert is_made(tmp_path, target)
+            os.utime(tmp_path / name, (1000, 1000))
+
+
 def test_an_input_that_is_gone_does_not_stop_make(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
     (tmp_path / "rule.d").write_text(rule(["out"], ["in 1", "in 2"]))

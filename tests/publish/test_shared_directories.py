@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from checkpoints import SHARDS, ZERO, Run, ckptconv_here, contents, seven_shards
 from crashes import counted, failing, in_child
+from safetensors.torch import save_file
 
 import ckptconv
 from ckptconv.errors import CkptconvError, FailedError, UnsafeError
@@ -190,21 +192,82 @@ def test_what_is_staged_is_private_and_what_is_published_follows_the_umask(model
         assert stat.S_IMODE(path.stat().st_mode) == (0o755 if path.is_dir() else 0o644), path
 
 
+# For each output: the name of the file or directory, and the command that writes it.
+WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
+    "file": ("x.safetensors", ("convert", "MODEL", "PATH")),
+    "directory": ("x", ("convert", "MODEL", "PATH", *SHARDED)),
+    "part": ("x", ("convert", "MODEL", "PATH", "--part", "0/1")),
+    "output-dir": ("x", ("convert", "MODEL", "--output-dir", "PATH")),
+    "below": ("x", ("convert", "MODEL", "PATH/sub/y.safetensors")),
+    "torch": ("x.pt", ("safetensors2pt", "WEIGHTS", "PATH")),
+    "virtual": ("x.virtual.json", ("virtual", "WEIGHTS", "PATH")),
+    "dcp": ("x", ("safetensors2dcp", "WEIGHTS", "PATH")),
+    "delta": ("x", ("diff", "WEIGHTS", "OTHER", "--delta", "PATH")),
+    "page": ("x.html", ("inspect", "WEIGHTS", "--html", "PATH")),
+    "page of differences": ("x.html", ("diff", "WEIGHTS", "OTHER", "--html", "PATH")),
+    "sarif": ("x.sarif", ("scan", "MODEL", "--sarif", "PATH")),
+    "manifest": ("x.json", ("convert", "MODEL", "OWN", "--manifest", "PATH")),
+    "attest": ("x.jsonl", ("convert", "MODEL", "OWN", "--digest", "sha256", "--attest", "PATH")),
+    "depfile": ("x.d", ("convert", "MODEL", "OWN", "--depfile", "PATH")),
+    "optimizer": ("x.safetensors", ("zero-to-fp32", "RUN", "OWN", "--optimizer", "PATH")),
+    "universal": ("x", ("zero-to-fp32", "RUN", "--universal", "PATH")),
+    "spool-dir": ("x", ("convert", "PACKED", "OWN", "--spool-dir", "PATH")),
+}
+
+
 @as_root
-def test_a_link_that_a_stranger_put_into_a_directory_for_all_is_not_followed(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "tmp").mkdir()
-    (tmp_path / "tmp").chmod(0o1777)
-    (tmp_path / "precious.safetensors").write_bytes(b"precious")
-    link = tmp_path / "tmp" / "model.safetensors"
-    link.symlink_to(tmp_path / "precious.safetensors")
-    os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
-    run = ckptconv_here("pt2safetensors", model, link)
-    assert run.code == UnsafeError.exit_code
-    assert "another user" in run.err
-    assert (tmp_path / "precious.safetensors").read_bytes() == b"precious"
-    os.chown(link, os.geteuid(), -1, follow_symlinks=False)
-    done(ckptconv_here("pt2safetensors", model, link))
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2775])
+@pytest.mark.parametrize("output", WRITTEN)
+def test_a_stranger_s_link_is_followed_by_no_output(output: str, mode: int, model: Path, tmp_path: Path) -> None:
+    name, command = WRITTEN[output]
+    shared, home = tmp_path / "shared", tmp_path / "home"
+    shared.mkdir()
+    home.mkdir()
+    link, goal = shared / name, home / name
+    given = {
+        "MODEL": model,
+        "RUN": ZERO / "z3_bf16_w2/checkpoint",
+        "WEIGHTS": tmp_path / "weights.safetensors",
+        "OTHER": tmp_path / "other.safetensors",
+        "PACKED": tmp_path / "packed.pt",
+        "OWN": tmp_path / "own.safetensors",
+    }
+    save_file({"w": torch.zeros(3)}, given["WEIGHTS"])
+    save_file({"w": torch.ones(3)}, given["OTHER"])
+    torch.save({"w": torch.zeros(3)}, given["PACKED"])
+    command = tuple(given.get(str(each), str(each).replace("PATH", str(link))) for each in command)
+    if goal.suffix:
+        goal.write_bytes(b"precious")
+    else:
+        goal.mkdir()
+        (goal / "sub").mkdir() if output == "below" else None
+    before = contents(home)
+    link.symlink_to(goal)
+    shared.chmod(mode)
+    os.lchown(link, NOBODY, NOBODY)
+    run = ckptconv_here(*command)
+    run.refused(UnsafeError.exit_code, link, "another user", goal, "Nothing was written")
+    assert contents(home) == before
+    assert not given["OWN"].exists()
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("owner", "of_directory", "mode"), [(0, NOBODY, 0o777), (NOBODY, NOBODY, 0o2775), (NOBODY, 0, 0o755)]
+)
+def test_a_link_that_no_stranger_can_have_put_there_is_followed(
+    owner: int, of_directory: int, mode: int, model: Path, tmp_path: Path
+) -> None:
+    shared, goal = tmp_path / "shared", tmp_path / "goal.safetensors"
+    shared.mkdir()
+    link = shared / "x.safetensors"
+    link.symlink_to("../goal.safetensors")
+    os.lchown(link, owner, owner)
+    os.chown(shared, of_directory, of_directory)
+    shared.chmod(mode)
+    done(ckptconv_here("convert", model, link))
     assert link.is_symlink()
+    assert goal.is_file()
 
 
 @as_root

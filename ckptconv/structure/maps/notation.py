@@ -69,7 +69,7 @@ class _SyntaxError(Exception):
     """What is wrong with a tensor's text, and at which character."""
 
     def __init__(self, what: str, at: int) -> None:
-        super().__init__(what)
+        super().__init__(what, at)
         self.what, self.at = what, at
 
 

@@ -164,6 +164,6 @@ def test_a_parameter_whose_name_no_directory_can_have_is_told(name: str, code: i
         checkpoint = write(tmp_path / f"c{stage}", model, Save(stage=stage))
         run = ckptconv_here("zero-to-fp32", checkpoint, "--universal", tmp_path / "universal")
         assert run.code == code, run.err
-        assert repr(name[:100]) in run.err
+        assert repr(name[:100])[:-1] in run.err
         assert not list(tmp_path.glob("universal*")), "nothing is written"
         assert "Traceback" not in run.err
