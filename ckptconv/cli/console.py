@@ -170,7 +170,11 @@ class Output:
         for warning in check.warnings:
             self.warn(warning)
         if self.json:
-            fields: dict[str, Any] = {"maps": [dataclasses.asdict(check.map)], "source": check.source or None}
+            fields: dict[str, Any] = {
+                "maps": [dataclasses.asdict(check.map)],
+                "precedence": check.precedence,
+                "source": check.source or None,
+            }
             if check.direction:
                 fields |= {"direction": check.direction, "made_of": check.made_of, "warnings": check.warnings}
             self._print_json(True, fields)
@@ -178,6 +182,7 @@ class Output:
         told = check.map
         sizes = f"; sizes: {', '.join(told.sizes)}" if told.sizes else ""
         lines = [f"{told.name}: {count_of(told.rules, 'rule')}, {' ⇄ '.join(told.sides)}{sizes}"]
+        lines.extend(f"{first} goes before {second}" for first, second in check.precedence)
         if check.direction:
             made = count_of(len(check.made_of), "tensor")
             lines.append(f"{check.source}: {' → '.join(check.direction)} makes {made}")

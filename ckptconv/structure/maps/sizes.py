@@ -111,12 +111,13 @@ def resolve(
     """
     known = dict(given or {})
     config = config or {}
+    lacking: set[str] = set()
     underway: list[str] = []
 
     def find(name: str) -> int:
         if name in known:
             return known[name]
-        if underway[-1:] == [name]:  # the name is that of config.json, which does not have it
+        if name in lacking or underway[-1:] == [name]:  # the name is that of config.json, which does not have it
             raise _MissingError
         if name in underway:
             circle = [*underway[underway.index(name) :], name]
@@ -131,6 +132,7 @@ def resolve(
                 return known[name]
         finally:
             underway.pop()
+        lacking.add(name)
         raise _MissingError
 
     def _evaluated(text: str) -> int:
