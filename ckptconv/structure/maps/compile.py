@@ -19,7 +19,7 @@ from ckptconv.errors import CorruptError, LimitError, UsageError
 from ckptconv.structure.maps.claims import Claims, Use, check_way_back, claimed, source_side
 from ckptconv.structure.maps.file import Map
 from ckptconv.structure.maps.notation import Axis, Node, Product, Rule, Sum, Tensor, axes_in, expand, written
-from ckptconv.structure.maps.sizes import Equation, Known, resolve, solve
+from ckptconv.structure.maps.sizes import Alternatives, Equation, Expression, Known, resolve, solve
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Concat, LazyTensor, Zeros
@@ -42,7 +42,8 @@ class Applied:
     `tensors` are by their new names, `sources` the old names that each is made of. `kept` and `dropped` are old names
     that no rule has, by the glob that matched. `padding` counts the elements that were dropped as padding, by old name.
     `sizes` are all sizes that were found and are the same wherever they are used: `n`, or for an axis of a rule alone
-    `RULE.n`. `source` and `target` are the names of the sides.
+    `RULE.n`. `source` and `target` are the names of the sides. `unchecked` says which sizes shapes alone decide, where
+    the map has more to say of them that nothing beside the checkpoint tells.
     """
 
     map: Map
@@ -54,6 +55,7 @@ class Applied:
     dropped: dict[str, str]
     padding: dict[str, int]
     sizes: dict[str, int] = field(default_factory=dict)
+    unchecked: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
         """Return the record of the map that an output keeps, as `chosen.of_record` reads it."""
@@ -95,7 +97,8 @@ def apply_map(
     claims = claimed(map_, side, tensors)
     uses = _uses(map_, side, claims, tensors)
     _solve_globals(map_, side, uses, tensors, known, shapes or {})
-    made = _Made(map_, side, tensors, known, shapes or {}, cast)
+    told = _Told(map_.sizes, config or {}, frozenset(sizes or ()))
+    made = _Made(map_, side, tensors, known, shapes or {}, cast, told)
     for name in tensors:
         if name in claims.kept:
             made.keep(name)
@@ -114,6 +117,7 @@ def apply_map(
         claims.dropped,
         made.padding,
         made.sizes(),
+        tuple(told.unchecked.values()),
     )
 
 
@@ -273,19 +277,65 @@ def _solve_globals(
 ) -> None:
     """Add to `known` those sizes of the map that the shapes of some use decide: they hold for all rules."""
     missing = [name for name in map_.sizes if name not in known]
+    distinct: dict[object, _Use] = {}
+    for use in uses.values() if missing else ():
+        key = id(use.rule), frozenset((index, tensors[name].shape) for (index, _), name in use.names.items())
+        distinct.setdefault(key, use)
     while missing:
-        found: dict[str, int] = {}
-        tried = set()
-        for use in uses.values():
-            key = id(use.rule), frozenset((index, tensors[name].shape) for (index, _), name in use.names.items())
-            if key not in tried:
-                tried.add(key)
-                sizes = _solved(use, side, tensors, known, shapes).sizes
-                found.update((name, sizes[name]) for name in missing if name in sizes)
+        found: dict[str, tuple[int, _Use]] = {}
+        for use in distinct.values():
+            sizes = _solved(use, side, tensors, known, shapes).sizes
+            for name in missing:
+                if name not in sizes:
+                    continue
+                size, first = found.setdefault(name, (sizes[name], use))
+                if sizes[name] != size:
+                    one, other = (quoted(next(iter(each.names.values()))) for each in (first, use))
+                    raise UsageError(
+                        f"{use.where}: {name} is {sizes[name]} by the shape of {other}, and {size} by that of {one}, "
+                        f"where {first.rule.where} has it. Nothing was written.",
+                        "Is this the map of the model?",
+                    )
         if not found:
             return
-        known.update(found)
+        known.update((name, size) for name, (size, _) in found.items())
         missing = [name for name in missing if name not in found]
+
+
+@dataclass
+class _Told:
+    """What a map and a configuration say of sizes, against what shapes made of them.
+
+    `given` are the sizes that need no check. `unchecked` has a sentence for each size that nothing else tells.
+    """
+
+    sizes: Mapping[str, Alternatives]
+    config: Mapping[str, object]
+    given: frozenset[str]
+    unchecked: dict[str, str] = field(default_factory=dict)
+
+    def check(self, use: _Use, found: Known) -> None:
+        """Raise UsageError for a size of a use that is not what the map says."""
+        axes = {name for side in use.rule.sides for tensor in side for axis in _axes(tensor) for name in axis.names}
+        for name in self.sizes.keys() & axes & found.sizes.keys() - self.given:
+            alternatives, size, tensor = self.sizes[name], found.sizes[name], next(iter(use.names.values()))
+            others = {each: value for each, value in found.sizes.items() if each != name}
+            try:
+                told = resolve({name: alternatives}, self.config, others).get(name)
+            except UsageError as error:
+                raise UsageError(f"{use.where}: {name} is {size} in {quoted(tensor)}. {error.message}") from None
+            if told is not None and told != size:
+                raise UsageError(
+                    f"{use.where}: {name} is {size} by the shape of {quoted(tensor)}, and {told} by [sizes] "
+                    f"({some(alternatives, form=str)}). Nothing was written.",
+                    f"Is this the map of the model? If it is, give --size {name}={size}.",
+                )
+            asked = {each for text in alternatives if isinstance(text, str) for each in Expression(text).names}
+            if told is None and asked & (self.sizes.keys() | use.rule.stacks):
+                self.unchecked[name] = (
+                    f"{name} = {size} follows from the shape of {quoted(tensor)} alone: nothing says how large "
+                    f"{some(sorted(asked - others.keys()), form=str)} is, to check it"
+                )
 
 
 class _Piece(NamedTuple):
@@ -338,8 +388,9 @@ class _Made:
         known: Mapping[str, int],
         shapes: Mapping[str, Sequence[int]],
         cast: Cast,
+        told: _Told,
     ) -> None:
-        self._cast = cast
+        self._cast, self._told = cast, told
         self.tensors: dict[str, LazyTensor] = {}
         self.sources: dict[str, tuple[str, ...]] = {}
         # The rule that made each, and the values of its indices; no rule for what is kept.
@@ -401,6 +452,7 @@ class _Made:
         if found is None:
             sizes = _solved(use, side, self._given, self._known, self._shapes)
             _check_decided(use, sizes, self._map.sizes)
+            self._told.check(use, sizes)
             found = self._solved[key] = sizes, list(_pieces_of(rule, side, sizes))
         for tensor in (*rule.sides[0], *rule.sides[1]):
             for axis in _axes(tensor):
