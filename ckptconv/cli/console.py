@@ -173,7 +173,11 @@ class Output:
         for warning in check.warnings:
             self.warn(warning)
         if self.json:
-            fields: Maps = {"maps": [check.map], "source": check.source or None}
+            fields: Maps = {
+                "maps": [check.map],
+                "precedence": check.precedence,
+                "source": check.source or None,
+            }
             if check.direction:
                 fields["direction"], fields["made_of"] = check.direction, check.made_of
                 fields["warnings"] = check.warnings
@@ -182,6 +186,7 @@ class Output:
         told = check.map
         sizes = f"; sizes: {', '.join(told.sizes)}" if told.sizes else ""
         lines = [f"{told.name}: {count_of(told.rules, 'rule')}, {' ⇄ '.join(told.sides)}{sizes}"]
+        lines.extend(f"{first} goes before {second}" for first, second in check.precedence)
         if check.direction:
             made = count_of(len(check.made_of), "tensor")
             lines.append(f"{check.source}: {' → '.join(check.direction)} makes {made}")

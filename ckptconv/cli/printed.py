@@ -208,6 +208,9 @@ class Maps(TypedDict):
     text: NotRequired[str]
     """The whole map, in TOML; with `maps show`."""
 
+    precedence: NotRequired[Sequence[tuple[str, str]]]
+    """Pairs of rules of which the first has the names that both have, as it is more special; with `maps check`."""
+
     source: NotRequired[str | None]
     """The checkpoint that it was tried on; null for none. With `maps check`."""
 

@@ -11,6 +11,7 @@ from ckptconv.formats.detect import open_source
 from ckptconv.options.table import Options
 from ckptconv.outputs.pipeline import selected
 from ckptconv.storage.paths import normalize
+from ckptconv.structure.maps.claims import precedences
 from ckptconv.structure.maps.file import Map
 
 
@@ -41,10 +42,12 @@ class MapSummary:
 class MapCheck:
     """A map, and what it makes of a checkpoint if there is one.
 
-    `made_of` has for each tensor to make the names of those that it is made of; `warnings` say what is left out.
+    `precedence` has pairs of rules of which the first has the names that both have, as it is more special. `made_of`
+    has for each tensor to make the names of those that it is made of; `warnings` say what is left out.
     """
 
     map: MapSummary
+    precedence: Sequence[tuple[str, str]] = ()
     source: str = ""
     direction: tuple[str, str] | None = None
     made_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -64,14 +67,16 @@ def check_map(named: str, source: str | None = None, **options: Any) -> MapCheck
     """
     chosen = Options(map=named, **options)
     found = read_map(named, chosen.storage_options)
+    precedence = [(first.where, second.where) for first, second in precedences(found)]
     if source is None:
-        return MapCheck(summarized(found))
+        return MapCheck(summarized(found), precedence)
     opened = open_source(normalize(source), key=chosen.key, **chosen.opening())
     result = selected(opened, chosen)
     applied = result.applied
     assert applied is not None
     return MapCheck(
         summarized(found),
+        precedence,
         opened.path,
         (applied.source, applied.target),
         applied.sources,

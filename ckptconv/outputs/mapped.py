@@ -84,6 +84,7 @@ def _left_out(chosen: Selected, map_: ChosenMap, applied: Applied) -> Iterator[s
     if applied.padding:
         told = some(applied.padding.items(), form=lambda each: f"{each[1]} elements of {each[0][:100]!r}")
         yield f"left out as padding: {told}"
+    yield from applied.unchecked
     if chosen.structured and (chosen.described.values or chosen.described.inert):
         values = some(chosen.described.values, form=str) or "objects of other classes"
         yield f"with --map, tensors alone are written; what was left out beside them: {values}"

@@ -45,6 +45,12 @@ def test_check_says_what_a_map_has(place: Path) -> None:
     assert (run.code, run.out) == (0, "my.toml: 1 rule, one ⇄ other; sizes: g, k, d\n")
 
 
+def test_check_says_which_rules_go_before_which(place: Path) -> None:
+    (place / "rest.toml").write_text(f'{MAP}[[rule]]\none = "layers.{{l}}.{{name}}"\nother = "x{{l}}.{{name}}"\n')
+    run = ckptconv_here("maps", "check", "rest.toml")
+    assert run.out.endswith("rest.toml:3, rule 1 goes before rest.toml:10, rule 2\n")
+
+
 def test_check_with_a_checkpoint_says_what_becomes_of_it(place: Path) -> None:
     run = ckptconv_here("maps", "check", "my.toml", "m.pt", "--size", "g=2", "-v")
     assert run.code == 0
@@ -68,8 +74,8 @@ def test_check_with_a_reference_says_what_it_lacks(place: Path) -> None:
     [
         ([], set()),
         (["show", "my.toml"], {"text"}),
-        (["check", "my.toml"], {"source"}),
-        (["check", "my.toml", "m.pt", "--size", "g=2"], {"source", "direction", "made_of", "warnings"}),
+        (["check", "my.toml"], {"precedence", "source"}),
+        (["check", "my.toml", "m.pt", "--size", "g=2"], {"precedence", "source", "direction", "made_of", "warnings"}),
     ],
 )
 def test_what_is_printed_as_json_is_of_its_schema(place: Path, words: list[str], fields: set[str]) -> None:

@@ -1,8 +1,8 @@
 """Maps: give tensors the names and layouts of another program, by moving bytes alone.
 
 In: the text of a map (TOML), and the names and lazy tensors of a checkpoint. Out: the lazy tensors under their new
-names. Nothing is opened here. `notation` reads rules, `file` whole maps and the catalogue, `sizes` finds the sizes of
-axes, `compile` applies a map in either direction.
+names. Nothing is opened here. `notation` reads rules, `file` whole maps and the catalogue, `claims` finds the rule of
+each name, `sizes` the sizes of axes, and `compile` applies a map in either direction.
 
 A map has two sides, named by the keys of its rules. A side is one tensor or a list of them; a tensor is a name, and
 after a colon its axes:
@@ -34,7 +34,9 @@ after a colon its axes:
 - Rules without axes rename.
 - `a.{l} | b.{l} : h` are alternatives, as releases of a framework differ in names: any is read, the first is written.
   Those without axes have the axes of the last. All tensors of a rule have as many, which belong together, or one.
-- A name that several rules have belongs to the one of which all tensors are there.
+- A name that several rules have belongs to the most special one, all of whose names the others have too. Of rules with
+  the same names it belongs to the one of which all tensors are there.
+- What a map makes has to be read by the same rules on the way back.
 - A size is a number, an expression over config.json, or a list of these, of which the first counts that is there. All
   other sizes follow from shapes, in each place where a rule applies by itself.
 - `keep` (names that pass unchanged) and `drop` (left out) are lists of globs, of one side or, as `keep = [...]` at the

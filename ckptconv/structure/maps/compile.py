@@ -11,15 +11,15 @@ import collections
 import itertools
 import math
 import operator
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UsageError
-from ckptconv.structure.maps.file import Map, matches
+from ckptconv.structure.maps.claims import Claims, Use, check_way_back, claimed, source_side
+from ckptconv.structure.maps.file import Map
 from ckptconv.structure.maps.notation import Axis, Node, Product, Rule, Sum, Tensor, axes_in, expand, written
-from ckptconv.structure.maps.sizes import Equation, Known, resolve, solve
+from ckptconv.structure.maps.sizes import Alternatives, Equation, Expression, Known, resolve, solve
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Concat, LazyTensor, Zeros
@@ -29,18 +29,10 @@ from ckptconv.text import quoted, some
 # The most tensors that a map makes of a checkpoint, and elements of one: those of any dtype can be counted in bytes.
 MAX_ELEMENTS = 1 << 59
 MAX_TARGETS = 1 << 20
-# Ways in which one part of a name may be read after the same parts before it.
-MAX_PATTERNS = 8
-# Parts of a name of which an index may stand for several.
-MAX_PARTS = 64
+# Parts of source tensors that all tensors may be joined of.
+MAX_JOINED = 1 << 22
 # Gives part of a tensor another dtype; the second argument are the names that the tensor is made of.
 Cast: TypeAlias = "Callable[[LazyTensor, Sequence[str]], LazyTensor]"
-# What an index in a part of a name stands for.
-_ANY = "(.+?)"
-# Name templates that a name is compared with for a hint, and characters of it.
-_COMPARED, _LONGEST = 500, 200
-# An index of a stack, as names have it.
-_NUMBER = re.compile(r"0|[1-9]\d{0,8}")
 
 
 @dataclass(frozen=True)
@@ -50,7 +42,8 @@ class Applied:
     `tensors` are by their new names, `sources` the old names that each is made of. `kept` and `dropped` are old names
     that no rule has, by the glob that matched. `padding` counts the elements that were dropped as padding, by old name.
     `sizes` are all sizes that were found and are the same wherever they are used: `n`, or for an axis of a rule alone
-    `RULE.n`. `source` and `target` are the names of the sides.
+    `RULE.n`. `source` and `target` are the names of the sides. `unchecked` says which sizes shapes alone decide, where
+    the map has more to say of them that nothing beside the checkpoint tells.
     """
 
     map: Map
@@ -62,6 +55,7 @@ class Applied:
     dropped: dict[str, str]
     padding: dict[str, int]
     sizes: dict[str, int] = field(default_factory=dict)
+    unchecked: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
         """Return the record of the map that an output keeps, as `chosen.of_record` reads it."""
@@ -100,10 +94,11 @@ def apply_map(
     side = 1 - map_.side(target) if target else source_side(map_, tensors)
     known = resolve(map_.sizes, config, sizes)
     map_ = _shifted(map_, known, config or {})
-    claims = _claimed(map_, side, tensors)
+    claims = claimed(map_, side, tensors)
     uses = _uses(map_, side, claims, tensors)
     _solve_globals(map_, side, uses, tensors, known, shapes or {})
-    made = _Made(map_, side, tensors, known, shapes or {}, cast)
+    told = _Told(map_.sizes, config or {}, frozenset(sizes or ()))
+    made = _Made(map_, side, tensors, known, shapes or {}, cast, told)
     for name in tensors:
         if name in claims.kept:
             made.keep(name)
@@ -111,6 +106,7 @@ def apply_map(
             use = uses.pop(claims.found[name].use, None)
             if use:
                 made.make(use)
+    check_way_back(map_, 1 - side, made.made_by)
     return Applied(
         map_,
         map_.sides[side],
@@ -121,10 +117,8 @@ def apply_map(
         claims.dropped,
         made.padding,
         made.sizes(),
+        tuple(told.unchecked.values()),
     )
-
-
-# ------------------------------------------------------------------------------------------------- whose name is it
 
 
 def _shifted(map_: Map, known: dict[str, int], config: Mapping[str, object]) -> Map:
@@ -143,205 +137,6 @@ def _check_shifts(rule: Rule) -> None:
     for index, by in rule.shifts.items():
         if not by.isdigit():
             rule.fail(f"nothing says how large {by} is, in {{{index} + {by}}}.", f"Give --size {by}=NUMBER.")
-
-
-class _Claim(NamedTuple):
-    """A name that a rule has: the number of the rule in the map, that of the tensor on its side, and the indices."""
-
-    rule: int
-    tensor: int
-    values: Mapping[str, str]
-    use: tuple[int, tuple[str, ...]]
-
-
-class _Templates:
-    """The name templates of one side, arranged by the parts of names between dots.
-
-    An index stands for one part of a name, or with `wide` one of the template's for several, of which the first is no
-    number: so {l} is no layer and what is below it.
-    """
-
-    def __init__(self, rules: Sequence[Rule], side: int) -> None:
-        self._rules, self._side = rules, side
-        self._root = _Branch()
-        for number, rule in enumerate(rules):
-            for index, tensor in enumerate(rule.sides[side] if rule.read[side] else ()):
-                branch = self._root
-                for part in str(tensor.name).split("."):
-                    branch = branch.add(part)
-                branch.ends.append((number, index))
-
-    def has(self, name: str, wide: bool = False) -> bool:
-        """Whether there is a claim to `name`."""
-        return any(True for _ in self._claims(name, wide))
-
-    def claims(self, names: Iterable[str], listed: Collection[str]) -> dict[str, list[_Claim]]:
-        """Return the claims to each of `names`.
-
-        Where no rule has a name, and it is not `listed` otherwise, an index may stand for several parts: in rules that
-        have no other name, as {p} that is a weight somewhere is one everywhere, and in those that begin with an index.
-        """
-        found = {name: list(self._claims(name)) for name in names}
-        used = {claim.rule for claims in found.values() for claim in claims}
-        for name, claims in found.items():
-            if not claims and name not in listed:
-                claims += (each for each in self._claims(name, wide=True) if self._is_wide(each, used))
-        return found
-
-    def _is_wide(self, claim: _Claim, used: Collection[int]) -> bool:
-        template = self._rules[claim.rule].sides[self._side][claim.tensor].name
-        return claim.rule not in used or not template.literals[0]
-
-    def _claims(self, name: str, wide: bool = False) -> Iterator[_Claim]:
-        parts = name.split(".")
-        for number, index, pairs in self._root.find(parts, 0, (), wide and len(parts) <= MAX_PARTS):
-            rule = self._rules[number]
-            found = {_unshifted(label, value, rule.counted) for label, value in pairs}
-            values = {each: value for each, value in found if value is not None}
-            if len(values) == len(found):
-                use = number, tuple(values[each] for each in rule.free)
-                yield _Claim(number, index, values, use)
-
-
-def _unshifted(label: str, value: str, counted: Collection[str]) -> tuple[str, str | None]:
-    """Return the index of `label`, which is it and what the name adds, and its value; None for a value that it cannot
-    have. Those that are `counted` are numbers. A size that the name adds and that is not known yet counts as 0."""
-    index, _, by = label.partition(" + ")
-    if index not in counted:
-        return index, value
-    if not _NUMBER.fullmatch(value):
-        return index, None
-    number = int(value) - (int(by) if by.isdigit() else 0)
-    return index, str(number) if number >= 0 else None
-
-
-class _Branch:
-    """What may follow after some parts of a name."""
-
-    def __init__(self) -> None:
-        self.literals: dict[str, _Branch] = {}
-        self.patterns: dict[str, tuple[re.Pattern[str], tuple[str, ...], _Branch]] = {}
-        self.ends: list[tuple[int, int]] = []
-
-    def add(self, part: str) -> _Branch:
-        pieces = re.split(r"\{([^{}]+)\}", part)
-        if len(pieces) == 1:
-            return self.literals.setdefault(part, _Branch())
-        if part not in self.patterns and len(self.patterns) == MAX_PATTERNS:
-            raise UsageError(f"The names of a map write {quoted(part)} in more than {MAX_PATTERNS} ways at one place.")
-        pattern = _ANY.join(map(re.escape, pieces[::2]))
-        return self.patterns.setdefault(part, (re.compile(pattern, re.DOTALL), tuple(pieces[1::2]), _Branch()))[2]
-
-    def find(
-        self, parts: Sequence[str], at: int, values: tuple[tuple[str, str], ...], wide: bool
-    ) -> Iterator[tuple[int, int, tuple[tuple[str, str], ...]]]:
-        """Yield the ends that `parts` lead to from number `at` on, with the values of indices; with `wide`, exactly one
-        index has several parts."""
-        if at == len(parts):
-            for number, index in self.ends if not wide else ():
-                yield number, index, values
-            return
-        branch = self.literals.get(parts[at])
-        if branch:
-            yield from branch.find(parts, at + 1, values, wide)
-        for pattern, indices, branch in self.patterns.values():
-            match = pattern.fullmatch(parts[at])
-            if match:
-                yield from branch.find(parts, at + 1, (*values, *zip(indices, match.groups(), strict=True)), wide)
-            if match and wide and pattern.pattern == _ANY and not parts[at].isdigit():
-                for end in range(at + 2, len(parts) + 1):
-                    value = ".".join(parts[at:end])
-                    yield from branch.find(parts, end, (*values, (indices[0], value)), wide=False)
-
-
-def source_side(map_: Map, names: Iterable[str]) -> int:
-    """Return the number of the side that `names` are of: the one that has more of them.
-
-    Raise UsageError if neither has any, or both have as many.
-    """
-    names = list(names)
-    templates = [_Templates(map_.rules, side) for side in (0, 1)]
-    counts = [sum(map(each.has, names)) for each in templates]
-    if counts[0] == counts[1]:
-        wide = [sum(each.has(name, wide=True) for name in names) for each in templates]
-        counts = [count + more for count, more in zip(counts, wide, strict=True)]
-    if not any(counts):
-        raise UsageError(
-            f"The map {map_.name} has none of the {len(names)} names, as {map_.sides[0]} or as {map_.sides[1]}. "
-            f"{_nearest(map_, None, names)}"
-        )
-    if counts[0] == counts[1]:
-        raise UsageError(
-            f"The map {map_.name} has {counts[0]} of the {len(names)} names both as {map_.sides[0]} and as "
-            f"{map_.sides[1]}.",
-            f"Say what to make: --map {map_.name}:{map_.sides[1]} or --map {map_.name}:{map_.sides[0]}.",
-        )
-    return 0 if counts[0] > counts[1] else 1
-
-
-def _nearest(map_: Map, side: int | None, names: Sequence[str]) -> str:
-    """Say which name of a map is most like the first of `names`."""
-    sides = (0, 1) if side is None else (side,)
-    texts = [str(tensor.name) for rule in map_.rules for each in sides for tensor in rule.sides[each]]
-    if not names:
-        return "There are no names."
-    import difflib
-
-    close = difflib.get_close_matches(names[0][:_LONGEST], texts[:_COMPARED], n=1, cutoff=0.3)
-    return f"The first is {quoted(names[0])}" + (f"; the map has {quoted(close[0])}." if close else ".")
-
-
-@dataclass
-class _Claims:
-    """Which rule each name belongs to, and which are kept or dropped by which glob."""
-
-    found: dict[str, _Claim]
-    kept: dict[str, str]
-    dropped: dict[str, str]
-
-
-def _claimed(map_: Map, side: int, names: Iterable[str]) -> _Claims:
-    templates = _Templates(map_.rules, side)
-    claims = _Claims({}, {}, {})
-    unclaimed = []
-    names = list(names)
-    lists = ("keep", map_.keep[side]), ("drop", map_.drop[side])
-    listed = {name: [(glob, key) for key, globs in lists if (glob := matches(name, globs))] for name in names}
-    all_claims = templates.claims(names, {name for name, globs in listed.items() if globs})
-    complete = _complete(map_, side, all_claims.values())
-    for name, found in all_claims.items():
-        if len(found) > 1:
-            found = [claim for claim in found if claim.use in complete] or found
-            # Layers from a number on are those of the rule that says so.
-            found = [claim for claim in found if map_.rules[claim.rule].adds(side)] or found
-        globs = listed[name]
-        owners = [map_.rules[claim.rule].where for claim in found]
-        owners += [f"[{key}] {glob!r}" for glob, key in globs]
-        if len(owners) > 1:
-            raise UsageError(f"The map {map_.name}: two have the name {quoted(name)}: {' and '.join(owners)}.")
-        if found:
-            claims.found[name] = found[0]
-        elif globs:
-            ((glob, key),) = globs
-            (claims.kept if key == "keep" else claims.dropped)[name] = glob
-        else:
-            unclaimed.append(name)
-    if unclaimed:
-        raise UsageError(
-            f"The map {map_.name} has no rule for {len(unclaimed)} of the tensors, as {map_.sides[side]}: "
-            f"{some(unclaimed)}. {_nearest(map_, side, unclaimed)} Nothing was written.",
-            "Add a rule for each, or list it under [keep] or [drop]; or leave it out with --exclude.",
-        )
-    return claims
-
-
-def _complete(map_: Map, side: int, claims: Iterable[Sequence[_Claim]]) -> set[tuple[int, tuple[str, ...]]]:
-    """Return the uses of rules of which every tensor is there. A name that several rules have belongs to such a one."""
-    there: dict[tuple[int, tuple[str, ...]], set[int]] = collections.defaultdict(set)
-    for found in claims:
-        for claim in found:
-            there[claim.use].add(claim.tensor)
-    return {use for use, tensors in there.items() if len(tensors) == len(map_.rules[use[0]].sides[side])}
 
 
 # ------------------------------------------------------------------------------------------------- the use of a rule
@@ -370,11 +165,9 @@ def _stacks(rule: Rule, tensor: Tensor) -> tuple[str, ...]:
     return tuple(dict.fromkeys(index for index in tensor.name.indices if index in rule.stacks))
 
 
-def _uses(
-    map_: Map, side: int, claims: _Claims, tensors: Mapping[str, LazyTensor]
-) -> dict[tuple[int, tuple[str, ...]], _Use]:
+def _uses(map_: Map, side: int, claims: Claims, tensors: Mapping[str, LazyTensor]) -> dict[Use, _Use]:
     """Return each use of a rule. Raise UsageError for one that lacks a tensor, CorruptError for a gap in a stack."""
-    uses: dict[tuple[int, tuple[str, ...]], _Use] = {}
+    uses: dict[Use, _Use] = {}
     for name, claim in claims.found.items():
         rule = map_.rules[claim.rule]
         use = uses.get(claim.use)
@@ -477,26 +270,72 @@ def _solved(
 def _solve_globals(
     map_: Map,
     side: int,
-    uses: Mapping[tuple[int, tuple[str, ...]], _Use],
+    uses: Mapping[Use, _Use],
     tensors: Mapping[str, LazyTensor],
     known: dict[str, int],
     shapes: Mapping[str, Sequence[int]],
 ) -> None:
     """Add to `known` those sizes of the map that the shapes of some use decide: they hold for all rules."""
     missing = [name for name in map_.sizes if name not in known]
+    distinct: dict[object, _Use] = {}
+    for use in uses.values() if missing else ():
+        key = id(use.rule), frozenset((index, tensors[name].shape) for (index, _), name in use.names.items())
+        distinct.setdefault(key, use)
     while missing:
-        found: dict[str, int] = {}
-        tried = set()
-        for use in uses.values():
-            key = id(use.rule), frozenset((index, tensors[name].shape) for (index, _), name in use.names.items())
-            if key not in tried:
-                tried.add(key)
-                sizes = _solved(use, side, tensors, known, shapes).sizes
-                found.update((name, sizes[name]) for name in missing if name in sizes)
+        found: dict[str, tuple[int, _Use]] = {}
+        for use in distinct.values():
+            sizes = _solved(use, side, tensors, known, shapes).sizes
+            for name in missing:
+                if name not in sizes:
+                    continue
+                size, first = found.setdefault(name, (sizes[name], use))
+                if sizes[name] != size:
+                    one, other = (quoted(next(iter(each.names.values()))) for each in (first, use))
+                    raise UsageError(
+                        f"{use.where}: {name} is {sizes[name]} by the shape of {other}, and {size} by that of {one}, "
+                        f"where {first.rule.where} has it. Nothing was written.",
+                        "Is this the map of the model?",
+                    )
         if not found:
             return
-        known.update(found)
+        known.update((name, size) for name, (size, _) in found.items())
         missing = [name for name in missing if name not in found]
+
+
+@dataclass
+class _Told:
+    """What a map and a configuration say of sizes, against what shapes made of them.
+
+    `given` are the sizes that need no check. `unchecked` has a sentence for each size that nothing else tells.
+    """
+
+    sizes: Mapping[str, Alternatives]
+    config: Mapping[str, object]
+    given: frozenset[str]
+    unchecked: dict[str, str] = field(default_factory=dict)
+
+    def check(self, use: _Use, found: Known) -> None:
+        """Raise UsageError for a size of a use that is not what the map says."""
+        axes = {name for side in use.rule.sides for tensor in side for axis in _axes(tensor) for name in axis.names}
+        for name in self.sizes.keys() & axes & found.sizes.keys() - self.given:
+            alternatives, size, tensor = self.sizes[name], found.sizes[name], next(iter(use.names.values()))
+            others = {each: value for each, value in found.sizes.items() if each != name}
+            try:
+                told = resolve({name: alternatives}, self.config, others).get(name)
+            except UsageError as error:
+                raise UsageError(f"{use.where}: {name} is {size} in {quoted(tensor)}. {error.message}") from None
+            if told is not None and told != size:
+                raise UsageError(
+                    f"{use.where}: {name} is {size} by the shape of {quoted(tensor)}, and {told} by [sizes] "
+                    f"({some(alternatives, form=str)}). Nothing was written.",
+                    f"Is this the map of the model? If it is, give --size {name}={size}.",
+                )
+            asked = {each for text in alternatives if isinstance(text, str) for each in Expression(text).names}
+            if told is None and asked & (self.sizes.keys() | use.rule.stacks):
+                self.unchecked[name] = (
+                    f"{name} = {size} follows from the shape of {quoted(tensor)} alone: nothing says how large "
+                    f"{some(sorted(asked - others.keys()), form=str)} is, to check it"
+                )
 
 
 class _Piece(NamedTuple):
@@ -549,12 +388,16 @@ class _Made:
         known: Mapping[str, int],
         shapes: Mapping[str, Sequence[int]],
         cast: Cast,
+        told: _Told,
     ) -> None:
-        self._cast = cast
+        self._cast, self._told = cast, told
         self.tensors: dict[str, LazyTensor] = {}
         self.sources: dict[str, tuple[str, ...]] = {}
+        # The rule that made each, and the values of its indices; no rule for what is kept.
+        self.made_by: dict[str, tuple[Rule | None, Mapping[str, str | int]]] = {}
         self.padding: dict[str, int] = {}
         self._map, self._side, self._given, self._known, self._shapes = map_, side, tensors, known, shapes
+        self._joined = 0
         self._found: dict[str, set[int]] = collections.defaultdict(set)
         # Equal expressions are one object, so that tied tensors stay tied.
         self._same: dict[LazyTensor, LazyTensor] = {}
@@ -562,7 +405,7 @@ class _Made:
         self._solved: dict[object, tuple[Known, list[_Piece]]] = {}
 
     def keep(self, name: str) -> None:
-        self._add(name, self._given[name], (name,), f"[keep] of {self._map.name}")
+        self._add(name, self._given[name], (name,))
 
     def sizes(self) -> dict[str, int]:
         """Return the sizes that are the same wherever they were used."""
@@ -573,7 +416,7 @@ class _Made:
         rule, side = use.rule, self._side
         if rule.renames:
             (name,) = use.names.values()
-            self._add(rule.sides[1 - side][0].name.of(use.values), self._given[name], (name,), use.where)
+            self._add(rule.sides[1 - side][0].name.of(use.values), self._given[name], (name,), use)
             return
         sizes, pieces = self._sizes_and_pieces(use)
         following = iter(pieces)
@@ -592,8 +435,11 @@ class _Made:
                 fixed = dict(zip(stacks, at, strict=True))
                 name = tensor.name.of({**use.values, **fixed})
                 assembly = _Assembly(use, side, self._given, sizes, taken, fixed, name, self._cast)
-                self._add(name, assembly.tensor(tensor), assembly.sources, use.where)
+                self._add(name, assembly.tensor(tensor), assembly.sources, use, fixed)
                 made += assembly.elements
+                self._joined += assembly.parts
+                if self._joined > MAX_JOINED:
+                    raise LimitError(f"{use.where} joins parts of tensors: with these more than {MAX_JOINED} in all.")
         self._check_all_used(use, made)
 
     def _sizes_and_pieces(self, use: _Use) -> tuple[Known, list[_Piece]]:
@@ -606,6 +452,7 @@ class _Made:
         if found is None:
             sizes = _solved(use, side, self._given, self._known, self._shapes)
             _check_decided(use, sizes, self._map.sizes)
+            self._told.check(use, sizes)
             found = self._solved[key] = sizes, list(_pieces_of(rule, side, sizes))
         for tensor in (*rule.sides[0], *rule.sides[1]):
             for axis in _axes(tensor):
@@ -634,14 +481,28 @@ class _Made:
         if given != made:
             use.rule.fail(f"{given} elements would become {made}: the sides do not hold the same.")
 
-    def _add(self, name: str, tensor: LazyTensor, sources: tuple[str, ...], where: str) -> None:
+    def _add(
+        self,
+        name: str,
+        tensor: LazyTensor,
+        sources: tuple[str, ...],
+        use: _Use | None = None,
+        fixed: Mapping[str, int] | None = None,
+    ) -> None:
+        """Add what `use` made of `sources`, with `fixed` as the indices of stacks, or without one what is kept."""
         if name in self.tensors:
+            first = self.made_by[name][0]
             raise UsageError(
-                f"{where}: {some(sources)} would become {quoted(name)}, as {some(self.sources[name])} would. Nothing "
-                "was written."
+                f"{use.where if use else self._kept}: {some(sources)} would become {quoted(name)}, as "
+                f"{some(self.sources[name])} would by {first.where if first else self._kept}. Nothing was written."
             )
         self.tensors[name] = self._same.setdefault(tensor, tensor)
         self.sources[name] = sources
+        self.made_by[name] = (use.rule, {**use.values, **(fixed or {})}) if use else (None, {})
+
+    @property
+    def _kept(self) -> str:
+        return f"[keep] of {self._map.name}"
 
 
 def _axes(tensor: Tensor) -> Iterator[Axis]:
@@ -677,7 +538,8 @@ def _check_decided(use: _Use, sizes: Known, named: Collection[str]) -> None:
 
 
 class _Assembly:
-    """Puts one tensor together from the pieces of a use of a rule. `elements` counts those taken from sources."""
+    """Puts one tensor together from the pieces of a use of a rule. `elements` counts those taken from sources, in
+    `parts` parts."""
 
     def __init__(
         self,
@@ -695,7 +557,7 @@ class _Assembly:
         self._all = pieces
         self._pieces = iter(pieces)
         self._sources: dict[str, None] = {}
-        self.elements = 0
+        self.elements = self.parts = 0
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -762,6 +624,7 @@ class _Assembly:
         steps = [Steps(self._sizes.node(axis), *piece.steps[axis.name]) for axis in order]
         shape = tuple(each.length for each in steps)
         self.elements += math.prod(shape)
+        self.parts += 1
         within = contiguous_strides(source.shape)
         flat = tuple(each.step * within[each.dim] for each in steps)
         if math.prod(shape) == source.numel and all(

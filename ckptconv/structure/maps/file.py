@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import UsageError
-from ckptconv.structure.maps.notation import Rule, make_rules
+from ckptconv.structure.maps.notation import MAX_LENGTH, Rule, make_rules
 from ckptconv.structure.maps.sizes import MAX_SIZE, Alternatives, Expression
 from ckptconv.text import brief, quoted, some
 
 SUFFIX = ".toml"
-# Limits: bytes of a file, rules, and globs of a list.
-MAX_BYTES, MAX_RULES, MAX_GLOBS = 1 << 20, 2000, 1000
+# Limits: bytes of a file, rules, globs of a list, sizes, and alternatives of a size. They bound what a map may cost.
+MAX_BYTES, MAX_RULES, MAX_GLOBS, MAX_SIZES, MAX_ALTERNATIVES = 1 << 20, 2000, 100, 100, 16
 _TABLES = ("rule", "sizes", "keep", "drop")
 # Texts for people: of a map, where it comes from and what it is for; of a rule, a note.
 _WORDS = ("about", "description", "note", "notes", "source", "sources", "title", "url", "version")
@@ -152,9 +152,18 @@ def _globs(value: Any, sides: tuple[str, str], where: str) -> tuple[tuple[str, .
             raise UsageError(
                 f"{where}: {quoted(key)} is neither {_BOTH[0]} nor one of the sides {' and '.join(sides)}."
             )
+        texts = _texts(globs, where)
+        for glob in texts:
+            if len(glob) > MAX_LENGTH:
+                raise UsageError(f"{where}, {quoted(glob)}: it has more than {MAX_LENGTH} characters.")
+            if any(_INDEX.search(part) and not _INDEX.fullmatch(part) for part in glob.split(".")):
+                raise UsageError(
+                    f"{where}, {quoted(glob)}: an index stands for a whole part of a name between dots.",
+                    "Write * for some characters of a part.",
+                )
         for number, side in enumerate(sides):
             if key == side or key not in sides:
-                found[number].extend(_texts(globs, where))
+                found[number].extend(texts)
     if any(len(globs) > MAX_GLOBS for globs in found):
         raise UsageError(f"{where} has more than {MAX_GLOBS} globs.")
     return tuple(found[0]), tuple(found[1])
@@ -163,10 +172,14 @@ def _globs(value: Any, sides: tuple[str, str], where: str) -> tuple[tuple[str, .
 def _sizes(value: Any, name: str) -> dict[str, Alternatives]:
     if not isinstance(value, dict):
         raise UsageError(f"{name}, [sizes] is {brief(value)}, where a table was expected.")
+    if len(value) > MAX_SIZES:
+        raise UsageError(f"{name}, [sizes] has {len(value)} sizes, and a map may have {MAX_SIZES}.")
     sizes: dict[str, Alternatives] = {}
     for axis, told in value.items():
         where = f"{name}, [sizes], {axis}"
         alternatives = told if isinstance(told, list) else [told]
+        if len(alternatives) > MAX_ALTERNATIVES:
+            raise UsageError(f"{where} has {len(alternatives)} alternatives, and may have {MAX_ALTERNATIVES}.")
         for each in alternatives:
             is_number = isinstance(each, int) and not isinstance(each, bool) and 0 <= each <= MAX_SIZE
             if not is_number and not isinstance(each, str):
@@ -183,7 +196,7 @@ def _sizes(value: Any, name: str) -> dict[str, Alternatives]:
 def matches(name: str, globs: Sequence[str]) -> str:
     """Return the glob that matches `name`, or an ending of it after a dot; "" if none does.
 
-    An index, such as {l}, stands for one part of the name, as in a rule.
+    An index, such as {l}, stands for one whole part of the name. So matching never goes back over a name.
     """
     for glob in globs:
         if _pattern(glob).match(name) or _pattern(f"*.{glob}").match(name):
@@ -191,7 +204,7 @@ def matches(name: str, globs: Sequence[str]) -> str:
     return ""
 
 
-@functools.lru_cache(4 * MAX_GLOBS)
+@functools.lru_cache(8 * MAX_GLOBS)
 def _pattern(glob: str) -> re.Pattern[str]:
     return re.compile(fnmatch.translate(_INDEX.sub("\0", glob)).replace("\0", "[^.]+"))
 

@@ -13,9 +13,9 @@ from typing import NamedTuple, NoReturn, TypeAlias
 from ckptconv.errors import UsageError
 from ckptconv.text import quoted, some
 
-# Limits: parentheses inside one another, characters of a tensor, tensors of a side, and pieces of a side. No rule of
-# any model comes near these; sums multiply their pieces.
-MAX_DEPTH, MAX_LENGTH, MAX_TENSORS, MAX_PIECES = 16, 1000, 64, 256
+# Limits: parentheses inside one another, characters and axes of a tensor, alternatives of it, tensors of a side, and
+# pieces of a side. No rule of any model comes near these; sums multiply their pieces.
+MAX_DEPTH, MAX_LENGTH, MAX_AXES, MAX_ALTERNATIVES, MAX_TENSORS, MAX_PIECES = 16, 1000, 32, 32, 64, 256
 # Indices in one part of a name between dots: each more makes matching slower.
 MAX_IN_PART = 2
 PADDING = "_"
@@ -249,7 +249,10 @@ def parse_tensor(text: str) -> Tensor:
             return Tensor(text, _parse_name(text.strip()), None)
         colon = colons[-1]
         name = _parse_name(text[: colon.start()].strip())
-        return Tensor(text, name, _Parser(text, colon.end()).dims())
+        dims = _Parser(text, colon.end()).dims()
+        if sum(1 for dim in dims for _ in axes_in(dim)) > MAX_AXES:
+            raise _SyntaxError(f"it has more than {MAX_AXES} axes", colon.end())
+        return Tensor(text, name, dims)
     except _SyntaxError as problem:
         raise UsageError(f"{quoted(text, MAX_LENGTH)}, character {problem.at + 1}: {problem.what}.") from None
 
@@ -315,6 +318,8 @@ def make_rules(where: str, number: int, names: tuple[str, str], sides: Sequence[
     """
     split = [[_alternatives(text) for text in side] for side in sides]
     counts = {len(each) for side in split for each in side} - {1}
+    if max(counts, default=1) > MAX_ALTERNATIVES:
+        raise UsageError(f"{where}: a tensor has {max(counts)} alternatives, and may have {MAX_ALTERNATIVES}.")
     if len(counts) > 1:
         raise UsageError(
             f"{where}: tensors have {some(sorted(counts), form=str)} alternatives; all have one, or as many."

@@ -111,12 +111,13 @@ def resolve(
     """
     known = dict(given or {})
     config = config or {}
+    lacking: set[str] = set()
     underway: list[str] = []
 
     def find(name: str) -> int:
         if name in known:
             return known[name]
-        if underway[-1:] == [name]:  # the name is that of config.json, which does not have it
+        if name in lacking or underway[-1:] == [name]:  # the name is that of config.json, which does not have it
             raise _MissingError
         if name in underway:
             circle = [*underway[underway.index(name) :], name]
@@ -131,6 +132,7 @@ def resolve(
                 return known[name]
         finally:
             underway.pop()
+        lacking.add(name)
         raise _MissingError
 
     def _evaluated(text: str) -> int:
@@ -148,11 +150,12 @@ def resolve(
 
 
 def _of_config(config: Mapping[str, Any], name: str) -> int | None:
-    """Return what `config` has under a dotted name; None if it is not there or null."""
+    """Return what `config` has under a dotted name; None if it is not there, null, or -1, which Meta has for a
+    vocabulary of which the tokenizer tells the size."""
     value: Any = config
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
-    if value is None:
+    if value is None or value == -1:
         return None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -231,7 +234,11 @@ class Equation(NamedTuple):
 
     def fail(self, where: str, what: str) -> UsageError:
         axes = written([self.product])
-        return UsageError(f"{where}: {quoted(self.tensor)} has {self.extent} in dimension {self.dim}, {axes}: {what}")
+        return UsageError(
+            f"{where}: {quoted(self.tensor)} has {self.extent} in dimension {self.dim}, {axes}: {what} Nothing was "
+            "written.",
+            "Is this the map of the model? Sizes come from --size, a configuration beside the checkpoint, and shapes.",
+        )
 
 
 def solve(equations: Iterable[Equation], known: Known, where: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from evaluate import evaluate
 from safetensors.numpy import load_file
 
+from ckptconv.errors import UsageError
 from ckptconv.structure.maps.compile import Applied, apply_map
 from ckptconv.structure.maps.file import catalogue, from_catalogue
 from ckptconv.tensors.dtypes import DTYPES
@@ -114,3 +115,21 @@ def test_the_map_reads_other_names_too(name: str, others: Mapping[str, str], tmp
 
 def test_every_map_has_a_recorded_case() -> None:
     assert {Case(name).map.name for name in CASES} == {*catalogue()}
+
+
+@pytest.mark.parametrize(("one", "other"), [("meta-llama3", "meta-llama2"), ("meta-llama2", "meta-llama3")])
+@pytest.mark.parametrize("told", ["params.json", "nothing", "params.json, of the embeddings alone"])
+def test_the_files_of_one_llama_are_no_other(one: str, other: str, told: str, tmp_path: Path) -> None:
+    case = Case(f"{one}-tp2")
+    params = {"dim": 24, "n_heads": 6, "vocab_size": 38 if one == "meta-llama3" else -1}
+    ours = {name: each for name, each in case.ours.items() if "embed" in name or "alone" not in told}
+    config, sizes = ({}, {"e": 2}) if told == "nothing" else (params, {})
+    with pytest.raises(UsageError, match=r"by the shape|the sizes make|a whole number"):
+        apply_map(from_catalogue(other), lazy(ours, tmp_path / "ours"), config=config, sizes=sizes, target="hf")
+
+
+def test_what_nothing_tells_is_said(tmp_path: Path) -> None:
+    ours = {name: each for name, each in Case("meta-llama3-tp2").ours.items() if "embed" in name}
+    made = apply_map(from_catalogue("meta-llama2"), lazy(ours, tmp_path / "ours"), target="hf")
+    (told,) = made.unchecked
+    assert told.startswith("columns = 24 follows from the shape of '0.tok_embeddings.weight' alone")

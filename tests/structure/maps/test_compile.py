@@ -179,7 +179,7 @@ def test_what_does_not_fit_is_an_error_that_names_it(
     [
         ('[[rule]]\na = "x : e f"\nb = "y.{e} : f"', {"x": (1 << 40, 0)}, "more than"),
         ('[[rule]]\na = "x : e"\nb = "y : (e + _)"\n[sizes]\n_ = 9000000000000000000', {"x": (8,)}, "be counted"),
-        ("".join(f'[[rule]]\na = "{{i{i}}}.x"\nb = "{{i{i}}}.y"\n' for i in range(9)), {"x": (1,)}, "more than 8 ways"),
+        ("".join(f'[[rule]]\na = "{{i}}{i}.x"\nb = "{{i}}{i}.y"\n' for i in range(9)), {"x": (1,)}, "more than 8 ways"),
     ],
 )
 def test_a_map_that_asks_for_too_much_is_refused(
