@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 # Elements to measure at a time: as float64 they stay in the second-level cache.
 _BLOCK = 1 << 16
+# If more than this share of them differs, all are measured.
+_MANY = 1 / 4
 
 
 class Tolerance(NamedTuple):
@@ -191,27 +193,52 @@ def squares_of(data: memoryview, dtype: DType) -> Fraction:
 def _compared_bits(
     one: memoryview, other: memoryview, dtype: DType, code: str, tolerance: Tolerance | None
 ) -> Measured:
-    """Return what differs between elements of one dtype. Only those whose bits differ are measured on both sides."""
+    """Return what differs between elements of one dtype. If few bits differ, only those are measured on both sides."""
     np = kernels.numpy_module()
-    (places,) = np.nonzero(differing(one, other, dtype.itemsize))
+    unequal = differing(one, other, dtype.itemsize)
+    count = int(np.count_nonzero(unequal))
     if not code:
-        return Measured(len(places), first=int(places[0]) if len(places) else None)
-    if len(places) == len(one) // dtype.itemsize:
-        return _measured(_numbers(one, dtype, code), _numbers(other, dtype, code), tolerance, bitwise=True)
+        return Measured(count, first=int(unequal.argmax()) if count else None)
     rest = _numbers(one, dtype, code)
+    if count > len(unequal) * _MANY and tolerance is None and code == "f8" and rest.shape[1] == 1:
+        measured = _finite_changes(rest[:, 0], _numbers(other, dtype, code)[:, 0], unequal, count)
+        if measured is not None:
+            return measured
     found = Measured()
-    if len(places):
+    if count:
+        (places,) = np.nonzero(unequal)
         a, b = (
             _numbers(memoryview(np.frombuffer(each, f"V{dtype.itemsize}")[places].view("u1")), dtype, code)
             for each in (one, other)
         )
         found = _measured(a, b, tolerance, bitwise=True)
-    if found.first is not None:
-        found.first = int(places[found.first])
-    rest[places] = 0
+        if found.first is not None:
+            found.first = int(places[found.first])
+        rest[places] = 0
     squares = _finite_squares(rest)
     found.squares = found.squares.plus(Squares(a=squares, b=squares))
     return found
+
+
+def _finite_changes(a: Array, b: Array, unequal: Array, count: int) -> Measured | None:
+    """Return what differs between float64 numbers, of which the bits of `count` are `unequal`, in few passes.
+
+    Return None if some are not finite, or differ by more than a float64 holds; else they lose their signs.
+    """
+    np = kernels.numpy_module()
+    with np.errstate(all="ignore"):
+        distance = np.subtract(b, a)
+        np.abs(distance, out=distance)
+        largest = float(distance.max())
+        if not largest < math.inf:
+            return None
+        squares = Squares(*(sum_of_squares(each) for each in (distance, a, b)))
+        larger = np.maximum(np.abs(a, out=a), np.abs(b, out=b), out=a)
+        if not larger.min():
+            larger[larger == 0] = 1
+        same_value = 0 if distance.min() else count - int(np.count_nonzero(distance))
+        relative = float(np.divide(distance, larger, out=distance).max())
+    return Measured(count, same_value, 0, int(unequal.argmax()), largest, relative, squares)
 
 
 def _measured(a: Array, b: Array, tolerance: Tolerance | None, bitwise: bool = False) -> Measured:
@@ -236,7 +263,7 @@ def _measured(a: Array, b: Array, tolerance: Tolerance | None, bitwise: bool = F
     if len(distance):
         found.max_abs = distance.max().item()
         found.max_rel = float(relative.max())
-        found.squares = Squares(_squares(distance), _squares(x), _squares(y))
+        found.squares = Squares(*(sum_of_squares(each.astype("f8", copy=False)) for each in (distance, x, y)))
     return found
 
 
@@ -295,20 +322,8 @@ def _numbers(data: memoryview, dtype: DType, code: str) -> Array:
 def _finite_squares(numbers: Array) -> Fraction:
     """Return the sum of the squares of those elements that are finite, of shape (elements, halves)."""
     np = kernels.numpy_module()
-    largest = _largest(numbers)
-    if math.isfinite(largest):
-        return sum_of_squares(numbers.astype("f8", copy=False), largest)
-    return _squares(numbers[np.isfinite(numbers).all(axis=1)])
-
-
-def _squares(numbers: Array) -> Fraction:
-    """Return the sum of the squares of finite numbers."""
-    return sum_of_squares(numbers.astype("f8", copy=False), _largest(numbers))
-
-
-def _largest(numbers: Array) -> float:
-    """Return the largest distance from 0, NaN or infinite if that of one of the numbers is; 0 of none."""
-    if not numbers.size:
-        return 0.0
-    low, high = float(numbers.min()), float(numbers.max())
-    return high if math.isnan(high) else max(-low, high)
+    values = numbers.astype("f8", copy=False)
+    try:
+        return sum_of_squares(values)
+    except ValueError:
+        return sum_of_squares(values[np.isfinite(values).all(axis=1)])

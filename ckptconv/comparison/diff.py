@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from ckptconv.comparison.changes import Change, Tolerance, widened
+from ckptconv.comparison.encoding import Encoder
 from ckptconv.comparison.reading import Pair, compare
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats.source import Source
@@ -232,14 +233,15 @@ def difference(
     progress: Progress | None = None,
     on_total: Callable[[int], object] | None = None,
     changed: dict[str, Pair] | None = None,
+    encoder: Encoder | None = None,
 ) -> Difference:
     """Compare two opened checkpoints.
 
     Names are chosen and changed by `options` on both sides, and floats cast, as in a conversion. With `optimizer`,
     optimizer states are compared too, under `optimizer.<parameter>.<state>`. `progress` and `on_total` get the bytes of
     both sides. If `changed` is given, the tensors of both whose elements differ are put into it, by name; those of tied
-    names are one pair. Raise UsageError if a glob of `include` matches on neither side, and what selecting or reading
-    raises.
+    names are one pair. `encoder` encodes what changes in each pair. Raise UsageError if a glob of `include` matches on
+    neither side, and what selecting or reading raises.
     """
     started = time.monotonic()
     with no_garbage():
@@ -249,7 +251,9 @@ def difference(
         if not names:
             raise UsageError("There is nothing to compare: no tensor is chosen.", "Change --include or --exclude.")
         pairs = dict(_pairs(names, a, b))
-    read = compare(list(pairs.values()), options, tolerance, progress, on_total)
+    if encoder:
+        encoder.check({name: pair for (name, _), pair in pairs.items()})
+    read = compare(list(pairs.values()), options, tolerance, progress, on_total, encoder)
     with no_garbage():
         changes = {key: pair.change() for key, pair in pairs.items()}
         tensors = [_compared(name, a, b, changes, tolerance is not None) for name in names]

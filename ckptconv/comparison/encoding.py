@@ -5,35 +5,33 @@ The size of what is encoded is known only afterwards, and the header of a file b
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.comparison.reading import Pair
-from ckptconv.engine.execute import in_threads
-from ckptconv.engine.together import blocks_of
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats.delta import MOST_OVERWRITTEN, OVERWRITE
-from ckptconv.options.table import Options
-from ckptconv.process import settled
+from ckptconv.formats.delta import ENCODINGS, MOST_OVERWRITTEN, OVERWRITE, XOR
 from ckptconv.storage.digests import hasher
-from ckptconv.storage.files import DescriptorReader, is_far
+from ckptconv.storage.files import DescriptorReader
 from ckptconv.storage.overwriting import CHANGE, NUMBER
-from ckptconv.storage.progress import Progress
-from ckptconv.storage.spool import Spool, SpoolingReaders
+from ckptconv.storage.spool import Spool
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.kernels import numpy_module
-from ckptconv.tensors.lazy import Concat, LazyTensor, Stored, packed
+from ckptconv.tensors.lazy import Concat, LazyTensor, Stored
 from ckptconv.tensors.moves import File
 from ckptconv.text import install
 
-# Bytes of a tensor that are encoded at a time; of compressed data that are collected before they are written.
-_STEP, _LEAST_STEP, _COLLECTED = 1 << 18, 1 << 14, 1 << 18
-# A thread has so many buffers of a step.
-_BUFFERS = 8
-_MOST_JOBS = 4
+if TYPE_CHECKING:
+    from ckptconv.comparison.reading import Pair
+
+# The encoding that turns out to be the smaller one.
+AUTO = "auto"
+# Bytes of compressed data that are collected before they are written.
+_COLLECTED = 1 << 18
 # Fast, and what a step changes hardly compresses better.
 _LEVEL = 1
+# Where more than one byte in so many changes, and more than a few, overwriting them takes more than xor.
+_SPARSE, _FEW = 2048, 4096
+_ZEROS = bytes(1 << 18)
 _U8 = DTYPES["uint8"]
 
 
@@ -43,91 +41,126 @@ class Places(NamedTuple):
     runs: Sequence[tuple[int, int]]
     checksum: str
 
+    @property
+    def nbytes(self) -> int:
+        return sum(size for _, size in self.runs)
+
     def payload(self, file: File) -> LazyTensor:
         """Return the payload, as bytes of the spool's file."""
         parts = tuple(Stored(file, start, _U8, (length,), (1,)) for start, length in self.runs)
         return parts[0] if len(parts) == 1 else Concat(parts)
 
 
-def encoded(
-    pairs: Sequence[Pair],
-    encoding: str,
-    checksum: str,
-    options: Options,
-    spool: Spool,
-    progress: Progress | None = None,
-) -> list[Places]:
-    """Encode what each pair changes, compressed, into `spool`. `progress` gets the bytes of both sides.
+class Encoder:
+    """Encodes what changes in tensors, while these are compared: a context manager, which owns a temporary file.
 
-    `check_installed` tells whether it can be done.
+    `encoding` is one of `ENCODINGS`, or "auto": then xor, or overwrite where that is smaller, which it is if very few
+    bytes change. The blocks of a pair come in order, from one thread. `check_installed` tells whether it can be done.
     """
-    numpy_module()
-    tensors = [tensor for pair in pairs for tensor in (pair.one, pair.other)]
-    far = any(is_far(file.stored.path) for tensor in tensors for file in tensor.inputs())
-    jobs = 1 if far else min(options.jobs or min(os.cpu_count() or 1, _MOST_JOBS), max(len(pairs), 1))
-    step = min(_STEP, max(options.buffers(far) // jobs // _BUFFERS, _LEAST_STEP))
-    found: list[Places | None] = [None] * len(pairs)
-    with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
-        readers.expect(packed(tensors))
-        workers = [_Encoder(readers, spool, encoding, checksum, step, found) for _ in range(jobs)]
-        in_threads(iter(enumerate(pairs)), workers, progress)
-    return [each for each in found if each is not None]
+
+    def __init__(self, encoding: str, checksum: str, spool_dir: str) -> None:
+        self._encoding, self._checksum = encoding, checksum
+        self.spool = Spool(spool_dir)
+        # Whether all tensors can be overwritten, or changed by xor.
+        self._kinds = {kind: encoding in (kind, AUTO) for kind in ENCODINGS}
+        self._open: dict[int, _Encoded] = {}
+        self._made: dict[int, dict[str, Places]] = {}
+
+    def __enter__(self) -> Encoder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.spool.close()
+
+    def check(self, pairs: Mapping[str, Pair]) -> None:
+        """Raise UnsupportedError for a tensor with more bytes than positions in a delta that overwrites can count."""
+        for name, pair in pairs.items():
+            if not self._kinds[OVERWRITE] or pair.one.nbytes <= MOST_OVERWRITTEN:
+                continue
+            if self._encoding == OVERWRITE:
+                raise UnsupportedError(
+                    f"{name!r} has {pair.one.nbytes} bytes, and positions in a delta that overwrites count to "
+                    f"{MOST_OVERWRITTEN}. No delta was written.",
+                    "Choose the other encoding: --delta-encoding xor.",
+                )
+            self._kinds[OVERWRITE] = False
+
+    def add(self, pair: Pair, one: memoryview, other: memoryview, is_equal: bool) -> None:
+        """Encode the next bytes of a pair; those after its last must not come."""
+        if pair.one.dtype != pair.other.dtype:
+            return
+        state = self._open.get(id(pair)) or _Encoded(self.spool, pair.one.nbytes, hasher(self._checksum), self._kinds)
+        self._open[id(pair)] = state
+        state.add(one, other, is_equal)
+        if self._encoding == AUTO and state.is_dense:
+            self._kinds[OVERWRITE] = False
+        if state.at == pair.one.nbytes:
+            del self._open[id(pair)]
+            if state.changed:
+                self._made[id(pair)] = state.finish(self._kinds)
+
+    def made(self, pairs: Iterable[Pair]) -> tuple[str, list[Places]]:
+        """Return the encoding, and where what changes in each of `pairs` is."""
+        found = [self._made[id(pair)] for pair in pairs]
+        able = [kind for kind, is_able in self._kinds.items() if is_able]
+        encoding = min(able, key=lambda kind: sum(places[kind].nbytes for places in found))
+        return encoding, [places[encoding] for places in found]
 
 
-class _Encoder:
-    """Encodes one pair after the other, and puts each result into `found`."""
+class _Encoded:
+    """What changes in one tensor of `size` bytes, of which `at` came and `changed` differ."""
 
-    def __init__(
-        self,
-        readers: SpoolingReaders,
-        spool: Spool,
-        encoding: str,
-        checksum: str,
-        step: int,
-        found: list[Places | None],
-    ) -> None:
-        self._readers, self._spool, self._found = readers, spool, found
-        self._encoding, self._checksum, self._step = encoding, checksum, step
+    def __init__(self, spool: Spool, size: int, hashing: Any, kinds: Mapping[str, bool]) -> None:
+        self._spool, self._size, self._hashing, self._kinds = spool, size, hashing, kinds
+        self._xor: _Compressed | None = None
+        self._positions, self._values = _Kept(spool), _Kept(spool)
+        self.at = self.changed = 0
 
-    def run(self, task: tuple[int, Pair]) -> int:
-        """Encode one pair. Return the bytes read."""
-        number, pair = task
-        hashing = hasher(self._checksum)
+    @property
+    def is_dense(self) -> bool:
+        """Whether so many bytes change that overwriting them takes more than xor."""
+        return self.changed > self.at // _SPARSE + _FEW
 
-        def blocks() -> Iterator[tuple[memoryview, memoryview]]:
-            for one, other in blocks_of((pair.one, pair.other), self._readers, self._step):
-                hashing.update(other)
-                yield one, other
+    def add(self, one: memoryview, other: memoryview, is_equal: bool) -> None:
+        """Encode the next bytes."""
+        self._hashing.update(other)
+        if not is_equal:
+            self._add(one, other)
+        elif self._xor is not None:
+            self._xor.add_zeros(len(one))
+        self.at += len(one)
 
-        encode = self._overwriting if self._encoding == OVERWRITE else self._xor
-        runs = encode(blocks(), pair.one.nbytes)
-        self._found[number] = Places(runs, hashing.hexdigest())
-        return pair.nbytes
-
-    def _xor(self, blocks: Iterator[tuple[memoryview, memoryview]], size: int) -> list[tuple[int, int]]:
+    def _add(self, one: memoryview, other: memoryview) -> None:
         np = numpy_module()
-        made = _Compressed(self._spool, size)
-        for one, other in blocks:
-            made.add(np.bitwise_xor(np.frombuffer(one, "u1"), np.frombuffer(other, "u1")).data)
-        return made.finish()
+        before, after = np.frombuffer(one, "u1"), np.frombuffer(other, "u1")
+        if self._kinds[XOR]:
+            if self._xor is None:
+                self._xor = _Compressed(self._spool, self._size)
+                self._xor.add_zeros(self.at)
+            self._xor.add(np.bitwise_xor(before, after).data)
+        if self._kinds[OVERWRITE]:
+            (places,) = np.nonzero(before != after)
+            self.changed += len(places)
+            self._positions.add((places + self.at).astype("<u4").tobytes())
+            self._values.add(after[places].tobytes())
+        else:
+            self.changed += 1  # some are, and how many does not matter
 
-    def _overwriting(self, blocks: Iterator[tuple[memoryview, memoryview]], _: int) -> list[tuple[int, int]]:
-        """Positions come before values, and their number before both: keep them in the spool until all are known."""
-        np = numpy_module()
-        positions, values = _Kept(self._spool), _Kept(self._spool)
-        at = 0
-        for one, other in blocks:
-            before, after = np.frombuffer(one, "u1"), np.frombuffer(other, "u1")
-            (changed,) = np.nonzero(before != after)
-            positions.add((changed + at).astype("<u4").tobytes())
-            values.add(after[changed].tobytes())
-            at += len(one)
-        made = _Compressed(self._spool, NUMBER + CHANGE * values.nbytes)
-        made.add(values.nbytes.to_bytes(NUMBER, "little"))
-        for kept in (positions, values):
-            for data in kept.taken():
-                made.add(data)
-        return made.finish()
+    def finish(self, kinds: Mapping[str, bool]) -> dict[str, Places]:
+        """Return where it is, by encoding."""
+        found = {}
+        checksum = self._hashing.hexdigest()
+        if self._xor is not None:
+            found[XOR] = Places(self._xor.finish(), checksum)
+        if kinds[OVERWRITE]:
+            # Positions come before values, and their number before both: they were kept until all are known.
+            made = _Compressed(self._spool, NUMBER + CHANGE * self._values.nbytes)
+            made.add(self._values.nbytes.to_bytes(NUMBER, "little"))
+            for kept in (self._positions, self._values):
+                for data in kept.taken():
+                    made.add(data)
+            found[OVERWRITE] = Places(made.finish(), checksum)
+        return found
 
 
 class _Kept:
@@ -163,6 +196,10 @@ class _Compressed:
         self._collected = bytearray()
         self._runs: list[tuple[int, int]] = []
 
+    def add_zeros(self, count: int) -> None:
+        for start in range(0, count, len(_ZEROS)):
+            self.add(_ZEROS[: count - start])
+
     def add(self, data: bytes | memoryview) -> None:
         self._collected += self._frame.compress(data)
         if len(self._collected) >= _COLLECTED:
@@ -197,14 +234,3 @@ def check_installed(checksum: str) -> None:
     """Raise UsageError if the package for `checksum` is not installed, UnsupportedError if zstandard is not."""
     hasher(checksum)
     _zstandard()
-
-
-def check_encodable(pairs: Mapping[str, Pair], encoding: str) -> None:
-    """Raise UnsupportedError for a tensor with more bytes than a position of `encoding` can count."""
-    for name, pair in pairs.items():
-        if encoding == OVERWRITE and pair.one.nbytes > MOST_OVERWRITTEN:
-            raise UnsupportedError(
-                f"{name!r} has {pair.one.nbytes} bytes, and positions in a delta that overwrites count to "
-                f"{MOST_OVERWRITTEN}. No delta was written.",
-                "Choose the other encoding: --delta-encoding xor.",
-            )

@@ -6,12 +6,13 @@ equal blocks too: those that were passed before its first difference was found a
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.comparison.changes import Change, Measured, Squares, Tolerance, compared, squares_of, widened
 from ckptconv.engine.execute import in_threads
@@ -30,6 +31,9 @@ from ckptconv.tensors.kernels import numpy_module
 from ckptconv.tensors.lazy import LazyTensor, packed
 from ckptconv.tensors.slices import Span, sliced
 from ckptconv.verification.evaluate import blocks, shown
+
+if TYPE_CHECKING:
+    from ckptconv.comparison.encoding import Encoder
 
 # Bytes of both sides together that are compared at a time, at most and with little memory, and the least that is worth
 # a thread of its own. A thread has up to four times that in buffers.
@@ -135,10 +139,12 @@ def compare(
     tolerance: Tolerance | None = None,
     progress: Progress | None = None,
     on_total: Callable[[int], object] | None = None,
+    encoder: Encoder | None = None,
 ) -> int:
     """Compare the elements of `pairs`, and put what differs into each. Return the bytes read.
 
-    `progress` and `on_total` get the bytes of both sides. Raise what reading a file raises.
+    `progress` and `on_total` get the bytes of both sides. `encoder` gets the bytes of each pair in order. Raise what
+    reading a file raises.
     """
     if on_total:
         on_total(sum(pair.nbytes for pair in pairs))
@@ -151,11 +157,13 @@ def compare(
     with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
         readers.expect(packed(tensor for pair in pairs for tensor in (pair.one, pair.other)))
         # A conversion keeps the other half for uploads.
-        comparing = _Comparing(readers, unit, jobs, memory // 2 if far else 0, tolerance)
-        comparing.carry_out(_tasks(_runs(pairs, unit), unit), sum(pair.nbytes for pair in pairs), progress)
+        comparing = _Comparing(readers, unit, jobs, memory // 2 if far else 0, tolerance, progress, encoder)
+        groups = _in_order(pairs, unit) if encoder else _one_by_one(_tasks(_runs(pairs, unit), unit))
+        comparing.carry_out(groups, sum(pair.nbytes for pair in pairs))
+        comparing.measure_only()
         left = [pair for pair in pairs if pair.runs and pair.found and widened(*pair.dtypes)]
         passed = ((pair, run) for pair in left for run in _cut(pair, unit))
-        comparing.carry_out(_tasks(passed, unit, measuring=True), sum(pair.one.nbytes for pair in left), None)
+        comparing.carry_out(_one_by_one(_tasks(passed, unit, measuring=True)), sum(pair.one.nbytes for pair in left))
         return comparing.bytes_read + readers.bytes_unpacked
 
 
@@ -170,7 +178,33 @@ def _runs(pairs: Iterable[Pair], unit: int) -> Iterator[tuple[Pair, _Run]]:
             for starts, counts in blocks(larger, unit // 2) if larger.numel else ():
                 yield pair, _Run(0, math.prod(counts), (starts, counts))
         else:
-            yield from ((pair, run) for run in _within(_Run(0, pair.one.numel), pair, unit))
+            yield from _whole([pair], unit)
+
+
+def _in_order(pairs: Iterable[Pair], unit: int) -> Iterator[Iterable[_Task]]:
+    """Yield the tasks that cover all pairs, each element in C order: those of a group are for one thread, in order."""
+    small: list[Pair] = []
+    size = 0
+    for pair in sorted(pairs, key=lambda pair: pair.one.origin()):
+        if small and size + pair.nbytes > unit:
+            yield _tasks(_whole(small, unit), unit)
+            small, size = [], 0
+        if pair.one.numel:
+            small.append(pair)
+            size += pair.nbytes
+    if small:
+        yield _tasks(_whole(small, unit), unit)
+
+
+def _whole(pairs: Sequence[Pair], unit: int) -> Iterator[tuple[Pair, _Run]]:
+    """Yield the runs that cover all pairs in C order."""
+    for pair in pairs:
+        yield from ((pair, run) for run in _within(_Run(0, pair.one.numel), pair, unit))
+
+
+def _one_by_one(tasks: Iterable[_Task]) -> Iterator[Iterable[_Task]]:
+    """Yield tasks that threads may take in any order."""
+    return ((task,) for task in tasks)
 
 
 def _within(run: _Run, pair: Pair, unit: int) -> Iterator[_Run]:
@@ -239,47 +273,75 @@ class _Comparing:
     """Carries out tasks of at most `unit` bytes, in `jobs` threads. If something is remote, that is one, and `ahead`
     bytes are prefetched for it; else 0. `bytes_read` counts what was read."""
 
-    def __init__(self, readers: SpoolingReaders, unit: int, jobs: int, ahead: int, tolerance: Tolerance | None) -> None:
-        self._readers, self._unit, self._jobs, self._ahead, self._tolerance = readers, unit, jobs, ahead, tolerance
+    def __init__(
+        self,
+        readers: SpoolingReaders,
+        unit: int,
+        jobs: int,
+        ahead: int,
+        tolerance: Tolerance | None,
+        progress: Progress | None,
+        encoder: Encoder | None,
+    ) -> None:
+        self._readers, self._unit, self._jobs, self._ahead = readers, unit, jobs, ahead
+        self._tolerance, self._progress, self._encoder = tolerance, progress, encoder
         self._lock = threading.Lock()
         self.bytes_read = 0
 
-    def carry_out(self, tasks: Iterator[_Task], nbytes: int, progress: Progress | None) -> None:
-        """Carry out `tasks`, which read about `nbytes`."""
+    def measure_only(self) -> None:
+        """From now on, take what is read as read before: for those blocks of which a side is read again."""
+        self._progress = self._encoder = None
+
+    def carry_out(self, groups: Iterator[Iterable[_Task]], nbytes: int) -> None:
+        """Carry out groups of tasks, which read about `nbytes`."""
         if self._ahead:
             needs = Needs(self._unit)
             with Prefetch[_Task](
                 self._readers, self._readers.spool, lambda task: needs(task.window), memory=self._ahead
             ) as prefetch:
                 workers = [self._worker(prefetch)]
-                for task in prefetch.over(tasks):
-                    size = workers[0].run(task)
-                    if progress:
-                        progress(size)
+                workers[0].run(prefetch.over(itertools.chain.from_iterable(groups)))
             self.bytes_read += prefetch.bytes_fetched
         else:
             jobs = min(self._jobs, nbytes // self._unit + 1)
             workers = [self._worker(self._readers) for _ in range(jobs)]
-            in_threads(tasks, workers, progress)
+            in_threads(groups, workers, None)
         self.bytes_read += sum(worker.bytes_read for worker in workers)
 
     def _worker(self, readers: Readers | Prefetch[_Task]) -> _Worker:
         worker = Worker(readers, None, self._unit + ALIGNMENT)  # type: ignore[arg-type]
-        return _Worker(worker, self._tolerance, self._lock)
+        return _Worker(worker, self._tolerance, self._lock, self._progress, self._encoder)
 
 
 class _Worker:
     """Compares what an engine's worker reads, instead of writing it. `lock` is held while a pair is changed."""
 
-    def __init__(self, worker: Worker, tolerance: Tolerance | None, lock: threading.Lock) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        tolerance: Tolerance | None,
+        lock: threading.Lock,
+        progress: Progress | None,
+        encoder: Encoder | None,
+    ) -> None:
         self._worker, self._tolerance, self._lock = worker, tolerance, lock
+        self._progress, self._encoder = progress, encoder
 
     @property
     def bytes_read(self) -> int:
         return self._worker.tally.bytes_read
 
-    def run(self, task: _Task) -> int:
-        """Compare the runs of `task`. Return the bytes read for it."""
+    def run(self, group: Iterable[_Task]) -> int:
+        """Compare the runs of tasks. Return the bytes read for them."""
+        total = 0
+        for task in group:
+            size = self._run(task)
+            total += size
+            if self._progress:
+                self._progress(size)
+        return total
+
+    def _run(self, task: _Task) -> int:
         data = self._worker.assemble(task.window)
         one, other = data[: task.size], data[task.half :]
         if not other:
@@ -296,12 +358,17 @@ class _Worker:
     def _pass(self, part: _Part, data: memoryview) -> None:
         """Take note of a run that is equal: it is measured at once if its tensors are known to differ."""
         pair = part.pair
+        self._encode(part, data, is_equal=True)
         with self._lock:
             known = pair.found is not None
             if not known and part.run.stop - part.run.start < pair.one.numel:
                 pair.runs = _appended(pair.runs or [], part.run)
         if known:
             self._measure(part, data)
+
+    def _encode(self, part: _Part, data: memoryview, is_equal: bool) -> None:
+        if self._encoder:
+            self._encoder.add(part.pair, data[part.one], data[part.other], is_equal)
 
     def _measure(self, part: _Part, data: memoryview) -> None:
         """Add the squares of a run that is equal on both sides."""
@@ -314,6 +381,7 @@ class _Worker:
         if pair.one.dtype == pair.other.dtype and same(one, other):
             self._pass(part, data)
             return
+        self._encode(part, data, is_equal=False)
         found = compared(one, other, pair.dtypes, self._tolerance)
         first = None
         if found.first is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +47,7 @@ def diff(
     `rtol` or `atol`, all by value. `key`, `include`, `exclude`, `strip_prefix`, `rename` and `dtype` apply to both
     sides, as in a conversion; `map` and `size` to `a` alone. `optimizer` compares the optimizer states too. `delta` is
     a directory for what changes `a` into `b`, which `patch` applies. `html` is a file for a page that shows all this.
-    `progress` and `on_total` are those of `convert`, for the bytes of both sides; for a delta, they begin again with
-    those that differ.
+    `progress` and `on_total` are those of `convert`, for the bytes of both sides.
 
     Raise UsageError for a path that does not exist, or if `key` or a glob of `include` matches nothing, and whatever
     else opening a checkpoint raises. A difference is no error.
@@ -77,19 +77,21 @@ def diff(
     with no_garbage():
         one = _opened(opened[0], chosen, optimizer)
         other = _opened(opened[1], replace(chosen, map="", size={}), optimizer)
-    changed: dict[str, Pair] | None = {} if delta else None
-    found = difference(
-        one,
-        other,
-        chosen,
-        optimizer=optimizer,
-        tolerance=tolerance,
-        progress=counter(progress),
-        on_total=on_total,
-        changed=changed,
-    )
-    if delta and changed is not None:
-        found.delta = delta.write(one, other, found, changed, chosen, counter(progress), on_total)
+    changed: dict[str, Pair] = {}
+    with delta.encoder(chosen) if delta else nullcontext() as encoder:
+        found = difference(
+            one,
+            other,
+            chosen,
+            optimizer=optimizer,
+            tolerance=tolerance,
+            progress=counter(progress),
+            on_total=on_total,
+            changed=changed,
+            encoder=encoder,
+        )
+        if delta and encoder:
+            found.delta = delta.write(one, other, found, changed, encoder, chosen)
     if html:
         from ckptconv.inspection.differences import page_of
         from ckptconv.inspection.file import write_whole

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ckptconv.comparison.diff import CHANGED, EQUAL, DeltaFiles, Difference
-from ckptconv.comparison.encoding import check_encodable, check_installed, encoded
+from ckptconv.comparison.encoding import Encoder, check_installed
 from ckptconv.comparison.reading import Pair
 from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.formats.delta import OVERWRITE
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.delta import delta_files
@@ -18,9 +19,9 @@ from ckptconv.outputs.targets import beside, resolve_output
 from ckptconv.publish.producing import produce
 from ckptconv.storage.files import held, look
 from ckptconv.storage.paths import normalize
-from ckptconv.storage.progress import Progress
-from ckptconv.storage.spool import Spool
 from ckptconv.text import some
+
+_SMALLER = ", or take --delta-encoding auto"
 
 
 @dataclass(frozen=True)
@@ -41,18 +42,21 @@ class AskedDelta:
             raise UsageError(f"{self.path} is the name of a file, and a delta is a directory.")
         return replace(options, spool_dir=options.spool_dir or beside([target]))
 
+    def encoder(self, options: Options) -> Encoder:
+        """Return what encodes the delta while the tensors are compared, with temporary data where `options` say."""
+        return Encoder(self.encoding, self.checksum, options.spool_dir)
+
     def write(
         self,
         one: Source,
         other: Source,
         found: Difference,
         changed: Mapping[str, Pair],
+        encoder: Encoder,
         options: Options,
-        progress: Progress | None,
-        on_total: Callable[[int], object] | None,
     ) -> DeltaFiles:
-        """Write the delta that makes `other` of `one`, which differ in `changed` as `found` says. `progress` and
-        `on_total` get the bytes of what differs.
+        """Write the delta that makes `other` of `one`, which differ in `changed` as `found` says, and of which
+        `encoder` has the encoded changes.
 
         Raise UnsupportedError if more than values of tensors differ, as a delta tells nothing else.
         """
@@ -67,26 +71,23 @@ class AskedDelta:
         # Names that are tied on both sides share a pair. Other readers find only the one that is kept in a base.
         ties = {tensor.name: tensor.tied for tensor in found.tensors}
         changed = {name: pair for name, pair in changed.items() if changed.get(ties[name]) is not pair}
-        check_encodable(changed, self.encoding)
-        pairs = list(changed.values())
-        if on_total and pairs:
-            on_total(sum(pair.nbytes for pair in pairs))
-        spool = Spool(options.spool_dir)
-        try:
-            places = encoded(pairs, self.encoding, self.checksum, options, spool, progress)
-            name = f"<the changes in {spool.descriptor}>"
-            with held(name, spool.descriptor):
-                file = look(name).file
-                payloads = {key: place.payload(file) for key, place in zip(changed, places, strict=True)}
-                sums = {key: place.checksum for key, place in zip(changed, places, strict=True)}
-                files = delta_files(payloads, sums, self.encoding, self.checksum, self.version)
-                inputs = {f"a/{path}": each for path, each in one.inputs.items()}
-                inputs |= {f"b/{path}": each for path, each in other.inputs.items()}
-                source = replace(one, inputs=inputs, companions={}, reference=None)
-                target = resolve_output(normalize(self.path), options)
-                output = output_of("delta", [source], target, options, files, {})
-                produce([source, other], [output], options, started)
-        finally:
-            spool.close()
-        size = sum(each.size for each in files)
-        return DeltaFiles(target.path, self.version - 1, self.version, self.encoding, self.checksum, len(changed), size)
+        encoding, places = encoder.made(changed.values())
+        name = f"<the changes in {encoder.spool.descriptor}>"
+        with held(name, encoder.spool.descriptor):
+            file = look(name).file
+            payloads = {key: place.payload(file) for key, place in zip(changed, places, strict=True)}
+            sums = {key: place.checksum for key, place in zip(changed, places, strict=True)}
+            files = delta_files(payloads, sums, encoding, self.checksum, self.version)
+            inputs = {f"a/{path}": each for path, each in one.inputs.items()}
+            inputs |= {f"b/{path}": each for path, each in other.inputs.items()}
+            source = replace(one, inputs=inputs, companions={}, reference=None)
+            target = resolve_output(normalize(self.path), options)
+            output = output_of("delta", [source], target, options, files, {})
+            produce([source, other], [output], options, started)
+        size, whole = sum(each.size for each in files), sum(pair.other.nbytes for pair in changed.values())
+        if size > whole > 0:
+            found.warnings.append(
+                f"the delta has {size} bytes, more than the {whole} of the tensors that it changes: with so much "
+                f"changed, give the new checkpoint itself{_SMALLER if encoding == OVERWRITE else ''}."
+            )
+        return DeltaFiles(target.path, self.version - 1, self.version, encoding, self.checksum, len(changed), size)

@@ -314,8 +314,9 @@ class DiffOptions(
     delta: str | os.PathLike[str] | None
     """Write what changes A into B to the directory DIR, as `ckptconv patch`, slime and sglang read it."""
 
-    delta_encoding: Literal["xor", "overwrite"] | None
-    """Store the exclusive or of old and new bytes, or the new bytes and where they go. Default: xor."""
+    delta_encoding: Literal["auto", "xor", "overwrite"] | None
+    """Store the exclusive or of old and new bytes, or the new bytes and where they go; auto: what is smaller. Default:
+    auto."""
 
     delta_checksum: Literal["adler32", "xxh3-128", "blake3"] | None
     """Store these checksums of the new tensors; all but adler32 need a package. Default: adler32."""

@@ -659,9 +659,9 @@ class _Comparing:
         common=True,
     )
     delta_encoding = Option(
-        choice("xor", "overwrite"),
-        "Store the exclusive or of old and new bytes, or the new bytes and where they go.",
-        default="xor",
+        choice("auto", "xor", "overwrite"),
+        "Store the exclusive or of old and new bytes, or the new bytes and where they go; auto: what is smaller.",
+        default="auto",
         group=OUTPUT,
     )
     delta_checksum = Option(

@@ -223,12 +223,17 @@ def root(value: Fraction) -> float:
         return sys.float_info.max
 
 
-def sum_of_squares(values: Array, largest: float) -> Fraction:
-    """Return the sum of the squares of finite float64 `values`, of which none is further from 0 than `largest`."""
+def sum_of_squares(values: Array) -> Fraction:
+    """Return the sum of the squares of float64 `values`. Raise ValueError if one of them is not finite."""
     np = numpy_module()
+    with np.errstate(over="ignore", under="ignore"):
+        total = float(np.square(values).sum())
+    if _SMALL <= total < math.inf:
+        return Fraction(total)
+    largest = max(-float(values.min()), float(values.max())) if values.size else 0.0
+    if not math.isfinite(largest):
+        raise ValueError("a sum of the squares of numbers that are not finite")
     exponent = _exponent(largest)
-    if not exponent:
-        return Fraction(float(np.square(values).sum()))
     return Fraction(float(np.square(np.ldexp(values, -exponent)).sum())) * Fraction(4) ** exponent
 
 

@@ -40,7 +40,7 @@ from ckptconv import (
     patch,
     verify,
 )
-from ckptconv.comparison import encoding
+from ckptconv.comparison import encoding, reading
 from ckptconv.comparison.reading import Pair
 from ckptconv.storage import overwriting
 from ckptconv.tensors import kernels
@@ -150,7 +150,7 @@ def test_a_delta_is_in_the_layout_that_slime_and_sglang_read(tmp_path: Path, enc
 @given(
     sizes=st.lists(st.integers(1, 3000), min_size=1, max_size=4),
     share=st.sampled_from([0.0, 0.001, 0.1, 1.0]),
-    encoded_as=st.sampled_from(ENCODINGS),
+    encoded_as=st.sampled_from(("auto", *ENCODINGS)),
     step=st.sampled_from([16, 256, 1 << 18]),
     seed=st.integers(0, 1 << 32),
 )
@@ -166,7 +166,7 @@ def test_any_bits_come_back(
     save_bytes(before, place / "a.safetensors")
     save_bytes(after, place / "b.safetensors")
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(encoding, "_STEP", step)
+        monkeypatch.setattr(reading, "_UNIT", step)
         monkeypatch.setattr(encoding, "_COLLECTED", step)
         monkeypatch.setattr(overwriting, "_BLOCK", step)
         diff(place / "a.safetensors", place / "b.safetensors", delta=place / "delta", delta_encoding=encoded_as)
@@ -455,10 +455,52 @@ def test_a_delta_is_shown_and_never_taken_for_a_checkpoint(
 
 def test_positions_are_counted_in_four_bytes() -> None:
     largest, larger = (Zeros(DTYPES["uint8"], (size,)) for size in ((1 << 32) - 1, 1 << 32))
-    encoding.check_encodable({"w": Pair(largest, largest)}, "overwrite")
-    encoding.check_encodable({"w": Pair(larger, larger)}, "xor")
-    with pytest.raises(UnsupportedError, match=r"'w' has 4294967296 bytes.*--delta-encoding xor"):
-        encoding.check_encodable({"w": Pair(larger, larger)}, "overwrite")
+    for encoded_as, tensor in (("overwrite", largest), ("xor", larger), ("auto", larger)):
+        with encoding.Encoder(encoded_as, "adler32", "") as encoder:
+            encoder.check({"w": Pair(tensor, tensor)})
+    with (
+        encoding.Encoder("overwrite", "adler32", "") as encoder,
+        pytest.raises(UnsupportedError, match=r"'w' has 4294967296 bytes.*--delta-encoding xor"),
+    ):
+        encoder.check({"w": Pair(larger, larger)})
+
+
+@pytest.mark.parametrize(("changes", "smaller"), [(20, "overwrite"), (40_000, "xor")])
+def test_the_smaller_encoding_is_taken(changes: int, smaller: str, tmp_path: Path) -> None:
+    made = np.random.default_rng(0)
+    before = made.integers(0, 256, 1 << 21, "u1")
+    after = before.copy()
+    after[made.integers(0, len(after), changes)] += 1
+    paths = [tmp_path / name for name in ("a.safetensors", "b.safetensors")]
+    for path, tensor in zip(paths, (before, after), strict=True):
+        save_bytes({"w": tensor, "same": before}, path)
+    deltas = [diff(*paths, delta=tmp_path / each, delta_encoding=each).delta for each in ("auto", *ENCODINGS)]
+    sizes = {each.encoding: each.bytes for each in deltas[1:] if each}
+    assert deltas[0]
+    assert deltas[0].encoding == smaller == min(sizes, key=lambda each: sizes[each])
+    assert deltas[0].bytes == sizes[smaller]
+
+
+def test_a_delta_that_is_larger_than_what_it_changes_is_told(tmp_path: Path) -> None:
+    made = np.random.default_rng(0)
+    for name in ("a.safetensors", "b.safetensors"):
+        save_bytes({"w": made.integers(0, 256, 1 << 14, "u1")}, tmp_path / name)
+    paths = [tmp_path / name for name in ("a.safetensors", "b.safetensors")]
+    found = diff(*paths, delta=tmp_path / "delta", delta_encoding="overwrite")
+    assert "more than the 16384 of the tensors" in found.warnings[-1]
+    assert "--delta-encoding auto" in found.warnings[-1]
+
+
+def test_each_side_is_read_once(tmp_path: Path) -> None:
+    made = np.random.default_rng(0)
+    before = made.integers(0, 256, (8, 1 << 18), "u1")
+    after = before.copy()
+    after[:, 0] += 1
+    paths = [tmp_path / name for name in ("a.safetensors", "b.safetensors")]
+    for path, tensor in zip(paths, (before, after), strict=True):
+        save_bytes({f"w{index}": row for index, row in enumerate(tensor)}, path)
+    found = diff(*paths, delta=tmp_path / "delta")
+    assert 2 * before.nbytes <= found.bytes_read < 2 * before.nbytes + 10_000
 
 
 def test_options_that_contradict_a_delta_are_refused(tmp_path: Path, pair: tuple[Path, Path]) -> None:
