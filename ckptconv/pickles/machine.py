@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
-from ckptconv.pickles import attacks
+from ckptconv.pickles import attacks, known
 from ckptconv.pickles.containers import BUILTINS, CONSTANTS, SET_COST, TAKES_ARGUMENTS, Deques, Keys, python, today
 from ckptconv.pickles.fastpath import HOLE, Phrases
 from ckptconv.pickles.limits import check_nesting
@@ -88,8 +88,7 @@ def _run(machine: _Machine) -> Loaded:
         loaded = machine.run()
     except TruncatedError:
         # Callers read truncated data again, with more of it, so it does not count as broken.
-        if machine.suspects and machine.opaque:
-            machine.tell(broken=True)
+        machine.tell(broken=True)
         machine.refuse_attack()
         raise
     except CkptconvError as error:
@@ -115,6 +114,7 @@ def _run_on(machine: _Machine) -> None:
     try:
         with contextlib.suppress(CkptconvError):
             again.run()
+        again.tell(broken=True)
         again.refuse_attack(broken=True)
     finally:
         vars(again).clear()
@@ -222,6 +222,9 @@ class _Machine:
         self.takes_arguments: set[Global] = set()
         self.opaque: dict[Global, None] = {}
         self.suspects: dict[Global, None] = {}
+        # What nobody has reviewed: names, and what is called, in words.
+        self.unknown: dict[Global, None] = {}
+        self.unknown_calls: dict[str, None] = {}
         self.phrases = Phrases(vocabulary.phrases) if lean and vocabulary.phrases else None
         # The first thing that Python's unpicklers may read differently. The pickle is refused for it at the end, when
         # it is known whether what follows contains an attack.
@@ -276,7 +279,12 @@ class _Machine:
 
     def tell(self, value: Any = None, *, broken: bool = False) -> None:
         """Tell whoever watches what was read so far."""
-        attacks.tell(self.where, self.opaque, self.suspects, value, broken=broken)
+
+        def reading() -> attacks.Reading:
+            names = tuple(self.opaque), tuple(self.suspects), tuple(self.unknown)
+            return attacks.Reading(self.where, *names, tuple(self.unknown_calls), broken, value)
+
+        attacks.tell(reading)
 
     def odd(self, reason: str) -> None:
         """Record `reason` to refuse the pickle for at its end, and read on."""
@@ -556,6 +564,13 @@ class _Machine:
                 self.unfinished.add(mentioned)
             if spelled in TAKES_ARGUMENTS:
                 self.takes_arguments.add(mentioned)
+        if not (
+            mentioned in self.known
+            or key in self.meanings
+            or module.partition(".")[0] == self.enums
+            or known.is_known(mentioned)
+        ):
+            self.unknown[mentioned] = None
         if max(len(module), len(name)) > _LONGEST_NAME:
             raise ExcessiveError(f"names a class by {max(len(module), len(name))} characters")
         if mentioned not in self.known and key not in self.meanings and f"{module}.{name}" in self.paths:
@@ -611,6 +626,8 @@ class _Machine:
                 raise ExcessiveError(f"calls the result of a call, more than {_CALL_DEPTH} times over")
         else:
             raise MalformedError(f"calls a value of type {type(function).__name__}")
+        if how == "reduce":
+            self.doubt(function, args)
         coded = attacks.code_called(function, args)
         if coded is not None:
             self.suspects[coded] = None
@@ -618,6 +635,15 @@ class _Machine:
         if type(function) is Global and function in self.unfinished:
             self._note_place(made)
         return made
+
+    def doubt(self, function: Any, args: tuple[Any, ...]) -> None:
+        """Note a call of what nobody has reviewed."""
+        if not known.is_known_call(function, args):
+            root = function
+            while type(root) is Opaque:
+                root = root.cls
+            what = brief(root, 200)
+            self.unknown_calls[what if root is function else f"what {what} returns"] = None
 
     def _note_place(self, made: Opaque) -> None:
         """Remember the memo index that `made` will get: picklers store what they make at once."""
@@ -633,6 +659,8 @@ class _Machine:
             place = self.places.pop(id(target), -1)
             if value is NotImplemented:
                 target.state.append(state)
+                if known.calls_by_name(state):
+                    self.unknown_calls[f"what is in the state of {brief(target.cls, 200)}"] = None
                 if builder:
                     self.opaque[target.cls] = None
             elif type(value) is NumpyArray:
@@ -765,6 +793,9 @@ def _global(machine: _Machine) -> Any:
 
 def _instantiate(machine: _Machine, made: Any, args: list[Any]) -> Any:
     """Return what INST and OBJ make: a call, or without arguments a new object of the class `made`."""
+    if not args and type(made) is Global:
+        # A function is called all the same.
+        machine.doubt(made, ())
     return machine.call(made, tuple(args), "reduce" if args else "newobj")
 
 

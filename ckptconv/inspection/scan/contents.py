@@ -16,7 +16,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError
 from ckptconv.formats.dcp.locate import SUFFIX as _ENTRIES
@@ -31,7 +31,7 @@ from ckptconv.formats.torch.zip import PICKLE, begins_as_pickle
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.inspection.scan.names import LOADERS, carries_code, is_needed, is_unusual
 from ckptconv.inspection.scan.readers import InMemory, Part
-from ckptconv.inspection.scan.report import ATTACK, RULES, Finding
+from ckptconv.inspection.scan.report import Finding
 from ckptconv.pickles import attacks
 from ckptconv.pickles.children import CHILDREN, walk
 from ckptconv.pickles.machine import load
@@ -41,6 +41,7 @@ from ckptconv.storage.files import Reader
 from ckptconv.storage.seekable import Seekable
 from ckptconv.text import brief, some
 
+_T = TypeVar("_T")
 HEAD = 512
 # What is inside what is inside …, and the most pickles one after the other in a file.
 _DEPTH, _PICKLES = 8, 10_000
@@ -129,15 +130,15 @@ class Contents:
         """Look at a file that begins like nothing that is known: it may be a pickle of an old protocol."""
         found = self._inner()
         data = reader.read_at(0, min(SCANNED, reader.file.size))
-        readings: list[attacks.Reading] = []
-        with attacks.watched(readings.append), contextlib.suppress(CkptconvError):
+        readings = _Readings()
+        with attacks.watched(readings.add), contextlib.suppress(CkptconvError):
             load(data, _words(), where=reader.file.path, limits=WHOLE_TREES)
-        for reading in readings:
+        for reading in readings.all():
             # Text may begin with what is a name to a pickle. A call is no accident.
-            if reading.called:
+            if reading.called or reading.unknown_calls:
                 found._judge(reading, depth)
-        if any(RULES[each.rule].verdict == ATTACK for each in found.findings):
-            self.findings.update(found.findings)
+        if found.findings:
+            self._take(found)
             return "pickle"
         if zip_elsewhere.ends_as_zip(reader):
             return self._zip(reader, depth)
@@ -145,20 +146,21 @@ class Contents:
 
     def read(self, action: Callable[[], object], depth: int = 0) -> bool:
         """Call `action`, which reads pickles, and judge them and how it ended. Return whether it was read."""
-        readings: list[attacks.Reading] = []
+        readings = _Readings()
         error: CkptconvError | None = None
         try:
-            with attacks.watched(readings.append):
+            with attacks.watched(readings.add):
                 action()
         except CkptconvError as reason:
             error = reason
         before = len(self.findings)
-        for reading in readings:
+        found = readings.all()
+        for reading in found:
             self._judge(reading, depth)
-        self.pickles.update(reading.where for reading in readings if not reading.broken)
+        self.pickles.update(reading.where for reading in found if not reading.broken)
         if error is None:
             return True
-        whole = [reading.broken for reading in readings if _MAIN.search(reading.where)]
+        whole = [reading.broken for reading in found if _MAIN.search(reading.where)]
         is_whole = bool(whole) and not any(whole)
         if isinstance(error, UnsafeError):
             if len(self.findings) == before:
@@ -194,6 +196,16 @@ class Contents:
         unusual = [each for each in called if is_unusual(each) and each not in suspects]
         if unusual:
             self.add("unusual-call", f"{where} calls {some(unusual, 3, brief)}, which no known checkpoint does.")
+        words = [
+            each
+            for each in reading.unknown_calls
+            if not ({each} & {brief(some, 200) for some in (*suspects, *unusual)})
+        ]
+        if words:
+            self.add("unknown-call", f"{where} calls {some(words, 3, str)}, which nobody here has looked at.")
+        names = [each for each in reading.unknown if each not in suspects and brief(each, 200) not in words]
+        if names and not (reading.broken and not (called or words)):
+            self.add("unknown-name", f"{where} names {some(names, 3, brief)}, which nobody here has looked at.")
         self.classes.update((brief(each, 200), None) for each in called if is_needed(each))
         if not reading.broken:
             for data, is_loaded in _bytes_in(reading.value):
@@ -405,6 +417,31 @@ class Contents:
         return f"compressed {kind}" if kind else "compressed file" if self.expected else ""
 
 
+def _joined(some: tuple[_T, ...], others: tuple[_T, ...]) -> tuple[_T, ...]:
+    return tuple(dict.fromkeys(some + others))
+
+
+class _Readings:
+    """The readings of pickles, in order. One may be read several times, each time further; all of them count."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, attacks.Reading] = {}
+
+    def add(self, reading: attacks.Reading) -> None:
+        before = self._found.get(reading.where)
+        if before is not None:
+            reading = reading._replace(
+                called=_joined(before.called, reading.called),
+                suspects=_joined(before.suspects, reading.suspects),
+                unknown=_joined(before.unknown, reading.unknown),
+                unknown_calls=_joined(before.unknown_calls, reading.unknown_calls),
+            )
+        self._found[reading.where] = reading
+
+    def all(self) -> list[attacks.Reading]:
+        return list(self._found.values())
+
+
 # --------------------------------------------------------------------------------------------------------------- kinds
 
 
@@ -446,7 +483,18 @@ _KINDS: tuple[_Kind, ...] = (
     _Kind(_is_compressed, Contents._compressed),
 )
 # Rules about what would run, and not about how a file is made.
-_RUNNING = frozenset({"dangerous-call", "path-outside", "carries-code", "unusual-call", "dangerous-name", "hidden"})
+_RUNNING = frozenset(
+    {
+        "dangerous-call",
+        "path-outside",
+        "carries-code",
+        "unusual-call",
+        "dangerous-name",
+        "hidden",
+        "unknown-call",
+        "unknown-name",
+    }
+)
 # Last parts of names of members by which torch's own readers know an archive; and the members of its tar archives.
 _OF_TORCH = frozenset({PICKLE.encode(), b"model.json", b"constants.pkl"})
 _OF_TAR = frozenset({"storages", "tensors", "pickle"})
