@@ -178,6 +178,7 @@ _LOADED = named(
     ("numpy.random.mtrand", "RandomState"),
     ("joblib.numpy_pickle", "NDArrayWrapper NumpyArrayWrapper ZNDArrayWrapper"),
     ("megatron.core.dist_checkpointing.strategies.torch", "MCoreSavePlan"),
+    ("olmo_core.distributed.checkpoint.filesystem", "_StorageInfo"),
     ("torch", (
         "BFloat16Storage BoolStorage ByteStorage CharStorage ComplexDoubleStorage ComplexFloatStorage DoubleStorage "
         "FloatStorage Generator HalfStorage IntStorage LongStorage QInt32Storage QInt8Storage QUInt2x4Storage "

@@ -109,8 +109,8 @@ def _run(machine: _Machine) -> Loaded:
 def _run_on(machine: _Machine) -> None:
     """Look for an attack in a pickle that breaks in a frame. Ignore frames, as CPython's C unpickler ignores some."""
     vocabulary, where, limits = machine.vocabulary, machine.where, machine.limits
-    whole = machine.around[0] if machine.around else machine.data
-    again = _Machine(whole, vocabulary, where, machine.start, limits, lean=False, framed=False)
+    whole, _, base = machine.around or (machine.data, 0, 0)
+    again = _Machine(whole, vocabulary, where, 0 if base else machine.start, limits, lean=False, framed=False)
     try:
         with contextlib.suppress(CkptconvError):
             again.run()
@@ -189,7 +189,7 @@ class _Machine:
         self.data, self.size = data, len(data)
         self.pos = self.start = start
         self.base = 0
-        self.around: tuple[bytes, int] | None = None
+        self.around: tuple[bytes, int, int] | None = None
         self.framed = framed
         self.short = False
         self.where = where
@@ -473,14 +473,15 @@ class _Machine:
         if self.around and self.pos < self.size:
             # One of CPython's unpicklers refuses this, and the other reads on.
             self.odd("has a frame in a frame")
-            self._read(self.around[0], self.base + self.pos)
+            whole, _, base = self.around
+            self._read(whole, self.base + self.pos - base, base)
         elif self.around:
             self.leave_frame()
         end = self.pos + length
         if end > self.size:
             raise self._short()
-        around = self.data, end
-        self._read(self.data[self.pos : end] + _END_OF_FRAME, 0, self.pos)
+        around = self.data, end, self.base
+        self._read(self.data[self.pos : end] + _END_OF_FRAME, 0, self.base + self.pos)
         self.size, self.around = length, around
 
     def leave_frame(self) -> None:
@@ -490,6 +491,16 @@ class _Machine:
     def _read(self, data: bytes, pos: int, base: int = 0) -> None:
         """Continue at `pos` of `data`, which begins at `base` of the whole pickle."""
         self.data, self.size, self.pos, self.base, self.around = data, len(data), pos, base, None
+
+    def skip_embedded(self, target: Opaque) -> None:
+        """Read on behind the bytes that `target` stands for, if there are some. They follow the frame that it is in."""
+        assert self.vocabulary.embedded
+        found = self.vocabulary.embedded(target, self.base + (self.size if self.around else self.pos))
+        if found is not None:
+            if self.around and self.pos < self.size:
+                self.odd("has bytes that follow a frame, and goes on in the frame")
+            position, data = found
+            self._read(data, 0, position)
 
     def take(self, length: int) -> bytes:
         """Return the next `length` bytes of the pickle."""
@@ -659,6 +670,8 @@ class _Machine:
             place = self.places.pop(id(target), -1)
             if value is NotImplemented:
                 target.state.append(state)
+                if self.vocabulary.embedded:
+                    self.skip_embedded(target)
                 if known.calls_by_name(state):
                     self.unknown_calls[f"what is in the state of {brief(target.cls, 200)}"] = None
                 if builder:

@@ -29,6 +29,7 @@ from ckptconv.formats.torch.stream import is_stream
 from ckptconv.formats.torch.tar import is_tar
 from ckptconv.formats.torch.zip import PICKLE, begins_as_pickle
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
+from ckptconv.inspection.scan.joblib import Arrays
 from ckptconv.inspection.scan.names import LOADERS, carries_code, is_needed, is_unusual
 from ckptconv.inspection.scan.readers import InMemory, Part
 from ckptconv.inspection.scan.report import Finding
@@ -57,15 +58,19 @@ SUFFIXES = (
     ".npz", ".mar", ".nemo", ".p", ".t7", ".torch", ".sav",
 )  # fmt: skip
 # Members of torch's archives that are the bytes of tensors.
-_STORAGES = re.compile(rb"[^/]+/(?:data|constants|tensors|data/weights|data/constants)/[^/.]+", re.DOTALL)
+_STORAGES = re.compile(rb"[^/]+/(?:data|constants|tensors)/[^/.]+", re.DOTALL)
 # In the code of TorchScript: operators that read and write files.
 _FILES_IN_CODE = re.compile(rb"\b(?:torch|ops\.aten|ops\.prim)\.(?:save|from_file|load)\(")
 _MACHINE_CODE = (b"\x7fELF", b"MZ\x90", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
-_OBJECTS_IN_NPY = re.compile(rb"'[|<>=]?O\d*'")
+# In a header of numpy, types of numbers, texts, times and raw bytes.
+_PLAIN_IN_NPY = re.compile(r"[<>|=]?[?biufcmMSaUV][0-9]*(?:\[\w+\])?")
+# numpy itself reads no longer header unless it is told to.
+_MOST_NPY = 10_000
 # What readers call the pickle on which the rest depends.
 _MAIN = re.compile(r"\((?:[^()]*data\.pkl|the object|(?:the )?pickle(?: \d+)?)\)$")
 _ENCRYPTED, _STORED, _DEFLATED = 0x41, 0, 8
-_JOBLIB = "joblib.numpy_pickle.NumpyArrayWrapper"
+# The most bytes read of what may be a pickle and begins as none.
+_ODD = 1 << 26
 
 
 @dataclass
@@ -124,15 +129,33 @@ class Contents:
         for kind in _KINDS:
             if kind.matches(head, reader.file.size):
                 return kind.look(self, reader, depth)
+        closed = next((what for begin, what in CLOSED.items() if head.startswith(begin)), "")
+        if closed:
+            rule = "unreadable" if self.expected else "not-opened"
+            self.add(rule, f"{reader.file.path} is {closed}, which is not opened here: unpack it first.")
+            return "closed archive"
         return self._unknown(reader, depth)
 
     def _unknown(self, reader: Reader, depth: int) -> str:
         """Look at a file that begins like nothing that is known: it may be a pickle of an old protocol."""
         found = self._inner()
-        data = reader.read_at(0, min(SCANNED, reader.file.size))
-        readings = _Readings()
-        with attacks.watched(readings.add), contextlib.suppress(CkptconvError):
-            load(data, _words(), where=reader.file.path, limits=WHOLE_TREES)
+        size, length = reader.file.size, SCANNED
+        while True:
+            data = reader.read_at(0, min(length, size))
+            readings = _Readings()
+            with attacks.watched(readings.add):
+                try:
+                    at = load(data, _words(), where=reader.file.path, limits=WHOLE_TREES).end
+                    found._following(reader, at, depth)
+                except TruncatedError:
+                    if len(data) < size and length < _ODD:
+                        length *= 8
+                        continue
+                    if len(data) < size:
+                        self.add("not-opened", f"{reader.file.path} may be a pickle, and is too long to tell.")
+                except CkptconvError:
+                    pass
+            break
         for reading in readings.all():
             # Text may begin with what is a name to a pickle. A call is no accident.
             if reading.called or reading.unknown_calls:
@@ -143,6 +166,19 @@ class Contents:
         if zip_elsewhere.ends_as_zip(reader):
             return self._zip(reader, depth)
         return ""
+
+    def _following(self, reader: Reader, at: int, depth: int) -> None:
+        """Look at what follows a pickle: whoever reads one after another takes it for one, however it begins."""
+        readings = _Readings()
+        with attacks.watched(readings.add), contextlib.suppress(CkptconvError):
+            for count in range(2, _PICKLES):
+                if at >= reader.file.size:
+                    break
+                data = reader.read_at(at, min(SCANNED, reader.file.size - at))
+                at += load(data, _words(), where=f"{reader.file.path} (pickle {count})", limits=WHOLE_TREES).end
+        for reading in readings.all():
+            if reading.called or reading.unknown_calls:
+                self._judge(reading, depth)
 
     def read(self, action: Callable[[], object], depth: int = 0) -> bool:
         """Call `action`, which reads pickles, and judge them and how it ended. Return whether it was read."""
@@ -227,25 +263,34 @@ class Contents:
         """Read pickles one after another, up to the end or to something else."""
         size = reader.file.size
         pickles = Pickles(reader, 0, size, WHOLE_TREES)
-        count = 0
+        count = skipped = 0
+
+        def objects(at: int) -> int:
+            within = Pickles(reader, at, size, WHOLE_TREES)
+            within.load(f"array of objects at byte {at}", _words())
+            return within.position
 
         def action() -> None:
-            nonlocal count
+            nonlocal count, skipped
             while pickles.position < size and count < _PICKLES:
                 if count and not _may_be_pickle(reader, pickles.position):
+                    inner._following(reader, pickles.position, depth)
                     break
-                pickles.load(f"pickle {count + 1}" if count else "the pickle", _words())
+                arrays = Arrays(reader, pickles.position, objects)
+                words = replace(_words(), embedded=arrays)
+                try:
+                    pickles.load(f"pickle {count + 1}" if count else "the pickle", words)
+                finally:
+                    skipped += arrays.skipped
                 count += 1
-            if count and zip_elsewhere.ends_as_zip(reader):
+            if count and zip_elsewhere.ends_as_zip(reader, pickles.position):
                 raise CorruptError(f"{reader.file.path} begins as a pickle, and ends as a zip archive.")
 
         inner = self._inner()
         inner.read(action, depth)
-        if any(_JOBLIB in each for each in inner.classes):
-            # Its arrays are bytes between the opcodes, which only joblib can skip.
-            inner.findings = {each: None for each in inner.findings if each.rule != "two-readings"}
-            if not count:
-                inner.add("unreadable", f"{reader.file.path} is of joblib, which puts arrays into the pickle.")
+        if skipped:
+            # Whoever does not know joblib takes the arrays for instructions.
+            inner._plainly(reader, depth)
         runs = any(each.rule in _RUNNING for each in inner.findings)
         if not (count or runs or self.expected):
             return ""
@@ -254,6 +299,14 @@ class Contents:
             inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING}
         self._take(inner)
         return "pickle"
+
+    def _plainly(self, reader: Reader, depth: int) -> None:
+        """Look at a pickle of joblib as Python reads it, for what would run."""
+        readings = _Readings()
+        with attacks.watched(readings.add), contextlib.suppress(CkptconvError):
+            load(reader.read_at(0, min(SCANNED, reader.file.size)), _words(), where=reader.file.path)
+        for reading in readings.all():
+            self._judge(reading._replace(where=f"{reader.file.path} (read without joblib)", broken=True), depth)
 
     # ---- torch's files, and archives
 
@@ -278,8 +331,13 @@ class Contents:
         if any(name.endswith(b".data/extern_modules") for name in names):
             self.add("carries-code", f"{reader.file.path} is a package of torch.package: importing it runs its code.")
         known = False
+        # torch.export and numpy read what is no storage under such names.
+        is_other = any(name.endswith((b".npy", b"/archive_format")) for name in names)
+        is_other |= reader.file.path.rstrip(")").endswith((".npz", ".pt2"))
         for entry in found:
-            if is_torch and (_STORAGES.fullmatch(entry.name) or _inside(reader, entry) in self.pickles):
+            if is_torch and not is_other and _STORAGES.fullmatch(entry.name):
+                continue
+            if _inside(reader, entry) in self.pickles:
                 continue
             if (is_torch or self.expected) and zip_elsewhere.content(reader, entry, 4).startswith(_MACHINE_CODE):
                 self.add("carries-code", f"{_inside(reader, entry)} is machine code.")
@@ -303,8 +361,8 @@ class Contents:
         path = _inside(reader, entry)
         is_expected = path[:-1].endswith(SUFFIXES)
         if entry.flags & _ENCRYPTED or entry.method not in (_STORED, _DEFLATED):
-            if is_expected:
-                self.add("unreadable", f"{path} is encrypted, or compressed in a way that is not supported.")
+            rule = "unreadable" if is_expected else "not-opened"
+            self.add(rule, f"{path} is encrypted, or compressed in a way that is not supported.")
             return ""
         start = zip_elsewhere.payload_of(reader, entry)
         if start is None or not entry.packed:
@@ -318,8 +376,7 @@ class Contents:
         else:
             kind = inner.unpacked(path, functools.partial(zip_elsewhere.content, reader, entry), depth)
         if only_what_runs:
-            known = {each.rule for each in self.findings}
-            inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING - known}
+            inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING}
         self._take(inner)
         return kind
 
@@ -328,7 +385,7 @@ class Contents:
         head = content(HEAD)
         if not any(kind.matches(head, len(head)) for kind in _KINDS) and not self.expected:
             return self._unknown(InMemory(head, path), depth + 1) if len(head) < HEAD else ""
-        if _NPY.matches(head, len(head)) and not _OBJECTS_IN_NPY.search(head):
+        if _NPY.matches(head, len(head)) and _is_plain(_header_in(head)):
             return "array"
         if self.room.bytes <= 0:
             self.add("excessive", f"{path} is compressed, after more compressed data than is looked at.")
@@ -374,14 +431,13 @@ class Contents:
     def _npy(self, reader: Reader, depth: int) -> str:
         """Look at an array of numpy: one of objects is a pickle after its header."""
         fixed = reader.read_at(0, min(12, reader.file.size))
-        wide = fixed[6:7] >= b"\x02"
-        begin = 12 if wide else 10
-        length = int.from_bytes(fixed[8:begin], "little")
+        begin, length = _place_of_header(fixed)
         if len(fixed) < 12 or begin + length > min(reader.file.size, SCANNED):
             self.add("unreadable", f"{reader.file.path} is an array of numpy whose header is cut short.")
             return "array"
-        if _OBJECTS_IN_NPY.search(reader.read_at(begin, length)):
-            self._pickles(Part(reader, reader.file.path, begin + length, reader.file.size - begin - length), depth)
+        if not _is_plain(reader.read_at(begin, length)):
+            start = begin + length
+            self._pickles(Part(reader, reader.file.path, start, reader.file.size - start), depth)
         return "array"
 
     def _safetensors(self, reader: Reader, depth: int) -> str:
@@ -466,12 +522,52 @@ def _decompressor(head: bytes) -> Any:
     return zlib.decompressobj(31 if head == b"\x1f\x8b" else 15)
 
 
+def _place_of_header(head: bytes) -> tuple[int, int]:
+    """Return where the header of a numpy file begins, and its length."""
+    begin = 12 if head[6:7] >= b"\x02" else 10
+    return begin, int.from_bytes(head[8:begin], "little")
+
+
+def _header_in(head: bytes) -> bytes:
+    begin, length = _place_of_header(head)
+    return head[begin : begin + length]
+
+
+def _is_plain(header: bytes) -> bool:
+    """Whether a header of numpy says that the elements are no objects, which are pickled. It is a literal of Python."""
+    import ast
+
+    try:
+        told = ast.literal_eval(header[:_MOST_NPY].decode("latin-1").strip())
+        return _are_plain(told["descr"])
+    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
+        return False
+
+
+def _are_plain(descr: Any) -> bool:
+    if type(descr) is str:
+        return _PLAIN_IN_NPY.fullmatch(descr) is not None
+    if type(descr) is tuple:
+        return len(descr) == 2 and _are_plain(descr[0])
+    return type(descr) is list and all(type(each) is tuple and len(each) > 1 and _are_plain(each[1]) for each in descr)
+
+
 def _is_compressed(head: bytes, size: int) -> bool:
     is_zlib = head[:1] == b"\x78" and head[1:2] in (b"\x01", b"\x5e", b"\x9c", b"\xda")
     return is_zlib or head.startswith((b"\x1f\x8b\x08", b"BZh", b"\xfd7zXZ\0", b"\x5d\x00\x00"))
 
 
 _NPY = _Kind(lambda head, size: head.startswith(b"\x93NUMPY"), Contents._npy)
+# How archives and compressed files begin that are not opened here.
+CLOSED = {
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"Rar!\x1a\x07": "a RAR archive",
+    b"MSCF\0\0\0\0": "a cabinet archive",
+    b"\x28\xb5\x2f\xfd": "compressed by zstandard",
+    b"\x04\x22\x4d\x18": "compressed by LZ4",
+    b"LZIP": "compressed by lzip",
+    b"ZF0x": "compressed by an old joblib",
+}
 # In this order: a file is of the first kind that it matches.
 _KINDS: tuple[_Kind, ...] = (
     _Kind(lambda head, size: head.startswith(LOCAL_SIGNATURE), Contents._zip),

@@ -90,6 +90,12 @@ RULES: dict[str, Rule] = {
         "The file is an archive or compressed in a way that is not read here, such as 7z or zstandard. What is in it "
         "was not looked at: unpack it, and scan that.",
     ),
+    "reads-elsewhere": Rule(
+        "It reads from other places",
+        UNKNOWN,
+        "A virtual checkpoint names directories or servers from which reading it takes its tensors. They were not "
+        "asked. Read it only if you know them.",
+    ),
     "unreadable": Rule(
         "It cannot be judged",
         UNREADABLE,
