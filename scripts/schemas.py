@@ -118,7 +118,7 @@ def _object(fields: dict[str, Any], required: list[str]) -> dict[str, Any]:
 
 
 _BY_STATUS = ("In A only.", "In B only.", "With another shape.", "With another dtype.", "With elements that differ.")
-_BY_VERDICT = ("are safe", "are not to be judged", "are suspicious", "are attacks")
+_BY_VERDICT = ("are safe", "load what nobody has reviewed", "are not to be judged", "are suspicious", "are attacks")
 _ANY_NUMBER = {"type": ["number", "null"]}
 _PLAIN = ["string", "integer", "number", "boolean", "object", "array", "null"]
 # What the type of a field does not say.

@@ -11,6 +11,7 @@ import shutil
 import sys
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.cli import likeness
@@ -18,7 +19,7 @@ from ckptconv.cli.failures import described
 from ckptconv.cli.terminal import can_rewrite, coloured, has_colours
 from ckptconv.errors import CkptconvError, CorruptError, DifferenceError, FailedError, UnsafeError
 from ckptconv.inspection.overview import count_of, cut, overview, printable
-from ckptconv.inspection.scan.report import ATTACK, SUSPICIOUS, UNREADABLE
+from ckptconv.inspection.scan.report import ATTACK, SUSPICIOUS, UNKNOWN, UNREADABLE, counts
 from ckptconv.storage import remote
 from ckptconv.storage.writing import reason
 from ckptconv.text import format_memory, format_size, format_time, some
@@ -53,11 +54,12 @@ FEW = 3
 KEYS, KEY = 5, 60
 # Classes that every checkpoint of DeepSpeed or torch.distributed.checkpoint may name: they tell a user nothing.
 _USUAL = ("deepspeed.", "_io.BytesIO")
-# The verdicts of a scan that are errors, the worst first: the error, and what is said of one file and of more.
-_VERDICTS: dict[str, tuple[type[CkptconvError], str, str]] = {
-    ATTACK: (UnsafeError, "is an attack", "are attacks"),
-    SUSPICIOUS: (UnsafeError, "is suspicious", "are suspicious"),
-    UNREADABLE: (CorruptError, "cannot be judged", "cannot be judged"),
+# The verdicts of a scan that may be errors, the worst first: what is said of one file and of more.
+_VERDICTS = {
+    ATTACK: ("is an attack", "are attacks"),
+    SUSPICIOUS: ("is suspicious", "are suspicious"),
+    UNREADABLE: ("cannot be judged", "cannot be judged"),
+    UNKNOWN: ("is unknown", "are unknown"),
 }
 # The styles of an overview on a terminal.
 _STYLES = {"title": "bold", "name": "cyan", "dim": "dim", "good": "green", "warning": "yellow"}
@@ -208,9 +210,9 @@ class Output:
 
             self._show(differences.overview(found, width=_width(), top=top, verbose=self.verbose))
 
-    def scanned(self, report: ScanReport, allow_suspicious: bool) -> int:
+    def scanned(self, report: ScanReport, fail_on: str) -> int:
         """Report the verdicts of a scan, and return the exit code that stands for them."""
-        error = _scan_error(report, allow_suspicious)
+        error = _scan_error(report, fail_on)
         if self.json:
             failure = {"error": described(error)} if error else {}
             self._print_json(error is None, {**dataclasses.asdict(report), **failure})
@@ -499,19 +501,23 @@ def _scan_lines(report: ScanReport, verbose: bool) -> Iterator[str]:
         yield f"{count_of(report.links, 'symbolic link')} not followed; name what they lead to, to scan that"
 
 
-def _scan_error(report: ScanReport, allow_suspicious: bool) -> CkptconvError | None:
+def _scan_error(report: ScanReport, fail_on: str) -> CkptconvError | None:
     """Return the error that stands for the worst verdict that counts."""
-    found = {
-        verdict: (kind, one, more, report.counts[verdict])
-        for verdict, (kind, one, more) in _VERDICTS.items()
-        if report.counts[verdict] and not (allow_suspicious and verdict == SUSPICIOUS)
-    }
-    if not found:
+    failing = {id(file) for file in report.files if any(counts(each.rule, fail_on) for each in file.findings)}
+    counted = Counter(file.verdict for file in report.files if file.verdict == UNREADABLE or id(file) in failing)
+    if not counted:
         return None
-    told = some([f"{count:,} {one if count == 1 else more}" for _, one, more, count in found.values()], form=str)
-    worst, *_ = (kind for kind, *_ in found.values())
-    return worst(
-        f"Of {count_of(len(report.files), 'file')}, {told}.", "Do not load an attack." if ATTACK in found else ""
+    told = some(
+        [
+            f"{counted[verdict]:,} {words[counted[verdict] > 1]}"
+            for verdict, words in _VERDICTS.items()
+            if counted[verdict]
+        ],
+        form=str,
+    )
+    # A file that cannot be judged may have what counts, too.
+    return (UnsafeError if failing else CorruptError)(
+        f"Of {count_of(len(report.files), 'file')}, {told}.", "Do not load an attack." if counted[ATTACK] else ""
     )
 
 

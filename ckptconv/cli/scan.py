@@ -10,7 +10,7 @@ from ckptconv.cli import signals
 from ckptconv.cli.options import named, output_of, taking
 
 
-@taking(*named("sarif allow_suspicious json quiet verbose storage_options"))
+@taking(*named("sarif fail_on json quiet verbose storage_options"))
 def scan(
     paths: Annotated[
         list[str],
@@ -18,20 +18,21 @@ def scan(
     ],
     *,
     sarif: str = "",
-    allow_suspicious: bool = False,
+    fail_on: str = "call",
     **options: Any,
 ) -> None:
     """Would loading these files run something?
 
-    Says of each checkpoint whether it is safe, suspicious, an attack, or unreadable, and why. Nothing in a file is run,
-    and no tensor data is read. Directories are searched to any depth; files that are no checkpoints are skipped.
-    Exit code 3: something is an attack or suspicious; 4: something cannot be judged, and nothing is worse.
+    Says of each checkpoint whether it is safe, unknown, suspicious, an attack, or unreadable, and why. Nothing in a
+    file is run, and no tensor data is read. Directories are searched to any depth; files that are no checkpoints are
+    skipped. Exit code 3: something is as bad as --fail-on says, or worse; 4: something cannot be judged, and nothing is
+    worse.
 
     \b
     Examples:
       ckptconv scan model.pt
       ckptconv scan --sarif scan.sarif .
-      ckptconv scan --allow-suspicious hf://org/model
+      ckptconv scan --fail-on unknown hf://org/model
     """
     from ckptconv.inspection.scan.scanning import scan as scanned
 
@@ -47,4 +48,4 @@ def scan(
         from ckptconv.inspection.scan.sarif import document
 
         write_whole(sarif, document(report).encode(), "the SARIF file", [each.path for each in report.files])
-    raise typer.Exit(output.scanned(report, allow_suspicious))
+    raise typer.Exit(output.scanned(report, fail_on))

@@ -167,8 +167,9 @@ class Described(NamedTuple):
     size: int
 
 
-def load(place: Location) -> Described:
-    """Read a description, and check that its sources are as they were when it was made.
+def load(place: Location, *, look: bool = True) -> Described:
+    """Read a description, and check that its sources are as they were when it was made; not without `look`, which opens
+    nothing but the description.
 
     Raise CorruptError for a description that contradicts itself and for a source that has changed, UnsafeError for one
     that names files it may not name, UnsupportedError for a version of the format that is not known.
@@ -185,7 +186,7 @@ def load(place: Location) -> Described:
         if version != VERSION:
             raise ValueError(f"it does not begin with {_BEGINNING.decode()}: {VERSION}")
         roots = tuple(_root(place, text_of(each, "a root")) for each in list_of(told.get("roots"), "its 'roots'"))
-        sources = _sources(place, roots, list_of(told.get("sources"), "its 'sources'"))
+        sources = _sources(place, roots, list_of(told.get("sources"), "its 'sources'"), look)
         files = _files(place, sources, told)
         called, plan_id = (text_of(told.get(key), f"its {key!r}") for key in ("format", "plan"))
     except ValueError as error:
@@ -263,8 +264,8 @@ def _root(place: Location, told: str) -> str:
     return told
 
 
-def _sources(place: Location, roots: Sequence[str], told: list[Any]) -> list[File]:
-    """Return the files that the description reads, each as it is now."""
+def _sources(place: Location, roots: Sequence[str], told: list[Any], look: bool) -> list[File]:
+    """Return the files that the description reads, each as it is now if `look`."""
     sources: list[File] = []
     directories: Counter[str] = Counter()
     for each in told:
@@ -281,6 +282,8 @@ def _sources(place: Location, roots: Sequence[str], told: list[Any]) -> list[Fil
         path = join(roots[root], name)
         directories[dirname(path)] += 1
         sources.append(File(path, size, text_of(entry.get("stamp"), f"the stamp of {name[:100]!r}")))
+    if not look:
+        return sources
     listed = {path: place.at(path) for path, count in directories.items() if count > _FEW and is_remote(path)}
     for file in sources:
         if file.packed is None:

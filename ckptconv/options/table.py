@@ -608,7 +608,13 @@ class _Command:
     sarif = Option(
         PATH, "Write the verdicts as SARIF 2.1.0 too, for code hosts.", metavar="FILE", group=OUTPUT, common=True
     )
-    allow_suspicious = Option(FLAG, "Exit with 3 for attacks only, not for what is suspicious.", common=True)
+    fail_on = Option(
+        choice("unknown", "call", "suspicious", "attack"),
+        "Exit with 3 for this and what is worse: unknown names and archives, calls of unknown functions, what is "
+        "suspicious, attacks.",
+        default="call",
+        common=True,
+    )
     host = Option(
         TEXT, "Listen at this address; 0.0.0.0: at all that this machine has.", default="127.0.0.1", group=RUNNING
     )

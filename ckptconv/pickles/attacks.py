@@ -201,11 +201,11 @@ _CALLERS = frozenset(
     for module in modules.split()
     for name in names.split()
 )
-# Modules that other modules import, so that an attribute path may pass through them. Other modules are left out,
-# because a function may have the same name.
+# Modules that other modules import, so that an attribute path may pass through them, without underscores before the
+# name. Other modules are left out, because a function may have the same name.
 _IMPORTED = frozenset(
     """
-    __builtin__ __builtins__ builtins ctypes importlib nt os pip posix pty runpy shutil subprocess sys
+    bltns builtin__ builtins builtins__ ctypes importlib nt os pip posix pty runpy shutil subprocess sys
     """.split()  # noqa: SIM905
 )
 # Attributes that lead from any object to every other one, and attributes that are fetched only to run something. No
@@ -237,11 +237,14 @@ _refusing: ContextVar[bool] = ContextVar("refusing", default=False)
 
 class Reading(NamedTuple):
     """What the machine met in a pickle, which `where` names: the names that it calls and that are not known to be data
-    (`called`), those of the tables that it mentions (`suspects`), and its `value`; None if it is `broken`."""
+    (`called`), those of the tables that it mentions (`suspects`), the names that it mentions and nobody has reviewed
+    (`unknown`), the calls that nobody has reviewed, in words (`unknown_calls`), and its `value`; None if `broken`."""
 
     where: str
     called: tuple[Global, ...]
     suspects: tuple[Global, ...]
+    unknown: tuple[Global, ...]
+    unknown_calls: tuple[str, ...]
     broken: bool
     value: Any
 
@@ -259,11 +262,11 @@ def watched(by: Callable[[Reading], None]) -> Iterator[None]:
         _watching.reset(token)
 
 
-def tell(where: str, called: Iterable[Global], suspects: Iterable[Global], value: Any, *, broken: bool) -> None:
+def tell(reading: Callable[[], Reading]) -> None:
     """Tell whoever watches (`watched`) what a pickle is."""
     watcher = _watching.get()
     if watcher is not None:
-        watcher(Reading(where, tuple(called), tuple(suspects), broken, value))
+        watcher(reading())
 
 
 @contextlib.contextmanager
@@ -313,7 +316,10 @@ def is_suspect(named: Global) -> bool:
 def _leads_out(name: str) -> bool:
     """Whether an attribute path contains a module of `_IMPORTED`, or, if of several parts, one of `_WAYS_OUT`."""
     steps = name.split(".")
-    return not _IMPORTED.isdisjoint(steps) or (len(steps) > 1 and not _WAYS_OUT.isdisjoint(steps))
+    # Modules import others under names of their own, such as `_os`.
+    return not _IMPORTED.isdisjoint(step.lstrip("_") for step in steps) or (
+        len(steps) > 1 and not _WAYS_OUT.isdisjoint(steps)
+    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
-from ckptconv.pickles import attacks
+from ckptconv.pickles import attacks, known
 from ckptconv.pickles.containers import BUILTINS, CONSTANTS, SET_COST, TAKES_ARGUMENTS, Deques, Keys, python, today
 from ckptconv.pickles.fastpath import HOLE, Phrases
 from ckptconv.pickles.limits import check_nesting
@@ -88,8 +88,7 @@ def _run(machine: _Machine) -> Loaded:
         loaded = machine.run()
     except TruncatedError:
         # Callers read truncated data again, with more of it, so it does not count as broken.
-        if machine.suspects and machine.opaque:
-            machine.tell(broken=True)
+        machine.tell(broken=True)
         machine.refuse_attack()
         raise
     except CkptconvError as error:
@@ -110,11 +109,12 @@ def _run(machine: _Machine) -> Loaded:
 def _run_on(machine: _Machine) -> None:
     """Look for an attack in a pickle that breaks in a frame. Ignore frames, as CPython's C unpickler ignores some."""
     vocabulary, where, limits = machine.vocabulary, machine.where, machine.limits
-    whole = machine.around[0] if machine.around else machine.data
-    again = _Machine(whole, vocabulary, where, machine.start, limits, lean=False, framed=False)
+    whole, _, base = machine.around or (machine.data, 0, 0)
+    again = _Machine(whole, vocabulary, where, 0 if base else machine.start, limits, lean=False, framed=False)
     try:
         with contextlib.suppress(CkptconvError):
             again.run()
+        again.tell(broken=True)
         again.refuse_attack(broken=True)
     finally:
         vars(again).clear()
@@ -189,7 +189,7 @@ class _Machine:
         self.data, self.size = data, len(data)
         self.pos = self.start = start
         self.base = 0
-        self.around: tuple[bytes, int] | None = None
+        self.around: tuple[bytes, int, int] | None = None
         self.framed = framed
         self.short = False
         self.where = where
@@ -222,6 +222,9 @@ class _Machine:
         self.takes_arguments: set[Global] = set()
         self.opaque: dict[Global, None] = {}
         self.suspects: dict[Global, None] = {}
+        # What nobody has reviewed: names, and what is called, in words.
+        self.unknown: dict[Global, None] = {}
+        self.unknown_calls: dict[str, None] = {}
         self.phrases = Phrases(vocabulary.phrases) if lean and vocabulary.phrases else None
         # The first thing that Python's unpicklers may read differently. The pickle is refused for it at the end, when
         # it is known whether what follows contains an attack.
@@ -276,7 +279,12 @@ class _Machine:
 
     def tell(self, value: Any = None, *, broken: bool = False) -> None:
         """Tell whoever watches what was read so far."""
-        attacks.tell(self.where, self.opaque, self.suspects, value, broken=broken)
+
+        def reading() -> attacks.Reading:
+            names = tuple(self.opaque), tuple(self.suspects), tuple(self.unknown)
+            return attacks.Reading(self.where, *names, tuple(self.unknown_calls), broken, value)
+
+        attacks.tell(reading)
 
     def odd(self, reason: str) -> None:
         """Record `reason` to refuse the pickle for at its end, and read on."""
@@ -465,14 +473,15 @@ class _Machine:
         if self.around and self.pos < self.size:
             # One of CPython's unpicklers refuses this, and the other reads on.
             self.odd("has a frame in a frame")
-            self._read(self.around[0], self.base + self.pos)
+            whole, _, base = self.around
+            self._read(whole, self.base + self.pos - base, base)
         elif self.around:
             self.leave_frame()
         end = self.pos + length
         if end > self.size:
             raise self._short()
-        around = self.data, end
-        self._read(self.data[self.pos : end] + _END_OF_FRAME, 0, self.pos)
+        around = self.data, end, self.base
+        self._read(self.data[self.pos : end] + _END_OF_FRAME, 0, self.base + self.pos)
         self.size, self.around = length, around
 
     def leave_frame(self) -> None:
@@ -482,6 +491,16 @@ class _Machine:
     def _read(self, data: bytes, pos: int, base: int = 0) -> None:
         """Continue at `pos` of `data`, which begins at `base` of the whole pickle."""
         self.data, self.size, self.pos, self.base, self.around = data, len(data), pos, base, None
+
+    def skip_embedded(self, target: Opaque) -> None:
+        """Read on behind the bytes that `target` stands for, if there are some. They follow the frame that it is in."""
+        assert self.vocabulary.embedded
+        found = self.vocabulary.embedded(target, self.base + (self.size if self.around else self.pos))
+        if found is not None:
+            if self.around and self.pos < self.size:
+                self.odd("has bytes that follow a frame, and goes on in the frame")
+            position, data = found
+            self._read(data, 0, position)
 
     def take(self, length: int) -> bytes:
         """Return the next `length` bytes of the pickle."""
@@ -556,6 +575,13 @@ class _Machine:
                 self.unfinished.add(mentioned)
             if spelled in TAKES_ARGUMENTS:
                 self.takes_arguments.add(mentioned)
+        if not (
+            mentioned in self.known
+            or key in self.meanings
+            or module.partition(".")[0] == self.enums
+            or known.is_known(mentioned)
+        ):
+            self.unknown[mentioned] = None
         if max(len(module), len(name)) > _LONGEST_NAME:
             raise ExcessiveError(f"names a class by {max(len(module), len(name))} characters")
         if mentioned not in self.known and key not in self.meanings and f"{module}.{name}" in self.paths:
@@ -611,6 +637,8 @@ class _Machine:
                 raise ExcessiveError(f"calls the result of a call, more than {_CALL_DEPTH} times over")
         else:
             raise MalformedError(f"calls a value of type {type(function).__name__}")
+        if how == "reduce":
+            self.doubt(function, args)
         coded = attacks.code_called(function, args)
         if coded is not None:
             self.suspects[coded] = None
@@ -618,6 +646,15 @@ class _Machine:
         if type(function) is Global and function in self.unfinished:
             self._note_place(made)
         return made
+
+    def doubt(self, function: Any, args: tuple[Any, ...]) -> None:
+        """Note a call of what nobody has reviewed."""
+        if not known.is_known_call(function, args):
+            root = function
+            while type(root) is Opaque:
+                root = root.cls
+            what = brief(root, 200)
+            self.unknown_calls[what if root is function else f"what {what} returns"] = None
 
     def _note_place(self, made: Opaque) -> None:
         """Remember the memo index that `made` will get: picklers store what they make at once."""
@@ -633,6 +670,10 @@ class _Machine:
             place = self.places.pop(id(target), -1)
             if value is NotImplemented:
                 target.state.append(state)
+                if self.vocabulary.embedded:
+                    self.skip_embedded(target)
+                if known.calls_by_name(state):
+                    self.unknown_calls[f"what is in the state of {brief(target.cls, 200)}"] = None
                 if builder:
                     self.opaque[target.cls] = None
             elif type(value) is NumpyArray:
@@ -765,6 +806,9 @@ def _global(machine: _Machine) -> Any:
 
 def _instantiate(machine: _Machine, made: Any, args: list[Any]) -> Any:
     """Return what INST and OBJ make: a call, or without arguments a new object of the class `made`."""
+    if not args and type(made) is Global:
+        # A function is called all the same.
+        machine.doubt(made, ())
     return machine.call(made, tuple(args), "reduce" if args else "newobj")
 
 

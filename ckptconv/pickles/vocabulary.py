@@ -52,6 +52,9 @@ class Vocabulary:
     `phrases`: returns a `Maker` for the tensors of a phrase, which makes what the other tables make, at once; or None.
     `enums`: the package, if any, of classes that are called with one value instead of a tuple of arguments, as
     TorchScript writes the members of its enumerations.
+    `embedded`: called with an `Opaque` that got its state and the position after it, in bytes from the beginning of the
+    pickle. If the object stands for bytes that follow in the file and are no part of the pickle, returns the position
+    behind these bytes and what the file has from there on; else None.
     """
 
     constructors: Mapping[tuple[str, str], Constructor] = field(default_factory=dict)
@@ -60,6 +63,7 @@ class Vocabulary:
     persistent: Callable[[Any], Any] | None = None
     phrases: Callable[[Phrase], Maker | None] | None = None
     enums: str | None = None
+    embedded: Callable[[Opaque, int], tuple[int, bytes] | None] | None = None
 
 
 # Only Python's own containers and numbers.

@@ -46,10 +46,12 @@ class Entry(NamedTuple):
     header: int
 
 
-def ends_as_zip(reader: Reader) -> bool:
-    """Whether a file that does not begin as a zip archive ends as one. zipfile opens those, wherever they begin."""
+def ends_as_zip(reader: Reader, after: int = 0) -> bool:
+    """Whether a file that does not begin as a zip archive ends as one, whose end record is at byte `after` or later.
+
+    zipfile opens those, wherever they begin."""
     directory = _directory(reader)
-    if directory is None or directory.size < ENTRY.size:
+    if directory is None or directory.size < ENTRY.size or directory.end < after:
         return False
     # At the offset it states, or directly before the end record if something was put before the archive.
     places = directory.start, directory.end - directory.size

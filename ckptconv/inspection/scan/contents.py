@@ -16,7 +16,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError
 from ckptconv.formats.dcp.locate import SUFFIX as _ENTRIES
@@ -29,9 +29,10 @@ from ckptconv.formats.torch.stream import is_stream
 from ckptconv.formats.torch.tar import is_tar
 from ckptconv.formats.torch.zip import PICKLE, begins_as_pickle
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
+from ckptconv.inspection.scan.joblib import Arrays
 from ckptconv.inspection.scan.names import LOADERS, carries_code, is_needed, is_unusual
 from ckptconv.inspection.scan.readers import InMemory, Part
-from ckptconv.inspection.scan.report import ATTACK, RULES, Finding
+from ckptconv.inspection.scan.report import Finding
 from ckptconv.pickles import attacks
 from ckptconv.pickles.children import CHILDREN, walk
 from ckptconv.pickles.machine import load
@@ -41,6 +42,7 @@ from ckptconv.storage.files import Reader
 from ckptconv.storage.seekable import Seekable
 from ckptconv.text import brief, some
 
+_T = TypeVar("_T")
 HEAD = 512
 # What is inside what is inside …, and the most pickles one after the other in a file.
 _DEPTH, _PICKLES = 8, 10_000
@@ -56,15 +58,19 @@ SUFFIXES = (
     ".npz", ".mar", ".nemo", ".p", ".t7", ".torch", ".sav",
 )  # fmt: skip
 # Members of torch's archives that are the bytes of tensors.
-_STORAGES = re.compile(rb"[^/]+/(?:data|constants|tensors|data/weights|data/constants)/[^/.]+", re.DOTALL)
+_STORAGES = re.compile(rb"[^/]+/(?:data|constants|tensors)/[^/.]+", re.DOTALL)
 # In the code of TorchScript: operators that read and write files.
 _FILES_IN_CODE = re.compile(rb"\b(?:torch|ops\.aten|ops\.prim)\.(?:save|from_file|load)\(")
 _MACHINE_CODE = (b"\x7fELF", b"MZ\x90", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
-_OBJECTS_IN_NPY = re.compile(rb"'[|<>=]?O\d*'")
+# In a header of numpy, types of numbers, texts, times and raw bytes.
+_PLAIN_IN_NPY = re.compile(r"[<>|=]?[?biufcmMSaUV][0-9]*(?:\[\w+\])?")
+# numpy itself reads no longer header unless it is told to.
+_MOST_NPY = 10_000
 # What readers call the pickle on which the rest depends.
 _MAIN = re.compile(r"\((?:[^()]*data\.pkl|the object|(?:the )?pickle(?: \d+)?)\)$")
 _ENCRYPTED, _STORED, _DEFLATED = 0x41, 0, 8
-_JOBLIB = "joblib.numpy_pickle.NumpyArrayWrapper"
+# The most bytes read of what may be a pickle and begins as none.
+_ODD = 1 << 26
 
 
 @dataclass
@@ -123,42 +129,74 @@ class Contents:
         for kind in _KINDS:
             if kind.matches(head, reader.file.size):
                 return kind.look(self, reader, depth)
+        closed = next((what for begin, what in CLOSED.items() if head.startswith(begin)), "")
+        if closed:
+            rule = "unreadable" if self.expected else "not-opened"
+            self.add(rule, f"{reader.file.path} is {closed}, which is not opened here: unpack it first.")
+            return "closed archive"
         return self._unknown(reader, depth)
 
     def _unknown(self, reader: Reader, depth: int) -> str:
         """Look at a file that begins like nothing that is known: it may be a pickle of an old protocol."""
         found = self._inner()
-        data = reader.read_at(0, min(SCANNED, reader.file.size))
-        readings: list[attacks.Reading] = []
-        with attacks.watched(readings.append), contextlib.suppress(CkptconvError):
-            load(data, _words(), where=reader.file.path, limits=WHOLE_TREES)
-        for reading in readings:
+        size, length = reader.file.size, SCANNED
+        while True:
+            data = reader.read_at(0, min(length, size))
+            readings = _Readings()
+            with attacks.watched(readings.add):
+                try:
+                    at = load(data, _words(), where=reader.file.path, limits=WHOLE_TREES).end
+                    found._following(reader, at, depth)
+                except TruncatedError:
+                    if len(data) < size and length < _ODD:
+                        length *= 8
+                        continue
+                    if len(data) < size:
+                        self.add("not-opened", f"{reader.file.path} may be a pickle, and is too long to tell.")
+                except CkptconvError:
+                    pass
+            break
+        for reading in readings.all():
             # Text may begin with what is a name to a pickle. A call is no accident.
-            if reading.called:
+            if reading.called or reading.unknown_calls:
                 found._judge(reading, depth)
-        if any(RULES[each.rule].verdict == ATTACK for each in found.findings):
-            self.findings.update(found.findings)
+        if found.findings:
+            self._take(found)
             return "pickle"
         if zip_elsewhere.ends_as_zip(reader):
             return self._zip(reader, depth)
         return ""
 
+    def _following(self, reader: Reader, at: int, depth: int) -> None:
+        """Look at what follows a pickle: whoever reads one after another takes it for one, however it begins."""
+        readings = _Readings()
+        with attacks.watched(readings.add), contextlib.suppress(CkptconvError):
+            for count in range(2, _PICKLES):
+                if at >= reader.file.size:
+                    break
+                data = reader.read_at(at, min(SCANNED, reader.file.size - at))
+                at += load(data, _words(), where=f"{reader.file.path} (pickle {count})", limits=WHOLE_TREES).end
+        for reading in readings.all():
+            if reading.called or reading.unknown_calls:
+                self._judge(reading, depth)
+
     def read(self, action: Callable[[], object], depth: int = 0) -> bool:
         """Call `action`, which reads pickles, and judge them and how it ended. Return whether it was read."""
-        readings: list[attacks.Reading] = []
+        readings = _Readings()
         error: CkptconvError | None = None
         try:
-            with attacks.watched(readings.append):
+            with attacks.watched(readings.add):
                 action()
         except CkptconvError as reason:
             error = reason
         before = len(self.findings)
-        for reading in readings:
+        found = readings.all()
+        for reading in found:
             self._judge(reading, depth)
-        self.pickles.update(reading.where for reading in readings if not reading.broken)
+        self.pickles.update(reading.where for reading in found if not reading.broken)
         if error is None:
             return True
-        whole = [reading.broken for reading in readings if _MAIN.search(reading.where)]
+        whole = [reading.broken for reading in found if _MAIN.search(reading.where)]
         is_whole = bool(whole) and not any(whole)
         if isinstance(error, UnsafeError):
             if len(self.findings) == before:
@@ -194,6 +232,16 @@ class Contents:
         unusual = [each for each in called if is_unusual(each) and each not in suspects]
         if unusual:
             self.add("unusual-call", f"{where} calls {some(unusual, 3, brief)}, which no known checkpoint does.")
+        words = [
+            each
+            for each in reading.unknown_calls
+            if not ({each} & {brief(some, 200) for some in (*suspects, *unusual)})
+        ]
+        if words:
+            self.add("unknown-call", f"{where} calls {some(words, 3, str)}, which nobody here has looked at.")
+        names = [each for each in reading.unknown if each not in suspects and brief(each, 200) not in words]
+        if names and not (reading.broken and not (called or words)):
+            self.add("unknown-name", f"{where} names {some(names, 3, brief)}, which nobody here has looked at.")
         self.classes.update((brief(each, 200), None) for each in called if is_needed(each))
         if not reading.broken:
             for data, is_loaded in _bytes_in(reading.value):
@@ -215,25 +263,34 @@ class Contents:
         """Read pickles one after another, up to the end or to something else."""
         size = reader.file.size
         pickles = Pickles(reader, 0, size, WHOLE_TREES)
-        count = 0
+        count = skipped = 0
+
+        def objects(at: int) -> int:
+            within = Pickles(reader, at, size, WHOLE_TREES)
+            within.load(f"array of objects at byte {at}", _words())
+            return within.position
 
         def action() -> None:
-            nonlocal count
+            nonlocal count, skipped
             while pickles.position < size and count < _PICKLES:
                 if count and not _may_be_pickle(reader, pickles.position):
+                    inner._following(reader, pickles.position, depth)
                     break
-                pickles.load(f"pickle {count + 1}" if count else "the pickle", _words())
+                arrays = Arrays(reader, pickles.position, objects)
+                words = replace(_words(), embedded=arrays)
+                try:
+                    pickles.load(f"pickle {count + 1}" if count else "the pickle", words)
+                finally:
+                    skipped += arrays.skipped
                 count += 1
-            if count and zip_elsewhere.ends_as_zip(reader):
+            if count and zip_elsewhere.ends_as_zip(reader, pickles.position):
                 raise CorruptError(f"{reader.file.path} begins as a pickle, and ends as a zip archive.")
 
         inner = self._inner()
         inner.read(action, depth)
-        if any(_JOBLIB in each for each in inner.classes):
-            # Its arrays are bytes between the opcodes, which only joblib can skip.
-            inner.findings = {each: None for each in inner.findings if each.rule != "two-readings"}
-            if not count:
-                inner.add("unreadable", f"{reader.file.path} is of joblib, which puts arrays into the pickle.")
+        if skipped:
+            # Whoever does not know joblib takes the arrays for instructions.
+            inner._plainly(reader, depth)
         runs = any(each.rule in _RUNNING for each in inner.findings)
         if not (count or runs or self.expected):
             return ""
@@ -242,6 +299,14 @@ class Contents:
             inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING}
         self._take(inner)
         return "pickle"
+
+    def _plainly(self, reader: Reader, depth: int) -> None:
+        """Look at a pickle of joblib as Python reads it, for what would run."""
+        readings = _Readings()
+        with attacks.watched(readings.add), contextlib.suppress(CkptconvError):
+            load(reader.read_at(0, min(SCANNED, reader.file.size)), _words(), where=reader.file.path)
+        for reading in readings.all():
+            self._judge(reading._replace(where=f"{reader.file.path} (read without joblib)", broken=True), depth)
 
     # ---- torch's files, and archives
 
@@ -266,8 +331,13 @@ class Contents:
         if any(name.endswith(b".data/extern_modules") for name in names):
             self.add("carries-code", f"{reader.file.path} is a package of torch.package: importing it runs its code.")
         known = False
+        # torch.export and numpy read what is no storage under such names.
+        is_other = any(name.endswith((b".npy", b"/archive_format")) for name in names)
+        is_other |= reader.file.path.rstrip(")").endswith((".npz", ".pt2"))
         for entry in found:
-            if is_torch and (_STORAGES.fullmatch(entry.name) or _inside(reader, entry) in self.pickles):
+            if is_torch and not is_other and _STORAGES.fullmatch(entry.name):
+                continue
+            if _inside(reader, entry) in self.pickles:
                 continue
             if (is_torch or self.expected) and zip_elsewhere.content(reader, entry, 4).startswith(_MACHINE_CODE):
                 self.add("carries-code", f"{_inside(reader, entry)} is machine code.")
@@ -291,8 +361,8 @@ class Contents:
         path = _inside(reader, entry)
         is_expected = path[:-1].endswith(SUFFIXES)
         if entry.flags & _ENCRYPTED or entry.method not in (_STORED, _DEFLATED):
-            if is_expected:
-                self.add("unreadable", f"{path} is encrypted, or compressed in a way that is not supported.")
+            rule = "unreadable" if is_expected else "not-opened"
+            self.add(rule, f"{path} is encrypted, or compressed in a way that is not supported.")
             return ""
         start = zip_elsewhere.payload_of(reader, entry)
         if start is None or not entry.packed:
@@ -306,8 +376,7 @@ class Contents:
         else:
             kind = inner.unpacked(path, functools.partial(zip_elsewhere.content, reader, entry), depth)
         if only_what_runs:
-            known = {each.rule for each in self.findings}
-            inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING - known}
+            inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING}
         self._take(inner)
         return kind
 
@@ -316,7 +385,7 @@ class Contents:
         head = content(HEAD)
         if not any(kind.matches(head, len(head)) for kind in _KINDS) and not self.expected:
             return self._unknown(InMemory(head, path), depth + 1) if len(head) < HEAD else ""
-        if _NPY.matches(head, len(head)) and not _OBJECTS_IN_NPY.search(head):
+        if _NPY.matches(head, len(head)) and _is_plain(_header_in(head)):
             return "array"
         if self.room.bytes <= 0:
             self.add("excessive", f"{path} is compressed, after more compressed data than is looked at.")
@@ -362,14 +431,13 @@ class Contents:
     def _npy(self, reader: Reader, depth: int) -> str:
         """Look at an array of numpy: one of objects is a pickle after its header."""
         fixed = reader.read_at(0, min(12, reader.file.size))
-        wide = fixed[6:7] >= b"\x02"
-        begin = 12 if wide else 10
-        length = int.from_bytes(fixed[8:begin], "little")
+        begin, length = _place_of_header(fixed)
         if len(fixed) < 12 or begin + length > min(reader.file.size, SCANNED):
             self.add("unreadable", f"{reader.file.path} is an array of numpy whose header is cut short.")
             return "array"
-        if _OBJECTS_IN_NPY.search(reader.read_at(begin, length)):
-            self._pickles(Part(reader, reader.file.path, begin + length, reader.file.size - begin - length), depth)
+        if not _is_plain(reader.read_at(begin, length)):
+            start = begin + length
+            self._pickles(Part(reader, reader.file.path, start, reader.file.size - start), depth)
         return "array"
 
     def _safetensors(self, reader: Reader, depth: int) -> str:
@@ -405,6 +473,31 @@ class Contents:
         return f"compressed {kind}" if kind else "compressed file" if self.expected else ""
 
 
+def _joined(some: tuple[_T, ...], others: tuple[_T, ...]) -> tuple[_T, ...]:
+    return tuple(dict.fromkeys(some + others))
+
+
+class _Readings:
+    """The readings of pickles, in order. One may be read several times, each time further; all of them count."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, attacks.Reading] = {}
+
+    def add(self, reading: attacks.Reading) -> None:
+        before = self._found.get(reading.where)
+        if before is not None:
+            reading = reading._replace(
+                called=_joined(before.called, reading.called),
+                suspects=_joined(before.suspects, reading.suspects),
+                unknown=_joined(before.unknown, reading.unknown),
+                unknown_calls=_joined(before.unknown_calls, reading.unknown_calls),
+            )
+        self._found[reading.where] = reading
+
+    def all(self) -> list[attacks.Reading]:
+        return list(self._found.values())
+
+
 # --------------------------------------------------------------------------------------------------------------- kinds
 
 
@@ -429,12 +522,52 @@ def _decompressor(head: bytes) -> Any:
     return zlib.decompressobj(31 if head == b"\x1f\x8b" else 15)
 
 
+def _place_of_header(head: bytes) -> tuple[int, int]:
+    """Return where the header of a numpy file begins, and its length."""
+    begin = 12 if head[6:7] >= b"\x02" else 10
+    return begin, int.from_bytes(head[8:begin], "little")
+
+
+def _header_in(head: bytes) -> bytes:
+    begin, length = _place_of_header(head)
+    return head[begin : begin + length]
+
+
+def _is_plain(header: bytes) -> bool:
+    """Whether a header of numpy says that the elements are no objects, which are pickled. It is a literal of Python."""
+    import ast
+
+    try:
+        told = ast.literal_eval(header[:_MOST_NPY].decode("latin-1").strip())
+        return _are_plain(told["descr"])
+    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
+        return False
+
+
+def _are_plain(descr: Any) -> bool:
+    if type(descr) is str:
+        return _PLAIN_IN_NPY.fullmatch(descr) is not None
+    if type(descr) is tuple:
+        return len(descr) == 2 and _are_plain(descr[0])
+    return type(descr) is list and all(type(each) is tuple and len(each) > 1 and _are_plain(each[1]) for each in descr)
+
+
 def _is_compressed(head: bytes, size: int) -> bool:
     is_zlib = head[:1] == b"\x78" and head[1:2] in (b"\x01", b"\x5e", b"\x9c", b"\xda")
     return is_zlib or head.startswith((b"\x1f\x8b\x08", b"BZh", b"\xfd7zXZ\0", b"\x5d\x00\x00"))
 
 
 _NPY = _Kind(lambda head, size: head.startswith(b"\x93NUMPY"), Contents._npy)
+# How archives and compressed files begin that are not opened here.
+CLOSED = {
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"Rar!\x1a\x07": "a RAR archive",
+    b"MSCF\0\0\0\0": "a cabinet archive",
+    b"\x28\xb5\x2f\xfd": "compressed by zstandard",
+    b"\x04\x22\x4d\x18": "compressed by LZ4",
+    b"LZIP": "compressed by lzip",
+    b"ZF0x": "compressed by an old joblib",
+}
 # In this order: a file is of the first kind that it matches.
 _KINDS: tuple[_Kind, ...] = (
     _Kind(lambda head, size: head.startswith(LOCAL_SIGNATURE), Contents._zip),
@@ -446,7 +579,18 @@ _KINDS: tuple[_Kind, ...] = (
     _Kind(_is_compressed, Contents._compressed),
 )
 # Rules about what would run, and not about how a file is made.
-_RUNNING = frozenset({"dangerous-call", "path-outside", "carries-code", "unusual-call", "dangerous-name", "hidden"})
+_RUNNING = frozenset(
+    {
+        "dangerous-call",
+        "path-outside",
+        "carries-code",
+        "unusual-call",
+        "dangerous-name",
+        "hidden",
+        "unknown-call",
+        "unknown-name",
+    }
+)
 # Last parts of names of members by which torch's own readers know an archive; and the members of its tar archives.
 _OF_TORCH = frozenset({PICKLE.encode(), b"model.json", b"constants.pkl"})
 _OF_TAR = frozenset({"storages", "tensors", "pickle"})

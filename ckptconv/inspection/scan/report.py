@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 # The verdicts, the worst last.
-VERDICTS = (SAFE, UNREADABLE, SUSPICIOUS, ATTACK) = ("safe", "unreadable", "suspicious", "attack")
+VERDICTS = (SAFE, UNKNOWN, UNREADABLE, SUSPICIOUS, ATTACK) = ("safe", "unknown", "unreadable", "suspicious", "attack")
 
 
 class Rule(NamedTuple):
@@ -68,6 +68,33 @@ RULES: dict[str, Rule] = {
         "It asks for too much",
         SUSPICIOUS,
         "The file describes far more than a file of its size holds, so that reading it takes all memory or time.",
+    ),
+    "unknown-call": Rule(
+        "It calls a function that nobody has reviewed",
+        UNKNOWN,
+        "A pickle in the file calls a function that is in no table of what ordinary checkpoints call, or what another "
+        "call returned. Loading the file runs that code with arguments from the file, and nobody here has looked at "
+        "it. Look at the function before you load the file, or take the tensors alone: torch.load with "
+        "weights_only=True, or `ckptconv convert`.",
+    ),
+    "unknown-name": Rule(
+        "It names classes that nobody has reviewed",
+        UNKNOWN,
+        "A pickle in the file names classes or functions that are in no table of what ordinary checkpoints name, most "
+        "often those of the program that wrote it. Loading the file imports their modules and makes their objects. "
+        "Load it only where these are yours or known to you, or take the tensors alone.",
+    ),
+    "not-opened": Rule(
+        "It cannot be opened here",
+        UNKNOWN,
+        "The file is an archive or compressed in a way that is not read here, such as 7z or zstandard. What is in it "
+        "was not looked at: unpack it, and scan that.",
+    ),
+    "reads-elsewhere": Rule(
+        "It reads from other places",
+        UNKNOWN,
+        "A virtual checkpoint names directories or servers from which reading it takes its tensors. They were not "
+        "asked. Read it only if you know them.",
     ),
     "unreadable": Rule(
         "It cannot be judged",
@@ -135,6 +162,17 @@ class ScanReport:
 
     seconds: float = 0.0
     """How long it took."""
+
+
+# What `--fail-on` counts, from the least: by its word, the rules that count beside those of the words after it.
+LEVELS = ("unknown", "call", "suspicious", "attack")
+
+
+def counts(rule: str, level: str) -> bool:
+    """Whether a finding of `rule` fails a scan that is to fail on `level`, one of `LEVELS`."""
+    verdict = RULES[rule].verdict
+    found = "call" if rule == "unknown-call" else verdict
+    return found in LEVELS and LEVELS.index(found) >= LEVELS.index(level)
 
 
 def worst(verdicts: list[str]) -> str:

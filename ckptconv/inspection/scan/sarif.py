@@ -10,6 +10,7 @@ import os
 from typing import Any
 from urllib.parse import quote
 
+from ckptconv.inspection.overview import printable
 from ckptconv.inspection.scan.report import ATTACK, RULES, SUSPICIOUS, ScanReport
 from ckptconv.storage.paths import is_remote
 from ckptconv.version import __version__
@@ -30,7 +31,7 @@ def document(report: ScanReport, directory: str = "") -> str:
             "ruleId": finding.rule,
             "ruleIndex": list(RULES).index(finding.rule),
             "level": _LEVELS.get(RULES[finding.rule].verdict, _OTHER)[0],
-            "message": {"text": _encodable(finding.message)},
+            "message": {"text": printable(finding.message)},
             "locations": [{"physicalLocation": {"artifactLocation": _location(file.path, directory)}}],
         }
         for file in report.files
@@ -65,8 +66,3 @@ def _location(path: str, directory: str) -> dict[str, str]:
     if inner == os.pardir or inner.startswith(os.pardir + os.sep):
         return {"uri": f"file://{quote(os.fsencode(path))}"}
     return {"uri": quote(os.fsencode(inner.replace(os.sep, "/")))}
-
-
-def _encodable(text: str) -> str:
-    """Return `text` without lone surrogates, which no reader of JSON need accept."""
-    return text.encode("utf-8", "backslashreplace").decode()

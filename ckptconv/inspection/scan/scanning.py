@@ -17,7 +17,7 @@ from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.formats.weight_map import read_index
-from ckptconv.inspection.scan.contents import HEAD, SUFFIXES, Contents
+from ckptconv.inspection.scan.contents import CLOSED, HEAD, SUFFIXES, Contents
 from ckptconv.inspection.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst
 from ckptconv.options.table import SCANNING, checked, filled
 from ckptconv.pickles import attacks
@@ -27,7 +27,7 @@ from ckptconv.storage.hub import pinned
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, listed
-from ckptconv.text import some
+from ckptconv.text import brief, some
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from ckptconv.options.keywords import ScanOptions
 
 _POINTERS = (deepspeed.LATEST, deepspeed.LATEST_UNIVERSAL)
-# Compressed files that the standard library does not decompress, and what git-lfs leaves of a file.
-_PACKED = (b"\x28\xb5\x2f\xfd", b"7z\xbc\xaf\x27\x1c", b"\x04\x22\x4d\x18")
+# What git-lfs leaves of a file.
 _LFS = b"version https://git-lfs"
 
 
@@ -125,19 +124,21 @@ def _scanned(place: Location) -> ScannedFile | None:
         try:
             size = reader.file.size
             head = reader.read_at(0, min(HEAD, size))
-            special = next((each for each in _SPECIAL if each.matches(place, head)), None)
-            if special is None:
+            # What a file is called does not decide alone what it is.
+            is_entries = place.name.endswith(dcp.SUFFIX)
+            if not is_entries or not (head.startswith(tuple(CLOSED)) or contents.archives(reader)):
                 kind = contents.look(reader)
         finally:
             reader.close()
-        if special is not None:
-            kind = special.look(contents, place)
+        special = next((each for each in _SPECIAL if each.matches(place, head)), None)
+        if special is not None and kind in ("", "safetensors", "pickle"):
+            kind = special.look(contents, place) or kind
     except CkptconvError as error:
         contents.add("unreadable", error.message)
     if not kind and not contents.findings:
         what = what_it_is(head, size)
         is_missing = contents.expected and not isinstance(what, UnsupportedError)
-        if not (is_missing or (contents.expected and head.startswith(_PACKED)) or head.startswith(_LFS)):
+        if not (is_missing or head.startswith(_LFS)):
             return None
         told = what.message if what else f"begins with {head[:16]!r}, as no checkpoint does."
         contents.add("unreadable", f"{place} {told}")
@@ -168,7 +169,13 @@ def _index(contents: Contents, place: Location) -> str:
 
 
 def _virtual(contents: Contents, place: Location) -> str:
-    contents.read(lambda: virtual.load(place))
+    def action() -> None:
+        roots = virtual.load(place, look=False).roots
+        elsewhere = [root for root in roots if root != place.parent.path]
+        if elsewhere:
+            contents.add("reads-elsewhere", f"{place} reads from {some(elsewhere, 3, brief)}.")
+
+    contents.read(action)
     return "virtual checkpoint"
 
 
@@ -211,14 +218,8 @@ def _metadata(contents: Contents, place: Location) -> str:
 
 
 def _entries(contents: Contents, place: Location) -> str:
-    """Read the entries of a file of torch.distributed.checkpoint: archives one after the other."""
-    reader = place.open_buffered()
-    try:
-        is_read = contents.archives(reader)
-    finally:
-        reader.close()
-    if not is_read:
-        # Compressed, or in another layout: its directory describes it.
+    """Read the entries of a file of torch.distributed.checkpoint that are no archives: its directory describes them."""
+    if not contents.findings:
         contents.read(lambda: open_source(place.parent.path, key=".", storage_options=place.options))
     return "torch.distributed.checkpoint data"
 
