@@ -24,9 +24,12 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
             raise _none(path)
         return source
     # Which checkpoint to take, and the layout of the output, are said of the source.
-    of_source = {"family": "", "tag": "", "like": "", "map": "", "size": None}
+    of_source = {"family": "", "tag": "", "like": "", "map": "", "size": None, "alone": False}
     other = open_source(normalize(path), **{**settings, **of_source, "states": True})
-    found = other.states() or _states_in(other.weights)
+    found = other.states()
+    if found is None:
+        other.check_weights()
+        found = _states_in(other.weights)
     if found is None:
         raise _none(path)
     named = {f"{basename(other.path)}/{name}": what for name, what in {**other.inputs, **other.state_inputs}.items()}

@@ -135,6 +135,9 @@ class ConvertOptions(TypedDict, total=False):
     raw: bool
     """Take whole modules as the objects they are, not as their state dicts."""
 
+    alone: bool
+    """Take INPUT by itself even if it is one file of many, such as a rank's or a shard."""
+
     family: str | None
     """The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's."""
 
@@ -293,6 +296,9 @@ class DiffOptions(TypedDict, total=False):
     raw: bool
     """Take whole modules as the objects they are, not as their state dicts."""
 
+    alone: bool
+    """Take INPUT by itself even if it is one file of many, such as a rank's or a shard."""
+
     spool_dir: str | os.PathLike[str] | None
     """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
 
@@ -350,6 +356,9 @@ class PatchOptions(TypedDict, total=False):
 
     raw: bool
     """Take whole modules as the objects they are, not as their state dicts."""
+
+    alone: bool
+    """Take INPUT by itself even if it is one file of many, such as a rank's or a shard."""
 
     inert: bool
     """Take even files that carry an attack; nothing in them runs."""
@@ -429,6 +438,9 @@ class OpenOptions(TypedDict, total=False):
     raw: bool
     """Take whole modules as the objects they are, not as their state dicts."""
 
+    alone: bool
+    """Take INPUT by itself even if it is one file of many, such as a rank's or a shard."""
+
     master: bool
     """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
 
@@ -480,6 +492,9 @@ class LoadOptions(TypedDict, total=False):
 
     raw: bool
     """Take whole modules as the objects they are, not as their state dicts."""
+
+    alone: bool
+    """Take INPUT by itself even if it is one file of many, such as a rank's or a shard."""
 
     master: bool
     """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
@@ -604,6 +619,9 @@ class RowsOptions(TypedDict, total=False):
 
     raw: bool
     """Take whole modules as the objects they are, not as their state dicts."""
+
+    alone: bool
+    """Take INPUT by itself even if it is one file of many, such as a rank's or a shard."""
 
     family: str | None
     """The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's."""
