@@ -66,8 +66,8 @@ class _File(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """A kind of file: what one is; what to name in its place, with {} for the directory `up` levels above it; and
-    whether a file is one. Those that are not `refused` may be a whole model."""
+    """A kind of file: what one is, as the end of a sentence; what to name in its place, with {} for the directory `up`
+    levels above it; and whether a file is one. Those that are not `refused` may be a whole model."""
 
     called: str
     instead: str
@@ -84,7 +84,7 @@ def marked(place: Location, source: Source, alone: bool) -> Source:
     if file is None or kind is None:
         idle = f"--alone is of no use: {place} is not one file of many."
         return replace(source, warnings=[*source.warnings, idle]) if alone else source
-    what = f"{file.place} {kind.called}."
+    what = f"{file.place} {kind.called}"
     if alone:
         return replace(source, notes=[*source.notes, f"{what} It was taken alone."])
     above = file.place
@@ -278,76 +278,76 @@ _JOINED = "Give the directory with the files of all ranks, under the names that 
 # The table, in the order in which it is asked.
 KINDS = (
     _Kind(
-        "is of one rank, stage, layer or expert of a DeepSpeed run",
+        "is of one rank, stage, layer or expert of a DeepSpeed run.",
         "Name the directory of the run, or of its tag: ckptconv zero-to-fp32 {} OUTPUT",
         _of_deepspeed,
     ),
     _Kind(
         "is the model file of a DeepSpeed run: its weights have the training's dtype, and the optimizer's, which go on "
-        "with the training, are in other files",
+        "with the training, are in other files.",
         "Those come with: ckptconv zero-to-fp32 {} OUTPUT",
         _of_zero_1,
         refused=False,
     ),
     _Kind(
-        "is of one parameter of a universal checkpoint",
+        "is of one parameter of a universal checkpoint.",
         "Name the directory of all: ckptconv zero-to-fp32 {} OUTPUT",
         _of_universal,
         up=3,
     ),
     _Kind(
-        "is of the optimizer of a universal checkpoint, without its parameters",
+        "is of the optimizer of a universal checkpoint, without its parameters.",
         "Name the directory of all: ckptconv zero-to-fp32 {} OUTPUT",
         _of_universal_optimizer,
         up=2,
     ),
     _Kind(
-        "is of one of several model-parallel ranks of Megatron-LM",
+        "is of one of several model-parallel ranks of Megatron-LM.",
         "Name the directory of the step, and a map that joins the ranks: ckptconv convert {} OUTPUT --map "
         "megatron-llama, for one.",
         _of_megatron,
         up=2,
     ),
     _Kind(
-        "is of one of Meta's tensor-parallel ranks",
+        "is of one of Meta's tensor-parallel ranks.",
         "Name the directory, and a map that joins them: ckptconv convert {} OUTPUT --map meta-llama3, or meta-llama2.",
         _of_meta,
     ),
     _Kind(
-        "is a rank's shard of torch.distributed.checkpoint's HuggingFaceStorageWriter: pieces of tensors",
+        "is a rank's shard of torch.distributed.checkpoint's HuggingFaceStorageWriter: pieces of tensors.",
         "Name the directory: ckptconv dcp2safetensors {} OUTPUT",
         lambda file: SHARDING in file.metadata or SHARD.fullmatch(file.place.name) is not None,
     ),
     _Kind(
-        "is the part of a checkpoint of Megatron-core that is no tensors",
+        "is the part of a checkpoint of Megatron-core that is no tensors.",
         "Name the directory: ckptconv dcp2safetensors {} OUTPUT",
         lambda file: file.place.name == "common.pt" and METADATA in _names(file.place.parent),
     ),
     _Kind(
-        "is one file of a sharded set",
+        "is one file of a sharded set.",
         "Name the directory of all, {}, or the index.",
         lambda file: _is_numbered(file.place, _OF_INDEX),
     ),
     _Kind(
-        "is one file of a delta: compressed differences, and no weights",
+        "is one file of a delta: compressed differences, and no weights.",
         "Apply it to the checkpoint that it changes: ckptconv patch BASE {} OUTPUT",
         _of_delta,
     ),
-    _Kind("is of one of several ranks of torch_xla's FSDP", "Join them with its consolidate_sharded_ckpts.", _of_xla),
+    _Kind("is of one of several ranks of torch_xla's FSDP.", "Join them with its consolidate_sharded_ckpts.", _of_xla),
     _Kind(
-        "holds flat parameters of FSDP, of which each rank has a part",
+        "holds flat parameters of FSDP, of which each rank has a part.",
         _JOINED + " Or save a full state dict.",
         _of_flat_parameters,
     ),
-    _Kind("is of one of several ranks of a step of torch_checkpointing", "Name the step's directory: {}.", _of_step),
+    _Kind("is of one of several ranks of a step of torch_checkpointing.", "Name the step's directory: {}.", _of_step),
     _Kind(
-        "is of one of several ranks",
+        "is of one of several ranks.",
         "Nothing in them says how they are joined; the program that wrote them does it.",
         lambda file: _is_numbered(file.place, *_NUMBERED),
     ),
-    _Kind("is of a rank other than the first, and no others are beside it", _JOINED, _of_a_rank),
+    _Kind("is of a rank other than the first, and no others are beside it.", _JOINED, _of_a_rank),
     _Kind(
-        "is called that of the first rank, no others are beside it, and nothing in it says that it is a part",
+        "is called that of the first rank, no others are beside it, and nothing in it says that it is a part.",
         "If it is one, give the files of all ranks.",
         _of_first_rank,
         refused=False,
