@@ -65,6 +65,7 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "storage_options": ({}, {"anon": True}, [{"anon": True}, '{"anon": true}']),
     "inert": (False, True, [True]),
     "raw": (False, True, [True]),
+    "alone": (False, True, [True]),
     "family": ("", "torch", ["torch"]),
     "tag": ("", "global_step1", ["global_step1"]),
     "exclude_frozen_parameters": (False, True, [True]),
@@ -198,6 +199,7 @@ def test_keeping_and_dropping_contradict_each_other() -> None:
 
 TEXT = st.text(max_size=5)
 DECIDING = {
+    "alone": st.booleans(),
     "max_shard_size": st.integers(1, 1 << 70) | st.sampled_from(["5GB", "1GiB"]),
     "dtype": st.sampled_from(["fp32", "bfloat16", "half", "keep"]),
     "key": TEXT,

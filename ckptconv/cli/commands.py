@@ -71,7 +71,7 @@ app.command("convert", cls=ConvertCommand)(convert_)
 
 
 @app.command("pt2safetensors", cls=Command)
-@taking(*named("optimizer universal zero_stage fresh_optimizer raw"), *CONVERTING)
+@taking(*named("optimizer universal zero_stage fresh_optimizer raw alone"), *CONVERTING)
 def pt2safetensors(source: Input, output: Destination = None, **options: Any) -> None:
     """Convert .pt, .pth, .bin and .ckpt files to safetensors.
 
@@ -89,7 +89,7 @@ def pt2safetensors(source: Input, output: Destination = None, **options: Any) ->
 
 @app.command("safetensors2pt", cls=Command)
 @taking(
-    *named("opaque drop_opaque"),
+    *named("alone opaque drop_opaque"),
     *(each for each in CONVERTING if each not in named(_NOT_BACK)),
 )
 def safetensors2pt(
@@ -180,7 +180,7 @@ def dcp2safetensors(
         "The optimizer states too, from PATH: what --optimizer of another conversion wrote, or a checkpoint that has "
         "them, INPUT itself for one."
     ),
-    *named("opaque drop_opaque raw tag exclude_frozen_parameters master unstack per_rank"),
+    *named("opaque drop_opaque raw alone tag exclude_frozen_parameters master unstack per_rank"),
     *(each for each in CONVERTING if each not in named("copy_config like partial fill")),
 )
 def safetensors2dcp(
@@ -211,7 +211,7 @@ def safetensors2dcp(
 
 @app.command("verify", cls=Command)
 @taking(
-    *named("raw tag exclude_frozen_parameters master unstack"),
+    *named("raw alone tag exclude_frozen_parameters master unstack"),
     OPTIONS["optimizer"].explained(
         "Verify the optimizer states there; of a checkpoint of torch.distributed.checkpoint, what they come from."
     ),

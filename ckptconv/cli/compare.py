@@ -15,7 +15,7 @@ from ckptconv.options.table import COMPARING
 @taking(
     *named("key include exclude"),
     COMPARING["optimizer"],
-    *named("tag exclude_frozen_parameters master raw"),
+    *named("tag exclude_frozen_parameters master raw alone"),
     *named("strip_prefix rename"),
     COMPARING["map"],
     *named("size"),

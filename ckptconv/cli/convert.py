@@ -32,7 +32,7 @@ class ConvertCommand(Command):
 
 @taking(
     *named("output_dir output_name tag exclude_frozen_parameters master unstack optimizer universal zero_stage"),
-    *named("fresh_optimizer per_rank raw opaque drop_opaque safe_serialization"),
+    *named("fresh_optimizer per_rank raw alone opaque drop_opaque safe_serialization"),
     *(
         OPTIONS["jobs"].explained("Work in N threads; with --output-dir, convert N inputs at once.")
         if option.name == "jobs"

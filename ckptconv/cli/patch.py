@@ -12,7 +12,8 @@ from ckptconv.errors import UsageError
 
 
 @taking(
-    *named("max_shard_size dtype key strip_prefix rename copy_config tag exclude_frozen_parameters master unstack raw"),
+    *named("max_shard_size dtype key strip_prefix rename copy_config tag exclude_frozen_parameters master unstack"),
+    *named("raw alone"),
     *named("jobs memory fsync clobber spool_dir manifest dry_run"),
     *SHOWING,
 )

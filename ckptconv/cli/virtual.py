@@ -17,7 +17,7 @@ Checkpoint = Annotated[
 
 
 @taking(
-    *named("tag exclude_frozen_parameters master unstack raw"),
+    *named("tag exclude_frozen_parameters master unstack raw alone"),
     *TENSORS,
     *named("fsync clobber manifest depfile dry_run spool_dir"),
     *SHOWING,
@@ -53,7 +53,12 @@ def virtual(
     shown.done(report)
 
 
-@taking(*named("host port tag exclude_frozen_parameters master unstack raw"), *TENSORS, *named("spool_dir"), *SHOWING)
+@taking(
+    *named("host port tag exclude_frozen_parameters master unstack raw alone"),
+    *TENSORS,
+    *named("spool_dir"),
+    *SHOWING,
+)
 def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **options: Any) -> None:
     """Offer the safetensors files of a conversion over HTTP, without writing them.
 

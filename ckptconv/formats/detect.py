@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from ckptconv.errors import CkptconvError, UsageError
+from ckptconv.formats import alone as alone_files
 from ckptconv.formats import safetensors, virtual
 from ckptconv.formats.dcp import below as dcp_below
 from ckptconv.formats.dcp import locate as dcp
@@ -72,6 +73,7 @@ def open_source(
     size: Mapping[str, int] | None = None,
     inert: bool = False,
     raw: bool = False,
+    alone: bool = False,
     spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
 ) -> Source:
@@ -84,8 +86,9 @@ def open_source(
     safetensors that does not fit the tensors is an error; with `structure` false it is left out. `like` is the path of
     the source's reference. `map` names a map, which gives other names and layouts, and `size` tells sizes of its axes.
     A file that is an attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw`
-    keeps whole modules the objects they are. "-" is standard input. Input from a pipe is kept in a temporary file in
-    `spool_dir`.
+    keeps whole modules the objects they are. One file of many, such as a rank's, can be looked at; whoever takes its
+    weights for a model gets an error, unless it is taken `alone`. "-" is standard input. Input from a pipe is kept in a
+    temporary file in `spool_dir`.
     """
     path = os.fspath(path)
     if not path:
@@ -107,6 +110,7 @@ def open_source(
         source = ranks.joined(place, chosen.read(guess.place or place, wanted), wanted)
     if states:
         source = with_states_beside(source, key)
+        source = alone_files.marked(guess.place or place, source, alone)
     if is_hub(path):
         source = replace(source, notes=[*source.notes, *_hub_notes(place, source)])
     is_deepspeed, is_megatron = source.family == deepspeed.FAMILY, source.format == dcp.MEGATRON

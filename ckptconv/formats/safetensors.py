@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -68,7 +67,6 @@ _LEVELS, _LARGEST = 125, (1 << 1024) - (1 << 970) - 1
 _TOLD = 20
 # Bytes of the first request for a remote file.
 _FAR = 1 << 18
-_SHARD = re.compile(r"-\d{5}-of-(\d{5})\.safetensors$")
 _AGAIN = "Copy or download it again."
 
 
@@ -136,7 +134,7 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
         found_set = _read_set(place, warnings)
         beside = True
     else:
-        found_set = _read_single(place, warnings)
+        found_set = _read_single(place)
         beside = place.name == f"model{SUFFIX}" or asked != place
     if found_set.record is None and beside:
         found_set.record, found_set.record_path = _record_beside(place.parent)
@@ -269,11 +267,8 @@ def _olmo(found: FileSet, place: Location) -> tuple[dict[Any, Any], list[str]]:
 # ------------------------------------------------------------------------------------------------- files and indices
 
 
-def _read_single(place: Location, warnings: list[str]) -> FileSet:
+def _read_single(place: Location) -> FileSet:
     header = _read_file(place)
-    shard = _SHARD.search(place.name)
-    if shard and int(shard[1]) > 1:
-        warnings.append(f"{place} is one of {int(shard[1])} files; give their directory or index for all of them.")
     return FileSet(
         place.path,
         header.tensors,  # type: ignore[arg-type]  # this set's alone from here on

@@ -25,11 +25,13 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
             raise _none(path)
         return without_optimizers(source, source.wanted.key)
     # Which checkpoint to take, and the layout of the output, are said of the source.
-    of_source = {"family": "", "tag": "", "like": "", "map": "", "size": None}
+    of_source = {"family": "", "tag": "", "like": "", "map": "", "size": None, "alone": False}
     other = open_source(normalize(path), **{**settings, **of_source, "states": True})
     found = other.states()
-    if found is None and is_optimizer_alone(other.weights):
-        found = named([("", other.weights)], weights_in(source, source.wanted.key), other.path)
+    if found is None:
+        other.check_weights()
+        if is_optimizer_alone(other.weights):
+            found = named([("", other.weights)], weights_in(source, source.wanted.key), other.path)
     if found is None:
         raise _none(path)
     read = {f"{basename(other.path)}/{name}": what for name, what in {**other.inputs, **other.state_inputs}.items()}

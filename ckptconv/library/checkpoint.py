@@ -349,9 +349,10 @@ def open_checkpoint(
     now, not when they are asked for. A file that is an attack raises UnsafeError;
     with `inert` it is opened like any other, and nothing in it runs. A path of another `family` than the expected one
     raises UsageError. `like` names a reference, whose names and dtypes the tensors have; what of it is missing is left
-    out with `partial`, or taken from it with `fill`. `backend` "pread" copies what is read, where "mmap" maps it. "-"
-    is standard input; what comes through a pipe, or is compressed, is kept in a temporary file in `spool_dir`. Raise a
-    CkptconvError.
+    out with `partial`, or taken from it with `fill`. The weights of one file of many, such as a rank's or a shard, are
+    read only with `alone`; its `tree` can be read anyway. `backend` "pread" copies what is read, where "mmap" maps it.
+    "-" is standard input; what comes through a pipe, or is compressed, is kept in a temporary file in `spool_dir`.
+    Raise a CkptconvError.
 
     Examples:
         >>> with ckptconv.open("model.pt", framework="np") as ck:

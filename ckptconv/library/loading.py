@@ -41,7 +41,8 @@ def load_state_dict(
 
     With a structure record, or from a `.pt` file, the result is nested as it was saved; else it is a dict of tensors by
     name. `key` selects a subtree, as in "state_dict"; `tag` is for DeepSpeed, `master` and
-    `unstack` for Megatron-core; `raw` keeps whole modules the objects they are. Floating-point tensors are cast to
+    `unstack` for Megatron-core; `raw` keeps whole modules the objects they are; `alone` takes one file of many, such
+    as a rank's, by itself. Floating-point tensors are cast to
     `dtype`, and all moved to `device`, if these are given. Objects of classes known by name only stay
     `ckptconv.tree.Opaque`. Raises a `CkptconvError`. Warns if a `.pt` file beside `path` is newer.
 

@@ -222,6 +222,9 @@ class _ConvertInspectDiffPatchScanFinishOpenLoadRows(TypedDict, total=False):
 class _ConvertDiffPatchOpenLoadRows(TypedDict, total=False):
     """Options that these calls share."""
 
+    alone: bool
+    """Take INPUT by itself even if it is one file of many, such as a rank's or a shard."""
+
     master: bool
     """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
 

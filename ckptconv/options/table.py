@@ -383,6 +383,9 @@ class Options(_Given):
     )
     inert: bool = _deciding(FLAG, "Take even files that carry an attack; nothing in them runs.", group=TAKE)
     raw: bool = _deciding(FLAG, "Take whole modules as the objects they are, not as their state dicts.", group=TAKE)
+    alone: bool = _deciding(
+        FLAG, "Take INPUT by itself even if it is one file of many, such as a rank's or a shard.", group=TAKE
+    )
     family: str = _option(
         TEXT, "The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's.", group=LIBRARY
     )
@@ -459,6 +462,7 @@ class Options(_Given):
             "exclude_frozen": self.exclude_frozen_parameters,
             "structure": self.structure,
             "raw": self.raw,
+            "alone": self.alone,
             "master": self.master,
             "unstack": self.unstack,
             "like": self.like,
@@ -701,12 +705,12 @@ def _named_in(every: Mapping[str, Option], names: str) -> dict[str, Option]:
 # What the calls of the library take that are no conversions.
 OPENING = _named_in(
     {**OPTIONS, **_options_in(_Opening)},
-    "key tag exclude_frozen model_rank states structure raw master unstack map size like inert family spool_dir "
+    "key tag exclude_frozen model_rank states structure raw alone master unstack map size like inert family spool_dir "
     "storage_options",
 )
 # What an opened checkpoint gives, by names and dtypes, beside what is read of it.
 VIEWING = {**OPENING, **_named_in(OPTIONS, "partial fill")}
-LOADING = _named_in(OPTIONS, "key dtype tag raw master unstack storage_options")
+LOADING = _named_in(OPTIONS, "key dtype tag raw alone master unstack storage_options")
 FINISHING = _named_in(OPTIONS, "checksum manifest attest fsync storage_options")
 INSPECTING = _named_in(
     {**OPTIONS, **COMMAND},
@@ -715,13 +719,13 @@ INSPECTING = _named_in(
 DIFFING = _named_in(
     {**OPTIONS, **COMMAND, **COMPARING},
     "key include exclude optimizer strip_prefix rename map size dtype rtol atol html jobs memory tag "
-    "exclude_frozen_parameters master unstack inert raw spool_dir storage_options delta delta_encoding delta_checksum "
-    "delta_version",
+    "exclude_frozen_parameters master unstack inert raw alone spool_dir storage_options delta delta_encoding "
+    "delta_checksum delta_version",
 )
 PATCHING = _named_in(
     OPTIONS,
-    "max_shard_size dtype key strip_prefix rename copy_config tag exclude_frozen_parameters master unstack raw inert "
-    "jobs memory fsync clobber spool_dir manifest dry_run storage_options",
+    "max_shard_size dtype key strip_prefix rename copy_config tag exclude_frozen_parameters master unstack raw alone "
+    "inert jobs memory fsync clobber spool_dir manifest dry_run storage_options",
 )
 SCANNING = _named_in(OPTIONS, "storage_options")
 # Which tensors to convert, and how.

@@ -340,13 +340,6 @@ def test_a_set_is_read_by_its_directory_or_its_index(tmp_path: Path) -> None:
         assert list(tensors_of(path)) == ["a", "b"]
 
 
-def test_one_file_of_a_set_is_read_with_a_warning(tmp_path: Path) -> None:
-    a_set(tmp_path)
-    source = ckptconv.open(tmp_path / "model-00002-of-00002.safetensors").source
-    assert list(source.weights) == ["b"]
-    assert any("one of 2 files" in warning for warning in source.warnings)
-
-
 @pytest.mark.parametrize(
     "name", ["../x.safetensors", "/etc/passwd", "a/../../x.safetensors", "..", "C:\\x", "s3://b/x", ""]
 )

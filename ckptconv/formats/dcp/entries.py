@@ -21,6 +21,7 @@ from ckptconv.formats import safetensors
 from ckptconv.formats.dcp.archive_templates import Patterns
 from ckptconv.formats.dcp.chunks import Tile
 from ckptconv.formats.dcp.chunks import join as join_tiles
+from ckptconv.formats.dcp.locate import SHARDING
 from ckptconv.formats.dcp.metadata import Chunk, Description, Place, SavedTensor, Shape, named
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.zip import read_zip
@@ -35,8 +36,6 @@ from ckptconv.text import some
 
 ZIP = b"PK\x03\x04"
 ZSTD = ("stream.zstd/1",)
-# The key, in a safetensors file's metadata, of where each tensor begins in the tensor that it is a chunk of.
-SHARDING = "DCP_SHARDING_INFO"
 # Compressed entries may decompress to MAX_GROWTH times the bytes of all files plus ROOM_TO_GROW: zeros compress well.
 MAX_GROWTH, ROOM_TO_GROW = 64, 16 << 30
 # The largest value read, in bytes. Values are held in memory; tensors and long texts in them count little.

@@ -24,6 +24,8 @@ RANK = re.compile(r"__(\d{1,9})\.metadata")
 # What torch calls the files of a rank.
 FILE = re.compile(r"__\d+_\d+\.distcp")
 SHARD = re.compile(r"shard-(\d{5})-.*\.safetensors")
+# The key, in a safetensors file's metadata, of where each tensor begins in the tensor that it is a chunk of.
+SHARDING = "DCP_SHARDING_INFO"
 # Bytes of a file that tell whether it is metadata.
 BEGINNING = 64
 

@@ -109,7 +109,6 @@ def fingerprint(torch_file: TorchFile) -> Input:
 
 def read(place: Location, wanted: Wanted | None = None) -> Source:
     """Open a .pt, .pth, .bin or .ckpt file: its weights are the tree it holds, with modules as their state dicts."""
-    part = f"{place} is one file of a sharded set: name the directory or the index to convert all."
     torch_file = read_torch(place, limits=WHOLE_TREES)
     taken = Taken(torch_file.value, (), (), torch_file.opaque)
     if wanted is None or not wanted.raw:
@@ -125,7 +124,7 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
         records={torch_file.file.path: torch_file.records},
         values=taken.values,
         notes=[*torch_file.notes, *taken.notes],
-        warnings=[*torch_file.warnings, *taken.warnings, *([part] if SHARD.fullmatch(place.name) else [])],
+        warnings=[*torch_file.warnings, *taken.warnings],
         inputs={place.name: fingerprint(torch_file)},
         bytes_read=torch_file.bytes_read,
     )

@@ -27,7 +27,7 @@ from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
 FAMILY = torch_file.FAMILY
-_RANK = re.compile(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_(\d{1,6}))?")
+RANK = re.compile(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_(\d{1,6}))?")
 # The names of the file, of old releases too.
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 _GUESS = Guess(CERTAIN, "a checkpoint of Megatron-LM", "pt2safetensors {} OUTPUT")
@@ -54,6 +54,8 @@ _SHARES: tuple[tuple[re.Pattern[str], int | None], ...] = tuple(
 )
 # Experts of a rank in one tensor, as old releases had them: nothing tells them apart.
 _GROUPED = re.compile(r".+\.mlp\.experts\.weight[12]", re.DOTALL)
+# The kinds of model-parallel ranks, in the order of the numbers in names; the last is the first's name in old releases.
+_KINDS = ("tensor_model", "pipeline_model", "expert_model", "model")
 _LEFT_OUT = "_extra_state"
 _NAMESPACE = Global("argparse", "Namespace")
 
@@ -84,7 +86,7 @@ def read(place: Location, wanted: Wanted) -> Source:
             f"{step} holds {len(files)} ranks of Megatron-LM: {some([file.parent.name for file in files], form=str)}. "
             "Each has a part of every tensor, and nothing in them says how the parts are joined.",
             "Give a map that joins them, such as --map megatron-llama; or save it with --ckpt-format torch_dist, which "
-            "says how; or convert the file of a rank by itself.",
+            "says how; or convert the file of a rank by itself with --alone.",
         )
     opened = read_all(files)
     ranks = _ranks(step, files, opened)
@@ -96,7 +98,7 @@ def read(place: Location, wanted: Wanted) -> Source:
 
 def _files(step: Location) -> Iterable[Location]:
     for name, entry in step.names.items():
-        if entry.kind == "directory" and _RANK.fullmatch(name):
+        if entry.kind == "directory" and RANK.fullmatch(name):
             rank = step.child(name)
             yield from (rank.join(file) for file in _FILES if file in rank.names)
 
@@ -116,12 +118,14 @@ def _ranks(step: Location, files: Sequence[Location], opened: Sequence[TorchFile
     """Return the ranks in order. Raise CorruptError if one is missing, UnsupportedError for a model that is not of
     Megatron-core."""
     found: dict[tuple[int, int, int], _Rank] = {}
+    told: dict[str, int] = {}
     for file, each in zip(files, opened, strict=True):
-        match = _RANK.fullmatch(file.parent.name)
+        match = RANK.fullmatch(file.parent.name)
         assert match is not None
         numbers = [int(number) for number in match.groups() if number is not None]
         value = each.value if isinstance(each.value, dict) else {}
         args = _arguments(value)
+        told.update(parallel_sizes(value))
         if len(numbers) == 2 and _size(args, "expert_model") > 1 and _size(args, "pipeline_model") == 1:
             numbers.insert(1, 0)  # mp_rank_00_001 is of the second expert rank where there is no pipeline
         tensor, pipeline, expert = (*numbers, 0, 0)[:3]
@@ -151,7 +155,7 @@ def _ranks(step: Location, files: Sequence[Location], opened: Sequence[TorchFile
                 "Save it with --ckpt-format torch_dist.",
             )
         found[tensor, pipeline, expert] = _Rank(tensor, pipeline, expert, file, tensors)
-    sizes = [max(key[axis] for key in found) + 1 for axis in range(3)]
+    sizes = [max([*(key[axis] for key in found), told.get(_KINDS[axis], 1) - 1]) + 1 for axis in range(3)]
     cells = itertools.product(*map(range, sizes))
     missing = [cell for cell in itertools.islice(cells, len(found) + 1) if cell not in found]
     if missing:
@@ -168,6 +172,12 @@ def _arguments(value: Mapping[Any, Any]) -> Mapping[Any, Any]:
     args = value.get("args")
     state = args.state[0] if type(args) is Opaque and args.cls == _NAMESPACE and len(args.state) == 1 else None
     return state if isinstance(state, dict) else {}
+
+
+def parallel_sizes(value: Mapping[Any, Any]) -> dict[str, int]:
+    """Return how many ranks of each kind the training had, as far as the file tells."""
+    args = _arguments(value)
+    return {kind: _size(args, kind) for kind in _KINDS if type(args.get(f"{kind}_parallel_size")) is int}
 
 
 def _size(args: Mapping[Any, Any], kind: str, default: int = 1) -> int:

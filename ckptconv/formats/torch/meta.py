@@ -45,7 +45,7 @@ def read(place: Location, wanted: Wanted) -> Source:
             f"{place} holds {len(files)} files of Meta's tensor-parallel ranks. Each has a part of every tensor, and "
             "nothing in them says how the parts are joined.",
             "Give --map meta-llama3, for Llama 3, or --map meta-llama2, which join them and give Hugging Face's names; "
-            "or convert a file by itself.",
+            "or convert a file by itself with --alone.",
         )
     opened = read_all(files)
     parts = Parts(place.path)

@@ -1,0 +1,316 @@
+"""One file of many, a rank's or a shard, is taken for a model only by whoever says so."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import DATA, ZERO, ckptconv_here, contents
+from safetensors.torch import load_file, save_file
+
+import ckptconv
+from ckptconv import CorruptError, UnsupportedError
+from ckptconv.library.virtual import VirtualFiles
+
+W = torch.arange(12.0).reshape(3, 4)
+QUIETLY = ("--no-fsync", "--quiet")
+Make = Callable[[Path], Path]
+
+
+def of_zero(case: str, name: str) -> Make:
+    def make(place: Path) -> Path:
+        shutil.copytree(ZERO / case / "checkpoint", place / "run")
+        return next((place / "run").rglob(name))
+
+    return make
+
+
+def moved(make: Make, name: str = "model.pt") -> Make:
+    """The same file, under another name and by itself."""
+
+    def again(place: Path) -> Path:
+        return Path(shutil.move(make(place), place / name))
+
+    return again
+
+
+def saved(value: Any, *names: str) -> Make:
+    """A file of torch.save, or of safetensors; and others beside it."""
+
+    def make(place: Path) -> Path:
+        for name in names:
+            path = place / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".safetensors":
+                save_file(value, path)
+            elif path.suffix in (".json", ""):
+                path.touch()
+            elif path.suffix == ".pkl":
+                path.write_bytes(pickle.dumps({"version": "2.0", "world_size": 2, "metadata": {}}))
+            else:
+                torch.save(value, path)
+        return place / names[0]
+
+    return make
+
+
+def of_megatron(*directories: str, **sizes: int) -> Make:
+    args = argparse.Namespace(lr=1.0, **{f"{kind}_model_parallel_size": size for kind, size in sizes.items()})
+    return saved(
+        {"args": args, "model": {"w": W}}, *(f"iter_0000005/{each}/model_optim_rng.pt" for each in directories)
+    )
+
+
+def of_meta(*names: str, share: int = 1) -> Make:
+    state = {
+        "tok_embeddings.weight": torch.zeros(8, 4),
+        "layers.0.attention.wo.weight": torch.zeros(4, 4 // share),
+        "norm.weight": torch.ones(4),
+    }
+    return saved(state, *names)
+
+
+def of_dcp(place: Path) -> Path:
+    shutil.copytree(DATA / "dcp/hf_sharded_w2/checkpoint", place / "step")
+    return place / "step/shard-00001-model-00001-of-00002.safetensors"
+
+
+def of_delta(place: Path) -> Path:
+    save_file({"w": W}, place / "old.safetensors")
+    save_file({"w": W + 1}, place / "new.safetensors")
+    ckptconv.diff(place / "old.safetensors", place / "new.safetensors", delta=place / "delta")
+    return next((place / "delta").glob("*.safetensors"))
+
+
+def of_universal(place: Path) -> Path:
+    save_file({"w": W, "b": torch.ones(4)}, place / "model.safetensors")
+    ckptconv.convert(place / "model.safetensors", universal=place / "universal", fsync=False)
+    return next((place / "universal").rglob("zero/w/fp32.pt"))
+
+
+STATE = {"a": W, "b": torch.ones(4)}
+FLAT = {"modules": [{"handles": [{"flat_param.data": torch.zeros(6), "flat_param._fqns": ["w"]}], "name": ""}]}
+SHARD = {"model": {"w": torch.zeros(6)}, "shard_metadata": {"rank": 0, "world_size": 2, "shard_info": {}}}
+# A file of each family, and what is to be named in its place.
+PARTS: dict[str, tuple[Make, str]] = {
+    "ZeRO-3, model": (of_zero("z3_bf16_exclfrozen_w2", "zero_pp_rank_0*model_states.pt"), "zero-to-fp32"),
+    "ZeRO-3, model, of another name": (
+        moved(of_zero("z3_bf16_exclfrozen_w2", "zero_pp_rank_0*model_states.pt")),
+        "zero-to-fp32",
+    ),
+    "ZeRO-3, optimizer": (of_zero("z3_bf16_exclfrozen_w2", "*rank_1*optim_states.pt"), "zero-to-fp32"),
+    "ZeRO-3, optimizer, of another name": (
+        moved(of_zero("z3_bf16_exclfrozen_w2", "*rank_1*optim_states.pt")),
+        "zero-to-fp32",
+    ),
+    "ZeRO-2, optimizer": (of_zero("z2_bf16_w2", "*rank_0*optim_states.pt"), "zero-to-fp32"),
+    "ZeRO-1, optimizer, of another name": (moved(of_zero("z1_bf16_w2", "*rank_0*optim_states.pt")), "zero-to-fp32"),
+    "old ZeRO-3, model": (
+        saved({"module": {"w": torch.empty(0), "n": W}, "buffer_names": ["n"], "dp_world_size": 2}, "m.pt"),
+        "zero-to-fp32",
+    ),
+    "experts": (of_zero("moe_z2_ep2_w2", "layer_0_expert_1*"), "zero-to-fp32"),
+    "without its experts": (of_zero("moe_z2_ep2_w2", "mp_rank_00_model_states.pt"), "zero-to-fp32"),
+    "a layer": (of_zero("pipe_z1_pp2_w2", "layer_00-model_states.pt"), "zero-to-fp32"),
+    "a stage": (of_zero("pipe_z1_pp2_w2", "mp_rank_00_model_states.pt"), "zero-to-fp32"),
+    "tensor parallel": (of_zero("tp_z2_mp2_w4", "mp_rank_01_model_states.pt"), "zero-to-fp32"),
+    "tensor parallel, of another name": (moved(of_zero("tp_z2_mp2_w4", "mp_rank_01_model_states.pt")), "zero-to-fp32"),
+    "experts' optimizer": (saved(STATE, "expp_rank_0_mp_rank_00_optim_states.pt"), "zero-to-fp32"),
+    "universal": (of_universal, "zero-to-fp32 {0.parent.parent.parent}"),
+    "universal, alone": (moved(of_universal, "fp32.pt"), "zero-to-fp32"),
+    "Megatron, tensors": (of_megatron("mp_rank_00", "mp_rank_01"), "convert {0.parent.parent} OUTPUT --map"),
+    "Megatron, stages": (of_megatron("mp_rank_00_000", "mp_rank_00_001"), "--map"),
+    "Megatron, alone": (of_megatron("mp_rank_00", tensor=2), "--map"),
+    "Megatron, of another name": (moved(of_megatron("mp_rank_00", pipeline=2)), "--map"),
+    "Megatron, another rank": (of_megatron("mp_rank_01"), "--map"),
+    "Megatron's optimizer": (saved(STATE, "iter_0000005/mp_rank_00/distrib_optim.pt"), "--map"),
+    "NeMo": (saved(STATE, "tp_rank_01_pp_rank_000/model_weights.ckpt"), "--map"),
+    "Megatron-core": (saved({"iteration": 5, "w": W}, "common.pt", ".metadata"), "dcp2safetensors"),
+    "Meta": (of_meta("consolidated.00.pth", "consolidated.01.pth"), "--map meta-llama3"),
+    "Meta, another": (of_meta("consolidated.01.pth"), "--map meta-llama3"),
+    "Meta, alone": (of_meta("consolidated.00.pth", share=2), "--map meta-llama3"),
+    "Meta, of another name": (of_meta("model.pt", share=2), "--map meta-llama3"),
+    "a shard": (saved(STATE, "pytorch_model-00001-of-00003.bin"), "or the index"),
+    "a shard of safetensors": (saved(STATE, "model-00002-of-00002.safetensors"), "or the index"),
+    "a shard of a variant": (saved(STATE, "model-00002-of-00002.fp16.safetensors"), "or the index"),
+    "a shard beside its index": (
+        saved(STATE, "model-00001-of-00002.safetensors", "model.safetensors.index.json"),
+        "or the index",
+    ),
+    "DCP's safetensors": (of_dcp, "dcp2safetensors {0.parent}"),
+    "DCP's safetensors, of another name": (moved(of_dcp, "model.safetensors"), "dcp2safetensors"),
+    "a delta": (of_delta, "patch BASE {0.parent}"),
+    "torch_xla": (saved(SHARD, "model_rank-00000000-of-00000002.pth"), "consolidate_sharded_ckpts"),
+    "OLMo": (saved(FLAT, "model/rank0.pt"), "all ranks"),
+    "flat parameters": (saved({"l.0._flat_param": torch.zeros(6)}, "model.pt"), "all ranks"),
+    "torch_checkpointing": (saved(STATE, "model_0.safetensors", "metadata.pkl"), "step's directory"),
+    "vLLM": (saved(STATE, "model-rank-0-part-0.safetensors", "model-rank-1-part-0.safetensors"), "ranks"),
+    "TensorRT-LLM": (saved(STATE, "rank1.safetensors"), "ranks"),
+    "DeepSeek": (saved(STATE, "model0-mp8.safetensors"), "ranks"),
+    "fairseq": (saved(STATE, "checkpoint_last-model_part-1.pt"), "ranks"),
+    "another rank": (saved(STATE, "model_rank_3.pt"), "all ranks"),
+}
+
+
+@pytest.mark.parametrize("family", PARTS)
+def test_one_file_of_many_is_not_a_model(family: str, tmp_path: Path) -> None:
+    make, instead = PARTS[family]
+    path = make(tmp_path)
+    before = contents(tmp_path)
+    run = ckptconv_here("convert", path, tmp_path / "o.safetensors", *QUIETLY)
+    run.refused(5, path, instead.format(path), "Or convert what is in it with --alone.")
+    assert contents(tmp_path) == before
+    shown = ckptconv_here("inspect", path, "--json")
+    assert shown.code == 0, shown.err
+    assert any(str(path) in each and "--alone" in each for each in shown.json["warnings"])
+
+
+@pytest.mark.parametrize("family", ["ZeRO-3, model", "a shard", "Megatron, tensors", "Meta", "a layer"])
+def test_it_is_converted_if_it_is_asked_for_alone(family: str, tmp_path: Path) -> None:
+    path = PARTS[family][0](tmp_path)
+    run = ckptconv_here("convert", path, tmp_path / "o", "--alone", "--opaque", "drop", "--no-fsync", "--json")
+    assert run.code == 0, run.err
+    assert any("It was taken alone." in note for note in run.json["notes"])
+    done = ckptconv_here("verify", path, tmp_path / "o")  # the manifest says how it was made
+    assert done.code == 0, done.err
+
+
+WHOLE: dict[str, Make] = {
+    "a model": saved(STATE, "model.pt", "other.pt"),
+    "ZeRO-0": of_zero("z0_bf16_w2", "mp_rank_00_model_states.pt"),
+    "Megatron's only rank": of_megatron("mp_rank_00", tensor=1, pipeline=1),
+    "Megatron's only rank, which does not tell": of_megatron("mp_rank_00"),
+    "Meta's only file": of_meta("consolidated.00.pth"),
+    "Mistral's, whose heads are narrower than the model": saved(
+        {
+            "tok_embeddings.weight": torch.zeros(8, 5),
+            "layers.0.attention.wo.weight": torch.zeros(5, 4),
+            "norm.weight": torch.ones(5),
+        },
+        "consolidated.safetensors",
+    ),
+    "the only shard": saved(STATE, "model-00001-of-00001.safetensors"),
+    "DeepSeek's only rank": saved(STATE, "model0-mp1.safetensors"),
+    "vLLM's only rank": saved(STATE, "model-rank-0-part-0.safetensors"),
+    "the only rank by its name": saved(STATE, "model_world_size_1_rank_0.pt"),
+    "steps beside each other": saved(STATE, "model_100.pt", "model_200.pt"),
+    "a directory called zero": saved(STATE, "zero/run/model.pt"),
+    "a parameter called param": saved({"param": W}, "model.pt"),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_file_that_is_whole_is_converted(name: str, tmp_path: Path) -> None:
+    path = WHOLE[name](tmp_path)
+    run = ckptconv_here("convert", path, tmp_path / "o.safetensors", "--no-fsync", "--json")
+    assert run.code == 0, run.err
+    assert run.json["warnings"] == []
+    idle = ckptconv_here("convert", path, tmp_path / "o.safetensors", "--alone", "--no-fsync", "--json")
+    assert idle.json["warnings"] == [f"--alone is of no use: {path} is not one file of many."]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (of_zero("z2_bf16_w2", "mp_rank_00_model_states.pt"), "in other files. Those come with: ckptconv zero-to-fp32"),
+        (saved(STATE, "model_rank0.pt"), "nothing in it says that it is a part"),
+    ],
+)
+def test_a_file_that_may_be_all_is_converted_with_a_warning(make: Make, words: str, tmp_path: Path) -> None:
+    run = ckptconv_here("convert", make(tmp_path), tmp_path / "o.safetensors", "--no-fsync", "--json")
+    assert run.code == 0, run.err
+    assert words in run.json["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    "family", ["a shard of safetensors", "Meta, alone", "Megatron, alone", "DCP's safetensors, of another name"]
+)
+def test_a_directory_with_one_of_them_lacks_the_others(family: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    path = PARTS[family][0](tmp_path / "in")
+    directory = path.parent.parent if family.startswith("Megatron") else path.parent
+    run = ckptconv_here("convert", directory, tmp_path / "o.safetensors", *QUIETLY)
+    run.refused(4, path, f"{directory} lacks the others", "--alone")
+
+
+def test_a_map_does_not_make_a_model_of_one_rank(tmp_path: Path) -> None:
+    for family, name in (("Meta, alone", "meta-llama3"), ("Megatron, alone", "megatron-llama")):
+        path = PARTS[family][0](tmp_path)
+        run = ckptconv_here("convert", path, tmp_path / "o.safetensors", "--map", name, *QUIETLY)
+        run.refused(5, path, "--alone")
+    run = ckptconv_here("convert", path.parent.parent, tmp_path / "o.safetensors", "--map", "megatron-llama", *QUIETLY)
+    run.refused(4, "lacks the file of the rank (1, 0, 0)")
+
+
+def test_with_a_directory_of_outputs_each_of_them_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(ZERO / "z3_bf16_exclfrozen_w2/checkpoint", run)
+    files = sorted(run.rglob("*_states.pt"))
+    done = ckptconv_here("convert", *files, "--output-dir", tmp_path / "out", *QUIETLY)
+    assert done.code == 5
+    assert done.err.count("zero-to-fp32") == len(files) == 4
+    assert not list((tmp_path / "out").rglob("*.safetensors"))
+
+
+def test_no_way_takes_it_for_a_model(tmp_path: Path) -> None:
+    path = PARTS["a shard of safetensors"][0](tmp_path)
+    other = saved(STATE, "other/model.safetensors")(tmp_path)
+    with pytest.raises(UnsupportedError, match="--alone"):
+        ckptconv.load_state_dict(path)
+    with ckptconv.open(path) as ck, pytest.raises(UnsupportedError, match="--alone"):
+        ck["a"]
+    with pytest.raises(UnsupportedError, match="--alone"):
+        VirtualFiles(path)
+    for command in (
+        ("diff", other, path),
+        ("diff", path, other),
+        ("virtual", path, tmp_path / "x.virtual.json"),
+        ("serve", path),
+        ("verify", path, other),
+        ("safetensors2pt", path, tmp_path / "x.pt"),
+        ("safetensors2dcp", path, tmp_path / "dcp"),
+        ("convert", other, tmp_path / "o.safetensors", "--like", path),
+        ("convert", path, "--universal", tmp_path / "universal"),
+    ):
+        ckptconv_here(*command).refused(5, path, "--alone")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["model-00002-of-00002.safetensors", "other"]
+
+
+def test_who_asks_for_it_alone_has_it_everywhere(tmp_path: Path) -> None:
+    path = PARTS["a shard of safetensors"][0](tmp_path)
+    assert ckptconv.load_state_dict(path, alone=True).keys() == STATE.keys()
+    with ckptconv.open(path, alone=True) as ck:
+        assert list(ck) == list(STATE)
+        ckptconv.convert(ck, tmp_path / "o.safetensors", fsync=False)
+    assert load_file(tmp_path / "o.safetensors").keys() == STATE.keys()
+    assert VirtualFiles(path, alone=True).keys() == {"model.safetensors"}
+    assert ckptconv_here("diff", path, tmp_path / "o.safetensors", "--alone").code == 0
+
+
+def test_the_metadata_of_a_step_says_how_many_ranks_there_are(tmp_path: Path) -> None:
+    save_file(STATE, tmp_path / "model_0.safetensors")
+    for told, code in (({"world_size": 1}, 0), ({"world_size": 2}, 5), ([], 5)):
+        (tmp_path / "metadata.pkl").write_bytes(pickle.dumps(told))
+        run = ckptconv_here("convert", tmp_path / "model_0.safetensors", tmp_path / "o.safetensors", *QUIETLY)
+        assert run.code == code, run.err
+
+
+def test_an_index_says_that_its_files_are_all(tmp_path: Path) -> None:
+    save_file(STATE, tmp_path / "model-00001-of-00002.safetensors")
+    index = {"weight_map": dict.fromkeys(STATE, "model-00001-of-00002.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    run = ckptconv_here("convert", tmp_path, tmp_path / "o.safetensors", *QUIETLY)
+    assert run.code == 0, run.err
+
+
+def test_what_a_file_of_a_directory_holds_is_an_error_of_the_directory(tmp_path: Path) -> None:
+    save_file(STATE, tmp_path / "model-00001-of-00002.safetensors")
+    with pytest.raises(CorruptError, match="lacks the others"):
+        ckptconv.load_state_dict(tmp_path)
