@@ -22,7 +22,7 @@ from ckptconv.storage.overwriting import CHANGE, NUMBER
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.spool import Spool, SpoolingReaders
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.kernels import numpy_module
+from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import Concat, LazyTensor, Stored, packed
 from ckptconv.tensors.moves import File
 from ckptconv.text import install
