@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ckptconv.tensors import kernels
 from ckptconv.tensors.compare import differing
 from ckptconv.tensors.dtypes import DTYPES, DType, can_cast
+from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.moves import Cast
 from ckptconv.tensors.statistics import HALVES, root, sum_of_squares
 
@@ -194,7 +195,7 @@ def _compared_bits(
     one: memoryview, other: memoryview, dtype: DType, code: str, tolerance: Tolerance | None
 ) -> Measured:
     """Return what differs between elements of one dtype. If few bits differ, only those are measured on both sides."""
-    np = kernels.numpy_module()
+    np = numpy_module()
     unequal = differing(one, other, dtype.itemsize)
     count = int(np.count_nonzero(unequal))
     if not code:
@@ -225,7 +226,7 @@ def _finite_changes(a: Array, b: Array, unequal: Array, count: int) -> Measured 
 
     Return None if some are not finite, or differ by more than a float64 holds; else they lose their signs.
     """
-    np = kernels.numpy_module()
+    np = numpy_module()
     with np.errstate(all="ignore"):
         distance = np.subtract(b, a)
         np.abs(distance, out=distance)
@@ -243,7 +244,7 @@ def _finite_changes(a: Array, b: Array, unequal: Array, count: int) -> Measured 
 
 def _measured(a: Array, b: Array, tolerance: Tolerance | None, bitwise: bool = False) -> Measured:
     """Return what differs between numbers of shape (elements, halves). `bitwise`: the bits of all are known to."""
-    np = kernels.numpy_module()
+    np = numpy_module()
     with np.errstate(all="ignore"):
         equal = ((a == b) | (np.isnan(a) & np.isnan(b))).all(axis=1)
         finite = (np.isfinite(a) & np.isfinite(b)).all(axis=1)
@@ -269,7 +270,7 @@ def _measured(a: Array, b: Array, tolerance: Tolerance | None, bitwise: bool = F
 
 def _distances(a: Array, b: Array) -> tuple[Array, Array]:
     """Return |b − a| of finite numbers, exact for integers, and that divided by max(|a|, |b|)."""
-    np = kernels.numpy_module()
+    np = numpy_module()
     largest = np.maximum(_absolute(a), _absolute(b))
     if a.dtype.kind != "f":
         first, second = a[:, 0], b[:, 0]
@@ -289,14 +290,14 @@ def _distances(a: Array, b: Array) -> tuple[Array, Array]:
 
 def _shares(sizes: Array, largest: Array) -> Array:
     """Return `sizes` / `largest`; 0 where that is 0."""
-    np = kernels.numpy_module()
+    np = numpy_module()
     shares: Array = np.divide(sizes, largest, out=np.zeros(len(sizes)), where=largest > 0)
     return shares
 
 
 def _absolute(numbers: Array) -> Array:
     """Return the absolute values as float64, of numbers of shape (elements, halves)."""
-    np = kernels.numpy_module()
+    np = numpy_module()
     halves = np.abs(numbers.astype("f8", copy=False))
     result: Array = halves[:, 0] if halves.shape[1] == 1 else np.hypot(halves[:, 0], halves[:, 1])
     return result
@@ -304,7 +305,7 @@ def _absolute(numbers: Array) -> Array:
 
 def _numbers(data: memoryview, dtype: DType, code: str) -> Array:
     """Return elements as numbers of numpy's dtype `code`, of shape (elements, 1); complex ones as (elements, 2)."""
-    np = kernels.numpy_module()
+    np = numpy_module()
     if dtype.kind in "biu":
         stored = np.frombuffer(data, "<u1" if dtype.kind == "b" else f"<{dtype.kind}{dtype.itemsize}")
         numbers: Array = (stored != 0 if dtype.kind == "b" else stored).astype(code)[:, None]
@@ -321,7 +322,7 @@ def _numbers(data: memoryview, dtype: DType, code: str) -> Array:
 
 def _finite_squares(numbers: Array) -> Fraction:
     """Return the sum of the squares of those elements that are finite, of shape (elements, halves)."""
-    np = kernels.numpy_module()
+    np = numpy_module()
     values = numbers.astype("f8", copy=False)
     try:
         return sum_of_squares(values)

@@ -15,7 +15,7 @@ from ckptconv.storage.files import DescriptorReader
 from ckptconv.storage.overwriting import CHANGE, NUMBER
 from ckptconv.storage.spool import Spool
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.kernels import numpy_module
+from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import Concat, LazyTensor, Stored
 from ckptconv.tensors.moves import File
 from ckptconv.text import install

@@ -27,7 +27,7 @@ from ckptconv.storage.progress import Progress
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.compare import number_of, place_of, same
 from ckptconv.tensors.dtypes import DType
-from ckptconv.tensors.kernels import numpy_module
+from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import LazyTensor, packed
 from ckptconv.tensors.slices import Span, sliced
 from ckptconv.verification.evaluate import blocks, shown

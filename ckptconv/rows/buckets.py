@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ckptconv.tensors.kernels import numpy_module
+from ckptconv.tensors.float_formats import numpy_module
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

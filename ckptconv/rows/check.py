@@ -21,7 +21,7 @@ from ckptconv.rows.tables import Table, choose, contents, join, layout_of, open_
 from ckptconv.storage.paths import Paths, listed
 from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.storage.spool import SpoolingReaders
-from ckptconv.tensors.kernels import numpy_module
+from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import BLOCK
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.storage.files import DescriptorReader
 from ckptconv.storage.spool import Spool
-from ckptconv.tensors.kernels import numpy_module
+from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.moves import File
 
 if TYPE_CHECKING:

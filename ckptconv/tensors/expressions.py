@@ -13,9 +13,12 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
+from ckptconv.tensors import dequantize
 from ckptconv.tensors.dtypes import DTYPES, DType, can_cast
 from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.kernels import tile_dtype
 from ckptconv.tensors.lazy import (
+    Axis,
     Concat,
     Convert,
     Inline,
@@ -26,10 +29,11 @@ from ckptconv.tensors.lazy import (
     Picked,
     Stored,
     Tagged,
+    Tiled,
     View,
     Zeros,
 )
-from ckptconv.tensors.moves import Bits, Cast, Conjugate, File, Join, Kernel, Negate, Overlay, Swap, Xor
+from ckptconv.tensors.moves import Bits, Cast, Conjugate, Dequantize, File, Join, Kernel, Negate, Overlay, Swap, Xor
 
 # Expressions inside one another, dimensions, and elements of a tensor: no more than any real checkpoint has.
 MAX_DEPTH, MAX_DIMS, MAX_ELEMENTS = 32, 64, 1 << 63
@@ -66,22 +70,35 @@ EXPRESSIONS: dict[str, Kind] = {
     "picked": Kind(Picked, (("tensor", "tensor"), ("start", "count"), ("shape", "shape"), ("strides", "strides"))),
     "convert": Kind(Convert, (("tensor", "tensor"), ("kernel", "kernel"), ("dtype", "dtype"))),
     "joined": Kind(Joined, (("parts", "tensors"), ("kernel", "kernel"), ("dtype", "dtype"))),
+    "tiled": Kind(
+        Tiled,
+        (
+            ("parts", "tensors"),
+            ("axes", "axes"),
+            ("kernel", "kernel"),
+            ("dtype", "dtype"),
+            ("shape", "shape"),
+            ("starts", "strides"),
+            ("whole", "strides"),
+        ),
+    ),
     "inline": Kind(Inline, (("data", "data"), ("dtype", "dtype"), ("shape", "shape"))),
     "zeros": Kind(Zeros, (("dtype", "dtype"), ("shape", "shape"))),
 }
-# A kernel is a list too: its name, then its fields.
-KERNELS: dict[str, type[Kernel]] = {
-    "cast": Cast,
-    "swap": Swap,
-    "negate": Negate,
-    "conjugate": Conjugate,
-    "bits": Bits,
-    "join": Join,
-    "xor": Xor,
-    "overlay": Overlay,
+# A kernel is a list too: its name, then its fields, each in the form that is named here.
+KERNELS: dict[str, tuple[type[Kernel], tuple[str, ...]]] = {
+    "cast": (Cast, ("dtype name", "dtype name")),
+    "swap": (Swap, ("count",)),
+    "negate": (Negate, ("dtype name",)),
+    "conjugate": (Conjugate, ("dtype name",)),
+    "bits": (Bits, ("count", "count", "count", "count")),
+    "join": (Join, ("kinds", "count")),
+    "xor": (Xor, ("count",)),
+    "overlay": (Overlay, ("count",)),
+    "dequantize": (Dequantize, ("text", "texts", "count", "flag", "dtype name", "text")),
 }
 _NAMES = {kind.made: name for name, kind in EXPRESSIONS.items()}
-_KERNEL_NAMES = {made: name for name, made in KERNELS.items()}
+_KERNEL_NAMES = {made: name for name, (made, _) in KERNELS.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------- writing
@@ -144,6 +161,7 @@ _ENCODE: dict[str, Callable[[Encoder, Any], Any]] = {
     "tensor": Encoder.encode,
     "tensors": lambda self, parts: [self.encode(part) for part in parts],
     "kernel": lambda _, kernel: [_KERNEL_NAMES[type(kernel)], *kernel],
+    "axes": lambda _, axes: [[list(axis) for axis in each] for each in axes],
     "data": lambda _, data: base64.b64encode(data).decode(),
 }
 
@@ -277,6 +295,36 @@ class Decoder:
         ):
             raise ValueError(f"{kernel} does not make {tensor.dtype} of its parts")
 
+    def check_tiled(self, tensor: Tiled) -> None:
+        dims, parts = len(tensor.shape), tensor.parts
+        if (
+            len(tensor.starts) != dims
+            or len(tensor.whole) not in (0, dims)
+            or not all(tensor.whole)
+            or [len(part.shape) for part in parts] != [len(axes) for axes in tensor.axes]
+            or any(axis.dim >= dims for axes in tensor.axes for axis in axes)
+            or tensor.dtype.name != tile_dtype(tensor.kernel)
+            or (tensor.numel and not _reaches(tensor))
+            or not _TILES_FIT[type(tensor.kernel)](tensor)
+        ):
+            raise ValueError(f"{_shown(list(tensor.kernel))} does not make {tensor.dtype} of its parts")
+
+
+def _reaches(tensor: Tiled) -> bool:
+    """Whether the parts have all that is needed of them."""
+    stops = [start + extent for start, extent in zip(tensor.starts, tensor.shape, strict=True)]
+    return all(
+        -(-stops[axis.dim] * axis.num // axis.den) <= extent
+        for axes, part in zip(tensor.axes, tensor.parts, strict=True)
+        for axis, extent in zip(axes, part.shape, strict=True)
+    )
+
+
+def _fits_codes(tensor: Tiled) -> bool:
+    given = zip(tensor.parts, tensor.axes, strict=True)
+    parts = [dequantize.Part(part.dtype.name, axes, part.shape) for part, axes in given]
+    return dequantize.fits(tensor.kernel, parts, len(tensor.shape))
+
 
 def _check_within(file: File, stop: int) -> None:
     if stop > file.size:
@@ -300,6 +348,7 @@ _CHECKS: dict[type[LazyTensor], Callable[[Decoder, Any], None]] = {
     Partitioned: Decoder.check_partitioned,
     Convert: Decoder.check_convert,
     Joined: Decoder.check_joined,
+    Tiled: Decoder.check_tiled,
 }
 # Whether a kernel makes elements of one dtype into elements of another.
 _FITS: dict[type, Callable[[Any, DType, DType], bool]] = {
@@ -318,6 +367,8 @@ _FITS: dict[type, Callable[[Any, DType, DType], bool]] = {
         and kernel.shift + kernel.width <= 8 * kernel.itemsize
     ),
 }
+# Whether a kernel makes the tiles of a tensor.
+_TILES_FIT: dict[type, Callable[[Tiled], bool]] = {Dequantize: _fits_codes}
 
 
 def _count(value: Any) -> int:
@@ -347,17 +398,54 @@ def _dtype(value: Any) -> DType:
 def _kernel(value: Any) -> Kernel:
     if type(value) is not list or not value or type(value[0]) is not str or value[0] not in KERNELS:
         raise ValueError(f"{_shown(value)} is no known kernel")
-    made, told = KERNELS[value[0]], value[1:]
-    if len(told) != len(made._fields):
-        raise ValueError(f"{_shown(value)} has {len(told)} fields, where {value[0]} has {len(made._fields)}")
-    if made is Join:
-        kinds, result = told
-        if type(kinds) is not list or not kinds or any(type(kind) is not list or len(kind) != 3 for kind in kinds):
-            raise ValueError(f"{_shown(value)} joins nothing")
-        return Join(tuple(tuple(map(_count, kind)) for kind in kinds), _count(result))  # type: ignore[misc]
-    texts = made in (Cast, Negate, Conjugate)
-    values: list[Any] = [_dtype(each).name if texts else _count(each) for each in told]
-    return made(*values)
+    (made, forms), told = KERNELS[value[0]], value[1:]
+    if len(told) != len(forms):
+        raise ValueError(f"{_shown(value)} has {len(told)} fields, where {value[0]} has {len(forms)}")
+    return made(*(_FIELDS[form](each) for form, each in zip(forms, told, strict=True)))
+
+
+def _kinds(value: Any) -> tuple[tuple[int, ...], ...]:
+    if type(value) is not list or not value or any(type(kind) is not list or len(kind) != 3 for kind in value):
+        raise ValueError(f"{_shown(value)} joins nothing")
+    return tuple(tuple(map(_count, kind)) for kind in value)
+
+
+def _axes(value: Any) -> tuple[tuple[Axis, ...], ...]:
+    if type(value) is not list or any(type(axes) is not list or len(axes) > MAX_DIMS for axes in value):
+        raise ValueError(f"{_shown(value)} are no axes")
+    for axis in itertools.chain.from_iterable(value):
+        if type(axis) is not list or len(axis) != 3 or _count(axis[2]) < 1:
+            raise ValueError(f"{_shown(axis)} is no axis")
+    return tuple(tuple(Axis(*map(_count, axis)) for axis in axes) for axes in value)
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{_shown(value)} is no text")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{_shown(value)} is neither true nor false")
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    if type(value) is not list:
+        raise ValueError(f"{_shown(value)} is no list of texts")
+    return tuple(map(_text, value))
+
+
+# The forms of a kernel's fields.
+_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "count": _count,
+    "dtype name": lambda value: _dtype(value).name,
+    "kinds": _kinds,
+    "text": _text,
+    "texts": _texts,
+    "flag": _flag,
+}
 
 
 def _data(value: Any) -> bytes:
@@ -378,6 +466,7 @@ _DECODE: dict[str, Callable[[Decoder, Any], Any]] = {
     "shape": lambda _, value: _shape(value),
     "strides": lambda _, value: _counts(value),
     "kernel": lambda _, value: _kernel(value),
+    "axes": lambda _, value: _axes(value),
     "data": lambda _, value: _data(value),
 }
 

@@ -1,7 +1,8 @@
-"""The kernels: gathers, casts, byte swaps, sign flips. Block by block, with numpy.
+"""The kernels: gathers, casts, byte swaps, sign flips, tiles. Block by block, with numpy.
 
-Every kernel works on the bits, as unsigned views, so that no value passes through arithmetic that could change it.
-numpy is imported when the first kernel runs; a conversion that only copies never imports it.
+A kernel works on the bits, as unsigned views, so that no value passes through arithmetic that could change it; only
+tiles are computed, as `dequantize` says. numpy is imported when the first kernel runs; a conversion that only copies
+never imports it.
 
 A cast rounds the stored value once, to nearest, ties to even. NaN stays NaN, with its sign, the leading bits of its
 payload, and the quiet bit set, the same on every machine. Only bfloat16 → float32 keeps all bits unchanged, because a
@@ -13,20 +14,34 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UsageError
+from ckptconv.tensors.dequantize import dequantize
 from ckptconv.tensors.dtypes import DTYPES, can_cast, itemsize_of_components
-from ckptconv.tensors.moves import Bits, Cast, Conjugate, Cut, Gather, Join, Kernel, Negate, Overlay, Runs, Swap, Xor
+from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module
+from ckptconv.tensors.moves import (
+    Bits,
+    Box,
+    Cast,
+    Conjugate,
+    Cut,
+    Dequantize,
+    Gather,
+    Join,
+    Kernel,
+    Negate,
+    Overlay,
+    Runs,
+    Swap,
+    Tile,
+    TileKernel,
+    Xor,
+)
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
-    from numpy.typing import NDArray
-
-    Array: TypeAlias = NDArray[Any]
+    from ckptconv.tensors.float_formats import Array
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -40,22 +55,6 @@ _LINE = 64
 _NARROW = 32
 # numpy scatters runs that are shorter than `_LONG_RUN` bytes, if there are more than `_FEW_RUNS`.
 _LONG_RUN, _FEW_RUNS = 4096, 16
-
-
-@functools.cache
-def numpy_module() -> ModuleType:
-    # OpenBLAS, when loaded, starts a thread for every processor, and their stacks count as memory of this process.
-    # Nothing here uses them. The setting is removed again: it is not for processes and libraries loaded later.
-    name = "OPENBLAS_NUM_THREADS"
-    unset = name not in os.environ
-    if unset:
-        os.environ[name] = "1"
-    try:
-        import numpy
-    finally:
-        if unset:
-            os.environ.pop(name, None)
-    return numpy
 
 
 # --------------------------------------------------------------------------------------------------------- interface
@@ -134,6 +133,8 @@ def _result_size(kernel: Kernel, size: int) -> int:
     """Return how many bytes `kernel` makes from `size` bytes. Raises ValueError if those are not whole elements."""
     if isinstance(kernel, Gather):
         return math.prod(kernel.shape) * kernel.itemsize
+    if isinstance(kernel, Tile):
+        return math.prod(kernel.counts) * DTYPES[_TILES[type(kernel.kernel)].dtype].itemsize
     if isinstance(kernel, Cast):
         before, after = DTYPES[kernel.source].itemsize, DTYPES[kernel.target].itemsize
     elif isinstance(kernel, Bits):
@@ -296,9 +297,9 @@ def _negate(kernel: Negate, data: memoryview, out: memoryview) -> int:
     source, result = np.frombuffer(data, code), np.frombuffer(out, code)
     if dtype.kind in "iu":
         np.negative(source, out=result)
-    elif dtype.kind in "fc" and dtype.name not in _SCALES:
+    elif dtype.kind in "fc" and dtype.name not in SCALES:
         np.bitwise_xor(source, source.dtype.type(_sign(source)), out=result)
-        if dtype.name in _FORMATS and _FORMATS[dtype.name].specials == "fnuz":
+        if dtype.name in FORMATS and FORMATS[dtype.name].specials == "fnuz":
             # In this format the bits of minus zero are NaN: keep zero and NaN as they are.
             special = (source & 0x7F) == 0
             result[special] = source[special]
@@ -323,56 +324,6 @@ def _sign(bits: Array) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------------- casts
-
-
-class _Format(NamedTuple):
-    """A binary floating-point format: bits of exponent and mantissa, exponent bias, and its special values.
-
-    "ieee": infinities and NaNs. "fn": no infinities, NaN is all ones. "fnuz": no infinities and no minus zero, whose
-    bits are the NaN. (OCP 8-bit Floating Point Specification 1.0; Noune et al. 2022, arXiv:2206.02915.)
-    """
-
-    exponent: int
-    mantissa: int
-    bias: int
-    specials: str = "ieee"
-
-    @property
-    def code(self) -> str:
-        return f"u{(1 + self.exponent + self.mantissa) // 8}"
-
-    @property
-    def infinity(self) -> int:
-        """The bits of infinity; a larger magnitude is NaN."""
-        return ((1 << self.exponent) - 1) << self.mantissa
-
-    @property
-    def quiet(self) -> int:
-        return 1 << (self.mantissa - 1)
-
-    def overflow(self, source: _Format) -> int:
-        """Return the bits, in format `source`, of the smallest number that rounds to infinity in this format.
-
-        It is half a step above the largest finite number; that tie becomes infinite by rounding to even.
-        """
-        exponent = self.bias + source.bias
-        return (exponent << source.mantissa) | (
-            ((1 << (self.mantissa + 1)) - 1) << (source.mantissa - self.mantissa - 1)
-        )
-
-
-_FORMATS = {
-    "float64": _Format(11, 52, 1023),
-    "float32": _Format(8, 23, 127),
-    "bfloat16": _Format(8, 7, 127),
-    "float16": _Format(5, 10, 15),
-    "float8_e5m2": _Format(5, 2, 15),
-    "float8_e4m3fn": _Format(4, 3, 7, "fn"),
-    "float8_e5m2fnuz": _Format(5, 2, 16, "fnuz"),
-    "float8_e4m3fnuz": _Format(4, 3, 8, "fnuz"),
-}
-# Formats of powers of two only: no sign, no mantissa.
-_SCALES = {"float8_e8m0fnu"}
 
 
 def _cast(kernel: Cast, data: memoryview, out: memoryview) -> int:
@@ -423,7 +374,7 @@ def _steps(source: str, target: str) -> tuple[_Step, ...]:
     }
     if (source, target) in direct:
         return (direct[source, target],)
-    first = direct.get((source, "float32")) or functools.partial(_look_up, _float32_table(source))
+    first = direct.get((source, "float32")) or functools.partial(_look_up, float32_table(source))
     return (first,) if target == "float32" else (first, direct["float32", target])
 
 
@@ -476,7 +427,7 @@ def _look_up(table: Array, source: Array, result: Array, scratch: Array) -> int:
 def _mend(before: str, after: str, source: Array, result: Array) -> int:
     """Set the results of NaNs, which differ between hardware and libraries. Return the number of overflows."""
     np = numpy_module()
-    source_format, format_ = _FORMATS[before], _FORMATS[after]
+    source_format, format_ = FORMATS[before], FORMATS[after]
     widening = format_.mantissa >= source_format.mantissa
     least = source_format.infinity if widening else format_.overflow(source_format)
     sign = _sign(source)
@@ -497,41 +448,42 @@ def _mend(before: str, after: str, source: Array, result: Array) -> int:
     return int(np.count_nonzero((magnitude >= least) & (magnitude < source_format.infinity)))
 
 
-@functools.cache
-def _float32_table(source: str) -> Array:
-    """Return the float32 bits of all 256 values of an 8-bit format; float32 represents each exactly."""
+# --------------------------------------------------------------------------------------------------------------- tiles
+
+
+class TileMaker(NamedTuple):
+    """How a kernel makes a tile: the dtype of its elements, and the function that fills an array of them.
+
+    It takes the kernel, the boxes of the inputs and their bits (unsigned integers in the shapes of the boxes), and the
+    index that the tile starts at.
+    """
+
+    dtype: str
+    fill: Callable[[Any, Sequence[Box], Sequence[Array], Sequence[int], Array], None]
+
+
+_TILES: dict[type[Any], TileMaker] = {Dequantize: TileMaker("float32", dequantize)}
+
+
+def tile_dtype(kernel: TileKernel) -> str:
+    """Return the dtype of the elements that `kernel` makes."""
+    return _TILES[type(kernel)].dtype
+
+
+def _tile(tile: Tile, data: memoryview, out: memoryview) -> int:
     np = numpy_module()
-    decode = _scale_bits if source in _SCALES else functools.partial(_float32_bits, _FORMATS[source])
-    table: Array = np.array([decode(bits) for bits in range(256)], "u4")
-    table.flags.writeable = False
-    return table
-
-
-def _scale_bits(bits: int) -> int:
-    # 2**(bits - 127) has `bits` as its exponent field; only the smallest is subnormal.
-    single = _FORMATS["float32"]
-    return single.infinity | single.quiet if bits == 0xFF else bits << single.mantissa or single.quiet
-
-
-def _float32_bits(format_: _Format, bits: int) -> int:
-    single = _FORMATS["float32"]
-    sign, magnitude = bits >> 7, bits & 0x7F
-    exponent, mantissa = magnitude >> format_.mantissa, magnitude & ((1 << format_.mantissa) - 1)
-    distance = single.mantissa - format_.mantissa
-    infinite = {"ieee": magnitude == format_.infinity, "fn": False, "fnuz": False}
-    nan = {"ieee": magnitude > format_.infinity, "fn": magnitude == 0x7F, "fnuz": bits == 0x80}
-    if infinite[format_.specials]:
-        magnitude = single.infinity
-    elif nan[format_.specials]:
-        magnitude = single.infinity | single.quiet | mantissa << distance
-    elif exponent:
-        magnitude = (exponent + single.bias - format_.bias) << single.mantissa | mantissa << distance
-    elif mantissa:
-        # A subnormal: normalize it.
-        shift = format_.mantissa + 1 - mantissa.bit_length()
-        exponent, mantissa = 1 - shift, (mantissa << shift) & ((1 << format_.mantissa) - 1)
-        magnitude = (exponent + single.bias - format_.bias) << single.mantissa | mantissa << distance
-    return sign << 31 | magnitude
+    arrays = []
+    for box in tile.boxes:
+        item = DTYPES[box.dtype].itemsize
+        count = math.prod(box.counts)
+        if box.offset + count * item > len(data):
+            raise ValueError(f"{tile} leaves its {len(data)} bytes")
+        arrays.append(np.frombuffer(data, f"u{item}", count, box.offset).reshape(box.counts))
+    maker = _TILES[type(tile.kernel)]
+    dtype = DTYPES[maker.dtype]
+    code = f"f{dtype.itemsize}" if dtype.name in ("float64", "float32", "float16") else f"u{dtype.itemsize}"
+    maker.fill(tile.kernel, tile.boxes, arrays, tile.starts, np.frombuffer(out, code).reshape(tile.counts))
+    return 0
 
 
 _KERNELS: dict[type[Any], Callable[[Any, memoryview, memoryview], int]] = {
@@ -544,4 +496,5 @@ _KERNELS: dict[type[Any], Callable[[Any, memoryview, memoryview], int]] = {
     Join: _join,
     Xor: _xor,
     Overlay: _overlay,
+    Tile: _tile,
 }

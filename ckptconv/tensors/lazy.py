@@ -12,27 +12,31 @@ import bisect
 import itertools
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.tensors.dtypes import DTYPES, DType
-from ckptconv.tensors.geometry import bands, gather, is_contiguous, row_runs, spread, tiles, trim
+from ckptconv.tensors.geometry import bands, contiguous_strides, gather, is_contiguous, row_runs, spread, tiles, trim
 from ckptconv.tensors.moves import (
     BLOCK,
     GAP,
     Assembled,
     Bits,
+    Box,
     Cast,
     Conjugate,
     File,
     Join,
+    Kernel,
     Move,
     Negate,
     Order,
     Overlay,
     Runs,
     Swap,
+    Tile,
+    TileKernel,
     Xor,
 )
 
@@ -399,8 +403,58 @@ class Convert(Derived):
             yield from trim(move._replace(target=target, kernels=(*move.kernels, self.kernel)), start, stop)
 
 
+class Computed(Composed):
+    """A tensor computed of several others, tile by tile: a tile needs only parts of them."""
+
+    __slots__ = ()
+    # Bytes at a multiple of which each input begins in the source of a tile.
+    ALIGNMENT = 1
+
+    def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[_TileOf]:
+        """Yield tiles of at most `most` elements that cover elements `first` to `last`."""
+        raise NotImplementedError
+
+    def _kernel(self, tile: _TileOf, offsets: Sequence[int]) -> Kernel:
+        """Return the kernel that makes `tile` of inputs at these `offsets`."""
+        raise NotImplementedError
+
+    def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
+        item = self.dtype.itemsize
+        if start >= stop:
+            return
+        if stop - start != self.nbytes:
+            order = "output"
+        for tile in self._tiles(start // item, -(-stop // item), max(limit // self._widest, 1), order):
+            moves: list[Move] = []
+            offsets = []
+            at = 0
+            for inner, low, high in tile.inputs:
+                at += -at % self.ALIGNMENT
+                offsets.append(at)
+                made = inner.moves(low, high, "output", limit)
+                moves.extend(move._replace(target=move.target.shifted(at - low)) for move in made)
+                at += high - low
+            whole = Move(tile.target, None, Assembled(tuple(moves), at), (self._kernel(tile, offsets),))
+            yield from trim(whole, start, stop)
+
+    @property
+    def _widest(self) -> int:
+        """The bytes of an element, or those that are read for it if they are more."""
+        return self.dtype.itemsize
+
+
+class _TileOf(NamedTuple):
+    """A tile: where it goes, its box (index and number of elements along each dimension), and its inputs, each a tensor
+    and the interval of its bytes."""
+
+    target: Runs
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    inputs: Sequence[tuple[LazyTensor, int, int]]
+
+
 @dataclass(frozen=True, slots=True)
-class Joined(Composed):
+class Joined(Computed):
     """Tensors of one shape combined by `kernel`, element by element, into elements of `dtype`."""
 
     parts: tuple[LazyTensor, ...]
@@ -411,21 +465,122 @@ class Joined(Composed):
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.parts[0].shape
 
-    def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
-        after = self.dtype.itemsize
-        sizes = [part.dtype.itemsize for part in self.parts]
-        step = max(limit // max(after, sum(sizes)), 1)
-        last = -(-stop // after)
-        for low in range(start // after, last, step):
-            count = min(step, last - low)
-            moves: list[Move] = []
-            at = 0
-            for part, size in zip(self.parts, sizes, strict=True):
-                inner = part.moves(low * size, (low + count) * size, "output", limit)
-                moves.extend(move._replace(target=move.target.shifted(at - low * size)) for move in inner)
-                at += count * size
-            whole = Move(Runs(low * after, count * after), None, Assembled(tuple(moves), at), (self.kernel,))
-            yield from trim(whole, start, stop)
+    @property
+    def _widest(self) -> int:
+        return max(self.dtype.itemsize, sum(part.dtype.itemsize for part in self.parts))
+
+    def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[_TileOf]:
+        item = self.dtype.itemsize
+        for low in range(first, last, most):
+            high = min(low + most, last)
+            inputs = [(part, low * part.dtype.itemsize, high * part.dtype.itemsize) for part in self.parts]
+            yield _TileOf(Runs(low * item, (high - low) * item), (low,), (high - low,), inputs)
+
+    def _kernel(self, tile: _TileOf, offsets: Sequence[int]) -> Kernel:
+        return self.kernel
+
+
+class Axis(NamedTuple):
+    """What a dimension of an input is of a tensor that is computed tile by tile.
+
+    Element i along dimension `dim` of the tensor needs elements ⌊i·num/den⌋ to ⌈(i+1)·num/den⌉ of the input along this
+    one: 1/128 for the scales of blocks of 128, 4/32 for words of 32 bits that hold codes of 4. Every element needs all
+    of them if `num` is 0.
+    """
+
+    dim: int
+    num: int = 1
+    den: int = 1
+
+    def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
+        """Return the interval of this dimension, which has `extent` elements, that `start` to `stop` of `dim` need."""
+        if not self.num:
+            return 0, extent
+        return min(start * self.num // self.den, extent), min(-(-stop * self.num // self.den), extent)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiled(Computed):
+    """A tensor made by `kernel`, tile by tile: `axes` say for each part, and each of its dimensions, what a tile needs.
+
+    Its first element is the one of index `starts` of the tensor that `axes` are about, which it is a box of. `whole` is
+    the tile, at multiples of its sides, of which the kernel needs the inputs of every element; () if each needs its own
+    only.
+    """
+
+    parts: tuple[LazyTensor, ...]
+    axes: tuple[tuple[Axis, ...], ...]
+    kernel: TileKernel
+    dtype: DType
+    shape: tuple[int, ...]
+    starts: tuple[int, ...]
+    whole: tuple[int, ...] = ()
+
+    @property
+    def scattered(self) -> bool:
+        along = [axis.dim for axis in self.axes[0] if self.shape[axis.dim] > 1]
+        return along != sorted(along) or self.parts[0].scattered
+
+    @property
+    def _widest(self) -> int:
+        # A tile needs no more bytes than it makes, but for what a larger one needs whole.
+        return max(self.dtype.itemsize, self.parts[0].dtype.itemsize if self.whole else 0)
+
+    def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[_TileOf]:
+        item, steps = self.dtype.itemsize, contiguous_strides(self.shape)
+        if order == "source" and self.scattered:
+            boxes = tiles(self.shape, self._source_strides(), most, item)
+        else:
+            boxes = bands(self.shape, steps, first, last, most, item)
+        for box in boxes:
+            counts = (1,) * (len(self.shape) - len(box.dims)) + tuple(count for count, _ in box.dims)
+            at = box.target.offset // item
+            starts = tuple(
+                at // step % extent + first for step, extent, first in zip(steps, self.shape, self.starts, strict=True)
+            )
+            yield _TileOf(box.target, starts, counts, [self._input(*each) for each in self._boxes(starts, counts)])
+
+    def _source_strides(self) -> tuple[int, ...]:
+        """Return strides that order the dimensions as the codes have them."""
+        order = [axis.dim for axis in self.axes[0]]
+        order = [*(dim for dim in range(len(self.shape)) if dim not in order), *order]
+        found = dict(zip(order, contiguous_strides([self.shape[dim] for dim in order]), strict=True))
+        return tuple(found[dim] for dim in range(len(self.shape)))
+
+    def _boxes(
+        self, starts: tuple[int, ...], counts: tuple[int, ...]
+    ) -> Iterator[tuple[LazyTensor, tuple[int, ...], tuple[int, ...]]]:
+        """Yield each part, with the box that a tile needs of it: where it starts, and its sides."""
+        sides = self.whole or (1,) * len(starts)
+        low = [start // side * side for start, side in zip(starts, sides, strict=True)]
+        high = [-(-(start + count) // side) * side for start, count, side in zip(starts, counts, sides, strict=True)]
+        for part, axes in zip(self.parts, self.axes, strict=True):
+            spans = [
+                axis.needed(low[axis.dim], high[axis.dim], extent)
+                for axis, extent in zip(axes, part.shape, strict=True)
+            ]
+            yield part, tuple(first for first, _ in spans), tuple(last - first for first, last in spans)
+
+    def _input(self, part: LazyTensor, starts: tuple[int, ...], counts: tuple[int, ...]) -> tuple[LazyTensor, int, int]:
+        """Return the box of `part` as a tensor and an interval of it."""
+        item, steps = part.dtype.itemsize, contiguous_strides(part.shape)
+        first = sum(start * step for start, step in zip(starts, steps, strict=True))
+        if is_contiguous(counts, steps):
+            return part, first * item, (first + math.prod(counts)) * item
+        part = untagged(part)
+        if isinstance(part, Stored):
+            first = sum(start * stride for start, stride in zip(starts, part.strides, strict=True))
+            box: LazyTensor = Stored(part.file, part.offset + first * item, part.dtype, counts, part.strides)
+        else:
+            box = Picked(part, first, counts, steps)
+        return box, 0, box.nbytes
+
+    def _kernel(self, tile: _TileOf, offsets: Sequence[int]) -> Kernel:
+        found = zip(offsets, self._boxes(tile.starts, tile.counts), self.axes, strict=True)
+        boxes = (Box(at, part.dtype.name, starts, counts, axes) for at, (part, starts, counts), axes in found)
+        return Tile(self.kernel, tile.starts, tile.counts, tuple(boxes))
+
+    ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 # The largest unit of work: buffers of 256 KiB to 1 MiB stay in the second-level cache and copy fastest.
 BLOCK = 1 << 20
@@ -164,7 +164,53 @@ class Overlay(NamedTuple):
     layers: int
 
 
-Kernel: TypeAlias = Gather | Cast | Swap | Negate | Conjugate | Bits | Join | Xor | Overlay | Cut
+class Dequantize(NamedTuple):
+    """Make weights of quantized ones: (code − zero − `offset`) · scale, as float32; of more steps, one in another.
+
+    The first part has the codes. `codes` says how they lie there: "own", each an element of its dtype; "e2m1", two in a
+    byte, the low half first; "int2" to "int8", so many bits of 32-bit words, the low ones first; "awq", 4 bits in the
+    order of AWQ; "table4", two in a byte, the high half first, or "table8": indices into the part `table`.
+    `roles` names the other parts: "scale"; "zero", stored as the codes are, or as int8; "index", the group of each
+    column, by which scales and zeros are looked up; "table"; "shift", which is added to the product.
+    `over`: divide by the scale. `between` is the dtype that the result is rounded to. `scales` names the scales in
+    messages.
+    """
+
+    codes: str
+    roles: tuple[str, ...]
+    offset: int = 0
+    over: bool = False
+    between: str = "float32"
+    scales: str = ""
+
+
+# What makes a tile of a tensor of tiles of its parts.
+TileKernel: TypeAlias = "Dequantize"
+
+
+class Box(NamedTuple):
+    """Part of an input of a tile: elements of `dtype`, `counts` of them from index `starts` on along each dimension.
+
+    `axes` say what its dimensions are (`lazy.Axis`). It lies at byte `offset` of the tile's source.
+    """
+
+    offset: int
+    dtype: str
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    axes: tuple[Any, ...]
+
+
+class Tile(NamedTuple):
+    """Make the tile of `counts` elements from index `starts` on of boxes of several inputs, by `kernel`."""
+
+    kernel: TileKernel
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    boxes: tuple[Box, ...]
+
+
+Kernel: TypeAlias = Gather | Cast | Swap | Negate | Conjugate | Bits | Join | Xor | Overlay | Cut | Dequantize | Tile
 
 
 class Assembled(NamedTuple):

@@ -20,6 +20,7 @@ from ckptconv.tensors.lazy import (
     Picked,
     Stored,
     Tagged,
+    Tiled,
     View,
     Zeros,
 )
@@ -70,6 +71,8 @@ def strided(tensor: LazyTensor, starts: Sequence[int], axes: Sequence[Steps]) ->
         return replace(tensor, tensor=strided(tensor.tensor, starts, axes))
     if isinstance(tensor, Joined):
         return replace(tensor, parts=tuple(strided(part, starts, axes) for part in tensor.parts))
+    if isinstance(tensor, Tiled) and (box := _box(tensor, starts, axes)) is not None:
+        return viewed(box, shape)
     if isinstance(tensor, Narrow):
         return strided(tensor.tensor, _moved(starts, tensor.dim, tensor.start), axes)
     if isinstance(tensor, Concat):
@@ -78,6 +81,17 @@ def strided(tensor: LazyTensor, starts: Sequence[int], axes: Sequence[Steps]) ->
         return View(strided(tensor.tensor, starts, axes), tensor.dtype, shape)
     within = contiguous_strides(tensor.shape)
     return Picked(tensor, _flat(starts, within), shape, _strides(axes, within))
+
+
+def _box(tensor: Tiled, starts: Sequence[int], axes: Sequence[Steps]) -> Tiled | None:
+    """Return the elements as in `strided` with all dimensions of `tensor`, if they are a box of it in its order."""
+    along = [axis for axis in axes if axis.length > 1]
+    dims = [axis.dim for axis in along]
+    if dims != sorted(set(dims)) or any(axis.step != 1 for axis in along):
+        return None
+    lengths = {axis.dim: axis.length for axis in along}
+    first = tuple(map(sum, zip(tensor.starts, starts, strict=True)))
+    return replace(tensor, shape=tuple(lengths.get(dim, 1) for dim in range(len(starts))), starts=first)
 
 
 def _flat(starts: Sequence[int], strides: Sequence[int]) -> int:

@@ -23,7 +23,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.tensors.dtypes import DTYPES, DType, can_cast
-from ckptconv.tensors.kernels import numpy_module
+from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import Convert, LazyTensor, View
 from ckptconv.tensors.moves import Cast
 

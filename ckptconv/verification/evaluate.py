@@ -15,12 +15,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.storage.files import Reader
 from ckptconv.storage.prefetch import Range
 from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import (
+    Axis,
     Concat,
     Convert,
     Inline,
@@ -31,10 +32,11 @@ from ckptconv.tensors.lazy import (
     Picked,
     Stored,
     Tagged,
+    Tiled,
     View,
     Zeros,
 )
-from ckptconv.tensors.moves import Bits, Cast, Conjugate, File, Negate, Overlay, Swap, Xor
+from ckptconv.tensors.moves import Bits, Cast, Conjugate, Dequantize, File, Negate, Overlay, Swap, Xor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -126,6 +128,8 @@ class Evaluator:
             return self._concatenated(tensor, starts, counts)
         if isinstance(tensor, Joined):
             return joined(tensor, [self.box(part, starts, counts) for part in tensor.parts])
+        if isinstance(tensor, Tiled):
+            return self._tiled(tensor, starts, counts)
         if isinstance(tensor, (Stored, Picked)):
             result = np.empty(tuple(counts), _code(tensor.dtype))
             if result.size:
@@ -190,6 +194,22 @@ class Evaluator:
         item = tensor.dtype.itemsize
         return lambda at, length: self.flat(tensor.tensor, at // item, (at + length) // item).tobytes()
 
+    def _tiled(self, tensor: Tiled, starts: Sequence[int], counts: Sequence[int]) -> Array:
+        np = _numpy()
+        parts = []
+        for part, axes, (first, extents) in zip(
+            tensor.parts, tensor.axes, _inputs(tensor, starts, counts), strict=True
+        ):
+            array = self.box(part, first, extents)
+            parts.append(_Given(part.dtype.name, array, tuple(axes), tuple(first)))
+        at = [start + more for start, more in zip(starts, tensor.starts, strict=True)]
+        made: Array = np.empty(tuple(counts), _code(tensor.dtype))
+        # Some rows at a time: there are several numbers of 8 bytes for each element.
+        for rows in _chunks(counts):
+            indices = [first + np.arange(low, high) for first, (low, high) in zip(at, rows, strict=True)]
+            made[tuple(slice(*each) for each in rows)] = _TILES[type(tensor.kernel)](tensor.kernel, parts, indices)
+        return made
+
     def _gather(
         self, read: Callable[[int, int], bytes], offset: int, strides: Sequence[int], item: int, out: Array
     ) -> None:
@@ -252,6 +272,9 @@ def _footprint_of_box(tensor: LazyTensor, starts: Sequence[int], counts: Sequenc
     elif isinstance(tensor, Joined):
         for part in tensor.parts:
             yield from _footprint_of_box(part, starts, counts)
+    elif isinstance(tensor, Tiled):
+        for part, inner in zip(tensor.parts, _inputs(tensor, starts, counts), strict=True):
+            yield from _footprint_of_box(part, *inner)
     elif isinstance(tensor, Narrow):
         moved = [start + (tensor.start if dim == tensor.dim else 0) for dim, start in enumerate(starts)]
         yield from _footprint_of_box(tensor.tensor, moved, counts)
@@ -353,6 +376,35 @@ def _parts_in(
         at += extent
 
 
+def _inputs(tensor: Tiled, starts: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield for each part of `tensor` the box that a box of it needs."""
+    for part, axes in zip(tensor.parts, tensor.axes, strict=True):
+        first, extents = [], []
+        for axis, extent in zip(axes, part.shape, strict=True):
+            side = tensor.whole[axis.dim] if tensor.whole else 1
+            low = starts[axis.dim] + tensor.starts[axis.dim]
+            last = low + counts[axis.dim] - 1
+            if axis.num:
+                low, last = low // side * side, last // side * side + side - 1
+                before, after = low * axis.num // axis.den, ((last + 1) * axis.num - 1) // axis.den + 1
+                before, after = min(before, extent), min(after, extent)
+            else:
+                before, after = 0, extent
+            first.append(before)
+            extents.append(after - before)
+        yield first, extents
+
+
+def _chunks(counts: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    """Yield boxes of at most `CAST_BLOCK` elements that cover one of these sides, as intervals of each side."""
+    sides = list(counts)
+    for dim in range(len(sides)):
+        if math.prod(sides) > CAST_BLOCK:
+            sides[dim] = max(CAST_BLOCK // max(math.prod(sides[dim + 1 :]), 1), 1)
+    for low in itertools.product(*(range(0, count, side) for count, side in zip(counts, sides, strict=True))):
+        yield [(at, min(at + side, count)) for at, side, count in zip(low, sides, counts, strict=True)]
+
+
 def _runs(shape: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the box as runs of elements in C order: the first element of each, and its length."""
     if not math.prod(counts):
@@ -441,6 +493,126 @@ def joined(expression: Joined, parts: Sequence[Array]) -> Array:
             raise UsageError(f"A value is {int(part.max())}, and is to be stored in {width} bits.")
         result += part.astype(result.dtype) * result.dtype.type(1 << shift)
     return result
+
+
+class _Given(NamedTuple):
+    """A box of an input of a tile: bits of elements of `dtype` from index `starts` on, and what its dimensions are."""
+
+    dtype: str
+    bits: Array
+    axes: tuple[Axis, ...]
+    starts: tuple[int, ...]
+
+    def place(self, indices: Sequence[Array]) -> list[Array]:
+        """Return where in `bits` the elements at `indices` are, one array for each of its dimensions; together they
+        have the shape of the tile."""
+        found = []
+        for axis, start in zip(self.axes, self.starts, strict=True):
+            shape = [1] * len(indices)
+            shape[axis.dim] = -1
+            found.append((indices[axis.dim] * axis.num // axis.den - start).reshape(shape))
+        return found
+
+
+# The bits of a code, and those of the word that it lies in; the value of each code of four bits (OCP Microscaling
+# Formats 1.0, table 5); and the place in a word that AutoAWQ gives to each of eight.
+_PACKED = {"e2m1": (4, 8), "table4": (4, 8), "awq": (4, 32), **{f"int{bits}": (bits, 32) for bits in range(2, 9)}}
+_E2M1 = [sign * value for sign in (1.0, -1.0) for value in (0, 0.5, 1, 1.5, 2, 3, 4, 6)]
+_AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+def _dequantized(kernel: Dequantize, parts: Sequence[_Given], indices: Sequence[Array]) -> Array:
+    """Return the bits of the weights at `indices`: each product in float64, rounded as the kernel says."""
+    np = _numpy()
+    given = dict(zip(("codes", *kernel.roles), parts, strict=True))
+    table = values("float32", given["table"].bits) if "table" in given else None
+    group = given["index"].bits.astype("i4")[given["index"].place(indices)[0]] if "index" in given else None
+    with np.errstate(all="ignore"):
+        codes = _codes(kernel.codes, given["codes"], indices, table)
+        less = codes - kernel.offset
+        if "zero" in given:
+            stored = "own" if given["zero"].dtype == "int8" else kernel.codes
+            less = less - _codes(stored, given["zero"], indices, None, group)
+        scale = given["scale"]
+        factor = values(scale.dtype, _looked_up(scale, indices, group))
+        if not np.isfinite(factor).all():
+            raise CorruptError(f"{kernel.scales}: a scale is NaN or infinite.")
+        exact = less / factor if kernel.over else less * factor
+        made = _nearest(exact, _FORMATS["float32"])
+        if "shift" in given:
+            made = _nearest(made + values("float32", given["shift"].bits)[0], _FORMATS["float32"])
+        made = _nearest(made, _FORMATS[kernel.between])
+        if (((factor == 0) & (less != 0)) | (np.isinf(made) & np.isfinite(codes))).any():
+            raise CorruptError(f"{kernel.scales}: a scale is 0 where the code is not, or too large.")
+        single = np.where(np.isnan(made), np.nan, made).astype("f4").view("u4")
+        result: Array = np.broadcast_to(single, [len(each) for each in indices])
+    return result
+
+
+def _looked_up(given: _Given, indices: Sequence[Array], group: Array | None) -> Array:
+    """Return the elements of an input for those of a tile, those of a dimension that is whole by `group`."""
+    place = given.place(indices)
+    for dim, axis in enumerate(given.axes):
+        if not axis.num and group is not None:
+            if group.size and not 0 <= group.min() <= group.max() < given.bits.shape[dim]:
+                raise CorruptError(f"A column is of group {group.max()}, and there are {given.bits.shape[dim]}.")
+            place[dim] = group
+    found: Array = given.bits[tuple(place)]
+    return found
+
+
+def _codes(
+    codes: str, given: _Given, indices: Sequence[Array], table: Array | None, group: Array | None = None
+) -> Array:
+    """Return the codes of the elements at `indices` as float64 numbers."""
+    np = _numpy()
+    if codes not in _PACKED:
+        bits = _looked_up(given, indices, group)
+        plain: Array = _plain(given.dtype, bits) if table is None else table[bits]
+        return plain
+    width, word = _PACKED[codes]
+    (dim,) = (dim for dim, axis in enumerate(given.axes) if (axis.num, axis.den) == (width, word))
+    at = indices[given.axes[dim].dim]
+    first = at * width
+    if word % width == 0:
+        number = at // (word // width)
+        first = number * word + _within(codes, at % (word // width), word // width) * width
+    shape = [1] * len(indices)
+    shape[given.axes[dim].dim] = -1
+    found: Array = np.zeros((), "i8")
+    # A code may begin in one word and end in the next: then it is taken bit by bit.
+    taken = width if word % width == 0 else 1
+    for bit in range(0, width, taken):
+        place = given.place(indices) if group is None else _placed(given, indices, group)
+        place[dim] = ((first + bit) // word - given.starts[dim]).reshape(shape)
+        words = given.bits[tuple(place)].astype("i8")
+        found = found + (words // (1 << ((first + bit) % word).reshape(shape)) % (1 << taken) << bit)
+    made: Array = found.astype("f8")
+    if table is not None:
+        made = table[found]
+    elif codes == "e2m1":
+        made = np.array(_E2M1)[found]
+    return made
+
+
+def _placed(given: _Given, indices: Sequence[Array], group: Array) -> list[Array]:
+    place = given.place(indices)
+    return [group if not axis.num else at for axis, at in zip(given.axes, place, strict=True)]
+
+
+def _within(codes: str, number: Array, count: int) -> Array:
+    """Return which of the `count` places in a word, from the lowest bits on, the codes of these numbers have."""
+    places: Array = _numpy().array(_AWQ)[number] if codes == "awq" else number
+    return count - 1 - places if codes == "table4" else places
+
+
+def _plain(dtype: str, bits: Array) -> Array:
+    """Return numbers of an 8-bit dtype as float64."""
+    return bits.view(f"{DTYPES[dtype].kind}1").astype("f8") if dtype in ("uint8", "int8") else values(dtype, bits)
+
+
+# What makes the bits of a tile, by kernel.
+_TILES: dict[type, Callable[[Any, Sequence[_Given], Sequence[Array]], Array]] = {Dequantize: _dequantized}
 
 
 class _Format(NamedTuple):

@@ -13,6 +13,7 @@ from ckptconv.tensors import lazy, moves
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.expressions import EXPRESSIONS, KERNELS, MAX_DEPTH, Decoder, Encoder
 from ckptconv.tensors.lazy import (
+    Axis,
     Concat,
     Convert,
     Inline,
@@ -24,10 +25,11 @@ from ckptconv.tensors.lazy import (
     Stored,
     Tagged,
     TensorFacts,
+    Tiled,
     View,
     Zeros,
 )
-from ckptconv.tensors.moves import Bits, Cast, Conjugate, File, Join, Negate, Overlay, Packed, Swap, Xor
+from ckptconv.tensors.moves import Bits, Cast, Conjugate, Dequantize, File, Join, Negate, Overlay, Packed, Swap, Xor
 
 F32, BF16, I64, I32, U8, U16, C64 = (
     DTYPES[name] for name in ("float32", "bfloat16", "int64", "int32", "uint8", "uint16", "complex64")
@@ -58,6 +60,14 @@ EVERY: list[LazyTensor] = [
     Joined((Stored(FILE, 0, I32, (2,), (1,)), Stored(FILE, 9, U8, (2,), (1,))), Join(((4, 0, 32), (1, 32, 8)), 8), I64),
     Joined((BYTES, BYTES, BYTES), Xor(3), U8),
     Joined((BYTES, Stored(FILE, 80, U16, (6,), (1,))), Overlay(1), U8),
+    Tiled(
+        (Stored(FILE, 0, DTYPES["float8_e4m3fn"], (4, 6), (6, 1)), Stored(FILE, 24, F32, (2, 2), (2, 1))),
+        ((Axis(0), Axis(1)), (Axis(0, 1, 3), Axis(1, 1, 4))),
+        Dequantize("own", ("scale",), 0, False, "bfloat16", "x.scale"),
+        F32,
+        (4, 6),
+        (0, 0),
+    ),
     Inline(b"\0\xff\x80?", F32, ()),
     Zeros(BF16, (3, 0, 2)),
 ]
@@ -76,10 +86,10 @@ def test_every_expression_comes_back_as_it_was() -> None:
 
 def test_every_class_of_expression_and_every_kernel_has_a_name() -> None:
     classes = {each for each in vars(lazy).values() if isinstance(each, type) and issubclass(each, LazyTensor)}
-    abstract = {LazyTensor, lazy.Derived, lazy.Composed, lazy.Virtual}
+    abstract = {LazyTensor, lazy.Derived, lazy.Composed, lazy.Computed, lazy.Virtual}
     assert {kind.made for kind in EXPRESSIONS.values()} == classes - abstract - {Tagged}
-    # The other two are made of expressions by `moves`, and are in none.
-    assert set(KERNELS.values()) == set(moves.Kernel.__args__) - {moves.Gather, moves.Cut}
+    # The others are made of expressions by `moves`, and are in none.
+    assert {made for made, _ in KERNELS.values()} == set(moves.Kernel.__args__) - {moves.Gather, moves.Cut, moves.Tile}
     assert {type(each) for each in EVERY} == {kind.made for kind in EXPRESSIONS.values()}
 
 
@@ -147,6 +157,19 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a swap of three bytes": (["convert", ["zeros", "float32", [4]], ["swap", 3], "float32"], "does not make"),
     "bits that are not there": (["convert", ["zeros", "int32", [4]], ["bits", 4, 31, 2, 4], "int32"], "does not make"),
     "a join of others": (["joined", [["zeros", "int32", [4]]], ["join", [[8, 0, 32]], 4], "int32"], "does not make"),
+    "scales of other elements": (
+        [
+            "tiled",
+            [["zeros", "uint8", [4, 8]], ["zeros", "float32", [4, 1]]],
+            [[[0, 1, 1], [1, 1, 1]], [[0, 1, 1], [1, 1, 4]]],
+            ["dequantize", "own", ["scale"], 0, False, "float32", "x"],
+            "float32",
+            [4, 8],
+            [0, 0],
+            [],
+        ],
+        "does not make float32",
+    ),
     "no base64": (["inline", "\u00e9", "uint8", [1]], "no text in base64"),
     "another length": (["inline", "AAA=", "uint8", [1]], "2 bytes are not a tensor"),
 }
@@ -174,7 +197,22 @@ LEAVES = (
     | st.none()
     | st.booleans()
     | st.sampled_from(
-        ["float32", "bfloat16", "int64", "uint8", "complex64", "cast", "swap", "bits", "join", "AAAA", ""]
+        [
+            "float32",
+            "bfloat16",
+            "int64",
+            "uint8",
+            "complex64",
+            "cast",
+            "swap",
+            "bits",
+            "join",
+            "own",
+            "e2m1",
+            "scale",
+            "AAAA",
+            "",
+        ]
     )
 )
 

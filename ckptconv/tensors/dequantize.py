@@ -1,0 +1,313 @@
+"""The kernel `Dequantize`: weights of codes, scales and zero points, by tables.
+
+The arithmetic is float32, as in the programs that read such weights; its result is rounded once more if
+`Dequantize.between` says so. A NaN among the codes stays NaN.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckptconv.errors import CorruptError
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module
+from ckptconv.tensors.moves import Box, Dequantize
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ckptconv.tensors.float_formats import Array
+    from ckptconv.tensors.lazy import Axis
+
+# OCP Microscaling Formats 1.0, table 5: the magnitudes of e2m1; the highest bit of a code is the sign.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+# AutoAWQ's `packing_utils.py`: the element that each 4 bits of a word hold, the lowest bits first.
+_AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
+# No product of finite numbers below this rounds to infinity in float32.
+_LARGEST = 3e38
+# The largest number that is a code: of float8_e5m2.
+_LARGEST_CODE = 57344.0
+_AGAIN = "Download it again."
+
+
+class _Place(NamedTuple):
+    """The tile: its dimensions in the order that the codes have, the interval of each dimension, and by dimension the
+    group of each of its elements."""
+
+    order: tuple[int, ...]
+    reach: tuple[tuple[int, int], ...]
+    groups: Mapping[int, Array]
+
+
+class _Input(NamedTuple):
+    """An input: its box, and its elements in the shape of that."""
+
+    box: Box
+    array: Array
+
+
+def dequantize(
+    kernel: Dequantize, boxes: Sequence[Box], arrays: Sequence[Array], starts: Sequence[int], out: Array
+) -> None:
+    """Fill `out`, of float32, with the tile from index `starts` on, of the `arrays` of bits that are in `boxes`.
+
+    Raise CorruptError for scales that are not finite, that are 0 where the code is not, or that make weights infinite,
+    and for a group that is not there.
+    """
+    np = numpy_module()
+    inputs = map(_Input, boxes, arrays)
+    given = dict(zip(("codes", *kernel.roles), inputs, strict=True))
+    reach = tuple((start, start + count) for start, count in zip(starts, out.shape, strict=True))
+    place = _Place(tuple(axis.dim for axis in boxes[0].axes), reach, _groups(kernel, given))
+    table = given["table"].array.view("f4") if "table" in given else None
+    with np.errstate(all="ignore"):
+        values = _decoded(kernel.codes, given["codes"], reach, 0 if "zero" in given else kernel.offset, table).array
+        if "zero" in given:
+            stored = "own" if given["zero"].box.dtype == "int8" else kernel.codes
+            zero = _decoded(stored, given["zero"], reach, -kernel.offset, None)
+            values = values - _expanded(zero, place, len(reach))
+        scale = given["scale"]._replace(array=_numbers(given["scale"]))
+        if not all(np.isfinite(numbers).all() for numbers in (scale.array, table) if numbers is not None):
+            raise CorruptError(f"{kernel.scales}: a scale is NaN or infinite.", _AGAIN)
+        if not scale.array.all() and (
+            kernel.over or ((_expanded(scale, place, len(reach)) == 0) & (values != 0)).any()
+        ):
+            raise CorruptError(f"{kernel.scales}: a scale is 0 where the code is not.", _AGAIN)
+        made = _scaled(values, scale, place, np.divide if kernel.over else np.multiply)
+        if "shift" in given:
+            made = made + given["shift"].array.view("f4").reshape(())
+        if kernel.between != "float32":
+            made = _rounded(made, kernel.between)
+        largest = float(np.abs(scale.array).max(initial=0)) * _LARGEST_CODE
+        unsure = kernel.over or table is not None or kernel.between == "float16" or largest > _LARGEST
+        if unsure and (np.isinf(made) & np.isfinite(values)).any():
+            raise CorruptError(f"{kernel.scales}: a scale is so large that weights become infinite.", _AGAIN)
+    out.transpose(place.order)[...] = made
+
+
+# The dtypes of the inputs, by what they are; of codes and zeros, by how they lie.
+_BYTES = frozenset(("uint8", "int8", "float8_e4m3fn", "float8_e5m2"))
+_PACKED = {8: frozenset(("uint8", "int8")), 32: frozenset(("int32",))}
+_DTYPES = {
+    "scale": frozenset(("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e8m0fnu")),
+    "index": frozenset(("int32",)),
+    "table": frozenset(("float32",)),
+    "shift": frozenset(("float32",)),
+}
+_KINDS = frozenset(("own", "e2m1", "table4", "table8", "awq", *(f"int{bits}" for bits in range(2, 9))))
+
+
+class Part(NamedTuple):
+    """What is known of an input as a whole."""
+
+    dtype: str
+    axes: Sequence[Axis]
+    shape: Sequence[int]
+
+
+def fits(kernel: Dequantize, parts: Sequence[Part], dims: int) -> bool:
+    """Whether `kernel` makes a tensor of `dims` dimensions of such `parts`."""
+    roles = ("codes", *kernel.roles)
+    if kernel.codes not in _KINDS or len(roles) != len(parts) or kernel.roles[:1] != ("scale",):
+        return False
+    given = dict(zip(roles, parts, strict=True))
+    if len(given) < len(roles) or not given.keys() <= {"codes", "zero", *_DTYPES}:
+        return False
+    if kernel.between not in ("float32", "bfloat16", "float16") or (kernel.codes[:5] == "table") != ("table" in given):
+        return False
+    indexed = [axis.dim for axis in given["index"].axes] if "index" in given else []
+    every = sorted(axis.dim for axis in parts[0].axes) == list(range(dims)) and len(indexed) == ("index" in given)
+    return every and all(_part_fits(kernel, role, part, indexed) for role, part in given.items())
+
+
+def _part_fits(kernel: Dequantize, role: str, part: Part, indexed: Sequence[int]) -> bool:
+    bits, word = packing(kernel.codes)
+    is_packed = bits > 0 and (role == "codes" or (role == "zero" and part.dtype != "int8"))
+    packed = [axis for axis in part.axes if is_packed and (axis.num, axis.den) == (bits, word)]
+    others = [axis for axis in part.axes if axis not in packed]
+    known = _DTYPES.get(role, _PACKED[word] if is_packed else _BYTES)
+    if part.dtype not in known or len(packed) != is_packed or len({axis.dim for axis in part.axes}) < len(part.axes):
+        return False
+    if role in ("table", "shift"):
+        return tuple(part.shape) == ((1,) if role == "shift" else (256 if kernel.codes == "table8" else 16,))
+    if role in ("codes", "index"):
+        return all((axis.num, axis.den) == (1, 1) for axis in others)
+    return all(axis.num == 1 or (not axis.num and axis.dim in indexed) for axis in others)
+
+
+def _groups(kernel: Dequantize, given: Mapping[str, _Input]) -> dict[int, Array]:
+    """Return the group of each element of the dimension that the part `index` is about. Raise CorruptError for one
+    that is not there."""
+    if "index" not in given:
+        return {}
+    box, array = given["index"]
+    numbers = array.view("i4")
+    dim = box.axes[0].dim
+    count = min(
+        extent
+        for role in ("scale", "zero")
+        if role in given
+        for axis, extent in zip(given[role].box.axes, given[role].box.counts, strict=True)
+        if axis.dim == dim
+    )
+    if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
+        raise CorruptError(f"{kernel.scales}: there are {count} groups, and a column is of group {int(numbers.max())}.")
+    return {dim: numbers}
+
+
+# --------------------------------------------------------------------------------------------------------------- codes
+
+
+def packing(codes: str) -> tuple[int, int]:
+    """Return the bits of a code, and those of the words that codes of this kind are packed into; 0 for "own"."""
+    if codes in ("own", "table8"):
+        return 0, 0
+    return (4, 8) if codes in ("e2m1", "table4") else (4 if codes == "awq" else int(codes[3:]), 32)
+
+
+def _decoded(codes: str, given: _Input, reach: Sequence[tuple[int, int]], offset: int, table: Array | None) -> _Input:
+    """Return the codes, less `offset`, as float32: those of the tile along the dimension in which they are packed."""
+    np = numpy_module()
+    box, array = given
+    bits, word = packing(codes)
+    if not bits:
+        values = _of_bytes(box.dtype, offset) if table is None else table
+        return _Input(box, np.take(values, array, mode="clip"))
+    packed = next(dim for dim, axis in enumerate(box.axes) if (axis.num, axis.den) == (bits, word))
+    low, high = reach[box.axes[packed].dim]
+    begin = low - box.starts[packed] * word // bits  # of the first element, if words begin at one
+    if bits == 4 and packed == array.ndim - 1:
+        made = _of_pairs(codes, np.ascontiguousarray(array).view("u1"), offset, table)
+    elif word % bits == 0:
+        shifts = np.arange(0, word, bits, dtype=array.dtype).reshape(-1, *(1,) * (array.ndim - 1 - packed))
+        wide = (np.expand_dims(array, packed + 1) >> shifts) & array.dtype.type((1 << bits) - 1)
+        made = wide.reshape(*array.shape[:packed], -1, *array.shape[packed + 1 :]).astype("f4")
+        made -= np.float32(offset)
+    else:
+        at = np.arange(low, high, dtype="i8") * bits - box.starts[packed] * word
+        after = np.minimum(at // word + 1, array.shape[packed] - 1)
+        shape = (-1, *(1,) * (array.ndim - 1 - packed))
+        both = np.take(array, after, packed).astype("u8") << np.uint64(word) | np.take(array, at // word, packed)
+        made = ((both >> (at % word).astype("u8").reshape(shape)) & np.uint64((1 << bits) - 1)).astype("f4")
+        made -= np.float32(offset)
+        begin = 0
+    if codes == "awq":
+        order = np.argsort(_AWQ)
+        made = np.take(made.reshape(*made.shape[:-1], -1, 8), order, -1).reshape(made.shape)
+    made = made[(slice(None),) * packed + (slice(begin, begin + high - low),)]
+    axes = tuple(axis._replace(num=1, den=1) if dim == packed else axis for dim, axis in enumerate(box.axes))
+    first = tuple(low if dim == packed else start for dim, start in enumerate(box.starts))
+    return _Input(box._replace(axes=axes, starts=first, counts=made.shape), made)
+
+
+@functools.cache
+def _of_bytes(dtype: str, offset: int) -> Array:
+    """Return the float32 of each of the 256 codes of an 8-bit dtype, less `offset`."""
+    np = numpy_module()
+    kind = DTYPES[dtype].kind
+    if kind in "iu":
+        values: Array = np.arange(256, dtype="u1").view(f"{kind}1").astype("f4")
+    else:
+        # One NaN for all, which multiplication keeps.
+        values = float32_table(dtype).view("f4").copy()
+        values[np.isnan(values)] = np.nan
+    less: Array = values - np.float32(offset) if offset else values
+    return less
+
+
+def _of_pairs(codes: str, data: Array, offset: int, table: Array | None) -> Array:
+    """Return two float32 for each byte of `data`: of its low half and its high half, or the other way round for
+    `table`."""
+    np = numpy_module()
+    pairs = _pairs(codes, offset) if table is None else _paired(table, True)
+    made = np.take(pairs, data, mode="clip").view("f4")
+    shaped: Array = made.reshape(*data.shape[:-1], 2 * data.shape[-1])
+    return shaped
+
+
+@functools.cache
+def _pairs(codes: str, offset: int) -> Array:
+    np = numpy_module()
+    values = [*_E2M1, *(-each for each in _E2M1)] if codes == "e2m1" else [code - offset for code in range(16)]
+    return _paired(np.array(values, "f4"), False)
+
+
+def _paired(values: Array, high_first: bool) -> Array:
+    """Return the two of the 16 `values` that each of the 256 bytes holds, as one number of their bits."""
+    np = numpy_module()
+    codes = np.arange(256)
+    halves = (codes >> 4, codes & 15) if high_first else (codes & 15, codes >> 4)
+    both: Array = np.stack([values[half] for half in halves], 1).astype("f4").view("u8").reshape(-1)
+    return both
+
+
+# -------------------------------------------------------------------------------------------------------------- scales
+
+
+def _numbers(given: _Input) -> Array:
+    """Return floats, of whatever dtype, as float32."""
+    np = numpy_module()
+    name = given.box.dtype
+    if name == "bfloat16":
+        numbers: Array = (given.array.astype("u4") << 16).view("f4")
+    elif name in SCALES or DTYPES[name].itemsize == 1:
+        numbers = np.take(float32_table(name).view("f4"), given.array, mode="clip")
+    else:
+        assert name in FORMATS
+        numbers = given.array.view(name).astype("f4")
+    return numbers
+
+
+def _expanded(given: _Input, place: _Place, dims: int) -> Array:
+    """Return one element for each of the tile along the first `dims` of its dimensions, or one for all of them.
+
+    The dimensions are those of `place.order`; an input that lacks one has one element along it.
+    """
+    np = numpy_module()
+    box, array = given
+    here = {axis.dim: at for at, axis in enumerate(box.axes)}
+    for dim in place.order[:dims]:
+        at = here.get(dim, -1)
+        if at < 0 or (array.shape[at] == 1 and dim not in place.groups):
+            continue
+        _, num, den = box.axes[at]
+        low, high = place.reach[dim]
+        if not num:
+            array = np.take(array, place.groups[dim], at)
+        elif (num, den) != (1, 1):
+            array = np.take(array, np.arange(low, high) * num // den - box.starts[at], at)
+    array = array.transpose([here[dim] for dim in place.order if dim in here])
+    missing = tuple(number for number, dim in enumerate(place.order) if dim not in here)
+    expanded: Array = np.expand_dims(array, missing) if missing else array
+    return expanded
+
+
+def _scaled(values: Array, scale: _Input, place: _Place, combine: np.ufunc) -> Array:
+    """Return `values` combined with their scales. Where all groups of the last dimension are whole, the scales are not
+    expanded along it."""
+    np = numpy_module()
+    last = place.order[-1] if place.order else -1
+    axis = next((axis for axis in scale.box.axes if axis.dim == last), None)
+    low, high = place.reach[last] if place.order else (0, 0)
+    made: Array = np.empty(values.shape, "f4")
+    if axis and axis.num == 1 < axis.den and low % axis.den == high % axis.den == 0 and values.size:
+        grouped = (*values.shape[:-1], -1, axis.den)
+        few = _expanded(scale, place, len(place.order) - 1)[..., None]
+        combine(values.reshape(grouped), few, out=made.reshape(grouped))
+    else:
+        combine(values, _expanded(scale, place, len(place.order)), out=made)
+    return made
+
+
+def _rounded(values: Array, dtype: str) -> Array:
+    """Round float32 to nearest, ties to even, in a dtype of 16 bits."""
+    if dtype == "float16":
+        rounded: Array = values.astype("f2").astype("f4")
+    else:
+        bits = values.view("u4")
+        rounded = ((bits + (0x7FFF + (bits >> 16 & 1))) & 0xFFFF0000).astype("u4").view("f4")
+        nans = numpy_module().isnan(values)
+        rounded[nans] = values[nans]
+    return rounded

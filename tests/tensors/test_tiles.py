@@ -1,0 +1,56 @@
+"""Tensors that are computed of tiles: whatever the codes and whatever the interval, they are the exact products."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from effort import examples
+from evaluate import evaluate
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+from tiled import Sample, samples, stored
+
+from ckptconv.storage.files import Readers
+from ckptconv.tensors.slices import Span, sliced
+from ckptconv.verification.evaluate import Evaluator, footprint
+
+
+@examples(60, *HealthCheck)
+@given(samples(), st.data())
+def test_the_moves_of_any_interval_make_the_products(sample: Sample, data: st.DataObject) -> None:
+    tensor, bits = sample
+    whole = bits.astype("<u4").tobytes()
+    start = data.draw(st.integers(0, tensor.nbytes))
+    stop = data.draw(st.one_of(st.just(tensor.nbytes), st.integers(start, tensor.nbytes)))
+    limit = data.draw(st.sampled_from([16, 64, 256, 1 << 20]))
+    assert evaluate(tensor, start, stop, "output", limit) == whole[start:stop]
+    assert evaluate(tensor, 0, None, "source", limit) == whole
+
+
+@examples(40, *HealthCheck)
+@given(samples(), st.data())
+def test_a_slice_is_the_products_at_its_indices(sample: Sample, data: st.DataObject) -> None:
+    tensor, bits = sample
+    spans, cut = [], []
+    for extent in tensor.shape:
+        start = data.draw(st.integers(0, extent - 1))
+        step = data.draw(st.sampled_from([1, 1, 2]))
+        spans.append(Span(start, step, data.draw(st.integers(1, -(-(extent - start) // step)))))
+        cut.append(slice(start, start + (spans[-1].length - 1) * step + 1, step))
+    made = sliced(tensor, spans)
+    assert evaluate(made) == np.ascontiguousarray(bits[tuple(cut)]).tobytes()
+
+
+@examples(40, *HealthCheck)
+@given(sample=samples(), data=st.data())
+def test_the_evaluator_agrees(sample: Sample, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    tensor = stored(sample.tensor, str(tmp_path_factory.getbasetemp() / "parts"))
+    start = data.draw(st.integers(0, tensor.numel))
+    stop = data.draw(st.integers(start, tensor.numel))
+    with Readers() as readers:
+        evaluator = Evaluator(readers)
+        assert evaluator.flat(tensor, start, stop).tobytes() == sample.bits.reshape(-1)[start:stop].tobytes()
+        size = Path(tensor.parts[0].inputs()[0].path).stat().st_size
+        assert all(0 <= low <= high <= size for _, low, high in footprint(tensor, start, stop))

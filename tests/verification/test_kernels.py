@@ -1,0 +1,88 @@
+"""Every kernel has its form in JSON, and an evaluator of its own that a fault in the kernel does not touch."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ckptconv.engine.worker import Worker
+from ckptconv.plan import Data
+from ckptconv.storage.files import Readers
+from ckptconv.tensors import kernels, moves
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.expressions import KERNELS, Decoder, Encoder
+from ckptconv.tensors.lazy import Axis, Convert, Inline, Joined, LazyTensor, Tiled
+from ckptconv.tensors.moves import Bits, Cast, Conjugate, Dequantize, Join, Negate, Overlay, Swap, Xor
+from ckptconv.verification.evaluate import Evaluator
+
+F32, BF16, U8, U16, I16, C64 = (
+    DTYPES[name] for name in ("float32", "bfloat16", "uint8", "uint16", "int16", "complex64")
+)
+BYTES = bytes(range(1, 33))
+NUMBERS = Inline(np.arange(1, 9, dtype="<f4").tobytes(), F32, (8,))
+OCTETS = Inline(BYTES, U8, (32,))
+PAIRS = Inline(bytes(range(64)), U16, (32,))
+CODES = Inline(BYTES, U8, (2, 16))
+SCALES = Inline(np.array([[0.5], [3]], "<f4").tobytes(), F32, (2, 1))
+# Those that moves are made of, and that no expression names; a kernel of tiles is carried out by `Tile`.
+OF_MOVES = {moves.Gather, moves.Cut, moves.Tile}
+SAMPLES: dict[type[Any], LazyTensor] = {
+    Cast: Convert(NUMBERS, Cast("float32", "bfloat16"), BF16),
+    Swap: Convert(NUMBERS, Swap(4), F32),
+    Negate: Convert(NUMBERS, Negate("float32"), F32),
+    Conjugate: Convert(Inline(BYTES, C64, (4,)), Conjugate("complex64"), C64),
+    Bits: Convert(NUMBERS, Bits(4, 3, 5, 1), U8),
+    Join: Joined((OCTETS, OCTETS), Join(((1, 0, 8), (1, 8, 8)), 2), I16),
+    Xor: Joined((OCTETS, OCTETS, OCTETS), Xor(3), U8),
+    Overlay: Joined((OCTETS, PAIRS), Overlay(1), U8),
+    Dequantize: Tiled(
+        (CODES, SCALES),
+        ((Axis(0), Axis(1, 4, 8)), (Axis(0), Axis(1, 1, 32))),
+        Dequantize("e2m1", ("scale",)),
+        F32,
+        (2, 32),
+        (0, 0),
+    ),
+}
+
+
+def test_no_kernel_is_left_out() -> None:
+    every = set(moves.Kernel.__args__)  # type: ignore[attr-defined]
+    assert SAMPLES.keys() == {made for made, _ in KERNELS.values()} == every - OF_MOVES
+    assert kernels._KERNELS.keys() | kernels._TILES.keys() == every - {moves.Cut}
+
+
+def made(tensor: LazyTensor) -> bytes:
+    with Readers() as readers:
+        return bytes(Worker(readers, None, 1 << 12).bytes_of(Data(0, tensor, "x"), 0, tensor.nbytes))
+
+
+def evaluated(tensor: LazyTensor) -> bytes:
+    with Readers() as readers:
+        return Evaluator(readers).flat(tensor, 0, tensor.numel).tobytes()
+
+
+@pytest.mark.parametrize("kernel", SAMPLES)
+def test_its_form_in_json_makes_it_again(kernel: type[Any]) -> None:
+    encoder = Encoder()
+    told = json.loads(json.dumps(encoder.encode(SAMPLES[kernel])))
+    assert Decoder([], []).decode(told) == SAMPLES[kernel]
+
+
+@pytest.mark.parametrize("kernel", SAMPLES)
+def test_its_evaluator_finds_a_fault(kernel: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = SAMPLES[kernel]
+    assert made(tensor) == evaluated(tensor)
+    runs = moves.Tile if kernel in kernels._TILES else kernel
+    right = kernels._KERNELS[runs]
+
+    def wrong(told: Any, data: memoryview, out: memoryview) -> int:
+        count = right(told, data, out)
+        out[-1] ^= 1
+        return count
+
+    monkeypatch.setitem(kernels._KERNELS, runs, wrong)
+    assert made(tensor) != evaluated(tensor)
