@@ -35,7 +35,7 @@ def _is_inside(step: str | int) -> bool:
     return _begins(step, _STATE) or _begins(step, _GROUPS)
 
 
-def _is_called(step: str | int) -> bool:
+def is_optimizer(step: str | int) -> bool:
     """Whether `step` is a name of an optimizer."""
     return type(step) is str and _OPTIMIZER.fullmatch(step) is not None
 
@@ -110,7 +110,7 @@ def _optimizers(paths: Iterable[Path]) -> set[Path]:
             if _begins(step, _GROUPS):
                 found.add(path[:depth])
                 break
-            if below and _is_called(step) and (depth == 0 or _is_inside(below[0])):
+            if below and is_optimizer(step) and (depth == 0 or _is_inside(below[0])):
                 found.add(path[: depth + 1])
     return found
 
@@ -119,7 +119,7 @@ def _optimizer_of(path: Path, optimizers: Collection[Path]) -> Path | None:
     path = split_name(path)
     for depth in range(len(path) - 1, -1, -1):
         # Without a name of an optimizer, it may hold other things too.
-        is_inside = _is_inside(path[depth]) or (depth > 0 and _is_called(path[depth - 1]))
+        is_inside = _is_inside(path[depth]) or (depth > 0 and is_optimizer(path[depth - 1]))
         if is_inside and path[:depth] in optimizers:
             return path[:depth]
     return None
@@ -280,7 +280,7 @@ def _is_state_first(flat: Collection[str], weights: Collection[str]) -> bool:
 def _groups(tree: Mapping[Any, Any]) -> list[dict[str, Any]]:
     nested = tree.get(_GROUPS)
     groups = [
-        {**group, "params": [str(name) for name in listed(group.get("params"))]}
+        {**group, "params": [str(name) for name in listed(group.get("params", group.get("param_names")))]}
         for group in (nested if isinstance(nested, list) else ())
         if isinstance(group, dict)
     ]
