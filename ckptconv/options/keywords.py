@@ -70,9 +70,9 @@ class ConvertOptions(TypedDict, total=False):
     structure: bool
     """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
 
-    to: Literal["dcp", "dcp-hf"] | None
+    to: Literal["dcp", "dcp-hf", "torch-checkpointing"] | None
     """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
-    HuggingFaceStorageWriter (dcp-hf)."""
+    HuggingFaceStorageWriter (dcp-hf); or a step of torch_checkpointing (torch-checkpointing)."""
 
     chunks: int | str | None
     """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""
@@ -540,9 +540,9 @@ class RowsOptions(TypedDict, total=False):
     structure: bool
     """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
 
-    to: Literal["dcp", "dcp-hf"] | None
+    to: Literal["dcp", "dcp-hf", "torch-checkpointing"] | None
     """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
-    HuggingFaceStorageWriter (dcp-hf)."""
+    HuggingFaceStorageWriter (dcp-hf); or a step of torch_checkpointing (torch-checkpointing)."""
 
     chunks: int | str | None
     """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""
