@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.formats import alone as alone_files
 from ckptconv.formats import safetensors, virtual
+from ckptconv.formats.checkpointing import below as checkpointing_below
+from ckptconv.formats.checkpointing import locate as checkpointing
 from ckptconv.formats.dcp import below as dcp_below
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import below as deepspeed_below
@@ -41,8 +43,10 @@ FORMATS: tuple[Format, ...] = (
     deepspeed,
     megatron,
     meta,
+    checkpointing,
     ranks,
     dcp_below,
+    checkpointing_below,
     ranks_below,
     deepspeed_below,
     virtual,

@@ -85,7 +85,7 @@ def _is_state_first(flat: Collection[str], weights: Collection[str]) -> bool:
 def _groups(tree: Mapping[Any, Any]) -> list[dict[str, Any]]:
     nested = tree.get(_GROUPS)
     groups = [
-        {**group, "params": [str(name) for name in listed(group.get("params"))]}
+        {**group, "params": [str(name) for name in listed(group.get("params", group.get("param_names")))]}
         for group in (nested if isinstance(nested, list) else ())
         if isinstance(group, Mapping)
     ]

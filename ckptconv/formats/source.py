@@ -96,7 +96,8 @@ class Source:
       rank keeps its own copy: a difference is worth a warning.
     - `counts` are the numbers of tensors in the weights, by kind.
     - `opaque` are the names of classes kept as inert data; `mentioned` are all names that its pickles mention.
-    - `records` maps a file's path to its storages, with their checksums.
+    - `records` maps a file's path to its storages, with their checksums. `digests` are the SHA-256 of files by path,
+      as the checkpoint states them.
     - `warnings` are causes for concern; `notes` are not. `hints` suggest renamings of the weights, of no use to a user
       who has chosen some.
     - `values` are values that it holds beside `weights`, by name, for people: they are not converted.
@@ -137,6 +138,7 @@ class Source:
     opaque: Sequence[str] = field(default_factory=list)
     mentioned: Sequence[str] = field(default_factory=list)
     records: Mapping[str, Records] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = field(default_factory=list)
     warnings: Sequence[str] = field(default_factory=list)
     values: Mapping[str, Any] = field(default_factory=dict)

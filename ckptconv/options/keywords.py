@@ -103,9 +103,9 @@ class _ConvertRows(TypedDict, total=False):
     tied: Literal["alias", "duplicate"] | None
     """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
 
-    to: Literal["dcp", "dcp-hf"] | None
+    to: Literal["dcp", "dcp-hf", "torch-checkpointing"] | None
     """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
-    HuggingFaceStorageWriter (dcp-hf)."""
+    HuggingFaceStorageWriter (dcp-hf); or a step of torch_checkpointing (torch-checkpointing)."""
 
     chunks: int | str | None
     """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""

@@ -198,4 +198,6 @@ ROW_DTYPE = Kind(_dtype_name, accepts=DTYPE.accepts)
 TIED = choice("alias", "duplicate", words=_LITERAL["alias", "duplicate"])
 OPAQUE = choice("keep", "drop", unset="")
 DIGEST = choice("sha256", "blake3", words=_LITERAL["sha256", "blake3"], unset="")
-CHECKPOINT = choice("dcp", "dcp-hf", words=_LITERAL["dcp", "dcp-hf"], unset="")
+CHECKPOINT = choice(
+    "dcp", "dcp-hf", "torch-checkpointing", words=_LITERAL["dcp", "dcp-hf", "torch-checkpointing"], unset=""
+)

@@ -293,8 +293,8 @@ class Options(_Given):
     to: str = _deciding(
         CHECKPOINT,
         "Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its "
-        "HuggingFaceStorageWriter (dcp-hf).",
-        metavar="dcp|dcp-hf",
+        "HuggingFaceStorageWriter (dcp-hf); or a step of torch_checkpointing (torch-checkpointing).",
+        metavar="dcp|dcp-hf|torch-checkpointing",
         group=OUTPUT,
         common=True,
         fallback={"safetensors2dcp": "dcp", "verify": "what the manifest says"},
@@ -312,7 +312,7 @@ class Options(_Given):
         "Put the weights under KEY, such as model; . is the top of the state dict.",
         metavar="KEY",
         group=NAMING,
-        fallback={"safetensors2dcp": "., or as --like says"},
+        fallback={"safetensors2dcp": ".; model in a step of torch_checkpointing; or as --like says"},
     )
     optimizer_key: str = _deciding(
         TEXT,

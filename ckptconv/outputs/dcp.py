@@ -38,11 +38,13 @@ from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import Derived, LazyTensor, Narrow, Stored, Tagged, View, untagged
 from ckptconv.text import some
 
-# Values of `to`: what torch.save makes of each entry, or safetensors shards.
-TORCH, SHARDS = "dcp", "dcp-hf"
+# Values of `to`: what torch.save makes of each entry, or safetensors shards; or a step of torch_checkpointing.
+TORCH, SHARDS, STEP = "dcp", "dcp-hf", "torch-checkpointing"
 # The largest `.distcp` file, in bytes, if the user names no size. A single entry may be larger.
 DEFAULT_FILE_SIZE = 5 * 10**9
 DEFAULT_OPTIMIZER_KEY = "optimizer"
+# The item of a step that has the weights, if the user names none.
+_ITEM = "model"
 # Metadata of the shards, as torch.distributed.checkpoint._hf_utils names it.
 _SHARDING, _VERSION = "DCP_SHARDING_INFO", {"DCP_VERSION": "1.0"}
 # Values of these types are written once for all keys that have an equal one.
@@ -86,7 +88,7 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
     found = Contents(chosen)
     empty: list[str] = []
     leaves: Iterable[Leaf] = _weights(source, chosen, empty)
-    under = _path(options.model_key)
+    under = _path(options.model_key or (_ITEM if options.to == STEP and options.key != "." else ""))
     if under:
         leaves = (Leaf(under + path, value) for path, value in leaves)
     _add(found, leaves, source, options)
@@ -236,7 +238,7 @@ def _add(found: Contents, leaves: Iterable[Leaf], source: Source, options: Optio
         if isinstance(value, LazyTensor) and not _is_storage(value):
             found.tensors[key] = Leaf(path, untagged(value))
             continue
-        if type(value) not in ATOMS and options.to == TORCH:  # shards hold no values
+        if type(value) not in ATOMS and options.to != SHARDS:  # these hold no values
             cls = next((cls for node in walk(value) if (cls := writable.unlisted(node))), "")
             if cls and options.opaque == "drop":
                 found.left_out[key] = cls

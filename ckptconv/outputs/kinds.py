@@ -93,6 +93,16 @@ KINDS: Mapping[str, Kind] = {
             **dict.fromkeys(("opaque", "structure"), "changes nothing in safetensors shards, which hold tensors alone"),
         },
     ),
+    "torch-checkpointing": Kind(
+        "dcp",
+        "torch-checkpointing",
+        {
+            **_OF_UNIVERSAL,
+            **_OF_WEIGHTS,
+            "like": ("{} is for checkpoints of torch.distributed.checkpoint.", "Give --chunks N."),
+        },
+        {"copy_config": "copies nothing: from_pretrained reads no step of torch_checkpointing"},
+    ),
 }
 
 

@@ -120,13 +120,14 @@ def _universal_output(source: Source, target: Target, options: Options) -> Outpu
 
 
 def _dcp_output(source: Source, target: Target, options: Options) -> Output:
-    """Plan a checkpoint of torch.distributed.checkpoint: the weights, and with `optimizer` the states beside them."""
-    from ckptconv.outputs import dcp, restore
+    """Plan a checkpoint of torch.distributed.checkpoint, or a step of torch_checkpointing: the weights, and with
+    `optimizer` the states beside them."""
+    from ckptconv.outputs import dcp, restore, step
 
     if options.optimizer:
         source = replace(source, inputs={**source.inputs, **source.state_inputs})
     found = dcp.contents(source, options)
-    files = tuple(dcp.file_plans(found, options, target.layout))
+    files = tuple(step.checkpoint_plans(found, options, target.layout))
     warnings = [*found.chosen.warnings, *found.warnings]
     if found.left_out:
         warnings.append(f"left out, as their classes are known by name only: {restore.shown(found.left_out)}")
@@ -151,6 +152,7 @@ _PLANS = {
     "universal": _universal_output,
     "dcp": _dcp_output,
     "dcp-hf": _dcp_output,
+    "torch-checkpointing": _dcp_output,
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import safetensors as safetensors_input
 from ckptconv.formats import virtual
+from ckptconv.formats.checkpointing.metadata import NAME as STEP_METADATA
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.dcp.layout import Layout
 from ckptconv.formats.dcp.locate import FILE, METADATA, is_directory
@@ -54,6 +55,7 @@ class Directory(NamedTuple):
 # Checkpoints of torch.distributed.checkpoint have the names that torch gives them. Of safetensors shards, which have no
 # index, the first comes last: without it, readers see that the others are no checkpoint.
 _CHECKPOINT_NAMES = re.compile(rf"{FILE.pattern}|\.metadata|\.ckptconv-manifest\.json")
+_STEP_NAMES = re.compile(r"[^/]+_\d+\.(?:pt|safetensors)|metadata\.pkl|\.ckptconv-manifest\.json")
 _SHARDS_NAMES = re.compile(r"shard-\d{5}-model-00001-of-00001\.safetensors|\.ckptconv-manifest\.json")
 MANIFEST = ".ckptconv-manifest.json"
 # By how an output lies on a disk: see `Target.form`.
@@ -63,6 +65,7 @@ DIRECTORIES = {
     "dcp-hf": Directory(
         "shard-00001-model-00001-of-00001.safetensors", lambda name: _SHARDS_NAMES.fullmatch(name) is not None
     ),
+    "torch-checkpointing": Directory(STEP_METADATA, lambda name: _STEP_NAMES.fullmatch(name) is not None),
 }
 
 
@@ -193,7 +196,7 @@ def _resolve_checkpoint(place: Location, options: Options) -> Target:
     kind = DIRECTORIES[options.to]
     others = [name for name in names if is_output_name(name) and name != MANIFEST and not kind.is_file(name)]
     is_ours = MANIFEST in names or any(name.startswith(_STAGING) for name in names)
-    if is_directory(names) and not is_ours:
+    if (is_directory(names) or STEP_METADATA in names) and not is_ours:
         raise UsageError(
             f"{path} holds a checkpoint that this program did not write, and would replace. Nothing was written.",
             "Give a directory that does not exist yet.",
@@ -226,8 +229,8 @@ def check_checkpoint(output: object, options: Options) -> None:
             )
     if options.like and options.chunks is not None:
         raise UsageError("--chunks and --like both say how tensors are cut: give one of them.")
-    if options.to == "dcp-hf" and options.max_shard_size:
-        raise UsageError("--max-shard-size divides the files of a rank, and a shard is one file.", "Give --chunks N.")
+    if options.to != "dcp" and options.max_shard_size:
+        raise UsageError("--max-shard-size divides the files of a rank, which has one here.", "Give --chunks N.")
 
 
 def check_file(path: str, option: str, storage_options: Mapping[str, Any]) -> None:

@@ -26,6 +26,7 @@ from ckptconv.publish.manifest import Made, document, together
 from ckptconv.publish.parts import check_part, files_of, is_one_upload
 from ckptconv.publish.staging.base import Staging
 from ckptconv.publish.staging.local import LocalStaging, TreeStaging
+from ckptconv.storage.digests import check_digest, digests_of
 from ckptconv.storage.files import check_unchanged
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, join, normalize
@@ -63,14 +64,15 @@ class Inputs:
     """What outputs are made of.
 
     `files` are read, and must not change meanwhile. The two tensors of each of `equal` must be the same; where those of
-    `alike` are not, it is told. `checksums` compares what is read with the checksums recorded for it; None: none are
-    checked. `named` are the inputs of each output by name: an attestation has their digests, and the description of
-    parts what `finish` needs to find them.
+    `alike` are not, it is told. `digests` are the SHA-256 that files must have, by path. `checksums` compares what is
+    read with the checksums recorded for it; None: none are checked. `named` are the inputs of each output by name: an
+    attestation has their digests, and the description of parts what `finish` needs to find them.
     """
 
     files: Sequence[File]
     equal: Sequence[Equal]
     alike: Sequence[Equal]
+    digests: Mapping[str, str]
     checksums: Checksums | None
     named: Sequence[Mapping[str, File]]
 
@@ -261,10 +263,11 @@ class _Run:
         return sum(work.nbytes for work in self._works)
 
     def check_copies(self) -> None:
-        """Compare what is stored more than once. Of several parts, the first does it."""
+        """Compare what is stored more than once, and files with their digests. Of several parts, the first does it."""
         if self._options.part and self._options.part[0]:
             return
         _check_equal(self._outputs, self._inputs.equal, self._readers)
+        _check_digests(self._inputs, self._readers)
         different = (name for name, one, other in self._inputs.alike if not same(one, other, self._readers))
         self.done.differing = list(dict.fromkeys(different))
 
@@ -526,6 +529,16 @@ def _check_equal(outputs: Iterable[Output], equal: Iterable[Equal], readers: Spo
                     "share: one of them was changed since.",
                     "Change them alike, or convert them one without the other (--exclude).",
                 )
+
+
+def _check_digests(inputs: Inputs, readers: SpoolingReaders) -> None:
+    """Raise CorruptError if a file has not the SHA-256 that its checkpoint states."""
+    for file in dict.fromkeys(file.stored for file in inputs.files) if inputs.digests else ():
+        stated = inputs.digests.get(file.path)
+        if stated is not None:
+            with readers.reading(file) as reader:
+                found = digests_of(reader.read_at, file.size, (), "sha256").file
+            check_digest(file.path, found, stated)
 
 
 def _places(*tensors: LazyTensor) -> str:

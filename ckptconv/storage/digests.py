@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
-from ckptconv.errors import UsageError
+from ckptconv.errors import CorruptError, UsageError
 from ckptconv.process import Thread, start_threads
 from ckptconv.storage.writing import Writer
 from ckptconv.text import install
@@ -86,6 +86,15 @@ def digests_of(
             hashing.update(data)
     own, of_ranges = hashings
     return Digests(algorithm, own.found[""], of_ranges.found)
+
+
+def check_digest(path: str, found: str, stated: str) -> None:
+    """Raise CorruptError if the SHA-256 of a file is not the stated one."""
+    if found != stated:
+        raise CorruptError(
+            f"{path} has the SHA-256 {found}, and its checkpoint states {stated}: it was changed or damaged.",
+            "Copy or download it again.",
+        )
 
 
 class _Hashing:

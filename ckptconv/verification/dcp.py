@@ -13,14 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ckptconv.errors import CkptconvError, DifferenceError
+from ckptconv.formats.checkpointing import read as torch_checkpointing
 from ckptconv.formats.dcp.chunks import join as join_tiles
 from ckptconv.formats.dcp.layout import Box, layout_of
 from ckptconv.formats.dcp.locate import METADATA
 from ckptconv.formats.dcp.metadata import named
+from ckptconv.formats.dcp.paths import dotted
 from ckptconv.formats.dcp.read import Checkpoint
-from ckptconv.formats.source import Source
+from ckptconv.formats.ranks.read import leaves
+from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.table import Options
-from ckptconv.outputs import dcp
+from ckptconv.outputs import dcp, step
 from ckptconv.outputs.selection import Rename
 from ckptconv.outputs.targets import DIRECTORIES, MANIFEST
 from ckptconv.pickles.children import ATOMS
@@ -29,7 +32,7 @@ from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
 from ckptconv.structure import keymap
-from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.lazy import LazyTensor, untagged
 from ckptconv.tensors.moves import BLOCK
 from ckptconv.text import some
 from ckptconv.verification.records import without_storages
@@ -98,6 +101,8 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
     Neither elements nor what is between the tensors are compared yet: see `Compared`.
     """
     want = dcp.contents(source, asked, rename)
+    if asked.to == dcp.STEP:
+        return _compare_step(want, place, path, asked)
     try:
         got = Checkpoint.open(place)
         described = got.described
@@ -139,6 +144,25 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
             _differs(join(path, METADATA), f"{named(key)} is not described as a value at {steps!r}")
         home = place.join(described.values[key].name).path
         found.pairs.extend(_compare_values(path, key, value, got.values.get(key, got.hidden.get(key)), home))
+    return found
+
+
+def _compare_step(want: dcp.Contents, place: Location, path: str, asked: Options) -> Compared:
+    """Compare a step of torch_checkpointing, as `compare` does: each tensor as its reader joins it."""
+    try:
+        got = dict(leaves(torch_checkpointing.read(place, Wanted(key=".")).trees["."], path))
+    except CkptconvError as error:
+        raise DifferenceError(f"{path} cannot be read: {error.message}", _AGAIN, what="file", file=path) from error
+    tensors = {dotted(at): value for at, value in got.items() if isinstance(value, LazyTensor)}
+    _check_keys(path, set(want.tensors), set(tensors), asked)
+    plans = step.file_plans(want, asked)
+    found = Compared(path, want, plans, {plan.name: place.join(plan.name) for plan in plans})
+    _check_files(path, place, found, asked)
+    for key, (_, tensor) in want.tensors.items():
+        other = tensors[key]
+        if (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
+            _differs(path, f"{named(key)} is {other.dtype} {list(other.shape)} in it", what="shape", tensor=key)
+        found.pairs.append((tensor, untagged(other), path, key))
     return found
 
 

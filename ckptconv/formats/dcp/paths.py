@@ -33,7 +33,7 @@ def _is_inside(step: str | int) -> bool:
     return _begins(step, _STATE) or _begins(step, _GROUPS)
 
 
-def _is_called(step: str | int) -> bool:
+def is_optimizer(step: str | int) -> bool:
     """Whether `step` is a name of an optimizer."""
     return type(step) is str and _OPTIMIZER.fullmatch(step) is not None
 
@@ -108,7 +108,7 @@ def _optimizers(paths: Iterable[Path]) -> set[Path]:
             if _begins(step, _GROUPS):
                 found.add(path[:depth])
                 break
-            if below and _is_called(step) and (depth == 0 or _is_inside(below[0])):
+            if below and is_optimizer(step) and (depth == 0 or _is_inside(below[0])):
                 found.add(path[: depth + 1])
     return found
 
@@ -117,7 +117,7 @@ def _optimizer_of(path: Path, optimizers: Collection[Path]) -> Path | None:
     path = split_name(path)
     for depth in range(len(path) - 1, -1, -1):
         # Without a name of an optimizer, it may hold other things too.
-        is_inside = _is_inside(path[depth]) or (depth > 0 and _is_called(path[depth - 1]))
+        is_inside = _is_inside(path[depth]) or (depth > 0 and is_optimizer(path[depth - 1]))
         if is_inside and path[:depth] in optimizers:
             return path[:depth]
     return None

@@ -41,11 +41,13 @@ class Ranks:
 
     `meshes` are those of each rank; `expected` are all ranks that the files mention. `values` are what is no tensor, of
     the first rank; `differing` are the paths of those that are others on another rank. `ready` are tensors that were
-    joined already, of flat parameters, and `equal` what must be equal in them.
+    joined already, of flat parameters, and `equal` what must be equal in them. If each rank has several files, `parts`
+    are their names by rank and by the first step of the paths in them.
     """
 
     where: str
     files: dict[int, str] = field(default_factory=dict)
+    parts: dict[tuple[int, str | int], str] = field(default_factory=dict)
     pieces: dict[Path, dict[int, Piece]] = field(default_factory=dict)
     meshes: dict[int, tuple[Mesh, ...]] = field(default_factory=dict)
     values: dict[Path, Any] = field(default_factory=dict)
@@ -81,6 +83,10 @@ class Ranks:
                 self.values[path], self._written[path] = value, written
         self.differing.update(dict.fromkeys(path for path in self._written if path not in values))
 
+    def file_of(self, rank: int, path: Path) -> str:
+        """Return the name of the file in which a rank has what is at `path`."""
+        return self.parts.get((rank, path[0]), self.files[rank])
+
     def paths(self) -> Iterator[Path]:
         """Yield the paths of all tensors and values."""
         yield from self.pieces
@@ -114,13 +120,14 @@ class Ranks:
             alike.setdefault(members or None, []).append(rank)
         for ranks in alike.values():
             for path, held in self.pieces.items() if len(ranks) > 1 else ():
-                have = [rank for rank in ranks if rank in held]
+                those = [rank for rank in ranks if not self.parts or (rank, path[0]) in self.parts]
+                have = [rank for rank in those if rank in held]
                 is_plain = all(isinstance(piece, Whole) for piece in held.values())
-                if have and len(have) < len(ranks) and not (is_plain and optimizers.optimizer_of(path) is not None):
-                    lacking = next(rank for rank in ranks if rank not in held)
+                if have and len(have) < len(those) and not (is_plain and optimizers.optimizer_of(path) is not None):
+                    lacking = next(rank for rank in those if rank not in held)
                     raise CorruptError(
-                        f"{self.where}: {self.files[have[0]]} has {named(dotted(path))}, and {self.files[lacking]} "
-                        "has not.",
+                        f"{self.where}: {self.file_of(have[0], path)} has {named(dotted(path))}, and "
+                        f"{self.file_of(lacking, path)} has not.",
                         _OTHER_SAVE,
                     )
 
@@ -141,7 +148,7 @@ class Ranks:
             held = self.pieces[path]
             # Names of one tensor share the storages of all ranks.
             key = tuple((rank, _how(piece), *map(_place, parts_of(piece))) for rank, piece in held.items())
-            known = ties.get(key) if all(len(each) == 3 for each in key) else None
+            known = ties.get(key) if all(len(each) == 3 and each[2] is not None for each in key) else None
             if known is not None:
                 joined.tensors[path] = known
                 continue
@@ -156,7 +163,7 @@ class Ranks:
         first = min(held)
         one = held[first]
         for rank, piece in sorted(held.items()):
-            self._check_alike(name, first, one, rank, piece)
+            self._check_alike(path, first, one, rank, piece)
         wholes = []
         if isinstance(one, Whole):
             wholes = [piece.tensor for _, piece in sorted(held.items())]  # type: ignore[union-attr]
@@ -166,11 +173,11 @@ class Ranks:
             groups: dict[Mesh, dict[int, Part]] = {}
             for rank, piece in sorted(held.items()):
                 groups.setdefault(piece.layout.mesh, {})[rank] = piece  # type: ignore[union-attr,assignment]
-            wholes = [self._from_mesh(name, parts, equal) for parts in groups.values()]
+            wholes = [self._from_mesh(path, parts, equal) for parts in groups.values()]
         equal.extend((name, untagged(wholes[0]), untagged(other)) for other in wholes[1:])
         return wholes[0]
 
-    def _check_alike(self, name: str, first: int, one: Piece, rank: int, other: Piece) -> None:
+    def _check_alike(self, path: Path, first: int, one: Piece, rank: int, other: Piece) -> None:
         """Raise CorruptError unless two ranks say the same of a tensor."""
         kinds = {Whole: "whole", Part: "as a DTensor", Shards: "as a ShardedTensor"}
         told = [(kinds[type(each)], str(_dtype(each)), list(shape_of(each))) for each in (one, other)]
@@ -179,18 +186,19 @@ class Ranks:
         if None not in (_dtype(one), _dtype(other)) and told[0] != told[1]:
             texts = [f"{dtype} {shape}, {how}" for how, dtype, shape in told]
             raise CorruptError(
-                f"{self.where}: {named(name)} is {texts[0]}, in {self.files[first]}, and {texts[1]}, in "
-                f"{self.files[rank]}.",
+                f"{self.where}: {named(dotted(path))} is {texts[0]}, in {self.file_of(first, path)}, and {texts[1]}, "
+                f"in {self.file_of(rank, path)}.",
                 _OTHER_SAVE,
             )
 
-    def _from_mesh(self, name: str, parts: Mapping[int, Part], equal: list[Equal]) -> LazyTensor:
+    def _from_mesh(self, path: Path, parts: Mapping[int, Part], equal: list[Equal]) -> LazyTensor:
+        name = dotted(path)
         layouts = {part.layout for part in parts.values()}
         if len(layouts) > 1:
             raise CorruptError(f"{self.where}: the ranks disagree on how {named(name)} is placed.", _OTHER_SAVE)
         layout = layouts.pop()
         inside = {rank: part for rank, part in parts.items() if part.coordinate is not None}
-        chosen = self._fitting(name, layout, inside)
+        chosen = self._fitting(path, layout, inside)
         tiles: list[Tile] = []
         for part in inside.values():
             held = spans(chosen, part.coordinate or ())
@@ -202,7 +210,7 @@ class Ranks:
                 tiles.append(Tile(box.offsets, tensor))
         return self._filled(name, next(iter(parts.values())).tensor.dtype, layout.shape, tiles, equal)
 
-    def _fitting(self, name: str, layout: Layout, parts: Mapping[int, Part]) -> Layout:
+    def _fitting(self, path: Path, layout: Layout, parts: Mapping[int, Part]) -> Layout:
         """Return the layout of which the ranks' parts are, in their shapes: that which is stated, or, if it has
         strides, the same cuts in another order."""
         other = by_shards(layout) if any(cut and cut.factor > 1 for cut in layout.placements) else None
@@ -217,13 +225,14 @@ class Ranks:
         if not fits and wrong:
             rank, shape = wrong
             raise CorruptError(
-                f"{self.where}: {self.files[rank]} has {list(parts[rank].tensor.shape)} of {named(name)}, and by its "
-                f"placements on a mesh of {layout.mesh} it has {list(shape)} of its {list(layout.shape)}."
+                f"{self.where}: {self.file_of(rank, path)} has {list(parts[rank].tensor.shape)} of "
+                f"{named(dotted(path))}, and by its placements on a mesh of {layout.mesh} it has {list(shape)} of its "
+                f"{list(layout.shape)}."
             )
         if len(fits) == 2 and fits[0][1] != fits[1][1]:
             raise UnsupportedError(
-                f"{self.where}: {named(name)} is cut unevenly along several dimensions of its mesh, and its placements "
-                "do not tell in which order.",
+                f"{self.where}: {named(dotted(path))} is cut unevenly along several dimensions of its mesh, and its "
+                "placements do not tell in which order.",
                 "Save it with torch.distributed.checkpoint, or gather whole tensors before saving.",
             )
         return fits[0][0]

@@ -91,7 +91,7 @@ def _names(directory: Location) -> Mapping[str, Entry]:
 
 
 @dataclass
-class _Files:
+class Files:
     """The files of a set that were read, and what they hold together."""
 
     ranks: Ranks
@@ -99,7 +99,7 @@ class _Files:
     inputs: dict[str, Hashable] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, directory: Location, files: FileSet) -> _Files:
+    def open(cls, directory: Location, files: FileSet) -> Files:
         """Read the descriptions in all files of a set."""
         found = cls(Ranks(directory.path))
         present = sorted(files.files)
@@ -124,30 +124,17 @@ class _Files:
         return found
 
     def _add(self, place: Location, file: TorchFile, rank: int) -> None:
-        reader = Pieces(place.path, rank, _bytes_of(place))
-        pieces: dict[Path, Piece] = {}
-        values: dict[Path, Any] = {}
-        for path, node in leaves(file.value, place.path):
-            if path and is_distributed(node) and is_partial(node):
-                values[path] = Composite("partial", {"shape": node.parts["shape"]})
-            elif path and is_distributed(node):
-                pieces[path] = reader.of(names_of.dotted(path), node)
-            elif path and isinstance(node, Tagged):
-                pieces[path] = Whole(node)
-            elif not path or any(map(is_tensor, walk(node))):
-                kind = class_of(node) or type(node).__name__
-                what = named(names_of.dotted(path)) if path else "the whole"
-                raise UnsupportedError(
-                    f"{place}: {what} is a {kind[:200]}, and only state dicts of ordinary, DTensor and ShardedTensor "
-                    "tensors are joined."
-                )
-            else:
-                values[path] = node
+        reader = Pieces(place.path, rank, bytes_of(place))
+        pieces, values = divided(file.value, reader)
         own = rank if reader.said is None else reader.said
         self.ranks.add(own, place.name, pieces, reader.meshes, reader.world)
         self.ranks.add_values(own, values)
+        self.keep(place.name, file)
+
+    def keep(self, name: str, file: TorchFile) -> None:
+        """Keep what identifies a file that was read, without its tree."""
         self.opened.append(replace(file, value=None))
-        self.inputs[place.name] = fingerprint(file)
+        self.inputs[name] = fingerprint(file)
 
     @property
     def records(self) -> dict[str, Records]:
@@ -157,7 +144,34 @@ class _Files:
         return list(dict.fromkeys(str(name) for file in self.opened for name in of(file)))
 
 
-def _bytes_of(place: Location) -> Callable[[Stored], bytes]:
+def divided(tree: Any, reader: Pieces, prefix: Path = ()) -> tuple[dict[Path, Piece], dict[Path, Any]]:
+    """Return the tensors of a rank's state dict, and its other values, by path; `prefix` begins each path.
+
+    Raise UnsupportedError for what is neither.
+    """
+    pieces: dict[Path, Piece] = {}
+    values: dict[Path, Any] = {}
+    for at, node in leaves(tree, reader.where):
+        path = (*prefix, *at)
+        if path and is_distributed(node) and is_partial(node):
+            values[path] = Composite("partial", {"shape": node.parts["shape"]})
+        elif path and is_distributed(node):
+            pieces[path] = reader.of(names_of.dotted(path), node)
+        elif path and isinstance(node, Tagged):
+            pieces[path] = Whole(node)
+        elif not path or any(map(is_tensor, walk(node))):
+            kind = class_of(node) or type(node).__name__
+            what = named(names_of.dotted(path)) if path else "the whole"
+            raise UnsupportedError(
+                f"{reader.where}: {what} is a {kind[:200]}, and only state dicts of ordinary, DTensor and "
+                "ShardedTensor tensors are joined."
+            )
+        else:
+            values[path] = node
+    return pieces, values
+
+
+def bytes_of(place: Location) -> Callable[[Stored], bytes]:
     def read(stored: Stored) -> bytes:
         reader = place.open_reader()
         try:
@@ -203,11 +217,11 @@ def _inside(node: Any) -> list[tuple[str | int, Any]] | None:
 
 
 @dataclass
-class _Opened:
+class Opened:
     """What was read of a checkpoint: the weights' files; if they were wanted, the optimizer's, or its directory."""
 
-    model: _Files
-    optimizer: _Files | None = None
+    model: Files
+    optimizer: Files | None = None
     beside: Source | None = None
 
     @functools.cached_property
@@ -219,31 +233,31 @@ class _Opened:
 
 def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wanted: Wanted) -> Source:
     directory = located.directory
-    model = _Files.open(directory, chosen)
+    model = Files.open(directory, chosen)
     ranks = model.ranks
     others = _optimizers(located, chosen, found)
     is_alone = len(model.opened) == 1 and chosen.world is None and not any(distributed(ranks.pieces))
     if is_alone and not (wanted.states and others):
         return torch_file.read(directory.join(chosen.files[min(chosen.files)]), wanted)
-    opened = _Opened(model)
+    opened = Opened(model)
     beside = _checkpoint_beside(directory)
     local = flat.is_local(ranks)
     if wanted.states or local:
         if len(others) == 1:
-            opened.optimizer = _Files.open(*others[0])
+            opened.optimizer = Files.open(*others[0])
         elif beside is not None:
             opened.beside = dcp.read(beside, Wanted(states=True))
-    states, states_error, states_equal = _states(opened)
+    states, states_error, states_equal = states_of(opened)
     if local:
         flat.split(ranks, opened.roles.model, states)
     roles = opened.roles
     chosen_paths = [each for each in ranks.paths() if roles.is_model(each)]
     if not any(each in ranks.pieces for each in chosen_paths) and not roles.models:
         chosen_paths = list(ranks.paths())  # the files are an optimizer's
-    weights, equal, structured = _weights(ranks, chosen_paths, roles.model)
+    weights, equal, structured = weights_of(ranks, chosen_paths, roles.model)
     trees: dict[str, Any] = {}
     if wanted.key:
-        trees, every = _everything(ranks, wanted.key)
+        trees, every = everything(ranks, wanted.key)
         equal, structured, chosen_paths = every, True, list(ranks.paths())
     notes, warnings = _told(directory, chosen, others, beside, ranks, wanted, chosen_paths)
     state_inputs = _state_inputs(opened, beside) if wanted.states or local else {}
@@ -294,7 +308,7 @@ def _is_understood(name: str) -> bool:
     return name.startswith("torch.distributed.")
 
 
-def _weights(ranks: Ranks, paths: list[Path], model: Path) -> tuple[Any, list[Equal], bool]:
+def weights_of(ranks: Ranks, paths: list[Path], model: Path) -> tuple[Any, list[Equal], bool]:
     """Return the weights, what must be equal in them, and whether they are more than a flat state dict."""
     joined = ranks.join([each for each in paths if each in ranks.pieces or each in ranks.ready])
     depth = len(model)
@@ -309,12 +323,12 @@ def _weights(ranks: Ranks, paths: list[Path], model: Path) -> tuple[Any, list[Eq
     return ({} if inner is None else inner), joined.equal, True
 
 
-def _everything(ranks: Ranks, key: str) -> tuple[dict[str, Any], list[Equal]]:
+def everything(ranks: Ranks, key: str) -> tuple[dict[str, Any], list[Equal]]:
     joined = ranks.join([*ranks.pieces, *ranks.ready])
     return {key: names_of.nest({**joined.tensors, **ranks.values}, ranks.where)}, joined.equal
 
 
-def _states(opened: _Opened) -> tuple[dict[str, Any] | None, CkptconvError | None, list[Equal]]:
+def states_of(opened: Opened) -> tuple[dict[str, Any] | None, CkptconvError | None, list[Equal]]:
     """Return the optimizer's states by parameter, or why they cannot be told, and what must be equal in them."""
     if opened.beside is not None:
         return opened.beside.optimizer, opened.beside.states_error, list(opened.beside.equal_states)
@@ -344,7 +358,7 @@ def _states(opened: _Opened) -> tuple[dict[str, Any] | None, CkptconvError | Non
     return by_parameter(trees, list(parameters), ranks.where), None, joined.equal
 
 
-def _state_inputs(opened: _Opened, beside: Location | None) -> dict[str, Hashable]:
+def _state_inputs(opened: Opened, beside: Location | None) -> dict[str, Hashable]:
     if opened.optimizer:
         own = opened.optimizer
         prefix = "" if own.ranks.where == opened.model.ranks.where else f"{basename(own.ranks.where)}/"
@@ -367,7 +381,7 @@ def _checkpoint_beside(directory: Location) -> Location | None:
 # --------------------------------------------------------------------------------------------------------- what is told
 
 
-def _facts(directory: Location, model: _Files, ranks: Ranks) -> dict[str, Any]:
+def _facts(directory: Location, model: Files, ranks: Ranks) -> dict[str, Any]:
     meshes = list(dict.fromkeys(mesh for held in ranks.meshes.values() for mesh in held))
     shapes = list(dict.fromkeys(map(str, meshes)))
     return {

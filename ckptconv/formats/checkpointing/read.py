@@ -1,0 +1,496 @@
+"""Open a step of torch_checkpointing.
+
+The files of the weights are read rank after rank, descriptions only; the optimizer's when its states are wanted, and
+all when a key is. What a rank has of a tensor, its pickled DTensor says, or `metadata.pkl`, or both: then they must
+agree. The ranks' parts are joined as those of one state dict for each rank, whose first steps are the items.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats import safetensors
+from ckptconv.formats.checkpointing import locate as steps
+from ckptconv.formats.checkpointing.locate import FAMILY, MANIFEST, Item, check_finished, is_file, items_of
+from ckptconv.formats.checkpointing.metadata import (
+    JSON,
+    NAME,
+    RAW,
+    SAFETENSORS,
+    TORCH,
+    Described,
+    DescribedItem,
+    Distributed,
+    Geometry,
+    Held,
+    Rectangles,
+    read_metadata,
+    text_path,
+)
+from ckptconv.formats.dcp import paths as names_of
+from ckptconv.formats.dcp.chunks import Shape, Tile
+from ckptconv.formats.dcp.entries import MAX_VALUE
+from ckptconv.formats.dcp.metadata import Path, named
+from ckptconv.formats.ranks.join import Ranks, lacking
+from ckptconv.formats.ranks.layouts import Mesh
+from ckptconv.formats.ranks.pieces import Part, Piece, Pieces, Shards, Whole, shape_of
+from ckptconv.formats.ranks.read import Files, Opened, bytes_of, divided, everything, states_of, weights_of
+from ckptconv.formats.runs import Located
+from ckptconv.formats.source import Source, Wanted, prefixed
+from ckptconv.formats.torch.container import MAX_PICKLE
+from ckptconv.formats.torch.file import read_torch
+from ckptconv.formats.torch.packed import is_tensor
+from ckptconv.pickles.children import walk
+from ckptconv.plan import Input
+from ckptconv.storage import strict_json
+from ckptconv.storage.ahead import ahead
+from ckptconv.storage.digests import check_digest
+from ckptconv.storage.inside import check_inside
+from ckptconv.storage.location import Location
+from ckptconv.tensors.lazy import LazyTensor, Narrow, Tagged, TensorFacts
+from ckptconv.text import brief, format_size, some
+
+_HEX = re.compile(r"[0-9a-fA-F]{64}")
+_OTHER_SAVE = "The files are not of one save: copy those of one save, of all ranks, to a directory of their own."
+# The item of a library that saves the whole state of a rank in one file: its contents are the state.
+_WHOLE = "checkpoint"
+
+
+def read(place: Location, wanted: Wanted) -> Source:
+    """Open a step by its directory, or by a directory above it.
+
+    Raise CorruptError if it is unfinished, if files of ranks are missing, or if they contradict each other or the
+    metadata; UnsupportedError if nothing tells which part of a tensor a rank has.
+    """
+    located = steps.locate(place) or Located(place)
+    check_finished(located.directory)
+    return _read(place.path, located, wanted)
+
+
+def _read(path: str, located: Located, wanted: Wanted) -> Source:
+    step = _Step.open(located.directory)
+    step.read(wanted)
+    ranks = step.files.ranks
+    opened = Opened(step.files)
+    roles = opened.roles
+    chosen = [each for each in ranks.paths() if roles.is_model(each)]
+    if not any(each in ranks.pieces for each in chosen) and not roles.models:
+        chosen = list(ranks.paths())  # the step is an optimizer's
+    weights, equal, structured = weights_of(ranks, chosen, roles.model)
+    trees: dict[str, Any] = {}
+    if wanted.key:
+        trees, equal = everything(ranks, wanted.key)
+        structured = True
+    states, states_error, states_equal = states_of(opened) if wanted.states else (None, None, [])
+    notes, warnings = step.told(wanted, chosen)
+    return Source(
+        format=f"torch_checkpointing of {step.world} rank{'s' * (step.world > 1)}",
+        family=FAMILY,
+        path=path,
+        weights=weights,
+        optimizer=states,
+        states_error=states_error,
+        trees=trees,
+        structured=structured,
+        equal=equal,
+        equal_states=states_equal,
+        facts=step.facts(path),
+        opaque=[
+            name for name in step.files.names(lambda file: file.opaque) if not name.startswith("torch.distributed")
+        ],
+        mentioned=step.files.names(lambda file: file.globals),
+        records=step.files.records,
+        notes=[*([located.note] if located.note else []), *notes],
+        pointers=located.pointers,
+        warnings=[*step.files.names(lambda file: file.warnings), *warnings],
+        hints=prefixed(list(weights)) if isinstance(weights, dict) else [],
+        inputs=step.files.inputs,
+        digests=step.digests,
+        bytes_read=step.bytes_read + sum(file.bytes_read for file in step.files.opened),
+        default_shard_size=5 * 10**9,
+        pieces=names_of.FLAT_PARAMETER,
+        wanted=wanted,
+        reread=functools.partial(_read, path, located),
+    )
+
+
+@dataclass
+class _Step:
+    """A step: what its directory and its metadata say, and what was read of it.
+
+    `digests` are the SHA-256 of files by path, as a manifest states them; `unread` are items of which only one rank's
+    file was read, or none, and whether that has tensors.
+    """
+
+    directory: Location
+    described: Described | None
+    items: dict[str, Item]
+    files: Files
+    world: int = 1
+    version: str = ""
+    digests: dict[str, str] = field(default_factory=dict)
+    unread: dict[str, bool] = field(default_factory=dict)
+    large: list[str] = field(default_factory=list)
+    bytes_read: int = 0
+    _boxes: dict[Path, frozenset[tuple[Shape, Shape]]] = field(default_factory=dict)
+
+    # ------------------------------------------------------------------------------------------------- the directory
+
+    @classmethod
+    def open(cls, directory: Location) -> _Step:
+        """Read the metadata and the manifest, and find the items."""
+        files = Files(Ranks(directory.path))
+        step = cls(directory, None, {}, files)
+        step._read_manifest()
+        if NAME in directory.names:
+            data = step._bytes(NAME, MAX_PICKLE)
+            step.described = read_metadata(data, directory.join(NAME).path, directory.path)
+        step.items = items_of(directory, step.described)
+        if step.described:
+            step.world, step.version = step.described.world, step.described.version
+            over = [each for item in step.items.values() for each in item.files.items() if each[0] >= step.world]
+            if over:
+                raise CorruptError(
+                    f"{directory.join(over[0][1].path)} is of rank {over[0][0]}, and {NAME} says that there are "
+                    f"{step.world} ranks.",
+                    _OTHER_SAVE,
+                )
+        else:
+            step.world = max((max(item.files) + 1 for item in step.items.values() if item.has_tensors), default=1)
+        return step
+
+    def _bytes(self, name: str, most: int) -> bytes:
+        """Return the contents of a small file, which is an input from now on."""
+        reader = self.directory.join(name).open_reader()
+        try:
+            file = reader.file
+            if file.size > most:
+                raise CorruptError(f"{file.path} has {file.size} bytes; at most {most} are read.")
+            data = reader.read_at(0, file.size)
+        finally:
+            reader.close()
+        if file.path in self.digests:
+            check_digest(file.path, hashlib.sha256(data).hexdigest(), self.digests[file.path])
+        self.bytes_read += len(data)
+        self.files.inputs[name] = Input(file, (file.size, zlib.crc32(data)))
+        return data
+
+    def _read_manifest(self) -> None:
+        """Read the SHA-256 of the files, and check that they are there."""
+        if MANIFEST not in self.directory.names:
+            return
+        where = self.directory.join(MANIFEST).path
+        told = _json(self._bytes(MANIFEST, MAX_VALUE), where)
+        stated = {key: told.get(key) for key in ("version", "granularity", "algorithm")} if type(told) is dict else {}
+        if stated != {"version": 1, "granularity": "file", "algorithm": "sha256"}:
+            raise UnsupportedError(
+                f"{where} says {brief(stated)}; known are manifests of version 1, of files and their sha256.",
+                "Remove it to convert the step without its digests.",
+            )
+        files = told.get("files")
+        if type(files) is not dict or any(
+            type(hexed) is not str or not _HEX.fullmatch(hexed) for hexed in files.values()
+        ):
+            raise CorruptError(f"{where} has no SHA-256 for each file.")
+        for name in files:
+            check_inside(name, where, self.directory.path)
+        missing = [name for name in files if not is_file(self.directory, name)]
+        if missing:
+            raise CorruptError(
+                f"{where} names {len(files)} files, of which {len(missing)} are not there: {some(missing)}.",
+                "Copy or download them too.",
+            )
+        self.digests = {self.directory.join(name).path: hexed.lower() for name, hexed in files.items()}
+
+    # -------------------------------------------------------------------------------------------------------- reading
+
+    def read(self, wanted: Wanted) -> None:
+        """Read the files of what is wanted."""
+        chosen = self._chosen(wanted)
+        for name in chosen:
+            self._check_complete(name)
+        ranks = self.files.ranks
+        for rank in range(self.world):
+            held = {name: self.items[name].files[rank] for name in chosen if rank in self.items[name].files}
+            if held:
+                self._read_rank(rank, held)
+        ranks.check_names()
+        for name, item in self.items.items():
+            if name not in chosen:
+                self._look_into(name, item)
+
+    def _chosen(self, wanted: Wanted) -> list[str]:
+        """Return the names of the items of which all ranks' files are read."""
+        every = list(self.items)
+        if wanted.key:
+            return every
+        holding = [name for name in every if self.items[name].has_tensors]
+        optimizers = [name for name in holding if names_of.is_optimizer(name)]
+        models = [name for name in holding if name in names_of.WRAPPERS]
+        weights = models or [name for name in holding if name not in optimizers and self._has_tensors(name)]
+        if not weights:
+            return optimizers or every
+        return [*weights, *(optimizers if wanted.states else ())]
+
+    def _has_tensors(self, name: str) -> bool:
+        """Whether the first file of an item has tensors."""
+        if self.described and name in self.described.items:
+            return bool(self.described.items[name].tensors)
+        held = self.items[name].files[min(self.items[name].files)]
+        if held.kind == SAFETENSORS:
+            return True
+        return any(map(is_tensor, walk(read_torch(self._place(held)).value)))
+
+    def _look_into(self, name: str, item: Item) -> None:
+        """Keep the values of the first rank of an item that was not wanted."""
+        if names_of.is_optimizer(name):
+            self.unread[name] = True
+            return
+        held = item.files[min(item.files)]
+        self.unread[name] = item.has_tensors and self._has_tensors(name)
+        if held.kind == JSON:
+            self.files.ranks.values[name,] = self._value(held)
+
+    def _place(self, held: Held) -> Location:
+        names = self.directory.names
+        return self.directory.at(names[held.path].file) if held.path in names else self.directory.join(held.path)
+
+    def _check_complete(self, name: str) -> None:
+        """Raise CorruptError if files of ranks are missing."""
+        item = self.items[name]
+        if item.shared or not item.has_tensors:
+            return
+        own = self.described.items.get(name) if self.described else None
+        needed = own.ranks() if own else set(range(self.world))
+        missing = sorted(needed - item.files.keys())
+        if missing and (own or item.files.keys() != {0} or self._has_tensors(name)):
+            raise lacking(self.directory.path, missing, {rank: held.path for rank, held in item.files.items()})
+
+    def _read_rank(self, rank: int, held: Mapping[str, Held]) -> None:
+        pieces: dict[Path, Piece] = {}
+        values: dict[Path, Any] = {}
+        alone: dict[Path, Any] = {}
+        meshes: dict[Mesh, None] = {}
+        world = self.world
+        places = {name: self._place(one) for name, one in held.items()}
+        pickled = [name for name, one in held.items() if one.kind == TORCH]
+        read = dict(zip(pickled, ahead(read_torch, [places[name] for name in pickled]), strict=True))
+        for name, one in held.items():
+            prefix = () if self._is_whole(name) else (name,)
+            own = self.described.items.get(name) if self.described else None
+            if one.kind == TORCH:
+                file = read.pop(name)
+                reader = Pieces(places[name].path, rank, bytes_of(places[name]))
+                found, told = divided(file.value, reader, prefix)
+                if reader.said not in (None, rank):
+                    raise CorruptError(
+                        f"{places[name]} is named for rank {rank}, and says that it is of {reader.said}."
+                    )
+                self.files.keep(one.path, file)
+                meshes.update(reader.meshes)
+                world = max(world, reader.world)
+            elif one.kind == SAFETENSORS:
+                found, told = self._stored(name, one, own), {}
+            else:
+                found, told = {}, {prefix: self._value(one)}
+            if own:
+                found = self._placed(name, one, rank, found, own)
+                meshes.update((piece.layout.mesh, None) for piece in found.values() if isinstance(piece, Part))
+            elif one.kind == SAFETENSORS and self.world > 1:
+                raise UnsupportedError(
+                    f"{places[name]} holds the parts of {len(found)} tensors that rank {rank} has, and there is no "
+                    f"{NAME} that tells which parts these are.",
+                    f"Copy {NAME} too: a step that was saved without a resharder has none, and nobody can join it.",
+                )
+            pieces.update(found)
+            (alone if self.items[name].shared else values).update(told)
+            self.files.ranks.parts.update({(rank, at[0]): one.path for at in (*found, *told) if at})
+        ranks = self.files.ranks
+        ranks.add(rank, next(iter(held.values())).path, pieces, meshes, world)
+        ranks.add_values(rank, values)
+        ranks.values.update(alone)
+
+    def _is_whole(self, name: str) -> bool:
+        """Whether an item is the whole state of a rank, and has no name in it."""
+        return name == _WHOLE and sum(item.has_tensors for item in self.items.values()) == 1
+
+    def _value(self, held: Held) -> Any:
+        place = self._place(held)
+        if held.kind == RAW and place.kind == "file" and place.entry.file.size > MAX_VALUE:
+            self.large.append(held.path)
+            return None
+        data = self._bytes(held.path, MAX_VALUE)
+        return data if held.kind == RAW else _json(data, place.path)
+
+    # --------------------------------------------------------------------------------------------------- safetensors
+
+    def _stored(self, name: str, held: Held, own: DescribedItem | None) -> dict[Path, Piece]:
+        """Return the tensors of a safetensors file, whose names are paths joined by dots."""
+        place = self._place(held)
+        reader = place.open_reader()
+        try:
+            header = safetensors.read_header(reader)
+        finally:
+            reader.close()
+        self.bytes_read += header.bytes_read
+        self.files.inputs[held.path] = header.identity
+        paths: dict[str, Path] = {}
+        for path, way in own.ways.items() if own else ():
+            if paths.setdefault(names_of.dotted(path), way) != way:
+                raise CorruptError(
+                    f"{place}: two of the tensors of {named(name)} are stored as {named(names_of.dotted(path))}."
+                )
+        found: dict[Path, Piece] = {}
+        for stored_name, stored in header.tensors.items():
+            way = paths.get(stored_name, (stored_name,))
+            facts = TensorFacts(
+                storage=(place.path, stored_name),
+                storage_nbytes=stored.nbytes,
+                strides=stored.strides,
+            )
+            found[(name, *way)] = Whole(Tagged(stored, facts))
+        return found
+
+    # ------------------------------------------------------------------------------------------------- the metadata
+
+    def _placed(
+        self, name: str, held: Held, rank: int, found: Mapping[Path, Piece], own: DescribedItem
+    ) -> dict[Path, Piece]:
+        """Return the tensors that a rank has of an item, each as the metadata describes it.
+
+        Raise CorruptError if file and metadata disagree.
+        """
+        where = f"{self._place(held)}"
+        placed: dict[Path, Piece] = {}
+        expected = {path for path, groups in own.tensors.items() if any(rank in ranks for ranks, _ in groups)}
+        for path, piece in found.items():
+            at = text_path(path[1:])
+            geometry = own.geometry(at, rank)
+            if geometry is None:
+                raise CorruptError(
+                    f"{where} has {named(names_of.dotted(path))}, of which {NAME} knows nothing.", _OTHER_SAVE
+                )
+            expected.discard(at)
+            if isinstance(geometry, Rectangles) and path not in self._boxes:
+                every = (one.boxes for _, one in own.tensors[at] if isinstance(one, Rectangles))
+                self._boxes[path] = frozenset((box.offsets, box.sizes) for boxes in every for box in boxes)
+            placed[path] = self._described(where, path, rank, piece, geometry)
+        if expected:
+            lost = names_of.dotted((name, *min(expected)))
+            raise CorruptError(f"{where} lacks {named(lost)}, which it has by {NAME}.", _OTHER_SAVE)
+        return placed
+
+    def _described(self, where: str, path: Path, rank: int, piece: Piece, geometry: Geometry) -> Piece:
+        """Return a piece with the geometry that the metadata gives it."""
+        name = names_of.dotted(path)
+        tensor = piece.tensor if isinstance(piece, (Whole, Part)) else None
+        said: Any = geometry.shape, geometry.dtype.name
+        if isinstance(piece, Part):
+            its = piece.layout
+            has: Any = its.shape, piece.tensor.dtype.name
+            if isinstance(geometry, Distributed):
+                said = (*said, geometry.layout.mesh[:2], geometry.layout.placements)
+                has = (*has, its.mesh[:2], its.placements)
+            agrees = has == said and isinstance(geometry, Distributed)
+        elif tensor is None:
+            agrees = False
+        else:
+            agrees = tensor.dtype.name == geometry.dtype.name and len(tensor.shape) == len(geometry.shape)
+        if not agrees:
+            raise CorruptError(
+                f"{where} has {named(name)} with the shape {list(shape_of(piece))}"
+                f"{'' if tensor is None else f' and dtype {tensor.dtype}'}, and {NAME} describes it with "
+                f"{list(geometry.shape)} and {geometry.dtype}, or placed otherwise.",
+                _OTHER_SAVE,
+            )
+        if isinstance(piece, Part) or tensor is None:
+            return piece
+        if isinstance(geometry, Distributed):
+            layout = geometry.layout
+            if tensor.shape == layout.shape and not any(layout.placements):
+                return piece
+            inside = rank in layout.mesh.ranks
+            return Part(layout, layout.mesh.coordinate(rank) if inside else None, tensor)
+        return self._cut(where, name, tensor, geometry, self._boxes[path])
+
+    @staticmethod
+    def _cut(
+        where: str, name: str, tensor: Tagged, geometry: Rectangles, every: frozenset[tuple[Shape, Shape]]
+    ) -> Piece:
+        """Return the boxes that a rank has of a tensor, of `every` rank's."""
+        tiles = []
+        for box in geometry.boxes:
+            if any(at + size > most for at, size, most in zip(box.inside, box.sizes, tensor.shape, strict=True)):
+                raise CorruptError(
+                    f"{where} has {list(tensor.shape)} of {named(name)}, and by {NAME} a shard of {list(box.sizes)} at "
+                    f"{list(box.inside)} of that."
+                )
+            part: LazyTensor = tensor
+            if box.sizes != tensor.shape:
+                part = tensor.tensor
+                for dim, (start, size) in enumerate(zip(box.inside, box.sizes, strict=True)):
+                    if size != part.shape[dim]:
+                        part = Narrow(part, dim, start, size)
+            tiles.append(Tile(box.offsets, part))
+        return Shards(geometry.shape, every, tuple(tiles))
+
+    # ------------------------------------------------------------------------------------------------------- reports
+
+    def facts(self, path: str) -> dict[str, Any]:
+        ranks = self.files.ranks
+        shapes = list(dict.fromkeys(str(mesh) for held in ranks.meshes.values() for mesh in held))
+        return {
+            **({} if self.directory.path == path else {"directory": self.directory.path}),
+            "ranks": self.world,
+            **({"mesh": ", ".join(shapes)} if shapes else {}),
+            "items": list(self.items),
+            "files": len(self.files.inputs),
+            "metadata": f"version {self.version}" if self.version else "none: its own library cannot reshard the step",
+        }
+
+    def told(self, wanted: Wanted, chosen: list[Path]) -> tuple[list[str], list[str]]:
+        """Return notes and warnings on what was left, and on what the ranks have otherwise."""
+        ranks = self.files.ranks
+        notes: list[str] = []
+        warnings: list[str] = []
+        if not wanted.key:
+            names = dict.fromkeys([*self.unread, *(str(at[0]) for at in ranks.paths())])
+            left = [name for name in names if not any(at[0] == name for at in chosen)]
+            states = [name for name in left if names_of.is_optimizer(name)]
+            left = [name for name in left if not (wanted.states and name in states)]
+            odd = [name for name in left if self.unread.get(name) and name not in states]
+            for told, own in ((notes, [name for name in left if name not in odd]), (warnings, odd)):
+                if own:
+                    how = "--optimizer PATH converts the optimizer's states, " if set(own) & set(states) else ""
+                    told.append(
+                        f"Beside the model there is: {some(own)}; {how}--key {own[0]} such a part, --key . everything."
+                    )
+        missing = sorted(ranks.expected - ranks.files.keys())
+        if missing:
+            warnings.append(
+                f"The files of ranks {some(missing, form=str)} are not there; the other ranks' files hold the same."
+            )
+        differing = [each for each in ranks.differing if wanted.key or each in chosen]
+        if differing:
+            warnings.append(
+                f"Values that are no tensors differ between the ranks, and are those of rank {min(ranks.files)}: "
+                f"{some([names_of.dotted(each) for each in differing])}."
+            )
+        if self.large:
+            warnings.append(f"Left out: {some(self.large)}, of more than {format_size(MAX_VALUE)}.")
+        return notes, warnings
+
+
+def _json(data: bytes, where: str) -> Any:
+    try:
+        return strict_json.parse(data.decode())
+    except (ValueError, RecursionError) as error:
+        why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        raise CorruptError(f"{where} is not sound: {why}.", "Copy or download it again.") from None
