@@ -101,7 +101,10 @@ KINDS: Mapping[str, Kind] = {
             **_OF_WEIGHTS,
             "like": ("{} is for checkpoints of torch.distributed.checkpoint.", "Give --chunks N."),
         },
-        {"copy_config": "copies nothing: from_pretrained reads no step of torch_checkpointing"},
+        {
+            "copy_config": "copies nothing: from_pretrained reads no step of torch_checkpointing",
+            "tied": "changes nothing in a step of torch_checkpointing, where every name has its own bytes",
+        },
     ),
 }
 

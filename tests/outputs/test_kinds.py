@@ -30,6 +30,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "universal": {"universal": "x"},
     "dcp": {"output": "x", "to": "dcp"},
     "dcp-hf": {"output": "x", "to": "dcp-hf"},
+    "torch-checkpointing": {"output": "x", "to": "torch-checkpointing"},
 }
 HEEDED, REFUSED, SAID = "hrs"
 # A checkpoint of the kind that an output can be like.
@@ -49,42 +50,42 @@ class Row(NamedTuple):
 
 
 MATRIX = {
-    "max_shard_size": Row("rhrhhrshr", {"max_shard_size": 300}),
-    "dtype": Row("hhhhssshh", {"dtype": "bf16"}),
-    "key": Row("hhhhssshh", {"key": "m"}, source="nested"),
-    "include": Row("hhhhhhshh", {"include": "l1.*"}),
-    "exclude": Row("hhhhhhshh", {"exclude": "l1.*"}),
-    "strip_prefix": Row("hhhhhhshh", {"strip_prefix": "l1."}),
-    "rename": Row("hhhhhhshh", {"rename": "^l1=q"}),
-    "map": Row("hhhhhhshh", {"map": "../map.toml"}),
-    "size": Row("sssssssss", {"size": {"n": 4}}),
-    "tied": Row("hhshhhshs", {"tied": "duplicate"}),
-    "like": Row("hhrhssshh", {"like": LIKE}),
-    "partial": Row("hhrhsssrr", {"partial": True}, (("like", "../more.safetensors"),)),
-    "fill": Row("hhrhsssrr", {"fill": True}, (("like", "../more.safetensors"),)),
-    "structure": Row("hhhhhhshs", {"structure": False}, source="nested"),
-    "chunks": Row("rrrrrrrhh", {"chunks": 2}),
-    "model_key": Row("rrrrrrrhh", {"model_key": "model"}),
-    "optimizer_key": Row("rrrrrrrrr", {"optimizer_key": "opt"}),
-    "flat_optimizer": Row("rrrrrrrrr", {"flat_optimizer": True}),
-    "opaque": Row("sshsssshs", {"opaque": "drop"}, source="opaque"),
-    "zero_stage": Row("rrrrrrhrr", {"zero_stage": 3}),
-    "fresh_optimizer": Row("rrrrrrhrr", {"fresh_optimizer": True}),
-    "copy_config": Row("shsssssss", {"copy_config": True}),
-    "exclude_frozen_parameters": Row("hhshsshhh", {"exclude_frozen_parameters": True}, source="zero"),
-    "clobber": Row("hhhhhhhhh", {"clobber": False}),
-    "verify": Row("hhhrhhhhh", {"verify": True}),
-    "checksum": Row("hhhrhhhhh", {"checksum": True}),
-    "part": Row("hhhrhhhhh", {"part": (0, 2)}),
-    "manifest": Row("hhhhhhhhh", {"manifest": "manifest.json"}),
-    "digest": Row("hhhhhhhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),
-    "attest": Row("hhhhhhhhh", {"attest": "attested"}, (("digest", "sha256"),)),
-    "depfile": Row("hhhhhhhhh", {"depfile": "x.d"}),
-    "dry_run": Row("hhhhhhhhh", {"dry_run": True}),
+    "max_shard_size": Row("rhrhhrshrr", {"max_shard_size": 300}),
+    "dtype": Row("hhhhssshhh", {"dtype": "bf16"}),
+    "key": Row("hhhhssshhh", {"key": "m"}, source="nested"),
+    "include": Row("hhhhhhshhh", {"include": "l1.*"}),
+    "exclude": Row("hhhhhhshhh", {"exclude": "l1.*"}),
+    "strip_prefix": Row("hhhhhhshhh", {"strip_prefix": "l1."}),
+    "rename": Row("hhhhhhshhh", {"rename": "^l1=q"}),
+    "map": Row("hhhhhhshhh", {"map": "../map.toml"}),
+    "size": Row("ssssssssss", {"size": {"n": 4}}),
+    "tied": Row("hhshhhshss", {"tied": "duplicate"}),
+    "like": Row("hhrhssshhr", {"like": LIKE}),
+    "partial": Row("hhrhsssrrr", {"partial": True}, (("like", "../more.safetensors"),)),
+    "fill": Row("hhrhsssrrr", {"fill": True}, (("like", "../more.safetensors"),)),
+    "structure": Row("hhhhhhshsh", {"structure": False}, source="nested"),
+    "chunks": Row("rrrrrrrhhh", {"chunks": 2}),
+    "model_key": Row("rrrrrrrhhh", {"model_key": "weights"}),
+    "optimizer_key": Row("rrrrrrrrrr", {"optimizer_key": "opt"}),
+    "flat_optimizer": Row("rrrrrrrrrr", {"flat_optimizer": True}),
+    "opaque": Row("sshsssshsh", {"opaque": "drop"}, source="opaque"),
+    "zero_stage": Row("rrrrrrhrrr", {"zero_stage": 3}),
+    "fresh_optimizer": Row("rrrrrrhrrr", {"fresh_optimizer": True}),
+    "copy_config": Row("shssssssss", {"copy_config": True}),
+    "exclude_frozen_parameters": Row("hhshsshhhh", {"exclude_frozen_parameters": True}, source="zero"),
+    "clobber": Row("hhhhhhhhhh", {"clobber": False}),
+    "verify": Row("hhhrhhhhhh", {"verify": True}),
+    "checksum": Row("hhhrhhhhhh", {"checksum": True}),
+    "part": Row("hhhrhhhhhh", {"part": (0, 2)}),
+    "manifest": Row("hhhhhhhhhh", {"manifest": "manifest.json"}),
+    "digest": Row("hhhhhhhhhh", {"digest": "sha256"}, (("manifest", "manifest.json"),)),
+    "attest": Row("hhhhhhhhhh", {"attest": "attested"}, (("digest", "sha256"),)),
+    "depfile": Row("hhhhhhhhhh", {"depfile": "x.d"}),
+    "dry_run": Row("hhhhhhhhhh", {"dry_run": True}),
 }
 # Options that name the outputs, or are about how the input is reached and read, or how fast: they know of no kind.
 OTHERS = {"to", "optimizer", "universal", "per_rank", "drop_opaque", "jobs", "memory", "fsync", "spool_dir"}
-OTHERS |= {"storage_options", "inert", "raw", "family", "tag", "master", "unstack"}
+OTHERS |= {"storage_options", "inert", "raw", "alone", "family", "tag", "master", "unstack"}
 
 
 class Thing:

@@ -119,7 +119,7 @@ class Entries:
         for name, tensor in saved.items():
             made[name] = join_tiles(tensor.dtype, tensor.shape, found[name], f"{self.place}: {named(name)}")
             if len(tensor.chunks) > 1:
-                made[name] = joined.setdefault((tensor.dtype, tensor.shape, *tensor.chunks), made[name])
+                made[name] = joined.setdefault((tensor.shape, *found[name]), made[name])
         return made
 
     def chunks(self, saved: Mapping[str, SavedTensor]) -> dict[str, list[Tile]]:
