@@ -180,7 +180,7 @@ MUTANTS = [
     ),
     Mutant(
         "formats/dcp/entries",
-        "joined.setdefault((tensor.dtype, tensor.shape, *tensor.chunks), made[name])",
+        "joined.setdefault((tensor.dtype, tensor.shape, *tiles), made[name])",
         "made[name]",
         "tests/outputs/test_dcp.py -k tied",
     ),
