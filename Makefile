@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 AZURITE := build/azurite/node_modules/.bin/azurite-blob
 AXE := build/axe/node_modules/axe-core/axe.min.js
 
-.PHONY: help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-maps fuzz lint format man bench docs dist clean
+.PHONY: help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-maps mutants fuzz lint format man bench docs dist clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-deepspeed   a real DeepSpeed trains, saves, and says which converter is right"
 	@echo "make test-dcp   torch trains on from checkpoints that we write, with FSDP2 and DDP"
 	@echo "make test-maps   torchtitan, Megatron-core, transformers and others make what the maps make"
+	@echo "make mutants   faults planted into the package: which of them the tests let live"
 	@echo "make fuzz      a minute of hostile and broken files, read by us and by others"
 	@echo "make lint      ruff, mypy, and the order of imports"
 	@echo "make format    let ruff format and mend"
@@ -90,6 +91,9 @@ build/maps-old: build/maps-tools
 	rm -rf $@
 	$</bin/python -m pip install --quiet --no-deps --target $@ transformers==4.45.2 "huggingface_hub<1" "tokenizers<0.21"
 	@touch $@
+
+mutants: $(INSTALLED)
+	$(BIN)/python scripts/mutants.py $(MUTANTS_FLAGS)
 
 fuzz: $(INSTALLED)
 	$(BIN)/python -W ignore tests/fuzz.py --seconds 60 $(FUZZ_FLAGS)

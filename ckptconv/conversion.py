@@ -89,13 +89,10 @@ def convert(
     chosen = Options(**options)
     # Check the outputs before reading a large input.
     check_checkpoint(output, chosen)
-    named = [("dcp", output)] if chosen.to else [("weights", output)]
-    if not chosen.to:
-        named += [
-            (made_of, path or None)
-            for made_of, path in (("optimizer", chosen.optimizer), ("universal", chosen.universal))
-        ]
-    targets = [resolve(made_of, path, chosen) for made_of, path in named if path is not None]
+    named = {"weights": output, "optimizer": chosen.optimizer or None, "universal": chosen.universal or None}
+    if chosen.to:
+        named = {"dcp": output}
+    targets = [resolve(made_of, path, chosen) for made_of, path in named.items() if path is not None]
     check_options([target.kind for target in targets] or ["directory"], chosen)
     wanted = chosen.spool_dir
     check_spool(wanted)

@@ -14,6 +14,7 @@ PACKAGE = ROOT / "ckptconv"
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import house  # noqa: E402
+import mutants  # noqa: E402
 
 
 def test_no_import_leads_up() -> None:
@@ -71,6 +72,10 @@ def test_the_picture_shows_the_imports() -> None:
     page = house.PAGE.read_text("utf-8")
     assert house.picture() in page
     assert house.written(page) == page
+
+
+def test_every_fault_of_the_mutants_is_still_a_line_of_the_package() -> None:
+    assert list(mutants.faults()) == []
 
 
 # What the checks above have to see: a module, a line that is put into it, and the check that fails then.

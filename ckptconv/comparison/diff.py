@@ -18,7 +18,7 @@ from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
-from ckptconv.outputs.pipeline import selected, selected_states
+from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.planning import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.outputs.selected import Selected
 from ckptconv.process import no_garbage, peak_rss
@@ -301,7 +301,7 @@ def _side(source: Source, options: Options, optimizer: bool) -> _Side:
     side = _Side(weights.known, include, weights.idle(asked), weights.warnings if weights.applied else ())
     _add(side, weights)
     if optimizer:
-        _add(side, selected_states(source, asked), _STATES)
+        _add(side, selected(source, asked, made_of="optimizer"), _STATES)
     return side
 
 

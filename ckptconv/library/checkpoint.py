@@ -17,7 +17,7 @@ from ckptconv.library.memory import Memory, batches
 from ckptconv.library.tensor import Tensor
 from ckptconv.options.table import OPENING, VIEWING, Options, checked, filled
 from ckptconv.outputs import selection
-from ckptconv.outputs.pipeline import selected, selected_states
+from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.selected import Selected
 from ckptconv.process import no_garbage
 from ckptconv.storage.files import is_held
@@ -264,7 +264,8 @@ class _States(Tensors):
 
     def _selected(self) -> Selected:
         inert = bool(self._checkpoint._given.get("inert"))
-        return selected_states(complete(self._checkpoint.source, states=True, inert=inert), Options())
+        source = complete(self._checkpoint.source, states=True, inert=inert)
+        return selected(source, Options(), made_of="optimizer")
 
 
 class _Branch:

@@ -25,7 +25,7 @@ from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors, selection, writable
 from ckptconv.outputs.dcp_metadata import Saved, SavedChunk, description
 from ckptconv.outputs.optimizer import arranged
-from ckptconv.outputs.pipeline import selected, selected_states
+from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.restore import refusal
 from ckptconv.outputs.selected import METADATA as FORMAT
 from ckptconv.outputs.selected import Selected
@@ -161,7 +161,7 @@ def _name_of(tensor: LazyTensor, names: Mapping[int, str]) -> str | None:
 
 def _states(source: Source, options: Options, rename: Rename) -> Any:
     """Return the optimizer's states and groups as torch nests them, with casts and names as the options say."""
-    chosen = selected_states(source, options, rename)
+    chosen = selected(source, options, rename, "optimizer")
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
     tree = keymap.unflatten(tensors, chosen.described.structure, live_values=False)
     # Of a tied parameter, torch asks for the states under one of its names, and which one depends on the model.

@@ -26,7 +26,15 @@ from ckptconv.tensors.lazy import Equal, Tagged, same_bytes, untagged
 from ckptconv.text import some
 
 
-def selected(source: Source, options: Options, rename: Rename = selection.renamed) -> Selected:
+def selected(
+    source: Source, options: Options, rename: Rename = selection.renamed, made_of: str = "weights"
+) -> Selected:
+    """Select what an output is `made_of`, as the options say: "weights", "optimizer" states, or the "tree" of a `.pt`
+    file."""
+    return _SELECTIONS[made_of](source, options, rename)
+
+
+def _weights(source: Source, options: Options, rename: Rename) -> Selected:
     """Select the weights by the options: a subtree, names to keep and rename, dtypes.
 
     If the source has a reference, its tensors are those of the output. Raise UsageError if nothing is left,
@@ -43,7 +51,7 @@ def selected(source: Source, options: Options, rename: Rename = selection.rename
     return _with_metadata(chosen, source.remarks, source.path)
 
 
-def selected_states(source: Source, options: Options, rename: Rename = selection.renamed) -> Selected:
+def _states(source: Source, options: Options, rename: Rename) -> Selected:
     """Select the optimizer states by the options: named <parameter>.<state>, and nested as torch nests them.
 
     Parameters have the names of the weights. Half-precision states are widened by default, as the weights are, and
@@ -86,6 +94,7 @@ def selected_states(source: Source, options: Options, rename: Rename = selection
         widen_only=True,
         applied=applied,
         equal=tuple(equal),
+        of_states=True,
     )
     return _with_metadata(chosen, {}, source.path)
 
@@ -105,12 +114,13 @@ def torch_tree_of(source: Source, options: Options) -> Any:
     return torchao.assembled(tree, source.remarks) if is_stored else tree
 
 
-def selected_tree(source: Source, tree: Any, options: Options, rename: Rename = selection.renamed) -> Selected:
-    """Select what a `.pt` file of `tree`, which is of `source`, holds by the options.
+def _tree(source: Source, options: Options, rename: Rename) -> Selected:
+    """Select what a `.pt` file of the source holds by the options.
 
     The tensors of `known` are tagged with their facts. Raise UsageError for other names where a structure record says
     under which keys tensors are.
     """
+    tree = torch_tree_of(source, options)
     choice = Choice(options.include, options.exclude)
     map_ = map_back(source, options)
     applied = None
@@ -155,6 +165,9 @@ def selected_tree(source: Source, tree: Any, options: Options, rename: Rename = 
             f"{source.path} was made by a map, and its reverse does not fit. {error.message}",
             "--map none writes the tensors as they are.",
         ) from error
+
+
+_SELECTIONS = {"weights": _weights, "optimizer": _states, "tree": _tree}
 
 
 # ------------------------------------------------------------------------------------------------------------- choosing

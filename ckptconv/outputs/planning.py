@@ -12,7 +12,7 @@ from ckptconv.formats import virtual
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import kinds, likeness, safetensors, selection
-from ckptconv.outputs.pipeline import selected, selected_states
+from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.targets import Spared, Target, check_file, seen_from
 from ckptconv.outputs.told import Told
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Plan, identify, identity, pack, shard_names
@@ -81,11 +81,13 @@ def _torch_output(source: Source, target: Target, options: Options) -> Output:
     return output_of("weights", [source], target, options, (restored.file,), {}, restored.told, restored)
 
 
-def _weights_output(source: Source, target: Target, options: Options) -> Output:
-    source = replace(source, inputs=source.all_inputs())
-    files, aliases, told = weights_files(source, target, options)
+def _safetensors_output(source: Source, target: Target, options: Options) -> Output:
+    of_states = target.made_of == "optimizer"
+    inputs = {**source.inputs, **source.state_inputs} if of_states else source.all_inputs()
+    source = replace(source, inputs=inputs, companions={} if of_states else source.companions)
+    files, aliases, told = _safetensors_files(source, target, options)
     copied = tuple(FilePlan(name, file.size, _whole(file)) for name, file in source.companions.items())
-    return output_of("weights", [source], target, options, (*copied, *files), aliases, told)
+    return output_of(target.made_of, [source], target, options, (*copied, *files), aliases, told)
 
 
 def _whole(file: File) -> tuple[Copied, ...]:
@@ -96,16 +98,11 @@ def _virtual_output(source: Source, target: Target, options: Options) -> Output:
     """Plan the description of the files that a conversion of the weights to a directory would write."""
     meant = Target(dirname(target.path), "directory")
     source = replace(source, inputs=source.all_inputs())
-    real = output_of("weights", [source], meant, options, *weights_files(source, meant, options))
+    real = output_of("weights", [source], meant, options, *_safetensors_files(source, meant, options))
     data = virtual.document(target.path, real.plan.files, source.format, real.plan.plan_id)
     file = FilePlan(basename(target.path), len(data), (Literal(0, data),))
     made = output_of("virtual", [source], target, options, (file,), real.aliases, real.told)
     return replace(made, described=real.tensors)
-
-
-def _states_output(source: Source, target: Target, options: Options) -> Output:
-    source = replace(source, inputs={**source.inputs, **source.state_inputs})
-    return output_of("optimizer", [source], target, options, *optimizer_files(source, target, options))
 
 
 def _universal_output(source: Source, target: Target, options: Options) -> Output:
@@ -143,12 +140,12 @@ def _dcp_output(source: Source, target: Target, options: Options) -> Output:
 
 
 _PLANS = {
-    "file": _weights_output,
-    "directory": _weights_output,
+    "file": _safetensors_output,
+    "directory": _safetensors_output,
     "torch": _torch_output,
     "virtual": _virtual_output,
-    "states": _states_output,
-    "states-file": _states_output,
+    "states": _safetensors_output,
+    "states-file": _safetensors_output,
     "universal": _universal_output,
     "dcp": _dcp_output,
     "dcp-hf": _dcp_output,
@@ -233,10 +230,15 @@ def check_growth(output: Output, available: int) -> None:
         )
 
 
-def weights_files(source: Source, target: Target, options: Options) -> _Files:
-    """Plan the files of the weights. Pure."""
-    chosen = selected(source, options)
-    described, tensors, names = chosen.described, chosen.tensors, chosen.names
+def _safetensors_files(source: Source, target: Target, options: Options) -> _Files:
+    """Plan the files of the weights, or of the optimizer's states. Pure.
+
+    Aliases lead from a tied parameter's states to those of the parameter it is tied to. The states of an alias that is
+    no weight are kept as they are.
+    """
+    chosen = selected(source, options, made_of=target.made_of)
+    described, tensors, of_states = chosen.described, chosen.tensors, chosen.of_states
+    names = {} if of_states else chosen.names
     aliases = chosen.recorded_aliases() if options.tied == "alias" else {}
     structure = chosen.structure(aliases)
     kept = {name: chosen.cast(name) for name in tensors if name not in aliases}
@@ -247,8 +249,10 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     lacking = likeness.left_out(chosen.like, source.path) if chosen.like else ()
     warnings, metadata = (*chosen.warnings, *unscaled, *left, *lacking), chosen.stated(aliases)
     idle, is_structured = chosen.idle(options), chosen.structured
-    record, made_of = chosen.map_record, chosen.made_of
-    fixed = [names[name] for name in described.fixed if name in names]
+    if of_states and options.dtype not in (None, "keep", source.default_dtype):
+        idle["--dtype"] = "changes nothing: optimizer states are not cast to it"
+    record, made_of, equal = chosen.map_record, chosen.made_of, chosen.equal
+    fixed = described.fixed if of_states else [names[name] for name in described.fixed if name in names]
     like = chosen.like
     origins = {new: (old, tensors[new].dtype.name) for old, new in names.items()} if like else {}
     origins.update((name, origins[before]) for name, before in (like.others if like else {}).items())
@@ -259,7 +263,7 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     groups = None
     if like and like.files and options.max_shard_size is None:
         groups = likeness.grouped(kept, like.files) or None
-    elif source.shards and limit is None:
+    elif source.shards and limit is None and not of_states:
         groups = _numbered(_as_in(kept, source.shards))
     files = _file_plans(kept, aliases, structure, target, limit, metadata, groups)
     if structure is None and is_structured and _names(files) != list(kept):
@@ -268,7 +272,7 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     if taken and options.dry_run:
         taken.tensors = likeness.rows(origins, files)
     told = _told(source, described, structure, options, idle, fixed, warnings)
-    return files, aliases, replace(told, like=taken, map=record, made_of=made_of)
+    return files, aliases, replace(told, like=taken, map=record, made_of=made_of, equal=equal)
 
 
 def _told(
@@ -300,25 +304,6 @@ def _as_in(tensors: Mapping[str, LazyTensor], shards: Sequence[str]) -> list[lis
 def _names(files: Iterable[FilePlan]) -> list[str]:
     """Return the names of an output's tensors in the order in which its files hold them."""
     return [part.name for file in files for part in file.parts if isinstance(part, Data)]
-
-
-def optimizer_files(source: Source, target: Target, options: Options) -> _Files:
-    """Plan the files of the optimizer states. Pure.
-
-    Aliases lead from a tied parameter's states to those of the parameter it is tied to. The states of an alias that is
-    no weight are kept as they are.
-    """
-    chosen = selected_states(source, options)
-    described, aliases = chosen.described, chosen.owners
-    flat = {name: chosen.cast(name) for name in chosen.tensors}
-    structure = described.structure if chosen.structured else None
-    limit = options.max_shard_size or source.default_shard_size
-    files = _file_plans(flat, aliases, structure, target, limit, chosen.metadata)
-    idle = chosen.idle(options)
-    if options.dtype not in (None, "keep", source.default_dtype):
-        idle["--dtype"] = "changes nothing: optimizer states are not cast to it"
-    told = _told(source, described, structure, options, idle, described.fixed)
-    return files, aliases, replace(told, map=chosen.map_record, made_of=chosen.made_of, equal=chosen.equal)
 
 
 def _file_plans(

@@ -12,7 +12,7 @@ from ckptconv.formats.source import Source
 from ckptconv.options.table import NO_MAP, Options
 from ckptconv.outputs import selection, writable
 from ckptconv.outputs.mapped import map_back
-from ckptconv.outputs.pipeline import selected_tree, torch_tree_of
+from ckptconv.outputs.pipeline import selected, torch_tree_of
 from ckptconv.outputs.selected import Selected
 from ckptconv.outputs.told import Told
 from ckptconv.outputs.torch_tree import TorchTree
@@ -67,7 +67,7 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     demoted: dict[str, str] = {}
     selects = options.include or options.exclude or options.dtype not in (None, "keep") or not options.structure
     if selects or options.strip_prefix or options.rename or map_back(source, options) or _has_unlisted(tree):
-        chosen = selected_tree(source, tree, options)
+        chosen = selected(source, options, made_of="tree")
         described = chosen.described
         found = {name: writable.unlisted(node) for name, node in described.found.items()}
         if options.structure:

@@ -34,6 +34,9 @@ class Selected:
 
     If a map was `applied`, the tensors and names are those of its other side, and `unmapped` is what was selected
     before. `equal` are tensors by name of which the map kept one: they have to be equal.
+
+    If it is `of_states`, `names` are of parameters, tensors are named <parameter>.<state> in `described` too, and
+    `owners` are all aliases.
     """
 
     names: dict[str, str]
@@ -53,6 +56,7 @@ class Selected:
     unmapped: Selected | None = None
     applied: Applied | None = None
     equal: tuple[Equal, ...] = ()
+    of_states: bool = False
 
     def cast(self, name: str) -> LazyTensor:
         """Return the tensor of this new name, cast as it is stored."""
@@ -62,7 +66,7 @@ class Selected:
 
     def aliases(self) -> dict[str, str]:
         """Return the names whose bytes another name already holds: {removed: kept}."""
-        if self.like or (self.described.apart and not self.owners):
+        if self.like or self.of_states or (self.described.apart and not self.owners):
             return dict(self.owners)
         return selection.untie(self.tensors, self.owners)
 
@@ -100,6 +104,8 @@ class Selected:
         """Return the structure record of an output where `aliases` {removed: kept} are stored under other names; None
         if it needs none."""
         record = self.described.structure
+        if self.of_states:
+            return record if self.structured else None
         if record is None and self.structured and any(old != new for old, new in self.names.items()):
             record = keymap.plain_record(self.names)
         return keymap.remap(record, self.names, aliases) if self.structured else None

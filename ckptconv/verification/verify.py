@@ -30,7 +30,7 @@ from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import selection, universal, writable
 from ckptconv.outputs.delta import check_base, check_chain, with_changes
 from ckptconv.outputs.kinds import TORCH_SUFFIXES
-from ckptconv.outputs.pipeline import selected, selected_states, selected_tree, torch_tree_of
+from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.selection import Rename
 from ckptconv.outputs.training import resumable
 from ckptconv.process import no_garbage, peak_rss, settled
@@ -547,7 +547,7 @@ def _compare(
         raise UsageError(
             f"{target.path} is no output: a file ends in {SUFFIX}, {', '.join(TORCH_SUFFIXES)}, else it is a directory."
         )
-    expected = _expected_states(source, asked) if target.made_of == "optimizer" else _expected_weights(source, asked)
+    expected = _expected(source, asked, target.made_of)
     metadata = expected.metadata
     if is_file:
         found = read_file(target.path, here, metadata)
@@ -651,20 +651,13 @@ def _other_kind(pair: _Pair) -> DifferenceError | None:
     return None
 
 
-def _expected_weights(source: Source, asked: Options) -> _Expected:
-    """Return the weights that the options select, with every name, aliases included."""
-    chosen = selected(source, asked, _rename(asked))
+def _expected(source: Source, asked: Options, made_of: str) -> _Expected:
+    """Return the weights or states that the options select, with every name, aliases included."""
+    chosen = selected(source, asked, _rename(asked), made_of)
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
+    if chosen.of_states:
+        tensors.update((removed, tensors[kept]) for removed, kept in chosen.owners.items())
     return _Expected(tensors, chosen.structure, not chosen.structured, chosen.stated, inert=chosen.described.inert)
-
-
-def _expected_states(source: Source, asked: Options) -> _Expected:
-    """Do the same for the optimizer's states."""
-    chosen = selected_states(source, asked, _rename(asked))
-    tensors = {name: chosen.cast(name) for name in chosen.tensors}
-    tensors.update((removed, tensors[kept]) for removed, kept in chosen.owners.items())
-    record = chosen.described.structure if asked.structure else None
-    return _Expected(tensors, lambda aliases: record, not asked.structure, chosen.stated)
 
 
 def _deltas(target: Target) -> list[Delta]:
@@ -906,7 +899,7 @@ def _check_no_more(directory: Location, names: set[str]) -> None:
 
 def _expected_tree(source: Source, asked: Options) -> Any:
     """Return the tree that a `.pt` file must hold."""
-    chosen = selected_tree(source, torch_tree_of(source, asked), asked, _rename(asked))
+    chosen = selected(source, asked, _rename(asked), "tree")
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
     record = chosen.described.structure
     if record is not None and asked.opaque == "drop":

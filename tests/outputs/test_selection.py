@@ -21,8 +21,12 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from strict import assert_same
 
+from ckptconv.outputs.selection import untie
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Stored
+from ckptconv.tensors.moves import File
 
 LEFT_OUT: Any = object()
 BASE = torch.arange(24.0) / 7
@@ -398,3 +402,10 @@ def test_an_empty_state_dict_is_converted_and_verified(output: str, tmp_path: Pa
     run = ckptconv_here("pt2safetensors", tmp_path / "x.pt", tmp_path / output, "--verify")
     assert run.code == 0, run.err
     assert ckptconv_here("verify", tmp_path / "x.pt", tmp_path / output).code == 0
+
+
+def test_an_alias_of_an_alias_leads_to_the_name_that_is_stored() -> None:
+    """The source says that c is b, and b has the bytes of a."""
+    place = File("model.safetensors", 64, "")
+    first, other = (Stored(place, offset, DTYPES["float32"], (2,), (1,)) for offset in (0, 8))
+    assert untie({"a": first, "b": first, "c": other}, {"c": "b"}) == {"b": "a", "c": "a"}

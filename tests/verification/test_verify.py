@@ -566,6 +566,15 @@ def test_metadata_that_leads_elsewhere_is_found(metadata: dict[str, str], what: 
     assert difference(source, output)["what"] == what
 
 
+def test_an_alias_must_have_the_bytes_of_its_name(tmp_path: Path) -> None:
+    """Two tensors of the source of which the output has one, and says that the other is the same."""
+    source, output = tmp_path / "source.safetensors", tmp_path / "output.safetensors"
+    save_file({"a": torch.zeros(4), "b": torch.tensor([0.0, 0, 1, 0])}, source)
+    save_file({"a": torch.zeros(4)}, output, {"format": "pt", "b": "a"})
+    found = difference(source, output)
+    assert (found["what"], found["tensor"], found["index"]) == ("value", "b", [2])
+
+
 def test_a_lost_alias_is_a_missing_name(tmp_path: Path) -> None:
     source = ZERO / "z3_bf16_w2/checkpoint"
     convert(source, tmp_path / "model", max_shard_size=400)

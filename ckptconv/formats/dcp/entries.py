@@ -30,7 +30,7 @@ from ckptconv.storage.files import BufferedReader, Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.records import Record, Records, combine
 from ckptconv.storage.spool import ends_of
-from ckptconv.tensors.lazy import LazyTensor, Stored, untagged
+from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes, untagged
 from ckptconv.tensors.moves import File, Packed
 from ckptconv.text import some
 
@@ -117,9 +117,11 @@ class Entries:
         joined: dict[Hashable, LazyTensor] = {}
         made: dict[str, LazyTensor] = {}
         for name, tensor in saved.items():
+            # Joining sorts the tiles.
+            tiles = [(tile.offsets, same_bytes(tile.tensor)) for tile in found[name]]
             made[name] = join_tiles(tensor.dtype, tensor.shape, found[name], f"{self.place}: {named(name)}")
-            if len(tensor.chunks) > 1:
-                made[name] = joined.setdefault((tensor.shape, *found[name]), made[name])
+            if len(tiles) > 1:
+                made[name] = joined.setdefault((tensor.dtype, tensor.shape, *tiles), made[name])
         return made
 
     def chunks(self, saved: Mapping[str, SavedTensor]) -> dict[str, list[Tile]]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import assert_same, ckptconv_here, load_with_aliases, metadata_of
-from rank_files import CASES, RANKS, converted, placed, refused, write
+from rank_files import CASES, RANKS, converted, placed, playing, refused, write
 from safetensors.torch import load_file
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import Shard as LocalShard
@@ -343,6 +343,20 @@ def test_flat_parameters_without_views_are_divided_in_the_optimizer_s_order(in_o
     expected = {"b": root[:3], "a": root[3:].reshape(2, 3), "up.w": inner.reshape(2, 3)}
     assert_same(load_with_aliases(tmp_path / "out"), expected)
     refused(save(tmp_path / "less", ["a", "up.w"]), tmp_path / "none", 5)
+
+
+@pytest.mark.parametrize("lost", [("up.weight",), ("down.weight",), ("head.weight", "tied.weight")], ids="-".join)
+def test_a_flat_parameter_of_which_a_model_lacks_more_than_padding_is_not_whole(
+    lost: tuple[str, ...], tmp_path: Path
+) -> None:
+    for rank in range(2):
+        with playing(rank, 2):
+            state = torch.load(RANKS / "fsdp1_local" / "checkpoint" / f"model_rank{rank}.pt", weights_only=False)
+            torch.save(
+                {name: each for name, each in state.items() if name not in lost}, tmp_path / f"model_rank{rank}.pt"
+            )
+        shutil.copy(RANKS / "fsdp1_local" / "checkpoint" / f"optim_rank{rank}.pt", tmp_path)
+    assert "flat parameters" in refused(tmp_path, tmp_path / "out", 5)
 
 
 def test_parts_of_a_flat_parameter_that_do_not_meet_are_corrupt(tmp_path: Path) -> None:

@@ -181,6 +181,13 @@ def test_a_tensor_that_lacks_a_part_is_not_described(options: tuple[str, str], t
         assert "tensor_names" not in metadata_of(output) or "0.weight" not in told(output)
 
 
+@pytest.mark.parametrize("begin", ["0.", "0.__", "0.weight_", "0._weight", "_weight_", "0._"])
+def test_parts_whose_names_torchao_does_not_take_for_a_tensor_s_are_not_described(begin: str, tmp_path: Path) -> None:
+    output = converted(THEIRS / "int8.pt", tmp_path / "m.safetensors", "--rename", rf"^0\._weight_={begin}")
+    assert f"{begin}qdata" in load_file(output)
+    assert "tensor_names" not in metadata_of(output)
+
+
 def test_names_of_tied_tensors_are_left_to_whoever_reads_the_aliases(torchao: Any, tmp_path: Path) -> None:
     state = quantized(torchao.Float8Tensor)
     state["layers.0.weight"].block_size = [1, 4]

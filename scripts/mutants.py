@@ -1,0 +1,371 @@
+"""Plants faults into a copy of the package, one after the other, and says which of them the tests let live.
+
+    python scripts/mutants.py              all of them
+    python scripts/mutants.py untie safe   those whose place or text contains one of these words
+    python scripts/mutants.py --check      runs nothing; exit code 1 where a fault is no longer a line of the package
+
+Each is a line that somebody might have written wrong: the tests that are named with it must fail. Exit code 1 if they
+do not.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKERS = 2
+
+
+class Mutant(NamedTuple):
+    """In the module `place`, `right` becomes `wrong`; then one of `tests`, as pytest takes them, must fail."""
+
+    place: str
+    right: str
+    wrong: str
+    tests: str
+
+
+MUTANTS = [
+    Mutant(
+        "text",
+        "least <= count <= most",
+        "least <= count < most",
+        "tests/test_text.py tests/test_options.py",
+    ),
+    Mutant(
+        "text",
+        "    if not 0 <= number < count:",
+        "    if not 0 <= number <= count:",
+        "tests/test_text.py tests/test_options.py",
+    ),
+    Mutant(
+        "tensors/geometry",
+        "            if stride != step:",
+        "            if stride < step:",
+        "tests/tensors",
+    ),
+    Mutant(
+        "tensors/geometry",
+        "        if step <= most:",
+        "        if step < most:",
+        "tests/tensors",
+    ),
+    Mutant(
+        "tensors/kernels",
+        "            result[special] = source[special]",
+        "            pass",
+        "tests/tensors",
+    ),
+    Mutant(
+        "tensors/kernels",
+        "    values &= values.dtype.type((1 << kernel.width) - 1)\n",
+        "",
+        "tests/tensors tests/rows",
+    ),
+    Mutant(
+        "tensors/kernels",
+        "        result &= ~mask\n",
+        "",
+        "tests/tensors tests/comparison tests/library/test_patch.py",
+    ),
+    Mutant(
+        "tensors/lazy",
+        "    if tensor.numel == 0:\n        return None",
+        "    if tensor.numel == 0:\n        return ()",
+        "tests/outputs tests/tensors",
+    ),
+    Mutant(
+        "plan",
+        "if current and filled + size > limit:",
+        "if current and filled + size >= limit:",
+        "tests/outputs tests/test_pipeline.py",
+    ),
+    Mutant(
+        "plan",
+        "    for name in sorted(inputs):",
+        "    for name in sorted(inputs)[:1]:",
+        "tests/publish/test_resume.py tests/formats/test_source.py tests/publish/test_parts.py",
+    ),
+    Mutant(
+        "storage/strict_json",
+        '        raise TwiceError(f"it has {name[:100]!r} twice")',
+        "        return made",
+        "tests/storage/test_strict_json.py",
+    ),
+    Mutant(
+        "storage/strict_json",
+        "    if cost > MOST:",
+        "    if cost > 100 * MOST:",
+        "tests/storage/test_strict_json.py",
+    ),
+    Mutant(
+        "storage/coalesce",
+        "offset > group[-1] + length + gap",
+        "offset > group[-1] + length",
+        "tests/storage tests/engine/test_coalesce.py",
+    ),
+    Mutant(
+        "pickles/machine",
+        "                    if value is HOLE:\n                        raise _NotStoredError\n",
+        "",
+        "tests/pickles",
+    ),
+    Mutant(
+        "pickles/attacks",
+        "    if _leads_out(name) or _is_listed(module, name):",
+        "    if _is_listed(module, name):",
+        "tests/pickles",
+    ),
+    Mutant(
+        "pickles/attacks",
+        "(len(steps) > 1 and not _WAYS_OUT.isdisjoint(steps))",
+        "(len(steps) > 2 and not _WAYS_OUT.isdisjoint(steps))",
+        "tests/pickles",
+    ),
+    Mutant(
+        "structure/keymap",
+        "        new = (aliases or {}).get(new, new)\n",
+        "",
+        "tests/structure tests/outputs/test_selection.py",
+    ),
+    Mutant(
+        "structure/keymap",
+        "if known != name and known in flat and name in flat:",
+        "if known == name:",
+        "tests/structure tests/formats tests/verification",
+    ),
+    Mutant(
+        "structure/torchao",
+        'own.endswith("_") and len(own) > 2',
+        'own.endswith("_")',
+        "tests/formats/torch/test_subclasses.py",
+    ),
+    Mutant(
+        "structure/torchao",
+        'own.startswith("_") and own.endswith',
+        "own.endswith",
+        "tests/formats/torch/test_subclasses.py",
+    ),
+    Mutant(
+        "formats/ranks/flat",
+        "_ALIGNMENT = 8",
+        "_ALIGNMENT = 800",
+        "tests/formats/ranks/test_ranks.py -k padding",
+    ),
+    Mutant(
+        "formats/ranks/flat",
+        "        if place != expected or",
+        "        if",
+        "tests/formats/ranks/test_ranks.py",
+    ),
+    Mutant(
+        "formats/dcp/chunks",
+        "            if at != stop[dim]:\n                raise _hole(dim, at, start, stop)\n",
+        "",
+        "tests/formats/dcp/test_layouts.py",
+    ),
+    Mutant(
+        "formats/dcp/chunks",
+        "    if missing < 0:",
+        "    if missing < -1:",
+        "tests/formats/dcp",
+    ),
+    Mutant(
+        "formats/dcp/entries",
+        "joined.setdefault((tensor.dtype, tensor.shape, *tiles), made[name])",
+        "made[name]",
+        "tests/outputs/test_dcp.py -k tied",
+    ),
+    Mutant(
+        "formats/safetensors",
+        "    if length > size - 8:",
+        "    if length > size:",
+        "tests/formats/test_safetensors.py",
+    ),
+    Mutant(
+        "formats/safetensors",
+        "                if metadata is not None:\n",
+        "                if False:\n",
+        "tests/formats/test_safetensors.py tests/storage/test_strict_json.py",
+    ),
+    Mutant(
+        "formats/deepspeed/partitions",
+        "if size > -(-(ends[stop] - ends[start]) // unit) * unit:",
+        "if size > (ends[stop] - ends[start]) + unit * unit:",
+        "tests/formats/deepspeed",
+    ),
+    Mutant(
+        "outputs/selection",
+        "    return {alias: aliases.get(owner, owner) for alias, owner in aliases.items()}",
+        "    return aliases",
+        "tests/outputs/test_selection.py -k alias",
+    ),
+    Mutant(
+        "outputs/selection",
+        "    if widen_only and (source.itemsize > target.itemsize or source.itemsize == 1):",
+        "    if widen_only and source.itemsize > target.itemsize:",
+        "tests/outputs tests/formats/deepspeed",
+    ),
+    Mutant(
+        "outputs/selection",
+        "        if new in taken:",
+        "        if False:",
+        "tests/outputs/test_kinds.py -k names",
+    ),
+    Mutant(
+        "outputs/dcp",
+        "                left.remove(name)\n",
+        "",
+        "tests/outputs/test_dcp.py -k tied",
+    ),
+    Mutant(
+        "outputs/dcp",
+        "        if (owner, box) in written:",
+        "        if (owner, box) in written and False:",
+        "tests/outputs/test_dcp.py -k tied",
+    ),
+    Mutant(
+        "outputs/pipeline",
+        "        described = described._replace(structure=None)\n",
+        "",
+        "tests/outputs/test_kinds.py -k plain",
+    ),
+    Mutant(
+        "outputs/kinds",
+        "all(option in kind.refused or option in kind.idle for kind in every)",
+        "all(option in kind.refused for kind in every)",
+        "tests/outputs/test_kinds.py -k fill",
+    ),
+    Mutant(
+        "outputs/kinds",
+        "(value is not False or default is True)",
+        "value is not False",
+        "tests/outputs/test_kinds.py -k structure",
+    ),
+    Mutant(
+        "outputs/likeness",
+        "        if casts and name not in differing and not _fits(",
+        "        if not casts and not _fits(",
+        "tests/outputs/test_like.py",
+    ),
+    Mutant(
+        "outputs/targets",
+        '    if not options.clobber and place.kind != "missing" and place.names:',
+        "    if False:",
+        "tests/outputs/test_kinds.py -k clobber",
+    ),
+    Mutant(
+        "outputs/targets",
+        '    if made_of != "optimizer":\n        return target',
+        "    if True:\n        return target",
+        "tests/outputs/test_kinds.py -k another",
+    ),
+    Mutant(
+        "verification/verify",
+        "            pairs.append(_Pair(want, found.tensors[kept], homes[kept], removed))",
+        "            pass",
+        "tests/verification/test_verify.py -k alias",
+    ),
+    Mutant(
+        "verification/verify",
+        "        if asked.max_shard_size and counts[path] > 1 and size > asked.max_shard_size:",
+        "        if False:",
+        "tests/verification/test_verify.py",
+    ),
+    Mutant(
+        "verification/dcp",
+        "            if want and reader.read_at(part.offset, len(want)) != want:",
+        "            if False:",
+        "tests/outputs/test_dcp.py",
+    ),
+    Mutant(
+        "verification/provenance",
+        "        if crc is not None and int(crc, 16) != crcs.get(name):",
+        "        if False:",
+        "tests/verification tests/publish/test_digests.py",
+    ),
+    Mutant(
+        "comparison/changes",
+        '        return "f8" if kinds == {"c"} else ""',
+        '        return "f8"',
+        "tests/comparison",
+    ),
+    Mutant(
+        "publish/parts",
+        "(-sizes[index], index)",
+        "(sizes[index], index)",
+        "tests/publish/test_parts.py",
+    ),
+    Mutant(
+        "publish/staging/local",
+        "or now.st_size != size or",
+        "or",
+        "tests/publish/test_resume.py tests/publish/test_crash.py",
+    ),
+    Mutant(
+        "rows/buckets",
+        "base = offset if least.min() >= offset else 0",
+        "base = offset",
+        "tests/rows",
+    ),
+]
+
+
+def faults() -> Iterator[str]:
+    """Yield what is wrong with the table: a fault that is not exactly once in its module, tests that are not there."""
+    for mutant in MUTANTS:
+        count = _module(ROOT, mutant).read_text("utf-8").count(mutant.right)
+        if count != 1 or mutant.right == mutant.wrong:
+            yield f"{mutant.place} has {count} times: {mutant.right}"
+        for path in mutant.tests.split(" -k ")[0].split():
+            if not (ROOT / path).exists():
+                yield f"there is no {path}"
+
+
+def _module(root: Path, mutant: Mutant) -> Path:
+    return root / "ckptconv" / f"{mutant.place}.py"
+
+
+def lives(mutant: Mutant) -> bool:
+    """Whether all tests pass with this fault."""
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place)
+        shutil.copytree(ROOT / "ckptconv", copy / "ckptconv")
+        for name in ("tests", "scripts", "docs", "pyproject.toml", "CONTRIBUTING.md", "README.md", "CHANGELOG.md"):
+            (copy / name).symlink_to(ROOT / name)
+        module = _module(copy, mutant)
+        module.write_text(module.read_text("utf-8").replace(mutant.right, mutant.wrong), "utf-8")
+        tests, _, chosen = mutant.tests.partition(" -k ")
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--basetemp", f"{copy}/t"]
+        command += [*tests.split(), *(["-k", chosen] if chosen else [])]
+        environment = {**os.environ, "PYTHONPATH": place, "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"{mutant.place}: pytest ended with {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.returncode == 0
+
+
+def main(words: list[str]) -> int:
+    wrong = list(faults())
+    print(*wrong, sep="\n", end="\n" if wrong else "")
+    if wrong or words == ["--check"]:
+        return bool(wrong)
+    chosen = [each for each in MUTANTS if not words or any(word in each.place + each.right for word in words)]
+    with ThreadPoolExecutor(WORKERS) as pool:
+        alive = [each for each, living in zip(chosen, pool.map(lives, chosen), strict=True) if living]
+    for each in alive:
+        print(f"lives: {each.place}: {each.right!r} as {each.wrong!r}, with {each.tests}")
+    print(f"{len(chosen) - len(alive)} of {len(chosen)} faults were found.")
+    return bool(alive)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
