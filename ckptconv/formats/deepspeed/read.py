@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.deepspeed import locate as zero_files
-from ckptconv.formats.deepspeed import model_parallel
+from ckptconv.formats.deepspeed import model_parallel, universal
 from ckptconv.formats.deepspeed.assemble import assemble, is_whole, whole
 from ckptconv.formats.deepspeed.locate import FAMILY, Checkpoint
 from ckptconv.formats.deepspeed.records import MAX_RANKS, ModelFile, OptimFile, Reading
@@ -109,7 +109,13 @@ class _Opened:
 
 
 def read(location: Location, wanted: Wanted) -> Source:
-    """Open the checkpoint that `location` names: a run's directory, a checkpoint's, a tag's, or one of its files.
+    """Open the checkpoint that `location` names, universal or ordinary."""
+    return universal.read(location, wanted) or _read(location, wanted)
+
+
+def _read(location: Location, wanted: Wanted) -> Source:
+    """Open the ordinary checkpoint that `location` names: a run's directory, a checkpoint's, a tag's, or one of its
+    files.
 
     The weights are a flat state dict in the order of DeepSpeed's own tool: buffers, frozen parameters, trainable ones,
     then tied names. With `model_rank`, only that tensor-parallel rank is opened.

@@ -16,6 +16,7 @@ from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.dcp import paths as names_of
 from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, named
+from ckptconv.formats.dcp.read import read as read_dcp
 from ckptconv.formats.optimizers import by_parameter, renamed
 from ckptconv.formats.ranks import flat
 from ckptconv.formats.ranks.join import Ranks, distributed, lacking
@@ -232,7 +233,7 @@ def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wa
         if len(others) == 1:
             opened.optimizer = _Files.open(*others[0])
         elif beside is not None:
-            opened.beside = dcp.read(beside, Wanted(states=True))
+            opened.beside = read_dcp(beside, Wanted(states=True))
     states, states_error, states_equal = _states(opened)
     if local:
         flat.split(ranks, opened.roles.model, states)
