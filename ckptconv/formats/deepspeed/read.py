@@ -146,9 +146,6 @@ def _read(location: Location, wanted: Wanted) -> Source:
         owners=weights.aliases,
         counts=weights.counts(),
         facts=_facts(opened.files, grid, first.model, weights),
-        opaque=list(opened.reading.opaque),
-        mentioned=list(opened.reading.mentioned),
-        records=opened.reading.records,
         notes=_taken(location, place),
         hints=prefixed(state),
         pointers=[place.pointer] if place.pointer else [],
@@ -157,11 +154,10 @@ def _read(location: Location, wanted: Wanted) -> Source:
         equal=weights.equal,
         equal_states=weights.equal_states,
         alike_states=weights.alike,
-        inputs=opened.reading.inputs,
-        bytes_read=opened.reading.bytes_read,
         model_rank=model_rank,
         default_dtype="float32",
         default_shard_size=5 * 10**9,
+        **opened.reading.account.told(),
     )
 
 
@@ -395,7 +391,7 @@ def _check_distinct(optims: Sequence[OptimFile], reading: Reading) -> None:
         largest = max(optim.masters, key=lambda master: master.numel, default=None)
         if largest is None or largest.numel < _FEW_ELEMENTS:
             continue
-        digest = reading.records[optim.file.path].digest()
+        digest = reading.account.records[optim.file.path].digest()
         content = (largest.numel, reading.head(largest, _COMPARED)) if digest is None else digest
         other = seen.setdefault((optim.file.size, content), optim)
         if other is not optim and not _is_uniform(largest, reading):

@@ -15,12 +15,11 @@ from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.deepspeed.locate import described, identity
 from ckptconv.formats.deepspeed.partitions import Shape
 from ckptconv.formats.torch.container import TorchFile
-from ckptconv.formats.torch.file import fingerprint, read_torch
+from ckptconv.formats.torch.file import Account, read_torch
 from ckptconv.formats.values import first_bytes
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
-from ckptconv.storage.records import Records
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, untagged
 from ckptconv.tensors.moves import File
 from ckptconv.text import brief
@@ -235,25 +234,17 @@ class OptimFile(_Settings):
 
 @dataclass
 class Reading:
-    """The files read so far, and what they all add to the source."""
+    """Reads files, and keeps account of them."""
 
     place: Location
-    opaque: dict[str, None] = field(default_factory=dict)
-    mentioned: dict[str, None] = field(default_factory=dict)
-    records: dict[str, Records] = field(default_factory=dict)
-    inputs: dict[str, Any] = field(default_factory=dict)
+    account: Account = field(default_factory=Account)
     stems: dict[str, str] = field(default_factory=dict)
-    bytes_read: int = 0
 
     def read(self, file: File, name: str = "") -> TorchFile:
         """Open a file. `name` identifies it among the inputs; the default is its own name."""
         torch_file = read_torch(self.place.at(file))
         self.stems[file.path] = torch_file.stem
-        self.opaque.update(dict.fromkeys(map(str, torch_file.opaque)))
-        self.mentioned.update(dict.fromkeys(map(str, torch_file.globals)))
-        self.records[file.path] = torch_file.records
-        self.inputs[name or basename(file.path)] = fingerprint(torch_file)
-        self.bytes_read += torch_file.bytes_read
+        self.account.add(torch_file, name or basename(file.path))
         return torch_file
 
     def model(self, file: File) -> ModelFile:
@@ -328,7 +319,7 @@ class Reading:
     def head(self, tensor: LazyTensor, limit: int) -> bytes:
         """Return the first bytes of a tensor, at most `limit`."""
         data, read = first_bytes(tensor, limit, self.place.options)
-        self.bytes_read += read
+        self.account.bytes_read += read
         return data
 
     def optim(self, file: File) -> OptimFile:
