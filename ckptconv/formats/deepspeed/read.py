@@ -468,7 +468,8 @@ def _unite(opened: _Opened, grid: _Grid, ranks: Sequence[int], parts: Mapping[in
             "tells how its parameters were cut (there is no universal_checkpoint_info).",
             "Convert each rank for itself with --per-rank, or save with universal_checkpoint_info.",
         )
-    return model_parallel.merge_ranks(united, model_parallel.read_patterns(info, where))
+    names = list(dict.fromkeys(name for weights in united for name in weights.names()))
+    return model_parallel.merge_ranks(united, model_parallel.read_patterns(info, names, where))
 
 
 # ---------------------------------------------------------------------------------------------------------- to be told
