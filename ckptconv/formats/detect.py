@@ -16,12 +16,12 @@ from ckptconv.formats import safetensors, virtual
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
+from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.ranks import locate as ranks
 from ckptconv.formats.runs import SHARDED, holds_whole, is_of_optimizer
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch import megatron, meta, sharded
-from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.formats.training import with_states_beside
 from ckptconv.options.table import NO_MAP, OPENING, checked
 from ckptconv.pickles import attacks

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError
 from ckptconv.formats.format import CERTAIN, Guess, Probe
+from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.source import Source, StoredTensors, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.objects import vocabulary
-from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Opaque
