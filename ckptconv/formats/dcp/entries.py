@@ -24,6 +24,7 @@ from ckptconv.formats.dcp.chunks import join as join_tiles
 from ckptconv.formats.dcp.metadata import Chunk, Description, Place, SavedTensor, Shape, named
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.zip import read_zip
+from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE as ZIP
 from ckptconv.storage import strict_json
 from ckptconv.storage.files import BufferedReader, Reader
 from ckptconv.storage.location import Location
@@ -33,7 +34,6 @@ from ckptconv.tensors.lazy import LazyTensor, Stored, untagged
 from ckptconv.tensors.moves import File, Packed
 from ckptconv.text import some
 
-ZIP = b"PK\x03\x04"
 ZSTD = ("stream.zstd/1",)
 # The key, in a safetensors file's metadata, of where each tensor begins in the tensor that it is a chunk of.
 SHARDING = "DCP_SHARDING_INFO"

@@ -16,6 +16,7 @@ from ckptconv.formats.deepspeed.locate import described, identity
 from ckptconv.formats.deepspeed.partitions import Shape
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import Account, read_torch
+from ckptconv.formats.torch.zip_directory import END, END_SIGNATURE, LOCAL_SIGNATURE
 from ckptconv.formats.values import first_bytes
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.storage.location import Location
@@ -277,11 +278,11 @@ class Reading:
         """Raise CorruptError for a file that is empty, or a zip archive without its end record."""
         reader = self.place.at(file).open_reader()
         try:
-            if reader.read_at(0, min(len(_ZIP), file.size)) != _ZIP:
+            if reader.read_at(0, min(len(LOCAL_SIGNATURE), file.size)) != LOCAL_SIGNATURE:
                 whole = file.size > 0
             else:
-                size = min(_ZIP_TAIL, file.size)
-                whole = _ZIP_END in reader.read_at(file.size - size, size)
+                size = min(END.size, file.size)
+                whole = END_SIGNATURE in reader.read_at(file.size - size, size)
         finally:
             reader.close()
         if not whole:
@@ -354,9 +355,6 @@ class Reading:
             values=fields.values,
         )
 
-
-# The signature at the beginning of a zip archive, that of its end record, and that record's length: it comes last.
-_ZIP, _ZIP_END, _ZIP_TAIL = b"PK\3\4", b"PK\5\6", 22
 
 _UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 
