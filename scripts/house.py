@@ -82,12 +82,12 @@ def upwards() -> list[str]:
 
 
 def cycles() -> list[tuple[str, ...]]:
-    """Modules of one room that import each other when they are imported."""
+    """Modules that import each other, wherever in them."""
     edges: dict[str, set[str]] = {}
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
     for path in PACKAGE.rglob("*.py"):
         words = path.relative_to(ROOT).with_suffix("").parts
-        names = [name for node in _nodes(path) if not node.col_offset for name in _imported(node, words)]
+        names = [name for node in _nodes(path) for name in _imported(node, words)]
         into = {name if name in modules else name.rpartition(".")[0] for name in names}
         edges[".".join(words)] = into & modules
     reached = {module: _reached(module, edges) for module in edges}

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ckptconv.cli import failures, signals
+from ckptconv.cli.console import Output, Progress, say, width
 from ckptconv.cli.worker import attempt
 from ckptconv.errors import CkptconvError, FailedError, StoppedError, UsageError
 from ckptconv.inspection.overview import count_of, cut, padded, printable
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from multiprocessing.connection import Connection
 
-    from ckptconv.cli.console import Progress
     from ckptconv.cli.printed import Converted, Failure, NotConverted, SeveralInputs
     from ckptconv.result import Report
 
@@ -299,6 +299,28 @@ class _Workers:
 
 
 # ---------------------------------------------------------------------------------------------------------- reporting
+
+
+def report(
+    output: Output, results: Sequence[Result], stopped: StoppedError | None, seconds: float, dry_run: bool
+) -> None:
+    """Report what became of each of several inputs. If that fails it only warns: the outputs are complete."""
+    for each in results:
+        for warning in each.report.warnings if each.report else ():
+            output.warn(warning if each.source in warning else f"{each.source}: {warning}")
+    for each in results:
+        if each.error:
+            say(str(each.error) if each.source in each.error.message else f"{each.source}: {each.error}")
+    whole = described(results, stopped, seconds)
+    try:
+        if output.json:
+            output.print_json("error" not in whole, whole)
+        else:
+            output.tell([*table(results, width()), last_line(results, whole, dry_run)])
+    except FailedError as error:
+        output.warn(str(error))
+    if "error" in whole:
+        say(str(summary_error(results, stopped)))
 
 
 def described(results: Sequence[Result], stopped: StoppedError | None, seconds: float) -> SeveralInputs:

@@ -11,7 +11,7 @@ import typer
 
 from ckptconv.cli import signals
 from ckptconv.cli.compare import diff
-from ckptconv.cli.convert import ConvertCommand, convert_
+from ckptconv.cli.convert import ConvertCommand, convert_, convert_one
 from ckptconv.cli.maps import maps
 from ckptconv.cli.options import CONVERTING, SHOWING, Destination, Input, named, output_of, taking
 from ckptconv.cli.patch import patch
@@ -327,34 +327,6 @@ def inspect_(
     if html:
         output.note(f"wrote {html} ({format_size(os.stat(normalize(html)).st_size)})")
     output.inspected(summary, depth)
-
-
-def convert_one(command: str, family: str, source: str, target: str | None, options: dict[str, Any]) -> None:
-    """Convert one input, of any family if `family` is empty, and report it."""
-    from ckptconv.conversion import convert
-
-    output = output_of(command, options)
-    address = options.pop("dask", "")
-    if options.get("part") and address:
-        raise UsageError("--part and --dask are two ways to spread the work: give one of them.")
-    with output.progress() as progress, contextlib.ExitStack() as stack:
-        executor = None
-        if address:
-            from ckptconv.cli.dask import dask_executor
-
-            executor = stack.enter_context(dask_executor(address))
-        report = convert(
-            source,
-            target,
-            family=family,
-            progress=progress,
-            on_total=progress.begin,
-            before_commit=signals.ignore,
-            executor=executor,
-            **options,
-        )
-    signals.ignore()
-    output.done(report)
 
 
 # Packages that convert, that read outputs, and that reach stores and other machines.

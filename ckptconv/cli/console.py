@@ -30,10 +30,8 @@ if TYPE_CHECKING:
     from tqdm import tqdm
     from typing_extensions import Self
 
-    from ckptconv.cli.batch import Result
     from ckptconv.cli.printed import Failed, Maps, Serving
     from ckptconv.comparison.diff import Difference
-    from ckptconv.errors import StoppedError
     from ckptconv.inspection.mapping import MapCheck, MapSummary
     from ckptconv.inspection.overview import Line
     from ckptconv.inspection.scan.report import ScanReport
@@ -98,39 +96,18 @@ class Output:
             self.warn(warning)
         try:
             if self.json:
-                self._print_json(True, dataclasses.asdict(report))
+                self.print_json(True, dataclasses.asdict(report))
             elif not self.quiet:
                 self._print(_report_lines(report, self.verbose))
         except FailedError as error:
             self.warn(str(error))
-
-    def several(self, results: Sequence[Result], stopped: StoppedError | None, seconds: float, dry_run: bool) -> None:
-        """Report what became of each of several inputs. If that fails it only warns, as `done` does."""
-        from ckptconv.cli import batch
-
-        for each in results:
-            for warning in each.report.warnings if each.report else ():
-                self.warn(warning if each.source in warning else f"{each.source}: {warning}")
-        for each in results:
-            if each.error:
-                say(str(each.error) if each.source in each.error.message else f"{each.source}: {each.error}")
-        whole = batch.described(results, stopped, seconds)
-        try:
-            if self.json:
-                self._print_json("error" not in whole, whole)
-            elif not self.quiet:
-                self._print([*batch.table(results, _width()), batch.last_line(results, whole, dry_run)])
-        except FailedError as error:
-            self.warn(str(error))
-        if "error" in whole:
-            say(str(batch.summary_error(results, stopped)))
 
     def verified(self, done: Verification) -> None:
         """Report a verification that found no difference."""
         for warning in done.warnings:
             self.warn(warning)
         if self.json:
-            self._print_json(True, dataclasses.asdict(done))
+            self.print_json(True, dataclasses.asdict(done))
         elif not self.quiet:
             self._print(_verified_lines(done, self.verbose))
 
@@ -139,19 +116,19 @@ class Output:
         for warning in report.warnings:
             self.warn(warning)
         if self.json:
-            self._print_json(True, dataclasses.asdict(report))
+            self.print_json(True, dataclasses.asdict(report))
         elif not self.quiet:
             self._print(_rows_lines(report))
 
     def inspected(self, summary: Summary, depth: int | None = None) -> None:
         """Print what is inside a checkpoint, with its modules to `depth` levels."""
         if self.json:
-            self._print_json(True, summary.to_dict())
+            self.print_json(True, summary.to_dict())
         else:
             for warning in summary.warnings:
                 self.warn(warning)
             if not self.quiet:
-                self._show(overview(summary, width=_width(), depth=depth, verbose=self.verbose))
+                self._show(overview(summary, width=width(), depth=depth, verbose=self.verbose))
 
     def tell(self, lines: list[str]) -> None:
         """Print lines, unless quiet."""
@@ -164,7 +141,7 @@ class Output:
             fields: Maps = {"maps": found}
             if text:
                 fields["text"] = text
-            self._print_json(True, fields)
+            self.print_json(True, fields)
             return
         width = max((len(each.name) for each in found), default=0)
         table = [f"{each.name:{width}}  {' ⇄ '.join(each.sides)}  {each.about}".rstrip() for each in found]
@@ -183,7 +160,7 @@ class Output:
             if check.direction:
                 fields["direction"], fields["made_of"] = check.direction, check.made_of
                 fields["warnings"] = check.warnings
-            self._print_json(True, fields)
+            self.print_json(True, fields)
             return
         told = check.map
         sizes = f"; sizes: {', '.join(told.sizes)}" if told.sizes else ""
@@ -201,21 +178,21 @@ class Output:
         if self.json:
             fields = found.to_dict(top)
             is_done = found.equal or found.delta is not None
-            self._print_json(is_done, fields if is_done else {**fields, "error": described(different(found))})
+            self.print_json(is_done, fields if is_done else {**fields, "error": described(different(found))})
             return
         for warning in found.warnings:
             self.warn(warning)
         if not self.quiet:
             from ckptconv.inspection import differences
 
-            self._show(differences.overview(found, width=_width(), top=top, verbose=self.verbose))
+            self._show(differences.overview(found, width=width(), top=top, verbose=self.verbose))
 
     def scanned(self, report: ScanReport, fail_on: str) -> int:
         """Report the verdicts of a scan, and return the exit code that stands for them."""
         error = _scan_error(report, fail_on)
         if self.json:
             failure = {"error": described(error)} if error else {}
-            self._print_json(error is None, {**dataclasses.asdict(report), **failure})
+            self.print_json(error is None, {**dataclasses.asdict(report), **failure})
         elif not self.quiet:
             self._print(list(_scan_lines(report, self.verbose)))
         if error:
@@ -226,7 +203,7 @@ class Output:
         """Report that `files`, {name: bytes}, made from `source`, are served at `url`."""
         if self.json:
             served: Serving = {"input": source, "url": url, "files": files}
-            self._print_json(True, served)
+            self.print_json(True, served)
         elif not self.quiet:
             self._print([url])
 
@@ -253,14 +230,15 @@ class Output:
         if self.json:
             with contextlib.suppress(FailedError):
                 failed: Failed = {"input": asked, "error": described(error)}
-                self._print_json(False, failed)
+                self.print_json(False, failed)
         say(str(error))
         difference = getattr(error, "difference", {})
         if difference.get("what") == "reference" and not self.json:
             with contextlib.suppress(OSError):
                 print("\n".join(map(printable, likeness.differences(difference))), file=sys.stderr, flush=True)
 
-    def _print_json(self, ok: bool, fields: Mapping[str, Any]) -> None:
+    def print_json(self, ok: bool, fields: Mapping[str, Any]) -> None:
+        """Print one object with what all have in common. Raises FailedError if that fails."""
         value = {"version": VERSION, "ok": ok, "command": self.command or None, **fields}
         # A lone surrogate in a name must not keep the report from being printed.
         self._print([json.dumps(value, ensure_ascii=True, allow_nan=False, default=_plain)])
@@ -284,7 +262,7 @@ def _plain(value: Any) -> Any:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
-def _width() -> int | None:
+def width() -> int | None:
     """Return the width of the terminal in cells; None if there is none."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 

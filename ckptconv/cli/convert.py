@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ckptconv.cli import signals
 from ckptconv.cli.options import CONVERTING, named, output_of, taking
 from ckptconv.cli.typer_compat import Command
 from ckptconv.errors import UsageError
@@ -80,8 +81,6 @@ def convert_(
             f"There are {len(words)} arguments, where INPUT and OUTPUT were expected. Nothing was written.",
             f"To convert each of them: ckptconv convert {repeated(ctx.meta[_WORDS])} --output-dir DIR",
         )
-    from ckptconv.cli.commands import convert_one
-
     convert_one("convert", "", words[0], words[1] if len(words) > 1 else None, options)
 
 
@@ -111,6 +110,34 @@ def shares(options: Mapping[str, Any], inputs: int, far: bool) -> tuple[int, dic
         return 1, dict(options)
     memory = max(chosen.buffers(far) // at_once, 1)
     return at_once, {**options, "jobs": max((chosen.jobs or 1) // at_once, 1), "memory": memory}
+
+
+def convert_one(command: str, family: str, source: str, target: str | None, options: dict[str, Any]) -> None:
+    """Convert one input, of any family if `family` is empty, and report it."""
+    from ckptconv.conversion import convert
+
+    output = output_of(command, options)
+    address = options.pop("dask", "")
+    if options.get("part") and address:
+        raise UsageError("--part and --dask are two ways to spread the work: give one of them.")
+    with output.progress() as progress, contextlib.ExitStack() as stack:
+        executor = None
+        if address:
+            from ckptconv.cli.dask import dask_executor
+
+            executor = stack.enter_context(dask_executor(address))
+        report = convert(
+            source,
+            target,
+            family=family,
+            progress=progress,
+            on_total=progress.begin,
+            before_commit=signals.ignore,
+            executor=executor,
+            **options,
+        )
+    signals.ignore()
+    output.done(report)
 
 
 def _several(words: Sequence[str], directory: str, template: str, options: dict[str, Any]) -> int:
@@ -145,5 +172,5 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
     at_once, each_one = shares(options, len(words), any(map(is_remote, (*words, directory))))
     with shown.progress() as progress:
         results, stopped = batch.run(tasks, each_one, at_once, progress)
-    shown.several(results, stopped, time.monotonic() - started, dry_run=options.get("dry_run", False))
+    batch.report(shown, results, stopped, time.monotonic() - started, dry_run=options.get("dry_run", False))
     return batch.exit_code(results, stopped)

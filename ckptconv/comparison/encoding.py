@@ -6,8 +6,9 @@ The size of what is encoded is known only afterwards, and the header of a file b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from ckptconv.comparison.reading import Pair
 from ckptconv.errors import UnsupportedError
 from ckptconv.formats.delta import ENCODINGS, MOST_OVERWRITTEN, OVERWRITE, XOR
 from ckptconv.storage.digests import hasher
@@ -19,9 +20,6 @@ from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import Concat, LazyTensor, Stored
 from ckptconv.tensors.moves import File
 from ckptconv.text import install
-
-if TYPE_CHECKING:
-    from ckptconv.comparison.reading import Pair
 
 # The encoding that turns out to be the smaller one.
 AUTO = "auto"

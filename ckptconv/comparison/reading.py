@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from ckptconv.comparison.changes import Change, Measured, Squares, Tolerance, compared, squares_of, widened
 from ckptconv.engine.execute import in_threads
@@ -31,9 +31,6 @@ from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import LazyTensor, packed
 from ckptconv.tensors.slices import Span, sliced
 from ckptconv.verification.evaluate import blocks, shown
-
-if TYPE_CHECKING:
-    from ckptconv.comparison.encoding import Encoder
 
 # Bytes of both sides together that are compared at a time, at most and with little memory, and the least that is worth
 # a thread of its own. A thread has up to four times that in buffers.
@@ -82,6 +79,13 @@ class Pair:
             place = place_of(number, self.one.shape)
             values = (shown(self.one.dtype, bits[0]), shown(self.other.dtype, bits[1]))
         return self.found.change(place, values, numbers=bool(widened(*self.dtypes)))
+
+
+class Encoding(Protocol):
+    """What encodes the changes of pairs that are being compared: see `encoding.Encoder`."""
+
+    def add(self, pair: Pair, one: memoryview, other: memoryview, is_equal: bool) -> None:
+        """Take the next bytes of a pair."""
 
 
 class _Run(NamedTuple):
@@ -139,7 +143,7 @@ def compare(
     tolerance: Tolerance | None = None,
     progress: Progress | None = None,
     on_total: Callable[[int], object] | None = None,
-    encoder: Encoder | None = None,
+    encoder: Encoding | None = None,
 ) -> int:
     """Compare the elements of `pairs`, and put what differs into each. Return the bytes read.
 
@@ -281,7 +285,7 @@ class _Comparing:
         ahead: int,
         tolerance: Tolerance | None,
         progress: Progress | None,
-        encoder: Encoder | None,
+        encoder: Encoding | None,
     ) -> None:
         self._readers, self._unit, self._jobs, self._ahead = readers, unit, jobs, ahead
         self._tolerance, self._progress, self._encoder = tolerance, progress, encoder
@@ -322,7 +326,7 @@ class _Worker:
         tolerance: Tolerance | None,
         lock: threading.Lock,
         progress: Progress | None,
-        encoder: Encoder | None,
+        encoder: Encoding | None,
     ) -> None:
         self._worker, self._tolerance, self._lock = worker, tolerance, lock
         self._progress, self._encoder = progress, encoder

@@ -6,53 +6,93 @@ import difflib
 import glob
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any, TypeAlias
 
 from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.formats import alone as alone_files
 from ckptconv.formats import safetensors, virtual
-from ckptconv.formats.checkpointing import below as checkpointing_below
 from ckptconv.formats.checkpointing import locate as checkpointing
-from ckptconv.formats.dcp import below as dcp_below
 from ckptconv.formats.dcp import locate as dcp
-from ckptconv.formats.deepspeed import below as deepspeed_below
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
-from ckptconv.formats.ranks import below as ranks_below
+from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.ranks import locate as ranks
-from ckptconv.formats.runs import holds_whole
+from ckptconv.formats.runs import SHARDED, holds_whole, is_of_optimizer
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch import megatron, meta, sharded
-from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.formats.training import with_states_beside
 from ckptconv.options.table import NO_MAP, OPENING, checked
 from ckptconv.pickles import attacks
+from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.storage.hub import is_hub, pinned
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.spool import is_pipe, take_pipe, take_url
 from ckptconv.text import UNSET, some
 
+
+@dataclass
+class Known:
+    """A format of ours: its family, how it is recognized, and the module in `formats` whose `read` opens it, which is
+    imported when its turn comes."""
+
+    FAMILY: str
+    sniff: Callable[[Probe], Guess | None]
+    reader: str
+
+    def read(self, place: Location, wanted: Wanted) -> Source:
+        """Open the checkpoint at `place`."""
+        source: Source = import_module(f"ckptconv.formats.{self.reader}").read(place, wanted)
+        return source
+
+
+def _below(guess: Guess, holds: Callable[[Location], bool], *, expected: str = "", beside: str = "") -> Any:
+    """Return how a format is recognized in the directory of a run or of a step, which has no name of it: `holds` tells
+    whether it is there. It may be the `expected` family; a whole model is what is meant instead, but for one made of
+    the shards that are `beside` it."""
+
+    def sniff(probe: Probe) -> Guess | None:
+        if probe.expected not in ("", expected) or not probe.is_directory:
+            return None
+        names = probe.place.names
+        return guess if (beside in names or not holds_whole(names)) and holds(probe.place) else None
+
+    return sniff
+
+
+def _holds_dcp(place: Location) -> bool:
+    found = dcp.locate(place)
+    # The model of an optimizer that was saved so may be in a file for each rank, as accelerate writes it.
+    return found is not None and not (
+        is_of_optimizer(found.directory.name) and ranks.holds_parts(found.directory.parent)
+    )
+
+
 # The order in which the formats are asked, after those of the expected family. If a directory holds things of several
 # formats, the first one wins.
 FORMATS: tuple[Format, ...] = (
-    dcp,
-    deepspeed,
-    megatron,
-    meta,
-    checkpointing,
-    ranks,
-    dcp_below,
-    checkpointing_below,
-    ranks_below,
-    deepspeed_below,
-    virtual,
-    safetensors,
-    sharded,
-    torch_file,
+    Known(dcp.FAMILY, dcp.sniff, "dcp.read"),
+    Known(deepspeed.FAMILY, deepspeed.sniff, "deepspeed.read"),
+    Known(megatron.FAMILY, megatron.sniff, "torch.megatron"),
+    Known(meta.FAMILY, meta.sniff, "torch.meta"),
+    Known(checkpointing.FAMILY, checkpointing.sniff, "checkpointing.read"),
+    Known(ranks.FAMILY, ranks.sniff, "ranks.read"),
+    Known(dcp.FAMILY, _below(dcp.GUESS, _holds_dcp, beside=SHARDED), "dcp.read"),
+    Known(
+        checkpointing.FAMILY,
+        _below(checkpointing.GUESS, checkpointing.holds_one, expected=checkpointing.FAMILY),
+        "checkpointing.read",
+    ),
+    Known(ranks.FAMILY, _below(ranks.GUESS, ranks.holds_below, expected=ranks.FAMILY), "ranks.read"),
+    Known(deepspeed.FAMILY, _below(deepspeed.GUESS, deepspeed.holds_one), "deepspeed.read"),
+    Known(virtual.FAMILY, virtual.sniff, "virtual"),
+    Known(safetensors.FAMILY, safetensors.sniff, "safetensors"),
+    Known(sharded.FAMILY, sharded.sniff, "torch.sharded"),
+    Known(torch_file.FAMILY, torch_file.sniff, "torch.file"),
 )
 _Found: TypeAlias = tuple[Format, Guess]
 # Most entries of a directory that are looked at for checkpoints to suggest, and most that are suggested.
@@ -111,10 +151,10 @@ def open_source(
     with attacks.refused(not inert):
         place = Location(path, dict(storage_options or {}))
         chosen, guess = _choose(Probe(place, family))
-        source = ranks.joined(place, chosen.read(guess.place or place, wanted), wanted)
+        source = _joined(place, chosen.read(guess.place or place, wanted), wanted)
+        source = alone_files.marked(guess.place or place, source, alone)
     if states:
         source = with_states_beside(source, key)
-        source = alone_files.marked(guess.place or place, source, alone)
     if is_hub(path):
         source = replace(source, notes=[*source.notes, *_hub_notes(place, source)])
     is_deepspeed, is_megatron = source.family == deepspeed.FAMILY, source.format == dcp.MEGATRON
@@ -131,6 +171,17 @@ def open_source(
     source = replace(source, warnings=[*source.warnings, *idle]) if idle else source
     reaching = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
     return with_layout(source, like=like, map=os.fspath(map), size=size, **reaching)
+
+
+def _joined(place: Location, source: Source, wanted: Wanted) -> Source:
+    """Return `source`, that of the file of torch.save at `place`; with its distributed tensors joined if the file holds
+    all of their parts, as that of a single rank does."""
+    is_of_a_rank = source.family == ranks.FAMILY and any(map(is_distributed_class, source.mentioned))
+    if not is_of_a_rank or place.kind != "file" or ranks.parsed(place.name):
+        return source
+    from ckptconv.formats.ranks.read import read_alone
+
+    return read_alone(place, wanted) or source
 
 
 def with_layout(

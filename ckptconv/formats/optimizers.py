@@ -21,6 +21,8 @@ _STATES = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer
 # Comparisons of numbered parameters with the model's, at most.
 _MOST = 1 << 20
 _LONGEST_NAME = 60
+# How Adafactor calls the rows and the columns of its states.
+_FACTORS = ("_row", "_col")
 
 
 # ----------------------------------------------------------------------------------------------------- nested or flat
@@ -203,7 +205,9 @@ def _distinct(model: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
 
 def _shape(state: Mapping[str, Any]) -> tuple[int, ...] | None:
     """Return the shape of a parameter by its states; None if they have none, or several: those of 8 bits and factored
-    ones have shapes of their own."""
+    ones have shapes of their own, and the two factors of a square parameter look like states of a vector."""
+    if any(str(key).endswith(_FACTORS) for key in state):
+        return None
     shapes = {each.shape for key, each in state.items() if isinstance(each, LazyTensor) and key != _STEP and each.shape}
     return shapes.pop() if len(shapes) == 1 else None
 

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError
 from ckptconv.formats.format import CERTAIN, Guess, Probe
+from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.source import Source, StoredTensors, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.objects import vocabulary
-from ckptconv.formats.torch.zip import what_it_is
+from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Opaque
@@ -77,7 +78,7 @@ def sniff(probe: Probe) -> Guess | None:
         if path.endswith(INDEX_SUFFIX):
             return _GUESS
         head, size = probe.head
-        named = path.endswith(SUFFIX) and not head.startswith(b"PK\x03\x04")
+        named = path.endswith(SUFFIX) and not head.startswith(LOCAL_SIGNATURE)
         return _GUESS if named or looks_like(head, size) else None
     # Trainers put weights beside what DeepSpeed saves: a caller who expects DeepSpeed is told what is missing of that.
     is_meant = probe.is_directory and probe.expected != "deepspeed"

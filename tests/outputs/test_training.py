@@ -310,6 +310,15 @@ def test_numbers_that_nothing_names_are_refused_in_every_output(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]
 
 
+def test_factors_of_a_square_parameter_are_not_taken_for_states_of_a_vector(tmp_path: Path) -> None:
+    model = {"norm": torch.zeros(4), "square": torch.zeros(4, 4)}
+    states = {0: {"exp_avg_sq_row": torch.ones(4), "exp_avg_sq_col": torch.ones(4), "step": 1}}
+    optimizer = {"state": states, "param_groups": [{"lr": 1.0, "params": [0]}]}
+    torch.save({"model": model, "optimizer": optimizer}, tmp_path / "t.pt")
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors")
+    refused(run, 5, "nothing tells which states are of which parameter")
+
+
 def test_a_parameter_without_states_begins_with_zero_moments(tmp_path: Path) -> None:
     state = saved(tmp_path / "t.pt", named=True)
     del state["optimizer"]["state"][1]

@@ -28,6 +28,7 @@ import ckptconv as library
 from ckptconv import convert
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
 from ckptconv.storage.files import Reader, Readers
+from ckptconv.structure import regexes
 from ckptconv.tensors import kernels
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
@@ -46,7 +47,6 @@ from ckptconv.tensors.lazy import (
 )
 from ckptconv.tensors.moves import Bits, Cast, File, Join, Negate, Overlay, Swap, Xor
 from ckptconv.verification import evaluate as reference
-from ckptconv.verification import renaming
 from ckptconv.verification.evaluate import Evaluator
 
 MANIFEST = ".ckptconv-manifest.json"
@@ -290,7 +290,7 @@ def test_rules_for_renaming_from_a_manifest_take_no_longer_than_they_may(
     told = json.loads((output / MANIFEST).read_text())
     rules = [rule] * (3 if rule.startswith("=") else 1)
     (output / MANIFEST).write_text(json.dumps({**told, "options": {"rename": rules}}))
-    monkeypatch.setattr(renaming, "_MOST_SECONDS", 1)
+    monkeypatch.setattr(regexes, "_MOST_SECONDS", 1)
     with pytest.raises((UsageError, DifferenceError), match=r"--rename|lacks"):
         library.verify(source, output)
 

@@ -16,7 +16,6 @@ from ckptconv.formats.checkpointing.metadata import JSON, NAME, RAW, SAFETENSORS
 from ckptconv.formats.dcp.paths import WRAPPERS
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.ranks.locate import parsed
-from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.pickles.nodes import is_distributed_class
@@ -59,16 +58,14 @@ def sniff(probe: Probe) -> Guess | None:
     return GUESS if probe.is_directory and is_step(place) else None
 
 
-def read(place: Location, wanted: Wanted) -> Source:
-    """Open a step by its directory, or by a directory above it."""
-    from ckptconv.formats.checkpointing import read as steps
-
-    return steps.read(place, wanted)
-
-
 def locate(place: Location) -> runs.Located | None:
     """Return the step in a directory, or below it; None if there is none. See `runs.locate`."""
     return runs.locate(place, is_step)
+
+
+def holds_one(place: Location) -> bool:
+    """Whether there is a step in a directory, or below it."""
+    return locate(place) is not None
 
 
 def is_step(place: Location) -> bool:

@@ -90,6 +90,7 @@ def _read(path: str, located: Located, wanted: Wanted) -> Source:
         structured = True
     states, states_error, states_equal = states_of(opened) if wanted.states else (None, None, [])
     notes, warnings = step.told(wanted, chosen)
+    account = step.files.account
     return Source(
         format=f"torch_checkpointing of {step.world} rank{'s' * (step.world > 1)}",
         family=FAMILY,
@@ -102,18 +103,16 @@ def _read(path: str, located: Located, wanted: Wanted) -> Source:
         equal=equal,
         equal_states=states_equal,
         facts=step.facts(path),
-        opaque=[
-            name for name in step.files.names(lambda file: file.opaque) if not name.startswith("torch.distributed")
-        ],
-        mentioned=step.files.names(lambda file: file.globals),
-        records=step.files.records,
+        opaque=[name for name in account.opaque if not name.startswith("torch.distributed")],
+        mentioned=list(account.mentioned),
+        records=account.records,
         notes=[*([located.note] if located.note else []), *notes],
         pointers=located.pointers,
-        warnings=[*step.files.names(lambda file: file.warnings), *warnings],
+        warnings=[*account.warnings, *warnings],
         hints=prefixed(list(weights)) if isinstance(weights, dict) else [],
-        inputs=step.files.inputs,
+        inputs=account.inputs,
         digests=step.digests,
-        bytes_read=step.bytes_read + sum(file.bytes_read for file in step.files.opened),
+        bytes_read=step.bytes_read + account.bytes_read,
         default_shard_size=5 * 10**9,
         pieces=names_of.FLAT_PARAMETER,
         wanted=wanted,
@@ -179,7 +178,7 @@ class _Step:
         if file.path in self.digests:
             check_digest(file.path, hashlib.sha256(data).hexdigest(), self.digests[file.path])
         self.bytes_read += len(data)
-        self.files.inputs[name] = Input(file, (file.size, zlib.crc32(data)))
+        self.files.account.inputs[name] = Input(file, (file.size, zlib.crc32(data)))
         return data
 
     def _read_manifest(self) -> None:
@@ -293,7 +292,7 @@ class _Step:
                     raise CorruptError(
                         f"{places[name]} is named for rank {rank}, and says that it is of {reader.said}."
                     )
-                self.files.keep(one.path, file)
+                self.files.account.add(file, one.path)
                 meshes.update(reader.meshes)
                 world = max(world, reader.world)
             elif one.kind == SAFETENSORS:
@@ -340,7 +339,7 @@ class _Step:
         finally:
             reader.close()
         self.bytes_read += header.bytes_read
-        self.files.inputs[held.path] = header.identity
+        self.files.account.inputs[held.path] = header.identity
         paths: dict[str, Path] = {}
         for path, way in own.ways.items() if own else ():
             if paths.setdefault(names_of.dotted(path), way) != way:
@@ -451,7 +450,7 @@ class _Step:
             "ranks": self.world,
             **({"mesh": ", ".join(shapes)} if shapes else {}),
             "items": list(self.items),
-            "files": len(self.files.inputs),
+            "files": len(self.files.account.inputs),
             "metadata": f"version {self.version}" if self.version else "none: its own library cannot reshard the step",
         }
 

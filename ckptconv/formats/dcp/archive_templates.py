@@ -7,21 +7,21 @@ than moving its data.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ckptconv.formats.torch.zip_directory import (
+    DESCRIPTOR_SIGNATURE,
+    END64,
+    END_RECORDS,
+    ENTRY,
+    ENTRY_SIGNATURE,
+    LOCAL_HEADER,
+)
 from ckptconv.storage.files import Reader
 from ckptconv.storage.records import Record
 from ckptconv.tensors.lazy import Stored
 
-# The parts of a zip archive that matter here, as in `formats/torch/zip.py`, which has checked the archive that a
-# pattern is made from.
-_ENTRY = struct.Struct("<4s6H3I5H2I")
-_LOCAL = struct.Struct("<4s5H3I2H")
-_DESCRIPTOR = b"PK\x07\x08"
-_END64 = struct.Struct("<4sQ2H2I4Q")
-_END64_SIZE = _END64.size + 20 + 22
 # A record made from the checksums of the others.
 _IDENTIFIER = b"/.data/serialization_id"
 # A longer head or tail is not that of an archive of one tensor.
@@ -98,30 +98,30 @@ class Patterns:
 def _varying(tail: bytes, base: int, data: int) -> Iterator[tuple[int, int, bool]]:
     """Yield the ranges of `tail`, which begins at byte `base` of the archive, where matching archives may differ, and
     whether each is the checksum, in the central directory, of the data, which begins at byte `data`."""
-    if len(tail) < _END64_SIZE:
+    if len(tail) < END_RECORDS:
         return
-    start = _END64.unpack_from(tail, len(tail) - _END64_SIZE)[-1]
+    start = END64.unpack_from(tail, len(tail) - END_RECORDS)[-1]
     at = start - base
-    while at >= 0 and tail.startswith(b"PK\x01\x02", at):
-        entry = _ENTRY.unpack_from(tail, at)
+    while at >= 0 and tail.startswith(ENTRY_SIGNATURE, at):
+        entry = ENTRY.unpack_from(tail, at)
         size, header, name_length = entry[9], entry[16], entry[10]
-        name = tail[at + _ENTRY.size : at + _ENTRY.size + name_length]
+        name = tail[at + ENTRY.size : at + ENTRY.size + name_length]
         crc_at = at + 16
         is_identifier = name.endswith(_IDENTIFIER)
         local = header - base
-        if is_identifier and 0 <= local <= len(tail) - _LOCAL.size:
-            names, extra = _LOCAL.unpack_from(tail, local)[-2:]
-            content = local + _LOCAL.size + names + extra
+        if is_identifier and 0 <= local <= len(tail) - LOCAL_HEADER.size:
+            names, extra = LOCAL_HEADER.unpack_from(tail, local)[-2:]
+            content = local + LOCAL_HEADER.size + names + extra
             yield content, content + size, False
             yield from _descriptor(tail, content + size)
             yield crc_at, crc_at + 4, False
         elif name.endswith(b"/data/0"):
             yield from _descriptor(tail, 0)
             yield crc_at, crc_at + 4, True
-        at += _ENTRY.size + sum(entry[10:13])
+        at += ENTRY.size + sum(entry[10:13])
 
 
 def _descriptor(tail: bytes, at: int) -> Iterator[tuple[int, int, bool]]:
     """Yield the range of the checksum in the data descriptor that follows a member's data."""
-    if tail.startswith(_DESCRIPTOR, at):
+    if tail.startswith(DESCRIPTOR_SIGNATURE, at):
         yield at + 4, at + 8, False

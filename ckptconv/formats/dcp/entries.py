@@ -25,6 +25,7 @@ from ckptconv.formats.dcp.locate import SHARDING
 from ckptconv.formats.dcp.metadata import Chunk, Description, Place, SavedTensor, Shape, named
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.zip import read_zip
+from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE as ZIP
 from ckptconv.storage import strict_json
 from ckptconv.storage.files import BufferedReader, Reader
 from ckptconv.storage.location import Location
@@ -34,7 +35,6 @@ from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes, untagged
 from ckptconv.tensors.moves import File, Packed
 from ckptconv.text import some
 
-ZIP = b"PK\x03\x04"
 ZSTD = ("stream.zstd/1",)
 # Compressed entries may decompress to MAX_GROWTH times the bytes of all files plus ROOM_TO_GROW: zeros compress well.
 MAX_GROWTH, ROOM_TO_GROW = 64, 16 << 30

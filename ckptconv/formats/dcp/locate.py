@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from ckptconv.errors import UsageError
 from ckptconv.formats import runs
 from ckptconv.formats.format import CERTAIN, POSSIBLE, Guess, Probe
-from ckptconv.formats.source import Source, Wanted
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname
@@ -49,13 +48,6 @@ def sniff(probe: Probe) -> Guess | None:
     ):
         return GUESS
     return GUESS._replace(sure=POSSIBLE) if is_expected else None
-
-
-def read(place: Location, wanted: Wanted) -> Source:
-    """Open a checkpoint by its directory, or by a directory above it."""
-    from ckptconv.formats.dcp import read as dcp
-
-    return dcp.read(place, wanted)
 
 
 def is_part(path: str) -> bool:

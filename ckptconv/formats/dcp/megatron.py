@@ -23,7 +23,7 @@ from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.dcp.chunks import Tile, join
 from ckptconv.formats.dcp.metadata import Description, SavedTensor, Shape, named
 from ckptconv.formats.source import Wanted
-from ckptconv.formats.torch.file import fingerprint, read_torch
+from ckptconv.formats.torch.file import Account, read_torch
 from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
@@ -79,9 +79,7 @@ class Extra:
     common: dict[str, Any] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     without: list[str] = field(default_factory=list)
-    mentioned: list[str] = field(default_factory=list)
-    inputs: dict[str, Any] = field(default_factory=dict)
-    bytes_read: int = 0
+    account: Account = field(default_factory=Account)
 
     def arranged(
         self,
@@ -150,9 +148,7 @@ def read_extra(place: Location) -> Extra | None:
         if type(found.value) not in (dict, OrderedDict):
             raise CorruptError(f"{found.file.path} holds no dict, as Megatron-core writes it.")
         extra.common = _Plain(extra.left).take(found.value)
-        extra.mentioned = [str(name) for name in found.globals]
-        extra.inputs[_COMMON] = fingerprint(found)
-        extra.bytes_read = found.bytes_read
+        extra.account.add(found, _COMMON)
     return extra
 
 

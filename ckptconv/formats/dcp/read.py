@@ -96,10 +96,10 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     if described.nested:
         extra = None  # Megatron-core's have no paths: these are another program's files of the same names
     if extra:
-        described.mentioned.update(dict.fromkeys(extra.mentioned))
+        described.mentioned.update(extra.account.mentioned)
         weights, states, unnamed = extra.arranged(weights, states, described, checkpoint.values, wanted)
         states_error = states_error or unnamed
-        inputs = {**(state_inputs if wanted.master else inputs), **extra.inputs}
+        inputs = {**(state_inputs if wanted.master else inputs), **extra.account.inputs}
         notes += [*extra.notes(), *checkpoint.warnings]
         checkpoint.warnings.clear()
     if other and not wanted.states:
@@ -122,7 +122,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         records={path: records for each in read for path, records in records_of(each.entries.records).items()},
         inputs=inputs,
         state_inputs=state_inputs,
-        bytes_read=sum(each.entries.bytes_read for each in read) + (extra.bytes_read if extra else 0),
+        bytes_read=sum(each.entries.bytes_read for each in read) + (extra.account.bytes_read if extra else 0),
         default_shard_size=5 * 10**9,
         structured=described.nested or bool(described.values) or extra is not None,
         pieces=dcp_names.FLAT_PARAMETER,

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
-from ckptconv.formats.source import Source, Wanted
 from ckptconv.storage.files import Entry
 from ckptconv.storage.inside import check_inside, leads_out
 from ckptconv.storage.location import Location
@@ -85,12 +84,9 @@ def sniff(probe: Probe) -> Guess | None:
     return GUESS._replace(sure=POSSIBLE) if is_expected else None
 
 
-def read(place: Location, wanted: Wanted) -> Source:
-    """Open the checkpoint that `place` names, universal or ordinary."""
-    from ckptconv.formats.deepspeed import read as ordinary
-    from ckptconv.formats.deepspeed import universal
-
-    return universal.read(place, wanted) or ordinary.read(place, wanted)
+def holds_one(place: Location) -> bool:
+    """Whether a directory holds the directory of one checkpoint, as Lightning writes it."""
+    return len(checkpoints_in(place)) == 1
 
 
 def is_tag_directory(names: Mapping[str, Entry]) -> bool:

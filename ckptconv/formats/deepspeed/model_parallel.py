@@ -15,8 +15,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.deepspeed.partitions import TIED, Shape
-from ckptconv.formats.deepspeed.patterns import Expressions, PatternError
 from ckptconv.formats.deepspeed.weights import Weights
+from ckptconv.structure.regexes import ExpressionError, LimitsError, first_matches
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Concat, Convert, Equal, Inline, LazyTensor, Narrow, View
@@ -128,49 +128,49 @@ def _unite_groups(groups: list[dict[str, Any]], more: Sequence[Mapping[str, Any]
 
 
 class Table(Generic[_T]):
-    """Values by patterns of names: regular expressions that match at the start of a name.
+    """Values by patterns of names: regular expressions that match at the start of a name."""
 
-    Raises CorruptError for an invalid pattern, UnsupportedError for one that is not supported here.
-    """
-
-    def __init__(self, entries: Iterable[tuple[str, _T]], where: str) -> None:
-        self._where = where
-        self._exact: dict[str, _T] = {}
-        patterns: list[str] = []
+    def __init__(self, entries: Iterable[tuple[str, _T]]) -> None:
+        self._found: dict[str, _T] = {}
+        self.patterns: list[str] = []
         self._values: list[_T] = []
         for pattern, value in entries:
             # AutoTP writes one exact pattern for every parameter: thousands of them.
             name = re.sub(r"\\(.)", r"\1", pattern[1:-1], flags=re.DOTALL)
             if pattern == f"^{re.escape(name)}$":
-                self._exact.setdefault(name, value)
+                self._found.setdefault(name, value)
             else:
-                patterns.append(pattern)
+                self.patterns.append(pattern)
                 self._values.append(value)
-        try:
-            self._expressions = Expressions(patterns)
-        except PatternError as error:
-            number, why = error.args
-            raise self._unknown(patterns[number], why) from None
+
+    def learn(self, names: Iterable[str], first: Iterable[int | None]) -> None:
+        """Take the number of the first pattern that matches each of these names, if any does."""
+        for name, number in zip(names, first, strict=True):
+            if number is not None:
+                self._found.setdefault(name, self._values[number])
 
     def get(self, name: str) -> _T | None:
         """Return the value of the first pattern that matches `name`, or None."""
-        if name in self._exact or not self._values:
-            return self._exact.get(name)
-        try:
-            found = self._expressions.first(name)
-        except PatternError as error:
-            raise self._unknown("", str(error)) from None
-        return None if found is None else self._values[found]
+        return self._found.get(name)
 
-    def _unknown(self, pattern: str, why: str) -> CorruptError | UnsupportedError:
-        try:
-            re.compile(pattern)
-        except (re.error, RecursionError, OverflowError):
-            return CorruptError(
-                f"{self._where}: {brief(pattern, 80)} in universal_checkpoint_info is no pattern: {why}."
-            )
-        what = f"the pattern {brief(pattern, 80)}" if pattern else "patterns"
-        return UnsupportedError(f"{self._where}: {what} in universal_checkpoint_info cannot be used: {why}.", PER_RANK)
+
+def _learn(tables: Sequence[Table[Any]], names: Sequence[str], where: str) -> None:
+    """Match the patterns of all tables with these names. Raise CorruptError for one that is none, UnsupportedError if
+    that takes too long."""
+    asked = [table for table in tables if table.patterns]
+    try:
+        found = first_matches([table.patterns for table in asked], names) if asked else []
+    except ExpressionError as error:
+        wrong = brief(asked[error.at].patterns[error.number], 80)
+        raise CorruptError(f"{where}: {wrong} in universal_checkpoint_info is no pattern: {error}.") from None
+    except LimitsError:
+        raise UnsupportedError(
+            f"{where}: patterns in universal_checkpoint_info cannot be used: they take too long to be matched with so "
+            "many names.",
+            PER_RANK,
+        ) from None
+    for table, first in zip(asked, found, strict=True):
+        table.learn(names, first)
 
 
 # ------------------------------------------------------------------------------------------------ tensor parallel
@@ -234,14 +234,17 @@ _LISTS = {
 }
 
 
-def read_patterns(info: Mapping[str, Any], where: str) -> Patterns:
-    """Read `universal_checkpoint_info`. Raises CorruptError where it is not what DeepSpeed writes."""
+def read_patterns(info: Mapping[str, Any], names: Sequence[str], where: str) -> Patterns:
+    """Read what `universal_checkpoint_info` says of parameters with these names.
+
+    Raises CorruptError where it is not what DeepSpeed writes, UnsupportedError for patterns that take too long.
+    """
     tables: dict[str, Any] = {}
     for name, key in _LISTS.items():
         values = info.get(key) or ()
         if not isinstance(values, (list, tuple)) or not all(isinstance(value, str) for value in values):
             raise CorruptError(f"{where}: {key} in universal_checkpoint_info is not a list of patterns.")
-        tables[name] = Table(((value, True) for value in values), where)
+        tables[name] = Table((value, True) for value in values)
     size = info.get("original_vocab_size")
     if size is not None and (type(size) is not int or size < 0):
         raise CorruptError(f"{where}: original_vocab_size in universal_checkpoint_info is not a number.")
@@ -252,15 +255,17 @@ def read_patterns(info: Mapping[str, Any], where: str) -> Patterns:
     maps = _dict(info, "affine_map", where)
     if maps and maps.get("version", 1) != 1:
         raise UnsupportedError(f"{where}: the affine_map in it is of a version that is not known.", PER_RANK)
-    return Patterns(
+    found = Patterns(
         **tables,
-        sub_parameters=Table((entry for part in parts for entry in _sub_parameters(part, widths, where)), where),
-        maps=Table(_dict(maps, "params", where).items(), where),
+        sub_parameters=Table(entry for part in parts for entry in _sub_parameters(part, widths, where)),
+        maps=Table(_dict(maps, "params", where).items()),
         unsupported=Table(
-            ((key, str(why)) for key, why in _dict(info, "autotp_unsupported_parameter_patterns", where).items()), where
+            (key, str(why)) for key, why in _dict(info, "autotp_unsupported_parameter_patterns", where).items()
         ),
         vocabulary_size=size,
     )
+    _learn([table for table in vars(found).values() if isinstance(table, Table)], names, where)
+    return found
 
 
 def _dict(info: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:

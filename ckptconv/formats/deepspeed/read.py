@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.deepspeed import locate as zero_files
-from ckptconv.formats.deepspeed import model_parallel
+from ckptconv.formats.deepspeed import model_parallel, universal
 from ckptconv.formats.deepspeed.assemble import assemble, is_whole, whole
 from ckptconv.formats.deepspeed.locate import FAMILY, Checkpoint
 from ckptconv.formats.deepspeed.records import MAX_RANKS, ModelFile, OptimFile, Reading
@@ -109,7 +109,13 @@ class _Opened:
 
 
 def read(location: Location, wanted: Wanted) -> Source:
-    """Open the checkpoint that `location` names: a run's directory, a checkpoint's, a tag's, or one of its files.
+    """Open the checkpoint that `location` names, universal or ordinary."""
+    return universal.read(location, wanted) or _read(location, wanted)
+
+
+def _read(location: Location, wanted: Wanted) -> Source:
+    """Open the ordinary checkpoint that `location` names: a run's directory, a checkpoint's, a tag's, or one of its
+    files.
 
     The weights are a flat state dict in the order of DeepSpeed's own tool: buffers, frozen parameters, trainable ones,
     then tied names. With `model_rank`, only that tensor-parallel rank is opened.
@@ -140,9 +146,6 @@ def read(location: Location, wanted: Wanted) -> Source:
         owners=weights.aliases,
         counts=weights.counts(),
         facts=_facts(opened.files, grid, first.model, weights),
-        opaque=list(opened.reading.opaque),
-        mentioned=list(opened.reading.mentioned),
-        records=opened.reading.records,
         notes=_taken(location, place),
         hints=prefixed(state),
         pointers=[place.pointer] if place.pointer else [],
@@ -151,11 +154,10 @@ def read(location: Location, wanted: Wanted) -> Source:
         equal=weights.equal,
         equal_states=weights.equal_states,
         alike_states=weights.alike,
-        inputs=opened.reading.inputs,
-        bytes_read=opened.reading.bytes_read,
         model_rank=model_rank,
         default_dtype="float32",
         default_shard_size=5 * 10**9,
+        **opened.reading.account.told(),
     )
 
 
@@ -389,7 +391,7 @@ def _check_distinct(optims: Sequence[OptimFile], reading: Reading) -> None:
         largest = max(optim.masters, key=lambda master: master.numel, default=None)
         if largest is None or largest.numel < _FEW_ELEMENTS:
             continue
-        digest = reading.records[optim.file.path].digest()
+        digest = reading.account.records[optim.file.path].digest()
         content = (largest.numel, reading.head(largest, _COMPARED)) if digest is None else digest
         other = seen.setdefault((optim.file.size, content), optim)
         if other is not optim and not _is_uniform(largest, reading):
@@ -466,7 +468,8 @@ def _unite(opened: _Opened, grid: _Grid, ranks: Sequence[int], parts: Mapping[in
             "tells how its parameters were cut (there is no universal_checkpoint_info).",
             "Convert each rank for itself with --per-rank, or save with universal_checkpoint_info.",
         )
-    return model_parallel.merge_ranks(united, model_parallel.read_patterns(info, where))
+    names = list(dict.fromkeys(name for weights in united for name in weights.names()))
+    return model_parallel.merge_ranks(united, model_parallel.read_patterns(info, names, where))
 
 
 # ---------------------------------------------------------------------------------------------------------- to be told

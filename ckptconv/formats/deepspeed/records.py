@@ -15,12 +15,12 @@ from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.deepspeed.locate import described, identity
 from ckptconv.formats.deepspeed.partitions import Shape
 from ckptconv.formats.torch.container import TorchFile
-from ckptconv.formats.torch.file import fingerprint, read_torch
+from ckptconv.formats.torch.file import Account, read_torch
+from ckptconv.formats.torch.zip_directory import END, END_SIGNATURE, LOCAL_SIGNATURE
 from ckptconv.formats.values import first_bytes
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
-from ckptconv.storage.records import Records
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, untagged
 from ckptconv.tensors.moves import File
 from ckptconv.text import brief
@@ -235,25 +235,17 @@ class OptimFile(_Settings):
 
 @dataclass
 class Reading:
-    """The files read so far, and what they all add to the source."""
+    """Reads files, and keeps account of them."""
 
     place: Location
-    opaque: dict[str, None] = field(default_factory=dict)
-    mentioned: dict[str, None] = field(default_factory=dict)
-    records: dict[str, Records] = field(default_factory=dict)
-    inputs: dict[str, Any] = field(default_factory=dict)
+    account: Account = field(default_factory=Account)
     stems: dict[str, str] = field(default_factory=dict)
-    bytes_read: int = 0
 
     def read(self, file: File, name: str = "") -> TorchFile:
         """Open a file. `name` identifies it among the inputs; the default is its own name."""
         torch_file = read_torch(self.place.at(file))
         self.stems[file.path] = torch_file.stem
-        self.opaque.update(dict.fromkeys(map(str, torch_file.opaque)))
-        self.mentioned.update(dict.fromkeys(map(str, torch_file.globals)))
-        self.records[file.path] = torch_file.records
-        self.inputs[name or basename(file.path)] = fingerprint(torch_file)
-        self.bytes_read += torch_file.bytes_read
+        self.account.add(torch_file, name or basename(file.path))
         return torch_file
 
     def model(self, file: File) -> ModelFile:
@@ -286,11 +278,11 @@ class Reading:
         """Raise CorruptError for a file that is empty, or a zip archive without its end record."""
         reader = self.place.at(file).open_reader()
         try:
-            if reader.read_at(0, min(len(_ZIP), file.size)) != _ZIP:
+            if reader.read_at(0, min(len(LOCAL_SIGNATURE), file.size)) != LOCAL_SIGNATURE:
                 whole = file.size > 0
             else:
-                size = min(_ZIP_TAIL, file.size)
-                whole = _ZIP_END in reader.read_at(file.size - size, size)
+                size = min(END.size, file.size)
+                whole = END_SIGNATURE in reader.read_at(file.size - size, size)
         finally:
             reader.close()
         if not whole:
@@ -328,7 +320,7 @@ class Reading:
     def head(self, tensor: LazyTensor, limit: int) -> bytes:
         """Return the first bytes of a tensor, at most `limit`."""
         data, read = first_bytes(tensor, limit, self.place.options)
-        self.bytes_read += read
+        self.account.bytes_read += read
         return data
 
     def optim(self, file: File) -> OptimFile:
@@ -363,9 +355,6 @@ class Reading:
             values=fields.values,
         )
 
-
-# The signature at the beginning of a zip archive, that of its end record, and that record's length: it comes last.
-_ZIP, _ZIP_END, _ZIP_TAIL = b"PK\3\4", b"PK\5\6", 22
 
 _UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 

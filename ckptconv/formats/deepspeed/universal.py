@@ -118,17 +118,13 @@ def read(place: Location, wanted: Wanted) -> Source | None:
         owners=weights.aliases,
         counts=weights.counts(),
         facts={"directory": basename(directory), **({"DeepSpeed": model.version} if model.version else {})},
-        opaque=list(reading.opaque),
-        mentioned=list(reading.mentioned),
-        records=reading.records,
         notes=[f"Took {directory}: the universal checkpoint that `{LATEST}` names."] if is_named else [],
         pointers=[place.join(LATEST).path] if is_named else [],
         warnings=weights.warnings,
         unaccounted=weights.unaccounted,
-        inputs=reading.inputs,
-        bytes_read=reading.bytes_read,
         default_dtype="float32",
         default_shard_size=5 * 10**9,
+        **reading.account.told(),
     )
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.formats import runs
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
-from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.storage.files import Entry
@@ -157,6 +156,11 @@ def holds_parts(place: Location) -> bool:
     return any(map(_holds_tensors, sets_in(place)))
 
 
+def holds_below(place: Location) -> bool:
+    """Whether a directory has such a set, or one below it is located."""
+    return locate(place) is not None or holds_parts(place)
+
+
 def choose(place: Location, found: list[FileSet]) -> FileSet:
     """Return the set of the weights. Raise UsageError if there are several."""
     for kind in (MODEL, OPTIMIZER, OTHER):
@@ -171,21 +175,3 @@ def choose(place: Location, found: list[FileSet]) -> FileSet:
         if best:
             return best[0]
     raise UsageError(f"{place} holds no files of ranks.", "Name the directory that they are in.")
-
-
-def joined(place: Location, source: Source, wanted: Wanted) -> Source:
-    """Return `source`, that of the file of torch.save at `place`; with its distributed tensors joined if the file holds
-    all of their parts, as that of a single rank does."""
-    is_of_a_rank = source.family == FAMILY and any(map(is_distributed_class, source.mentioned))
-    if not is_of_a_rank or place.kind != "file" or parsed(place.name):
-        return source
-    from ckptconv.formats.ranks import read as ranks
-
-    return ranks.read_alone(place, wanted) or source
-
-
-def read(place: Location, wanted: Wanted) -> Source:
-    """Open the checkpoint by its directory, or by one of its files."""
-    from ckptconv.formats.ranks import read as ranks
-
-    return ranks.read(place, wanted)

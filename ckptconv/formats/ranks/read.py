@@ -8,14 +8,15 @@ the values in them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.dcp import paths as names_of
 from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, named
+from ckptconv.formats.dcp.read import read as read_dcp
 from ckptconv.formats.optimizers import by_parameter, renamed
 from ckptconv.formats.ranks import flat
 from ckptconv.formats.ranks.join import Ranks, distributed, lacking
@@ -26,7 +27,7 @@ from ckptconv.formats.runs import Located
 from ckptconv.formats.source import Source, Wanted, prefixed
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile
-from ckptconv.formats.torch.file import fingerprint, read_torch
+from ckptconv.formats.torch.file import Account, read_torch
 from ckptconv.formats.torch.packed import is_tensor
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite, class_of
@@ -34,7 +35,6 @@ from ckptconv.storage.ahead import ahead
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
-from ckptconv.storage.records import Records
 from ckptconv.tensors.lazy import Equal, LazyTensor, Stored, Tagged, untagged
 from ckptconv.text import some
 
@@ -95,8 +95,7 @@ class Files:
     """The files of a set that were read, and what they hold together."""
 
     ranks: Ranks
-    opened: list[TorchFile] = field(default_factory=list)
-    inputs: dict[str, Hashable] = field(default_factory=dict)
+    account: Account = field(default_factory=Account)
 
     @classmethod
     def open(cls, directory: Location, files: FileSet) -> Files:
@@ -129,19 +128,7 @@ class Files:
         own = rank if reader.said is None else reader.said
         self.ranks.add(own, place.name, pieces, reader.meshes, reader.world)
         self.ranks.add_values(own, values)
-        self.keep(place.name, file)
-
-    def keep(self, name: str, file: TorchFile) -> None:
-        """Keep what identifies a file that was read, without its tree."""
-        self.opened.append(replace(file, value=None))
-        self.inputs[name] = fingerprint(file)
-
-    @property
-    def records(self) -> dict[str, Records]:
-        return {file.file.path: file.records for file in self.opened}
-
-    def names(self, of: Callable[[TorchFile], Iterable[Any]]) -> list[str]:
-        return list(dict.fromkeys(str(name) for file in self.opened for name in of(file)))
+        self.account.add(file, place.name)
 
 
 def divided(tree: Any, reader: Pieces, prefix: Path = ()) -> tuple[dict[Path, Piece], dict[Path, Any]]:
@@ -236,7 +223,7 @@ def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wa
     model = Files.open(directory, chosen)
     ranks = model.ranks
     others = _optimizers(located, chosen, found)
-    is_alone = len(model.opened) == 1 and chosen.world is None and not any(distributed(ranks.pieces))
+    is_alone = len(model.account.records) == 1 and chosen.world is None and not any(distributed(ranks.pieces))
     if is_alone and not (wanted.states and others):
         return torch_file.read(directory.join(chosen.files[min(chosen.files)]), wanted)
     opened = Opened(model)
@@ -246,7 +233,7 @@ def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wa
         if len(others) == 1:
             opened.optimizer = Files.open(*others[0])
         elif beside is not None:
-            opened.beside = dcp.read(beside, Wanted(states=True))
+            opened.beside = read_dcp(beside, Wanted(states=True))
     states, states_error, states_equal = states_of(opened)
     if local:
         flat.split(ranks, opened.roles.model, states)
@@ -275,20 +262,20 @@ def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wa
         equal=equal,
         equal_states=states_equal,
         facts={**facts, **{name: value for name, value in settings.items() if name not in facts}},
-        opaque=[name for name in model.names(lambda file: file.opaque) if not _is_understood(name)],
-        mentioned=model.names(lambda file: file.globals),
+        opaque=[name for name in model.account.opaque if not _is_understood(name)],
+        mentioned=list(model.account.mentioned),
         records={
-            **model.records,
-            **(opened.optimizer.records if opened.optimizer else {}),
+            **model.account.records,
+            **(opened.optimizer.account.records if opened.optimizer else {}),
             **(opened.beside.records if opened.beside else {}),
         },
         notes=[*([located.note] if located.note else []), *notes],
         pointers=located.pointers,
-        warnings=[*model.names(lambda file: file.warnings), *warnings, *broken],
+        warnings=[*model.account.warnings, *warnings, *broken],
         hints=prefixed(list(weights)) if isinstance(weights, dict) else [],
-        inputs={**model.inputs, **(state_inputs if local else {})},
+        inputs={**model.account.inputs, **(state_inputs if local else {})},
         state_inputs=state_inputs,
-        bytes_read=sum(file.bytes_read for each in (model, opened.optimizer) if each for file in each.opened),
+        bytes_read=sum(each.account.bytes_read for each in (model, opened.optimizer) if each),
         default_shard_size=5 * 10**9,
         pieces=names_of.FLAT_PARAMETER,
         wanted=wanted,
@@ -362,10 +349,10 @@ def _state_inputs(opened: Opened, beside: Location | None) -> dict[str, Hashable
     if opened.optimizer:
         own = opened.optimizer
         prefix = "" if own.ranks.where == opened.model.ranks.where else f"{basename(own.ranks.where)}/"
-        return {f"{prefix}{name}": identity for name, identity in own.inputs.items()}
+        return {f"{prefix}{name}": identity for name, identity in own.account.inputs.items()}
     if opened.beside and beside:
         return {f"{beside.name}/{name}": identity for name, identity in opened.beside.all_inputs().items()}
-    return opened.model.inputs
+    return opened.model.account.inputs
 
 
 def _checkpoint_beside(directory: Location) -> Location | None:
@@ -388,8 +375,8 @@ def _facts(directory: Location, model: Files, ranks: Ranks) -> dict[str, Any]:
         **({"framework": "verl"} if _VERL in directory.names else {}),
         "ranks": len(ranks.files),
         **({"mesh": ", ".join(shapes)} if shapes else {}),
-        "files": len(model.opened),
-        "size": sum(file.file.size for file in model.opened),
+        "files": len(model.account.records),
+        "size": model.account.size,
     }
 
 

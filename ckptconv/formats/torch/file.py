@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError
 from ckptconv.formats.format import LIKELY, POSSIBLE, Guess, Probe
@@ -19,6 +22,7 @@ from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
 from ckptconv.plan import Input
 from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
+from ckptconv.storage.records import Records
 
 FAMILY = "torch"
 GUESS = Guess(LIKELY, "a single file", "pt2safetensors {}")
@@ -105,6 +109,39 @@ def fingerprint(torch_file: TorchFile) -> Input:
     digest = torch_file.records.digest()
     file = torch_file.file
     return Input(file, (file.size, file.stamp if digest is None else digest))
+
+
+@dataclass
+class Account:
+    """The files of torch.save that were read, and what they all add to a source: `size` is that of all of them."""
+
+    opaque: dict[str, None] = field(default_factory=dict)
+    mentioned: dict[str, None] = field(default_factory=dict)
+    warnings: dict[str, None] = field(default_factory=dict)
+    records: dict[str, Records] = field(default_factory=dict)
+    inputs: dict[str, Hashable] = field(default_factory=dict)
+    bytes_read: int = 0
+    size: int = 0
+
+    def add(self, file: TorchFile, name: str) -> None:
+        """Add a file; `name` is its own, relative to the source."""
+        self.opaque.update(dict.fromkeys(map(str, file.opaque)))
+        self.mentioned.update(dict.fromkeys(map(str, file.globals)))
+        self.warnings.update(dict.fromkeys(file.warnings))
+        self.records[file.file.path] = file.records
+        self.inputs[name] = fingerprint(file)
+        self.bytes_read += file.bytes_read
+        self.size += file.file.size
+
+    def told(self) -> dict[str, Any]:
+        """Return the fields of a source that are what its files add to it; their warnings are for it to add."""
+        return {
+            "opaque": list(self.opaque),
+            "mentioned": list(self.mentioned),
+            "records": self.records,
+            "inputs": self.inputs,
+            "bytes_read": self.bytes_read,
+        }
 
 
 def read(place: Location, wanted: Wanted | None = None) -> Source:

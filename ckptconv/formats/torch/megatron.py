@@ -88,12 +88,11 @@ def read(place: Location, wanted: Wanted) -> Source:
             "Give a map that joins them, such as --map megatron-llama; or save it with --ckpt-format torch_dist, which "
             "says how; or convert the file of a rank by itself with --alone.",
         )
-    opened = read_all(files)
+    opened, account = read_all({f"{file.parent.name}/{file.name}": file for file in files})
     ranks = _ranks(step, files, opened)
     parts = _joined(step, ranks)
     called = f"{len(files)} {'rank' if len(files) == 1 else 'ranks'} of Megatron-LM"
-    named = {f"{file.parent.name}/{file.name}": each for file, each in zip(files, opened, strict=True)}
-    return replace(parts.source(place, called, named, _facts(ranks, opened), wanted), pointers=pointers)
+    return replace(parts.source(place, called, account, _facts(ranks, opened), wanted), pointers=pointers)
 
 
 def _files(step: Location) -> Iterable[Location]:

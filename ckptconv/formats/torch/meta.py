@@ -47,7 +47,7 @@ def read(place: Location, wanted: Wanted) -> Source:
             "Give --map meta-llama3, for Llama 3, or --map meta-llama2, which join them and give Hugging Face's names; "
             "or convert a file by itself with --alone.",
         )
-    opened = read_all(files)
+    opened, account = read_all({file.name: file for file in files})
     parts = Parts(place.path)
     ranks = [tensors_in(file.value if isinstance(file.value, dict) else {}) for file in opened]
     parts.check_same_names(ranks, files)
@@ -58,9 +58,8 @@ def read(place: Location, wanted: Wanted) -> Source:
             else:
                 parts.add(f"{rank}.{name}", tensor)
     called = f"{len(files)} files of Meta's tensor-parallel ranks"
-    named = {file.name: each for file, each in zip(files, opened, strict=True)}
-    facts = {"ranks": len(files), "files": len(files), "size": sum(file.file.size for file in opened)}
-    return parts.source(place, called, named, facts, wanted)
+    facts = {"ranks": len(files), "files": len(files), "size": account.size}
+    return parts.source(place, called, account, facts, wanted)
 
 
 def _files(place: Location) -> dict[int, Location]:

@@ -6,14 +6,14 @@ there once, under its own name; it must be equal in all. What is known to be sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CorruptError
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import TorchFile
-from ckptconv.formats.torch.file import FAMILY, fingerprint, read_torch
+from ckptconv.formats.torch.file import FAMILY, Account, read_torch
 from ckptconv.storage.ahead import ahead
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import Concat, Equal, LazyTensor, untagged
@@ -82,14 +82,9 @@ class Parts:
                 )
 
     def source(
-        self, place: Location, called: str, opened: Mapping[str, TorchFile], facts: Mapping[str, Any], wanted: Wanted
+        self, place: Location, called: str, account: Account, facts: Mapping[str, Any], wanted: Wanted
     ) -> Source:
-        """Return these parts as what is at `place`, in the format `called`. `opened` are their files by their names
-        relative to it."""
-
-        def names(of: Callable[[TorchFile], Any]) -> list[str]:
-            return list(dict.fromkeys(str(name) for file in opened.values() for name in of(file)))
-
+        """Return these parts as what is at `place`, in the format `called`, by the `account` of their files."""
         return Source(
             format=called,
             family=FAMILY,
@@ -99,19 +94,19 @@ class Parts:
             facts=dict(facts),
             wanted=wanted,
             structured=False,
-            opaque=names(lambda file: file.opaque),
-            mentioned=names(lambda file: file.globals),
-            records={file.file.path: file.records for file in opened.values()},
-            warnings=names(lambda file: file.warnings),
-            inputs={name: fingerprint(file) for name, file in opened.items()},
-            bytes_read=sum(file.bytes_read for file in opened.values()),
+            warnings=list(account.warnings),
             default_shard_size=5 * 10**9,
+            **account.told(),
         )
 
 
-def read_all(files: Sequence[Location]) -> list[TorchFile]:
-    """Read the descriptions in files, ahead of one another."""
-    return list(ahead(read_torch, list(files)))
+def read_all(files: Mapping[str, Location]) -> tuple[list[TorchFile], Account]:
+    """Read the descriptions in files, given by their names relative to the source, ahead of one another; and keep
+    account of them."""
+    account, opened = Account(), list(ahead(read_torch, [*files.values()]))
+    for name, file in zip(files, opened, strict=True):
+        account.add(file, name)
+    return opened, account
 
 
 def tensors_in(state: Mapping[Any, Any]) -> dict[str, LazyTensor]:

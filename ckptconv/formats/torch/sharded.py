@@ -16,7 +16,7 @@ from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile
-from ckptconv.formats.torch.file import GUESS, SHARD, fingerprint, read_torch
+from ckptconv.formats.torch.file import GUESS, SHARD, Account, read_torch
 from ckptconv.formats.weight_map import read_index
 from ckptconv.storage.ahead import ahead, entries_of
 from ckptconv.storage.hub import is_hub
@@ -137,11 +137,13 @@ def _source(path: str, files: Mapping[str, Location], weight_map: Mapping[str, s
     expected: dict[str, set[str]] = {file: set() for file in files}
     for name, file in (weight_map or {}).items():
         expected[file].add(name)
-    opened: dict[str, TorchFile] = {}
+    opened: list[TorchFile] = []
+    account = Account()
     weights: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for file, found in zip(files, ahead(read_torch, [*files.values()]), strict=True):
-        opened[file] = found
+        opened.append(found)
+        account.add(found, file)
         entries = _entries(found, len(files) > 1)
         if weight_map is not None:
             _check_agreement(path, file, entries, expected[file])
@@ -151,18 +153,14 @@ def _source(path: str, files: Mapping[str, Location], weight_map: Mapping[str, s
             origin[name] = file
             weights[name] = value
     return Source(
-        format=f"{len(files)} torch files" if len(files) > 1 else f"torch {next(iter(opened.values())).container}",
+        format=f"{len(files)} torch files" if len(files) > 1 else f"torch {opened[0].container}",
         family=FAMILY,
         path=path,
-        weights=_joined(weights, list(opened.values())),
-        facts={"files": len(files), "size": sum(each.file.size for each in opened.values())},
-        opaque=_all(each.opaque for each in opened.values()),
-        mentioned=_all(each.globals for each in opened.values()),
-        records={each.file.path: each.records for each in opened.values()},
-        warnings=_all(each.warnings for each in opened.values()),
-        inputs={file: fingerprint(each) for file, each in opened.items()},
-        bytes_read=sum(each.bytes_read for each in opened.values()),
-        shards=[each.file.path for each in opened.values()],
+        weights=_joined(weights, opened),
+        facts={"files": len(files), "size": account.size},
+        warnings=list(account.warnings),
+        shards=list(account.records),
+        **account.told(),
     )
 
 
@@ -204,11 +202,6 @@ def _joined(weights: dict[str, Any], files: Sequence[TorchFile]) -> dict[str, An
             if known is not attribute and type(known) is type(attribute) and type(known) in (dict, OrderedDict):
                 vars(whole)[name] = type(known)({**known, **attribute})
     return whole
-
-
-def _all(groups: Iterable[Iterable[Any]]) -> list[str]:
-    """Return the names in all groups, each once."""
-    return list(dict.fromkeys(str(name) for group in groups for name in group))
 
 
 def _some(names: Sequence[str]) -> str:

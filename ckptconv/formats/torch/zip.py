@@ -14,7 +14,6 @@ from __future__ import annotations
 import array
 import itertools
 import operator
-import re
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +21,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
+from ckptconv.formats.instead import OTHER_ARCHIVES, plain_pickle, what_it_is
 from ckptconv.formats.torch import script as torch_script
 from ckptconv.formats.torch import script_json
 from ckptconv.formats.torch.container import MAX_PICKLE, SCANNED, TorchFile, first_identity, is_pickle
@@ -372,7 +372,7 @@ class _Archive:
         head = self.read_at(0, min(self.size, 512))
         what = what_it_is(head, self.size)
         if what is None and is_pickle(self.read_at(0, min(self.size, SCANNED)), self._name):
-            what = _plain_pickle()
+            what = plain_pickle()
         if what:
             return type(what)(f"{self.file.path} {what.message}", what.hint)
         if head.startswith(LOCAL_SIGNATURE):
@@ -546,7 +546,7 @@ class _Archive:
     def _refuse_other_archive(self) -> None:
         """Raise UnsupportedError that names the kind of an archive not from torch.save, if its members tell."""
         ends = {name.rpartition("/")[2] for name in self.rows}
-        for end, what, hint in _OTHER_ARCHIVES:
+        for end, what, hint in OTHER_ARCHIVES:
             if end in ends:
                 raise UnsupportedError(f"{self._name} is {what}, not a file of torch.save.", hint)
 
@@ -771,85 +771,3 @@ class _Archive:
         if len(result) != size or not inflater.eof:
             raise self.corrupt(f"{name[:100]!r} does not inflate to the {size} bytes that the directory says")
         return result
-
-
-# ------------------------------------------------------------------------------------------------- not a zip archive
-
-_CORRUPT, _UNSUPPORTED = CorruptError, UnsupportedError
-_AGAIN = "Download it again, and look at what the server says."
-_UNPACK = "Unpack it first."
-_OTHERS = "Files of PyTorch, DeepSpeed and safetensors are read."
-_BESIDE = "Name the other file: this one's name without the ._ it begins with."
-_REPICKLE = "If it holds a state dict that you trust: load it with pickle, and write it with torch.save."
-_EXPORTED = "Load it with torch.export.load, and save its state_dict with torch.save."
-# First bytes of other files: the error, what the file is, what to do.
-_BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str, str], ...] = (
-    (
-        b"version https://git-lfs",
-        _CORRUPT,
-        "is a git-lfs pointer, not the file itself.",
-        "Fetch the file: git lfs pull.",
-    ),
-    (b"<!doctype html", _CORRUPT, "is a web page, not a checkpoint.", _AGAIN),
-    (b"<html", _CORRUPT, "is a web page, not a checkpoint.", _AGAIN),
-    (b"<?xml", _CORRUPT, "is an XML document, not a checkpoint.", _AGAIN),
-    (b"\x1f\x8b", _UNSUPPORTED, "is compressed with gzip.", _UNPACK),
-    (b"\x28\xb5\x2f\xfd", _UNSUPPORTED, "is compressed with zstandard.", _UNPACK),
-    (b"BZh", _UNSUPPORTED, "is compressed with bzip2.", _UNPACK),
-    (b"\xfd7zXZ\0", _UNSUPPORTED, "is compressed with xz.", _UNPACK),
-    (b"7z\xbc\xaf\x27\x1c", _UNSUPPORTED, "is a 7z archive.", _UNPACK),
-    (b"\x89HDF\r\n\x1a\n", _UNSUPPORTED, "is an HDF5 file, such as Keras writes.", _OTHERS),
-    (b"PYTORCH1", _UNSUPPORTED, "is a TorchScript archive of torch 1.0, which was no zip archive yet.", _OTHERS),
-    (b"GGUF", _UNSUPPORTED, "is a GGUF file.", _OTHERS),
-    (b"\x93NUMPY", _UNSUPPORTED, "is a numpy array (.npy).", _OTHERS),
-    (b"\x00\x05\x16\x07", _UNSUPPORTED, "is an AppleDouble file: what macOS keeps of another file beside it.", _BESIDE),
-    (b"\x00\x05\x16\x00", _UNSUPPORTED, "is an AppleSingle file.", _UNPACK),
-    (
-        b"# This file tracks properties of this Flutter project",
-        _UNSUPPORTED,
-        "is a description of a Flutter project, not of a checkpoint.",
-        _OTHERS,
-    ),
-)
-# The beginning of pickles of protocols 0 and 1, which have no header: a container put into the memo, or a name.
-_PICKLE_BEGINS = re.compile(rb"[(\]})]+[dlt]?(?:q[\0\1]|p[01]\n)|\(*c[\w.]+\n[\w.]+\n(?:[q(}\])]|p\d)")
-# Members of other zip archives: the last part of a name, what the archive is, what to do.
-_OTHER_ARCHIVES = (
-    ("archive_format", "an archive of torch.export (.pt2)", _EXPORTED),
-    ("serialized_exported_program.json", "an archive of torch.export (.pt2)", _EXPORTED),
-    ("extern_modules", "a package of torch.package", "Load what it holds, and save that with torch.save."),
-    ("model.weights.h5", "an archive of Keras (.keras)", _OTHERS),
-)
-
-
-def _plain_pickle() -> UnsupportedError:
-    return UnsupportedError("is a plain pickle, not a file of torch.save.", _REPICKLE)
-
-
-def what_it_is(head: bytes, size: int) -> CorruptError | UnsupportedError | None:
-    """Return what a file that is no zip archive is, by its first 512 bytes, as an error whose message lacks the name.
-
-    Return None if it is nothing known.
-    """
-    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    for beginning, kind, what, hint in _BEGINNINGS:
-        if head.startswith(beginning) or (beginning[:1] == b"<" and text.startswith(beginning)):
-            return kind(what, hint)
-    if not size:
-        return CorruptError("is empty (0 bytes).", "It was probably never written: look for another copy.")
-    if not head.strip(b"\0"):
-        return CorruptError(
-            "begins with zeros only: space was reserved for it, and not filled.", "Copy or download it again."
-        )
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
-        return UnsupportedError("is a safetensors file already.", "It needs no conversion.")
-    if head[257:262] == b"ustar":
-        return UnsupportedError("is a tar archive, not a zip archive.")
-    if (head[:1] == b"\x80" and head[1:2] <= b"\x05") or begins_as_pickle(head):
-        return _plain_pickle()
-    return None
-
-
-def begins_as_pickle(head: bytes) -> bool:
-    """Whether a file that begins with `head` is a pickle of protocol 0 or 1."""
-    return _PICKLE_BEGINS.match(head) is not None

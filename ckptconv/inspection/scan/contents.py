@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError
 from ckptconv.formats.dcp.locate import SUFFIX as _ENTRIES
+from ckptconv.formats.instead import begins_as_pickle
 from ckptconv.formats.safetensors import looks_like
 from ckptconv.formats.torch import zip_elsewhere
 from ckptconv.formats.torch.container import SCANNED, Pickles
@@ -27,7 +28,7 @@ from ckptconv.formats.torch.file import read_from
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.stream import is_stream
 from ckptconv.formats.torch.tar import is_tar
-from ckptconv.formats.torch.zip import PICKLE, begins_as_pickle
+from ckptconv.formats.torch.zip import PICKLE
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.inspection.scan.joblib import Arrays
 from ckptconv.inspection.scan.names import LOADERS, carries_code, is_needed, is_unusual

@@ -13,8 +13,8 @@ from ckptconv.formats import safetensors, virtual
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.detect import open_source
+from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.torch.container import MAX_PICKLE
-from ckptconv.formats.torch.zip import what_it_is
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.formats.weight_map import read_index
 from ckptconv.inspection.scan.contents import CLOSED, HEAD, SUFFIXES, Contents
