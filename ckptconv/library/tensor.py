@@ -15,11 +15,11 @@ from ckptconv.outputs import selection
 from ckptconv.outputs.safetensors import shape_of
 from ckptconv.structure import live
 from ckptconv.tensors.dtypes import DType
-from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.lazy import Handle, LazyTensor
 from ckptconv.tensors.slices import Span, sliced
 
 
-class Tensor:
+class Tensor(Handle):
     """A tensor that is not loaded: a name, a dtype, a shape, and where its bytes are.
 
     `tensor[1:3, ..., 0]` reads only what that needs, and returns an array of the framework that the checkpoint was

@@ -495,3 +495,32 @@ def test_packed_tensors_are_unpacked_once(tmp_path: Path) -> None:
     with ckptconv.open(tmp_path / "x.pt") as ck:
         assert torch.equal(ck["a"][5:9, 3], MATRIX[5:9, 3])
         assert torch.equal(ck["a"].torch(), MATRIX)
+
+
+def test_metadata_is_what_a_conversion_writes(tmp_path: Path) -> None:
+    w = torch.arange(6.0)
+    torch.save({"model": {"w": w, "tied": w}, "epoch": 3}, tmp_path / "x.pt")
+    for key in ("", "model"):
+        ckptconv.convert(tmp_path / "x.pt", tmp_path / "x.safetensors", key=key, fsync=False)
+        with safe_open(tmp_path / "x.safetensors", "np") as f, ckptconv.open(tmp_path / "x.pt", key=key) as ck:
+            assert ck.metadata() == f.metadata()
+
+
+def test_the_states_of_tied_names_are_there_as_in_a_conversion(tmp_path: Path) -> None:
+    run = ZERO / "z2_bf16_w2" / "checkpoint"
+    ckptconv.convert(run, optimizer=tmp_path / "states.safetensors", fsync=False)
+    with ckptconv.open(run) as ck, ckptconv.open(tmp_path / "states.safetensors") as written:
+        assert any(name.startswith("head.weight.") for name in written)
+        assert set(ck.optimizer) == set(written)
+        assert torch.equal(ck.optimizer["head.weight.exp_avg"].torch(), written["head.weight.exp_avg"].torch())
+
+
+def test_a_tied_tensor_that_is_held_is_checked_again(tmp_path: Path) -> None:
+    w = torch.arange(600.0)
+    torch.save({"w": w, "tied": w}, tmp_path / "x.pt")
+    with ckptconv.open(tmp_path / "x.pt") as ck:
+        held = ck["w"].torch()
+        os.truncate(tmp_path / "x.pt", 100)
+        with pytest.raises(CorruptError):
+            ck["tied"].torch()
+        del held
