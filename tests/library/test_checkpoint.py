@@ -64,7 +64,8 @@ def test_the_states_of_the_optimizer_are_those_of_the_conversion(case: str, tmp_
     path = ZERO / case / "checkpoint"
     ckptconv.convert(path, optimizer=tmp_path / "states.safetensors", fsync=False)
     with ckptconv.open(path) as ck, safe_open(tmp_path / "states.safetensors", "pt") as states:
-        assert_reads(ck.optimizer, states.get_tensors())
+        assert set(states.keys()) <= set(ck.optimizer)
+        assert_reads(ck.optimizer, load_with_aliases(tmp_path / "states.safetensors"))
 
 
 # ------------------------------------------------------------------------------------- a program written for safe_open
