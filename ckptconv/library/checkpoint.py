@@ -341,14 +341,16 @@ class _List(_Branch, Sequence[Any]):
 
 @checked(VIEWING)
 def open_checkpoint(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] = "",
     framework: Literal["pt", "np", "torch", "numpy"] = "pt",
     device: Any = None,
     *,
+    filename: str | os.PathLike[str] = "",
     backend: Literal["mmap", "pread"] = "mmap",
     **options: Unpack[OpenOptions],
 ) -> Checkpoint:
-    """Open the checkpoint at `path`, whatever its format, as safetensors' `safe_open` opens a file.
+    """Open the checkpoint at `path`, whatever its format, as safetensors' `safe_open` opens a file: `filename` is its
+    name for `path`.
 
     Only descriptions are read, no tensor data. `framework` is "pt" for torch or "np" for numpy, which are imported with
     the first array; `device` is where torch's arrays go. `key` selects a subtree, as in "state_dict". `tag`,
@@ -370,7 +372,9 @@ def open_checkpoint(
     kind = named(framework)
     if backend not in _BACKENDS:
         raise UsageError(f"There is no backend {backend!r}.", f"There are {' and '.join(_BACKENDS)}.")
-    path = normalize(path)
+    if filename and path:
+        raise UsageError("path and filename are two names of one argument.", "Give one of them.")
+    path = normalize(filename or path)
     reading = filled(VIEWING, options)
     with no_garbage():
         source = open_source(path, **{name: reading[name] for name in OPENING})

@@ -525,3 +525,56 @@ def test_a_tied_tensor_that_is_held_is_checked_again(tmp_path: Path) -> None:
         with pytest.raises(CorruptError):
             ck["tied"].torch()
         del held
+
+
+# ----------------------------------------------------------------------------------------- as torch, numpy and dask ask
+
+
+@pytest.fixture
+def lazy(tmp_path: Path) -> ckptconv.Checkpoint:
+    torch.save({"w": torch.arange(12.0).reshape(3, 4), "b": torch.ones(3, dtype=torch.bfloat16)}, tmp_path / "x.pt")
+    return ckptconv.open(filename=tmp_path / "x.pt")
+
+
+def test_a_dtype_equals_that_of_torch_and_numpy(lazy: ckptconv.Checkpoint) -> None:
+    w, b = lazy["w"].dtype, lazy["b"].dtype
+    for same in (torch.float32, "float32", "torch.float32", "F32", np.float32, np.dtype("f4"), lazy["w"].dtype):
+        assert w == same
+        assert same == w
+        assert b != same
+    assert b == torch.bfloat16
+    assert w not in (None, 3, torch.float16, "f", np.dtype(">f4"), object())
+    assert np.dtype(w) == np.float32
+    assert (str(w), pickle.loads(pickle.dumps(w)), hash(w)) == ("float32", w, hash(lazy["w"].dtype))
+
+
+def test_a_tensor_is_an_array_for_torch_and_numpy(lazy: ckptconv.Checkpoint) -> None:
+    w = lazy["w"]
+    assert torch.equal(torch.as_tensor(w), w.torch())
+    assert torch.equal(torch.as_tensor(lazy["b"]), torch.ones(3, dtype=torch.bfloat16))
+    assert np.shares_memory(np.asarray(w, copy=False), np.asarray(w))
+    for cannot in (lambda: np.asarray(w, dtype="f8", copy=False), lambda: np.asarray(w.to("fp16"), copy=False)):
+        with pytest.raises(ValueError, match="without a copy"):
+            cannot()
+    assert not np.shares_memory(np.array(w, copy=True), np.asarray(w))
+
+
+def test_a_tensor_has_the_methods_of_torch(lazy: ckptconv.Checkpoint) -> None:
+    w, array = lazy["w"], lazy["w"].torch()
+    assert (w.numel(), w.dim(), w.stride(), w.stride(1)) == (
+        array.numel(),
+        array.dim(),
+        array.stride(),
+        array.stride(1),
+    )
+    assert (w.size(), w.size(-1), w.size) == (array.size(), array.size(-1), 12)
+    with pytest.raises(UsageError, match="two names"):
+        ckptconv.open("a", filename="b")
+
+
+def test_dask_takes_a_tensor_for_an_array(lazy: ckptconv.Checkpoint) -> None:
+    dask = pytest.importorskip("dask.array")
+    with ckptconv.open(lazy.source.path, "np") as ck:
+        made = dask.from_array(ck["w"], chunks=2)
+        assert made.dtype == np.float32
+        assert made.sum().compute(scheduler="synchronous") == 66
