@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ckptconv.text import Shown
+
 
 @dataclass
 class OutputFile:
@@ -44,7 +46,7 @@ class LikeReport:
 
 
 @dataclass
-class Report:
+class Report(Shown):
     """What a conversion did, or would do with `dry_run`. Sizes are in bytes.
 
     `checksums` counts the storages whose checksum was checked; `extra_bytes`, part of `bytes_read`, were read for that.

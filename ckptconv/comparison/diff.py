@@ -26,6 +26,7 @@ from ckptconv.structure.choice import Choice
 from ckptconv.structure.dtype_views import own
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.statistics import root
+from ckptconv.text import Shown
 
 # What a pair of tensors is found to be, in the order in which they are listed.
 STATUSES = (ONLY_A, ONLY_B, SHAPE, DTYPE, CHANGED, EQUAL) = ("only_a", "only_b", "shape", "dtype", "changed", "equal")
@@ -91,7 +92,7 @@ class DeltaFiles:
 
 
 @dataclass
-class Difference:
+class Difference(Shown):
     """What differs between two checkpoints, A (`input`) and B (`other`). Sizes are in bytes.
 
     `equal`: every tensor is in both, and equal. `tensors` are all names, by falling change. `counts` are the numbers of

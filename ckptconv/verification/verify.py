@@ -44,7 +44,7 @@ from ckptconv.structure import keymap
 from ckptconv.structure.record import dump, parse, tensors_of
 from ckptconv.tensors.compare import differing, number_of, place_of
 from ckptconv.tensors.lazy import LazyTensor, packed, same_bytes, whole
-from ckptconv.text import quoted, some
+from ckptconv.text import Shown, quoted, some
 from ckptconv.verification import dcp, renaming
 from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Evaluator, blocks, footprint, shown
 from ckptconv.verification.output import INDEX_SUFFIX, SUFFIX, Written, read_directory, read_file, recorded_map
@@ -91,7 +91,7 @@ class VerifiedFile:
 
 
 @dataclass
-class Verification:
+class Verification(Shown):
     """What was compared and found equal. Sizes are in bytes.
 
     `options` are the conversion's options that are not the default: given by the caller, or read from the manifest.
