@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ckptconv.text import Shown
+
 
 @dataclass
 class OutputFile:
@@ -63,7 +65,7 @@ class LikeReport:
 
 
 @dataclass
-class Report:
+class Report(Shown):
     """What a conversion did, or would do. Sizes are in bytes."""
 
     input: str

@@ -211,3 +211,31 @@ def _shown(value: Any, limit: int, levels: int) -> str:
         only = "," if len(value) == 1 and first == "(" else ""
         return f"{first}{', '.join(parts)}{only}{last}"
     return kind.__name__
+
+
+class Shown:
+    """A dataclass that a notebook shows as a table of its fields. Those that are empty are left out."""
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        named: list[str] = list(getattr(self, "__dataclass_fields__", ()))
+        told = ((name, value) for name in named if (value := getattr(self, name)) not in (None, "", [], {}, ()))
+        rows = (
+            f"<tr><th>{escape(name.replace('_', ' '))}</th><td>{escape(_cell(name, value))}</td></tr>"
+            for name, value in told
+        )
+        return f"<table><caption>{escape(type(self).__name__)}</caption>{''.join(rows)}</table>"
+
+
+def _cell(name: str, value: Any) -> str:
+    """Return a field's value as a table shows it: of many items their number and the first, of bytes the size."""
+    if isinstance(value, Mapping):
+        value = [f"{key}: {brief(each)}" for key, each in value.items()]
+    if isinstance(value, (list, tuple)):
+        return some(value, form=_called)
+    return format_size(value) if type(value) is int and "bytes" in name.split("_") else str(value)
+
+
+def _called(item: Any) -> str:
+    return item if isinstance(item, str) else getattr(item, "name", "") or getattr(item, "path", "") or brief(item)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ckptconv
 from ckptconv.pickles.nodes import Global, Opaque, Size, TorchConstant
 from ckptconv.text import brief
 
@@ -53,3 +57,19 @@ def test_any_value_is_shown_short_and_printable(value: object, limit: int) -> No
 )
 def test_what_is_shown(value: object, shown: str) -> None:
     assert brief(value) == shown
+
+
+def test_a_notebook_shows_what_was_found_and_done(tmp_path: Path) -> None:
+    torch.save({"<w>": torch.ones(3, 4), "b": torch.ones(2000)}, tmp_path / "x.pt")
+    shown = ckptconv.inspect(tmp_path / "x.pt")._repr_html_()
+    assert "<caption>Summary</caption>" in shown
+    assert "<tr><th>tensors</th><td>&lt;w&gt;, b</td></tr>" in shown
+    assert "<tr><th>bytes</th><td>8.05 kB</td></tr>" in shown
+    assert "opaque" not in shown
+    report = ckptconv.convert(tmp_path / "x.pt", tmp_path / "x.safetensors", fsync=False)
+    assert "x.safetensors" in report._repr_html_()
+    for other in (
+        ckptconv.verify(tmp_path / "x.pt", tmp_path / "x.safetensors"),
+        ckptconv.diff(tmp_path / "x.pt", tmp_path / "x.safetensors"),
+    ):
+        assert other._repr_html_().startswith(f"<table><caption>{type(other).__name__}</caption><tr>")

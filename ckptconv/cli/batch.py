@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ckptconv.cli import failures, signals
-from ckptconv.cli.console import Output, Progress, say, width
+from ckptconv.cli.console import Output, Progress, recorded, say, width
 from ckptconv.cli.worker import attempt
 from ckptconv.errors import CkptconvError, FailedError, StoppedError, UsageError
 from ckptconv.inspection.overview import count_of, cut, padded, printable
@@ -316,7 +316,8 @@ def report(
         if output.json:
             output.print_json("error" not in whole, whole)
         else:
-            output.tell([*table(results, width()), last_line(results, whole, dry_run)])
+            told = recorded([each.report for each in results if each.report])
+            output.tell([*table(results, width()), *told, last_line(results, whole, dry_run)])
     except FailedError as error:
         output.warn(str(error))
     if "error" in whole:

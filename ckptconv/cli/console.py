@@ -384,10 +384,7 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
     lines.extend(report.notes)
     if report.like:
         lines.extend(likeness.summary(report.like, verbose))
-    if report.recorded:
-        keys = some(report.recorded, KEYS, lambda key: cut(key, KEY))
-        alone = f"--key {report.weights_key} takes the weights alone, " if report.weights_key else ""
-        lines.append(f"values are recorded beside the tensors, under {keys}; {alone}--no-structure leaves them out")
+    lines.extend(recorded([report]))
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in report.counts.items())
     lines.append(f"{report.format}: {kinds or count_of(report.tensors, 'tensor')}")
     if report.aliases and verbose:
@@ -497,6 +494,19 @@ def _scan_error(report: ScanReport, fail_on: str) -> CkptconvError | None:
     return (UnsafeError if failing else CorruptError)(
         f"Of {count_of(len(report.files), 'file')}, {told}.", "Do not load an attack." if counted[ATTACK] else ""
     )
+
+
+def recorded(reports: Sequence[Report]) -> Iterator[str]:
+    """Yield under which keys values were recorded, once for all outputs that have them under the same."""
+    found: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for report in reports:
+        if report.recorded:
+            found.setdefault((tuple(report.recorded), report.weights_key), []).append(report.input)
+    for (under, key), inputs in found.items():
+        keys = some(under, KEYS, lambda each: cut(each, KEY))
+        alone = f"--key {key} takes the weights alone, " if key else ""
+        whose = f" of {some(inputs, FEW, str)}" if len(reports) > 1 else ""
+        yield f"values are recorded beside the tensors{whose}, under {keys}; {alone}--no-structure leaves them out"
 
 
 def _contents(size: int, tensors: int) -> str:

@@ -27,6 +27,7 @@ from ckptconv.structure.choice import Choice
 from ckptconv.structure.dtype_views import own
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.statistics import root
+from ckptconv.text import Shown
 
 # What a pair of tensors is found to be, in the order in which they are listed.
 STATUSES = (ONLY_A, ONLY_B, SHAPE, DTYPE, CHANGED, EQUAL) = ("only_a", "only_b", "shape", "dtype", "changed", "equal")
@@ -118,7 +119,7 @@ class DeltaFiles:
 
 
 @dataclass
-class Difference:
+class Difference(Shown):
     """What differs between A and B. Sizes are in bytes.
 
     Tied names count once in `elements`, `elements_differ`, `max_abs`, `max_rel` and `norm`.

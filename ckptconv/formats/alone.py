@@ -327,6 +327,7 @@ KINDS = (
         "is one file of a sharded set.",
         "Name the directory of all, {}, or the index.",
         lambda file: _is_numbered(file.place, _OF_INDEX),
+        refused=False,
     ),
     _Kind(
         "is one file of a delta: compressed differences, and no weights.",

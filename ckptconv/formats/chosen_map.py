@@ -62,7 +62,11 @@ def tells_layers_apart(named: str, options: Mapping[str, object]) -> bool:
 
     Raise UsageError for a map that is not there, or is none.
     """
-    found = read_map(_name_and_side(named)[0], options)
+    return names_each_layer(read_map(_name_and_side(named)[0], options))
+
+
+def names_each_layer(found: Map) -> bool:
+    """Whether a map has a name for each layer on both sides."""
     sides = [[str(tensor.name) for rule in found.rules for tensor in rule.sides[side]] for side in (0, 1)]
     return all(any("layers.{" in name for name in names) for names in sides) and not any(
         _STACK.search(name) for names in sides for name in names

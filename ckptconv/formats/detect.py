@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.formats import alone as alone_files
@@ -33,6 +33,9 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.spool import is_pipe, take_pipe, take_url
 from ckptconv.text import UNSET, some
+
+if TYPE_CHECKING:
+    from ckptconv.structure.maps.chosen import ChosenMap
 
 
 @dataclass
@@ -120,6 +123,7 @@ def open_source(
     alone: bool = False,
     spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
+    recorded: ChosenMap | None = None,
 ) -> Source:
     """Open the checkpoint at `path`, whatever its format. Read descriptions only, no tensor data.
 
@@ -132,7 +136,8 @@ def open_source(
     A file that is an attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw`
     keeps whole modules the objects they are. One file of many, such as a rank's, can be looked at; whoever takes its
     weights for a model gets an error, unless it is taken `alone`. "-" is standard input. Input from a pipe is kept in a
-    temporary file in `spool_dir`.
+    temporary file in `spool_dir`. `recorded` is the map that was taken when an output was made of this, for where `map`
+    names none.
     """
     path = os.fspath(path)
     if not path:
@@ -142,11 +147,13 @@ def open_source(
     elif path.startswith(("http://", "https://")):
         take_url(path, dict(storage_options or {}), spool_dir)
     path = pinned(path, dict(storage_options or {}))
-    is_mapped, apart = bool(map) and map != NO_MAP, unstack
+    recorded = None if map else recorded
+    is_mapped, apart = (bool(map) and map != NO_MAP) or recorded is not None, unstack
     if is_mapped and not unstack:
-        from ckptconv.formats.chosen_map import tells_layers_apart
+        from ckptconv.formats.chosen_map import names_each_layer, tells_layers_apart
 
-        apart = tells_layers_apart(os.fspath(map), dict(storage_options or {}))
+        options = dict(storage_options or {})
+        apart = names_each_layer(recorded.map) if recorded else tells_layers_apart(os.fspath(map), options)
     wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, apart, is_mapped)
     with attacks.refused(not inert):
         place = Location(path, dict(storage_options or {}))
@@ -169,6 +176,7 @@ def open_source(
         if given and not is_theirs
     ]
     source = replace(source, warnings=[*source.warnings, *idle]) if idle else source
+    source = replace(source, map=recorded) if recorded else source
     reaching = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
     return with_layout(source, like=like, map=os.fspath(map), size=size, **reaching)
 

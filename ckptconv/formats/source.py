@@ -109,7 +109,8 @@ class Source:
     - `reference` is the checkpoint whose names, files and dtypes an output of the weights takes over.
     - `wanted` is what was read. If that was not everything, `reread` opens the checkpoint again for more.
     - `pointers` are the paths of files that only say where the checkpoint is, such as `latest`.
-    - `shards` are the paths of the files of a sharded set: the output keeps the grouping.
+    - `shards` are the paths of the files of a sharded set: the output keeps the grouping. Of a set that is only
+      described, `grouping` has {tensor: name of its file}.
     - `model_rank` is the tensor-parallel rank, if each rank is a source of its own.
     - `pieces` matches the names of tensors that are pieces of parameters; these are not converted.
     - `metadata` is the metadata of safetensors files, `remarks` that part of it which an output keeps.
@@ -147,6 +148,7 @@ class Source:
     hints: Sequence[str] = field(default_factory=list)
     pointers: Sequence[str] = field(default_factory=list)
     shards: Sequence[str] = field(default_factory=list)
+    grouping: Mapping[str, str] = field(default_factory=dict)
     model_rank: int | None = None
     pieces: re.Pattern[str] | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)

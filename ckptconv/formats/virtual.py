@@ -209,12 +209,15 @@ def read(place: Location, wanted: Wanted) -> Source:
     found = safetensors.FileSet(
         place.path, inputs={place.name: Input(place.entry.file, described.identity)}, bytes_read=described.size
     )
+    grouping: dict[str, str] = {}
     for file in described.files:
         raw: bytes = file.parts[0].data  # type: ignore[union-attr]
         found.size += file.size
         if file.name.endswith(safetensors.SUFFIX):
             _, metadata = safetensors.described(raw[8:], _within(place, file.name))
-            found.tensors.update((part.name, part.tensor) for part in file.parts if isinstance(part, Data))
+            held = {part.name: part.tensor for part in file.parts if isinstance(part, Data)}
+            found.tensors.update(held)
+            grouping.update(dict.fromkeys(held, file.name))
             found.metadata.update(metadata)
             found.record = metadata.get(METADATA_KEY)
         elif file.name.endswith(safetensors.INDEX_SUFFIX):
@@ -225,7 +228,8 @@ def read(place: Location, wanted: Wanted) -> Source:
             found.record = file.parts[0].data.decode()  # type: ignore[union-attr]
     source = safetensors.source_of(place, found, [], wanted)
     facts = {**source.facts, "files": len(described.files), "reads": ", ".join(described.roots)}
-    return replace(source, format=f"virtual: {described.called}", facts=facts)
+    is_set = len({*grouping.values()}) > 1
+    return replace(source, format=f"virtual: {described.called}", facts=facts, grouping=grouping if is_set else {})
 
 
 def _index_metadata(place: Location, name: str, raw: bytes) -> dict[str, str]:
@@ -313,10 +317,15 @@ def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]
 def _check_unchanged(place: Location, file: File, now: Entry) -> None:
     if now.kind == "file" and (now.file.size, now.file.stamp) == (file.size, file.stamp):
         return
-    found = "is gone now"
-    if now.kind == "file":
-        same = now.file.size == file.size
-        found = "was written since" if same else f"has {now.file.size} now"
+    if now.kind != "file":
+        here = place.parent.path
+        is_below = file.path.startswith(here if here in ("", "/") else f"{here}/")
+        raise CorruptError(
+            f"{file.path} has changed since {place} was made of it: it is gone now."
+            + (" The virtual checkpoint was moved without what it reads, or that was removed." if is_below else ""),
+            f"{'Move it back, or what it reads beside it' if is_below else 'Put it back'}; or make it again.",
+        )
+    found = "was written since" if now.file.size == file.size else f"has {now.file.size} now"
     raise CorruptError(
         f"{file.path} has changed since {place} was made of it: it had {file.size} bytes, and {found}. Nothing was "
         "read from there.",

@@ -28,7 +28,7 @@ from ckptconv.structure.dtype_views import own
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
 from ckptconv.tensors.moves import File
 from ckptconv.tensors.statistics import Statistics
-from ckptconv.text import brief
+from ckptconv.text import Shown, brief
 
 # So many of the largest tensors are named.
 LARGEST = 10
@@ -91,7 +91,7 @@ class Forecast:
 
 
 @dataclass
-class Summary:
+class Summary(Shown):
     """What is inside a checkpoint. Sizes are in bytes."""
 
     input: str

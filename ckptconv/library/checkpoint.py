@@ -23,6 +23,7 @@ from ckptconv.process import no_garbage
 from ckptconv.storage.files import is_held
 from ckptconv.storage.paths import normalize
 from ckptconv.structure import dtype_views
+from ckptconv.structure.record import METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor, untagged
 from ckptconv.text import brief
 
@@ -85,9 +86,11 @@ class Tensors(Mapping[str, Tensor]):
             return self._made(self._selected())
 
     def _made(self, chosen: Selected) -> dict[str, Tensor]:
-        tied = chosen.aliases()
+        # Of states, the tied names are nowhere but among the owners.
+        apart = {alias: owner for alias, owner in chosen.owners.items() if alias not in chosen.tensors}
+        tied = {**apart, **chosen.aliases()}
         shared = {*tied, *tied.values()}
-        lazy: dict[str, LazyTensor] = {name: chosen.cast(tied.get(name, name)) for name in chosen.tensors}
+        lazy: dict[str, LazyTensor] = {name: chosen.cast(tied.get(name, name)) for name in (*chosen.tensors, *apart)}
         names = sorted(lazy, key=lambda name: lazy[name].origin())
         return {
             name: Tensor(
@@ -152,7 +155,12 @@ class Tensors(Mapping[str, Tensor]):
 
     def metadata(self) -> dict[str, str] | None:
         """Return the metadata of a safetensors file; of others, what a conversion would write; None for none."""
-        return {"format": "pt"}
+        self._memory.check_open()
+        with no_garbage():
+            chosen = self._selected()
+            aliases = chosen.recorded_aliases()
+            record = chosen.structure(aliases)
+        return {**chosen.stated(aliases), **aliases, **({} if record is None else {METADATA_KEY: record})}
 
     # ---- forward
 
@@ -205,9 +213,9 @@ class Checkpoint(Tensors):
         return selected(self.source, Options(**{name: self._given[name] for name in ("key", "partial", "fill")}))
 
     def metadata(self) -> dict[str, str] | None:
-        self._memory.check_open()
         if self.source.family != SAFETENSORS:
             return super().metadata()
+        self._memory.check_open()
         return dict(self.source.metadata) or None
 
     @functools.cached_property
@@ -334,14 +342,16 @@ class _List(_Branch, Sequence[Any]):
 
 @checked(VIEWING)
 def open_checkpoint(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] = "",
     framework: Literal["pt", "np", "torch", "numpy"] = "pt",
     device: Any = None,
     *,
+    filename: str | os.PathLike[str] = "",
     backend: Literal["mmap", "pread"] = "mmap",
     **options: Unpack[OpenOptions],
 ) -> Checkpoint:
-    """Open the checkpoint at `path`, whatever its format, as safetensors' `safe_open` opens a file.
+    """Open the checkpoint at `path`, whatever its format, as safetensors' `safe_open` opens a file: `filename` is its
+    name for `path`.
 
     Only descriptions are read, no tensor data. `framework` is "pt" for torch or "np" for numpy, which are imported with
     the first array; `device` is where torch's arrays go. `key` selects a subtree, as in "state_dict". `tag`,
@@ -363,7 +373,9 @@ def open_checkpoint(
     kind = named(framework)
     if backend not in _BACKENDS:
         raise UsageError(f"There is no backend {backend!r}.", f"There are {' and '.join(_BACKENDS)}.")
-    path = normalize(path)
+    if filename and path:
+        raise UsageError("path and filename are two names of one argument.", "Give one of them.")
+    path = normalize(filename or path)
     reading = filled(VIEWING, options)
     with no_garbage():
         source = open_source(path, **{name: reading[name] for name in OPENING})

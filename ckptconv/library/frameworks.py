@@ -120,24 +120,25 @@ class Numpy:
         """Return the dtype of arrays of `dtype`; None if there is none."""
         if self._raw and dtype.itemsize <= _WIDEST:
             return self._numpy.dtype(f"u{dtype.itemsize}")
-        try:
-            return self._numpy.dtype(dtype.name)
-        except TypeError:
-            return _of_ml_dtypes(dtype.name)
+        return dtype_of_numpy(dtype.name)
 
 
 _WIDEST = 8
 
 
 @functools.cache
-def _of_ml_dtypes(name: str) -> Any:
-    """Return numpy's dtype for floats of 16 and 8 bits, if the package ml_dtypes is installed; else None."""
+def dtype_of_numpy(name: str) -> Any:
+    """Return numpy's dtype of that name; floats of 16 and 8 bits need the package ml_dtypes. None if there is none."""
+    import numpy
+
+    try:
+        return numpy.dtype(name)
+    except TypeError:
+        pass
     try:
         ml_dtypes = importlib.import_module("ml_dtypes")
     except ImportError:
         return None
-    import numpy
-
     found = getattr(ml_dtypes, name, None)
     return found and numpy.dtype(found)
 

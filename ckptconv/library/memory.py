@@ -117,6 +117,8 @@ class Memory:
             for each in wanted:
                 framework.check(each.name, each.tensor.dtype)
                 array = self._arrays.get(_key(each, framework))
+                if array is not None:
+                    check_unchanged({file.stored for file in each.tensor.inputs() if not is_far(file.path)})
                 made.append(self._over(each, framework) if array is None else array)
             copied = [each for each, array in zip(wanted, made, strict=True) if array is None]
             _check_growth(copied)

@@ -14,7 +14,6 @@ from ckptconv.errors import UsageError
 from ckptconv.formats.safetensors import RESERVED
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import file as torch_file
-from ckptconv.library.tensor import Tensor
 from ckptconv.options.table import OPTIONS, checked
 from ckptconv.outputs.kinds import TORCH_SUFFIXES
 from ckptconv.result import Report
@@ -49,10 +48,11 @@ def save_state_dict(
     """Write `state`, nested as it may be, as safetensors: `load_state_dict` returns it as it was.
 
     `path` is one file if it ends in ".safetensors", else a directory, of shards and an index with `max_shard_size`.
-    Tensors are torch's, on any device, numpy's arrays in mappings, and those of an opened checkpoint; each that shares
-    its memory with another is stored once. What else the state holds goes into the structure record, as a conversion
-    has it. `metadata` is written beside that. `options` are the fields of `Options` that a conversion from memory can
-    use: `max_shard_size`, `dtype`, `include`, `exclude`, `rename`, `structure`, `verify`, `manifest` and so on.
+    Tensors are torch's, on any device, numpy's arrays in mappings, which come back as torch's, and those of an opened
+    checkpoint; each that shares its memory with another is stored once. What else the state holds goes into the
+    structure record, as a conversion has it. `metadata` is written beside that. `options` are the fields of `Options`
+    that a conversion from memory can use: `max_shard_size`, `dtype`, `include`, `exclude`, `rename`, `structure`,
+    `verify`, `manifest` and so on.
 
     `progress` and `on_total` are those of `convert`. Nothing has a final name before all is complete. Raise a
     CkptconvError: UsageError for what cannot be stored.
@@ -116,8 +116,7 @@ class _Buffers:
         return Stored(file, facts.storage_offset * dtype.itemsize, dtype, tuple(data.shape), tuple(data.stride()))
 
     def without_arrays(self, state: Any) -> Any:
-        """Return `state` with lazy tensors for the numpy arrays and tensors of checkpoints that dicts lead to; `state`
-        itself if there are none."""
+        """Return `state` with lazy tensors for the numpy arrays that dicts lead to; itself if there are none."""
         if not isinstance(state, Mapping):
             return state
         made = {id(state): dict(state)}
@@ -131,8 +130,8 @@ class _Buffers:
                         made[id(value)] = dict(value)
                         stack.append(made[id(value)])
                     items[key] = made[id(value)]
-                elif isinstance(value, Tensor) or live.is_array(value):
-                    items[key] = value.lazy if isinstance(value, Tensor) else self._of_array(value)
+                elif live.is_array(value):
+                    items[key] = self._of_array(value)
                     changed = True
         return made[id(state)] if changed else state
 

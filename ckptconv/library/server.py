@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from ckptconv.errors import CkptconvError, FailedError, StoppedError
 from ckptconv.library.virtual import VirtualFile, VirtualFiles
@@ -32,6 +32,10 @@ IDLE, ACCEPTING = 60.0, 120.0
 _RESOLVE = re.compile(r"/(?:[^/]+/)?[^/]+/resolve/[^/]+/(?P<name>.+)")
 _MODEL = re.compile(r"/api/models/(?:[^/]+/)?[^/]+(?:/revision/[^/]+)?")
 _TREE = re.compile(r"/api/models/(?:[^/]+/)?[^/]+/tree/[^/]+(?P<below>/.*)?")
+_PATHS = re.compile(r"/api/models/(?:[^/]+/)?[^/]+/paths-info/[^/]+")
+_REFS = re.compile(r"/api/models/(?:[^/]+/)?[^/]+/refs")
+# The most bytes of a form with names of files.
+_MOST_OF_FORM = 1 << 20
 _RANGE = re.compile(r"bytes=\s*(?:(\d{1,19})-(\d{0,19})|-(\d{1,19}))\s*")
 _NAMES = ("localhost", "localhost.localdomain")
 # A name or an address, and a port.
@@ -189,6 +193,26 @@ class Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._answer()
 
+    def do_POST(self) -> None:
+        """Answer which of the files exist that a form names; nothing else is posted here."""
+        path, _ = self._asked()
+        if not _PATHS.fullmatch(path):
+            self.send_error(405)
+            return
+        told = self.headers.get("Content-Length", "")
+        size = int(told) if re.fullmatch(r"[0-9]{1,7}", told) and not self.headers.get("Transfer-Encoding") else -1
+        if not 0 <= size <= _MOST_OF_FORM:
+            self._refuse(413, f"A form of at most {_MOST_OF_FORM} bytes was expected.")
+            return
+        try:
+            form = parse_qs(self.rfile.read(size).decode())
+        except ValueError:
+            self._refuse(400, "The form cannot be read.")
+            return
+        files = self.server.files
+        names = dict.fromkeys(name for name in form.get("paths", []) if name in files)
+        self._send_json([self._entry(name, files[name]) for name in names])
+
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer an unreadable request, or an unknown method."""
         self.close_connection = True
@@ -200,12 +224,17 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.log:
             self.server.log(f"{self.address_string()} {format % args}")
 
-    def _answer(self) -> None:
+    def _asked(self) -> tuple[str, dict[str, list[str]]]:
+        """Return the path and the parameters that are asked for."""
         try:
             # An absolute form, as a proxy gets it, has its path too.
-            path = urlsplit(self.path).path
+            asked = urlsplit(self.path)
+            return asked.path, parse_qs(asked.query)
         except ValueError:
-            path = ""
+            return "", {}
+
+    def _answer(self) -> None:
+        path, parameters = self._asked()
         files, name = self.server.files, unquote(path).removeprefix("/")
         resolved = _RESOLVE.fullmatch(path)
         tree = _TREE.fullmatch(path)
@@ -215,7 +244,10 @@ class Handler(BaseHTTPRequestHandler):
             if name in files:
                 self._send_file(name, files[name])
             elif path == "/" or (not resolved and _MODEL.fullmatch(path)):
-                self._send_json(self._model(path))
+                self._send_json(self._model(path, with_sizes="blobs" in parameters))
+            elif _REFS.fullmatch(path):
+                main = {"name": "main", "ref": "refs/heads/main", "targetCommit": files.version}
+                self._send_json({"branches": [main], "converts": [], "tags": [], "pullRequests": []})
             elif tree and (tree["below"] or "/") == "/":
                 self._send_json([self._entry(each, file) for each, file in files.items()])
             else:
@@ -225,7 +257,7 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(500, str(error))
         self.connection.settimeout(IDLE)
 
-    def _model(self, path: str) -> dict[str, Any]:
+    def _model(self, path: str, with_sizes: bool) -> dict[str, Any]:
         parts = path.removeprefix("/api/models/").split("/revision/")[0].strip("/") or "checkpoint"
         files = self.server.files
         return {
@@ -234,7 +266,10 @@ class Handler(BaseHTTPRequestHandler):
             "sha": files.version,
             "private": False,
             "tags": [],
-            "siblings": [{"rfilename": name} for name in files],
+            "siblings": [
+                {"rfilename": name, **({"size": file.size, "blobId": file.tag} if with_sizes else {})}
+                for name, file in files.items()
+            ],
         }
 
     @staticmethod

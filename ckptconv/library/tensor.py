@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 from ckptconv.errors import OutOfRangeError, UsageError
+from ckptconv.library.dtype import ElementType
 from ckptconv.library.frameworks import framework
 from ckptconv.library.memory import Memory, Wanted
 from ckptconv.options.kinds import FLAG
@@ -14,12 +15,12 @@ from ckptconv.options.table import OPTIONS
 from ckptconv.outputs import selection
 from ckptconv.outputs.safetensors import shape_of
 from ckptconv.structure import live
-from ckptconv.tensors.dtypes import DType
-from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.tensors.slices import Span, sliced
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.lazy import Handle, LazyTensor
+from ckptconv.tensors.slices import Span, as_stored, sliced
 
 
-class Tensor:
+class Tensor(Handle):
     """A tensor that is not loaded: a name, a dtype, a shape, and where its bytes are.
 
     `tensor[1:3, ..., 0]` reads only what that needs, and returns an array of the framework that the checkpoint was
@@ -60,9 +61,9 @@ class Tensor:
     # ---- what it is
 
     @property
-    def dtype(self) -> DType:
-        """The element type: its `name` is torch's, its `itemsize` in bytes."""
-        return self._tensor.dtype
+    def dtype(self) -> ElementType:
+        """The element type: its `name` is torch's, its `itemsize` in bytes. It equals torch's and numpy's dtype."""
+        return ElementType(self._tensor.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -73,9 +74,24 @@ class Tensor:
         return len(self._tensor.shape)
 
     @property
-    def size(self) -> int:
-        """The number of elements."""
+    def size(self) -> Size:
+        """The number of elements, as numpy has it; called, the shape or the extent of a dimension, as torch has it."""
+        return Size(self._tensor)
+
+    def numel(self) -> int:
+        """Return the number of elements."""
         return self._tensor.numel
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return len(self.shape)
+
+    def stride(self, dim: int | None = None) -> Any:
+        """Return how many elements lie between neighbours, in each dimension or in one: those of the file, if torch's
+        tensor is a view of it, else those of C order."""
+        stored = as_stored(self._tensor)
+        strides = contiguous_strides(self.shape) if stored is None else stored.strides
+        return strides if dim is None else strides[dim]
 
     @property
     def nbytes(self) -> int:
@@ -139,9 +155,18 @@ class Tensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         array = self.numpy()
-        if dtype is not None and array.dtype != dtype:
-            return array.astype(dtype)
-        return array.copy() if copy else array
+        is_cast = dtype is not None and array.dtype != dtype
+        if copy is False and array.size and (is_cast or array.base is None):
+            raise ValueError(
+                f"{self.name!r} cannot be had without a copy: its bytes do not lie in the file as numpy's."
+            )
+        return array.astype(dtype) if is_cast else array.copy() if copy else array
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        return self.torch().__dlpack__(**asked)
+
+    def __dlpack_device__(self) -> Any:
+        return self.torch().__dlpack_device__()
 
     def __len__(self) -> int:
         if not self.shape:
@@ -186,6 +211,24 @@ class Tensor:
         if index.shape != part.shape:
             array = array.reshape(index.shape)
         return made.placed(array, self._device)
+
+
+class Size(int):
+    """The number of elements of a tensor, which can be called for its shape."""
+
+    _shape: tuple[int, ...]
+
+    def __new__(cls, tensor: LazyTensor) -> Size:
+        made = super().__new__(cls, tensor.numel)
+        made._shape = tensor.shape
+        return made
+
+    def __call__(self, dim: int | None = None) -> Any:
+        """Return the shape, or the extent of the dimension `dim`."""
+        return self._shape if dim is None else self._shape[dim]
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (int(self),)
 
 
 class Index(NamedTuple):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.engine.ranges import FileBytes
-from ckptconv.errors import UsageError
+from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats import virtual
 from ckptconv.formats.companions import together
 from ckptconv.formats.detect import open_source
@@ -19,6 +19,7 @@ from ckptconv.outputs.planning import planned
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.process import no_garbage
+from ckptconv.storage.files import is_held
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.prefetch import REQUESTS
@@ -51,8 +52,8 @@ class VirtualFiles(Mapping[str, VirtualFile]):
 
     `source` is what `convert` takes, or a virtual checkpoint, and `options` are those of `convert` that choose, name,
     cast and shard. Only descriptions are read. Bytes are made when they are read, by any number of threads, and equal
-    those that `convert` writes. `version` is a hash of all that decides them. Raise a `CkptconvError` as `convert`
-    does; CorruptError from `read` for an input that has changed since.
+    those that `convert` writes. Pickled, it is opened again. `version` is a hash of all that decides them. Raise a
+    `CkptconvError` as `convert` does; CorruptError from `read` for an input that has changed since.
     """
 
     version: str
@@ -61,6 +62,8 @@ class VirtualFiles(Mapping[str, VirtualFile]):
     def __init__(self, source: str | os.PathLike[str], **options: Unpack[ConvertOptions]) -> None:
         chosen = Options(**options)
         path = normalize(source)
+        self._given = (path, dict(options))
+        self._closed = False
         known = dict(chosen.storage_options)
         place = Location(path, known)
         self.path = path
@@ -102,10 +105,23 @@ class VirtualFiles(Mapping[str, VirtualFile]):
             return b"".join(map(bytes, pieces))
 
     def close(self) -> None:
-        """Close the inputs."""
+        """Close the inputs: what asks for more bytes raises UsageError."""
+        self._closed = True
         self._readers.close()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError(f"{self.path} was closed, and is read only while it is open.", "Open it again.")
+
+    def __reduce__(self) -> tuple[Callable[..., VirtualFiles], tuple[Any, ...]]:
+        self._check_open()
+        path, options = self._given
+        if is_held(path):
+            raise UsageError(f"{path} cannot be opened in another process: it came through a pipe.")
+        return _reopened, (path, options, self.version)
+
     def __getitem__(self, name: str) -> VirtualFile:
+        self._check_open()
         return self._files[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -119,6 +135,15 @@ class VirtualFiles(Mapping[str, VirtualFile]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _reopened(path: str, options: dict[str, Any], version: str) -> VirtualFiles:
+    """Open the files again that were pickled. Raise CorruptError if they are others now."""
+    files = VirtualFiles(path, **options)
+    if files.version != version:
+        files.close()
+        raise CorruptError(f"{path} has changed since the files that are made of it were pickled.", "Open it again.")
+    return files
 
 
 def _opened(path: str, options: Options) -> Source:

@@ -253,6 +253,7 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
         idle["--dtype"] = "changes nothing: optimizer states are not cast to it"
     record, made_of, equal = chosen.map_record, chosen.made_of, chosen.equal
     fixed = described.fixed if of_states else [names[name] for name in described.fixed if name in names]
+    grouping = {new: source.grouping[old] for old, new in names.items() if old in source.grouping}
     like = chosen.like
     origins = {new: (old, tensors[new].dtype.name) for old, new in names.items()} if like else {}
     origins.update((name, origins[before]) for name, before in (like.others if like else {}).items())
@@ -263,8 +264,8 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     groups = None
     if like and like.files and options.max_shard_size is None:
         groups = likeness.grouped(kept, like.files) or None
-    elif source.shards and limit is None and not of_states:
-        groups = _numbered(_as_in(kept, source.shards))
+    elif (source.shards or grouping) and limit is None and not of_states:
+        groups = _numbered(_as_in(kept, source.shards or list(dict.fromkeys(grouping.values())), grouping))
     files = _file_plans(kept, aliases, structure, target, limit, metadata, groups)
     if structure is None and is_structured and _names(files) != list(kept):
         # A plain dict needs a record if casts or several files change the order of its names.
@@ -292,12 +293,12 @@ def _told(
     return Told(idle, values, described.inert, bits, kept, warnings)
 
 
-def _as_in(tensors: Mapping[str, LazyTensor], shards: Sequence[str]) -> list[list[str]]:
-    """Group names by the input file that holds them."""
+def _as_in(tensors: Mapping[str, LazyTensor], shards: Sequence[str], grouping: Mapping[str, str]) -> list[list[str]]:
+    """Group names by the input file that holds them: that which `grouping` says, or else their bytes come from."""
     groups: dict[str, list[str]] = {path: [] for path in shards}
     for name, tensor in tensors.items():
-        path = next((file.stored.path for file in tensor.inputs()), shards[0])
-        groups[path].append(name)
+        path = grouping.get(name) or next((file.stored.path for file in tensor.inputs()), shards[0])
+        groups[path if path in groups else shards[0]].append(name)
     return [group for group in groups.values() if group] or [[]]
 
 

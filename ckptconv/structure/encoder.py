@@ -36,7 +36,7 @@ from ckptconv.structure.record import (
     inner_prefix,
 )
 from ckptconv.tensors.geometry import contiguous_strides, is_contiguous
-from ckptconv.tensors.lazy import Convert, LazyTensor, Tagged, TensorFacts, View, same_bytes, untagged
+from ckptconv.tensors.lazy import Convert, Handle, LazyTensor, Tagged, TensorFacts, View, same_bytes, untagged
 from ckptconv.tensors.moves import Conjugate, Negate
 
 if TYPE_CHECKING:
@@ -393,7 +393,7 @@ class Encoder:
     def _is_leaf(self, value: Any) -> bool:
         if live.is_tensor(value):
             return live.is_plain(value)
-        return isinstance(value, LazyTensor) or live.is_storage(value)
+        return isinstance(value, (LazyTensor, Handle)) or live.is_storage(value)
 
     def _add_leaf(self, value: Any) -> bool:
         """Count an occurrence of a tensor; return whether it is the first."""
@@ -401,8 +401,9 @@ class Encoder:
         if leaf is not None:
             leaf.count += 1
             return False
-        if isinstance(value, LazyTensor):
-            bare, facts = untagged(value), value.facts if isinstance(value, Tagged) else TensorFacts()
+        if isinstance(value, (LazyTensor, Handle)):
+            tensor = value.lazy if isinstance(value, Handle) else value
+            bare, facts = untagged(tensor), tensor.facts if isinstance(tensor, Tagged) else TensorFacts()
             group = _storage_group(bare, facts)
         else:
             bare, facts = live.bare(value)

@@ -34,6 +34,8 @@ from ckptconv.tensors.lazy import TensorFacts
 # A storage is rebuilt for its views unless that takes more than _SPREAD times their own memory, plus _SPARE bytes.
 _SPREAD = 64
 _SPARE = 1 << 20
+# Where the classes of opened checkpoints are.
+_OWN = "ckptconv.library."
 
 
 def is_imported() -> bool:
@@ -87,6 +89,11 @@ def is_plain(tensor: Any) -> bool:
 def bare(tensor: Any) -> tuple[Any, TensorFacts]:
     """Return a plain torch tensor detached, and the facts beside its bytes. Raise UsageError if it has no storage."""
     torch = sys.modules["torch"]
+    if hasattr(tensor, "full_tensor"):
+        raise UsageError(
+            "The tree holds a DTensor, of which this process has a part.",
+            "Call full_tensor() on it, in all processes, or save it with torch.distributed.checkpoint.",
+        )
     if is_storage(tensor):
         dtype = getattr(tensor, "dtype", torch.uint8)
         tensor = torch.empty(0, dtype=dtype, device=tensor.device).set_(tensor)
@@ -158,6 +165,12 @@ def inert(value: Any) -> Any:
 
 
 def _reduced(value: Any) -> Global | Opaque:
+    if type(value).__module__.startswith(_OWN):
+        raise UsageError(
+            f"The tree holds a {_class_name(type(value))}, a handle with paths and the settings of stores, "
+            "which does not go into a file.",
+            "Put the tensors into the tree that it leads to.",
+        )
     try:
         reduced = value.__reduce_ex__(4)
     except Exception as error:

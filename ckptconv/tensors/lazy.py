@@ -669,6 +669,17 @@ def _density(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> flo
     return run / (count * item)
 
 
+class Handle:
+    """What stands for an expression, with open files beside it. Only the expression goes into a file."""
+
+    __slots__ = ()
+
+    @property
+    def lazy(self) -> LazyTensor:
+        """The expression that says where its bytes are."""
+        raise NotImplementedError
+
+
 def untagged(tensor: LazyTensor) -> LazyTensor:
     """Return the expression without its facts."""
     return tensor.tensor if isinstance(tensor, Tagged) else tensor

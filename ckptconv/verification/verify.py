@@ -45,7 +45,7 @@ from ckptconv.structure import keymap
 from ckptconv.structure.record import dump, parse, tensors_of
 from ckptconv.tensors.compare import differing, number_of, place_of
 from ckptconv.tensors.lazy import LazyTensor, packed, same_bytes, whole
-from ckptconv.text import quoted, some
+from ckptconv.text import Shown, quoted, some
 from ckptconv.verification import dcp, renaming
 from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Evaluator, blocks, footprint, shown
 from ckptconv.verification.output import INDEX_SUFFIX, SUFFIX, Written, read_directory, read_file, recorded_map
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 
     from ckptconv.options.keywords import ConvertOptions
     from ckptconv.storage.progress import AnyProgress
+    from ckptconv.structure.maps.chosen import ChosenMap
 
 Progress: TypeAlias = Callable[[int], object]
 
@@ -82,7 +83,7 @@ _LONGEST_NAME = 4096
 
 
 @dataclass
-class Verification:
+class Verification(Shown):
     """What was compared and found equal. Sizes are in bytes."""
 
     input: str
@@ -230,16 +231,18 @@ def verify(
     # A million small objects live until the end: a garbage collector would take longer to scan them than it takes to
     # make them.
     with no_garbage():
-        if isinstance(source, Source):
-            opened, like = complete(source, **_wanted(targets, asked)), _reference(targets, asked)
-            sources = [with_layout(opened, like=like, map=asked.map, size=asked.size, **asked.reaching())]
-        else:
-            sources = _open(normalize(source), targets, asked)
         told, where = _recorded_map(targets[0]) if not asked.map else (None, "")
+        recorded = None
         if told:
             from ckptconv.structure.maps.chosen import of_record
 
             recorded = of_record(told, where)
+        if isinstance(source, Source):
+            opened, like = complete(source, **_wanted(targets, asked)), _reference(targets, asked)
+            sources = [with_layout(opened, like=like, map=asked.map, size=asked.size, **asked.reaching())]
+        else:
+            sources = _open(normalize(source), targets, asked, recorded)
+        if recorded:
             sources = [replace(one, map=one.map or recorded) for one in sources]
         if asked.universal:
             sources = [with_training(one, asked) for one in sources]
@@ -471,7 +474,7 @@ def _reference(targets: Sequence[Target], asked: Options) -> str:
     return asked.like if any(target.made_of == "weights" for target in targets) else ""
 
 
-def _open(path: str, targets: Sequence[Target], asked: Options) -> list[Source]:
+def _open(path: str, targets: Sequence[Target], asked: Options, recorded: ChosenMap | None) -> list[Source]:
     if is_pipe(path) and asked.per_rank:
         raise UsageError("What comes through a pipe has no ranks.")
     place, is_torch = Location(path, dict(asked.storage_options)), targets[0].path.endswith(TORCH_SUFFIXES)
@@ -479,7 +482,8 @@ def _open(path: str, targets: Sequence[Target], asked: Options) -> list[Source]:
         (SUFFIX, *TORCH_SUFFIXES)
     ):
         raise UsageError(f"{path} is both SOURCE and OUTPUT.", "Give what was converted, then what was made of it.")
-    settings = {**asked.opening(), **_wanted(targets, asked), "like": _reference(targets, asked)}
+    settings: dict[str, Any] = {**asked.opening(), **_wanted(targets, asked), "like": _reference(targets, asked)}
+    settings["recorded"] = recorded
     if asked.per_rank:
         ranks = ranks_to_convert(place, asked.tag, inert=asked.inert)
         return [open_source(path, model_rank=rank, **settings) for rank in ranks]

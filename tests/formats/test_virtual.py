@@ -276,3 +276,28 @@ def test_no_change_of_a_byte_makes_a_traceback(example: Path, data: st.DataObjec
         problem = error
     assert problem is None or problem.exit_code in (3, 4, 5)
     assert "\n" not in str(problem)
+
+
+def test_a_description_of_shards_becomes_shards(tmp_path: Path) -> None:
+    torch.save({f"w{number}": torch.full((100,), number) for number in range(5)}, tmp_path / "x.pt")
+    described = tmp_path / "x.virtual.json"
+    ckptconv.convert(tmp_path / "x.pt", described, max_shard_size="2KB")
+    ckptconv.convert(tmp_path / "x.pt", tmp_path / "plain", max_shard_size="2KB", fsync=False)
+    ckptconv.convert(described, tmp_path / "out", fsync=False)
+    ckptconv.convert(described, tmp_path / "renamed", rename="w=v", fsync=False)
+    ckptconv.convert(described, tmp_path / "one.safetensors", fsync=False)
+    files = sorted(path.name for path in (tmp_path / "plain").glob("*.safetensors"))
+    assert len(files) == 3
+    assert sorted(path.name for path in (tmp_path / "renamed").glob("*.safetensors")) == files
+    for name in files:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+
+
+def test_a_description_that_was_moved_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    torch.save({"w": torch.ones(3)}, tmp_path / "a/x.pt")
+    ckptconv.convert(tmp_path / "a/x.pt", tmp_path / "a/x.virtual.json")
+    (tmp_path / "a/x.virtual.json").rename(tmp_path / "b/x.virtual.json")
+    with pytest.raises(CorruptError, match=r"b/x\.pt .* is gone now\. .* was moved without what it reads"):
+        ckptconv.open(tmp_path / "b/x.virtual.json")

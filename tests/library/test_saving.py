@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -148,3 +149,36 @@ def test_the_same_state_gives_the_same_bytes(tmp_path: Path) -> None:
         ckptconv.save_state_dict(state, tmp_path / str(number), fsync=False)
         made.append({path.name: path.read_bytes() for path in (tmp_path / str(number)).iterdir()})
     assert made[0] == made[1]
+
+
+def test_lazy_tensors_are_tensors_wherever_they_stand(tmp_path: Path) -> None:
+    torch.save({"w": torch.arange(4.0), "b": torch.ones(2)}, tmp_path / "secret-place.pt")
+    with ckptconv.open(tmp_path / "secret-place.pt", storage_options={"secret": "s3cr3t"}) as ck:
+        state = {"list": [ck["w"], (ck["b"], 1)], "dict": {"w": ck["w"]}, "object": argparse.Namespace(inner=ck["b"])}
+        ckptconv.save_state_dict(state, tmp_path / "x.safetensors", fsync=False)
+    data = (tmp_path / "x.safetensors").read_bytes()
+    assert b"s3cr3t" not in data
+    assert b"secret-place" not in data
+    loaded = ckptconv.load_state_dict(tmp_path / "x.safetensors")
+    assert torch.equal(loaded["list"][0], torch.arange(4.0))
+    assert torch.equal(loaded["list"][1][0], torch.ones(2))
+    assert loaded["list"][1][1] == 1
+
+
+def test_a_handle_does_not_go_into_a_file(tmp_path: Path) -> None:
+    torch.save({"w": torch.arange(4.0)}, tmp_path / "x.pt")
+    with ckptconv.open(tmp_path / "x.pt", storage_options={"secret": "s3cr3t"}) as ck:
+        for state in ({"ck": ck}, [ck], {"f": ck.optimizer}, [{"memory": ck._memory}]):
+            with pytest.raises(UsageError, match="a handle with paths and the settings of stores"):
+                ckptconv.save_state_dict(state, tmp_path / "x.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.pt"]
+
+
+def test_a_dtensor_is_told_to_be_gathered(tmp_path: Path) -> None:
+    class DTensor(torch.Tensor):
+        def full_tensor(self) -> torch.Tensor:
+            return self
+
+    part = torch.ones(2).as_subclass(DTensor)
+    with pytest.raises(UsageError, match=r"Call full_tensor\(\) on it"):
+        ckptconv.save_state_dict({"w": part}, tmp_path / "x.safetensors")

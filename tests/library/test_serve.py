@@ -138,6 +138,41 @@ def test_huggingface_hub_downloads_what_a_conversion_writes(case: str, place: Pa
             assert hashlib.sha256(Path(path).read_bytes()).digest() == digest
 
 
+def test_huggingface_hub_is_told_of_the_files(served: Server, whole: bytes) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    api = hub.HfApi(endpoint=served.url)
+    for paths in ("model.safetensors", ["none.bin", "model.safetensors", "model.safetensors"], ["/etc/passwd"]):
+        found = api.get_paths_info("org/model", paths)
+        assert [(each.path, each.size) for each in found] == [("model.safetensors", len(whole))] * (
+            "/etc" not in paths[0]
+        )
+    (main,) = api.list_repo_refs("org/model", include_pull_requests=True).branches
+    assert main.name == "main"
+    assert main.target_commit == api.model_info("org/model").sha
+    sizes = {each.rfilename: each.size for each in api.model_info("org/model", files_metadata=True).siblings}
+    assert sizes["model.safetensors"] == len(whole)
+    assert all(each.size is None for each in api.model_info("org/model").siblings)
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({"Content-Length": "99999999"}, b"", 413),
+        ({"Content-Length": "x"}, b"", 413),
+        ({"Transfer-Encoding": "chunked"}, b"0\r\n\r\n", 413),
+        ({"Content-Length": "9"}, b"paths=\xff\xfe\xfd", 400),
+        ({"Content-Length": "0"}, b"", 200),
+    ],
+)
+def test_a_form_that_is_none_is_refused(headers: dict[str, str], body: bytes, status: int, served: Server) -> None:
+    told = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+    with socket.create_connection(served.server_address[:2], 5) as connection:
+        connection.sendall(
+            b"POST /api/models/a/b/paths-info/main HTTP/1.1\r\nHost: localhost\r\n" + told + b"\r\n" + body
+        )
+        assert connection.recv(100).startswith(b"HTTP/1.1 %d " % status)
+
+
 def test_huggingface_hub_by_its_environment(place: Path, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
     program = (

@@ -6,6 +6,7 @@ import functools
 import importlib
 import json
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -304,3 +305,19 @@ def test_safetensors_opens_what_is_mounted(tmp_path: Path) -> None:
         process.wait()
     expected = load(written("zero3")["model.safetensors"])
     assert all(torch.equal(tensor, expected[name]) for name, tensor in got.items())
+
+
+def test_it_is_pickled_by_what_it_is_made_of_and_closed_is_closed(tmp_path: Path) -> None:
+    torch.save({"w": torch.arange(4.0)}, tmp_path / "x.pt")
+    files = VirtualFiles(tmp_path / "x.pt", dtype="bf16")
+    with pickle.loads(pickle.dumps(files)) as again:
+        assert again.version == files.version
+        assert again.read_bytes("model.safetensors") == files.read_bytes("model.safetensors")
+    told = pickle.dumps(files)
+    files.close()
+    for use in (lambda: files.read_bytes("model.safetensors"), lambda: pickle.dumps(files), lambda: files["x"]):
+        with pytest.raises(UsageError, match="was closed"):
+            use()
+    torch.save({"w": torch.arange(5.0)}, tmp_path / "x.pt")
+    with pytest.raises(CorruptError, match="changed"):
+        pickle.loads(told)

@@ -293,3 +293,21 @@ def test_a_norm_that_differs_between_ranks_is_corrupt(tmp_path: Path) -> None:
     done = ckptconv_here("convert", run, tmp_path / "o.safetensors", "--map", "meta-llama3", "--no-fsync")
     done.refused(4, "norm.weight")
     assert not (tmp_path / "o.safetensors").exists()
+
+
+def test_an_output_of_joined_files_is_verified_by_the_map_that_it_records(tmp_path: Path) -> None:
+    ours, _, config = case("meta-llama3-tp2")
+    ranks = of_meta(ours, tmp_path / "ranks")
+    (ranks / "config.json").write_text(json.dumps(config))
+    for output in ("out", "one.safetensors"):
+        made = ckptconv_here("convert", ranks, tmp_path / output, "--map", "meta-llama3", "--no-fsync")
+        assert made.code == 0, made.err
+    (ranks / "config.json").unlink()  # the record has the sizes
+    for output in ("out", "one.safetensors"):
+        done = ckptconv_here("verify", ranks, tmp_path / output, "--json")
+        assert done.code == 0, done.err
+        assert done.json["bytes_compared"] > 0
+    state = torch.load(ranks / "consolidated.01.pth")
+    state["layers.0.attention.wo.weight"].view(torch.int16)[0, 0] ^= 1
+    torch.save(state, ranks / "consolidated.01.pth")
+    ckptconv_here("verify", ranks, tmp_path / "one.safetensors").refused(1, "o_proj.weight", "differs")
