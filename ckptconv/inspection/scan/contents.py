@@ -319,9 +319,15 @@ class Contents:
         found = list(zip_elsewhere.entries(reader))
         names = {entry.name.lower().replace(b"\\", b"/") for entry in found}
         is_torch = any(name.rpartition(b"/")[2] in _OF_TORCH for name in names)
+        # torch.export and numpy read what is no storage under the names of storages.
+        is_other = any(name.endswith((b".npy", b"/archive_format")) for name in names)
+        is_other |= reader.file.path.rstrip(")").endswith((".npz", ".pt2"))
         if is_torch or not found:
             inner = self._inner()
             inner.read(lambda: read_from(reader, limits=WHOLE_TREES), depth)
+            if is_other and found:
+                # It is not torch's, and each member is looked at.
+                inner.findings = {each: None for each in inner.findings if each.rule != "unreadable"}
             if is_torch or self.expected or any(each.rule in _RUNNING for each in inner.findings):
                 self._take(inner)
         elif len(found) < zip_elsewhere.count(reader):
@@ -331,9 +337,6 @@ class Contents:
         if any(name.endswith(b".data/extern_modules") for name in names):
             self.add("carries-code", f"{reader.file.path} is a package of torch.package: importing it runs its code.")
         known = False
-        # torch.export and numpy read what is no storage under such names.
-        is_other = any(name.endswith((b".npy", b"/archive_format")) for name in names)
-        is_other |= reader.file.path.rstrip(")").endswith((".npz", ".pt2"))
         for entry in found:
             if is_torch and not is_other and _STORAGES.fullmatch(entry.name):
                 continue
