@@ -405,8 +405,10 @@ def is_known_call(function: Any, args: tuple[Any, ...]) -> bool:
 
 def is_class(name: Global) -> bool:
     """Whether a name is that of a class by custom, or of the function by which Cython makes an object of one."""
-    last = name.name.rpartition(".")[2]
-    return last.lstrip("_")[:1].isupper() or last.startswith("__pyx_unpickle_")
+    *outer, last = name.name.split(".")
+    # A step that is spelled like no class leads through a module or an object, to anything.
+    is_nested = all(step.lstrip("_")[:1].isupper() for step in outer)
+    return is_nested and (last.lstrip("_")[:1].isupper() or last.startswith("__pyx_unpickle_"))
 
 
 def calls_by_name(state: Any) -> bool:
