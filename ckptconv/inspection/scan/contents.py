@@ -232,14 +232,12 @@ class Contents:
         unusual = [each for each in called if is_unusual(each) and each not in suspects]
         if unusual:
             self.add("unusual-call", f"{where} calls {some(unusual, 3, brief)}, which no known checkpoint does.")
-        words = [
-            each
-            for each in reading.unknown_calls
-            if not ({each} & {brief(some, 200) for some in (*suspects, *unusual)})
-        ]
+        told = {*suspects, *unusual, *code}
+        shown = {brief(each, 200) for each in told}
+        words = [each for each in reading.unknown_calls if each not in shown]
         if words:
             self.add("unknown-call", f"{where} calls {some(words, 3, str)}, which nobody here has looked at.")
-        names = [each for each in reading.unknown if each not in suspects and brief(each, 200) not in words]
+        names = [each for each in reading.unknown if each not in told and brief(each, 200) not in words]
         if names and not (reading.broken and not (called or words)):
             self.add("unknown-name", f"{where} names {some(names, 3, brief)}, which nobody here has looked at.")
         self.classes.update((brief(each, 200), None) for each in called if is_needed(each))
