@@ -190,6 +190,11 @@ _LOADED = named(
         "BFloat16Storage BoolStorage ByteStorage CharStorage DoubleStorage FloatStorage HalfStorage IntStorage "
         "LongStorage ShortStorage"
     )),
+    ("torch torch.cuda", (
+        "BFloat16Tensor BoolTensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor LongTensor "
+        "ShortTensor"
+    )),
+    ("torch.autograd.variable", "Variable"),
     ("torch.storage", "TypedStorage UntypedStorage _LegacyStorage _UntypedStorage"),
     ("torch._C", "DoubleStorageBase FloatStorageBase HalfStorageBase Generator"),
     ("torch.distributed._mesh_layout", "_FlatLayout _MeshLayout"),

@@ -47,7 +47,7 @@ from checkpoints import ckptconv_here
 from safetensors.torch import save_file
 
 import ckptconv
-from ckptconv.inspection.scan.report import RULES, VERDICTS
+from ckptconv.inspection.scan.report import RULES, VERDICTS, counts
 
 DATA = Path(__file__).parents[1] / "data"
 SCHEMAS = Path(ckptconv.__file__).parent / "cli" / "schemas"
@@ -90,8 +90,10 @@ def test_every_live_file_of_the_corpus_is_found_and_nothing_runs(tmp_path: Path)
     assert found["live_graph_module.pt"].verdict == "suspicious"
     # What is refused as an attack is called one.
     assert {case.file for case in cases.values() if case.exit == 3 and found[case.file].verdict != "attack"} == set()
-    # Of the files that are sound, these name or hold something dangerous that loading them does not run.
-    assert {file for file, case in cases.items() if case.exit == 0 and not case.live and found[file].findings} == {
+    # Of the files that are sound, these name or hold something dangerous that loading them does not run. Others name
+    # somebody's classes.
+    sound = {file: found[file].findings for file, case in cases.items() if case.exit == 0 and not case.live}
+    assert {file for file, findings in sound.items() if any(counts(each.rule, "call") for each in findings)} == {
         "live_nested_archive.pt",
         "only_a_name.pt",
         "scan_evil_member.pt",
