@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from attacks.assemble import called, mapped, name, number, pickled, several, text
+from attacks.assemble import archive, called, mapped, name, number, pickled, several, text
 from attacks.unknown import FILES, HIDDEN, RUNNERS, evaluated, joblib_file
+from checkpoints import ckptconv_here
 
 import ckptconv
 from ckptconv.inspection.scan.contents import Contents
@@ -126,3 +127,13 @@ def test_nothing_that_a_description_names_is_opened(tmp_path: Path, monkeypatch:
     (scanned,) = ckptconv.scan(description).files
     assert [finding.rule for finding in scanned.findings] == ["reads-elsewhere"]
     assert not any("somewhere" in path for path in asked)
+
+
+def test_a_conversion_says_what_the_way_back_does_not_write(tmp_path: Path) -> None:
+    (tmp_path / "x.pt").write_bytes(archive(evaluated(str(tmp_path / "canary"))))
+    run = ckptconv_here("convert", tmp_path / "x.pt", tmp_path / "x.safetensors")
+    assert run.code == 0
+    assert "safetensors2pt writes back only with --opaque keep: typing.ForwardRef, typing._eval_type" in run.out
+    assert ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "y.pt").code == 3
+    assert ckptconv.scan(tmp_path / "x.pt").verdict == "unknown"
+    assert not (tmp_path / "canary").exists()
