@@ -1,6 +1,6 @@
-"""Compares the verdicts of `ckptconv scan` with those of picklescan and fickling, and writes the table in docs/scan.md.
+"""Compares the verdicts of `ckptconv scan` with those of other scanners, and writes the table in docs/scan.md.
 
-python scripts/scan_table.py --tools VENV     VENV has picklescan and fickling; writes the table anew
+python scripts/scan_table.py --tools VENV     VENV has picklescan, fickling and modelscan; writes the table anew
 
 The files are the corpus of tests/attacks, made in a temporary directory, and the files of tests/data, which real
 programs wrote. Nothing is loaded: each tool reads them.
@@ -48,21 +48,31 @@ def fickling(path):
     worst = max(check_safety(each).severity for each in pickles)
     # Below this it is of nearly every checkpoint.
     return "flagged" if worst >= Severity.LIKELY_OVERTLY_MALICIOUS else "clean"
+def modelscan(path):
+    from modelscan.modelscan import ModelScan
+    from modelscan.settings import DEFAULT_SETTINGS
+    scanner = ModelScan(settings=DEFAULT_SETTINGS)
+    told = scanner.scan(path)
+    if told["summary"]["total_issues"]:
+        return "flagged"
+    return "clean" if told["summary"]["scanned"]["total_scanned"] and not told["errors"] else "not read"
 found = {}
 for line in sys.stdin:
     path = line.rstrip("\\n")
-    for tool in (picklescan, fickling):
+    for tool in (picklescan, fickling, modelscan):
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             try:
                 verdict = tool(path)
             except BaseException:
                 verdict = "not read"
         found.setdefault(path, {})[tool.__name__] = verdict
-print(json.dumps({"versions": {name: version(name) for name in ("picklescan", "fickling")}, "found": found}))
+versions = {name: version(name) for name in ("picklescan", "fickling", "modelscan")}
+print(json.dumps({"versions": versions, "found": found}))
 """
 # What each row of the table counts.
 KINDS = {
     "attack": "files that run something when torch.load or pickle reads them",
+    "unknown": "functions that pass an argument to exec, eval, open and the like, and hidden calls",
     "two": "files that two readers read differently",
     "lies": "files that describe what cannot be, or ask for too much",
     "odd": "odd but sound files",
@@ -72,7 +82,7 @@ KINDS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tools", required=True, help="a virtual environment with picklescan and fickling")
+    parser.add_argument("--tools", required=True, help="a virtual environment with picklescan, fickling and modelscan")
     tools = Path(parser.parse_args().tools)
     with tempfile.TemporaryDirectory() as directory:
         files = made(Path(directory))
@@ -94,7 +104,8 @@ def main() -> None:
 def made(directory: Path) -> dict[Path, str]:
     """Make the corpus; return its files and the real ones, and the kind of each."""
     sys.path.insert(0, str(ROOT / "tests"))
-    corpus, readers = map(importlib.import_module, ("attacks.corpus", "attacks.readers"))
+    modules = ("attacks.corpus", "attacks.readers", "attacks.unknown", "attacks.assemble")
+    corpus, readers, unknown, assemble = map(importlib.import_module, modules)
     kinds: dict[Path, str] = {}
     for case in (*corpus.CASES.values(), *readers.READERS.values()):
         path = directory / case.file
@@ -105,20 +116,33 @@ def made(directory: Path) -> dict[Path, str]:
             kind = "attack" if case.live else "odd" if case.exit == 0 else ""
         if kind:
             kinds[path] = kind
+    canary = str(directory / "canary")
+    payloads = [assemble.called(assemble.name(*each), assemble.text("x")) for each in unknown.RUNNERS]
+    payloads += [make(canary) for make in unknown.HIDDEN.values()]
+    written = [("x.pkl", b"\x80\x04" + payload + b".") for payload in payloads]
+    evil = assemble.pickled(unknown.evaluated(canary))
+    written += [(file, make(evil)) for file, make in unknown.FILES.values()]
+    for count, (file, data) in enumerate(written):
+        path = directory / str(count) / file
+        path.parent.mkdir()
+        path.write_bytes(data)
+        kinds[path] = "unknown"
     real = sorted(path for path in (ROOT / "tests" / "data").rglob("*.pt") if path.is_file())
     return {**kinds, **dict.fromkeys(real, "real")}
 
 
 def ours(path: Path) -> dict[str, str]:
     import ckptconv
+    from ckptconv.inspection.scan.report import counts
 
-    verdict = ckptconv.scan(path).verdict
-    return {"ckptconv": {"safe": "clean", "unreadable": "not read"}.get(verdict, "flagged")}
+    found = ckptconv.scan(path)
+    flagged = any(counts(each.rule, "call") for file in found.files for each in file.findings)
+    return {"ckptconv": "flagged" if flagged else "not read" if found.verdict == "unreadable" else "clean"}
 
 
 def table(files: Mapping[Path, str], found: Mapping[Path, Mapping[str, str]], versions: Mapping[str, str]) -> list[str]:
     """Return the lines of the table: for each kind of files, what each tool flagged, passed and did not read."""
-    tools = ("ckptconv", "picklescan", "fickling")
+    tools = ("ckptconv", "picklescan", "fickling", "modelscan")
     titles = [f"{tool} {versions[tool]}" if tool in versions else tool for tool in tools]
     lines = [f"| | files | {' | '.join(titles)} |", f"|---|--:|{'--:|' * len(tools)}"]
     for kind, title in KINDS.items():

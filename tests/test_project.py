@@ -176,9 +176,9 @@ def test_the_action_runs_the_command_with_options_that_it_has() -> None:
     assert set(re.findall(r"inputs\.([\w-]+)", text)) == set(action["inputs"])
     assert all(each["description"] for each in (action, *action["inputs"].values(), *action["outputs"].values()))
     given = {
-        flag for step in action["runs"]["steps"] for flag in re.findall(r"--(?:sarif|allow-\w+)", step.get("run", ""))
+        flag for step in action["runs"]["steps"] for flag in re.findall(r"--(?:sarif|fail-on)", step.get("run", ""))
     }
-    assert given == {COMMAND["sarif"].flags[0], COMMAND["allow_suspicious"].flags[0]}
+    assert given == {COMMAND["sarif"].flags[0], COMMAND["fail_on"].flags[0]}
 
 
 def test_the_makefile_says_what_each_target_does() -> None:

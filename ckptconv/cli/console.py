@@ -395,6 +395,9 @@ def _report_lines(report: Report, verbose: bool) -> list[str]:
     if opaque:
         most = len(opaque) if verbose else KEYS
         lines.append(f"kept as inert data, never run: {some(opaque, most, str)}")
+        named = _unlisted(opaque) if report.recorded else []
+        if named:
+            lines.append(f"safetensors2pt writes back only with --opaque keep: {some(named, most, str)}")
     if report.checksums:
         extra = f", for which {format_size(report.extra_bytes)} more were read" if report.extra_bytes else ""
         lines.append(f"the checksums of {count_of(report.checksums, 'storage')} are right{extra}")
@@ -453,6 +456,14 @@ def _verified_lines(done: Verification, verbose: bool) -> list[str]:
         f"compared in {_duration(done.seconds, done.bytes_compared)}, peak memory {format_memory(done.peak_rss_bytes)}"
     )
     return lines
+
+
+def _unlisted(classes: list[str]) -> list[str]:
+    """Return those that the way back does not write unless it is told to."""
+    from ckptconv.outputs import writable
+    from ckptconv.pickles.nodes import Global
+
+    return [name for name in classes if writable.unlisted(Global(*name.rpartition(".")[::2]))]
 
 
 def _scan_lines(report: ScanReport, verbose: bool) -> Iterator[str]:

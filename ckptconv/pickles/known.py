@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ckptconv.pickles.attacks import is_suspect
 from ckptconv.pickles.containers import BUILTINS, CONSTANTS, today
 from ckptconv.pickles.nodes import Global, Opaque
 
@@ -138,10 +137,13 @@ _FUNCTIONS = named(
     ("pandas._libs.tslibs.timestamps", "_unpickle_timestamp"),
     ("pandas.core.indexes.base", "_new_Index"),
     ("pandas.core.indexes.datetimes", "_new_DatetimeIndex"),
+    ("pandas.core.indexes.interval", "_new_IntervalIndex"),
     ("pandas.core.indexes.period", "_new_PeriodIndex"),
     ("pandas.core.internals.blocks", "new_block"),
     ("polars._utils.unpickle", "_reconstruct"),
+    ("dateutil.tz.tz", "tzlocal tzoffset tzutc"),
     ("pytz", "_UTC _p"),
+    ("zoneinfo", "ZoneInfo._unpickle"),
     ("sklearn.metrics._dist_metrics sklearn.neighbors._ball_tree sklearn.neighbors._kd_tree", "newObj"),
     ("torch._tensor torch.tensor", "_rebuild_from_type _rebuild_from_type_v2"),
     ("torch._utils", (
@@ -188,6 +190,11 @@ _LOADED = named(
         "BFloat16Storage BoolStorage ByteStorage CharStorage DoubleStorage FloatStorage HalfStorage IntStorage "
         "LongStorage ShortStorage"
     )),
+    ("torch torch.cuda", (
+        "BFloat16Tensor BoolTensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor LongTensor "
+        "ShortTensor"
+    )),
+    ("torch.autograd.variable", "Variable"),
     ("torch.storage", "TypedStorage UntypedStorage _LegacyStorage _UntypedStorage"),
     ("torch._C", "DoubleStorageBase FloatStorageBase HalfStorageBase Generator"),
     ("torch.distributed._mesh_layout", "_FlatLayout _MeshLayout"),
@@ -282,6 +289,13 @@ _LOADED = named(
     ("torch.optim.sparse_adam", "SparseAdam"),
     ("torch.optim.swa_utils", "AveragedModel SWALR"),
 )  # fmt: skip
+# Functions of known libraries that read formats of their own, or import by name. Honest files call them, and they are
+# as unknown as the classes of these libraries.
+_READERS = named(
+    ("keras.saving.pickle_utils keras.src.saving.pickle_utils", "deserialize_model_from_bytesio"),
+    ("pyarrow.lib", "_restore_array _reconstruct_record_batch _reconstruct_table py_buffer schema type_for_alias"),
+    ("toolz.functoolz", "_restore_curry"),
+)
 # Functions that honest pickles mention as values, such as the activation of a layer. Calling them is unknown.
 _VALUES = named(
     ("builtins", "abs all any len max min print round sorted sum type"),
@@ -294,14 +308,23 @@ _VALUES = named(
 
 
 def _of_members(args: tuple[Any, ...]) -> bool:
-    """Whether `getattr` gets a member of a class that the pickle names, as the members of enums are pickled."""
-    is_plain = len(args) == 2 and type(args[0]) is Global and type(args[1]) is str
-    return is_plain and not is_suspect(args[0]) and args[1].isidentifier() and not args[1].startswith("__")
+    """Whether `getattr` gets an attribute, as enums and methods are pickled. Calling it is another matter."""
+    return len(args) == 2 and type(args[1]) is str and args[1].isidentifier() and not args[1].startswith("__")
 
 
-def _of_iterators(args: tuple[Any, ...]) -> bool:
-    """Whether `iter` gets what it goes through, and nothing to call."""
+def _of_one(args: tuple[Any, ...]) -> bool:
+    """Whether `iter` gets what it goes through and nothing to call, or `type` an object whose class it returns."""
     return len(args) == 1
+
+
+def _of_nothing(args: tuple[Any, ...]) -> bool:
+    """Whether `tzfile` gets no file to open."""
+    return bool(args) and args[0] is None
+
+
+def _of_calls(args: tuple[Any, ...]) -> bool:
+    """Whether a function that calls its first argument with its second one makes a call that was reviewed."""
+    return len(args) > 1 and type(args[1]) is tuple and is_known_call(args[0], args[1])
 
 
 def _of_generics(args: tuple[Any, ...]) -> bool:
@@ -327,7 +350,11 @@ def _of_bytes(args: tuple[Any, ...]) -> bool:
 # Functions that are known for some arguments only.
 _CONDITIONS: dict[Global, Callable[[tuple[Any, ...]], bool]] = {
     Global("builtins", "getattr"): _of_members,
-    Global("builtins", "iter"): _of_iterators,
+    Global("builtins", "iter"): _of_one,
+    Global("builtins", "type"): _of_one,
+    Global("dateutil.tz.tz", "tzfile"): _of_nothing,
+    Global("jax._src.array", "_reconstruct_array"): _of_calls,
+    Global("numba.core.types.abstract", "_type_reconstructor"): _of_calls,
     Global("_operator", "getitem"): _of_generics,
     Global("operator", "getitem"): _of_generics,
     Global("copyreg", "_reconstructor"): _of_classes,
@@ -336,6 +363,7 @@ _CONDITIONS: dict[Global, Callable[[tuple[Any, ...]], bool]] = {
     Global("torch.tensor", "_rebuild_from_type"): _of_rebuilders,
     Global("torch.storage", "_load_from_bytes"): _of_bytes,
 }
+_GETATTR = named((" ".join(BUILTINS), "getattr"))
 # What may be called with any arguments.
 _CALLED = (
     ENUMS | TENSORS | CLASSES | MENTIONED | _FUNCTIONS | _LOADED | frozenset(_CONDITIONS)
@@ -367,19 +395,25 @@ def is_known_call(function: Any, args: tuple[Any, ...]) -> bool:
     Classes are told from functions by their names alone, as nothing is imported. What making an object of one runs is a
     question of the class, which is judged by its name (`is_known`).
     """
+    if type(function) is Opaque and function.cls in _GETATTR and _of_members(function.args):
+        owner, attribute = function.args
+        function = Global(owner.module, f"{owner.name}.{attribute}") if type(owner) is Global else None
+        return function in _FUNCTIONS
     if type(function) is not Global:
         # What a call returned may be anything.
         return False
     name = current(function)
     if name in _CONDITIONS:
         return _CONDITIONS[name](args)
-    return name in _CALLED or function in _CALLED or is_class(name)
+    return name in _CALLED or function in _CALLED or name in _READERS or is_class(name)
 
 
 def is_class(name: Global) -> bool:
     """Whether a name is that of a class by custom, or of the function by which Cython makes an object of one."""
-    last = name.name.rpartition(".")[2]
-    return last.lstrip("_")[:1].isupper() or last.startswith("__pyx_unpickle_")
+    *outer, last = name.name.split(".")
+    # A step that is spelled like no class leads through a module or an object, to anything.
+    is_nested = all(step.lstrip("_")[:1].isupper() for step in outer)
+    return is_nested and (last.lstrip("_")[:1].isupper() or last.startswith("__pyx_unpickle_"))
 
 
 def calls_by_name(state: Any) -> bool:

@@ -233,14 +233,12 @@ class Contents:
         unusual = [each for each in called if is_unusual(each) and each not in suspects]
         if unusual:
             self.add("unusual-call", f"{where} calls {some(unusual, 3, brief)}, which no known checkpoint does.")
-        words = [
-            each
-            for each in reading.unknown_calls
-            if not ({each} & {brief(some, 200) for some in (*suspects, *unusual)})
-        ]
+        told = {*suspects, *unusual, *code}
+        shown = {brief(each, 200) for each in told}
+        words = [each for each in reading.unknown_calls if each not in shown]
         if words:
             self.add("unknown-call", f"{where} calls {some(words, 3, str)}, which nobody here has looked at.")
-        names = [each for each in reading.unknown if each not in suspects and brief(each, 200) not in words]
+        names = [each for each in reading.unknown if each not in told and brief(each, 200) not in words]
         if names and not (reading.broken and not (called or words)):
             self.add("unknown-name", f"{where} names {some(names, 3, brief)}, which nobody here has looked at.")
         self.classes.update((brief(each, 200), None) for each in called if is_needed(each))
@@ -320,9 +318,15 @@ class Contents:
         found = list(zip_elsewhere.entries(reader))
         names = {entry.name.lower().replace(b"\\", b"/") for entry in found}
         is_torch = any(name.rpartition(b"/")[2] in _OF_TORCH for name in names)
+        # torch.export and numpy read what is no storage under the names of storages.
+        is_other = any(name.endswith((b".npy", b"/archive_format")) for name in names)
+        is_other |= reader.file.path.rstrip(")").endswith((".npz", ".pt2"))
         if is_torch or not found:
             inner = self._inner()
             inner.read(lambda: read_from(reader, limits=WHOLE_TREES), depth)
+            if is_other and found:
+                # It is not torch's, and each member is looked at.
+                inner.findings = {each: None for each in inner.findings if each.rule != "unreadable"}
             if is_torch or self.expected or any(each.rule in _RUNNING for each in inner.findings):
                 self._take(inner)
         elif len(found) < zip_elsewhere.count(reader):
@@ -332,9 +336,6 @@ class Contents:
         if any(name.endswith(b".data/extern_modules") for name in names):
             self.add("carries-code", f"{reader.file.path} is a package of torch.package: importing it runs its code.")
         known = False
-        # torch.export and numpy read what is no storage under such names.
-        is_other = any(name.endswith((b".npy", b"/archive_format")) for name in names)
-        is_other |= reader.file.path.rstrip(")").endswith((".npz", ".pt2"))
         for entry in found:
             if is_torch and not is_other and _STORAGES.fullmatch(entry.name):
                 continue

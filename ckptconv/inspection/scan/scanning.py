@@ -125,8 +125,9 @@ def _scanned(place: Location) -> ScannedFile | None:
             size = reader.file.size
             head = reader.read_at(0, min(HEAD, size))
             # What a file is called does not decide alone what it is.
-            is_entries = place.name.endswith(dcp.SUFFIX)
-            if not is_entries or not (head.startswith(tuple(CLOSED)) or contents.archives(reader)):
+            if place.name.endswith(dcp.SUFFIX) and contents.archives(reader):
+                kind = "torch.distributed.checkpoint data"
+            elif not (place.name.endswith(dcp.SUFFIX) and head.startswith(tuple(CLOSED))):
                 kind = contents.look(reader)
         finally:
             reader.close()

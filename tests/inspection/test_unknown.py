@@ -1,0 +1,139 @@
+"""`scan`: what nobody has reviewed is not called safe, wherever it is and however it is called."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from attacks.assemble import archive, called, mapped, name, number, pickled, several, text
+from attacks.unknown import FILES, HIDDEN, RUNNERS, evaluated, joblib_file
+from checkpoints import ckptconv_here
+
+import ckptconv
+from ckptconv.inspection.scan.contents import Contents
+from ckptconv.inspection.scan.readers import InMemory
+from ckptconv.inspection.scan.report import LEVELS, RULES, counts, worst
+from ckptconv.outputs import writable
+from ckptconv.pickles import attacks, known
+from ckptconv.pickles.nodes import Global, Opaque
+
+
+def found(data: bytes) -> set[str]:
+    """The rules that a file breaks."""
+    contents = Contents()
+    with attacks.refused():
+        contents.look(InMemory(data, "x.pkl"))
+    return {finding.rule for finding in contents.findings}
+
+
+def fails(data: bytes) -> bool:
+    """Whether a scan fails for a file, by default."""
+    return any(counts(rule, "call") for rule in found(data))
+
+
+def test_no_function_that_runs_its_argument_is_known() -> None:
+    assert len(RUNNERS) + len(HIDDEN) + len(FILES) > 200
+    assert [each for each in RUNNERS if not fails(pickled(called(name(*each), text("x"))))] == []
+
+
+@pytest.mark.parametrize("how", HIDDEN)
+def test_a_hidden_call_is_found(how: str) -> None:
+    assert fails(b"\x80\x04" + HIDDEN[how]("canary") + b".")
+
+
+@pytest.mark.parametrize("where", FILES)
+def test_a_call_is_found_wherever_it_is(where: str, tmp_path: Path) -> None:
+    file, make = FILES[where]
+    (tmp_path / file).write_bytes(make(pickled(evaluated(str(tmp_path / "canary")))))
+    (scanned,) = ckptconv.scan(tmp_path).files
+    assert any(counts(finding.rule, "call") for finding in scanned.findings), scanned
+    assert not (tmp_path / "canary").exists()
+
+
+def test_what_loading_a_file_would_run_is_what_these_files_run(tmp_path: Path) -> None:
+    pickle.loads(pickled(evaluated(str(tmp_path / "canary"))))
+    assert (tmp_path / "canary").exists()
+
+
+HARMLESS: dict[str, Callable[[], bytes]] = {
+    "an object of somebody's class": lambda: pickled(name("my_project.config", "Config") + b")\x81"),
+    "a member of somebody's enum": lambda: pickled(called(name("my_project", "Kind"), number(1))),
+    "joblib": joblib_file,
+    "a time": lambda: pickled(called(called(name("builtins", "getattr"), name("zoneinfo", "ZoneInfo"),
+                                            text("_unpickle")), text("UTC"), b"\x88")),
+    "a type": lambda: pickled(called(name("_operator", "getitem"), name("typing", "List"), name("builtins", "int"))),
+    "a method": lambda: pickled(called(name("builtins", "getattr"), text("abc"), text("upper"))),
+    "a function of cython": lambda: pickled(called(name("sklearn._loss._loss", "__pyx_unpickle_CyHalfBinomialLoss"),
+                                                   name("sklearn._loss._loss", "CyHalfBinomialLoss"), number(1), b"N")),
+    "part of a function": lambda: pickle.dumps(functools.partial(int, base=2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HARMLESS)
+def test_honest_files_do_not_fail_by_default(what: str) -> None:
+    assert not fails(HARMLESS[what]())
+
+
+def test_unknown_is_a_level_of_its_own() -> None:
+    rules = found(HARMLESS["an object of somebody's class"]())
+    assert rules == {"unknown-name"}
+    assert [level for level in LEVELS if counts("unknown-name", level)] == ["unknown"]
+    assert [level for level in LEVELS if counts("unknown-call", level)] == ["unknown", "call"]
+    assert worst([RULES["unknown-call"].verdict, "safe"]) == "unknown"
+
+
+def test_what_is_written_without_being_asked_for_is_known() -> None:
+    for names in (known.CLASSES, known.ENUMS, known.TENSORS, known.MENTIONED):
+        for each in names:
+            assert known.is_known(each)
+            assert not attacks.is_suspect(each)
+    assert writable.unlisted(Opaque(Global("typing", "_eval_type"), ())) == "typing._eval_type"
+
+
+@pytest.mark.parametrize("file", ["x.7z", "x.rar", "x.zst"])
+def test_archives_that_cannot_be_opened_are_named(file: str, tmp_path: Path) -> None:
+    begin = {"x.7z": b"7z\xbc\xaf\x27\x1c", "x.rar": b"Rar!\x1a\x07", "x.zst": b"\x28\xb5\x2f\xfd"}[file]
+    (tmp_path / file).write_bytes(begin + bytes(60))
+    (scanned,) = ckptconv.scan(tmp_path).files
+    assert (scanned.verdict, {each.rule for each in scanned.findings}) == ("unknown", {"not-opened"})
+
+
+def test_a_zip_in_the_bytes_of_a_pickle_is_no_second_reading() -> None:
+    import io
+    import zipfile
+
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("config.json", "{}")
+    data = pickled(mapped(text("model"), b"B" + len(out.getvalue()).to_bytes(4, "little") + out.getvalue()))
+    assert found(data) == set()
+    assert "two-readings" in found(pickled(several()) + out.getvalue())
+
+
+def test_nothing_that_a_description_names_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ckptconv.storage.location import Location
+
+    asked = []
+    at = Location.at
+    monkeypatch.setattr(Location, "at", lambda self, path, *more: asked.append(str(path)) or at(self, path, *more))
+    description = tmp_path / "model.virtual.json"
+    description.write_text(
+        '{"ckptconv.virtual": 1, "format": "safetensors", "plan": "0", "roots": ["s3://somewhere"], '
+        '"sources": [{"root": 0, "name": "a.safetensors", "size": 9, "stamp": "0"}], "lists": [], "files": []}'
+    )
+    (scanned,) = ckptconv.scan(description).files
+    assert [finding.rule for finding in scanned.findings] == ["reads-elsewhere"]
+    assert not any("somewhere" in path for path in asked)
+
+
+def test_a_conversion_says_what_the_way_back_does_not_write(tmp_path: Path) -> None:
+    (tmp_path / "x.pt").write_bytes(archive(evaluated(str(tmp_path / "canary"))))
+    run = ckptconv_here("convert", tmp_path / "x.pt", tmp_path / "x.safetensors")
+    assert run.code == 0
+    assert "safetensors2pt writes back only with --opaque keep: typing.ForwardRef, typing._eval_type" in run.out
+    assert ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "y.pt").code == 3
+    assert ckptconv.scan(tmp_path / "x.pt").verdict == "unknown"
+    assert not (tmp_path / "canary").exists()
