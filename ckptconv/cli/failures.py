@@ -132,9 +132,12 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         where = f"{error.filename}: " if error.filename else ""
         return FailedError(f"The system reports: {where}{reason(error)}. Nothing was put under a final name.")
     if isinstance(error, Exception):
+        from ckptconv.formats.plugins import USED
+
+        brought = [f"the package {USED[name]}, which brings the format {name!r}, or" for name in sorted(USED)]
+        where = " ".join([*brought, "ckptconv itself"])
         return FailedError(
-            f"This is a mistake in ckptconv itself: {type(error).__name__}: {error}. Nothing was put under a final "
-            "name.",
+            f"This is a mistake in {where}: {type(error).__name__}: {error}. Nothing was put under a final name.",
             "Please report it, with what CKPTCONV_DEBUG=1 prints.",
         )
     return None
