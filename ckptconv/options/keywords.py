@@ -266,6 +266,10 @@ class DiffOptions(TypedDict, total=False):
     atol: float | str | None
     """Compare values, not bits; equal is what differs by at most A. Default: bits are compared; 0 with --rtol."""
 
+    tolerance: Literal["symmetric", "numpy"] | None
+    """How far apart equal values may be: as math.isclose has it, the larger of A and R times the larger of both; or as
+    numpy's isclose, A and R times that of B, together. Default: symmetric."""
+
     html: str | os.PathLike[str] | None
     """Write a page that shows it: one file, without links."""
 
