@@ -212,6 +212,7 @@ def page_of(found: Difference) -> str:
             "level": [_level(tensor) for tensor in found.tensors],
             "columns": _COLUMNS,
             "stats": [tensor.change and _numbers(tensor.change) for tensor in found.tensors],
+            "values": [],
             "opaque": [],
             "classes": [],
             "notes": list(map(printable, chain(found.hints, filter(None, map(_note, found.tensors))))),
