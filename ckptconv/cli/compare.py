@@ -23,6 +23,7 @@ from ckptconv.options.table import COMPARING
     *named("unstack"),
     COMPARING["rtol"],
     COMPARING["atol"],
+    COMPARING["tolerance"],
     *(COMPARING[name] for name in ("delta", "delta_encoding", "delta_checksum", "delta_version")),
     *named("html top jobs memory spool_dir"),
     *SHOWING,

@@ -135,9 +135,14 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         where = f"{error.filename}: " if error.filename else ""
         return FailedError(f"The system reports: {where}{reason(error)}. Nothing was put under a final name.")
     if isinstance(error, Exception):
+        from ckptconv.formats.plugins import USED
+
+        what = f"{type(error).__name__}: {error}. Nothing was put under a final name."
+        brought = [f"the package {USED[name]}, which brings the format {name!r}" for name in sorted(USED)]
         return FailedError(
-            f"This is a mistake in ckptconv itself: {type(error).__name__}: {error}. Nothing was put under a final "
-            "name.",
+            f"This is a mistake in {', or in '.join(brought)}, or else in ckptconv: {what}"
+            if brought
+            else f"This is a mistake in ckptconv itself: {what}",
             "Please report it, with what CKPTCONV_DEBUG=1 prints.",
         )
     return None

@@ -7,7 +7,8 @@ What counts as different:
   NaN equals a NaN then, and 0.0 equals −0.0. Dtypes for which no such dtype exists (int64 and float32; a complex and a
   real one; quantized ones) are not compared any further.
 - With a tolerance, elements are compared by value, whatever their dtypes. a and b are equal if both are NaN, if they
-  are the same number, or if |b − a| <= max(rtol · max(|a|, |b|), atol), as in Python's `math.isclose`.
+  are the same number, or if |b − a| <= max(rtol · max(|a|, |b|), atol), as in Python's `math.isclose`. By the rule
+  "numpy" it is |b − a| <= atol + rtol · |b|, as in `numpy.isclose(a, b, equal_nan=True)`.
 
 Sizes of changes: `max_abs` is the largest |b − a|; `max_rel` is the largest |b − a| / max(|a|, |b|), from 0 to 2. The
 norms are roots of sums of squares over all elements that are finite on both sides. Those of complex numbers use their
@@ -46,6 +47,15 @@ class Tolerance(NamedTuple):
 
     rtol: float
     atol: float
+    rule: str = "symmetric"
+
+    def allowed(self, a: Array, b: Array) -> Array:
+        """Return by how much finite numbers of shape (elements, halves) may differ."""
+        np = numpy_module()
+        if self.rule == "numpy":
+            return self.atol + self.rtol * _absolute(b)
+        allowed: Array = np.maximum(self.rtol * np.maximum(_absolute(a), _absolute(b)), self.atol)
+        return allowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +97,9 @@ class Change:
 
     @property
     def relative(self) -> float | None:
-        """The norm of the difference divided by the larger of both norms."""
-        if self.norm is None or self.norm_a is None or self.norm_b is None:
+        """The norm of the difference divided by the larger of both norms; null if an element that differs is NaN or
+        infinite."""
+        if self.not_finite or self.norm is None or self.norm_a is None or self.norm_b is None:
             return None
         return self.norm / (max(self.norm_a, self.norm_b) or 1.0)
 
@@ -253,8 +264,7 @@ def _measured(a: Array, b: Array, tolerance: Tolerance | None, bitwise: bool = F
         distance, relative = _distances(x, y)
         unequal = ~equal
         if tolerance is not None:
-            allowed = np.maximum(tolerance.rtol * np.maximum(_absolute(x), _absolute(y)), tolerance.atol)
-            unequal[finite] &= distance.astype("f8") > allowed
+            unequal[finite] &= distance.astype("f8") > tolerance.allowed(x, y)
         elif bitwise:
             unequal[:] = True
     found = Measured(int(unequal.sum()))

@@ -66,7 +66,7 @@ class TensorDifference:
     """Its size in B."""
 
     tied: str
-    """The name whose tensor it is, if it is tied; else empty."""
+    """The name whose tensor it is on each side that has it, if it is tied; else empty."""
 
     change: Change | None
     """What differs between the elements; null if all bytes are equal, or the elements cannot be compared."""
@@ -146,6 +146,9 @@ class Difference(Shown):
     atol: float | None
     """The absolute tolerance; null if bits were compared."""
 
+    tolerance: str | None
+    """The rule of both; null if bits were compared."""
+
     counts: dict[str, int]
     """How many names there are of each status."""
 
@@ -208,12 +211,12 @@ def _row(tensor: TensorDifference) -> dict[str, Any]:
 class _Side:
     """The tensors of one checkpoint by name, as they are compared, and which are tied: {name: kept}.
 
-    `known` are all names that it has. `include` chooses names. `idle` are options that do nothing here: {option: why}.
+    `known` are all names that it has. `choice` chooses names. `idle` are options that do nothing here: {option: why}.
     `warnings` say what a map left out.
     """
 
     known: Mapping[str, Any]
-    include: Choice
+    choice: Choice
     idle: Mapping[str, str]
     warnings: Sequence[str] = ()
     tensors: dict[str, LazyTensor] = field(default_factory=dict)
@@ -261,7 +264,9 @@ def difference(
     if changed is not None:
         changed.update((each.name, pairs[a.key(each.name), b.key(each.name)]) for each in tensors if each.change)
     counts = Counter(tensor.status for tensor in tensors)
-    idle = [f"{option} {why}." for option, why in a.idle.items() if option in b.idle]
+    a.choice.used |= b.choice.used
+    unused = selection.idle_globs(list(dict.fromkeys([*a.known, *b.known])), a.choice)
+    idle = [f"{option} {why}." for option, why in [*unused.items(), *a.idle.items()] if option in {*unused, *b.idle}]
     found = [change for change in changes.values() if change]
     return Difference(
         input=one.path,
@@ -271,6 +276,7 @@ def difference(
         equal=len(tensors) == counts[EQUAL],
         rtol=tolerance and tolerance.rtol,
         atol=tolerance and tolerance.atol,
+        tolerance=tolerance and tolerance.rule,
         counts={status: counts[status] for status in STATUSES},
         elements=sum(pair.one.numel for pair in pairs.values()),
         elements_differ=sum(change.elements for change in found),
@@ -291,16 +297,16 @@ def difference(
 
 
 def _side(source: Source, options: Options, optimizer: bool) -> _Side:
-    """Return what is compared of one checkpoint. A glob of `include` may match nothing: it may on the other side."""
-    include = Choice(options.include, ())
-    if include:
-        # Parameters whose data is nowhere are an error unless they are left out; of these, `include` decides here.
-        source = replace(source, unaccounted=[name for name in source.unaccounted if name in include])
-    asked = replace(options, include=())
+    """Return what is compared of one checkpoint. A glob of `include` or `exclude` may match nothing, or everything: the
+    other side may have other names."""
+    choice = Choice(options.include, options.exclude)
+    # Parameters whose data is nowhere are an error unless they are left out; of these, the globs decide here.
+    source = replace(source, unaccounted=[name for name in source.unaccounted if name in choice])
+    asked = replace(options, include=(), exclude=())
     weights = selected(source, asked)
-    _check_growth(source, weights.tensors.values())
-    side = _Side(weights.known, include, weights.idle(asked), weights.warnings if weights.applied else ())
+    side = _Side(weights.known, choice, weights.idle(asked), weights.warnings if weights.applied else ())
     _add(side, weights)
+    _check_growth(source, side.tensors.values())
     if optimizer:
         _add(side, selected(source, asked, made_of="optimizer"), _STATES)
     return side
@@ -322,13 +328,14 @@ def _check_growth(source: Source, tensors: Collection[LazyTensor]) -> None:
 
 
 def _add(side: _Side, chosen: Selected, prefix: str = "") -> None:
-    include = side.include
+    choice = side.choice
     old = {new: name for name, new in chosen.names.items()}
 
     def is_chosen(name: str) -> bool:
         # A state is named after its parameter.
         parameter = name.rpartition(".")[0] if prefix else name
-        return not include or name in include or old.get(parameter, name) in include
+        names = (name, old.get(parameter, name))
+        return not any(map(choice.excludes, names)) and (not choice.include or any(map(choice.includes, names)))
 
     tensors = {name: chosen.cast(name) for name in chosen.tensors if is_chosen(name)}
     shared = {removed: kept for removed, kept in chosen.owners.items() if kept in tensors}
@@ -339,8 +346,8 @@ def _add(side: _Side, chosen: Selected, prefix: str = "") -> None:
 
 def _check_globs(a: _Side, b: _Side) -> None:
     """Raise UsageError for a glob of `include` that matches nothing on either side."""
-    for glob in a.include.include:
-        if glob not in a.include.used | b.include.used:
+    for glob in a.choice.include:
+        if glob not in a.choice.used | b.choice.used:
             names = list(dict.fromkeys([*a.known, *b.known]))
             raise UsageError(f"--include {glob!r} matches no name on either side.", selection.candidates(glob, names))
 
@@ -388,6 +395,7 @@ def _compared(
         status = EQUAL if not (change and change.elements) else CHANGED
         if one.dtype != other.dtype and not is_tolerant:
             status = DTYPE
+    tied = {side.ties.get(name, "") for side, tensor in ((a, one), (b, other)) if tensor is not None}
     return TensorDifference(
         name=name,
         status=status,
@@ -397,7 +405,7 @@ def _compared(
         shape_b=None if other is None else tuple(other.shape),
         bytes_a=None if one is None else one.nbytes,
         bytes_b=None if other is None else other.nbytes,
-        tied=(b if one is None else a).ties.get(name, ""),
+        tied=tied.pop() if len(tied) == 1 else "",
         change=change,
     )
 

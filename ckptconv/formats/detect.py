@@ -28,7 +28,7 @@ from ckptconv.formats.training import with_states_beside
 from ckptconv.options.table import NO_MAP, OPENING, checked
 from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import is_distributed_class
-from ckptconv.storage.hub import is_hub, pinned
+from ckptconv.storage.hub import is_hub, pinned, repository_url
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.spool import is_pipe, take_pipe, take_url
@@ -142,11 +142,11 @@ def open_source(
     path = os.fspath(path)
     if not path:
         raise UsageError("The input's name is empty.", UNSET)
+    path = pinned(path, dict(storage_options or {}))
     if is_pipe(path):
         path = take_pipe(path, spool_dir)
     elif path.startswith(("http://", "https://")):
         take_url(path, dict(storage_options or {}), spool_dir)
-    path = pinned(path, dict(storage_options or {}))
     recorded = None if map else recorded
     is_mapped, apart = (bool(map) and map != NO_MAP) or recorded is not None, unstack
     if is_mapped and not unstack:
@@ -344,6 +344,10 @@ def _nearby(place: Location) -> str:
     if colon and scheme.isalnum() and not rest.startswith("/"):
         return f"Did you mean {scheme}://{rest}?"
     if is_remote(path) or place.parent.kind != "directory":
-        return ""
+        return (
+            f"If it is a repository of the Hugging Face hub, give {repository_url(path)}."
+            if repository_url(path)
+            else ""
+        )
     close = difflib.get_close_matches(place.name, list(place.parent.names), n=1, cutoff=0.8)
     return f"Did you mean {os.path.join(os.path.dirname(path), close[0])}?" if close else ""

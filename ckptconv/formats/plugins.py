@@ -6,7 +6,7 @@ slow to import. An exception in one becomes an error message that names its pack
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -17,6 +17,8 @@ from ckptconv.formats.source import Source, Wanted
 from ckptconv.storage.location import Location
 
 GROUP = "ckptconv.formats"
+# Those that have read a checkpoint in this process, and their packages: what fails later may be their mistake.
+USED: dict[str, str] = {}
 # The command that accepts files of a format that has no command of its own.
 _COMMAND_OF = "torch"
 
@@ -38,6 +40,9 @@ class _Plugin:
             return None
         if not isinstance(guess, Guess):
             raise self._broken(f"its sniff gives no Guess, but {type(guess).__name__}")
+        self._check(
+            "Guess", [("sure", guess.sure, int), ("called", guess.called, str), ("command", guess.command, str)]
+        )
         sure = CERTAIN if probe.expected == self.FAMILY else guess.sure
         return guess._replace(sure=sure, also=(*guess.also, _COMMAND_OF))
 
@@ -45,14 +50,24 @@ class _Plugin:
         source = self._called("read", self._format.read, place, wanted)
         if not isinstance(source, Source):
             raise self._broken(f"its read gives no Source, but {type(source).__name__}")
+        self._check(
+            "Source",
+            [("format", source.format, str), ("path", source.path, str), ("inputs", source.inputs, Mapping)],
+        )
+        USED[self.FAMILY] = self._package
         return replace(source, family=self.FAMILY)
+
+    def _check(self, what: str, fields: Sequence[tuple[str, object, type]]) -> None:
+        for name, value, kind in fields:
+            if not isinstance(value, kind):
+                raise self._broken(f"{name} of its {what} is no {kind.__name__}, but {type(value).__name__}")
 
     def _called(self, what: str, call: Any, *arguments: object) -> Any:
         try:
             return call(*arguments)
         except (CkptconvError, MemoryError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._broken(f"{what} fails with {type(error).__name__}: {error}") from error
 
     def _broken(self, why: str) -> FailedError:

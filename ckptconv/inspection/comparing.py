@@ -44,10 +44,10 @@ def diff(
     """Return what differs between `a` and `b`, paths or opened checkpoints, each of any format.
 
     Tensors are matched by name. Elements of one dtype are compared by their bits; those of two dtypes by value; with
-    `rtol` or `atol`, all by value. `key`, `include`, `exclude`, `strip_prefix`, `rename` and `dtype` apply to both
-    sides, as in a conversion; `map` and `size` to `a` alone. `optimizer` compares the optimizer states too. `delta` is
-    a directory for what changes `a` into `b`, which `patch` applies. `html` is a file for a page that shows all this.
-    `progress` and `on_total` are those of `convert`, for the bytes of both sides.
+    `rtol` or `atol`, all by value, and `tolerance` says by which rule. `key`, `include`, `exclude`, `strip_prefix`,
+    `rename` and `dtype` apply to both sides, as in a conversion; `map` and `size` to `a` alone. `optimizer` compares
+    the optimizer states too. `delta` is a directory for what changes `a` into `b`, which `patch` applies. `html` is a
+    file for a page that shows all this. `progress` and `on_total` are those of `convert`, for the bytes of both sides.
 
     Raise UsageError for a path that does not exist, or if `key` or a glob of `include` matches nothing, and whatever
     else opening a checkpoint raises. A difference is no error.
@@ -59,7 +59,7 @@ def diff(
         (True, 15, 0)
     """
     asked = filled(DIFFING, options)
-    html, optimizer, rtol, atol = (asked.pop(name) for name in ("html", "optimizer", "rtol", "atol"))
+    html, optimizer, rtol, atol, rule = (asked.pop(name) for name in ("html", "optimizer", "rtol", "atol", "tolerance"))
     delta = _delta_asked(optimizer, (rtol, atol), *(asked.pop(name) for name in _DELTA))
     chosen = Options(**asked)
     if html:
@@ -70,7 +70,9 @@ def diff(
         if chosen.map:
             raise UsageError("--delta leads from A as it is to B, and --map gives A other names.", "Convert A first.")
         chosen = delta.checked(chosen)
-    tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)
+    tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0, rule)
+    if tolerance is None and rule != DIFFING["tolerance"].default:
+        raise UsageError(f"--tolerance {rule} says how --rtol and --atol count, and neither was given.", "Give one.")
     opened = source_of(a), source_of(b)
     if all(not isinstance(each, Source) and is_pipe(os.fspath(each)) for each in opened):
         raise UsageError("Both sides are a pipe, and there is one standard input.", "Give a path for one of them.")

@@ -55,7 +55,8 @@ def overview(
 
 def _totals(found: Difference) -> Iterator[Line]:
     if found.equal:
-        close = "" if found.rtol is None else f" within rtol {found.rtol:g} and atol {found.atol:g}"
+        by = " by numpy's rule" if found.tolerance == "numpy" else ""
+        close = "" if found.rtol is None else f" within rtol {found.rtol:g} and atol {found.atol:g}{by}"
         yield [Span("equal", "good"), Span(f"{close}: {count_of(len(found.tensors), 'tensor')}, {_compared(found)}")]
         return
     counts = ", ".join(f"{found.counts[status]:,} {word}" for status, word in _COUNTED.items() if found.counts[status])
@@ -104,7 +105,7 @@ def _cells(tensor: TensorDifference) -> tuple[str, ...]:
         printable(tensor.name),
         f"{change.elements:,} ({_share(change.elements, elements)})",
         _number(change.relative),
-        _number(change.max_abs),
+        _largest(change),
         "" if change.first is None else str(change.first),
         f"{change.first_a} → {change.first_b}{f'; {told}' if told else ''}" if change.elements else told,
     )
@@ -146,6 +147,11 @@ def _share(part: int, whole: int) -> str:
     return "<0.01 %" if percent < 0.01 else f"{min(percent, 99.99):.4g} %"
 
 
+def _largest(change: Change) -> str:
+    """Return the largest change; none is shown where all that differ are NaN or infinite."""
+    return "–" if change.not_finite and not change.max_abs else _number(change.max_abs)
+
+
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g}"
 
@@ -156,7 +162,9 @@ def _number(value: float | None) -> str:
 _LEVELS = (
     ("equal", "#8b919b"),
     ("other bits, same values", "#76b7b2"),
-    ("changed by less than 0.01%", "#4e79a7"),
+    ("changed by less than 0.0001%", "#4b3f9e"),
+    ("by less than 0.001%", "#4e79a7"),
+    ("by less than 0.01%", "#2f9bb3"),
     ("by less than 0.1%", "#59a14f"),
     ("by less than 1%", "#d9b13b"),
     ("by less than 10%", "#f28e2b"),
@@ -167,7 +175,7 @@ _LEVELS = (
     ("only in A", "#5f8fd0"),
     ("only in B", "#8cb25c"),
 )
-_BOUNDS = (1e-4, 1e-3, 1e-2, 1e-1)
+_BOUNDS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 _COLUMNS = ("differ", "relative", "largest", "norm of change", "norm of A", "norm of B", "same value")
 
 
@@ -176,7 +184,10 @@ def page_of(found: Difference) -> str:
     name = f"{printable(found.input)} → {printable(found.other)}"
     rows = [TensorInfo(each.name, _dtype(each), each.shape, each.bytes) for each in found.tensors]
     totals: dict[str, list[int]] = {}
+    tied = {each.name: each.tied for each in found.tensors if each.tied}
     for row in rows:
+        if row.name in tied:
+            continue
         total = totals.setdefault(row.dtype, [0, 0, 0])
         elements = 1
         for extent in row.shape:
@@ -186,7 +197,7 @@ def page_of(found: Difference) -> str:
     return page_with(
         name,
         {
-            **tensors_of(rows, {}),
+            **tensors_of(rows, tied),
             "path": name,
             "format": f"{printable(found.format)} → {printable(found.other_format)}",
             "facts": [["A", printable(found.input)], ["B", printable(found.other)]],
@@ -201,6 +212,7 @@ def page_of(found: Difference) -> str:
             "level": [_level(tensor) for tensor in found.tensors],
             "columns": _COLUMNS,
             "stats": [tensor.change and _numbers(tensor.change) for tensor in found.tensors],
+            "values": [],
             "opaque": [],
             "classes": [],
             "notes": list(map(printable, chain(found.hints, filter(None, map(_note, found.tensors))))),
@@ -240,5 +252,5 @@ def _level(tensor: TensorDifference) -> int:
         return places["changed, no numbers"]
     if change.elements == change.same_value:
         return places["other bits, same values"]
-    first = places["changed by less than 0.01%"]
+    first = places["changed by less than 0.0001%"]
     return first + sum(change.relative >= bound for bound in _BOUNDS)

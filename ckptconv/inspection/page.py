@@ -76,6 +76,7 @@ def _data_of(path: str, summary: Summary) -> dict[str, Any]:
         "counts": [[printable(kind), f"{count:,}"] for kind, count in summary.counts.items()],
         "totals": [[n, total.tensors, total.elements, total.bytes] for n, total in summary.totals.items()],
         "stats": [_numbers(row.stats) for row in summary.tensors] if summary.not_finite is not None else None,
+        "values": [[printable(name), printable(str(value))] for name, value in summary.values.items()],
         "opaque": list(map(printable, summary.opaque)),
         "classes": [printable(name) for name in summary.classes if name not in summary.opaque],
         "notes": list(map(printable, [*summary.notes, *summary.tables])),

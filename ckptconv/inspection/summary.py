@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import heapq
 import json
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -127,8 +128,8 @@ class Summary(Shown):
     aliases: dict[str, str]
     """Tied tensors: {name: name of the one that it is tied to}."""
 
-    values: dict[str, str]
-    """Numbers and texts that are saved beside the tensors, by name, as text; 1,000 at most."""
+    values: dict[str, str | bool | int | float]
+    """Numbers, booleans and texts that are saved beside the tensors, by name; 1,000 at most."""
 
     opaque: list[str]
     """Classes of objects that are kept as inert data; nothing of them runs."""
@@ -275,8 +276,8 @@ def summarize(
     )
 
 
-def _values(*trees: Any) -> Iterator[tuple[str, str]]:
-    """Yield the values in `trees` that are no tensors, by name: numbers, texts, and lists of them."""
+def _values(*trees: Any) -> Iterator[tuple[str, str | bool | int | float]]:
+    """Yield the values in `trees` that are no tensors, by name: numbers as they are, others as text."""
     stack: list[tuple[str, Any]] = [("", tree) for tree in reversed(trees)]
     seen: set[int] = set()
     while stack:
@@ -285,13 +286,22 @@ def _values(*trees: Any) -> Iterator[tuple[str, str]]:
         is_list = kind in (list, tuple) and all(type(each) in ATOMS for each in value)
         if is_list or kind in ATOMS or kind is TorchConstant:
             if name and value is not None:
-                yield name, brief(value, _LONGEST)
+                yield name, value if _is_number(value) else brief(value, _LONGEST)
         elif id(value) not in seen:
             seen.add(id(value))
             inner = value.items() if isinstance(value, Mapping) else enumerate(value) if kind in (list, tuple) else ()
             prefix = name + "." if name else ""
             found = [(prefix + _word(key), each) for key, each in inner if not isinstance(each, LazyTensor)]
             stack.extend(reversed(found if len(prefix) < _DEEPEST else []))
+
+
+def _is_number(value: Any) -> bool:
+    """Whether JSON has a number or a truth value for it, which every reader reads as it is."""
+    return (
+        type(value) is bool
+        or (type(value) is int and abs(value) < 2**53)
+        or (type(value) is float and math.isfinite(value))
+    )
 
 
 def _word(key: Any) -> str:

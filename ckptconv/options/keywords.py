@@ -314,6 +314,10 @@ class DiffOptions(
     atol: float | str | None
     """Compare values, not bits; equal is what differs by at most A. Default: bits are compared; 0 with --rtol."""
 
+    tolerance: Literal["symmetric", "numpy"] | None
+    """How far apart equal values may be: as math.isclose has it, the larger of A and R times the larger of both; or as
+    numpy's isclose, A and R times that of B, together. Default: symmetric."""
+
     delta: str | os.PathLike[str] | None
     """Write what changes A into B to the directory DIR, as `ckptconv patch`, slime and sglang read it."""
 

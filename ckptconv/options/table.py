@@ -660,6 +660,13 @@ class _Comparing:
         group=NAMING,
         common=True,
     )
+    tolerance = Option(
+        choice("symmetric", "numpy"),
+        "How far apart equal values may be: as math.isclose has it, the larger of A and R times the larger of both; or "
+        "as numpy's isclose, A and R times that of B, together.",
+        default="symmetric",
+        group=NAMING,
+    )
 
     delta = Option(
         PATH,
@@ -718,7 +725,7 @@ INSPECTING = _named_in(
 )
 DIFFING = _named_in(
     {**OPTIONS, **COMMAND, **COMPARING},
-    "key include exclude optimizer strip_prefix rename map size dtype rtol atol html jobs memory tag "
+    "key include exclude optimizer strip_prefix rename map size dtype rtol atol tolerance html jobs memory tag "
     "exclude_frozen_parameters master unstack inert raw alone spool_dir storage_options delta delta_encoding "
     "delta_checksum delta_version",
 )

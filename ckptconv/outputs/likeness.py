@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import itertools
 import re
 import shlex
@@ -26,6 +27,8 @@ from ckptconv.text import some
 MOST_LISTED = 1000
 # Names that are tried for a hint, of those that are missing and of those that have no place.
 _TRIED = 50
+# Names that a suggestion leaves out one by one.
+_EXCLUDED = 3
 _ONE = f"model{safetensors.SUFFIX}"
 # torch's name for the files of a sharded set, of which an output of the same files has its own.
 _TORCH_SHARD = re.compile(r"pytorch_model((?:-\d{5}-of-\d{5,6})?)\.bin")
@@ -180,8 +183,8 @@ def _hints(kinds: Mapping[str, Sequence[str]], given: Mapping[str, Kind], wanted
 def _renaming(
     missing: Sequence[str], extra: Sequence[str], given: Mapping[str, Kind], wanted: Mapping[str, Kind]
 ) -> str:
-    """Suggest the change of a prefix that gives the most names of `extra` a name of `missing` with the same shape; ""
-    if there is none that helps half of them."""
+    """Suggest the change of a prefix that gives the most names of `extra` a name of `missing` with the same shape, and
+    what else it takes then; "" if there is none that helps half of either."""
     tried: Counter[tuple[str, str]] = Counter()
     for name in extra[:_TRIED]:
         for goal in missing[:_TRIED]:
@@ -190,17 +193,25 @@ def _renaming(
                 tried[name[: len(name) - end], goal[: len(goal) - end]] += 1
     lacking = set(missing)
 
-    def helped(change: tuple[str, str]) -> int:
+    def helped(change: tuple[str, str]) -> list[str]:
         old, new = change
         goals = ((name, new + name[len(old) :]) for name in extra if name.startswith(old))
-        return sum(goal in lacking and given[name].shape == wanted[goal].shape for name, goal in goals)
+        return [name for name, goal in goals if goal in lacking and given[name].shape == wanted[goal].shape]
 
-    best = max((each for each, _ in tried.most_common(_TRIED)), key=helped, default=None)
-    if best is None or 2 * helped(best) < len(extra):
+    best = max((each for each, _ in tried.most_common(_TRIED)), key=lambda change: len(helped(change)), default=None)
+    named = helped(best) if best else []
+    if best is None or 2 * len(named) < min(len(extra), len(missing)):
         return ""
     old, new = best
     option = f"--rename '^{re.escape(old)}={new}'" if new else f"--strip-prefix {shlex.quote(old)}"
-    return f"With {option} {helped(best):,} of these {len(extra):,} have names of the reference."
+    others = sorted(set(extra).difference(named))
+    if others and old and not any(name in given for name in wanted):
+        option += f" --include {shlex.quote(f'{glob.escape(old)}*')}"
+        others = [name for name in others if name.startswith(old)]
+    option += "".join(f" --exclude {shlex.quote(glob.escape(name))}" for name in others[:_EXCLUDED])
+    left = len(missing) - len(named)
+    more = f" The other {left:,} missing are taken from there with --fill, or left out with --partial." if left else ""
+    return f"With {option} {len(named):,} of these {len(extra):,} have names of the reference.{more}"
 
 
 def _common_end(name: str, goal: str) -> int:

@@ -206,7 +206,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
         _owners(ties, names),
         choice,
         dtype,
-        widen_only=source.default_dtype == dtype == "float32",
+        widen_only=options.dtype is None,
         fixed=frozenset(names[name] for name in fixed if name in names),
         warnings=warnings,
         quantized=quantized,

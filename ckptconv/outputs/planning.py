@@ -246,6 +246,8 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     goal = kept[names[cast[0]]].dtype.name if cast else chosen.dtype
     unscaled = selection.unscaled({name: chosen.known[name] for name in cast}, chosen.known, goal)
     left = selection.left_alone({name: kept[name] for name in kept if name in chosen.fixed}, chosen.dtype)
+    if chosen.widen_only:
+        left += selection.left_wider({name: kept[name] for name in kept if name not in chosen.fixed}, chosen.dtype)
     lacking = likeness.left_out(chosen.like, source.path) if chosen.like else ()
     warnings, metadata = (*chosen.warnings, *unscaled, *left, *lacking), chosen.stated(aliases)
     idle, is_structured = chosen.idle(options), chosen.structured

@@ -234,6 +234,19 @@ def left_alone(fixed: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]:
     return (f"{what} not cast to {dtype}: {shown}.",)
 
 
+def left_wider(tensors: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]:
+    """Return a warning about floats wider than `dtype` that widening alone leaves as they are; else ()."""
+    wider = [
+        name
+        for name, tensor in tensors.items()
+        if dtype != "keep" and tensor.dtype.kind == "f" and tensor.dtype.itemsize > DTYPES[dtype].itemsize
+    ]
+    if not wider:
+        return ()
+    which, them = (f"{len(wider)} tensors are", "them") if len(wider) > 1 else ("1 tensor is", "it")
+    return (f"{which} wider than {dtype}, and not cast: {some(wider, _SHOWN)}. --dtype {dtype} casts {them} too.",)
+
+
 # Names of the scales of a tensor of 8-bit floats: suffixes of its name, or replacements of a final `weight`.
 _SCALES = ("_scale_inv", "_scale", "_scales", ".scale")
 _SCALES_OF_WEIGHT = ("scale_inv", "scale", "scales", "scale_weight")

@@ -27,6 +27,7 @@ from ckptconv.storage.hub import is_hub, without_revision
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
 from ckptconv.storage.writing import reason
+from ckptconv.text import some
 
 # Names of the files of an output. A new output replaces those that an earlier one left.
 OUTPUT_NAMES = re.compile(
@@ -71,6 +72,8 @@ DIRECTORIES = {
 
 # A single file of a sharded set gets the name that it would have among the others.
 _SHARD_STEM = re.compile(r"^pytorch_model(?=-\d{5}-of-\d{5}$)")
+# How the name of a file ends; what ends in a number or a version, such as llama-3.1-8b and run.v2, may be a directory.
+_ENDING = re.compile(r"(?<=[^/.])\.(?!v?\d)\w+$")
 CHECKPOINT_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".json", ".distcp", ".pkl")
 
 
@@ -159,6 +162,12 @@ def resolve_output(path: str, options: Options) -> Target:
     # A directory with such a suffix needs a final slash.
     if not is_file and (entry.kind == "file" or path.endswith(CHECKPOINT_SUFFIXES)):
         raise _an_input(path) if entry.kind == "file" and path.endswith(CHECKPOINT_SUFFIXES) else not_a_directory(path)
+    if not is_file and entry.kind != "directory" and (ending := _ENDING.search(path)):
+        raise UsageError(
+            f"{path} ends in {ending[0]}, which no output does: a file ends in {safetensors.SUFFIX}, or for torch.load "
+            f"in {some(TORCH_SUFFIXES, form=str)}. Nothing was written.",
+            f"Did you mean {path[: ending.start()]}{safetensors.SUFFIX}? For a directory of that name, give {path}/",
+        )
     # Stores have no directories that must exist.
     if is_file and not is_remote(path) and look(dirname(path)).kind != "directory":
         raise UsageError(f"{path} cannot be written: there is no directory {dirname(path)}.", "Make it first.")
@@ -434,7 +443,9 @@ def default_output(source: Source, asked: Location) -> str:
 def _here(asked: str, is_directory: bool) -> str:
     """Return the name, in the current directory, of the output for `asked`, which is on the hub."""
     name = basename(without_revision(asked.rstrip("/")))
-    return name if is_directory else file_name(os.path.splitext(name)[0])
+    if is_directory:
+        return f"{name}/" if _ENDING.search(name) else name
+    return file_name(os.path.splitext(name)[0])
 
 
 def file_name(stem: str) -> str:

@@ -15,6 +15,12 @@ from ckptconv.storage import remote
 _SCHEME = "hf://"
 # A / in a revision is written %2F, but for those of pull requests and of converted files.
 _REVISION = re.compile(r"^(hf://(?:[^/@]+/){0,2}[^/@]+)@(?:refs/(?:pr|convert)/[^/]+|[^/]*)")
+# What people copy instead: the name of a repository, and a page about it or about what is in it.
+_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w.-]+)?", re.ASCII)
+_PAGE = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repository>(?:datasets/)?[\w.-]+/[\w.-]+)"
+    r"(?:/(?:tree|blob)/(?P<revision>[^/?#]+)(?P<below>(?:/[^/?#]+)*))?/?(?:[?#].*)?"
+)
 _TOKEN = "set HF_TOKEN to a token that may read it, or run `hf auth login`"
 _NAMED = "It is written hf://organization/model, with @revision, and then a path in it, if need be."
 
@@ -29,12 +35,23 @@ def without_revision(path: str) -> str:
     return _REVISION.sub(r"\1", path) if is_hub(path) else path
 
 
+def repository_url(path: str) -> str:
+    """Return the URL for `path`, the name of a repository or the address of a page about one; "" if it is neither."""
+    page = _PAGE.fullmatch(path)
+    if page is None:
+        return f"{_SCHEME}{path}" if _NAME.fullmatch(path) else ""
+    revision = "" if page["revision"] in (None, "main") else f"@{page['revision']}"
+    return f"{_SCHEME}{page['repository']}{revision}{page['below'] or ''}"
+
+
 def pinned(url: str, options: remote.Options) -> str:
     """Return `url` with its revision replaced by the commit that it is now; other paths as they are.
 
-    Raise UsageError if there is no such repository or revision, or none may be asked for; FailedError if the hub does
-    not answer.
+    Raise UsageError if there is no such repository or revision, or none may be asked for, or `url` is that of a page
+    about one; FailedError if the hub does not answer.
     """
+    if _PAGE.fullmatch(url):
+        raise UsageError(f"{url} is a page about a repository of the Hugging Face hub.", f"Give {repository_url(url)}.")
     if not is_hub(url) or remote.is_pinned(url) or url.startswith(f"{_SCHEME}buckets/"):
         return url  # buckets have no commits
     fs, inner = remote.filesystem(url, options)

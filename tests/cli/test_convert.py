@@ -739,3 +739,22 @@ def test_a_worker_that_dies_fails_its_input_alone(place: Path, monkeypatch: pyte
     assert [each["ok"] for each in run.json["results"]] == [True, False, True]
     assert "the process that converted it ended with signal 9" in run.json["results"][1]["error"]["message"]
     assert sorted(os.listdir("o")) == ["a.safetensors", "c.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["out.gguf", "out.onnx", "out.npz", "out.safetensor", "out.tar.gz"])
+def test_an_output_with_an_ending_that_none_has_is_refused(name: str, tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(3)}, tmp_path / "x.pt")
+    run = ckptconv_here("convert", tmp_path / "x.pt", tmp_path / name)
+    stem = str(tmp_path / name).rpartition(".")[0]
+    run.refused(2, f"{tmp_path / name} ends in .", f"{stem}.safetensors?", f"give {tmp_path / name}/", "Nothing was")
+    assert not (tmp_path / name).exists()
+    assert ckptconv_here("convert", tmp_path / "x.pt", f"{tmp_path / name}/").code == 0
+    assert (tmp_path / name / "model.safetensors").exists()
+    assert ckptconv_here("convert", tmp_path / "x.pt", tmp_path / name).code == 0
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.1", "run.v2", ".hidden", "a.b-c"])
+def test_a_directory_may_have_a_version_in_its_name(name: str, tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(3)}, tmp_path / "x.pt")
+    assert ckptconv_here("convert", tmp_path / "x.pt", tmp_path / name).code == 0
+    assert (tmp_path / name / "model.safetensors").exists()

@@ -59,6 +59,27 @@ def test_a_path_that_is_not_there_is_explained(model: Path) -> None:
     ckptconv_here("inspect", "s3:/bucket/model.pt").refused(2, "Did you mean s3://bucket/model.pt?")
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("org/model", "hf://org/model."),
+        ("org/Model-1.5_b@v2", "hf://org/Model-1.5_b@v2."),
+        ("https://huggingface.co/org/model", "hf://org/model."),
+        ("https://huggingface.co/org/model/tree/main?not-for-all-audiences=true", "hf://org/model."),
+        ("https://hf.co/org/model/blob/v2/sub/model.bin#L1", "hf://org/model@v2/sub/model.bin."),
+        ("https://huggingface.co/datasets/org/data/", "hf://datasets/org/data."),
+    ],
+)
+def test_a_repository_of_the_hub_is_told_how_it_is_written(given: str, meant: str, tmp_path: Path) -> None:
+    for command in (("convert", given, tmp_path / "x.safetensors"), ("inspect", given)):
+        ckptconv_here(*command).refused(2, given, "Hugging Face hub", meant)
+
+
+def test_other_paths_that_do_not_exist_are_no_repositories(tmp_path: Path) -> None:
+    for given in ("a/b/c", tmp_path / "a/b", "model.pt", "./org/model"):
+        assert "hub" not in ckptconv_here("inspect", given).refused(2, "does not exist")
+
+
 def test_a_link_that_leads_in_a_circle_concerns_only_who_names_it(model: Path) -> None:
     os.symlink("circle", "circle")
     ckptconv_here("inspect", "circle").refused(1, "too many levels of symbolic links")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import DATA, ZERO, Run, ckptconv, ckptconv_here
@@ -458,3 +460,63 @@ def test_it_is_a_call_too_and_takes_opened_checkpoints(two: tuple[str, str]) -> 
         found = diff(one, other)
     assert json.loads(found.to_json(top=2))["tensors"][0]["status"] == "changed"
     assert not found.equal
+
+
+def test_numpy_s_rule_of_tolerance_is_that_of_isclose(tmp_path: Path) -> None:
+    a = torch.tensor([1.0, 1.1, 0.0, 2.0, float("nan"), float("inf"), -1.0, 100.0])
+    b = torch.tensor([1.1, 1.0, 0.05, 2.3, float("nan"), float("inf"), 1.0, 110.5])
+    save_file({"w": a}, tmp_path / "a.safetensors")
+    save_file({"w": b}, tmp_path / "b.safetensors")
+    for rtol, atol in ((0.1, 0.0), (0.0, 0.1), (0.1, 0.05), (0.05, 0.1), (0.1, 0.01)):
+        for one, other, x, y in (("a", "b", a, b), ("b", "a", b, a)):
+            paths = [tmp_path / f"{each}.safetensors" for each in (one, other)]
+            found = diff(*paths, rtol=rtol, atol=atol, tolerance="numpy")
+            close = np.isclose(x.double().numpy(), y.double().numpy(), rtol=rtol, atol=atol, equal_nan=True)
+            assert found.elements_differ == (~close).sum(), (rtol, atol, one)
+            assert found.tolerance == "numpy"
+    run = ckptconv_here("diff", *(tmp_path / f"{each}.safetensors" for each in "ab"), "--tolerance", "numpy")
+    run.refused(2, "--tolerance numpy", "--rtol and --atol")
+
+
+def test_exclude_takes_the_names_that_include_takes(tmp_path: Path) -> None:
+    save_file({"x.a": torch.zeros(3), "x.b": torch.zeros(3)}, tmp_path / "a.safetensors")
+    save_file({"a": torch.zeros(3), "b": torch.ones(3)}, tmp_path / "b.safetensors")
+    paths = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    found = diff(*paths, strip_prefix="x.", exclude="b")
+    assert [each.name for each in found.tensors] == ["a"]
+    assert found.warnings == []
+    assert [each.name for each in diff(*paths, strip_prefix="x.", include="b").tensors] == ["b"]
+    found = diff(*paths, exclude=["a", "b", "c"])
+    assert {each.name: each.status for each in found.tensors} == {"x.a": "only_a", "x.b": "only_a"}
+    assert [text.partition(".")[0] for text in found.warnings] == ["--exclude 'c' matches nothing"]
+    with pytest.raises(UsageError, match="nothing to compare"):
+        diff(*paths, strip_prefix="x.", exclude="?")
+
+
+def test_a_nan_on_one_side_has_no_relative_size(tmp_path: Path) -> None:
+    save_file({"w": torch.tensor([1.0, 2.0])}, tmp_path / "a.safetensors")
+    save_file({"w": torch.tensor([1.0, float("nan")])}, tmp_path / "b.safetensors")
+    found = diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    (tensor,) = found.tensors
+    assert tensor.change is not None
+    assert (tensor.change.relative, tensor.change.not_finite) == (None, 1)
+    run = ckptconv_here("diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    row = next(line for line in run.out.splitlines() if line.lstrip().startswith("w "))
+    assert row.split()[:7] == ["w", "1", "(50", "%)", "–", "–", "[1]"]
+    assert row.endswith("1 NaN or infinite")
+
+
+def test_a_page_counts_tied_tensors_once_and_divides_small_changes(tmp_path: Path) -> None:
+    weight = torch.ones(1000)
+    for name, by in (("a", 0.0), ("b", 3e-6), ("c", 3e-5)):
+        changed = weight * (1 + by)
+        torch.save({"embed": changed, "head": changed, "own": weight.clone()}, tmp_path / f"{name}.pt")
+    levels = []
+    for name in "bc":
+        page = tmp_path / f"{name}.html"
+        ckptconv_here("diff", tmp_path / "a.pt", tmp_path / f"{name}.pt", "--html", page)
+        told = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())[1])
+        assert told["totals"] == [["float32", 2, 2000, 8000]]
+        assert told["tied"] == {str(told["names"].index("head")): "embed"}
+        levels.append(told["levels"][told["level"][told["names"].index("embed")]][0])
+    assert levels == ["by less than 0.001%", "by less than 0.01%"]

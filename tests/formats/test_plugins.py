@@ -122,6 +122,9 @@ def test_a_name_that_nobody_has_is_told(site: Path, tmp_path: Path) -> None:
         (MODULE.replace("return None", "return 1").replace("VECTOR1", "VECTOR2"), "its sniff gives no Guess, but int"),
         (MODULE.replace("// 4", "// 0"), "read fails with ZeroDivisionError"),
         (MODULE.replace("return Source(", "return dict("), "its read gives no Source, but dict"),
+        ("import sys; sys.exit(0)", "load fails with SystemExit: 0"),
+        (MODULE.replace("return Guess(CERTAIN", "return Guess('sure'"), "sure of its Guess is no int, but str"),
+        (MODULE.replace("path=place.path", "path=None"), "path of its Source is no str, but NoneType"),
     ],
 )
 def test_what_is_wrong_with_it_is_one_sentence(module: str, why: str, site: Path, tmp_path: Path) -> None:
@@ -134,3 +137,10 @@ def test_what_is_wrong_with_it_is_one_sentence(module: str, why: str, site: Path
     run = ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors")
     assert run.code == FailedError.exit_code
     assert why in run.err
+
+
+def test_what_fails_later_may_be_its_mistake(site: Path, tmp_path: Path) -> None:
+    install(site, MODULE.replace('DTYPES["float32"]', "3"))
+    run = ckptconv("convert", a_vector(tmp_path / "a.vec"), tmp_path / "out.safetensors")
+    run.refused(FailedError.exit_code, "a mistake in the package ckptconv-vector, which brings the format 'vector'")
+    assert not (tmp_path / "out.safetensors").exists()

@@ -642,3 +642,12 @@ def test_pictures_in_light_and_dark_are_not_empty(browser: Any, tmp_path: Path) 
         assert picture.startswith(b"\x89PNG")
         # A page without anything on it is a tenth of this.
         assert len(picture) > 40_000
+
+
+def test_values_are_typed_and_on_the_page(tmp_path: Path) -> None:
+    held = {"epoch": 2, "lr": 0.1, "done": True, "worst": float("nan"), "w": torch.zeros(2)}
+    torch.save(held, tmp_path / "x.pt")
+    run = ckptconv_here("inspect", tmp_path / "x.pt", "--json", "--html", tmp_path / "x.html")
+    values = run.json["values"]
+    assert (values["epoch"], values["lr"], values["done"], values["worst"]) == (2, 0.1, True, "nan")
+    assert '["epoch","2"]' in (tmp_path / "x.html").read_text()

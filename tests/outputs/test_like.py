@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -658,3 +660,38 @@ def test_an_index_that_leads_out_and_a_header_that_lies_are_refused(
 
 def test_options_of_a_reference_are_recorded_but_for_its_path() -> None:
     assert Options(like="x", partial=True, fill=True).recorded() == {"fill": True, "partial": True}
+
+
+LIKE_MODEL = {"model.layers.0.w": (3,), "model.layers.1.w": (4,), "lm_head.weight": (2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "others"),
+    [(["model."], {}), (["net._orig_mod."], {}), (["model."], {"model.loss": (5,)}), (["student.", "teacher."], {})],
+)
+def test_what_is_proposed_for_a_lightning_file_works(
+    prefixes: list[str], others: dict[str, tuple[int, ...]], tmp_path: Path
+) -> None:
+    tensors = {name: torch.randn(shape) for name, shape in LIKE_MODEL.items()}
+    save_file(tensors, tmp_path / "ref.safetensors")
+    states = {f"{prefix}{name}": tensor.clone() for prefix in prefixes for name, tensor in tensors.items()}
+    states.update({name: torch.zeros(shape) for name, shape in others.items()})
+    optimizer = {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": [{"params": [0]}]}
+    told = {"epoch": 2, "pytorch-lightning_version": "2.1", "state_dict": states, "optimizer_states": [optimizer]}
+    torch.save(told, tmp_path / "x.ckpt")
+    convert = ("convert", tmp_path / "x.ckpt", tmp_path / "out.safetensors", "--like", tmp_path / "ref.safetensors")
+    run = ckptconv_here(*convert)
+    assert run.code == 1
+    option = re.search(r"With (.*) 3 of these \d+ have names of the reference\.", run.err)
+    assert option, run.err
+    run = ckptconv_here(*convert, *shlex.split(option[1]))
+    assert run.code == 0, run.err
+    made = load_file(tmp_path / "out.safetensors")
+    assert made.keys() == tensors.keys()
+    assert all(torch.equal(made[name], tensor) for name, tensor in tensors.items())
+    # And the other way round.
+    convert = ("convert", tmp_path / "ref.safetensors", tmp_path / "out.safetensors", "--like", tmp_path / "x.ckpt")
+    run = ckptconv_here(*convert)
+    option = re.search(r"With (.*) 3 of these 3 have names of the reference\. .* --partial", run.err)
+    assert option, run.err
+    assert ckptconv_here(*convert, *shlex.split(option[1]), "--partial").code == 0

@@ -302,3 +302,20 @@ def test_a_checkpoint_given_to_the_wrong_command_brings_the_right_one(tmp_path: 
     run = ckptconv_here("pt2safetensors", checkpoint, tmp_path / "model.safetensors")
     assert run.code == 2
     assert f"ckptconv zero-to-fp32 {checkpoint}" in run.err
+
+
+def test_float64_stays_by_default_and_is_cast_when_asked_for_as_of_any_source(tmp_path: Path) -> None:
+    checkpoint = copy_of("z2_bf16_w2", tmp_path)
+    (path,) = tag_of(checkpoint).glob("mp_rank_00_model_states.pt")
+    states = torch.load(path, weights_only=False)
+    states["module"]["wide"] = torch.tensor([1 / 3], dtype=torch.float64)
+    states["buffer_names"] = [*states["buffer_names"], "wide"]
+    torch.save(states, path)
+    run = ckptconv_here("zero-to-fp32", checkpoint, tmp_path / "a.safetensors")
+    assert run.code == 0, run.err
+    assert "2 tensors are wider than float32, and not cast: 'f64', 'wide'. --dtype float32 casts them too." in run.err
+    assert load_file(tmp_path / "a.safetensors")["wide"].dtype == torch.float64
+    run = ckptconv_here("zero-to-fp32", checkpoint, tmp_path / "b.safetensors", "--dtype", "float32", "--verify")
+    assert run.code == 0, run.err
+    assert "wider" not in run.err
+    assert torch.equal(load_file(tmp_path / "b.safetensors")["wide"], states["module"]["wide"].float())
