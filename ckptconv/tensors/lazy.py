@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.tensors.dtypes import DTYPES, DType
-from ckptconv.tensors.geometry import bands, gather, is_contiguous, row_runs, spread, tiles, trim
+from ckptconv.tensors.geometry import bands, boxes_of, gather, is_contiguous, row_runs, spread, tiles, trim
 from ckptconv.tensors.moves import (
     BLOCK,
     GAP,
@@ -167,7 +167,7 @@ class Stored(LazyTensor):
             return
         item = self.dtype.itemsize
         if order == "source" and start == 0 and stop == self.nbytes:
-            boxes = tiles(self.shape, self.strides, limit // item, item)
+            boxes = boxes_of(tiles(self.shape, self.strides, limit // item, item), self.strides)
         else:
             boxes = bands(self.shape, self.strides, start // item, -(-stop // item), limit // item, item)
         for box in boxes:
