@@ -21,11 +21,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "tests/data/maps"
-MODULES = ("titan", "megatron", "hugging", "olmo", "meta")
+MODULES = ("titan", "megatron", "hugging", "olmo", "meta", "originals")
 # Those whose models are also converted, loaded by transformers, and computed with.
 COMPUTING = ("titan", "megatron")
-# The last transformers with Meta's script, in a directory of its own; see the Makefile.
-OLD = {"meta"}
+# Those that run under the last transformers with their scripts, in a directory of its own; see the Makefile.
+OLD = {"meta", "originals"}
 
 
 def record(module: str, parent: Path) -> None:
