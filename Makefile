@@ -91,11 +91,11 @@ build/maps-old: build/maps-tools
 	$</bin/python -m pip install --quiet --no-deps --target $@ transformers==4.45.2 "huggingface_hub<1" "tokenizers<0.21"
 	@touch $@
 
-# What asks for an older transformers than it needs.
+# What asks for other releases than it needs.
 build/maps-more: build/maps-tools
 	rm -rf $@
 	$</bin/python -m pip install --quiet --no-deps --target $@ litgpt==0.5.13 lightning==2.6.6 pytorch-lightning==2.6.6 \
-		lightning-utilities==0.15.3 torchmetrics==1.9.0 jsonargparse==4.53.0
+		lightning-utilities==0.15.3 torchmetrics==1.9.0 jsonargparse==4.53.0 torchtune==0.6.1
 	@touch $@
 
 fuzz: $(INSTALLED)
