@@ -16,6 +16,7 @@ from ckptconv.storage.coalesce import blocks
 from ckptconv.storage.prefetch import Range, is_read_far
 from ckptconv.tensors.lazy import Concat, LazyTensor, Stored, StridedRows, Tagged, View, strided_rows
 from ckptconv.tensors.moves import BLOCK, Assembled, File, Move, Runs
+from ckptconv.tensors.tiling import is_interleaved, joined_tiles
 
 # Tensors are cut at multiples of this many bytes, so that no element is cut.
 ALIGNMENT = 64
@@ -90,9 +91,12 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0) -> Iterato
         if positioned and size > unit and isinstance(part, Data) and part.tensor.scattered:
             if pieces:
                 yield Window(start, part.offset, pieces)
-            most = tile if tile and _only_transposed(part.tensor) else 2 * unit
-            for move in part.tensor.moves(0, size, "source", most):
-                yield Tile(part, move)
+            if is_interleaved(part.tensor):
+                moves = joined_tiles(part.tensor, max(tile // 2, unit))
+            else:
+                most = tile if tile and _only_transposed(part.tensor) else 2 * unit
+                moves = part.tensor.moves(0, size, "source", most)
+            yield from (Tile(part, move) for move in moves)
             pieces, start = [], at
             continue
         done = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ckptconv.tensors.moves import GAP, Cut, File, Gather, Move, Runs
@@ -111,8 +111,17 @@ def bands(
     return walk(0, first, last, 0, 0)
 
 
-def tiles(shape: tuple[int, ...], strides: tuple[int, ...], limit: int, item: int) -> Iterator[_Box]:
-    """Yield boxes of at most `limit` elements that are long runs in both the file and the result, in file order."""
+class Tile(NamedTuple):
+    """A block of a tensor: `target`: where its elements go (bytes), and of each dimension the first index and how many
+    there are."""
+
+    target: Runs
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+def tiles(shape: tuple[int, ...], strides: tuple[int, ...], limit: int, item: int) -> Iterator[Tile]:
+    """Yield blocks of at most `limit` elements that are long runs in both the file and the result, in file order."""
     # Runs that begin and end at page boundaries cost less.
     limit = 1 << limit.bit_length() - 1
     by_source = sorted((dim for dim in range(len(shape)) if shape[dim] > 1), key=lambda dim: strides[dim])
@@ -146,11 +155,15 @@ def tiles(shape: tuple[int, ...], strides: tuple[int, ...], limit: int, item: in
                     run *= counts[dim]
                 else:
                     grid.append((counts[dim], results[dim] * item))
-        yield _Box(
-            Runs(at * item, run * item, tuple(reversed(grid))),
-            sum(start * strides[dim] for dim, start in starts.items()),
-            tuple(zip(counts, strides, strict=True)),
-        )
+        firsts = tuple(starts.get(dim, 0) for dim in range(len(shape)))
+        yield Tile(Runs(at * item, run * item, tuple(reversed(grid))), firsts, tuple(counts))
+
+
+def boxes_of(tiles: Iterable[Tile], strides: tuple[int, ...]) -> Iterator[_Box]:
+    """Yield tiles as boxes of a strided tensor."""
+    for target, starts, counts in tiles:
+        origin = sum(start * stride for start, stride in zip(starts, strides, strict=True))
+        yield _Box(target, origin, tuple(zip(counts, strides, strict=True)))
 
 
 def gather(file: File, base: int, box: _Box, item: int, most: int) -> Move:
@@ -237,18 +250,42 @@ def spread(move: Move, width: int, row: int, begin: int) -> Iterator[Move]:
     if whole is not None:
         yield move._replace(target=whole)
         return
+    offset, length, grid = move.target
+    if grid:
+        for first, last in _regular(offset, grid[0], width):
+            (_, distance), *inner = grid
+            size = length * math.prod(count for count, _ in inner)
+            outer = [(last - first, distance)] if last - first > 1 else []
+            part = Runs(offset + first * distance, length, (*outer, *inner))
+            yield from spread(_piece(move, first * size, last * size, part), width, row, begin)
+        return
     done = 0
-    for offset in move.target.offsets():
-        end = offset + move.target.length
-        while offset < end:
-            low = offset % width
-            rows = (end - offset) // width if low == 0 else 0
-            length = rows * width or min(width - low, end - offset)
-            target = _spread_runs(Runs(offset, length), width, row, begin)
-            assert target is not None
-            yield _piece(move, done, done + length, target)
-            done += length
-            offset += length
+    end = offset + length
+    while offset < end:
+        low = offset % width
+        rows = (end - offset) // width if low == 0 else 0
+        length = rows * width or min(width - low, end - offset)
+        target = _spread_runs(Runs(offset, length), width, row, begin)
+        assert target is not None
+        yield _piece(move, done, done + length, target)
+        done += length
+        offset += length
+
+
+def _regular(offset: int, axis: tuple[int, int], width: int) -> Iterator[tuple[int, int]]:
+    """Yield the indices of an axis, of which the first is at byte `offset`, in as few intervals as begin and end where
+    rows of `width` bytes do; one by one if there are no such."""
+    count, distance = axis
+    each, rest = divmod(width, distance)
+    if rest or not each:
+        yield from ((index, index + 1) for index in range(count))
+        return
+    first = min(-(-(width - offset % width) // distance) % each, count)
+    last = first + (count - first) // each * each
+    ends = sorted({0, first, last, count})
+    if len(ends) == 2:
+        ends = list(range(count + 1))
+    yield from itertools.pairwise(ends)
 
 
 def _spread_runs(runs: Runs, width: int, row: int, begin: int) -> Runs | None:
@@ -260,9 +297,17 @@ def _spread_runs(runs: Runs, width: int, row: int, begin: int) -> Runs | None:
     # A run and those beside it in its row end at byte `high` of the row; the other axes go from row to row.
     high = low + length
     wider = []
-    for count, distance in grid:
+    for count, distance in reversed(grid):
         rows, rest = divmod(distance, width)
-        if rest:
-            high += (count - 1) * distance
-        wider.append((count, distance if rest else rows * row))
-    return Runs(first * row + begin + low, length, tuple(wider)) if high <= width else None
+        if not rest:
+            wider.append((count, rows * row))
+            continue
+        # An axis that goes on in the next row is two: the indices in a row, and the rows.
+        inside = width // distance if high + (count - 1) * distance > width and not width % distance else count
+        if count % inside or high + (inside - 1) * distance > width:
+            return None
+        high += (inside - 1) * distance
+        wider.append((inside, distance))
+        if inside < count:
+            wider.append((count // inside, row))
+    return Runs(first * row + begin + low, length, tuple(reversed(wider))) if high <= width else None

@@ -17,7 +17,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.tensors.dtypes import DTYPES, DType
-from ckptconv.tensors.geometry import bands, contiguous_strides, gather, is_contiguous, row_runs, spread, tiles, trim
+from ckptconv.tensors.geometry import (
+    bands,
+    boxes_of,
+    contiguous_strides,
+    gather,
+    is_contiguous,
+    row_runs,
+    spread,
+    tiles,
+    trim,
+)
 from ckptconv.tensors.moves import (
     BLOCK,
     GAP,
@@ -171,7 +181,7 @@ class Stored(LazyTensor):
             return
         item = self.dtype.itemsize
         if order == "source" and start == 0 and stop == self.nbytes:
-            boxes = tiles(self.shape, self.strides, limit // item, item)
+            boxes = boxes_of(tiles(self.shape, self.strides, limit // item, item), self.strides)
         else:
             boxes = bands(self.shape, self.strides, start // item, -(-stop // item), limit // item, item)
         for box in boxes:
@@ -529,7 +539,8 @@ class Tiled(Computed):
     def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[_TileOf]:
         item, steps = self.dtype.itemsize, contiguous_strides(self.shape)
         if order == "source" and self.scattered:
-            boxes = tiles(self.shape, self._source_strides(), most, item)
+            strides = self._source_strides()
+            boxes = boxes_of(tiles(self.shape, strides, most, item), strides)
         else:
             boxes = bands(self.shape, steps, first, last, most, item)
         for box in boxes:

@@ -180,6 +180,28 @@ def viewed(tensor: LazyTensor, shape: tuple[int, ...]) -> LazyTensor:
     return as_stored(view) or view
 
 
+def opened(tensor: LazyTensor, shape: tuple[int, ...] | None = None) -> LazyTensor:
+    """Return the same bytes as an expression that `strided` takes apart to stored elements, where there is one.
+
+    That has views of the parts of a joined tensor, instead of a view of the whole. It has the shape `shape`, or if that
+    is None the one of what is inside views.
+    """
+    if isinstance(tensor, Tagged) or (isinstance(tensor, View) and tensor.dtype == tensor.tensor.dtype):
+        stored = as_stored(tensor) if shape is None else None
+        return stored or opened(tensor.tensor, shape)
+    if isinstance(tensor, Convert):
+        return replace(tensor, tensor=opened(tensor.tensor, shape))
+    if isinstance(tensor, Concat) and tensor.numel:
+        before, extent = math.prod(tensor.shape[: tensor.dim]), tensor.shape[tensor.dim]
+        wanted = tensor.shape if shape is None else shape
+        for dim, length in enumerate(wanted):
+            if math.prod(wanted[:dim]) == before and not length % extent:
+                lengths = (part.shape[tensor.dim] * (length // extent) for part in tensor.parts)
+                parts = zip(tensor.parts, lengths, strict=True)
+                return Concat(tuple(opened(part, (*wanted[:dim], n, *wanted[dim + 1 :])) for part, n in parts), dim)
+    return tensor if shape is None else viewed(tensor, shape)
+
+
 def extent(stored: Stored) -> int:
     """Return the number of bytes from the first element of `stored` to the end of its last; 0 if it has none."""
     if not stored.numel:

@@ -17,14 +17,16 @@ import torch
 from mbridge.core.bridge import Bridge
 from mbridge.core.parallel_states import ParallelStates
 from mbridge.models.deepseek_v3 import DeepseekV3Bridge
+from mbridge.models.glm4moe import GLM4MoEBridge
 from mbridge.models.llama import LLaMABridge
 from mbridge.models.mixtral import MixtralBridge
 from mbridge.models.qwen2 import Qwen2Bridge
+from mbridge.models.qwen2moe import Qwen2MoEBridge
 from mbridge.models.qwen3 import Qwen3Bridge
 from mbridge.models.qwen3moe import Qwen3MoEBridge
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
 from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.identity_op import IdentityOp
@@ -73,6 +75,27 @@ _MODELS: dict[str, tuple[type[Bridge], dict[str, Any], dict[str, Any]]] = {
         Qwen3MoEBridge,
         {"model_type": "qwen3_moe", **_EXPERTS},
         {"qk_layernorm": True, "num_moe_experts": 3, "moe_ffn_hidden_size": 7},
+    ),
+    "megatron-qwen2_moe": (
+        Qwen2MoEBridge,
+        {"model_type": "qwen2_moe", "head_dim": 4, **_EXPERTS, "shared_expert_intermediate_size": 9},
+        {
+            "add_qkv_bias": True, "num_moe_experts": 3, "moe_ffn_hidden_size": 7,
+            "moe_shared_expert_intermediate_size": 9, "moe_shared_expert_gate": True,
+        },
+    ),
+    "megatron-glm4_moe": (
+        GLM4MoEBridge,
+        {
+            "model_type": "glm4_moe", "num_hidden_layers": 3, "first_k_dense_replace": 1, "n_routed_experts": 3,
+            "moe_intermediate_size": 7, "num_experts_per_tok": 2, "n_shared_experts": 1, "use_qk_norm": True,
+            "num_nextn_predict_layers": 1,
+        },
+        {
+            "add_qkv_bias": True, "qk_layernorm": True, "num_moe_experts": 3, "moe_ffn_hidden_size": 7,
+            "moe_shared_expert_intermediate_size": 7, "moe_layer_freq": [0, 1, 1], "mtp_num_layers": 1,
+            "moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid",
+        },
     ),
     "megatron-mixtral": (
         MixtralBridge,
@@ -160,9 +183,10 @@ def model(name: str, *, padded: bool = True) -> GPTModel:
         multi_latent_attention.TELinear = type(None)
         for layer in spec.layer_specs:
             layer.submodules.self_attention.submodules.core_attention = IdentityOp
+    further = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False) if config.mtp_num_layers else None
     vocab = -(-hf["vocab_size"] // _PAD) * _PAD if padded else hf["vocab_size"]
     return GPTModel(
-        config=config, transformer_layer_spec=spec, vocab_size=vocab, max_sequence_length=64,
+        config=config, transformer_layer_spec=spec, mtp_block_spec=further, vocab_size=vocab, max_sequence_length=64,
         position_embedding_type="rope", rotary_base=int(hf["rope_theta"]),
         share_embeddings_and_output_weights=hf["tie_word_embeddings"],
     )  # fmt: skip
