@@ -221,7 +221,7 @@ class _Step:
             held = {name: self.items[name].files[rank] for name in chosen if rank in self.items[name].files}
             if held:
                 self._read_rank(rank, held)
-        ranks.check_names()
+        ranks.check_names(self.described.items if self.described else ())
         for name, item in self.items.items():
             if name not in chosen:
                 self._look_into(name, item)
