@@ -323,6 +323,21 @@ def test_local_tensors_without_metadata_are_refused(tmp_path: Path) -> None:
     convert(step, tmp_path / "out").refused(5, "metadata.pkl")
 
 
+def test_an_order_of_cuts_that_is_not_told_is_not_guessed(tmp_path: Path) -> None:
+    step = tmp_path / "step-2"
+    shutil.copytree(REAL / "2d-2x2-st" / "step-2", step)
+
+    def without_strides(tree: dict[str, Any]) -> None:
+        for item in tree["metadata"].values():
+            for own in item["nested_path_to_metadata"].values():
+                for placement in own[0]["sharding_metadata"]["data"]["placements"]:
+                    if placement.pop("split_factor", 0):
+                        placement["type"] = "Shard"
+
+    change(step, without_strides)
+    convert(step, tmp_path / "out").refused(5, "0.1.0", "order")
+
+
 @pytest.mark.parametrize("offset", [0, 5])
 def test_rectangles_that_overlap_or_leave_a_hole_are_refused(offset: int, tmp_path: Path) -> None:
     def boxes(tree: dict[str, Any]) -> None:
