@@ -491,6 +491,69 @@ class LoadOptions(TypedDict, total=False):
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
 
 
+class DistributedOptions(TypedDict, total=False):
+    """Options of `DistributedReader`."""
+
+    dtype: str | TorchDType | None
+    """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
+    Default: float32 for a DeepSpeed checkpoint, else keep."""
+
+    key: str | None
+    """Only this subtree, such as state_dict or optimizer.state; . is all."""
+
+    include: str | list[str] | tuple[str, ...] | None
+    """Only names that match, such as 'model.*'; repeatable."""
+
+    exclude: str | list[str] | tuple[str, ...] | None
+    """No names that match, such as '*.bias'; repeatable."""
+
+    strip_prefix: str | None
+    """Take PREFIX, such as model., off the beginning of names."""
+
+    rename: str | list[str] | tuple[str, ...] | None
+    """Rename, as re.sub does: '^module=model'; repeatable."""
+
+    map: str | os.PathLike[str] | None
+    """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
+    file of rules."""
+
+    size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
+    """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
+
+    optimizer: str | os.PathLike[str] | None
+    """Write the optimizer states there, by parameter."""
+
+    model_key: str | None
+    """Put the weights under KEY, such as model; . is the top of the state dict."""
+
+    optimizer_key: str | None
+    """Put the optimizer states under KEY."""
+
+    flat_optimizer: bool
+    """One key for each state and setting of a parameter, as flatten_optimizer_state_dict and torchtitan have it."""
+
+    tag: str | None
+    """The tag of a DeepSpeed run. Default: what `latest` says."""
+
+    exclude_frozen_parameters: bool
+    """Leave frozen parameters out."""
+
+    master: bool
+    """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
+
+    unstack: bool
+    """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
+
+    inert: bool
+    """Take even files that carry an attack; nothing in them runs."""
+
+    spool_dir: str | os.PathLike[str] | None
+    """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
+
+    storage_options: Mapping[str, Any] | str | None
+    """Settings of a store, for fsspec, such as '{"anon": true}'."""
+
+
 class RowsOptions(TypedDict, total=False):
     """Options of `split_rows`, `pack_rows` and `check_rows`."""
 
