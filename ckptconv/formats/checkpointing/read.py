@@ -468,7 +468,7 @@ class _Step:
             **({} if self.directory.path == path else {"directory": self.directory.path}),
             "ranks": self.world,
             **({"mesh": ", ".join(shapes)} if shapes else {}),
-            "items": list(self.items),
+            "items": ", ".join(self.items),
             "files": len(self.files.inputs),
             "metadata": f"version {self.version}" if self.version else "none: its own library cannot reshard the step",
         }

@@ -19,6 +19,7 @@ import torch
 from checkpoints import DATA, Run, assert_same, ckptconv_here, load_with_aliases
 from rank_files import placed, playing
 from safetensors.torch import load_file, save_file
+from step_files import REPLICA, SHARD, dtensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
@@ -29,23 +30,6 @@ WEIGHT = torch.arange(9 * 4, dtype=torch.float32).reshape(9, 4)
 BIAS = torch.arange(3.0)
 EXPECTED = {"weight": WEIGHT, "bias": BIAS}
 QUIETLY = ("--no-fsync", "--quiet")
-
-
-def dtensor(shape: tuple[int, ...], *placements: dict[str, Any], mesh: tuple[int, ...] = (2,)) -> dict[str, Any]:
-    """What metadata says of a DTensor of float32."""
-    ranks = tuple(range(int(torch.tensor(mesh).prod())))
-    spec = {"device_type": "cpu", "mesh_shape": mesh, "mesh_data": ranks, "mesh_dim_names": None}
-    data = {
-        "global_shape": list(shape),
-        "dtype": "torch.float32",
-        "stride": [1],
-        "mesh_spec": spec,
-        "placements": list(placements),
-    }
-    return {"sharding_metadata": {"type": "DTensorShardingMetadata", "data": data}, "ranks": ranks}
-
-
-SHARD, REPLICA = {"type": "Shard", "dim": 0}, {"type": "Replicate"}
 
 
 def metadata(kind: str = "TorchSerialization", suffix: str = "pt") -> dict[str, Any]:
