@@ -277,6 +277,13 @@ def test_a_pickle_that_runs_code_is_an_attack(tmp_path: Path) -> None:
     convert(step, tmp_path / "out").refused(3, "metadata.pkl")
 
 
+@pytest.mark.parametrize("size", [0, 10, 400])
+def test_metadata_that_is_cut_is_corrupt(size: int, tmp_path: Path) -> None:
+    step = in_safetensors(tmp_path / "step-1")
+    (step / "metadata.pkl").write_bytes((step / "metadata.pkl").read_bytes()[:size])
+    convert(step, tmp_path / "out").refused(4, "metadata.pkl")
+
+
 def test_missing_ranks_are_named(tmp_path: Path) -> None:
     for make in (in_safetensors, in_torch):
         step = make(tmp_path / make.__name__ / "step-1")
