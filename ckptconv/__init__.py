@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ckptconv.inspection.summary import Summary
     from ckptconv.library.checkpoint import Checkpoint
     from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
+    from ckptconv.library.distributed import DistributedReader
     from ckptconv.library.loading import load_state_dict
     from ckptconv.library.patching import patch
     from ckptconv.library.saving import save_state_dict
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ckptconv.options.keywords import (
         ConvertOptions,
         DiffOptions,
+        DistributedOptions,
         FinishOptions,
         InspectOptions,
         LoadOptions,
@@ -68,6 +70,8 @@ _HOMES = {
     "DiffOptions": ("options.keywords", "DiffOptions"),
     "Difference": ("comparison.diff", "Difference"),
     "DifferenceError": ("errors", "DifferenceError"),
+    "DistributedOptions": ("options.keywords", "DistributedOptions"),
+    "DistributedReader": ("library.distributed", "DistributedReader"),
     "FailedError": ("errors", "FailedError"),
     "FinishOptions": ("options.keywords", "FinishOptions"),
     "InspectOptions": ("options.keywords", "InspectOptions"),
@@ -119,6 +123,8 @@ __all__ = [
     "DiffOptions",
     "Difference",
     "DifferenceError",
+    "DistributedOptions",
+    "DistributedReader",
     "FailedError",
     "FinishOptions",
     "InspectOptions",

@@ -14,6 +14,7 @@ from pathlib import Path
 from ckptconv.options.kinds import FLAG
 from ckptconv.options.table import (
     DIFFING,
+    DISTRIBUTED,
     FINISHING,
     INSPECTING,
     LAYOUT,
@@ -36,6 +37,7 @@ TABLES: dict[str, tuple[Mapping[str, Option], str]] = {
     "FinishOptions": (FINISHING, "Options of `finish`."),
     "OpenOptions": (VIEWING, "Options of `open`."),
     "LoadOptions": (LOADING, "Options of `load_state_dict`."),
+    "DistributedOptions": (DISTRIBUTED, "Options of `DistributedReader`."),
     "RowsOptions": ({**OPTIONS, **LAYOUT}, "Options of `split_rows`, `pack_rows` and `check_rows`."),
 }
 HEAD = '''"""The options of the public calls as types, which editors complete and type checkers check.

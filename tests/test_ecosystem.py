@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 import zero_writer as zero
 from checkpoints import ckptconv_here
 from safetensors.torch import load_file, load_model
@@ -217,3 +218,28 @@ def test_torch_takes_it_as_memory_maps(trained: Any, tmp_path: Path) -> None:
         owner, _, last = name.rpartition(".")
         setattr(model.get_submodule(owner), last, buffer)
     assert torch.equal(answers(model), answers(trained))
+
+
+# ------------------------------------------------------------------------------------------------------- the examples
+
+
+def example(name: str) -> Any:
+    """A program of the directory examples, as a module."""
+    spec = spec_from_file_location(name, Path(__file__).parents[1] / "examples" / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("way", ["loaded", "dispatched"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_on_the_meta_device_is_loaded_from_distcp_files(kind: str, way: str, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    model = MODELS[kind]().eval()
+    dcp.save({"model": model.state_dict()}, checkpoint_id=tmp_path / "step", no_dist=True)
+    program = example("load_transformers")
+    other = getattr(program, way)(model.config, str(tmp_path / "step"))
+    ids = torch.arange(7).reshape(1, 7)
+    assert torch.equal(other(ids).logits, model(ids).logits)

@@ -29,7 +29,7 @@ class _ConvertInspectPatchRows(TypedDict, total=False):
     else files as the input has them."""
 
 
-class _ConvertPatchLoadRows(TypedDict, total=False):
+class _ConvertPatchLoadDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
     dtype: str | TorchDType | None
@@ -37,20 +37,17 @@ class _ConvertPatchLoadRows(TypedDict, total=False):
     Default: float32 for a DeepSpeed checkpoint, else keep."""
 
 
-class _ConvertInspectDiffPatchOpenLoadRows(TypedDict, total=False):
+class _ConvertInspectDiffPatchOpenLoadDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
     key: str | None
     """Only this subtree, such as state_dict or optimizer.state; . is all."""
 
-    raw: bool
-    """Take whole modules as the objects they are, not as their state dicts."""
-
     tag: str | None
     """The tag of a DeepSpeed run. Default: what `latest` says."""
 
 
-class _ConvertInspectDiffRows(TypedDict, total=False):
+class _ConvertInspectDiffDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
     include: str | list[str] | tuple[str, ...] | None
@@ -60,7 +57,7 @@ class _ConvertInspectDiffRows(TypedDict, total=False):
     """No names that match, such as '*.bias'; repeatable."""
 
 
-class _ConvertDiffPatchRows(TypedDict, total=False):
+class _ConvertDiffPatchDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
     strip_prefix: str | None
@@ -69,28 +66,19 @@ class _ConvertDiffPatchRows(TypedDict, total=False):
     rename: str | list[str] | tuple[str, ...] | None
     """Rename, as re.sub does: '^module=model'; repeatable."""
 
-    jobs: int | str | None
-    """Work in N threads. Default: what suits the machine."""
-
-    memory: int | str | None
-    """Most memory for all buffers together. Default: 8MiB; 24MiB where something is remote."""
-
     exclude_frozen_parameters: bool
     """Leave frozen parameters out."""
 
 
-class _ConvertInspectOpenRows(TypedDict, total=False):
+class _ConvertInspectOpenDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
     map: str | os.PathLike[str] | None
     """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
     file of rules."""
 
-    family: str | None
-    """The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's."""
 
-
-class _ConvertInspectDiffOpenRows(TypedDict, total=False):
+class _ConvertInspectDiffOpenDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
     size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
@@ -109,15 +97,6 @@ class _ConvertRows(TypedDict, total=False):
 
     chunks: int | str | None
     """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""
-
-    model_key: str | None
-    """Put the weights under KEY, such as model; . is the top of the state dict."""
-
-    optimizer_key: str | None
-    """Put the optimizer states under KEY."""
-
-    flat_optimizer: bool
-    """One key for each state and setting of a parameter, as flatten_optimizer_state_dict and torchtitan have it."""
 
     verify: bool
     """Compare the output with the input before it gets its name."""
@@ -168,6 +147,29 @@ class _ConvertOpenRows(TypedDict, total=False):
     """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
 
 
+class _ConvertDistributedRows(TypedDict, total=False):
+    """Options that these calls share."""
+
+    model_key: str | None
+    """Put the weights under KEY, such as model; . is the top of the state dict."""
+
+    optimizer_key: str | None
+    """Put the optimizer states under KEY."""
+
+    flat_optimizer: bool
+    """One key for each state and setting of a parameter, as flatten_optimizer_state_dict and torchtitan have it."""
+
+
+class _ConvertDiffPatchRows(TypedDict, total=False):
+    """Options that these calls share."""
+
+    jobs: int | str | None
+    """Work in N threads. Default: what suits the machine."""
+
+    memory: int | str | None
+    """Most memory for all buffers together. Default: 8MiB; 24MiB where something is remote."""
+
+
 class _ConvertPatchFinishRows(TypedDict, total=False):
     """Options that these calls share."""
 
@@ -202,7 +204,7 @@ class _ConvertFinishRows(TypedDict, total=False):
     """Write there, to be signed, the digests as OpenSSF Model Signing has them, and the provenance; needs --digest."""
 
 
-class _ConvertInspectDiffPatchOpenRows(TypedDict, total=False):
+class _ConvertInspectDiffPatchOpenDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
     spool_dir: str | os.PathLike[str] | None
@@ -212,11 +214,18 @@ class _ConvertInspectDiffPatchOpenRows(TypedDict, total=False):
     """Take even files that carry an attack; nothing in them runs."""
 
 
-class _ConvertInspectDiffPatchScanFinishOpenLoadRows(TypedDict, total=False):
+class _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
+
+
+class _ConvertInspectDiffPatchOpenLoadRows(TypedDict, total=False):
+    """Options that these calls share."""
+
+    raw: bool
+    """Take whole modules as the objects they are, not as their state dicts."""
 
 
 class _ConvertDiffPatchOpenLoadRows(TypedDict, total=False):
@@ -225,11 +234,29 @@ class _ConvertDiffPatchOpenLoadRows(TypedDict, total=False):
     alone: bool
     """Take INPUT by itself even if it is one file of many, such as a rank's or a shard."""
 
+
+class _ConvertInspectOpenRows(TypedDict, total=False):
+    """Options that these calls share."""
+
+    family: str | None
+    """The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's."""
+
+
+class _ConvertDiffPatchOpenLoadDistributedRows(TypedDict, total=False):
+    """Options that these calls share."""
+
     master: bool
     """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
 
     unstack: bool
     """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
+
+
+class _ConvertDistributed(TypedDict, total=False):
+    """Options that these calls share."""
+
+    optimizer: str | os.PathLike[str] | None
+    """Write the optimizer states there, by parameter."""
 
 
 class _InspectDiff(TypedDict, total=False):
@@ -241,36 +268,41 @@ class _InspectDiff(TypedDict, total=False):
 
 class ConvertOptions(
     _ConvertInspectPatchRows,
-    _ConvertPatchLoadRows,
-    _ConvertInspectDiffPatchOpenLoadRows,
-    _ConvertInspectDiffRows,
-    _ConvertDiffPatchRows,
-    _ConvertInspectOpenRows,
-    _ConvertInspectDiffOpenRows,
+    _ConvertPatchLoadDistributedRows,
+    _ConvertInspectDiffPatchOpenLoadDistributedRows,
+    _ConvertInspectDiffDistributedRows,
+    _ConvertDiffPatchDistributedRows,
+    _ConvertInspectOpenDistributedRows,
+    _ConvertInspectDiffOpenDistributedRows,
     _ConvertRows,
     _ConvertOpenRows,
+    _ConvertDistributedRows,
+    _ConvertDiffPatchRows,
     _ConvertPatchFinishRows,
     _ConvertPatchRows,
     _ConvertFinishRows,
-    _ConvertInspectDiffPatchOpenRows,
-    _ConvertInspectDiffPatchScanFinishOpenLoadRows,
+    _ConvertInspectDiffPatchOpenDistributedRows,
+    _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows,
+    _ConvertInspectDiffPatchOpenLoadRows,
     _ConvertDiffPatchOpenLoadRows,
+    _ConvertInspectOpenRows,
+    _ConvertDiffPatchOpenLoadDistributedRows,
+    _ConvertDistributed,
     total=False,
 ):
     """Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."""
 
-    optimizer: str | os.PathLike[str] | None
-    """Write the optimizer states there, by parameter."""
-
 
 class InspectOptions(
     _ConvertInspectPatchRows,
+    _ConvertInspectDiffPatchOpenLoadDistributedRows,
+    _ConvertInspectDiffDistributedRows,
+    _ConvertInspectOpenDistributedRows,
+    _ConvertInspectDiffOpenDistributedRows,
+    _ConvertInspectDiffPatchOpenDistributedRows,
+    _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows,
     _ConvertInspectDiffPatchOpenLoadRows,
-    _ConvertInspectDiffRows,
     _ConvertInspectOpenRows,
-    _ConvertInspectDiffOpenRows,
-    _ConvertInspectDiffPatchOpenRows,
-    _ConvertInspectDiffPatchScanFinishOpenLoadRows,
     _InspectDiff,
     total=False,
 ):
@@ -284,13 +316,16 @@ class InspectOptions(
 
 
 class DiffOptions(
-    _ConvertInspectDiffPatchOpenLoadRows,
-    _ConvertInspectDiffRows,
+    _ConvertInspectDiffPatchOpenLoadDistributedRows,
+    _ConvertInspectDiffDistributedRows,
+    _ConvertDiffPatchDistributedRows,
+    _ConvertInspectDiffOpenDistributedRows,
     _ConvertDiffPatchRows,
-    _ConvertInspectDiffOpenRows,
-    _ConvertInspectDiffPatchOpenRows,
-    _ConvertInspectDiffPatchScanFinishOpenLoadRows,
+    _ConvertInspectDiffPatchOpenDistributedRows,
+    _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows,
+    _ConvertInspectDiffPatchOpenLoadRows,
     _ConvertDiffPatchOpenLoadRows,
+    _ConvertDiffPatchOpenLoadDistributedRows,
     _InspectDiff,
     total=False,
 ):
@@ -334,37 +369,43 @@ class DiffOptions(
 
 class PatchOptions(
     _ConvertInspectPatchRows,
-    _ConvertPatchLoadRows,
-    _ConvertInspectDiffPatchOpenLoadRows,
+    _ConvertPatchLoadDistributedRows,
+    _ConvertInspectDiffPatchOpenLoadDistributedRows,
+    _ConvertDiffPatchDistributedRows,
     _ConvertDiffPatchRows,
     _ConvertPatchFinishRows,
     _ConvertPatchRows,
-    _ConvertInspectDiffPatchOpenRows,
-    _ConvertInspectDiffPatchScanFinishOpenLoadRows,
+    _ConvertInspectDiffPatchOpenDistributedRows,
+    _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows,
+    _ConvertInspectDiffPatchOpenLoadRows,
     _ConvertDiffPatchOpenLoadRows,
+    _ConvertDiffPatchOpenLoadDistributedRows,
     total=False,
 ):
     """Options of `patch`."""
 
 
-class ScanOptions(_ConvertInspectDiffPatchScanFinishOpenLoadRows, total=False):
+class ScanOptions(_ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows, total=False):
     """Options of `scan`."""
 
 
 class FinishOptions(
-    _ConvertPatchFinishRows, _ConvertFinishRows, _ConvertInspectDiffPatchScanFinishOpenLoadRows, total=False
+    _ConvertPatchFinishRows, _ConvertFinishRows, _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows, total=False
 ):
     """Options of `finish`."""
 
 
 class OpenOptions(
-    _ConvertInspectDiffPatchOpenLoadRows,
-    _ConvertInspectOpenRows,
-    _ConvertInspectDiffOpenRows,
+    _ConvertInspectDiffPatchOpenLoadDistributedRows,
+    _ConvertInspectOpenDistributedRows,
+    _ConvertInspectDiffOpenDistributedRows,
     _ConvertOpenRows,
-    _ConvertInspectDiffPatchOpenRows,
-    _ConvertInspectDiffPatchScanFinishOpenLoadRows,
+    _ConvertInspectDiffPatchOpenDistributedRows,
+    _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows,
+    _ConvertInspectDiffPatchOpenLoadRows,
     _ConvertDiffPatchOpenLoadRows,
+    _ConvertInspectOpenRows,
+    _ConvertDiffPatchOpenLoadDistributedRows,
     total=False,
 ):
     """Options of `open`."""
@@ -380,31 +421,55 @@ class OpenOptions(
 
 
 class LoadOptions(
-    _ConvertPatchLoadRows,
+    _ConvertPatchLoadDistributedRows,
+    _ConvertInspectDiffPatchOpenLoadDistributedRows,
+    _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows,
     _ConvertInspectDiffPatchOpenLoadRows,
-    _ConvertInspectDiffPatchScanFinishOpenLoadRows,
     _ConvertDiffPatchOpenLoadRows,
+    _ConvertDiffPatchOpenLoadDistributedRows,
     total=False,
 ):
     """Options of `load_state_dict`."""
 
 
+class DistributedOptions(
+    _ConvertPatchLoadDistributedRows,
+    _ConvertInspectDiffPatchOpenLoadDistributedRows,
+    _ConvertInspectDiffDistributedRows,
+    _ConvertDiffPatchDistributedRows,
+    _ConvertInspectOpenDistributedRows,
+    _ConvertInspectDiffOpenDistributedRows,
+    _ConvertDistributedRows,
+    _ConvertInspectDiffPatchOpenDistributedRows,
+    _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows,
+    _ConvertDiffPatchOpenLoadDistributedRows,
+    _ConvertDistributed,
+    total=False,
+):
+    """Options of `DistributedReader`."""
+
+
 class RowsOptions(
     _ConvertInspectPatchRows,
-    _ConvertPatchLoadRows,
-    _ConvertInspectDiffPatchOpenLoadRows,
-    _ConvertInspectDiffRows,
-    _ConvertDiffPatchRows,
-    _ConvertInspectOpenRows,
-    _ConvertInspectDiffOpenRows,
+    _ConvertPatchLoadDistributedRows,
+    _ConvertInspectDiffPatchOpenLoadDistributedRows,
+    _ConvertInspectDiffDistributedRows,
+    _ConvertDiffPatchDistributedRows,
+    _ConvertInspectOpenDistributedRows,
+    _ConvertInspectDiffOpenDistributedRows,
     _ConvertRows,
     _ConvertOpenRows,
+    _ConvertDistributedRows,
+    _ConvertDiffPatchRows,
     _ConvertPatchFinishRows,
     _ConvertPatchRows,
     _ConvertFinishRows,
-    _ConvertInspectDiffPatchOpenRows,
-    _ConvertInspectDiffPatchScanFinishOpenLoadRows,
+    _ConvertInspectDiffPatchOpenDistributedRows,
+    _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows,
+    _ConvertInspectDiffPatchOpenLoadRows,
     _ConvertDiffPatchOpenLoadRows,
+    _ConvertInspectOpenRows,
+    _ConvertDiffPatchOpenLoadDistributedRows,
     total=False,
 ):
     """Options of `split_rows`, `pack_rows` and `check_rows`."""

@@ -718,6 +718,11 @@ OPENING = _named_in(
 # What an opened checkpoint gives, by names and dtypes, beside what is read of it.
 VIEWING = {**OPENING, **_named_in(OPTIONS, "partial fill")}
 LOADING = _named_in(OPTIONS, "key dtype tag raw alone master unstack storage_options")
+DISTRIBUTED = _named_in(
+    OPTIONS,
+    "dtype key include exclude strip_prefix rename map size optimizer model_key optimizer_key flat_optimizer tag "
+    "exclude_frozen_parameters master unstack inert spool_dir storage_options",
+)
 FINISHING = _named_in(OPTIONS, "checksum manifest attest fsync storage_options")
 INSPECTING = _named_in(
     {**OPTIONS, **COMMAND},

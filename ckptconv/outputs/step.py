@@ -85,11 +85,11 @@ def file_plans(found: Contents, options: Options) -> list[FilePlan]:
 
 
 def _check_name(item: str) -> None:
-    why = "it is a path" if "/" in item else leads_out(f"{item}_0.pt", "")
-    if why or item.startswith("."):
+    why = "it is empty" if not item else "it is a path" if "/" in item else leads_out(f"{item}_0.pt", "")
+    why = why or ("it begins with a dot" if item.startswith(".") else "")
+    if why:
         raise UsageError(
-            f"{named(item)} would be an item of the step, and the name of its files: {why or 'it begins with a dot'}. "
-            "Nothing was written.",
+            f"{named(item)} would be an item of the step, and the name of its files: {why}. Nothing was written.",
             "Put the weights under another key with --model-key.",
         )
 

@@ -96,7 +96,7 @@ class _Production:
             self._read,
             list(self._equal()),
             list(self._alike()),
-            {path: each for one in self.every for path, each in one.digests.items()} if options.checksum else {},
+            {path: each for one in self.every for path, each in one.digests.items()},
             self._checksums if options.checksum else None,
             [inputs_of(each, within) if asked else {} for each in self._outputs],
         )

@@ -71,8 +71,8 @@ def holds_one(place: Location) -> bool:
 def is_step(place: Location) -> bool:
     """Whether a directory is a step: by its metadata, or by its names."""
     names = place.names
-    if NAME in names:
-        return names[NAME].kind == "file" and _is_metadata(_head(place.at(names[NAME].file)))
+    if NAME in names and names[NAME].kind == "file" and _is_metadata(_head(place.at(names[NAME].file))):
+        return True
     items = [item for item in items_of(place, None).values() if not item.shared]
     held = [item for item in items if item.has_tensors]
     numbered = {file.path for item in held for file in item.files.values()}

@@ -94,11 +94,13 @@ class DescribedItem:
 
 @dataclass
 class Described:
-    """What `metadata.pkl` says: the version, the number of ranks, and the items."""
+    """What `metadata.pkl` says: the version, the number of ranks, and the items. `knows_strides` is whether it has a
+    strided placement: 0.1.0 wrote plain ones in their place."""
 
     version: str
     world: int
     items: dict[str, DescribedItem] = field(default_factory=dict)
+    knows_strides: bool = False
 
 
 def text_path(path: Path) -> Path:
@@ -125,7 +127,7 @@ class _Reading:
     _meshes: dict[Any, Mesh] = field(default_factory=dict)
     _layouts: dict[Any, Any] = field(default_factory=dict)
     _ranks: dict[tuple[int, ...], frozenset[int]] = field(default_factory=dict)
-    _named: dict[str, str] = field(default_factory=dict)
+    _strided: bool = False
 
     def _corrupt(self, reason: str) -> CorruptError:
         return CorruptError(f"{self.where} is no sound metadata of a step: {reason}.", "Copy or download it again.")
@@ -154,6 +156,7 @@ class _Reading:
                 for text, groups in tensors.items():
                     self._add(found, name, self._path(text), groups)
         self._check_files(found)
+        found.knows_strides = self._strided
         return found
 
     def _read_flat(self, found: Described, metadata: Mapping[Any, Any], files: Mapping[Any, Any]) -> None:
@@ -304,6 +307,7 @@ class _Reading:
             raise self._corrupt(f"{what} is sharded along dimension {brief(dim)}, and has {len(shape)} dimensions")
         if type(factor) is not int or not 1 <= factor <= MAX_FACTOR:
             raise self._corrupt(f"{what} has a strided placement with the split factor {brief(factor)}")
+        self._strided = self._strided or kind == "StridedShard"
         return Cut(dim, factor if kind == "StridedShard" else 1)
 
     def _mesh(self, what: str, told: Mapping[Any, Any]) -> Mesh:

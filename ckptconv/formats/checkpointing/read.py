@@ -39,7 +39,7 @@ from ckptconv.formats.dcp.chunks import Shape, Tile
 from ckptconv.formats.dcp.entries import MAX_VALUE
 from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.ranks.join import Ranks, lacking
-from ckptconv.formats.ranks.layouts import Mesh
+from ckptconv.formats.ranks.layouts import Layout, Mesh
 from ckptconv.formats.ranks.pieces import Part, Piece, Pieces, Shards, Whole, shape_of
 from ckptconv.formats.ranks.read import Files, Opened, bytes_of, divided, everything, states_of, weights_of
 from ckptconv.formats.runs import Located
@@ -220,7 +220,7 @@ class _Step:
             held = {name: self.items[name].files[rank] for name in chosen if rank in self.items[name].files}
             if held:
                 self._read_rank(rank, held)
-        ranks.check_names()
+        ranks.check_names(self.described.items if self.described else ())
         for name, item in self.items.items():
             if name not in chosen:
                 self._look_into(name, item)
@@ -395,8 +395,14 @@ class _Step:
             its = piece.layout
             has: Any = its.shape, piece.tensor.dtype.name
             if isinstance(geometry, Distributed):
-                said = (*said, geometry.layout.mesh[:2], geometry.layout.placements)
-                has = (*has, its.mesh[:2], its.placements)
+                stated = geometry.layout.placements
+                said = (*said, geometry.layout.mesh[:2], stated)
+                # Where 0.1.0 states no stride, there may be one.
+                plain = tuple(
+                    one and (one._replace(factor=1) if other and other.factor == 1 else one)
+                    for one, other in zip(its.placements, stated, strict=False)
+                )
+                has = (*has, its.mesh[:2], plain)
             agrees = has == said and isinstance(geometry, Distributed)
         elif tensor is None:
             agrees = False
@@ -415,9 +421,21 @@ class _Step:
             layout = geometry.layout
             if tensor.shape == layout.shape and not any(layout.placements):
                 return piece
+            self._check_order(where, name, layout)
             inside = rank in layout.mesh.ranks
             return Part(layout, layout.mesh.coordinate(rank) if inside else None, tensor)
         return self._cut(where, name, tensor, geometry, self._boxes[path])
+
+    def _check_order(self, where: str, name: str, layout: Layout) -> None:
+        """Raise UnsupportedError if several mesh dimensions cut one of the tensor, and nothing tells in which order."""
+        own = zip(layout.placements, layout.mesh.shape, strict=True)
+        dims = [cut.dim for cut, ranks in own if cut and ranks > 1]
+        if len(set(dims)) < len(dims) and not (self.described and self.described.knows_strides):
+            raise UnsupportedError(
+                f"{where}: {named(name)} is cut along one dimension by {len(dims)} dimensions of its mesh, and {NAME} "
+                "does not tell in which order: torch_checkpointing 0.1.0 left that out.",
+                "Save it with a later release, or as torch.save writes it, which tells.",
+            )
 
     @staticmethod
     def _cut(
@@ -449,7 +467,7 @@ class _Step:
             **({} if self.directory.path == path else {"directory": self.directory.path}),
             "ranks": self.world,
             **({"mesh": ", ".join(shapes)} if shapes else {}),
-            "items": list(self.items),
+            "items": ", ".join(self.items),
             "files": len(self.files.account.inputs),
             "metadata": f"version {self.version}" if self.version else "none: its own library cannot reshard the step",
         }

@@ -7,7 +7,7 @@ its bytes are read. Every rank must hold the same names, but for ranks of differ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,8 +103,9 @@ class Ranks:
 
     # ---------------------------------------------------------------------------------------------------------- names
 
-    def check_names(self) -> None:
-        """Raise CorruptError unless ranks of the same meshes hold the same names.
+    def check_names(self, known: Collection[str | int] = ()) -> None:
+        """Raise CorruptError unless ranks of the same meshes hold the same names. Of what is below the `known` first
+        steps of paths, something else tells which rank holds what.
 
         A rank without any tensor may lack them all: a gathered state dict is on the first rank alone. Any rank may lack
         plain states of an optimizer: under FSDP1, it has none of a parameter of which it holds nothing. Whoever uses
@@ -121,6 +122,7 @@ class Ranks:
         for ranks in alike.values():
             for path, held in self.pieces.items() if len(ranks) > 1 else ():
                 those = [rank for rank in ranks if not self.parts or (rank, path[0]) in self.parts]
+                those = [] if path[0] in known else those
                 have = [rank for rank in those if rank in held]
                 is_plain = all(isinstance(piece, Whole) for piece in held.values())
                 if have and len(have) < len(those) and not (is_plain and optimizers.optimizer_of(path) is not None):

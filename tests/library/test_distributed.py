@@ -1,0 +1,117 @@
+"""DistributedReader: what torch.distributed.checkpoint loads of checkpoints of other formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from checkpoints import DATA, ZERO, assert_same
+from rank_files import placed, playing
+from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+
+from ckptconv import DistributedReader, UsageError
+from ckptconv.storage.files import DescriptorReader
+
+STEP = DATA / "checkpointing" / "2d-2x2-st"
+WEIGHT = torch.arange(9 * 4.0).reshape(9, 4)
+# Of short rows, columns are read with what is between them.
+WIDE = torch.arange(3 * 60_000.0).reshape(3, -1)
+
+
+@pytest.fixture
+def read() -> Iterator[list[int]]:
+    """The numbers of bytes of data that are read."""
+    counts: list[int] = []
+    fill, fill_runs = DescriptorReader.fill, DescriptorReader.fill_runs
+
+    def counted(self: Any, offset: int, buffers: Any) -> None:
+        counts.append(sum(map(len, buffers)))
+        fill(self, offset, buffers)
+
+    def counted_runs(self: Any, offsets: Any, length: int, out: Any) -> None:
+        counts.append(len(out))
+        fill_runs(self, offsets, length, out)
+
+    with mock.patch.multiple(DescriptorReader, fill=counted, fill_runs=counted_runs):
+        yield counts
+
+
+def load(state: dict[str, Any], reader: DistributedReader) -> None:
+    dcp.load(state, storage_reader=reader, no_dist=True)
+
+
+def test_a_zero_checkpoint_is_loaded_like_any_other() -> None:
+    expected = load_file(ZERO / "z3_bf16_untied_w2" / "expected.safetensors")
+    state = {"model": {name: torch.zeros_like(tensor) for name, tensor in expected.items()}}
+    load(state, DistributedReader(ZERO / "z3_bf16_untied_w2" / "checkpoint", model_key="model"))
+    assert_same(state["model"], expected)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_rank_reads_its_own_shards(world: int, dim: int, tmp_path: Path, read: list[int]) -> None:
+    weight = WIDE if dim else WEIGHT
+    save_file({"weight": weight, "other": -weight}, tmp_path / "model.safetensors")
+    for rank in range(world):
+        with playing(rank, world):
+            mesh = init_device_mesh("cpu", (world,))
+            state = {"weight": placed(torch.zeros_like(weight), mesh, Shard(dim))}
+            reader = DistributedReader(tmp_path / "model.safetensors")
+            read.clear()
+            load(state, reader)
+            reader.close()
+            own = state["weight"]
+            assert isinstance(own, DTensor)
+            local = own.to_local()
+            parts = weight.chunk(world, dim)
+            assert torch.equal(local, parts[rank] if rank < len(parts) else local[:0])
+            assert sum(read) == local.nbytes
+
+
+def test_states_and_settings_are_loaded_beside_the_weights() -> None:
+    expected = load_file(STEP / "optimizer.safetensors")
+    states: dict[str, dict[str, Any]] = {}
+    for name, tensor in expected.items():
+        parameter, _, key = name.rpartition(".")
+        states.setdefault(parameter, {})[key] = torch.zeros_like(tensor)
+    state = {
+        "model": {"up.weight": torch.zeros(10, 8)},
+        "optimizer": {"state": states, "param_groups": [{"lr": 0.5, "params": list(states)}]},
+    }
+    load(state, DistributedReader(STEP / "step-2", model_key="model", optimizer=STEP / "step-2"))
+    assert torch.equal(state["model"]["up.weight"], load_file(STEP / "expected.safetensors")["up.weight"])
+    got = {f"{name}.{key}": tensor for name, own in states.items() for key, tensor in own.items()}
+    assert_same(got, expected)
+    assert state["optimizer"]["param_groups"][0]["lr"] == 0.01
+
+
+def test_another_dtype_is_cast_once(tmp_path: Path) -> None:
+    save_file({"a.weight": WEIGHT / 3}, tmp_path / "model.safetensors")
+    state = {"weight": torch.zeros(9, 4, dtype=torch.bfloat16)}
+    load(state, DistributedReader(tmp_path / "model.safetensors", dtype="bf16", strip_prefix="a."))
+    assert torch.equal(state["weight"], (WEIGHT / 3).bfloat16())
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    save_file({"weight": WEIGHT}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointException, match="bias"):
+        load({"bias": torch.zeros(4)}, DistributedReader(tmp_path / "model.safetensors"))
+    with pytest.raises(UsageError, match="does not exist"):
+        DistributedReader(tmp_path / "none")
+    with pytest.raises(UsageError, match="chunks"):
+        DistributedReader(tmp_path / "model.safetensors", chunks=2)  # type: ignore[call-arg]
+
+
+def test_a_class_known_by_name_only_is_left_out(tmp_path: Path) -> None:
+    torch.save({"weight": WEIGHT, "extra": Path("x")}, tmp_path / "model.pt")
+    state = {"weight": torch.zeros(9, 4)}
+    load(state, DistributedReader(tmp_path / "model.pt"))
+    assert torch.equal(state["weight"], WEIGHT)
