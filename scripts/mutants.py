@@ -359,10 +359,12 @@ def main(words: list[str]) -> int:
     if wrong or words == ["--check"]:
         return bool(wrong)
     chosen = [each for each in MUTANTS if not words or any(word in each.place + each.right for word in words)]
+    alive = []
     with ThreadPoolExecutor(WORKERS) as pool:
-        alive = [each for each, living in zip(chosen, pool.map(lives, chosen), strict=True) if living]
-    for each in alive:
-        print(f"lives: {each.place}: {each.right!r} as {each.wrong!r}, with {each.tests}")
+        for each, living in zip(chosen, pool.map(lives, chosen), strict=True):
+            if living:
+                alive.append(each)
+                print(f"lives: {each.place}: {each.right!r} as {each.wrong!r}, with {each.tests}", flush=True)
     print(f"{len(chosen) - len(alive)} of {len(chosen)} faults were found.")
     return bool(alive)
 

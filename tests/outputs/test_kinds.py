@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 from collections import OrderedDict
@@ -202,6 +203,15 @@ def test_a_pt_file_of_plain_safetensors_has_the_names_that_were_asked_for(tmp_pa
     assert_same(torch.load(tmp_path / "m.pt"), {"a.w": tensors["m.a.weight"], "b": tensors["m.b"]})
     with pytest.raises(UsageError, match="the same name 'b'"):
         ckptconv.convert(tmp_path / "m.safetensors", tmp_path / "m.pt", rename=("^m.b=b", "^c=b"))
+
+
+def test_a_pt_file_of_plain_shards_has_the_names_in_the_order_of_the_shards(tmp_path: Path) -> None:
+    homes = {f"m.{name}": f"model-0000{number}-of-00002.safetensors" for number, name in ((1, "b"), (2, "a"))}
+    for name, home in homes.items():
+        save_file({name: torch.ones(2)}, tmp_path / home)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": homes}))
+    ckptconv.convert(tmp_path, tmp_path / "m.pt", strip_prefix="m.", verify=True)
+    assert list(torch.load(tmp_path / "m.pt")) == ["b", "a"]
 
 
 def test_where_a_record_says_the_keys_of_a_pt_file_other_names_need_no_structure(tmp_path: Path) -> None:
