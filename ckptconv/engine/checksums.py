@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import bisect
 import threading
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError
 from ckptconv.plan import Data, Plan
+from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import Reader, Readers
 from ckptconv.storage.records import Record, Records, combine
 from ckptconv.tensors.moves import BLOCK, File, Runs
@@ -124,7 +124,7 @@ class Checksums:
             return
         start = offset - record.offset
         part = data[: record.size - start]
-        span = Span(start, start + len(part), zlib.crc32(part))
+        span = Span(start, start + len(part), crc32(part))
         with self._lock:
             if span == (0, *record[1:]):
                 self._used.pop((file.path, index), None)
@@ -150,7 +150,7 @@ class Checksums:
         self.extra_bytes += length
         crc = 0
         for at in range(0, length, BLOCK):
-            crc = zlib.crc32(reader.read_at(offset + at, min(BLOCK, length - at)), crc)
+            crc = crc32(reader.read_at(offset + at, min(BLOCK, length - at)), crc)
         return crc
 
 

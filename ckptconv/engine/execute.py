@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import zlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
@@ -17,6 +16,7 @@ from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
 from ckptconv.engine.worker import Seen, Tally, Worker
 from ckptconv.plan import Data, FilePlan, Trailer
 from ckptconv.process import Thread, start_threads
+from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import Readers
 from ckptconv.storage.prefetch import REQUESTS, Prefetch, is_read_far
 from ckptconv.storage.progress import Progress
@@ -141,7 +141,7 @@ def _finish(file: FilePlan, writer: Writer, workers: Sequence[Worker], total: Ta
         if isinstance(part, Data) and part.nbytes and part.name not in digests:
             crc = 0
             for at in range(0, part.nbytes, BLOCK):
-                crc = zlib.crc32(writer.read_at(part.offset + at, min(BLOCK, part.nbytes - at)), crc)
+                crc = crc32(writer.read_at(part.offset + at, min(BLOCK, part.nbytes - at)), crc)
             digests[part.name] = crc
     for part in file.parts if writer.positioned else ():
         if isinstance(part, Trailer):

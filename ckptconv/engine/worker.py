@@ -7,7 +7,6 @@ tensors, a window contains a thousand, so they are handled together where possib
 from __future__ import annotations
 
 import itertools
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
@@ -17,6 +16,7 @@ from ckptconv.engine.tasks import Piece, RowBlock, Task, Tile, Window, is_dense
 from ckptconv.plan import AssertZero, Data, Literal, NotZeroError, Trailer
 from ckptconv.storage.coalesce import BLOCK as NEARBY
 from ckptconv.storage.coalesce import are_near, blocks
+from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import MAX_BUFFERS, Reader, Readers
 from ckptconv.storage.prefetch import Prefetch, is_read_far
 from ckptconv.storage.records import combine
@@ -158,15 +158,15 @@ class Worker:
         """Add `data`, the bytes of `part` from `start` on, to its CRC-32."""
         assert self.digests is not None
         if not start and len(data) == part.nbytes:
-            self.digests[part.name] = zlib.crc32(data)
+            self.digests[part.name] = crc32(data)
             return
         made = self.digests.setdefault(part.name, [])
         assert isinstance(made, list)
         if made and made[-1][0] + made[-1][1] == start:
             first, size, crc = made.pop()
-            made.append((first, size + len(data), zlib.crc32(data, crc)))
+            made.append((first, size + len(data), crc32(data, crc)))
         else:
-            made.append((start, len(data), zlib.crc32(data)))
+            made.append((start, len(data), crc32(data)))
 
     def bytes_of(self, part: Data, start: int, stop: int) -> memoryview:
         """Return bytes `start` to `stop` of a tensor, valid until the next call."""

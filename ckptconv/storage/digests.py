@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import threading
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any, TypeAlias
 
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.process import Thread, start_threads
+from ckptconv.storage.crc import adler32
 from ckptconv.storage.writing import Writer
 from ckptconv.text import install
 
@@ -48,7 +48,7 @@ class _Adler32:
         self._value = 1
 
     def update(self, data: bytes | memoryview) -> None:
-        self._value = zlib.adler32(data, self._value)
+        self._value = adler32(data, self._value)
 
     def hexdigest(self) -> str:
         return f"{self._value:08x}"

@@ -11,9 +11,10 @@ import binascii
 import functools
 import hashlib
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
+
+from ckptconv.storage.crc import crc32
 
 # Longer objects are not checked with algorithms that run in Python itself, at some 10 MB a second.
 _SLOW_MOST = 4 << 20
@@ -36,7 +37,7 @@ class _Crc32:
         self._crc = 0
 
     def update(self, data: bytes) -> None:
-        self._crc = zlib.crc32(data, self._crc)
+        self._crc = crc32(data, self._crc)
 
     def digest(self) -> bytes:
         return self._crc.to_bytes(4, "big")

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, LimitError, UnsupportedError, UsageError
 from ckptconv.storage import remote
+from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import DescriptorReader, Options, Reader, Readers, hold
 from ckptconv.storage.handles import Handle, resolved, unnamed
 from ckptconv.storage.overwriting import laid_out
@@ -327,7 +328,7 @@ def _unpack(file: File, packed: Packed, reader: Reader, start: int, spool: Spool
             raise _damaged(file, f"it inflates to more than the {file.size} bytes it is said to have")
         spool.write_at(start + done, made)
         if packed.crc is not None:
-            crc = zlib.crc32(made, crc)
+            crc = crc32(made, crc)
         done += len(made)
     if done != file.size:
         raise _damaged(file, f"it inflates to {done} bytes, and it is said to have {file.size}")
@@ -356,7 +357,7 @@ def ends_of(file: File, reader: Reader, keep: int, most: int) -> Ends:
         size += len(made)
         if size > most:
             raise LimitError(f"{file.path} is damaged: it unpacks to more than the {most} bytes that it can have.")
-        crc = zlib.crc32(made, crc)
+        crc = crc32(made, crc)
         head += made[: max(keep - len(head), 0)]
         tail = (tail + made)[-max(keep, len(made)) :]
     return Ends(size, crc, bytes(head), tail)

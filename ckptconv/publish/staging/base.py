@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -18,6 +17,7 @@ from typing import Any
 from ckptconv.errors import CkptconvError, FailedError, StoppedError
 from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import Made, made
+from ckptconv.storage.crc import crc32
 from ckptconv.storage.digests import Digests, digests_of
 from ckptconv.storage.files import Reader
 from ckptconv.storage.handles import ForeignError
@@ -204,5 +204,5 @@ def may_go_on(error: BaseException) -> bool:
 def _digest(reader: Reader, start: int, length: int) -> int:
     crc = 0
     for at in range(start, start + length, _READ):
-        crc = zlib.crc32(reader.read_at(at, min(_READ, start + length - at)), crc)
+        crc = crc32(reader.read_at(at, min(_READ, start + length - at)), crc)
     return crc
