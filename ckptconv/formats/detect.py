@@ -69,6 +69,8 @@ def open_source(
     like: str = "",
     map: str | os.PathLike[str] = "",  # noqa: A002
     size: Mapping[str, int] | None = None,
+    dequantize: bool = False,
+    weights_dtype: str = "bfloat16",
     inert: bool = False,
     raw: bool = False,
     spool_dir: str = "",
@@ -82,9 +84,9 @@ def open_source(
     optimizer's fp32 masters) and `unstack` (a tensor for each layer) apply to Megatron-core's. A structure record of
     safetensors that does not fit the tensors is an error; with `structure` false it is left out. `like` is the path of
     the source's reference. `map` names a map, which gives other names and layouts, and `size` tells sizes of its axes.
-    A file that is an attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw`
-    keeps whole modules the objects they are. "-" is standard input. Input from a pipe is kept in a temporary file in
-    `spool_dir`.
+    With `dequantize`, weights of `weights_dtype` stand in the place of quantized ones. A file that is an attack raises
+    UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw` keeps whole modules the objects
+    they are. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`.
     """
     path = os.fspath(path)
     if not path:
@@ -119,7 +121,8 @@ def open_source(
     ]
     source = replace(source, warnings=[*source.warnings, *idle]) if idle else source
     reaching = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
-    return with_layout(source, like=like, map=os.fspath(map), size=size, **reaching)
+    layout: dict[str, Any] = {"like": like, "map": os.fspath(map), "size": size, **reaching}
+    return with_layout(source, dequantize=dequantize, weights_dtype=weights_dtype, **layout)
 
 
 def with_layout(
@@ -128,14 +131,21 @@ def with_layout(
     like: str = "",
     map: str = "",  # noqa: A002
     size: Mapping[str, int] | None = None,
+    dequantize: bool = False,
+    weights_dtype: str = "bfloat16",
     **reaching: Any,
 ) -> Source:
-    """Return `source` with the reference and the map that an output of it is to have; each "" if there is none.
+    """Return `source` with the reference and the map that an output of it is to have; each "" if there is none. With
+    `dequantize`, its quantized weights become weights of `weights_dtype` first.
 
     The arguments are those of `open_source`; `reaching` say how it reaches and trusts any checkpoint.
     """
     if is_pipe(like):
         raise UsageError(f"--like {like} is a pipe, and a reference is a checkpoint that stays.")
+    if dequantize:
+        from ckptconv.formats.quantized.weights import with_weights
+
+        source = with_weights(source, weights_dtype, reaching.get("storage_options") or {})
     if like:
         source = replace(source, reference=open_source(normalize(like), structure=False, **reaching))
     if map or size:
@@ -166,7 +176,8 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
     if source.reread is None or wanted == source.wanted:
         return source
     with attacks.refused(not inert):
-        return replace(source.reread(wanted), map=source.map, reference=source.reference)
+        again = replace(source.reread(wanted), map=source.map, reference=source.reference)
+    return source.quantized.again(again) if source.quantized else again
 
 
 def ranks_to_convert(place: Location, tag: str, *, inert: bool = False) -> list[int]:

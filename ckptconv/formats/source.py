@@ -77,6 +77,23 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Quantized:
+    """What was made of quantized weights: weights of `dtype`, `formats` {format: count} of them.
+
+    `path` is the configuration that says so, "" if none does. `again` does the same to the source when it is reread.
+    `bare` are names of 8-bit floats without scales, which were left alone. `parts` are the names of the parts of each
+    weight.
+    """
+
+    dtype: str
+    path: str
+    formats: Mapping[str, int]
+    bare: tuple[str, ...]
+    parts: Mapping[str, tuple[str, ...]]
+    again: Callable[[Source], Source]
+
+
+@dataclass(frozen=True)
 class Source:
     """An opened checkpoint: a tree with `LazyTensor` leaves, and facts about it. It is complete and immutable.
 
@@ -106,6 +123,7 @@ class Source:
     - `map` gives the weights and states other names and layouts, if the user asked for one.
     - `companions` are small files beside it, or beside its reference, by name, that are copied along with the weights.
     - `reference` is the checkpoint whose names, files and dtypes an output of the weights takes over.
+    - `quantized` says what was made of quantized weights, if weights were asked for in their place.
     - `wanted` is what was read. If that was not everything, `reread` opens the checkpoint again for more.
     - `pointers` are the paths of files that only say where the checkpoint is, such as `latest`.
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping.
@@ -156,6 +174,7 @@ class Source:
     map: ChosenMap | None = None
     companions: Mapping[str, File] = field(default_factory=dict)
     reference: Source | None = None
+    quantized: Quantized | None = None
     wanted: Wanted = Wanted()
     reread: Callable[[Wanted], Source] | None = None
 

@@ -63,7 +63,7 @@ def inspect(
     with no_garbage():
         if isinstance(opened, Source):
             opened = complete(opened, key=asked["key"], inert=asked["inert"])
-            layout = {name: asked[name] for name in ("map", "size", "storage_options")}
+            layout = {name: asked[name] for name in ("map", "size", "dequantize", "storage_options")}
             opened = with_layout(opened, **layout)
         else:
             path = os.fspath(opened)

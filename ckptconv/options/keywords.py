@@ -32,6 +32,9 @@ class ConvertOptions(TypedDict, total=False):
     """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
     Default: float32 for a DeepSpeed checkpoint, else keep."""
 
+    dequantize: bool
+    """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
+
     key: str | None
     """Only this subtree, such as state_dict or optimizer.state; . is all."""
 
@@ -188,6 +191,9 @@ class InspectOptions(TypedDict, total=False):
     exclude: str | list[str] | tuple[str, ...] | None
     """No names that match, such as '*.bias'; repeatable."""
 
+    dequantize: bool
+    """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
+
     map: str | os.PathLike[str] | None
     """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
     file of rules."""
@@ -258,6 +264,9 @@ class DiffOptions(TypedDict, total=False):
     dtype: str | TorchDType | None
     """Cast the floating tensors of both to DTYPE before they are compared. Default: float32 for a DeepSpeed
     checkpoint, else keep."""
+
+    dequantize: bool
+    """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
 
     rtol: float | str | None
     """Compare values, not bits; equal is what differs by at most R times the larger of both. Default: bits are
@@ -435,6 +444,9 @@ class OpenOptions(TypedDict, total=False):
     unstack: bool
     """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
 
+    dequantize: bool
+    """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
+
     map: str | os.PathLike[str] | None
     """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
     file of rules."""
@@ -475,6 +487,9 @@ class LoadOptions(TypedDict, total=False):
     """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
     Default: float32 for a DeepSpeed checkpoint, else keep."""
 
+    dequantize: bool
+    """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
+
     tag: str | None
     """The tag of a DeepSpeed run. Default: what `latest` says."""
 
@@ -501,6 +516,9 @@ class RowsOptions(TypedDict, total=False):
     dtype: str | TorchDType | None
     """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
     Default: float32 for a DeepSpeed checkpoint, else keep."""
+
+    dequantize: bool
+    """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
 
     key: str | None
     """Only this subtree, such as state_dict or optimizer.state; . is all."""

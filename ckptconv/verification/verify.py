@@ -218,7 +218,8 @@ def verify(
     with no_garbage():
         if isinstance(source, Source):
             opened, like = complete(source, **_wanted(targets, asked)), _reference(targets, asked)
-            sources = [with_layout(opened, like=like, map=asked.map, size=asked.size, **asked.reaching())]
+            weights = asked.dequantizing()
+            sources = [with_layout(opened, like=like, map=asked.map, size=asked.size, **weights, **asked.reaching())]
         else:
             sources = _open(normalize(source), targets, asked)
         told, where = _recorded_map(targets[0]) if not asked.map else (None, "")

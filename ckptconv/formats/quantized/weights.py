@@ -1,0 +1,161 @@
+"""A source whose tensors are the weights that its quantized ones stand for."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ckptconv.formats import companions
+from ckptconv.formats.quantized import configuration, joining
+from ckptconv.formats.quantized.configuration import COMFY, Configuration
+from ckptconv.formats.source import Quantized, Source
+from ckptconv.formats.values import first_bytes
+from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
+from ckptconv.storage.location import Location
+from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, untagged
+from ckptconv.tensors.moves import Cast, File
+
+_LARGEST = 8 << 20
+
+
+def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any]) -> Source:
+    """Return `source` with the weights of `dtype` in the place of quantized ones, in every state dict that it holds.
+
+    Parts of quantized weights, and scales of activations, are gone. Read the configuration beside it, and parts that
+    are shapes. Raise as `joining.found` does.
+    """
+    if source.quantized:
+        return source
+    again = functools.partial(with_weights, dtype=dtype, storage_options=storage_options)
+    told = configured(source, storage_options)
+    made = _Weights(told, dtype, storage_options)
+    weights = made.of_tree(source.weights)
+    stored = source.stored and replace(source.stored, tensors=made.of(source.stored.tensors))
+    quantized = Quantized(dtype, told.path, dict(made.formats), tuple(made.bare), made.parts, again)
+    gone = made.gone
+    return replace(
+        source,
+        weights=weights,
+        trees={key: made.of_tree(tree) for key, tree in source.trees.items()},
+        stored=stored if made.formats else source.stored,
+        owners={alias: owner for alias, owner in source.owners.items() if not {alias, owner} & gone},
+        equal=[each for each in source.equal if each[0] not in gone],
+        remarks={key: text for key, text in source.remarks.items() if key != COMFY},
+        notes=[*source.notes, *_notes(quantized)],
+        quantized=quantized,
+    )
+
+
+def _notes(quantized: Quantized) -> Iterator[str]:
+    if not quantized.formats:
+        yield "--dequantize changes nothing: no weight is quantized."
+    if quantized.bare:
+        yield (
+            f"{len(quantized.bare)} tensors of 8-bit floats have no scales, and nothing says that they are quantized: "
+            "they were left as they are."
+        )
+
+
+def configured(source: Source, storage_options: Mapping[str, Any]) -> Configuration:
+    """Return what the configuration beside `source`, and its own metadata, say of how its weights are quantized."""
+    found = companions.beside(source, storage_options, (companions.CONFIG, companions.QUANTIZED)).files
+    texts = {
+        name: (file.path, Location(file.path, dict(storage_options)).read_text(_LARGEST))
+        for name, file in found.items()
+    }
+    return configuration.of_texts(
+        texts.get(companions.CONFIG, ("", "")), texts.get(companions.QUANTIZED, ("", "")), source.metadata
+    )
+
+
+class _Weights:
+    """Makes weights of state dicts of one source. `formats` counts them."""
+
+    def __init__(self, told: Configuration, dtype: str, storage_options: Mapping[str, Any]) -> None:
+        self._told, self._dtype, self._options = told, dtype, storage_options
+        self.formats: Counter[str] = Counter()
+        self.parts: dict[str, tuple[str, ...]] = {}
+        self.gone: set[str] = set()
+        self.bare: list[str] = []
+        self._known: dict[int, tuple[Any, Any]] = {}
+
+    def of_tree(self, tree: Any) -> Any:
+        """Return `tree` with weights in each of its mappings; the same object if none of them is quantized."""
+        if id(tree) in self._known:
+            return self._known[id(tree)][1]
+        made = tree
+        if isinstance(tree, Mapping):
+            made = self.of(tree)
+            inner = {key: self.of_tree(value) for key, value in made.items() if isinstance(value, Mapping)}
+            changed = {key: value for key, value in inner.items() if value is not made[key]}
+            if changed:
+                made = _like(made, {**made, **changed})
+        self._known[id(tree)] = tree, made
+        return made
+
+    def of(self, items: Mapping[Any, Any]) -> Any:
+        """Return a state dict with weights in the place of quantized tensors, which it has under their names."""
+        flat = {name: value for name, value in items.items() if isinstance(value, LazyTensor) and type(name) is str}
+        rounds = self._dtype != "float32"
+        found = joining.found(flat, self._told, lambda wanted: read_small(wanted, self._options), rounds)
+        self.bare += found.bare
+        if not found.weights and not found.gone:
+            return items
+        self.gone |= found.gone
+        self.formats.update(weight.format for weight in found.weights.values())
+        self.parts.update((name, tuple(weight.parts.values())) for name, weight in found.weights.items())
+        # A weight stands where its codes stood.
+        at = {weight.parts["codes"]: name for name, weight in found.weights.items()}
+        made: dict[Any, Any] = {}
+        for name, value in items.items():
+            if name in at:
+                made[at[name]] = self._cast(found.weights[at[name]].tensor)
+            elif name not in found.gone:
+                made[name] = value
+        return _like(items, made)
+
+    def _cast(self, tensor: LazyTensor) -> LazyTensor:
+        if tensor.dtype.name == self._dtype:
+            return tensor
+        return Convert(tensor, Cast(tensor.dtype.name, self._dtype), DTYPES[self._dtype])
+
+
+def _like(items: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
+    """Return `made` as a mapping of the class of `items`."""
+    if type(items) is dict:
+        return made
+    again = type(items)(made)  # type: ignore[call-arg]
+    vars(again).update(getattr(items, "__dict__", {}))
+    return again
+
+
+def read_small(tensors: Mapping[str, LazyTensor], storage_options: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the bytes of small tensors; those near each other in a file are read at once."""
+    found: dict[str, bytes] = {}
+    near: dict[File, list[tuple[int, int, str]]] = {}
+    for name, tensor in tensors.items():
+        plain = untagged(tensor)
+        if isinstance(plain, Stored) and plain.contiguous:
+            near.setdefault(plain.file, []).append((plain.offset, plain.offset + plain.nbytes, name))
+        else:
+            found[name] = first_bytes(plain, plain.nbytes, storage_options)[0]
+    with SpoolingReaders(dict(storage_options)) as readers:
+        for file, spans in near.items():
+            spans.sort()
+            with readers.reading(file) as reader:
+                while spans:
+                    start, stop, _ = spans[0]
+                    count = 0
+                    for low, high, _ in spans:
+                        if low > stop + max_gap(file) or high - start > DESCRIPTIONS:
+                            break
+                        stop, count = max(stop, high), count + 1
+                    data = reader.read_at(start, stop - start)
+                    found.update((name, data[low - start : high - start]) for low, high, name in spans[:count])
+                    del spans[:count]
+    return found
