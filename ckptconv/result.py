@@ -52,6 +52,7 @@ class Report:
     tensor beside objects of classes that are known by name only.
     `reused` counts the files that an earlier run had finished: they are no part of `bytes_written`.
     `part` names the part that was staged, and `finish` the outputs that are to be finished when all parts are.
+    `dequantized` counts the weights that were made of quantized ones, by format.
     `dropped` names entries that were left out as their class is known by name only: {entry: class}.
     `recorded` are the keys at the top of the state under which the structure record holds values that are no tensors;
     then `weights_key` is the key that takes the weights alone, if there is one.
@@ -81,6 +82,7 @@ class Report:
     finished: bool = False
     part: str = ""
     finish: list[str] = field(default_factory=list)
+    dequantized: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, str] = field(default_factory=dict)
     recorded: list[str] = field(default_factory=list)
     weights_key: str = ""

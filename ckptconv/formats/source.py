@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ckptconv.errors import CkptconvError
 from ckptconv.plan import Input
 from ckptconv.storage.records import Records
-from ckptconv.tensors.lazy import Equal, LazyTensor
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Equal, Inline, LazyTensor, whole
 from ckptconv.tensors.moves import File
 from ckptconv.text import parse_path
 
@@ -82,7 +83,7 @@ class Quantized:
 
     `path` is the configuration that says so, "" if none does. `again` does the same to the source when it is reread.
     `bare` are names of 8-bit floats without scales, which were left alone. `parts` are the names of the parts of each
-    weight.
+    weight. `config` is what the config.json of `path` becomes.
     """
 
     dtype: str
@@ -91,6 +92,7 @@ class Quantized:
     bare: tuple[str, ...]
     parts: Mapping[str, tuple[str, ...]]
     again: Callable[[Source], Source]
+    config: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,13 @@ class Source:
         companions = {name: Input(file, (file.size, file.stamp)) for name, file in self.companions.items()}
         reference = self.reference.inputs if self.reference else {}
         return {**self.inputs, **companions, **{f"{OF_REFERENCE}{name}": each for name, each in reference.items()}}
+
+    def content(self, name: str, file: File) -> LazyTensor:
+        """Return the bytes of the companion `file` as the output has them: as they are, but for a configuration of
+        weights that were quantized."""
+        if self.quantized and self.quantized.config and (name, file.path) == ("config.json", self.quantized.path):
+            return Inline(self.quantized.config, DTYPES["uint8"], (len(self.quantized.config),))
+        return whole(file)
 
     def tree(self, key: str) -> Any:
         """Return the tree that holds what is under `key`: the weights, or a larger one."""

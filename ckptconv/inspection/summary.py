@@ -6,11 +6,13 @@ import functools
 import heapq
 import json
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
+from ckptconv.formats.quantized.joining import Found
 from ckptconv.formats.source import Source
 from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo, totals, tree
 from ckptconv.options.table import Options
@@ -71,6 +73,25 @@ class Forecast:
     input_bytes: int
 
 
+@dataclass(slots=True)
+class QuantizedGroup:
+    """The weights that are quantized in one way: how many, their parameters, and the bits stored for each of these,
+    scales included."""
+
+    weights: int = 0
+    parameters: int = 0
+    bits_per_weight: float = 0.0
+
+
+@dataclass(slots=True)
+class Quantization:
+    """What is quantized, by format. `parameters` counts those of the whole model: the elements of weights in the place
+    of codes, and of all other tensors."""
+
+    parameters: int
+    formats: dict[str, QuantizedGroup]
+
+
 @dataclass
 class Summary:
     """What is inside a checkpoint: what `ckptconv inspect --json` prints. Sizes are in bytes; tied tensors count once.
@@ -83,6 +104,7 @@ class Summary:
     pickles name. `tables`, `notes` and `warnings` are sentences. `bytes_read` is what finding this out took.
     `conversion` is there if it was asked for. `not_finite` are names of tensors with a NaN or an infinity, each once;
     None if statistics were not asked for. With a map, `made_of` has the names of the tensors of which each is made.
+    `quantized` is there if weights are quantized.
     """
 
     input: str
@@ -106,6 +128,7 @@ class Summary:
     conversion: Forecast | None = None
     not_finite: list[str] | None = None
     made_of: dict[str, list[str]] | None = None
+    quantized: Quantization | None = None
 
     @functools.cached_property
     def modules(self) -> list[ModuleInfo]:
@@ -115,11 +138,13 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """Return it as the command prints it, of plain values: the schema is `inspect.json`."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        for name in ("conversion", "not_finite", "made_of"):
+        for name in ("conversion", "not_finite", "made_of", "quantized"):
             if found[name] is None:
                 del found[name]
         if self.conversion:
             found["conversion"] = asdict(self.conversion)
+        if self.quantized:
+            found["quantized"] = asdict(self.quantized)
         with_stats = self.not_finite is not None
         return {
             **found,
@@ -223,6 +248,21 @@ def summarize(
         not_finite=None if found is None else [name for name in flat if name in found and not found[name].is_finite],
         made_of=made_of,
     )
+
+
+def quantization(tensors: Mapping[str, LazyTensor], found: Found) -> Quantization:
+    """Return what of these `tensors` is quantized; `found` are their weights."""
+    formats: dict[str, QuantizedGroup] = {}
+    bits: Counter[str] = Counter()
+    for weight in found.weights.values():
+        group = formats.setdefault(weight.format, QuantizedGroup())
+        group.weights += 1
+        group.parameters += weight.tensor.numel
+        bits[weight.format] += weight.bits
+    for name, group in formats.items():
+        group.bits_per_weight = round(bits[name] / group.parameters, 3) if group.parameters else 0.0
+    others = sum(tensor.numel for name, tensor in tensors.items() if name not in found.gone)
+    return Quantization(others + sum(group.parameters for group in formats.values()), formats)
 
 
 def _values(*trees: Any) -> Iterator[tuple[str, str]]:

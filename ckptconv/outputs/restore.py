@@ -94,13 +94,14 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
 def _told(chosen: Selected, flat: Mapping[str, LazyTensor], told: Told) -> Told:
     """Return `told` with what a user should know of the tensors that were chosen, which are stored as `flat`."""
     tensors = chosen.described.tensors
-    cast = {name: tensors[name] for name in flat if flat[name].dtype != tensors[name].dtype}
-    unscaled = selection.unscaled(cast, tensors, chosen.dtype)
+    cast = [name for name in flat if flat[name].dtype != tensors[name].dtype]
+    if cast:
+        selection.check_unscaled(cast, tensors, chosen.dtype)
     left = selection.left_alone({name: flat[name] for name in flat if name in chosen.fixed}, chosen.dtype)
     return replace(
         told,
         idle=chosen.idle_globs(),
-        warnings=(*unscaled, *chosen.warnings, *left),
+        warnings=(*chosen.warnings, *left),
         map=chosen.map_record if chosen.applied else told.map,
         made_of=chosen.made_of,
         equal=chosen.equal,

@@ -91,6 +91,16 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading,
     return Found(weights, frozenset(gone), tuple(bare))
 
 
+def parts_among(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
+    """Return {name: what it is part of} for the tensors that are parts of quantized weights, by names and dtypes."""
+    return {
+        part: name
+        for name, companions in _groups(tensors).items()
+        if any(_has_parts(each, companions, tensors) for each in FORMATS)
+        for part in companions.values()
+    }
+
+
 def _without_scale(name: str, tensor: LazyTensor, told: Configuration) -> CorruptError:
     return CorruptError(
         f"{name!r} is {tensor.dtype} {list(tensor.shape)}, codes of a quantized weight, and no scale of it is in the "

@@ -6,13 +6,14 @@ import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.formats import companions
 from ckptconv.formats.quantized import configuration, joining
 from ckptconv.formats.quantized.configuration import COMFY, Configuration
 from ckptconv.formats.source import Quantized, Source
 from ckptconv.formats.values import first_bytes
+from ckptconv.plan import Input
 from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
 from ckptconv.storage.location import Location
 from ckptconv.storage.spool import SpoolingReaders
@@ -32,11 +33,20 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any])
     if source.quantized:
         return source
     again = functools.partial(with_weights, dtype=dtype, storage_options=storage_options)
-    told = configured(source, storage_options)
-    made = _Weights(told, dtype, storage_options)
+    read = read_configurations(source, storage_options)
+    made = _Weights(read.told(source.metadata), dtype, storage_options)
     weights = made.of_tree(source.weights)
     stored = source.stored and replace(source.stored, tensors=made.of(source.stored.tensors))
-    quantized = Quantized(dtype, told.path, dict(made.formats), tuple(made.bare), made.parts, again)
+    config = read.texts.get(companions.CONFIG, "") if made.formats else ""
+    quantized = Quantized(
+        dtype,
+        read.files[companions.CONFIG].path if companions.CONFIG in read.files else "",
+        dict(made.formats),
+        tuple(made.bare),
+        made.parts,
+        again,
+        configuration.cleaned(config, dtype).encode() if config else b"",
+    )
     gone = made.gone
     return replace(
         source,
@@ -47,6 +57,7 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any])
         equal=[each for each in source.equal if each[0] not in gone],
         remarks={key: text for key, text in source.remarks.items() if key != COMFY},
         notes=[*source.notes, *_notes(quantized)],
+        inputs={**source.inputs, **{name: Input(file, (file.size, file.stamp)) for name, file in read.files.items()}},
         quantized=quantized,
     )
 
@@ -54,6 +65,9 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any])
 def _notes(quantized: Quantized) -> Iterator[str]:
     if not quantized.formats:
         yield "--dequantize changes nothing: no weight is quantized."
+    else:
+        told = ", ".join(f"{count:,} {name}" for name, count in sorted(quantized.formats.items()))
+        yield f"made {quantized.dtype} of quantized weights: {told}."
     if quantized.bare:
         yield (
             f"{len(quantized.bare)} tensors of 8-bit floats have no scales, and nothing says that they are quantized: "
@@ -61,16 +75,26 @@ def _notes(quantized: Quantized) -> Iterator[str]:
         )
 
 
-def configured(source: Source, storage_options: Mapping[str, Any]) -> Configuration:
-    """Return what the configuration beside `source`, and its own metadata, say of how its weights are quantized."""
-    found = companions.beside(source, storage_options, (companions.CONFIG, companions.QUANTIZED)).files
-    texts = {
-        name: (file.path, Location(file.path, dict(storage_options)).read_text(_LARGEST))
-        for name, file in found.items()
-    }
-    return configuration.of_texts(
-        texts.get(companions.CONFIG, ("", "")), texts.get(companions.QUANTIZED, ("", "")), source.metadata
-    )
+class Read(NamedTuple):
+    """Configurations that were read: the files by name, and their texts."""
+
+    files: Mapping[str, File]
+    texts: Mapping[str, str]
+
+    def told(self, metadata: Mapping[str, str]) -> Configuration:
+        """Return what they, and the metadata of safetensors files, say of how weights are quantized."""
+        found = [
+            (self.files[name].path if name in self.files else "", self.texts.get(name, ""))
+            for name in (companions.CONFIG, companions.QUANTIZED)
+        ]
+        return configuration.of_texts(found[0], found[1], metadata)
+
+
+def read_configurations(source: Source, storage_options: Mapping[str, Any]) -> Read:
+    """Read the configurations beside `source`."""
+    files = companions.beside(source, storage_options, (companions.CONFIG, companions.QUANTIZED)).files
+    places = {name: Location(file.path, dict(storage_options)) for name, file in files.items()}
+    return Read(files, {name: place.read_text(_LARGEST) for name, place in places.items()})
 
 
 class _Weights:
