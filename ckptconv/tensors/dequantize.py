@@ -75,16 +75,16 @@ def dequantize(
             kernel.over or ((_expanded(scale, place, len(reach)) == 0) & (values != 0)).any()
         ):
             raise CorruptError(f"{kernel.scales}: a scale is 0 where the code is not.", _AGAIN)
-        made = _scaled(values, scale, place, np.divide if kernel.over else np.multiply)
+        made = out.transpose(place.order)
+        _scale(values, scale, place, np.divide if kernel.over else np.multiply, made)
         if "shift" in given:
-            made = made + given["shift"].array.view("f4").reshape(())
+            made += given["shift"].array.view("f4").reshape(())
         if kernel.between != "float32":
-            made = _rounded(made, kernel.between)
+            made[...] = _rounded(np.ascontiguousarray(made), kernel.between)
         largest = float(np.abs(scale.array).max(initial=0)) * _LARGEST_CODE
         unsure = kernel.over or table is not None or kernel.between == "float16" or largest > _LARGEST
         if unsure and (np.isinf(made) & np.isfinite(values)).any():
             raise CorruptError(f"{kernel.scales}: a scale is so large that weights become infinite.", _AGAIN)
-    out.transpose(place.order)[...] = made
 
 
 # The dtypes of the inputs, by what they are; of codes and zeros, by how they lie.
@@ -173,8 +173,7 @@ def _decoded(codes: str, given: _Input, reach: Sequence[tuple[int, int]], offset
     box, array = given
     bits, word = packing(codes)
     if not bits:
-        values = _of_bytes(box.dtype, offset) if table is None else table
-        return _Input(box, np.take(values, array, mode="clip"))
+        return _Input(box, _looked_up(_of_bytes(box.dtype, offset), array) if table is None else table[array])
     packed = next(dim for dim, axis in enumerate(box.axes) if (axis.num, axis.den) == (bits, word))
     low, high = reach[box.axes[packed].dim]
     begin = low - box.starts[packed] * word // bits  # of the first element, if words begin at one
@@ -202,9 +201,19 @@ def _decoded(codes: str, given: _Input, reach: Sequence[tuple[int, int]], offset
     return _Input(box._replace(axes=axes, starts=first, counts=made.shape), made)
 
 
+def _looked_up(pairs: Array, array: Array) -> Array:
+    """Return the float32 of each byte: two at a time, as numpy takes most of the time for indices."""
+    np = numpy_module()
+    data = np.ascontiguousarray(array).reshape(-1)
+    if len(data) % 2:
+        data = np.append(data, data[-1:])
+    made: Array = np.take(pairs, data.view("u2"), mode="clip").view("f4")[: array.size].reshape(array.shape)
+    return made
+
+
 @functools.cache
 def _of_bytes(dtype: str, offset: int) -> Array:
-    """Return the float32 of each of the 256 codes of an 8-bit dtype, less `offset`."""
+    """Return the float32 of two codes of an 8-bit dtype, less `offset`, for each of the 65,536 pairs of bytes."""
     np = numpy_module()
     kind = DTYPES[dtype].kind
     if kind in "iu":
@@ -213,8 +222,9 @@ def _of_bytes(dtype: str, offset: int) -> Array:
         # One NaN for all, which multiplication keeps.
         values = float32_table(dtype).view("f4").copy()
         values[np.isnan(values)] = np.nan
-    less: Array = values - np.float32(offset) if offset else values
-    return less
+    singles = (values - np.float32(offset) if offset else values).view("u4").astype("u8")
+    pairs: Array = (singles[:, None] << np.uint64(32) | singles).reshape(-1)
+    return pairs
 
 
 def _of_pairs(codes: str, data: Array, offset: int, table: Array | None) -> Array:
@@ -284,21 +294,21 @@ def _expanded(given: _Input, place: _Place, dims: int) -> Array:
     return expanded
 
 
-def _scaled(values: Array, scale: _Input, place: _Place, combine: np.ufunc) -> Array:
-    """Return `values` combined with their scales. Where all groups of the last dimension are whole, the scales are not
-    expanded along it."""
-    np = numpy_module()
+def _scale(values: Array, scale: _Input, place: _Place, combine: np.ufunc, made: Array) -> None:
+    """Fill `made` with `values` and their scales combined. Where all groups of the last dimension are whole, the scales
+    are not expanded along it."""
     last = place.order[-1] if place.order else -1
     axis = next((axis for axis in scale.box.axes if axis.dim == last), None)
     low, high = place.reach[last] if place.order else (0, 0)
-    made: Array = np.empty(values.shape, "f4")
     if axis and axis.num == 1 < axis.den and low % axis.den == high % axis.den == 0 and values.size:
         grouped = (*values.shape[:-1], -1, axis.den)
         few = _expanded(scale, place, len(place.order) - 1)[..., None]
-        combine(values.reshape(grouped), few, out=made.reshape(grouped))
+        if made.flags.c_contiguous:
+            combine(values.reshape(grouped), few, out=made.reshape(grouped))
+        else:
+            made[...] = combine(values.reshape(grouped), few).reshape(values.shape)
     else:
         combine(values, _expanded(scale, place, len(place.order)), out=made)
-    return made
 
 
 def _rounded(values: Array, dtype: str) -> Array:

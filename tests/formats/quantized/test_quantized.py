@@ -155,13 +155,14 @@ def test_inspect_says_what_is_quantized() -> None:
     assert "quantized" not in ckptconv.inspect(QUANTIZED / "not-quantized").to_dict()
 
 
-# ---------------------------------------------------------------------------------------------------------- every refusal
+# -------------------------------------------------------------------------------------------------------- every refusal
 
 GOOD: dict[str, torch.Tensor] = {NAME: codes(160, 192), SCALE: torch.ones(2, 2)}
+INT4_WORDS: dict[str, Any] = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
 PACKED: dict[str, Any] = {
     "quant_method": "compressed-tensors",
     "format": "pack-quantized",
-    "config_groups": {"g": {"weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}}},
+    "config_groups": {"g": {"weights": INT4_WORDS}},
 }
 INT4: dict[str, torch.Tensor] = {
     "w.weight_packed": torch.zeros(4, 8, dtype=torch.int32),
