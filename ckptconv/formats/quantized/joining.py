@@ -29,7 +29,7 @@ from ckptconv.text import some
 Reading: TypeAlias = "Callable[[Mapping[str, LazyTensor]], Mapping[str, bytes]]"
 _DIMENSION = re.compile(r"(\w+)(?:\*(\w+))?(?:/(\w+))?")
 _F32 = DTYPES["float32"]
-_WEIGHT = ".weight"
+_WEIGHT, _TORCHAO = ".weight", "~_qdata"
 # Roles of parts that tell sizes; the largest that is read, in bytes.
 _TELLING_SIZES = ("shape", "state")
 _LARGEST = 1 << 16
@@ -128,7 +128,8 @@ def _endings() -> tuple[tuple[str, str, str], ...]:
         each = waiting.pop()
         patterns.update(itertools.chain.from_iterable(part.names.split() for part in each.parts.values()))
         waiting += [each.scale] if each.scale else []
-    found = [(pattern[1:], "" if pattern[0] == "+" else _WEIGHT, pattern) for pattern in patterns if pattern != "+"]
+    instead = {"+": "", "=": _WEIGHT, "~": ""}
+    found = [(pattern[1:], instead[pattern[0]], pattern) for pattern in patterns if pattern != "+"]
     return tuple(sorted(found, key=lambda each: -len(each[0])))
 
 
@@ -137,8 +138,21 @@ def _groups(tensors: Mapping[str, LazyTensor]) -> dict[str, dict[str, str]]:
     groups: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for name in tensors:
         for ending, instead, pattern in _endings():
-            if name.endswith(ending):
-                groups[name[: -len(ending)] + instead][pattern] = name
+            if not name.endswith(ending):
+                continue
+            base = name[: -len(ending)] + instead
+            if pattern[0] == "~":
+                module, dot, own = base.rpartition(".")
+                if not own.startswith("_"):
+                    continue
+                base = module + dot + own[1:]
+            groups[base][pattern] = name
+    # What torchao names is nothing else.
+    torchao = {
+        part: name for name, companions in groups.items() if _TORCHAO in companions for part in companions.values()
+    }
+    for name, companions in groups.items():
+        groups[name] = {pattern: part for pattern, part in companions.items() if torchao.get(part, name) == name}
     known = {name: {**({"+": name} if name in tensors else {}), **companions} for name, companions in groups.items()}
     return {name: companions for name, companions in known.items() if len(companions) > 1}
 
@@ -218,7 +232,7 @@ def _has_codes(companions: Mapping[str, str]) -> bool:
 def _says(told: Configuration) -> str:
     if not told.method:
         return "No configuration beside the checkpoint says how its weights are quantized."
-    return f"{told.path} says {told.method}."
+    return f"{told.path or 'The metadata'} says {told.method}."
 
 
 def _has_parts(each: Format, companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> bool:

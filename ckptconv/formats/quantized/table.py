@@ -5,9 +5,10 @@ Sources: DeepSeek-V3's `inference/fp8_cast_bf16.py` and `kernel.py`; transformer
 `integrations/mxfp4.py`; compressed-tensors' `compressors` and `quantization/lifecycle/forward.py`; NVIDIA Model
 Optimizer's `torch/export`; GPTQModel, AutoAWQ, bitsandbytes' `functional.py`; ComfyUI's `QUANTIZATION.md`.
 
-A name is that of the weight with something after it ("+_scale"), or in the place of its ".weight" ("=.scales"). A shape
-names its dimensions: "M/B" is one element for each B of dimension M, the last of them perhaps for fewer; "K*b/32" are
-words of 32 bits that hold b for each element of K. What is no dimension of the weight comes from the configuration.
+A name is that of the weight with something after it ("+_scale"), or in the place of its ".weight" ("=.scales"), or as
+torchao has it ("~_qdata": `0._weight_qdata` of `0.weight`). A shape names its dimensions: "M/B" is one element for each
+B of dimension M, the last of them perhaps for fewer; "K*b/32" are words of 32 bits that hold b for each element of K.
+What is no dimension of the weight comes from the configuration.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ckptconv.formats.quantized.configuration import Configuration, Weights
 
 # Sizes by name, as a configuration or a part tells them; a text stands for the size of another name.
 Sizes: TypeAlias = "Mapping[str, Any]"
+_PARTS_OF_TORCHAO = frozenset(("qdata", "scale", "zero_point"))
 _FLOATS = "float32 bfloat16 float16"
 _POWERS = "float8_e8m0fnu uint8"
 
@@ -143,6 +145,19 @@ def _awq(told: Configuration, module: str) -> Iterator[tuple[str, Sizes]]:
         yield "AWQ int4", {"b": 4, "C": size if size > 0 else "K"}
 
 
+def _torchao(called: str, *classes: str) -> Callable[[Configuration, str], Any]:
+    """Return what torchao's metadata says of tensors of these classes."""
+
+    def sizes(told: Configuration, module: str) -> Iterator[tuple[str, Sizes]]:
+        layer = told.layers.get(module) if told.method == "torchao" else None
+        sides = layer.get("block_size") if layer and layer.get("_type") in classes else None
+        known = layer is not None and _PARTS_OF_TORCHAO.issuperset(layer["parts"])
+        if known and isinstance(sides, list) and [type(side) is int and side > 0 for side in sides] == [True, True]:
+            yield called, {"B": sides[0], "C": sides[1]}
+
+    return sizes
+
+
 def _bitsandbytes(told: Configuration, module: str) -> Iterator[tuple[str, Sizes]]:
     if told.method in ("bitsandbytes", ""):
         yield "bitsandbytes 4-bit", {}
@@ -195,6 +210,23 @@ _BNB = {
     "state": _STATE,
 }
 FORMATS: tuple[Format, ...] = (
+    Format(
+        "M K",
+        "own",
+        {"codes": Part("~_qdata", _OWN, "M K"), "scale": Part("~_scale", _FLOATS, _GROUPED)},
+        _torchao("torchao float8", "Float8Tensor"),
+    ),
+    Format(
+        "M K",
+        "own",
+        {
+            "codes": Part("~_qdata", "int8", "M K"),
+            "scale": Part("~_scale", _FLOATS, _GROUPED),
+            "zero": Part("~_zero_point", "int8", _GROUPED, optional=True),
+        },
+        _torchao("torchao int8", "Int8Tensor", "IntxUnpackedToInt8Tensor"),
+        own=True,
+    ),
     Format(
         "M K",
         "own",

@@ -8,15 +8,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ckptconv.errors import UnsupportedError
 from ckptconv.formats import companions
 from ckptconv.formats.quantized import configuration, joining
 from ckptconv.formats.quantized.configuration import COMFY, Configuration
 from ckptconv.formats.source import Quantized, Source
 from ckptconv.formats.values import first_bytes
+from ckptconv.pickles.nodes import Composite
 from ckptconv.plan import Input
+from ckptconv.storage import strict_json
 from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
 from ckptconv.storage.location import Location
 from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.structure import torchao
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, untagged
 from ckptconv.tensors.moves import Cast, File
@@ -34,7 +38,7 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any])
         return source
     again = functools.partial(with_weights, dtype=dtype, storage_options=storage_options)
     read = read_configurations(source, storage_options)
-    made = _Weights(read.told(source.metadata), dtype, storage_options)
+    made = _Weights(read.told(source.metadata), source.metadata, dtype, storage_options)
     weights = made.of_tree(source.weights)
     stored = source.stored and replace(source.stored, tensors=made.of(source.stored.tensors))
     config = read.texts.get(companions.CONFIG, "") if made.formats else ""
@@ -55,7 +59,7 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any])
         stored=stored if made.formats else source.stored,
         owners={alias: owner for alias, owner in source.owners.items() if not {alias, owner} & gone},
         equal=[each for each in source.equal if each[0] not in gone],
-        remarks={key: text for key, text in source.remarks.items() if key != COMFY},
+        remarks={key: text for key, text in torchao.without(source.remarks).items() if key != COMFY},
         notes=[*source.notes, *_notes(quantized)],
         inputs={**source.inputs, **{name: Input(file, (file.size, file.stamp)) for name, file in read.files.items()}},
         quantized=quantized,
@@ -100,8 +104,10 @@ def read_configurations(source: Source, storage_options: Mapping[str, Any]) -> R
 class _Weights:
     """Makes weights of state dicts of one source. `formats` counts them."""
 
-    def __init__(self, told: Configuration, dtype: str, storage_options: Mapping[str, Any]) -> None:
-        self._told, self._dtype, self._options = told, dtype, storage_options
+    def __init__(
+        self, told: Configuration, metadata: Mapping[str, str], dtype: str, storage_options: Mapping[str, Any]
+    ) -> None:
+        self._told, self._metadata, self._dtype, self._options = told, metadata, dtype, storage_options
         self.formats: Counter[str] = Counter()
         self.parts: dict[str, tuple[str, ...]] = {}
         self.gone: set[str] = set()
@@ -123,13 +129,20 @@ class _Weights:
         return made
 
     def of(self, items: Mapping[Any, Any]) -> Any:
-        """Return a state dict with weights in the place of quantized tensors, which it has under their names."""
+        """Return a state dict with weights in the place of quantized tensors, which it has under their names.
+
+        Raise UnsupportedError for a tensor of torchao's with attributes that are not known.
+        """
+        given, told = items, self._told
+        items, layers = _in_parts(items, self._metadata)
+        if layers:
+            told = replace(told, method="torchao", layers=layers)
         flat = {name: value for name, value in items.items() if isinstance(value, LazyTensor) and type(name) is str}
         rounds = self._dtype != "float32"
-        found = joining.found(flat, self._told, lambda wanted: read_small(wanted, self._options), rounds)
+        found = joining.found(flat, told, lambda wanted: read_small(wanted, self._options), rounds)
         self.bare += found.bare
         if not found.weights and not found.gone:
-            return items
+            return given
         self.gone |= found.gone
         self.formats.update(weight.format for weight in found.weights.values())
         self.parts.update((name, tuple(weight.parts.values())) for name, weight in found.weights.items())
@@ -141,12 +154,37 @@ class _Weights:
                 made[at[name]] = self._cast(found.weights[at[name]].tensor)
             elif name not in found.gone:
                 made[name] = value
-        return _like(items, made)
+        return _like(given, made)
 
     def _cast(self, tensor: LazyTensor) -> LazyTensor:
         if tensor.dtype.name == self._dtype:
             return tensor
         return Convert(tensor, Cast(tensor.dtype.name, self._dtype), DTYPES[self._dtype])
+
+
+def _in_parts(
+    items: Mapping[Any, Any], metadata: Mapping[str, str]
+) -> tuple[Mapping[Any, Any], dict[str, Mapping[str, Any]]]:
+    """Return `items` with torchao's tensors in their parts, and {module: what torchao says of its weight}."""
+    made: dict[Any, Any] = {}
+    described = torchao.read(metadata, [name for name in items if type(name) is str])
+    for name, value in items.items():
+        if not isinstance(value, Composite) or not torchao.is_stored_in_parts(value.kind):
+            made[name] = value
+            continue
+        told = torchao.described(value.kind, value.parts)
+        if told is None:
+            raise UnsupportedError(
+                f"The quantized weight {name!r} is of torchao's class {value.kind}, with attributes that are not known."
+            )
+        described[name] = told
+        own = value.parts["attributes"]
+        made.update((torchao.prefix_of(name) + part, own[part]) for part in told.parts)
+    layers: dict[str, Mapping[str, Any]] = {}
+    for name, told in described.items():
+        entry = strict_json.parse(told.text)
+        layers[name.removesuffix(".weight")] = {**entry.get("_data", {}), "_type": entry["_type"], "parts": told.parts}
+    return (made if described else items), layers
 
 
 def _like(items: Mapping[Any, Any], made: dict[Any, Any]) -> Any:

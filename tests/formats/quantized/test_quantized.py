@@ -102,6 +102,28 @@ def test_float32_is_the_product_itself(tmp_path: Path) -> None:
     assert torch.equal(made.half().bfloat16(), rounded)
 
 
+@pytest.mark.parametrize("case", ["float8", "int8", "intx"])
+def test_tensors_of_torchao_are_weights_in_both_its_files(case: str, tmp_path: Path) -> None:
+    parts = load_file(DATA / "torchao" / f"{case}.safetensors")
+    codes, zero = (parts.get(f"0._weight_{part}", torch.zeros(1)).float() for part in ("qdata", "zero_point"))
+    expected = ((codes - zero) * parts["0._weight_scale"].float()).bfloat16()
+    for ending in ("safetensors", "pt"):
+        output = tmp_path / f"{ending}.safetensors"
+        ckptconv.convert(DATA / "torchao" / f"{case}.{ending}", output, dequantize=True, verify=True)
+        made = load_file(output)
+        assert made.keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
+        assert bits({"": made["0.weight"]}) == bits({"": expected})
+        with ckptconv.open(output) as opened:
+            assert "torchao" not in str(opened.metadata())
+            assert "tensor_names" not in opened.metadata()
+
+
+def test_scales_that_torchao_has_shuffled_are_refused(tmp_path: Path) -> None:
+    for ending in ("safetensors", "pt"):
+        with pytest.raises(UnsupportedError, match=r"0\.weight"):
+            ckptconv.convert(DATA / "torchao" / f"mx.{ending}", tmp_path / "out", dequantize=True)
+
+
 # -------------------------------------------------------------------------------------------------- what is left behind
 
 
