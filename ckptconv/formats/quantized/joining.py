@@ -304,7 +304,7 @@ def _computed(
     outer = codes.shape
     dims, wanted = each.out.split(), part.shape.split()
     if "as" in sizes:
-        codes = View(codes, DTYPES[sizes["as"]], codes.shape)
+        codes = _seen_as(codes, sizes["as"])
     lead, few = len(outer) - len(wanted), 0
     if lead < 0:
         few = -lead
@@ -334,8 +334,7 @@ def _computed(
             tensor = _as(given[role], spec, sizes, names.get(role, "its scale"), math.prod(shape) == 0)
             along = _axes(spec, known, sizes, indexed.shape if indexed and role != "index" else "")
         if tensor.dtype.name == "uint8" and role == "scale":
-            powers = View(tensor, DTYPES["float8_e8m0fnu"], tensor.shape)
-            tensor = as_stored(powers) or powers
+            tensor = _seen_as(tensor, "float8_e8m0fnu")
         roles.append(role)
         parts.append(tensor)
         axes.append(along)
@@ -355,6 +354,12 @@ def _computed(
         raise _RefusedError("its parts do not fit together")
     made: LazyTensor = Tiled(tuple(parts), tuple(map(tuple, axes)), kernel, _F32, shape, (0,) * len(shape))
     return viewed(made, outer) if few else made
+
+
+def _seen_as(tensor: LazyTensor, dtype: str) -> LazyTensor:
+    """Return bytes as elements of a dtype of one byte."""
+    view = View(tensor, DTYPES[dtype], tensor.shape)
+    return as_stored(view) or view
 
 
 def _shaped(tensor: LazyTensor, part: Part) -> LazyTensor:

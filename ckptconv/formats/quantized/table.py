@@ -73,7 +73,7 @@ def _fp8(told: Configuration, module: str) -> Iterator[tuple[str, Sizes]]:
             yield "MXFP8", {"B": 1, "C": 32}
         elif algorithm == "FP8_PB_WO":
             yield "block FP8", {"B": 128, "C": 128}
-    if told.method in ("", "fp8", "fbgemm_fp8", "comfy") or "FP8" in told.algorithms(module):
+    if told.method in ("", "fp8", "fbgemm_fp8") or "FP8" in told.algorithms(module):
         yield "FP8", {"B": "M", "C": "K"}
         yield "FP8 by rows", {"B": 1, "C": "K"}
 

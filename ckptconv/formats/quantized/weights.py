@@ -40,12 +40,15 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any])
     read = read_configurations(source, storage_options)
     made = _Weights(read.told(source.metadata), source.metadata, dtype, storage_options)
     weights = made.of_tree(source.weights)
-    stored = source.stored and replace(source.stored, tensors=made.of(source.stored.tensors))
-    config = read.texts.get(companions.CONFIG, "") if made.formats else ""
+    formats = dict(made.formats)
+    stored = source.stored
+    if stored and formats:
+        stored = replace(stored, tensors=made.of(stored.tensors))
+    config = read.texts.get(companions.CONFIG, "") if formats else ""
     quantized = Quantized(
         dtype,
         read.files[companions.CONFIG].path if companions.CONFIG in read.files else "",
-        dict(made.formats),
+        formats,
         tuple(made.bare),
         made.parts,
         again,
@@ -56,14 +59,18 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any])
         source,
         weights=weights,
         trees={key: made.of_tree(tree) for key, tree in source.trees.items()},
-        stored=stored if made.formats else source.stored,
+        stored=stored,
         owners={alias: owner for alias, owner in source.owners.items() if not {alias, owner} & gone},
         equal=[each for each in source.equal if each[0] not in gone],
-        remarks={key: text for key, text in torchao.without(source.remarks).items() if key != COMFY},
+        remarks=_without_quantization(source.remarks) if formats else source.remarks,
         notes=[*source.notes, *_notes(quantized)],
         inputs={**source.inputs, **{name: Input(file, (file.size, file.stamp)) for name, file in read.files.items()}},
         quantized=quantized,
     )
+
+
+def _without_quantization(remarks: Mapping[str, str]) -> dict[str, str]:
+    return {key: text for key, text in torchao.without(remarks).items() if key != COMFY}
 
 
 def _notes(quantized: Quantized) -> Iterator[str]:

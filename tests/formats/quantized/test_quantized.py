@@ -283,3 +283,34 @@ def test_small_weights_are_weights_too(case: str, tmp_path: Path) -> None:
     block = FP8 if "x.weight_scale_inv" in tensors else {"quant_method": "fp8"}
     made = weights(saved(tmp_path / "in", tensors, block), tmp_path / "out")
     assert bits(made) == bits({"x.weight": tensors["x.weight"].bfloat16()})
+
+
+def test_what_comfyui_writes_is_described_in_its_metadata(tmp_path: Path) -> None:
+    floats, bytes_ = codes(4, 6), codes(4, 6).view(torch.uint8)
+    scale, grid = torch.tensor(0.37), torch.tensor([[0.5, 0.25]])
+    integers = torch.arange(-100, 156, 2, dtype=torch.int8).reshape(1, 128).repeat(3, 2)
+    tensors = {"a.weight": floats, "a.weight_scale": scale, "b.weight": bytes_, "b.weight_scale": scale.clone()}
+    tensors |= {"c.weight": integers, "c.weight_scale": grid, "plain.weight": bytes_.clone()}
+    layers = {name: {"format": "float8_e4m3fn"} for name in ("a", "b")}
+    layers |= {"c": {"format": "int8_blockwise", "group_size": 128}}
+    metadata = {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers}), "kept": "yes"}
+    save_file(tensors, tmp_path / "x.safetensors", metadata)
+    ckptconv.convert(tmp_path / "x.safetensors", tmp_path / "y.safetensors", dequantize=True, verify=True)
+    made = load_file(tmp_path / "y.safetensors")
+    weight = (floats.float() * 0.37).bfloat16()
+    spread = grid.repeat_interleave(128, 1)
+    expected = {"a.weight": weight, "b.weight": weight, "c.weight": (integers.float() * spread).bfloat16()}
+    assert bits(made) == bits({**expected, "plain.weight": bytes_})
+    with ckptconv.open(tmp_path / "y.safetensors") as opened:
+        assert opened.metadata() == {"format": "pt", "kept": "yes"}
+
+
+def test_state_dicts_of_torch_are_dequantized_where_they_lie(tmp_path: Path) -> None:
+    state = {"model": {"x.weight": codes(3, 4), "x.weight_scale": torch.tensor(0.5)}, "step": 7}
+    torch.save(state, tmp_path / "x.pt")
+    ckptconv.convert(tmp_path / "x.pt", tmp_path / "y.safetensors", dequantize=True, verify=True)
+    tree = ckptconv.load_state_dict(tmp_path / "y.safetensors")
+    assert tree["step"] == 7
+    assert bits(tree["model"]) == bits({"x.weight": (codes(3, 4).float() * 0.5).bfloat16()})
+    again = ckptconv.load_state_dict(tmp_path / "x.pt", dequantize=True)
+    assert bits(again["model"]) == bits(tree["model"])
