@@ -104,7 +104,7 @@ def _quantized(
         return None
     try:
         told = read_configurations(source, storage_options).told(source.metadata)
-        found = joining.found(kept, told, lambda wanted: read_small(wanted, storage_options))
+        found = joining.found(kept, told, lambda wanted: read_small(wanted, storage_options), "bfloat16")
     except CkptconvError as error:
         warnings.append(f"Its weights are quantized, and --dequantize makes none of them: {error.message}")
         return None

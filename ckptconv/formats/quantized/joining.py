@@ -54,9 +54,9 @@ class Found(NamedTuple):
     bare: tuple[str, ...]
 
 
-def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading, rounds: bool = True) -> Found:
-    """Return the weights that are quantized among `tensors`, as float32. `rounds`: products are rounded as the programs
-    do that load them in 16 bits.
+def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading, dtype: str) -> Found:
+    """Return the weights that are quantized among `tensors`, as float32 that is to be cast to `dtype`: for one of 16
+    bits, products are rounded first as the programs do that load them.
 
     Raise CorruptError for a part without the others, UnsupportedError for parts of no known format, of two, and for
     those that the configuration contradicts.
@@ -66,7 +66,7 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading,
     weights: dict[str, Weight] = {}
     gone: set[str] = set()
     for name, companions in groups.items():
-        weight = _weight(name, companions, tensors, told, read, rounds)
+        weight = _weight(name, companions, tensors, told, read, dtype)
         if weight is not None:
             weights[name] = weight
             gone.update(weight.parts.values())
@@ -188,7 +188,7 @@ def _weight(
     tensors: Mapping[str, LazyTensor],
     told: Configuration,
     read: Reading,
-    rounds: bool,
+    dtype: str,
 ) -> Weight | None:
     """Return the weight of this name, made of its `companions`, {pattern: name}; None if these are nothing of it."""
     module = name.removesuffix(_WEIGHT)
@@ -198,7 +198,7 @@ def _weight(
     for each in candidates:
         for called, sizes in each.sizes(told, module):
             try:
-                weight = _made(each, called, {**sizes, "rounds": rounds}, companions, tensors, read)
+                weight = _made(each, called, {**sizes, "dtype": dtype}, companions, tensors, read)
             except _RefusedError as error:
                 refused.append(f"as {called}, {error}")
                 continue
@@ -344,8 +344,10 @@ def _computed(
         axes.append([Axis(0, 0)])
     if not math.prod(shape):
         return Zeros(_F32, outer if few else shape)
-    between = parts[1].dtype.name if each.own and sizes.get("rounds") else "float32"
-    between = between if between in ("float16", "bfloat16") else "float32"
+    # A cast to the dtype of the scales rounds once; one to float32 gives the product.
+    stored = parts[1].dtype.name
+    is_rounded = each.own and stored in ("float16", "bfloat16") and sizes["dtype"] not in ("float32", stored)
+    between = stored if is_rounded else "float32"
     offset = sizes[each.offset] if isinstance(each.offset, str) else each.offset
     offset = 0 if each.offset == "half" and "zero" in given else offset
     kernel = Dequantize(kind, tuple(roles), offset, each.over, between, names.get("scale") or names["codes"])

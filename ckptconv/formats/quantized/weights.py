@@ -24,6 +24,7 @@ from ckptconv.structure import torchao
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, untagged
 from ckptconv.tensors.moves import Cast, File
+from ckptconv.text import some
 
 _LARGEST = 8 << 20
 
@@ -81,8 +82,8 @@ def _notes(quantized: Quantized) -> Iterator[str]:
         yield f"made {quantized.dtype} of quantized weights: {told}."
     if quantized.bare:
         yield (
-            f"{len(quantized.bare)} tensors of 8-bit floats have no scales, and nothing says that they are quantized: "
-            "they were left as they are."
+            f"8-bit floats without scales, of which nothing says that they are quantized, were left as they are: "
+            f"{some(quantized.bare)}."
         )
 
 
@@ -145,8 +146,7 @@ class _Weights:
         if layers:
             told = replace(told, method="torchao", layers=layers)
         flat = {name: value for name, value in items.items() if isinstance(value, LazyTensor) and type(name) is str}
-        rounds = self._dtype != "float32"
-        found = joining.found(flat, told, lambda wanted: read_small(wanted, self._options), rounds)
+        found = joining.found(flat, told, lambda wanted: read_small(wanted, self._options), self._dtype)
         self.bare += found.bare
         if not found.weights and not found.gone:
             return given
