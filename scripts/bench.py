@@ -608,7 +608,7 @@ def size(paths: Iterable[Path]) -> str:
 def tasks(directory: Path, kinds: Sequence[str], sizes: Sequence[float]) -> Iterator[Task]:
     """The tasks asked for, their inputs made; the outputs of one are removed before the next."""
     sized = {"zero": zero_task, "pt": pt_task, "floats": floats_task}
-    alone = {
+    alone: dict[str, Callable[[Path], Task]] = {
         "transposed": transposed_task,
         "small": small_task,
         "megatron": megatron_task,
