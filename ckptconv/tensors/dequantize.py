@@ -160,13 +160,14 @@ def _groups(kernel: Dequantize, given: Mapping[str, _Input]) -> dict[int, Array]
     box, array = given["index"]
     numbers = array.view("i4")
     dim = box.axes[0].dim
-    count = min(
+    counts = [
         extent
         for role in ("scale", "zero")
         if role in given
         for axis, extent in zip(given[role].box.axes, given[role].box.counts, strict=True)
-        if axis.dim == dim
-    )
+        if axis.dim == dim and not axis.num
+    ]
+    count = min(counts, default=1 << 31)
     if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
         raise CorruptError(f"{kernel.scales}: there are {count} groups, and a column is of group {int(numbers.max())}.")
     return {dim: numbers}
