@@ -11,7 +11,7 @@ import math
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError
@@ -74,7 +74,7 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading,
     for name, tensor in tensors.items():
         if name in gone or name in weights:
             continue
-        if name.rpartition(".")[2] in OF_ACTIVATIONS and tensor.numel <= 1:
+        if _is_of_activations(name, tensor, weights):
             if weights or told.method:
                 gone.add(name)
         elif name.endswith(tuple(TELLING)):
@@ -89,6 +89,14 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading,
         elif told.method and tensor.dtype.name in ("int8", "uint8") and _is_code(name, tensor, told):
             raise _without_scale(name, tensor, told)
     return Found(weights, frozenset(gone), tuple(bare))
+
+
+def _is_of_activations(name: str, tensor: LazyTensor, weights: Collection[str]) -> bool:
+    """Whether a tensor is a scale of activations: of a module, or of stacked experts, which have one each."""
+    own = name.rpartition(".")[2]
+    if own in OF_ACTIVATIONS:
+        return tensor.numel <= 1
+    return any(own.endswith(f"_{word}") and name[: -len(word) - 1] in weights for word in OF_ACTIVATIONS)
 
 
 def parts_among(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:

@@ -237,7 +237,7 @@ FORMATS: tuple[Format, ...] = (
         "M K",
         "own",
         {"codes": Part("+", "float8_e4m3fn", "M K"), "scale": Part("+_scale", f"{_FLOATS} {_POWERS}", _GROUPED)},
-        _of_groups("float", 8, "FP8", "float-quantized", "naive-quantized"),
+        _of_groups("float", 8, "FP8", "float-quantized", "naive-quantized", "mxfp8-quantized"),
         own=True,
     ),
     Format(
@@ -340,7 +340,7 @@ FORMATS: tuple[Format, ...] = (
 OF_ACTIVATIONS = frozenset(
     """
     input_scale input_scale_inv input_global_scale input_zero_point activation_scale act_scale qscale_act output_scale
-    output_zero_point k_scale v_scale q_scale k_zero_point v_zero_point prob_output_scale
+    output_zero_point k_scale v_scale q_scale kv_scale k_zero_point v_zero_point prob_output_scale
     """.split()  # noqa: SIM905
 )
 # Endings of names that only parts of quantized weights have: such a part without its weight is an error.

@@ -268,6 +268,14 @@ def test_bytes_that_are_no_codes_stay_as_they_are(tmp_path: Path) -> None:
     assert bits({name: made[name] for name in others}) == bits(others)
 
 
+def test_scales_of_activations_go_with_the_weights(tmp_path: Path) -> None:
+    experts = {"experts.up": codes(2, 4, 4), "experts.up_scale": torch.ones(2), "experts.up_input_scale": torch.ones(2)}
+    others = {"attn.k_scale": torch.ones(()), "layer_scale": torch.ones(3), "logit_scale": torch.ones(())}
+    made = weights(saved(tmp_path / "in", {**experts, **others}, {"quant_method": "fp8"}), tmp_path / "out")
+    assert made.keys() == {"experts.up", "layer_scale", "logit_scale"}
+    assert bits({"": made["experts.up"]}) == bits({"": experts["experts.up"].bfloat16()})
+
+
 SHAPES: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
     "no rows": lambda: {"x.weight": codes(0, 8), "x.weight_scale_inv": torch.ones(0, 1)},
     "no columns, one scale": lambda: {"x.weight": codes(8, 0), "x.weight_scale": torch.ones(())},
