@@ -322,3 +322,49 @@ def test_state_dicts_of_torch_are_dequantized_where_they_lie(tmp_path: Path) -> 
     assert bits(tree["model"]) == bits({"x.weight": (codes(3, 4).float() * 0.5).bfloat16()})
     again = ckptconv.load_state_dict(tmp_path / "x.pt", dequantize=True)
     assert bits(again["model"]) == bits(tree["model"])
+
+
+# ------------------------------------------------------------------------------------------------------- other outputs
+
+
+@pytest.mark.parametrize("case", ["deepseek-v4", "ct-nvfp4", "gptq", "gpt-oss-mxfp4"])
+def test_whatever_is_written_holds_the_same_weights(case: str, tmp_path: Path) -> None:
+    source, plain = QUANTIZED / case, tmp_path / "plain"
+    expected = bits(load_file(source / "expected.safetensors"))
+    ckptconv.convert(source, plain, dequantize=True)
+    ckptconv.convert(source, tmp_path / "dcp", dequantize=True, to="dcp", chunks=2)
+    ckptconv.convert(source, tmp_path / "x.pt", dequantize=True)
+    ckptconv.convert(source, tmp_path / "v.virtual.json", dequantize=True)
+    ckptconv.convert(source, tmp_path / "like", dequantize=True, like=plain)
+    for part in range(2):
+        ckptconv.convert(source, tmp_path / "parts", dequantize=True, part=(part, 2))
+    ckptconv.finish(tmp_path / "parts")
+    for made in ("dcp", "x.pt", "v.virtual.json", "like", "parts"):
+        assert bits(ckptconv.load_state_dict(tmp_path / made)) == expected, made
+    whole = (plain / "model.safetensors").read_bytes()
+    with ckptconv.VirtualFiles(source, dequantize=True) as files:
+        assert files.read_bytes("model.safetensors") == whole
+        assert "quantization_config" not in json.loads(files.read_bytes("config.json"))
+    assert (tmp_path / "parts" / "model.safetensors").read_bytes() == whole
+    assert ckptconv.diff(source, plain, dequantize=True).equal
+
+
+def test_a_plan_reads_names_and_shapes_alone(tmp_path: Path) -> None:
+    header: dict[str, Any] = {}
+    at = 0
+    for number in range(2000):
+        for name, dtype, shape, size in (
+            ("", "F8_E4M3", [256, 384], 256 * 384),
+            ("_scale_inv", "F32", [2, 3], 24),
+        ):
+            header[f"l{number}.weight{name}"] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+            at += size
+    text = json.dumps(header).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + at)
+    config = json.dumps({"quantization_config": FP8})
+    (tmp_path / "config.json").write_text(config)
+    report = ckptconv.convert(tmp_path, tmp_path / "out", dequantize=True, dry_run=True)
+    assert report.dequantized == {"block FP8": 2000}
+    assert report.bytes_read <= len(text) + len(config) + 1024
