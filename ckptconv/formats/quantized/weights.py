@@ -27,6 +27,7 @@ from ckptconv.tensors.moves import Cast, File
 from ckptconv.text import some
 
 _LARGEST = 8 << 20
+USUAL = "bfloat16"
 
 
 def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any]) -> Source:
@@ -51,7 +52,6 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any])
         read.files[companions.CONFIG].path if companions.CONFIG in read.files else "",
         formats,
         tuple(made.bare),
-        made.parts,
         again,
         configuration.cleaned(config, dtype).encode() if config else b"",
     )
@@ -117,7 +117,6 @@ class _Weights:
     ) -> None:
         self._told, self._metadata, self._dtype, self._options = told, metadata, dtype, storage_options
         self.formats: Counter[str] = Counter()
-        self.parts: dict[str, tuple[str, ...]] = {}
         self.gone: set[str] = set()
         self.bare: list[str] = []
         self._known: dict[int, tuple[Any, Any]] = {}
@@ -152,7 +151,6 @@ class _Weights:
             return given
         self.gone |= found.gone
         self.formats.update(weight.format for weight in found.weights.values())
-        self.parts.update((name, tuple(weight.parts.values())) for name, weight in found.weights.items())
         # A weight stands where its codes stood.
         at = {weight.parts["codes"]: name for name, weight in found.weights.items()}
         made: dict[Any, Any] = {}
@@ -187,11 +185,33 @@ def _in_parts(
         described[name] = told
         own = value.parts["attributes"]
         made.update((torchao.prefix_of(name) + part, own[part]) for part in told.parts)
+    return (made if described else items), _layers(described)
+
+
+def _layers(described: Mapping[str, torchao.Quantized]) -> dict[str, Mapping[str, Any]]:
+    """Return {module: what torchao says of its weight}."""
     layers: dict[str, Mapping[str, Any]] = {}
     for name, told in described.items():
         entry = strict_json.parse(told.text)
         layers[name.removesuffix(".weight")] = {**entry.get("_data", {}), "_type": entry["_type"], "parts": told.parts}
-    return (made if described else items), layers
+    return layers
+
+
+def surveyed(
+    source: Source,
+    tensors: Mapping[str, LazyTensor],
+    described: Mapping[str, torchao.Quantized],
+    storage_options: Mapping[str, Any],
+) -> joining.Found:
+    """Return which weights are quantized among `tensors` of `source`; `described` are those of torchao in a pickle.
+
+    Raise as `joining.found` does.
+    """
+    told = read_configurations(source, storage_options).told(source.metadata)
+    layers = _layers({**torchao.read(source.metadata, tensors), **described})
+    if layers:
+        told = replace(told, method="torchao", layers=layers)
+    return joining.found(tensors, told, lambda wanted: read_small(wanted, storage_options), USUAL)
 
 
 def _like(items: Mapping[Any, Any], made: dict[Any, Any]) -> Any:

@@ -175,6 +175,10 @@ def test_inspect_says_what_is_quantized() -> None:
     assert told["formats"]["NVFP4"] == {"weights": 1, "parameters": 48 * 64, "bits_per_weight": 4.51}
     assert told["formats"]["FP8"]["weights"] == 1
     assert "quantized" not in ckptconv.inspect(QUANTIZED / "not-quantized").to_dict()
+    for ending in ("safetensors", "pt"):
+        summary = ckptconv.inspect(DATA / "torchao" / f"int8.{ending}")
+        assert summary.to_dict()["quantized"]["formats"]["torchao int8"]["parameters"] == 8 * 32
+        assert not summary.warnings
 
 
 # -------------------------------------------------------------------------------------------------------- every refusal
