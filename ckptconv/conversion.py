@@ -191,7 +191,11 @@ def _sources(source: str | os.PathLike[str] | Source, options: Options, targets:
     like = options.like if has_weights else ""
     if isinstance(source, Source):
         opened = complete(source, **wanted)
-        return [with_layout(opened, like=like, map=options.map, size=options.size, **options.reaching())]
+        return [
+            with_layout(
+                opened, like=like, map=options.map, size=options.size, **options.dequantizing(), **options.reaching()
+            )
+        ]
     place = Location(normalize(source), dict(options.storage_options))
     path = pinned(place.path, place.options)
     if is_pipe(path) and not targets:

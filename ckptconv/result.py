@@ -134,6 +134,9 @@ class Report(Shown):
     finish: list[str] = field(default_factory=list)
     """The arguments of the `finish` that publishes the outputs when all parts are staged."""
 
+    dequantized: dict[str, int] = field(default_factory=dict)
+    """How many weights were made of quantized ones, by format."""
+
     dropped: dict[str, str] = field(default_factory=dict)
     """Entries left out as their class is known by name only: {entry: class}."""
 

@@ -103,7 +103,7 @@ COMMANDS = {
 # Properties that are printed with the fields.
 _PROPERTIES = {Change: ("relative",), Summary: ("modules",)}
 # Fields that are left out where there is nothing to say, and those that are left out unless they were asked for.
-_LEFT_OUT = {(Summary, "conversion"), (Summary, "not_finite"), (Summary, "made_of")}
+_LEFT_OUT = {(Summary, "conversion"), (Summary, "not_finite"), (Summary, "made_of"), (Summary, "quantized")}
 _OPTIONAL = {*_LEFT_OUT, (TensorInfo, "stats"), (printed.FoundDifference, "tensor")}
 
 

@@ -32,6 +32,7 @@ from ckptconv.options.table import COMMAND, COMPARING, OPENING, OPTIONS, PACKING
 ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "max_shard_size": (None, 5_000_000_000, [5_000_000_000, np.int64(5_000_000_000), "5000000000", "5GB"]),
     "dtype": (None, "bfloat16", [torch.bfloat16, "bfloat16", "bf16"]),
+    "dequantize": (False, True, [True]),
     "key": ("", "state_dict", ["state_dict"]),
     "include": ((), ("*.bias",), ["*.bias", ("*.bias",), ["*.bias"]]),
     "exclude": ((), ("a", "b"), [("a", "b"), ["a", "b"]]),
@@ -209,6 +210,7 @@ DECIDING = {
     "rename": st.lists(st.sampled_from(["a=b", "^(x)=\\1", "="])),
     "tied": st.sampled_from(["alias", "duplicate"]),
     "structure": st.booleans(),
+    "dequantize": st.booleans(),
     "partial": st.booleans(),
     "fill": st.booleans(),
     "to": st.sampled_from(["", "dcp", "dcp-hf"]),

@@ -294,7 +294,7 @@ def finish_(
 @taking(
     *named("raw tag depth as_"),
     OPTIONS["max_shard_size"].explained("And that in files of at most SIZE."),
-    *named("key include exclude map size stats html"),
+    *named("key include exclude dequantize map size stats html"),
     *SHOWING,
 )
 def inspect_(

@@ -20,6 +20,7 @@ from ckptconv.options.table import COMPARING
     COMPARING["map"],
     *named("size"),
     COMPARING["dtype"],
+    *named("dequantize"),
     *named("unstack"),
     COMPARING["rtol"],
     COMPARING["atol"],

@@ -20,8 +20,9 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
 CONFIG = "config.json"
-# Meta's configuration beside Llama's files: read when it is asked for, and not copied.
-PARAMS = "params.json"
+# Meta's configuration beside Llama's files, and Model Optimizer's: read when they are asked for, and not copied.
+PARAMS, QUANTIZED = "params.json", "hf_quant_config.json"
+_ASKED_FOR = (PARAMS, QUANTIZED)
 # The model's configuration, the tokenizer's files, those of processors of images and sound, and what says whose it is.
 _JSON = (
     "config generation_config tokenizer tokenizer_config special_tokens_map added_tokens vocab chat_template "
@@ -86,7 +87,7 @@ def _in(place: Location, names: Collection[str] | None) -> Companions:
     found: dict[str, File] = {}
     warnings = []
     for name, entry in place.names.items():
-        known = is_companion_name(name) or (name == PARAMS and names is not None)
+        known = is_companion_name(name) or (name in _ASKED_FOR and names is not None)
         if not known or entry.kind != "file" or (names is not None and name not in names):
             continue
         if entry.file.size > LARGEST:

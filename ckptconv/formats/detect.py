@@ -118,6 +118,8 @@ def open_source(
     like: str = "",
     map: str | os.PathLike[str] = "",  # noqa: A002
     size: Mapping[str, int] | None = None,
+    dequantize: bool = False,
+    weights_dtype: str = "bfloat16",
     inert: bool = False,
     raw: bool = False,
     alone: bool = False,
@@ -133,11 +135,11 @@ def open_source(
     optimizer's fp32 masters) and `unstack` (a tensor for each layer) apply to Megatron-core's. A structure record of
     safetensors that does not fit the tensors is an error; with `structure` false it is left out. `like` is the path of
     the source's reference. `map` names a map, which gives other names and layouts, and `size` tells sizes of its axes.
-    A file that is an attack raises UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw`
-    keeps whole modules the objects they are. One file of many, such as a rank's, can be looked at; whoever takes its
-    weights for a model gets an error, unless it is taken `alone`. "-" is standard input. Input from a pipe is kept in a
-    temporary file in `spool_dir`. `recorded` is the map that was taken when an output was made of this, for where `map`
-    names none.
+    With `dequantize`, weights of `weights_dtype` stand in the place of quantized ones. A file that is an attack raises
+    UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw` keeps whole modules the objects
+    they are. One file of many, such as a rank's, can be looked at; whoever takes its weights for a model gets an error,
+    unless it is taken `alone`. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`.
+    `recorded` is the map that was taken when an output was made of this, for where `map` names none.
     """
     path = os.fspath(path)
     if not path:
@@ -178,7 +180,8 @@ def open_source(
     source = replace(source, warnings=[*source.warnings, *idle]) if idle else source
     source = replace(source, map=recorded) if recorded else source
     reaching = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
-    return with_layout(source, like=like, map=os.fspath(map), size=size, **reaching)
+    layout: dict[str, Any] = {"like": like, "map": os.fspath(map), "size": size, **reaching}
+    return with_layout(source, dequantize=dequantize, weights_dtype=weights_dtype, **layout)
 
 
 def _joined(place: Location, source: Source, wanted: Wanted) -> Source:
@@ -198,14 +201,21 @@ def with_layout(
     like: str = "",
     map: str = "",  # noqa: A002
     size: Mapping[str, int] | None = None,
+    dequantize: bool = False,
+    weights_dtype: str = "bfloat16",
     **reaching: Any,
 ) -> Source:
-    """Return `source` with the reference and the map that an output of it is to have; each "" if there is none.
+    """Return `source` with the reference and the map that an output of it is to have; each "" if there is none. With
+    `dequantize`, its quantized weights become weights of `weights_dtype` first.
 
     The arguments are those of `open_source`; `reaching` say how it reaches and trusts any checkpoint.
     """
     if is_pipe(like):
         raise UsageError(f"--like {like} is a pipe, and a reference is a checkpoint that stays.")
+    if dequantize:
+        from ckptconv.formats.quantized.weights import with_weights
+
+        source = with_weights(source, weights_dtype, reaching.get("storage_options") or {})
     if like:
         source = replace(source, reference=open_source(normalize(like), structure=False, **reaching))
     if map or size:
@@ -235,7 +245,8 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
     wanted = replace(source.wanted, key=key or source.wanted.key, states=states or source.wanted.states)
     if source.reread is not None and wanted != source.wanted:
         with attacks.refused(not inert):
-            source = replace(source.reread(wanted), map=source.map, reference=source.reference)
+            again = replace(source.reread(wanted), map=source.map, reference=source.reference)
+        source = source.quantized.again(again) if source.quantized else again
     return with_states_beside(source, wanted.key) if states else source
 
 

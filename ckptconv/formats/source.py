@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ckptconv.errors import CkptconvError
 from ckptconv.plan import Input
 from ckptconv.storage.records import Records
-from ckptconv.tensors.lazy import Equal, LazyTensor
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Equal, Inline, LazyTensor, whole
 from ckptconv.tensors.moves import File
 from ckptconv.text import parse_path
 
@@ -77,6 +78,23 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Quantized:
+    """What was made of quantized weights: weights of `dtype`, `formats` {format: count} of them.
+
+    `path` is the configuration that says so, "" if none does. `again` does the same to the source when it is reread.
+    `bare` are names of 8-bit floats without scales, which were left alone. `config` is what the config.json of `path`
+    becomes.
+    """
+
+    dtype: str
+    path: str
+    formats: Mapping[str, int]
+    bare: tuple[str, ...]
+    again: Callable[[Source], Source]
+    config: bytes = b""
+
+
+@dataclass(frozen=True)
 class Source:
     """An opened checkpoint: a tree with `LazyTensor` leaves, and facts about it. It is complete and immutable.
 
@@ -107,6 +125,7 @@ class Source:
     - `map` gives the weights and states other names and layouts, if the user asked for one.
     - `companions` are small files beside it, or beside its reference, by name, that are copied along with the weights.
     - `reference` is the checkpoint whose names, files and dtypes an output of the weights takes over.
+    - `quantized` says what was made of quantized weights, if weights were asked for in their place.
     - `wanted` is what was read. If that was not everything, `reread` opens the checkpoint again for more.
     - `pointers` are the paths of files that only say where the checkpoint is, such as `latest`.
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping. Of a set that is only
@@ -160,6 +179,7 @@ class Source:
     map: ChosenMap | None = None
     companions: Mapping[str, File] = field(default_factory=dict)
     reference: Source | None = None
+    quantized: Quantized | None = None
     wanted: Wanted = Wanted()
     reread: Callable[[Wanted], Source] | None = None
 
@@ -168,6 +188,13 @@ class Source:
         companions = {name: Input(file, (file.size, file.stamp)) for name, file in self.companions.items()}
         reference = self.reference.inputs if self.reference else {}
         return {**self.inputs, **companions, **{f"{OF_REFERENCE}{name}": each for name, each in reference.items()}}
+
+    def content(self, name: str, file: File) -> LazyTensor:
+        """Return the bytes of the companion `file` as the output has them: as they are, but for a configuration of
+        weights that were quantized."""
+        if self.quantized and self.quantized.config and (name, file.path) == ("config.json", self.quantized.path):
+            return Inline(self.quantized.config, DTYPES["uint8"], (len(self.quantized.config),))
+        return whole(file)
 
     def tree(self, key: str) -> Any:
         """Return the tree that holds what is under `key`: the weights, or a larger one."""

@@ -128,5 +128,6 @@ def _delta_asked(
 def _opened(given: str | os.PathLike[str] | Source, chosen: Options, optimizer: bool) -> Source:
     if isinstance(given, Source):
         given = complete(given, key=chosen.key, states=optimizer, inert=chosen.inert)
-        return with_layout(given, map=chosen.map, size=chosen.size, storage_options=chosen.storage_options)
+        reach, weights = chosen.storage_options, chosen.dequantizing()
+        return with_layout(given, map=chosen.map, size=chosen.size, storage_options=reach, **weights)
     return open_source(normalize(os.fspath(given)), **chosen.opening(), key=chosen.key, states=optimizer)

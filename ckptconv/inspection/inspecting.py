@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
+from ckptconv.errors import CkptconvError
 from ckptconv.formats.detect import complete, open_source, with_layout
+from ckptconv.formats.quantized.joining import parts_among
+from ckptconv.formats.quantized.weights import surveyed
 from ckptconv.formats.source import Opened, Source, source_of
-from ckptconv.inspection.summary import Summary, forecast, summarize, tensors_of
+from ckptconv.inspection.summary import Quantization, Summary, forecast, quantization, summarize, tensors_of
 from ckptconv.options.table import INSPECTING, Options, checked, filled
+from ckptconv.outputs.pipeline import tree_of
 from ckptconv.process import no_garbage
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.progress import counter, shown
+from ckptconv.structure import keymap
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -63,7 +68,7 @@ def inspect(
     with no_garbage():
         if isinstance(opened, Source):
             opened = complete(opened, key=asked["key"], inert=asked["inert"])
-            layout = {name: asked[name] for name in ("map", "size", "storage_options")}
+            layout = {name: asked[name] for name in ("map", "size", "dequantize", "storage_options")}
             opened = with_layout(opened, **layout)
         else:
             path = os.fspath(opened)
@@ -78,6 +83,7 @@ def inspect(
     with no_garbage():
         notes = list(tables.notes(tables.contents(opened)))
         summary = summarize(opened, notes, which, path=path, found=found)
+        summary.quantized = _quantized(opened, which, asked["storage_options"], summary.warnings)
     summary.bytes_read += read
     summary.conversion = conversion
     if html:
@@ -87,3 +93,20 @@ def inspect(
 
         write_whole(html, page_of(summary).encode(), "the page", [summary.input, *files_behind(opened)])
     return summary
+
+
+def _quantized(
+    source: Source, which: Options, storage_options: Mapping[str, Any], warnings: list[str]
+) -> Quantization | None:
+    """Return what is quantized of the tensors that `which` choose; add why that cannot be told to `warnings`."""
+    tensors, aliases, *_ = tensors_of(source, which)
+    kept = {name: tensor for name, tensor in tensors.items() if name not in aliases}
+    if source.quantized or not parts_among(kept):
+        return None
+    try:
+        described = keymap.describe(tree_of(source, which)).quantized if source.structured else {}
+        found = surveyed(source, kept, described, storage_options)
+    except CkptconvError as error:
+        warnings.append(f"Its weights are quantized, and --dequantize makes none of them: {error.message}")
+        return None
+    return quantization(kept, found) if found.weights else None

@@ -49,6 +49,7 @@ def overview(
     yield [Span(summary.input, "name"), Span(": "), Span(summary.format, "title")]
     yield from _facts(summary, width)
     yield from _table_of_dtypes(summary, width)
+    yield from _quantized(summary, width)
     yield from _tree(summary, width, depth, verbose)
     yield from _largest(summary, width)
     yield from _values(summary, width, verbose)
@@ -108,6 +109,17 @@ def _table_of_dtypes(summary: Summary, width: int | None) -> Iterator[Line]:
         line += [Span("  " + padded(row[column], widths[column], right=True)) for column in (1, 2, 3)]
         room = None if width is None else width - sum(widths) - 8
         yield fitted([*line, *_share(total.bytes, summary.bytes, room)], width)
+
+
+def _quantized(summary: Summary, width: int | None) -> Iterator[Line]:
+    told = summary.quantized
+    if told:
+        yield []
+        for name, group in told.formats.items():
+            weights, bits = count_of(group.weights, "weight"), f"{group.bits_per_weight:g} bits each"
+            line = ["quantized: " + name, weights, count_of(group.parameters, "parameter"), bits]
+            yield from _wrapped(line, " · ", width, "")
+        yield from _wrapped([f"{count_of(told.parameters, 'parameter')} in all"], " · ", width, "")
 
 
 def _share(part: int, whole: int, room: int | None) -> Line:

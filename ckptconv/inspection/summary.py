@@ -7,11 +7,13 @@ import heapq
 import json
 import math
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
+from ckptconv.formats.quantized.joining import Found
 from ckptconv.formats.source import Source
 from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo, totals, tree
 from ckptconv.options.table import Options
@@ -91,6 +93,31 @@ class Forecast:
     """The size of all files that it reads."""
 
 
+@dataclass(slots=True)
+class QuantizedGroup:
+    """The weights that are quantized in one way."""
+
+    weights: int = 0
+    """How many there are."""
+
+    parameters: int = 0
+    """Their elements."""
+
+    bits_per_weight: float = 0.0
+    """The bits that are stored for each of these, scales included."""
+
+
+@dataclass(slots=True)
+class Quantization:
+    """What is quantized."""
+
+    parameters: int
+    """Elements of the whole model: of weights in the place of codes, and of all other tensors."""
+
+    formats: dict[str, QuantizedGroup]
+    """The quantized weights, by format."""
+
+
 @dataclass
 class Summary(Shown):
     """What is inside a checkpoint. Sizes are in bytes."""
@@ -158,6 +185,9 @@ class Summary(Shown):
     made_of: dict[str, list[str]] | None = None
     """With --map: the tensors of which each is made."""
 
+    quantized: Quantization | None = None
+    """What is quantized; only if something is."""
+
     @functools.cached_property
     def modules(self) -> list[ModuleInfo]:
         """Every module, by the dots in names, with what is in it: where the bytes are."""
@@ -166,11 +196,13 @@ class Summary(Shown):
     def to_dict(self) -> dict[str, Any]:
         """Return it as the command prints it, of plain values: the schema is `inspect.json`."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        for name in ("conversion", "not_finite", "made_of"):
+        for name in ("conversion", "not_finite", "made_of", "quantized"):
             if found[name] is None:
                 del found[name]
         if self.conversion:
             found["conversion"] = asdict(self.conversion)
+        if self.quantized:
+            found["quantized"] = asdict(self.quantized)
         with_stats = self.not_finite is not None
         return {
             **found,
@@ -274,6 +306,21 @@ def summarize(
         not_finite=None if found is None else [name for name in flat if name in found and not found[name].is_finite],
         made_of=made_of,
     )
+
+
+def quantization(tensors: Mapping[str, LazyTensor], found: Found) -> Quantization:
+    """Return what of these `tensors` is quantized; `found` are their weights."""
+    formats: dict[str, QuantizedGroup] = {}
+    bits: Counter[str] = Counter()
+    for weight in found.weights.values():
+        group = formats.setdefault(weight.format, QuantizedGroup())
+        group.weights += 1
+        group.parameters += weight.tensor.numel
+        bits[weight.format] += weight.bits
+    for name, group in formats.items():
+        group.bits_per_weight = round(bits[name] / group.parameters, 3) if group.parameters else 0.0
+    others = sum(tensor.numel for name, tensor in tensors.items() if name not in found.gone)
+    return Quantization(others + sum(group.parameters for group in formats.values()), formats)
 
 
 def _values(*trees: Any) -> Iterator[tuple[str, str | bool | int | float]]:

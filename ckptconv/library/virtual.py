@@ -24,8 +24,7 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.prefetch import REQUESTS
 from ckptconv.storage.spool import SpoolingReaders
-from ckptconv.tensors.lazy import whole
-from ckptconv.tensors.moves import File
+from ckptconv.tensors.lazy import LazyTensor
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -81,7 +80,9 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         self.version = _hash(decided, *(f"{each.size} {each.stamp}" for each in inputs))
         companions = together(opened, known)
         names = {file.name for file in files}
-        copies = [_copy(name, file) for name, file in sorted(companions.items()) if name not in names]
+        copies = [
+            _copy(name, opened.content(name, file)) for name, file in sorted(companions.items()) if name not in names
+        ]
         self._readers = SpoolingReaders(known, chosen.spool_dir)
         self._files = {file.name: self._file(file, known) for file in (*files, *copies)}
 
@@ -152,9 +153,9 @@ def _opened(path: str, options: Options) -> Source:
     return open_source(path, key=options.key, **options.opening())
 
 
-def _copy(name: str, file: File) -> FilePlan:
-    """Return the plan of a copy of `file`."""
-    return FilePlan(name, file.size, (Data(0, whole(file), name),))
+def _copy(name: str, content: LazyTensor) -> FilePlan:
+    """Return the plan of a file of this `content`."""
+    return FilePlan(name, content.nbytes, (Data(0, content, name),))
 
 
 def _hash(*told: str) -> str:

@@ -37,6 +37,13 @@ class _ConvertPatchLoadDistributedRows(TypedDict, total=False):
     Default: float32 for a DeepSpeed checkpoint, else keep."""
 
 
+class _ConvertInspectDiffOpenLoadRows(TypedDict, total=False):
+    """Options that these calls share."""
+
+    dequantize: bool
+    """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
+
+
 class _ConvertInspectDiffPatchOpenLoadDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
@@ -269,6 +276,7 @@ class _InspectDiff(TypedDict, total=False):
 class ConvertOptions(
     _ConvertInspectPatchRows,
     _ConvertPatchLoadDistributedRows,
+    _ConvertInspectDiffOpenLoadRows,
     _ConvertInspectDiffPatchOpenLoadDistributedRows,
     _ConvertInspectDiffDistributedRows,
     _ConvertDiffPatchDistributedRows,
@@ -295,6 +303,7 @@ class ConvertOptions(
 
 class InspectOptions(
     _ConvertInspectPatchRows,
+    _ConvertInspectDiffOpenLoadRows,
     _ConvertInspectDiffPatchOpenLoadDistributedRows,
     _ConvertInspectDiffDistributedRows,
     _ConvertInspectOpenDistributedRows,
@@ -316,6 +325,7 @@ class InspectOptions(
 
 
 class DiffOptions(
+    _ConvertInspectDiffOpenLoadRows,
     _ConvertInspectDiffPatchOpenLoadDistributedRows,
     _ConvertInspectDiffDistributedRows,
     _ConvertDiffPatchDistributedRows,
@@ -396,6 +406,7 @@ class FinishOptions(
 
 
 class OpenOptions(
+    _ConvertInspectDiffOpenLoadRows,
     _ConvertInspectDiffPatchOpenLoadDistributedRows,
     _ConvertInspectOpenDistributedRows,
     _ConvertInspectDiffOpenDistributedRows,
@@ -422,6 +433,7 @@ class OpenOptions(
 
 class LoadOptions(
     _ConvertPatchLoadDistributedRows,
+    _ConvertInspectDiffOpenLoadRows,
     _ConvertInspectDiffPatchOpenLoadDistributedRows,
     _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows,
     _ConvertInspectDiffPatchOpenLoadRows,
@@ -452,6 +464,7 @@ class DistributedOptions(
 class RowsOptions(
     _ConvertInspectPatchRows,
     _ConvertPatchLoadDistributedRows,
+    _ConvertInspectDiffOpenLoadRows,
     _ConvertInspectDiffPatchOpenLoadDistributedRows,
     _ConvertInspectDiffDistributedRows,
     _ConvertDiffPatchDistributedRows,

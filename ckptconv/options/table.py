@@ -227,6 +227,12 @@ class Options(_Given):
             "": "keep",
         },
     )
+    dequantize: bool = _deciding(
+        FLAG,
+        "Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype.",
+        group=NAMING,
+        common=True,
+    )
     key: str = _deciding(
         TEXT,
         "Only this subtree, such as state_dict or optimizer.state; . is all.",
@@ -468,8 +474,15 @@ class Options(_Given):
             "like": self.like,
             "map": self.map,
             "size": self.size,
+            **self.dequantizing(),
             **self.reaching(),
         }
+
+    def dequantizing(self) -> dict[str, Any]:
+        """Return what `open_source` takes of these options for quantized weights: whether weights are made of them, and
+        their dtype."""
+        dtype = self.dtype if self.dtype not in (None, "keep") else "bfloat16"
+        return {"dequantize": self.dequantize, "weights_dtype": dtype}
 
     def reaching(self) -> dict[str, Any]:
         """Return what `open_source` takes of these options for any checkpoint: how to reach and to trust it."""
@@ -712,12 +725,12 @@ def _named_in(every: Mapping[str, Option], names: str) -> dict[str, Option]:
 # What the calls of the library take that are no conversions.
 OPENING = _named_in(
     {**OPTIONS, **_options_in(_Opening)},
-    "key tag exclude_frozen model_rank states structure raw alone master unstack map size like inert family spool_dir "
-    "storage_options",
+    "key tag exclude_frozen model_rank states structure raw alone master unstack dequantize map size like inert family "
+    "spool_dir storage_options",
 )
 # What an opened checkpoint gives, by names and dtypes, beside what is read of it.
 VIEWING = {**OPENING, **_named_in(OPTIONS, "partial fill")}
-LOADING = _named_in(OPTIONS, "key dtype tag raw alone master unstack storage_options")
+LOADING = _named_in(OPTIONS, "key dtype dequantize tag raw alone master unstack storage_options")
 DISTRIBUTED = _named_in(
     OPTIONS,
     "dtype key include exclude strip_prefix rename map size optimizer model_key optimizer_key flat_optimizer tag "
@@ -726,12 +739,13 @@ DISTRIBUTED = _named_in(
 FINISHING = _named_in(OPTIONS, "checksum manifest attest fsync storage_options")
 INSPECTING = _named_in(
     {**OPTIONS, **COMMAND},
-    "key include exclude map size stats as_ max_shard_size html tag inert raw family spool_dir storage_options",
+    "key include exclude dequantize map size stats as_ max_shard_size html tag inert raw family spool_dir "
+    "storage_options",
 )
 DIFFING = _named_in(
     {**OPTIONS, **COMMAND, **COMPARING},
-    "key include exclude optimizer strip_prefix rename map size dtype rtol atol tolerance html jobs memory tag "
-    "exclude_frozen_parameters master unstack inert raw alone spool_dir storage_options delta delta_encoding "
+    "key include exclude optimizer strip_prefix rename map size dtype dequantize rtol atol tolerance html jobs memory "
+    "tag exclude_frozen_parameters master unstack inert raw alone spool_dir storage_options delta delta_encoding "
     "delta_checksum delta_version",
 )
 PATCHING = _named_in(
@@ -744,7 +758,8 @@ SCANNING = _named_in(OPTIONS, "storage_options")
 TENSORS = tuple(
     _named_in(
         OPTIONS,
-        "max_shard_size dtype key include exclude strip_prefix rename map size tied like partial fill structure",
+        "max_shard_size dtype dequantize key include exclude strip_prefix rename map size tied like partial fill "
+        "structure",
     ).values()
 )
 

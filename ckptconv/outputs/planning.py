@@ -19,8 +19,7 @@ from ckptconv.plan import Copied, Data, FilePlan, Literal, Plan, identify, ident
 from ckptconv.storage.paths import basename, dirname, normalize, resolved_name
 from ckptconv.structure import keymap
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
-from ckptconv.tensors.lazy import LazyTensor, whole
-from ckptconv.tensors.moves import File
+from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 from ckptconv.version import __version__
 
@@ -86,12 +85,13 @@ def _safetensors_output(source: Source, target: Target, options: Options) -> Out
     inputs = {**source.inputs, **source.state_inputs} if of_states else source.all_inputs()
     source = replace(source, inputs=inputs, companions={} if of_states else source.companions)
     files, aliases, told = _safetensors_files(source, target, options)
-    copied = tuple(FilePlan(name, file.size, _whole(file)) for name, file in source.companions.items())
+    contents = {name: source.content(name, file) for name, file in source.companions.items()}
+    copied = tuple(FilePlan(name, content.nbytes, _copied(content)) for name, content in contents.items())
     return output_of(target.made_of, [source], target, options, (*copied, *files), aliases, told)
 
 
-def _whole(file: File) -> tuple[Copied, ...]:
-    return (Copied(0, whole(file)),) if file.size else ()
+def _copied(content: LazyTensor) -> tuple[Copied, ...]:
+    return (Copied(0, content),) if content.nbytes else ()
 
 
 def _virtual_output(source: Source, target: Target, options: Options) -> Output:
@@ -177,6 +177,8 @@ def output_of(
         head["like"] = seen_from(target, reference.path)
     if told and told.map is not None:
         head["map"] = told.map
+    if sources[0].quantized:
+        head["dequantized"] = dict(sorted(sources[0].quantized.formats.items()))
     if options.digest:
         head["digest"] = options.digest
     told = told or Told()
@@ -244,12 +246,13 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     kept = {name: chosen.cast(name) for name in tensors if name not in aliases}
     cast = [old for old, new in names.items() if new in kept and kept[new].dtype != tensors[new].dtype]
     goal = kept[names[cast[0]]].dtype.name if cast else chosen.dtype
-    unscaled = selection.unscaled({name: chosen.known[name] for name in cast}, chosen.known, goal)
+    if cast:
+        selection.check_unscaled([name for name in cast if names[name] not in chosen.fixed], chosen.known, goal)
     left = selection.left_alone({name: kept[name] for name in kept if name in chosen.fixed}, chosen.dtype)
     if chosen.widen_only:
         left += selection.left_wider({name: kept[name] for name in kept if name not in chosen.fixed}, chosen.dtype)
     lacking = likeness.left_out(chosen.like, source.path) if chosen.like else ()
-    warnings, metadata = (*chosen.warnings, *unscaled, *left, *lacking), chosen.stated(aliases)
+    warnings, metadata = (*chosen.warnings, *left, *lacking), chosen.stated(aliases)
     idle, is_structured = chosen.idle(options), chosen.structured
     if of_states and options.dtype not in (None, "keep", source.default_dtype):
         idle["--dtype"] = "changes nothing: optimizer states are not cast to it"

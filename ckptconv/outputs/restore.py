@@ -94,13 +94,14 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
 def _told(chosen: Selected, flat: Mapping[str, LazyTensor], told: Told, options: Options) -> Told:
     """Return `told` with what a user should know of the tensors that were chosen, which are stored as `flat`."""
     known, names = chosen.described.tensors, chosen.names
-    cast = {old: known[old] for old, new in names.items() if flat[new].dtype != known[old].dtype}
-    unscaled = selection.unscaled(cast, known, chosen.dtype)
+    cast = [old for old, new in names.items() if flat[new].dtype != known[old].dtype]
+    if cast:
+        selection.check_unscaled(cast, known, chosen.dtype)
     left = selection.left_alone({name: flat[name] for name in flat if name in chosen.fixed}, chosen.dtype)
     return replace(
         told,
         idle=chosen.idle(options),
-        warnings=(*unscaled, *chosen.warnings, *left),
+        warnings=(*chosen.warnings, *left),
         map=chosen.map_record if chosen.applied else told.map,
         made_of=chosen.made_of,
         equal=chosen.equal,

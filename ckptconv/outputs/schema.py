@@ -141,7 +141,7 @@ def check_heading(told: Any) -> None:
         told,
         "its heading",
         {"ckptconv", "plan", "kind", "source", "options", "aliases"},
-        {"like", "map", "digest", "deltas"},
+        {"like", "map", "digest", "deltas", "dequantized"},
     )
     for name in ("ckptconv", "plan", "kind"):
         text_of(told[name], name)
@@ -162,6 +162,8 @@ def check_heading(told: Any) -> None:
     object_of(told["options"], "the record of its options")
     _texts(told["aliases"], "its aliases")
     object_of(told.get("map", {}), "its map")
+    for name, count in object_of(told.get("dequantized", {}), "its formats of quantized weights").items():
+        count_of(count, f"the number of weights that were {name}")
     if "deltas" in told:
         if not list_of(told["deltas"], "its deltas") or told["kind"] != "weights":
             raise ValueError("its deltas change nothing")

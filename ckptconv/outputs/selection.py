@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from typing import Any, TypeAlias
 
 from ckptconv.errors import UsageError
+from ckptconv.formats.quantized.joining import parts_among
 from ckptconv.options.kinds import parse_rule
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.dtypes import DTYPES, can_cast
@@ -247,28 +248,18 @@ def left_wider(tensors: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]
     return (f"{which} wider than {dtype}, and not cast: {some(wider, _SHOWN)}. --dtype {dtype} casts {them} too.",)
 
 
-# Names of the scales of a tensor of 8-bit floats: suffixes of its name, or replacements of a final `weight`.
-_SCALES = ("_scale_inv", "_scale", "_scales", ".scale")
-_SCALES_OF_WEIGHT = ("scale_inv", "scale", "scales", "scale_weight")
 # Tensors that a message lists.
 _SHOWN = 5
 
 
-def unscaled(cast: Mapping[str, LazyTensor], names: Collection[str], dtype: str) -> tuple[str, ...]:
-    """Return a warning if 8-bit floats that have scales among `names` are `cast` to `dtype`; else ()."""
-    found = {}
-    for name, tensor in cast.items():
-        if tensor.dtype.kind == "f" and tensor.dtype.itemsize == 1:
-            module, dot, last = name.rpartition(".")
-            beside = (module + dot + scale for scale in _SCALES_OF_WEIGHT if last == "weight")
-            scale = next((each for each in (*(name + suffix for suffix in _SCALES), *beside) if each in names), "")
-            if scale:
-                found[name] = scale
-    if not found:
-        return ()
-    shown = some(found.items(), _SHOWN, lambda each: f"{each[0][:_LONGEST]!r} ({each[1][:_LONGEST]!r})")
-    text = (
-        f"8-bit floats were cast to {dtype} without their scales, which are tensors of their own: {shown}. The "
-        "values are the weights only when they are scaled; --dtype keep leaves them as they are."
-    )
-    return (text,)
+def check_unscaled(cast: Collection[str], known: Mapping[str, LazyTensor], dtype: str) -> None:
+    """Raise UsageError if any of the tensors to `cast` is part of a quantized weight among those that are `known`."""
+    parts = parts_among(known)
+    found = dict.fromkeys(parts[name] for name in cast if name in parts)
+    if found:
+        are = "weight is" if len(found) == 1 else "weights are"
+        raise UsageError(
+            f"{len(found):,} {are} quantized ({some(found, _SHOWN)}), and a cast of their codes and scales to {dtype} "
+            "makes no weights of them. Nothing was written.",
+            f"--dequantize makes weights of {dtype} of them; --dtype keep leaves them as they are.",
+        )

@@ -73,7 +73,8 @@ def _with_companions(
         # Weights that are like a reference are what its configuration says, unless another dtype is asked for.
         usual = "keep" if source.reference else source.default_dtype
         cast = options.dtype if options.dtype not in (None, "keep") else usual
-        notes += companions.notes(config, "" if cast == "keep" else cast)
+        is_changed = source.quantized is not None and bool(source.quantized.config)
+        notes += companions.notes(config, "" if cast == "keep" or is_changed else cast)
     stays = [
         f"{file.path} was left as it is, as no earlier output brought it: remove it to have the one of the input."
         for file in kept.values()

@@ -161,6 +161,7 @@ class _Production:
             dry_run=options.dry_run,
             part=f"{options.part[0]}/{options.part[1]}" if options.part else "",
             finish=[each.target.path for each in outputs] if options.part else [],
+            dequantized=dict(sources[0].quantized.formats) if sources[0].quantized else {},
             dropped={name: cls for each in outputs if each.restored for name, cls in each.restored.left_out.items()},
             recorded=recorded,
             weights_key=_weights_key(sources, options) if recorded else "",

@@ -239,7 +239,8 @@ def verify(
             recorded = of_record(told, where)
         if isinstance(source, Source):
             opened, like = complete(source, **_wanted(targets, asked)), _reference(targets, asked)
-            sources = [with_layout(opened, like=like, map=asked.map, size=asked.size, **asked.reaching())]
+            layout: dict[str, Any] = {**asked.dequantizing(), **asked.reaching()}
+            sources = [with_layout(opened, like=like, map=asked.map, size=asked.size, **layout)]
         else:
             sources = _open(normalize(source), targets, asked, recorded)
         if recorded:
@@ -622,14 +623,14 @@ def _compare_companions(source: Source, target: Target, found: Written) -> Itera
             where = target.path if entry.kind != "file" else f"{source.path}, of which it is a copy,"
             raise DifferenceError(f"{where} lacks {name}.", _AGAIN, what="missing", file=path)
         found.files.append(entry.file._replace(path=path))
-        want, got = whole(source.companions[name]), whole(entry.file)
+        want, got = source.content(name, source.companions[name]), whole(entry.file)
         if want.shape != got.shape:
             raise DifferenceError(
-                f"{path} has {entry.file.size} bytes, and is no copy of {want.file.path}, which has {want.file.size}.",
+                f"{path} has {entry.file.size} bytes, and {source.companions[name].path} gives {want.nbytes}.",
                 _AGAIN,
                 what="file",
                 file=path,
-                expected=want.file.size,
+                expected=want.nbytes,
                 found=entry.file.size,
             )
         yield _Pair(want, got, path, name)

@@ -618,16 +618,16 @@ def test_tied_names_are_stored_once_or_each(tmp_path: Path) -> None:
         ("experts.gate_up_proj", "experts.gate_up_proj_scale"),
     ],
 )
-def test_floats_of_8_bits_that_are_cast_without_their_scales_are_named(weight: str, scale: str, tmp_path: Path) -> None:
+def test_a_cast_of_quantized_weights_is_refused(weight: str, scale: str, tmp_path: Path) -> None:
     state = {weight: torch.ones(2, 2).to(torch.float8_e4m3fn), scale: torch.ones(1), "bare.weight": torch.ones(2)}
     torch.save(state, tmp_path / "x.pt")
     for source, output in (("x.pt", "x.safetensors"), ("x.safetensors", "y.pt")):
         command = "pt2safetensors" if source == "x.pt" else "safetensors2pt"
-        for dtype in ("bfloat16", "keep"):
-            target = tmp_path / (f"{dtype}.{output}" if dtype != "keep" else output)
-            run = ckptconv_here(command, "--dtype", dtype, tmp_path / source, target)
-            assert run.code == 0, run.err
-            assert (f"'{weight}' ('{scale}')" in run.err) is (dtype != "keep")
+        refused = ckptconv_here(command, "--dtype", "bfloat16", tmp_path / source, tmp_path / f"cast.{output}")
+        assert refused.code == 2
+        assert f"1 weight is quantized ('{weight}')" in refused.err
+        assert "--dequantize" in refused.err
+        assert ckptconv_here(command, tmp_path / source, tmp_path / output).code == 0
 
 
 def test_floats_of_8_bits_without_scales_are_cast_in_silence(tmp_path: Path) -> None:

@@ -1,0 +1,499 @@
+"""Finds the parts of quantized weights among tensors, and makes each weight of them. Nothing but names, dtypes, shapes
+and the few bytes of parts that are shapes themselves is looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import re
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats.quantized.configuration import Configuration
+from ckptconv.formats.quantized.table import FORMATS, OF_ACTIVATIONS, TELLING, Format, Part, Sizes
+from ckptconv.tensors.dequantize import Part as Given
+from ckptconv.tensors.dequantize import fits
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Axis, Inline, LazyTensor, Tiled, View, Zeros, untagged
+from ckptconv.tensors.moves import Dequantize
+from ckptconv.tensors.slices import as_stored, viewed
+from ckptconv.text import some
+
+# Bytes of small parts by name.
+Reading: TypeAlias = "Callable[[Mapping[str, LazyTensor]], Mapping[str, bytes]]"
+_DIMENSION = re.compile(r"(\w+)(?:\*(\w+))?(?:/(\w+))?")
+_F32 = DTYPES["float32"]
+_WEIGHT, _TORCHAO = ".weight", "~_qdata"
+# Roles of parts that tell sizes; the largest that is read, in bytes.
+_TELLING_SIZES = ("shape", "state")
+_LARGEST = 1 << 16
+
+
+class Weight(NamedTuple):
+    """A weight that is made of quantized parts: what its format is called, the parts by role, and the bits that are
+    stored for it, scales included."""
+
+    tensor: LazyTensor
+    format: str
+    parts: Mapping[str, str]
+    bits: int
+
+
+class Found(NamedTuple):
+    """What was found among tensors: weights by name, all names that go with them, and those of codes without scales
+    where nothing says that anything is quantized."""
+
+    weights: Mapping[str, Weight]
+    gone: frozenset[str]
+    bare: tuple[str, ...]
+
+
+def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading, dtype: str) -> Found:
+    """Return the weights that are quantized among `tensors`, as float32 that is to be cast to `dtype`: for one of 16
+    bits, products are rounded first as the programs do that load them.
+
+    Raise CorruptError for a part without the others, UnsupportedError for parts of no known format, of two, and for
+    those that the configuration contradicts.
+    """
+    groups = _groups(tensors)
+    read = _at_once(groups, tensors, read)
+    weights: dict[str, Weight] = {}
+    gone: set[str] = set()
+    for name, companions in groups.items():
+        weight = _weight(name, companions, tensors, told, read, dtype)
+        if weight is not None:
+            weights[name] = weight
+            gone.update(weight.parts.values())
+    bare = []
+    for name, tensor in tensors.items():
+        if name in gone or name in weights:
+            continue
+        if _is_of_activations(name, tensor, weights):
+            if weights or told.method:
+                gone.add(name)
+        elif name.endswith(tuple(TELLING)):
+            raise CorruptError(
+                f"{name!r} is part of a quantized weight, and the weight's other parts are nowhere in the checkpoint.",
+                "Download or copy all of its files again.",
+            )
+        elif tensor.dtype.name in ("float8_e4m3fn", "float8_e5m2"):
+            if told.method or weights:
+                raise _without_scale(name, tensor, told)
+            bare.append(name)
+        elif told.method and tensor.dtype.name in ("int8", "uint8") and _is_code(name, tensor, told):
+            raise _without_scale(name, tensor, told)
+    return Found(weights, frozenset(gone), tuple(bare))
+
+
+def _is_of_activations(name: str, tensor: LazyTensor, weights: Collection[str]) -> bool:
+    """Whether a tensor is a scale of activations: of a module, or of stacked experts, which have one each."""
+    own = name.rpartition(".")[2]
+    if own in OF_ACTIVATIONS:
+        return tensor.numel <= 1
+    return any(own.endswith(f"_{word}") and name[: -len(word) - 1] in weights for word in OF_ACTIVATIONS)
+
+
+def parts_among(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
+    """Return {name: what it is part of} for the tensors that are parts of quantized weights, by names and dtypes."""
+    return {
+        part: name
+        for name, companions in _groups(tensors).items()
+        if any(_has_parts(each, companions, tensors) for each in FORMATS)
+        for part in companions.values()
+    }
+
+
+def _without_scale(name: str, tensor: LazyTensor, told: Configuration) -> CorruptError:
+    return CorruptError(
+        f"{name!r} is {tensor.dtype} {list(tensor.shape)}, codes of a quantized weight, and no scale of it is in the "
+        "checkpoint.",
+        "Download or copy all of its files again.",
+    )
+
+
+def _is_code(name: str, tensor: LazyTensor, told: Configuration) -> bool:
+    """Whether a tensor without companions has to have some, by its name, its dtype and the configuration."""
+    of_eight = {group.bits == 8 and group.kind == "int" for group in told.groups}
+    meant = told.expert_dtype == "fp4" or True in of_eight or any("NVFP4" in each for each in told.algorithms(name))
+    return meant and name.endswith(_WEIGHT) and len(tensor.shape) > 1
+
+
+# ----------------------------------------------------------------------------------------------------------- companions
+
+
+@functools.cache
+def _endings() -> tuple[tuple[str, str, str], ...]:
+    """Return (ending, what stands in its place in the weight's name, pattern) of all names of parts, longest first."""
+    patterns: set[str] = set()
+    waiting = list(FORMATS)
+    while waiting:
+        each = waiting.pop()
+        patterns.update(itertools.chain.from_iterable(part.names.split() for part in each.parts.values()))
+        waiting += [each.scale] if each.scale else []
+    instead = {"+": "", "=": _WEIGHT, "~": ""}
+    found = [(pattern[1:], instead[pattern[0]], pattern) for pattern in patterns if pattern != "+"]
+    return tuple(sorted(found, key=lambda each: -len(each[0])))
+
+
+def _groups(tensors: Mapping[str, LazyTensor]) -> dict[str, dict[str, str]]:
+    """Return {name of a weight: {pattern: name of a part}} for all that may be quantized."""
+    groups: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for name in tensors:
+        for ending, instead, pattern in _endings():
+            if not name.endswith(ending):
+                continue
+            base = name[: -len(ending)] + instead
+            if pattern[0] == "~":
+                module, dot, own = base.rpartition(".")
+                if not own.startswith("_"):
+                    continue
+                base = module + dot + own[1:]
+            groups[base][pattern] = name
+    # What torchao names is nothing else.
+    torchao = {
+        part: name for name, companions in groups.items() if _TORCHAO in companions for part in companions.values()
+    }
+    for name, companions in groups.items():
+        groups[name] = {pattern: part for pattern, part in companions.items() if torchao.get(part, name) == name}
+    known = {name: {**({"+": name} if name in tensors else {}), **companions} for name, companions in groups.items()}
+    return {name: companions for name, companions in known.items() if len(companions) > 1}
+
+
+def _at_once(groups: Mapping[str, Mapping[str, str]], tensors: Mapping[str, LazyTensor], read: Reading) -> Reading:
+    """Return `read` for parts that tell sizes, which are all read at once when the first is asked for."""
+    patterns = {
+        pattern
+        for each in FORMATS
+        for role in _TELLING_SIZES
+        if role in each.parts
+        for pattern in each.parts[role].names.split()
+    }
+
+    @functools.cache
+    def every() -> Mapping[str, bytes]:
+        names = {name for companions in groups.values() for pattern, name in companions.items() if pattern in patterns}
+        return read({name: tensors[name] for name in tensors if name in names and tensors[name].nbytes <= _LARGEST})
+
+    return lambda wanted: {name: every()[name] for name in wanted if name in every()}
+
+
+# -------------------------------------------------------------------------------------------------------------- weights
+
+
+class _RefusedError(Exception):
+    """Why parts are not of a format."""
+
+
+def _weight(
+    name: str,
+    companions: Mapping[str, str],
+    tensors: Mapping[str, LazyTensor],
+    told: Configuration,
+    read: Reading,
+    dtype: str,
+) -> Weight | None:
+    """Return the weight of this name, made of its `companions`, {pattern: name}; None if these are nothing of it."""
+    module = name.removesuffix(_WEIGHT)
+    candidates = [each for each in FORMATS if _has_parts(each, companions, tensors)]
+    readings: dict[Any, Weight] = {}
+    refused: list[str] = []
+    for each in candidates:
+        for called, sizes in each.sizes(told, module):
+            try:
+                weight = _made(each, called, {**sizes, "dtype": dtype}, companions, tensors, read)
+            except _RefusedError as error:
+                refused.append(f"as {called}, {error}")
+                continue
+            readings.setdefault(_meaning(weight.tensor), weight)
+    if len(readings) == 1:
+        (weight,) = readings.values()
+        return weight
+    if not candidates and not any(part.endswith(tuple(TELLING)) for part in companions.values()):
+        return None
+    shown = ", ".join(
+        f"{part!r} {tensors[part].dtype} {list(tensors[part].shape)}" for part in list(companions.values())[:8]
+    )
+    if not candidates and "+" not in companions and not _has_codes(companions):
+        raise CorruptError(
+            f"The quantized weight {name!r} has no codes; there are {shown}.",
+            "Download or copy all of its files again.",
+        )
+    if len(readings) > 1:
+        ways = " or ".join(dict.fromkeys(weight.format for weight in readings.values()))
+        raise UnsupportedError(f"The quantized weight {name!r} may be read as {ways}: {shown}.", _says(told))
+    if not candidates and "+" in companions and tensors[name].dtype.kind == "f" and tensors[name].dtype.itemsize > 1:
+        raise UnsupportedError(f"{name!r} is no quantized weight, and has parts of one: {shown}.", _says(told))
+    why = f": {'; '.join(dict.fromkeys(refused))}" if refused else ""
+    raise UnsupportedError(f"The quantized weight {name!r} is of no known format ({shown}){why}.", _says(told))
+
+
+def _has_codes(companions: Mapping[str, str]) -> bool:
+    return any(pattern in companions for each in FORMATS for pattern in each.parts["codes"].names.split())
+
+
+def _says(told: Configuration) -> str:
+    if not told.method:
+        return "No configuration beside the checkpoint says how its weights are quantized."
+    return f"{told.path or 'The metadata'} says {told.method}."
+
+
+def _has_parts(each: Format, companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> bool:
+    """Whether all parts of a format are there, in its dtypes, and no others."""
+    known: set[str] = set()
+    layers = [each, each.scale] if each.scale else [each]
+    for layer in layers:
+        for part in layer.parts.values():
+            names = [companions[pattern] for pattern in part.names.split() if pattern in companions]
+            names = [name for name in names if tensors[name].dtype.name in part.dtypes.split()]
+            if not names and not part.optional and part.names:
+                return False
+            known.update(names)
+    return known.issuperset(companions.values())
+
+
+def _made(
+    each: Format,
+    called: str,
+    sizes: dict[str, Any],
+    companions: Mapping[str, str],
+    tensors: Mapping[str, LazyTensor],
+    read: Reading,
+) -> Weight:
+    """Return the weight of parts of one format. Raise _RefusedError if they do not fit it."""
+    parts = _parts_of(each, companions, tensors)
+    inner = _parts_of(each.scale, companions, tensors) if each.scale else {}
+    for role in _TELLING_SIZES:
+        if role in parts:
+            sizes.update(_SIZES[role](read({parts[role]: tensors[parts[role]]}).get(parts[role], b"")))
+    if sizes.get("zero") and "zero" not in parts:
+        raise _RefusedError("its zero points are missing")
+    if each.scale:
+        scale = _computed(each.scale, inner, sizes, {role: tensors[part] for role, part in inner.items()}, None)
+    given = {role: tensors[part] for role, part in parts.items() if role not in _TELLING_SIZES}
+    made = _computed(each, parts, sizes, given, scale if each.scale else None)
+    if "view" in sizes:
+        made = viewed(made, sizes["view"])
+    used = {**{f"scale's {role}": part for role, part in inner.items()}, **parts}
+    bits = 8 * sum(tensors[part].nbytes for part in set(used.values()))
+    return Weight(made, called, used, bits)
+
+
+def _parts_of(each: Format, companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
+    """Return {role: name} of the parts that are there. Raise _RefusedError if one is there twice."""
+    found = {}
+    for role, part in each.parts.items():
+        names = [companions[pattern] for pattern in part.names.split() if pattern in companions]
+        if len(names) > 1:
+            raise _RefusedError(f"it has two: {some(names, form=repr)}")
+        if names:
+            found[role] = names[0]
+    return found
+
+
+def _computed(
+    each: Format,
+    names: Mapping[str, str],
+    sizes: dict[str, Any],
+    given: Mapping[str, LazyTensor],
+    scale: LazyTensor | None,
+) -> LazyTensor:
+    """Return what a format makes of the parts `given`, by role. Raise _RefusedError if their shapes do not fit."""
+    given = {role: untagged(tensor) for role, tensor in given.items()}
+    if scale is not None:
+        given["scale"] = scale
+    part = each.parts["codes"]
+    codes = _shaped(given["codes"], part)
+    outer = codes.shape
+    dims, wanted = each.out.split(), part.shape.split()
+    if "as" in sizes:
+        codes = _seen_as(codes, sizes["as"])
+    lead, few = len(outer) - len(wanted), 0
+    if lead < 0:
+        few = -lead
+        if each.out != "M K" or lead < -2 or each.codes != "own":
+            raise _RefusedError(f"its codes have {len(outer)} dimensions")
+        codes, lead = viewed(codes, (*(1,) * few, *outer)), 0
+    ahead = [f"#{number}" for number in range(lead)]
+    sizes = {**sizes, **dict(zip(ahead, codes.shape, strict=False))}
+    _solve(wanted, codes.shape[lead:], sizes)
+    known = [*ahead, *dims]
+    shape = tuple(_size(sizes, dim) for dim in known)
+    kind = f"int{sizes['b']}" if each.codes == "int" else each.codes
+    indexed = part_index if (part_index := each.parts.get("index")) and "index" in given else None
+    roles: list[str] = []
+    parts, axes = [codes], [_axes([*ahead, *wanted], known, sizes)]
+    _check(codes.shape, [*ahead, *wanted], sizes, names.get("codes", ""))
+    for role in ("scale", "zero", "index", "table"):
+        if role not in given:
+            continue
+        about = each.parts[role]
+        own = [] if role in ("index", "table") else ahead
+        spec = [*own, *about.shape.split()]
+        if role == "table":
+            tensor, along = given[role], [Axis(0, 0)]
+            _check(tensor.shape, spec, sizes, names[role])
+        else:
+            tensor = _as(given[role], spec, sizes, names.get(role, "its scale"), math.prod(shape) == 0)
+            along = _axes(spec, known, sizes, indexed.shape if indexed and role != "index" else "")
+        if tensor.dtype.name == "uint8" and role == "scale":
+            tensor = _seen_as(tensor, "float8_e8m0fnu")
+        roles.append(role)
+        parts.append(tensor)
+        axes.append(along)
+    if "shift" in sizes and kind == "table8":
+        roles.append("shift")
+        parts.append(Inline(struct.pack("<f", sizes["shift"]), _F32, (1,)))
+        axes.append([Axis(0, 0)])
+    if not math.prod(shape):
+        return Zeros(_F32, outer if few else shape)
+    # A cast to the dtype of the scales rounds once; one to float32 gives the product.
+    stored = parts[1].dtype.name
+    is_rounded = each.own and stored in ("float16", "bfloat16") and sizes["dtype"] not in ("float32", stored)
+    between = stored if is_rounded else "float32"
+    offset = sizes[each.offset] if isinstance(each.offset, str) else each.offset
+    offset = 0 if each.offset == "half" and "zero" in given else offset
+    kernel = Dequantize(kind, tuple(roles), offset, each.over, between, names.get("scale") or names["codes"])
+    told = [Given(one.dtype.name, along, one.shape) for one, along in zip(parts, axes, strict=True)]
+    if not fits(kernel, told, len(shape)):
+        raise _RefusedError("its parts do not fit together")
+    made: LazyTensor = Tiled(tuple(parts), tuple(map(tuple, axes)), kernel, _F32, shape, (0,) * len(shape))
+    return viewed(made, outer) if few else made
+
+
+def _seen_as(tensor: LazyTensor, dtype: str) -> LazyTensor:
+    """Return bytes as elements of a dtype of one byte."""
+    view = View(tensor, DTYPES[dtype], tensor.shape)
+    return as_stored(view) or view
+
+
+def _shaped(tensor: LazyTensor, part: Part) -> LazyTensor:
+    """Return a part in the shape that its entry speaks of."""
+    if part.flat:
+        return viewed(tensor, (tensor.numel,))
+    if part.merged and len(tensor.shape) > 1:
+        return viewed(tensor, (*tensor.shape[:-2], tensor.shape[-2] * tensor.shape[-1]))
+    return tensor
+
+
+# --------------------------------------------------------------------------------------------------------------- shapes
+
+
+def _read_dimension(text: str) -> tuple[str, str | None, str | None]:
+    found = _DIMENSION.fullmatch(text.lstrip("#"))
+    assert found
+    name, times, by = found.groups()
+    return (f"#{name}" if text.startswith("#") else name), times, by
+
+
+def _size(sizes: Sizes, name: str | None) -> int:
+    """Return the size of this name, or a number as it is."""
+    if name is None:
+        return 1
+    if name.isdigit():
+        return int(name)
+    if name not in sizes:
+        raise _RefusedError(f"nothing tells {name}")
+    value = sizes[name]
+    return _size(sizes, value) if isinstance(value, str) else int(value)
+
+
+def _solve(wanted: Sequence[str], shape: Sequence[int], sizes: dict[str, Any]) -> None:
+    """Add to `sizes` the dimensions that the shape of the codes tells."""
+    for text, extent in zip(wanted, shape, strict=True):
+        name, times, by = _read_dimension(text)
+        if name not in sizes and not name.isdigit():
+            many, rest = divmod(extent * (_size(sizes, by) if times else 1), _size(sizes, times) if times else 1)
+            if rest:
+                raise _RefusedError(f"its {extent} words are no whole number of codes")
+            sizes[name] = many
+
+
+def _extent(text: str, sizes: Sizes) -> int:
+    name, times, by = _read_dimension(text)
+    return -(-_size(sizes, name) * _size(sizes, times) // max(_size(sizes, by), 1))
+
+
+def _check(shape: Sequence[int], spec: Sequence[str], sizes: Sizes, name: str) -> None:
+    expected = [_extent(text, sizes) for text in spec]
+    if list(shape) != expected:
+        raise _RefusedError(f"{name!r} has the shape {list(shape)}, and {expected} is expected")
+
+
+def _as(tensor: LazyTensor, spec: Sequence[str], sizes: Sizes, name: str, empty: bool) -> LazyTensor:
+    """Return a part in the shape that `spec` says; trailing dimensions of 1 need not be there."""
+    expected = tuple(_extent(text, sizes) for text in spec)
+    if empty and tensor.numel <= 1:
+        return tensor
+
+    def bare(shape: Sequence[int]) -> tuple[int, ...]:
+        kept = list(shape)
+        while kept and kept[-1] == 1:
+            kept.pop()
+        return tuple(kept)
+
+    if bare(tensor.shape) != bare(expected):
+        raise _RefusedError(f"{name!r} has the shape {list(tensor.shape)}, and {list(expected)} is expected")
+    return viewed(tensor, expected)
+
+
+def _axes(spec: Sequence[str], known: Sequence[str], sizes: Sizes, looked_up: str = "") -> list[Axis]:
+    """Return what the dimensions of a part are of the weight; one that is `looked_up` is needed whole."""
+    axes = []
+    for text in spec:
+        name, times, by = _read_dimension(text)
+        if looked_up == name and not times:
+            axes.append(Axis(known.index(name), 0))
+        else:
+            axes.append(Axis(known.index(name), _size(sizes, times), max(_size(sizes, by), 1)))
+    return axes
+
+
+# ------------------------------------------------------------------------------------------------ parts that tell sizes
+
+
+def _of_shape(data: bytes) -> Sizes:
+    """compressed-tensors' `weight_shape`."""
+    if len(data) != 16:
+        raise _RefusedError("its shape is no two numbers")
+    rows, columns = struct.unpack("<qq", data)
+    if rows < 0 or columns < 0:
+        raise _RefusedError(f"its shape is said to be {[rows, columns]}")
+    return {"M": rows, "K": columns}
+
+
+def _of_state(data: bytes) -> Sizes:
+    """bitsandbytes' `quant_state`, JSON as bytes."""
+    try:
+        told = json.loads(data)
+        shape = [each for each in told["shape"] if type(each) is int and each >= 0]
+        found: dict[str, Any] = {"C": told["blocksize"], "F": math.prod(shape), "view": tuple(shape)}
+        if told.get("nested_blocksize") is not None:
+            found |= {"D": told["nested_blocksize"], "shift": float(told["nested_offset"])}
+    except (ValueError, KeyError, TypeError) as error:
+        raise _RefusedError(f"its state cannot be read ({error})") from None
+    sides = [found["C"], found.get("D", 1)]
+    if len(shape) != len(told["shape"]) or any(type(side) is not int or side < 1 for side in sides):
+        raise _RefusedError("its state is of no shape or blocks")
+    return found
+
+
+_SIZES: Mapping[str, Callable[[bytes], Sizes]] = {"shape": _of_shape, "state": _of_state}
+
+
+def _meaning(tensor: LazyTensor) -> Any:
+    """Return what is equal for two tensors with the same elements: sides that hold one block are all alike."""
+    if isinstance(tensor, View):
+        return _meaning(tensor.tensor), tensor.shape
+    if not isinstance(tensor, Tiled):
+        return tensor
+    axes = tuple(
+        tuple((axis.dim, "one") if extent == 1 else axis for axis, extent in zip(own, part.shape, strict=True))
+        for own, part in zip(tensor.axes, tensor.parts, strict=True)
+    )
+    return axes, tensor.kernel, tensor.shape, tuple(map(_meaning, tensor.parts))

@@ -1,0 +1,250 @@
+"""A source whose tensors are the weights that its quantized ones stand for."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ckptconv.errors import UnsupportedError
+from ckptconv.formats import companions
+from ckptconv.formats.quantized import configuration, joining
+from ckptconv.formats.quantized.configuration import COMFY, Configuration
+from ckptconv.formats.source import Quantized, Source
+from ckptconv.formats.values import first_bytes
+from ckptconv.pickles.nodes import Composite
+from ckptconv.plan import Input
+from ckptconv.storage import strict_json
+from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
+from ckptconv.storage.location import Location
+from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.structure import torchao
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, untagged
+from ckptconv.tensors.moves import Cast, File
+from ckptconv.text import some
+
+_LARGEST = 8 << 20
+USUAL = "bfloat16"
+
+
+def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any]) -> Source:
+    """Return `source` with the weights of `dtype` in the place of quantized ones, in every state dict that it holds.
+
+    Parts of quantized weights, and scales of activations, are gone. Read the configuration beside it, and parts that
+    are shapes. Raise as `joining.found` does.
+    """
+    if source.quantized:
+        return source
+    again = functools.partial(with_weights, dtype=dtype, storage_options=storage_options)
+    read = read_configurations(source, storage_options)
+    made = _Weights(read.told(source.metadata), source.metadata, dtype, storage_options)
+    weights = made.of_tree(source.weights)
+    formats = dict(made.formats)
+    stored = source.stored
+    if stored and formats:
+        stored = replace(stored, tensors=made.of(stored.tensors))
+    config = read.texts.get(companions.CONFIG, "") if formats else ""
+    quantized = Quantized(
+        dtype,
+        read.files[companions.CONFIG].path if companions.CONFIG in read.files else "",
+        formats,
+        tuple(made.bare),
+        again,
+        configuration.cleaned(config, dtype).encode() if config else b"",
+    )
+    gone = made.gone
+    return replace(
+        source,
+        weights=weights,
+        trees={key: made.of_tree(tree) for key, tree in source.trees.items()},
+        stored=stored,
+        owners={alias: owner for alias, owner in source.owners.items() if not {alias, owner} & gone},
+        equal=[each for each in source.equal if each[0] not in gone],
+        remarks=_without_quantization(source.remarks) if formats else source.remarks,
+        notes=[*source.notes, *_notes(quantized)],
+        inputs={**source.inputs, **{name: Input(file, (file.size, file.stamp)) for name, file in read.files.items()}},
+        quantized=quantized,
+    )
+
+
+def _without_quantization(remarks: Mapping[str, str]) -> dict[str, str]:
+    return {key: text for key, text in torchao.without(remarks).items() if key != COMFY}
+
+
+def _notes(quantized: Quantized) -> Iterator[str]:
+    if not quantized.formats:
+        yield "--dequantize changes nothing: no weight is quantized."
+    else:
+        told = ", ".join(f"{count:,} {name}" for name, count in sorted(quantized.formats.items()))
+        yield f"made {quantized.dtype} of quantized weights: {told}."
+    if quantized.bare:
+        yield (
+            f"8-bit floats without scales, of which nothing says that they are quantized, were left as they are: "
+            f"{some(quantized.bare)}."
+        )
+
+
+class Read(NamedTuple):
+    """Configurations that were read: the files by name, and their texts."""
+
+    files: Mapping[str, File]
+    texts: Mapping[str, str]
+
+    def told(self, metadata: Mapping[str, str]) -> Configuration:
+        """Return what they, and the metadata of safetensors files, say of how weights are quantized."""
+        found = [
+            (self.files[name].path if name in self.files else "", self.texts.get(name, ""))
+            for name in (companions.CONFIG, companions.QUANTIZED)
+        ]
+        return configuration.of_texts(found[0], found[1], metadata)
+
+
+def read_configurations(source: Source, storage_options: Mapping[str, Any]) -> Read:
+    """Read the configurations beside `source`."""
+    files = companions.beside(source, storage_options, (companions.CONFIG, companions.QUANTIZED)).files
+    places = {name: Location(file.path, dict(storage_options)) for name, file in files.items()}
+    return Read(files, {name: place.read_text(_LARGEST) for name, place in places.items()})
+
+
+class _Weights:
+    """Makes weights of state dicts of one source. `formats` counts them."""
+
+    def __init__(
+        self, told: Configuration, metadata: Mapping[str, str], dtype: str, storage_options: Mapping[str, Any]
+    ) -> None:
+        self._told, self._metadata, self._dtype, self._options = told, metadata, dtype, storage_options
+        self.formats: Counter[str] = Counter()
+        self.gone: set[str] = set()
+        self.bare: list[str] = []
+        self._known: dict[int, tuple[Any, Any]] = {}
+
+    def of_tree(self, tree: Any) -> Any:
+        """Return `tree` with weights in each of its mappings; the same object if none of them is quantized."""
+        if id(tree) in self._known:
+            return self._known[id(tree)][1]
+        made = tree
+        if isinstance(tree, Mapping):
+            made = self.of(tree)
+            inner = {key: self.of_tree(value) for key, value in made.items() if isinstance(value, Mapping)}
+            changed = {key: value for key, value in inner.items() if value is not made[key]}
+            if changed:
+                made = _like(made, {**made, **changed})
+        self._known[id(tree)] = tree, made
+        return made
+
+    def of(self, items: Mapping[Any, Any]) -> Any:
+        """Return a state dict with weights in the place of quantized tensors, which it has under their names.
+
+        Raise UnsupportedError for a tensor of torchao's with attributes that are not known.
+        """
+        given, told = items, self._told
+        items, layers = _in_parts(items, self._metadata)
+        if layers:
+            told = replace(told, method="torchao", layers=layers)
+        flat = {name: value for name, value in items.items() if isinstance(value, LazyTensor) and type(name) is str}
+        found = joining.found(flat, told, lambda wanted: read_small(wanted, self._options), self._dtype)
+        self.bare += found.bare
+        if not found.weights and not found.gone:
+            return given
+        self.gone |= found.gone
+        self.formats.update(weight.format for weight in found.weights.values())
+        # A weight stands where its codes stood.
+        at = {weight.parts["codes"]: name for name, weight in found.weights.items()}
+        made: dict[Any, Any] = {}
+        for name, value in items.items():
+            if name in at:
+                made[at[name]] = self._cast(found.weights[at[name]].tensor)
+            elif name not in found.gone:
+                made[name] = value
+        return _like(given, made)
+
+    def _cast(self, tensor: LazyTensor) -> LazyTensor:
+        if tensor.dtype.name == self._dtype:
+            return tensor
+        return Convert(tensor, Cast(tensor.dtype.name, self._dtype), DTYPES[self._dtype])
+
+
+def _in_parts(
+    items: Mapping[Any, Any], metadata: Mapping[str, str]
+) -> tuple[Mapping[Any, Any], dict[str, Mapping[str, Any]]]:
+    """Return `items` with torchao's tensors in their parts, and {module: what torchao says of its weight}."""
+    made: dict[Any, Any] = {}
+    described = torchao.read(metadata, [name for name in items if type(name) is str])
+    for name, value in items.items():
+        if not isinstance(value, Composite) or not torchao.is_stored_in_parts(value.kind):
+            made[name] = value
+            continue
+        told = torchao.described(value.kind, value.parts)
+        if told is None:
+            raise UnsupportedError(
+                f"The quantized weight {name!r} is of torchao's class {value.kind}, with attributes that are not known."
+            )
+        described[name] = told
+        own = value.parts["attributes"]
+        made.update((torchao.prefix_of(name) + part, own[part]) for part in told.parts)
+    return (made if described else items), _layers(described)
+
+
+def _layers(described: Mapping[str, torchao.Quantized]) -> dict[str, Mapping[str, Any]]:
+    """Return {module: what torchao says of its weight}."""
+    layers: dict[str, Mapping[str, Any]] = {}
+    for name, told in described.items():
+        entry = strict_json.parse(told.text)
+        layers[name.removesuffix(".weight")] = {**entry.get("_data", {}), "_type": entry["_type"], "parts": told.parts}
+    return layers
+
+
+def surveyed(
+    source: Source,
+    tensors: Mapping[str, LazyTensor],
+    described: Mapping[str, torchao.Quantized],
+    storage_options: Mapping[str, Any],
+) -> joining.Found:
+    """Return which weights are quantized among `tensors` of `source`; `described` are those of torchao in a pickle.
+
+    Raise as `joining.found` does.
+    """
+    told = read_configurations(source, storage_options).told(source.metadata)
+    layers = _layers({**torchao.read(source.metadata, tensors), **described})
+    if layers:
+        told = replace(told, method="torchao", layers=layers)
+    return joining.found(tensors, told, lambda wanted: read_small(wanted, storage_options), USUAL)
+
+
+def _like(items: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
+    """Return `made` as a mapping of the class of `items`."""
+    if type(items) is dict:
+        return made
+    again = type(items)(made)  # type: ignore[call-arg]
+    vars(again).update(getattr(items, "__dict__", {}))
+    return again
+
+
+def read_small(tensors: Mapping[str, LazyTensor], storage_options: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the bytes of small tensors; those near each other in a file are read at once."""
+    found: dict[str, bytes] = {}
+    near: dict[File, list[tuple[int, int, str]]] = {}
+    for name, tensor in tensors.items():
+        plain = untagged(tensor)
+        if isinstance(plain, Stored) and plain.contiguous:
+            near.setdefault(plain.file, []).append((plain.offset, plain.offset + plain.nbytes, name))
+        else:
+            found[name] = first_bytes(plain, plain.nbytes, storage_options)[0]
+    with SpoolingReaders(dict(storage_options)) as readers:
+        for file, spans in near.items():
+            spans.sort()
+            with readers.reading(file) as reader:
+                while spans:
+                    start, stop, _ = spans[0]
+                    count = 0
+                    for low, high, _ in spans:
+                        if low > stop + max_gap(file) or high - start > DESCRIPTIONS:
+                            break
+                        stop, count = max(stop, high), count + 1
+                    data = reader.read_at(start, stop - start)
+                    found.update((name, data[low - start : high - start]) for low, high, name in spans[:count])
+                    del spans[:count]
+    return found

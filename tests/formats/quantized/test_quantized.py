@@ -1,0 +1,374 @@
+"""Quantized weights become weights: of each format, what the program that defines it makes of it, bit for bit.
+
+The checkpoints in `tests/data/quantized` are rows of those that each program wrote, with what it made of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import DATA
+from safetensors.torch import load_file, save_file
+
+import ckptconv
+from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
+
+QUANTIZED = DATA / "quantized"
+CASES = sorted(path.name for path in QUANTIZED.iterdir() if (path / "expected.safetensors").exists())
+NAME = "model.layers.0.self_attn.q_proj.weight"
+SCALE = f"{NAME}_scale_inv"
+FP8: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+def bits(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
+    return {
+        name: (tensor.dtype, tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        for name, tensor in tensors.items()
+    }
+
+
+def saved(path: Path, tensors: Mapping[str, torch.Tensor], quantization: Mapping[str, Any] | None = FP8) -> Path:
+    path.mkdir(exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
+    config: dict[str, Any] = {"model_type": "llama", "dtype": "float16", "layers": [1, 2.5]}
+    if quantization is not None:
+        config["quantization_config"] = dict(quantization)
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def codes(*shape: int, seed: int = 0) -> torch.Tensor:
+    made = np.random.default_rng(seed).integers(0, 126, shape, "u1")
+    return torch.from_numpy(made).view(torch.float8_e4m3fn)
+
+
+def weights(source: Path, output: Path, **options: Any) -> dict[str, torch.Tensor]:
+    ckptconv.convert(source, output, dequantize=True, verify=True, **options)
+    return load_file(output / "model.safetensors")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_conversion_makes_what_its_program_makes(case: str, tmp_path: Path) -> None:
+    made = weights(QUANTIZED / case, tmp_path / "out", copy_config=True)
+    assert bits(made) == bits(load_file(QUANTIZED / case / "expected.safetensors"))
+    config = (tmp_path / "out" / "config.json").read_text()
+    if case != "not-quantized":
+        assert json.loads(config)["dtype"] == "bfloat16"
+    assert "quantization_config" not in config
+    assert "expert_dtype" not in config
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_opened_checkpoint_has_the_same_weights_and_slices(case: str) -> None:
+    expected = load_file(QUANTIZED / case / "expected.safetensors")
+    with ckptconv.open(QUANTIZED / case, dequantize=True) as opened:
+        for name, tensor in expected.items():
+            cut = tuple(slice(extent // 3, extent - extent // 4) for extent in tensor.shape)
+            assert bits({"": opened[name][cut]}) == bits({"": tensor[cut]})
+
+
+@pytest.mark.parametrize("case", ["bnb-nf4", "bnb-nf4-nested"])
+def test_bitsandbytes_is_the_product_in_float32_rounded_once(case: str, tmp_path: Path) -> None:
+    given = load_file(QUANTIZED / case / "model.safetensors")
+    scales = given["m.weight.absmax"]
+    if "nested" in case:
+        state = json.loads(bytes(given["m.weight.quant_state.bitsandbytes__nf4"].tolist()))
+        scales = (
+            given["m.weight.nested_quant_map"][scales.long()]
+            * given["m.weight.nested_absmax"].repeat_interleave(state["nested_blocksize"])[: len(scales)]
+        )
+        scales = scales + state["nested_offset"]
+    packed = given["m.weight"].reshape(-1)
+    indices = torch.stack([packed >> 4, packed & 15], 1).reshape(-1).long()
+    expected = given["m.weight.quant_map"][indices].reshape(-1, 64) * scales[:, None]
+    made = weights(QUANTIZED / case, tmp_path / "out")
+    assert bits(made) == bits({"m.weight": expected.reshape(64, 96).bfloat16()})
+
+
+def test_float32_is_the_product_itself(tmp_path: Path) -> None:
+    given = load_file(QUANTIZED / "gptq" / "model.safetensors")
+    made = weights(QUANTIZED / "gptq", tmp_path / "out", dtype="float32")["m.weight"]
+    rounded = load_file(QUANTIZED / "gptq" / "expected.safetensors")["m.weight"]
+    scales = given["scales" if "scales" in given else "m.scales"].float()
+    quotient = made / scales[given["m.g_idx"].long()].T
+    assert torch.equal(quotient, quotient.round())
+    assert torch.equal(made.half().bfloat16(), rounded)
+
+
+@pytest.mark.parametrize("case", ["float8", "int8", "intx"])
+def test_tensors_of_torchao_are_weights_in_both_its_files(case: str, tmp_path: Path) -> None:
+    parts = load_file(DATA / "torchao" / f"{case}.safetensors")
+    codes, zero = (parts.get(f"0._weight_{part}", torch.zeros(1)).float() for part in ("qdata", "zero_point"))
+    expected = ((codes - zero) * parts["0._weight_scale"].float()).bfloat16()
+    for ending in ("safetensors", "pt"):
+        output = tmp_path / f"{ending}.safetensors"
+        ckptconv.convert(DATA / "torchao" / f"{case}.{ending}", output, dequantize=True, verify=True)
+        made = load_file(output)
+        assert made.keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
+        assert bits({"": made["0.weight"]}) == bits({"": expected})
+        with ckptconv.open(output) as opened:
+            assert "torchao" not in str(opened.metadata())
+            assert "tensor_names" not in opened.metadata()
+
+
+def test_scales_that_torchao_has_shuffled_are_refused(tmp_path: Path) -> None:
+    for ending in ("safetensors", "pt"):
+        with pytest.raises(UnsupportedError, match=r"0\.weight"):
+            ckptconv.convert(DATA / "torchao" / f"mx.{ending}", tmp_path / "out", dequantize=True)
+
+
+# -------------------------------------------------------------------------------------------------- what is left behind
+
+
+def test_scales_are_gone_from_tensors_index_and_sizes(tmp_path: Path) -> None:
+    shards = [
+        {NAME: codes(130, 200), "b": torch.ones(9000)},
+        {SCALE: torch.ones(2, 2), "a.input_scale": torch.ones(()), "norm": torch.ones(4)},
+    ]
+    source = saved(tmp_path / "in", {})
+    (source / "model.safetensors").unlink()
+    index = {}
+    for number, shard in enumerate(shards, 1):
+        file = f"model-{number:05}-of-00002.safetensors"
+        save_file(shard, source / file)
+        index.update(dict.fromkeys(shard, file))
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    report = ckptconv.convert(source, tmp_path / "out", dequantize=True, max_shard_size="55KB", verify=True)
+    told = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert told["weight_map"].keys() == {NAME, "b", "norm"}
+    assert told["metadata"]["total_size"] == 130 * 200 * 2 + 36000 + 16
+    assert report.dequantized == {"block FP8": 1}
+    manifest = json.loads((tmp_path / "out" / ".ckptconv-manifest.json").read_text())
+    assert manifest["dequantized"] == {"block FP8": 1}
+    assert ckptconv.verify(source, tmp_path / "out").tensors == 3
+
+
+def test_a_configuration_says_nothing_of_quantizing_at_any_depth(tmp_path: Path) -> None:
+    source = saved(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
+    config = {"text_config": {"torch_dtype": "float16", "quantization_config": FP8}, "b": {"compression_config": FP8}}
+    (source / "config.json").write_text(json.dumps(config))
+    (source / "hf_quant_config.json").write_text("{}")
+    weights(source, tmp_path / "out", copy_config=True, dtype="float32")
+    told = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert told == {"text_config": {"torch_dtype": "float32"}, "b": {}, "dtype": "float32"}
+    assert not (tmp_path / "out" / "hf_quant_config.json").exists()
+
+
+def test_a_cast_without_the_option_is_refused(tmp_path: Path) -> None:
+    source = saved(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
+    with pytest.raises(UsageError, match="1 weight is quantized") as caught:
+        ckptconv.convert(source, tmp_path / "out", dtype="bf16")
+    assert "--dequantize" in caught.value.hint
+    ckptconv.convert(source, tmp_path / "out")
+
+
+def test_inspect_says_what_is_quantized() -> None:
+    told = ckptconv.inspect(QUANTIZED / "modelopt-mixed").to_dict()["quantized"]
+    assert told["parameters"] == 48 * 64 + 32 * 64
+    assert told["formats"]["NVFP4"] == {"weights": 1, "parameters": 48 * 64, "bits_per_weight": 4.51}
+    assert told["formats"]["FP8"]["weights"] == 1
+    assert "quantized" not in ckptconv.inspect(QUANTIZED / "not-quantized").to_dict()
+    for ending in ("safetensors", "pt"):
+        summary = ckptconv.inspect(DATA / "torchao" / f"int8.{ending}")
+        assert summary.to_dict()["quantized"]["formats"]["torchao int8"]["parameters"] == 8 * 32
+        assert not summary.warnings
+
+
+# -------------------------------------------------------------------------------------------------------- every refusal
+
+GOOD: dict[str, torch.Tensor] = {NAME: codes(160, 192), SCALE: torch.ones(2, 2)}
+INT4_WORDS: dict[str, Any] = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+PACKED: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"g": {"weights": INT4_WORDS}},
+}
+INT4: dict[str, torch.Tensor] = {
+    "w.weight_packed": torch.zeros(4, 8, dtype=torch.int32),
+    "w.weight_scale": torch.ones(4, 2).bfloat16(),
+    "w.weight_shape": torch.tensor([4, 64]),
+}
+GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+GPTQ_PARTS: dict[str, torch.Tensor] = {
+    "m.qweight": torch.zeros(8, 8, dtype=torch.int32),
+    "m.qzeros": torch.zeros(2, 1, dtype=torch.int32),
+    "m.scales": torch.ones(2, 8).half(),
+    "m.g_idx": torch.tensor([0] * 32 + [1] * 32, dtype=torch.int32),
+}
+REFUSED: dict[str, tuple[dict[str, torch.Tensor], Mapping[str, Any] | None, type[CkptconvError], str]] = {
+    "a scale is missing": ({NAME: GOOD[NAME]}, FP8, CorruptError, NAME),
+    "a weight is missing": ({SCALE: GOOD[SCALE]}, FP8, CorruptError, SCALE),
+    "a scale is NaN": ({**GOOD, SCALE: torch.tensor([[1, math.nan], [1, 1]])}, FP8, CorruptError, SCALE),
+    "a scale is infinite": ({**GOOD, SCALE: torch.tensor([[1, 1], [math.inf, 1]])}, FP8, CorruptError, SCALE),
+    "a scale is 0": ({**GOOD, SCALE: torch.zeros(2, 2)}, FP8, CorruptError, SCALE),
+    "a scale is huge": ({**GOOD, SCALE: torch.full((2, 2), 3e38)}, FP8, CorruptError, SCALE),
+    "a power of two is NaN": ({**GOOD, SCALE: torch.full((2, 2), 255, dtype=torch.uint8)}, FP8, CorruptError, SCALE),
+    "the grid is another": ({**GOOD, SCALE: torch.ones(1, 2)}, FP8, UnsupportedError, NAME),
+    "the block is another": (GOOD, {**FP8, "weight_block_size": [64, 64]}, UnsupportedError, NAME),
+    "nothing says the block": (GOOD, None, UnsupportedError, NAME),
+    "the method is another": (GOOD, {"quant_method": "quip"}, UnsupportedError, NAME),
+    "there are two scales": ({**GOOD, f"{NAME}_scale": torch.ones(2, 2)}, FP8, UnsupportedError, NAME),
+    "scales of whole numbers": ({**GOOD, SCALE: torch.ones(2, 2, dtype=torch.int32)}, FP8, UnsupportedError, NAME),
+    "the weight is none": ({**GOOD, NAME: torch.ones(160, 192)}, FP8, UnsupportedError, NAME),
+    "a shape that lies": ({**INT4, "w.weight_shape": torch.tensor([4, 96])}, PACKED, UnsupportedError, "w.weight"),
+    "a negative shape": ({**INT4, "w.weight_shape": torch.tensor([-4, 64])}, PACKED, UnsupportedError, "w.weight"),
+    "codes are missing": (
+        {name: INT4[name] for name in ("w.weight_scale", "w.weight_shape")},
+        PACKED,
+        CorruptError,
+        "w.weight",
+    ),
+    "zero points are missing": (
+        INT4,
+        {
+            **PACKED,
+            "config_groups": {"g": {"weights": {**PACKED["config_groups"]["g"]["weights"], "symmetric": False}}},
+        },
+        UnsupportedError,
+        "w.weight",
+    ),
+    "a group that is not there": (
+        {**GPTQ_PARTS, "m.g_idx": torch.tensor([0] * 63 + [2], dtype=torch.int32)},
+        GPTQ,
+        CorruptError,
+        "m.scales",
+    ),
+    "a group before the first": (
+        {**GPTQ_PARTS, "m.g_idx": torch.tensor([0] * 63 + [-1], dtype=torch.int32)},
+        GPTQ,
+        CorruptError,
+        "m.scales",
+    ),
+    "another layout of GPTQ": (GPTQ_PARTS, {**GPTQ, "checkpoint_format": "marlin"}, UnsupportedError, "m.weight"),
+    "fused and padded by shards": (
+        {NAME: codes(13568 // 32, 64), SCALE: torch.ones(4 * 27 // 4, 1)},
+        FP8,
+        UnsupportedError,
+        NAME,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_quantized_weight_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    tensors, quantization, error, name = REFUSED[case]
+    source = saved(tmp_path / "in", tensors, quantization)
+    with pytest.raises(error) as caught:
+        ckptconv.convert(source, tmp_path / "out", dequantize=True)
+    assert name in str(caught.value)
+    assert not list((tmp_path).glob("out/*.safetensors"))
+
+
+def test_bytes_that_are_no_codes_stay_as_they_are(tmp_path: Path) -> None:
+    others = {"a": torch.arange(5, dtype=torch.int8), "b.scale": torch.ones(3), "b.weight": torch.ones(3)}
+    made = weights(saved(tmp_path / "in", {**GOOD, **others}), tmp_path / "out")
+    assert bits({name: made[name] for name in others}) == bits(others)
+
+
+def test_scales_of_activations_go_with_the_weights(tmp_path: Path) -> None:
+    experts = {"experts.up": codes(2, 4, 4), "experts.up_scale": torch.ones(2), "experts.up_input_scale": torch.ones(2)}
+    others = {"attn.k_scale": torch.ones(()), "layer_scale": torch.ones(3), "logit_scale": torch.ones(())}
+    made = weights(saved(tmp_path / "in", {**experts, **others}, {"quant_method": "fp8"}), tmp_path / "out")
+    assert made.keys() == {"experts.up", "layer_scale", "logit_scale"}
+    assert bits({"": made["experts.up"]}) == bits({"": experts["experts.up"].bfloat16()})
+
+
+SHAPES: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
+    "no rows": lambda: {"x.weight": codes(0, 8), "x.weight_scale_inv": torch.ones(0, 1)},
+    "no columns, one scale": lambda: {"x.weight": codes(8, 0), "x.weight_scale": torch.ones(())},
+    "one column": lambda: {"x.weight": codes(200, 1), "x.weight_scale_inv": torch.ones(2, 1)},
+    "no dimension": lambda: {"x.weight": codes(1)[0], "x.weight_scale": torch.ones(())},
+    "one dimension": lambda: {"x.weight": codes(9), "x.weight_scale": torch.ones(1)},
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+def test_small_weights_are_weights_too(case: str, tmp_path: Path) -> None:
+    tensors = SHAPES[case]()
+    block = FP8 if "x.weight_scale_inv" in tensors else {"quant_method": "fp8"}
+    made = weights(saved(tmp_path / "in", tensors, block), tmp_path / "out")
+    assert bits(made) == bits({"x.weight": tensors["x.weight"].bfloat16()})
+
+
+def test_what_comfyui_writes_is_described_in_its_metadata(tmp_path: Path) -> None:
+    floats, bytes_ = codes(4, 6), codes(4, 6).view(torch.uint8)
+    scale, grid = torch.tensor(0.37), torch.tensor([[0.5, 0.25]])
+    integers = torch.arange(-100, 156, 2, dtype=torch.int8).reshape(1, 128).repeat(3, 2)
+    tensors = {"a.weight": floats, "a.weight_scale": scale, "b.weight": bytes_, "b.weight_scale": scale.clone()}
+    tensors |= {"c.weight": integers, "c.weight_scale": grid, "plain.weight": bytes_.clone()}
+    layers = {name: {"format": "float8_e4m3fn"} for name in ("a", "b")}
+    layers |= {"c": {"format": "int8_blockwise", "group_size": 128}}
+    metadata = {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers}), "kept": "yes"}
+    save_file(tensors, tmp_path / "x.safetensors", metadata)
+    ckptconv.convert(tmp_path / "x.safetensors", tmp_path / "y.safetensors", dequantize=True, verify=True)
+    made = load_file(tmp_path / "y.safetensors")
+    weight = (floats.float() * 0.37).bfloat16()
+    spread = grid.repeat_interleave(128, 1)
+    expected = {"a.weight": weight, "b.weight": weight, "c.weight": (integers.float() * spread).bfloat16()}
+    assert bits(made) == bits({**expected, "plain.weight": bytes_})
+    with ckptconv.open(tmp_path / "y.safetensors") as opened:
+        assert opened.metadata() == {"format": "pt", "kept": "yes"}
+
+
+def test_state_dicts_of_torch_are_dequantized_where_they_lie(tmp_path: Path) -> None:
+    state = {"model": {"x.weight": codes(3, 4), "x.weight_scale": torch.tensor(0.5)}, "step": 7}
+    torch.save(state, tmp_path / "x.pt")
+    ckptconv.convert(tmp_path / "x.pt", tmp_path / "y.safetensors", dequantize=True, verify=True)
+    tree = ckptconv.load_state_dict(tmp_path / "y.safetensors")
+    assert tree["step"] == 7
+    assert bits(tree["model"]) == bits({"x.weight": (codes(3, 4).float() * 0.5).bfloat16()})
+    again = ckptconv.load_state_dict(tmp_path / "x.pt", dequantize=True)
+    assert bits(again["model"]) == bits(tree["model"])
+
+
+# ------------------------------------------------------------------------------------------------------- other outputs
+
+
+@pytest.mark.parametrize("case", ["deepseek-v4", "ct-nvfp4", "gptq", "gpt-oss-mxfp4"])
+def test_whatever_is_written_holds_the_same_weights(case: str, tmp_path: Path) -> None:
+    source, plain = QUANTIZED / case, tmp_path / "plain"
+    expected = bits(load_file(source / "expected.safetensors"))
+    ckptconv.convert(source, plain, dequantize=True)
+    ckptconv.convert(source, tmp_path / "dcp", dequantize=True, to="dcp", chunks=2)
+    ckptconv.convert(source, tmp_path / "x.pt", dequantize=True)
+    ckptconv.convert(source, tmp_path / "v.virtual.json", dequantize=True)
+    ckptconv.convert(source, tmp_path / "like", dequantize=True, like=plain)
+    for part in range(2):
+        ckptconv.convert(source, tmp_path / "parts", dequantize=True, part=(part, 2))
+    ckptconv.finish(tmp_path / "parts")
+    for made in ("dcp", "x.pt", "v.virtual.json", "like", "parts"):
+        assert bits(ckptconv.load_state_dict(tmp_path / made)) == expected, made
+    whole = (plain / "model.safetensors").read_bytes()
+    with ckptconv.VirtualFiles(source, dequantize=True) as files:
+        assert files.read_bytes("model.safetensors") == whole
+        assert "quantization_config" not in json.loads(files.read_bytes("config.json"))
+    assert (tmp_path / "parts" / "model.safetensors").read_bytes() == whole
+    assert ckptconv.diff(source, plain, dequantize=True).equal
+
+
+def test_a_plan_reads_names_and_shapes_alone(tmp_path: Path) -> None:
+    header: dict[str, Any] = {}
+    at = 0
+    for number in range(2000):
+        for name, dtype, shape, size in (
+            ("", "F8_E4M3", [256, 384], 256 * 384),
+            ("_scale_inv", "F32", [2, 3], 24),
+        ):
+            header[f"l{number}.weight{name}"] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+            at += size
+    text = json.dumps(header).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + at)
+    config = json.dumps({"quantization_config": FP8})
+    (tmp_path / "config.json").write_text(config)
+    report = ckptconv.convert(tmp_path, tmp_path / "out", dequantize=True, dry_run=True)
+    assert report.dequantized == {"block FP8": 2000}
+    assert report.bytes_read <= len(text) + len(config) + 1024
