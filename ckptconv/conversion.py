@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import UsageError
+from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.dcp.layout import read_layout
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert, with_layout
 from ckptconv.formats.source import Opened, Source, source_of
@@ -109,7 +110,7 @@ def convert(
             if chosen.to:
                 sources = [_with_states(one, source, chosen) for one in sources]
                 targets, chosen = _like(sources[0], targets, chosen)
-            work = _work(sources, targets, chosen)
+            work = [(kept_apart(one, target.path), target) for one, target in _work(sources, targets, chosen)]
             outputs = [planned(one, target, chosen) for one, target in work]
             if wanted and not isinstance(wanted, Default) and not _is_spooled(source, outputs):
                 unneeded = "--spool-dir was not needed: nothing had to be unpacked or taken from a pipe."

@@ -126,8 +126,8 @@ MUTANTS = [
     ),
     Mutant(
         "pickles/attacks",
-        "(len(steps) > 1 and not _WAYS_OUT.isdisjoint(steps))",
-        "(len(steps) > 2 and not _WAYS_OUT.isdisjoint(steps))",
+        "len(steps) > 1 and not _WAYS_OUT.isdisjoint(steps)",
+        "len(steps) > 2 and not _WAYS_OUT.isdisjoint(steps)",
         "tests/pickles",
     ),
     Mutant(

@@ -138,6 +138,7 @@ _MORE: dict[tuple[type, str], dict[str, Any]] = {
     (LikeReport, "casts"): {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
     (printed.OneDifference, "elements"): {"type": "integer", "minimum": 1},
     (printed.FoundDifference, "elements"): {"type": "integer", "minimum": 1},
+    (Summary, "values"): {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number"]}},
     (Summary, "facts"): {"type": "object", "additionalProperties": {"type": _PLAIN}},
     (Statistics, "min"): _ANY_NUMBER,
     (Statistics, "max"): _ANY_NUMBER,

@@ -27,6 +27,7 @@ from ckptconv.formats.source import Source
 from ckptconv.formats.torch.megatron import RANK, parallel_sizes
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
+from ckptconv.storage.paths import basename
 from ckptconv.tensors.lazy import LazyTensor
 
 _HOW = "Or convert what is in it with --alone."
@@ -65,15 +66,21 @@ class _File(NamedTuple):
         return self.tree.get(key) if isinstance(self.tree, Mapping) else None
 
 
+class OfSetError(UnsupportedError):
+    """A file is one of a sharded set."""
+
+
 class _Kind(NamedTuple):
     """A kind of file: what one is, as the end of a sentence; what to name in its place, with {} for the directory `up`
-    levels above it; and whether a file is one. Those that are not `refused` may be a whole model."""
+    levels above it; whether a file is one; and the class of the error for it. Those that are not `refused` may be a
+    whole model."""
 
     called: str
     instead: str
     is_one: Callable[[_File], bool]
     up: int = 1
     refused: bool = True
+    error: type[UnsupportedError] = UnsupportedError
 
 
 def marked(place: Location, source: Source, alone: bool) -> Source:
@@ -93,10 +100,18 @@ def marked(place: Location, source: Source, alone: bool) -> Source:
     instead = kind.instead.format(shlex.quote(above.path or "."))
     if not kind.refused:
         return replace(source, warnings=[*source.warnings, f"{what} {instead}"])
-    error: CkptconvError = UnsupportedError(what, f"{instead} {_HOW}")
+    error: CkptconvError = kind.error(what, f"{instead} {_HOW}")
     if place.kind == "directory":
         error = CorruptError(f"{what} {place} lacks the others.", f"Copy or download them too. {_HOW}")
     return replace(source, weights_error=error, warnings=[*source.warnings, str(error)])
+
+
+def kept_apart(source: Source, output: str) -> Source:
+    """Return `source` for an output of that name. What is made of one file of a sharded set is taken for no model if
+    its name says that it is one."""
+    if not isinstance(source.weights_error, OfSetError) or not _OF_INDEX.fullmatch(basename(output)):
+        return source
+    return replace(source, weights_error=None)
 
 
 def _only_file(place: Location, source: Source) -> _File | None:
@@ -327,7 +342,7 @@ KINDS = (
         "is one file of a sharded set.",
         "Name the directory of all, {}, or the index.",
         lambda file: _is_numbered(file.place, _OF_INDEX),
-        refused=False,
+        error=OfSetError,
     ),
     _Kind(
         "is one file of a delta: compressed differences, and no weights.",

@@ -51,6 +51,9 @@ class ExpressionError(ValueError):
         super().__init__(why)
         self.at, self.number = at, number
 
+    def __reduce__(self) -> tuple[type[ExpressionError], tuple[int, int, str]]:
+        return type(self), (self.at, self.number, str(self))
+
 
 class LimitsError(Exception):
     """Expressions could not be applied, or not within the limits."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
+from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.companions import is_companion_name, together
 from ckptconv.formats.delta import Delta, read_delta
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert, with_layout
@@ -250,7 +251,7 @@ def verify(
         if asked.to and asked.optimizer:
             given = source.path if isinstance(source, Source) else normalize(source)
             sources = [with_states(one, given, asked.optimizer, **asked.opening()) for one in sources]
-    pairs = [(one, _of_rank(one, target)) for one in sources for target in targets]
+    pairs = [(kept_apart(one, target.path), _of_rank(one, target)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[0].manifest
     done.options = {name: getattr(asked, name) for name in asked.recorded()}
@@ -441,7 +442,10 @@ def _recorded_map(target: Target) -> tuple[Any, str]:
     """Return the record of the map that an output was made with, None if there is none, and what has it."""
     if target.manifest:
         return target.manifest.told.get("map"), f"The manifest of {target.path}"
-    return recorded_map(target.path, target.place), target.path
+    try:
+        return recorded_map(target.path, target.place), target.path
+    except CkptconvError:  # what is wrong with the output is told when it is compared
+        return None, ""
 
 
 def _with(manifest: Manifest, asked: Options) -> Options:

@@ -240,6 +240,15 @@ def test_a_directory_with_one_of_them_lacks_the_others(family: str, tmp_path: Pa
     run.refused(4, path, f"{directory} lacks the others", "--alone")
 
 
+def test_a_shard_becomes_a_shard_of_the_same_number(tmp_path: Path) -> None:
+    path = PARTS["a shard"][0](tmp_path)
+    for run in (("pt2safetensors", path, "--verify"), ("verify", path, tmp_path / "model-00001-of-00003.safetensors")):
+        done = ckptconv_here(*run, "--json")
+        assert done.code == 0, done.err
+        assert any("is one file of a sharded set" in each for each in done.json["warnings"])
+    assert load_file(tmp_path / "model-00001-of-00003.safetensors").keys() == STATE.keys()
+
+
 def test_a_map_does_not_make_a_model_of_one_rank(tmp_path: Path) -> None:
     for family, name in (("Meta, alone", "meta-llama3"), ("Megatron, alone", "megatron-llama")):
         path = PARTS[family][0](tmp_path)

@@ -53,6 +53,7 @@ class Row(NamedTuple):
 MATRIX = {
     "max_shard_size": Row("rhrhhrshrr", {"max_shard_size": 300}),
     "dtype": Row("hhhhssshhh", {"dtype": "bf16"}),
+    "dequantize": Row("hhhhssshhh", {"dequantize": True}, source="quantized"),
     "key": Row("hhhhssshhh", {"key": "m"}, source="nested"),
     "include": Row("hhhhhhshhh", {"include": "l1.*"}),
     "exclude": Row("hhhhhhshhh", {"exclude": "l1.*"}),
@@ -112,6 +113,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file({**apart, "more": torch.ones(2)}, here / "more.safetensors")
     save_file({**apart, "scale": apart["scale"].double()}, here / "like.safetensors")
     ckptconv.convert(here / "model", here / "like.dcp", to="dcp", chunks=3)
+    (here / "quantized").mkdir()
+    save_file(
+        {"w.weight": torch.ones(4, 4).to(torch.float8_e4m3fn), "w.weight_scale": torch.tensor([2.0])},
+        here / "quantized" / "model.safetensors",
+    )
     others = [name for name in weights if name != "l1.weight"]
     (here / "map.toml").write_text(f"keep = {others}\n{(DATA / 'turned.toml').read_text()}")
     return here

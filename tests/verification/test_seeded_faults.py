@@ -198,7 +198,7 @@ def geometry(name: str, change: Callable[[list[Any]], list[Any]]) -> Plant:
 
 
 def same_origin(boxes: list[Any]) -> list[Any]:
-    return [box._replace(origin=boxes[0].origin) for box in boxes]
+    return [box._replace(starts=boxes[0].starts) for box in boxes]
 
 
 def picked_in_order(patch: Patch) -> None:
