@@ -46,7 +46,7 @@ MAKING = [*LAYOUT, *named("jobs memory fsync clobber spool_dir dry_run verify"),
 
 
 def taking(*options: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command: add `options` after its arguments, and pass it by name the values that were given, on the
+    """Decorate a command: add `options` after its arguments and hidden flags, and pass it by name the values that were given, on the
     command line or by environment variables."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -76,7 +76,9 @@ def taking(*options: Option) -> Callable[[Callable[..., None]], Callable[..., No
         command.__signature__ = signature.replace(parameters=own + added)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in own + added}
         command.options = {option.name: option for option in options}  # type: ignore[attr-defined]
-        command.arguments = {each.name: _about(each) for each in own}  # type: ignore[attr-defined]
+        command.arguments = {  # type: ignore[attr-defined]
+            each.name: _about(each) for each in own if not isinstance(each.default, bool)
+        }
         return command
 
     return decorate

@@ -233,8 +233,12 @@ class Contents:
         unusual = [each for each in called if is_unusual(each) and each not in suspects]
         if unusual:
             self.add("unusual-call", f"{where} calls {some(unusual, 3, brief)}, which no known checkpoint does.")
+        # With bytes that are in the pickle, the call is a known one.
+        computed = [each for each in reading.unknown_calls if each in LOADERS]
+        if computed:
+            self.add("unusual-call", f"{where} calls {some(computed, 3, str)} with bytes that are computed.")
         told = {*suspects, *unusual, *code}
-        shown = {brief(each, 200) for each in told}
+        shown = {brief(each, 200) for each in told} | {*computed}
         words = [each for each in reading.unknown_calls if each not in shown]
         if words:
             self.add("unknown-call", f"{where} calls {some(words, 3, str)}, which nobody here has looked at.")
