@@ -46,7 +46,7 @@ MAKING = [*LAYOUT, *named("jobs memory fsync clobber spool_dir dry_run verify"),
 
 
 def taking(*options: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorate a command: add `options` after its arguments and hidden flags, and pass it by name the values that were given, on the
+    """Decorate a command: add `options` after its arguments, and pass it by name the values that were given, on the
     command line or by environment variables."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
