@@ -3,7 +3,7 @@
 python scripts/scan_table.py --tools VENV     VENV has picklescan, fickling and modelscan; writes the table anew
 
 The files are the corpus of tests/attacks, made in a temporary directory, and the files of tests/data, which real
-programs wrote. Nothing is loaded: each tool reads them.
+programs wrote. Nothing is loaded: each tool, in one process, reads each file once, for a minute at most.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, cast
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "scan.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
-# Run by the Python of the tools: a verdict for each file, flagged, clean or not read.
+OTHER = ("picklescan", "fickling", "modelscan")
+# Run by the Python of the tools, with the name of one: a verdict for each file, flagged, clean or not read.
 OTHERS = """
-import io, json, sys, zipfile
+import io, json, signal, sys, zipfile
 from contextlib import redirect_stdout, redirect_stderr
 from importlib.metadata import version
 def picklescan(path):
@@ -56,18 +59,23 @@ def modelscan(path):
     if told["summary"]["total_issues"]:
         return "flagged"
     return "clean" if told["summary"]["scanned"]["total_scanned"] and not told["errors"] else "not read"
+def late(*_):
+    raise TimeoutError
+signal.signal(signal.SIGALRM, late)
+tool = globals()[sys.argv[1]]
 found = {}
 for line in sys.stdin:
     path = line.rstrip("\\n")
-    for tool in (picklescan, fickling, modelscan):
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            try:
-                verdict = tool(path)
-            except BaseException:
-                verdict = "not read"
-        found.setdefault(path, {})[tool.__name__] = verdict
-versions = {name: version(name) for name in ("picklescan", "fickling", "modelscan")}
-print(json.dumps({"versions": versions, "found": found}))
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        # Again each second: tools swallow exceptions.
+        signal.setitimer(signal.ITIMER_REAL, 60, 1)
+        try:
+            found[path] = tool(path)
+        except BaseException:
+            found[path] = "not read"
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+print(json.dumps({"version": version(tool.__name__), "found": found}))
 """
 # What each row of the table counts.
 KINDS = {
@@ -86,19 +94,25 @@ def main() -> None:
     tools = Path(parser.parse_args().tools)
     with tempfile.TemporaryDirectory() as directory:
         files = made(Path(directory))
-        done = subprocess.run(
-            [tools / "bin" / "python", "-c", OTHERS],
-            input="\n".join(map(str, files)),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        told = json.loads(done.stdout)
-        found = {path: {**ours(path), **told["found"][str(path)]} for path in files}
-    text = "\n".join(table(files, found, told["versions"]))
+        paths = "\n".join(map(str, files))
+        with ThreadPoolExecutor() as threads:
+            others = {tool: threads.submit(asked, tools, tool, paths) for tool in OTHER}
+            found = {path: ours(path) for path in files}
+            told = {tool: other.result() for tool, other in others.items()}
+        for tool, each in told.items():
+            for path in files:
+                found[path][tool] = each["found"][str(path)]
+    text = "\n".join(table(files, found, {tool: each["version"] for tool, each in told.items()}))
     page = PAGE.read_text()
     before, _, rest = page.partition(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
+
+
+def asked(tools: Path, tool: str, paths: str) -> dict[str, Any]:
+    """Return the version of a tool, and its verdicts on the files of these paths, one in each line."""
+    command = [tools / "bin" / "python", "-c", OTHERS, tool]
+    done = subprocess.run(command, input=paths, capture_output=True, text=True, check=True)
+    return cast(dict[str, Any], json.loads(done.stdout))
 
 
 def made(directory: Path) -> dict[Path, str]:
@@ -142,7 +156,7 @@ def ours(path: Path) -> dict[str, str]:
 
 def table(files: Mapping[Path, str], found: Mapping[Path, Mapping[str, str]], versions: Mapping[str, str]) -> list[str]:
     """Return the lines of the table: for each kind of files, what each tool flagged, passed and did not read."""
-    tools = ("ckptconv", "picklescan", "fickling", "modelscan")
+    tools = ("ckptconv", *OTHER)
     titles = [f"{tool} {versions[tool]}" if tool in versions else tool for tool in tools]
     lines = [f"| | files | {' | '.join(titles)} |", f"|---|--:|{'--:|' * len(tools)}"]
     for kind, title in KINDS.items():

@@ -88,7 +88,7 @@ def help_of(command: Any, path: str, parameters: Iterable[Any]) -> Help:
         flags=[
             _flag(each, known, name, REPORTING if known else _OWN)
             for each in parameters
-            if each.param_type_name == "option"
+            if each.param_type_name == "option" and not each.hidden
         ],
         commands={name: summary_of(each) for name, each in commands.items()},
     )

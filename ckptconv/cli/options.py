@@ -76,7 +76,9 @@ def taking(*options: Option) -> Callable[[Callable[..., None]], Callable[..., No
         command.__signature__ = signature.replace(parameters=own + added)  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in own + added}
         command.options = {option.name: option for option in options}  # type: ignore[attr-defined]
-        command.arguments = {each.name: _about(each) for each in own}  # type: ignore[attr-defined]
+        command.arguments = {  # type: ignore[attr-defined]
+            each.name: _about(each) for each in own if not isinstance(each.default, bool)
+        }
         return command
 
     return decorate

@@ -8,6 +8,8 @@ import typer
 
 from ckptconv.cli import signals
 from ckptconv.cli.options import named, output_of, taking
+from ckptconv.errors import UsageError
+from ckptconv.options.table import COMMAND
 
 
 @taking(*named("sarif fail_on json quiet verbose storage_options"))
@@ -16,9 +18,10 @@ def scan(
         list[str],
         typer.Argument(metavar="PATH...", show_default=False, help="Files, directories and URLs, of any format."),
     ],
+    allow_suspicious: Annotated[bool, typer.Option("--allow-suspicious", hidden=True)] = False,
     *,
     sarif: str = "",
-    fail_on: str = "call",
+    fail_on: str = "",
     **options: Any,
 ) -> None:
     """Would loading these files run something?
@@ -34,8 +37,13 @@ def scan(
       ckptconv scan --sarif scan.sarif .
       ckptconv scan --fail-on unknown hf://org/model
     """
+    from ckptconv.inspection.scan.report import ATTACK
     from ckptconv.inspection.scan.scanning import scan as scanned
 
+    # Before there was --fail-on, that was --allow-suspicious.
+    if allow_suspicious and fail_on not in ("", ATTACK):
+        raise UsageError(f"--allow-suspicious is --fail-on attack, and --fail-on {fail_on} was given too.")
+    level = fail_on or (ATTACK if allow_suspicious else COMMAND["fail_on"].default)
     output = output_of("scan", options)
     if sarif:
         from ckptconv.inspection.file import check_whole
@@ -48,4 +56,4 @@ def scan(
         from ckptconv.inspection.scan.sarif import document
 
         write_whole(sarif, document(report).encode(), "the SARIF file", [each.path for each in report.files])
-    raise typer.Exit(output.scanned(report, fail_on))
+    raise typer.Exit(output.scanned(report, level))

@@ -25,6 +25,7 @@ from ckptconv.formats.deepspeed.locate import identity
 from ckptconv.formats.ranks.locate import parsed
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch.megatron import RANK, parallel_sizes
+from ckptconv.pickles.children import walk
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
@@ -210,6 +211,13 @@ def _of_universal_optimizer(file: _File) -> bool:
 # ---------------------------------------------------------------------------------------------- files of other ranks
 
 
+def _of_megatron_core(file: _File) -> bool:
+    # What is beside the tensors is the training's arguments and counters, whatever became of the rest.
+    return file.place.name == "common.pt" and (
+        METADATA in _names(file.place.parent) or not any(isinstance(each, LazyTensor) for each in walk(file.tree))
+    )
+
+
 def _of_megatron(file: _File) -> bool:
     sizes = parallel_sizes(file.tree) if isinstance(file.tree, Mapping) else {}
     if sizes:
@@ -317,6 +325,11 @@ KINDS = (
         up=2,
     ),
     _Kind(
+        "is the part of a checkpoint of Megatron-core that is no tensors.",
+        "Name the directory: ckptconv dcp2safetensors {} OUTPUT",
+        _of_megatron_core,
+    ),
+    _Kind(
         "is of one of several model-parallel ranks of Megatron-LM.",
         "Name the directory of the step, and a map that joins the ranks: ckptconv convert {} OUTPUT --map "
         "megatron-llama, for one.",
@@ -332,11 +345,6 @@ KINDS = (
         "is a rank's shard of torch.distributed.checkpoint's HuggingFaceStorageWriter: pieces of tensors.",
         "Name the directory: ckptconv dcp2safetensors {} OUTPUT",
         lambda file: SHARDING in file.metadata or SHARD.fullmatch(file.place.name) is not None,
-    ),
-    _Kind(
-        "is the part of a checkpoint of Megatron-core that is no tensors.",
-        "Name the directory: ckptconv dcp2safetensors {} OUTPUT",
-        lambda file: file.place.name == "common.pt" and METADATA in _names(file.place.parent),
     ),
     _Kind(
         "is one file of a sharded set.",

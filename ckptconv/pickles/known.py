@@ -344,11 +344,11 @@ def _of_rebuilders(args: tuple[Any, ...]) -> bool:
 
 def _of_bytes(args: tuple[Any, ...]) -> bool:
     """Whether `_load_from_bytes` loads bytes that are in the pickle, so that they can be looked at."""
-    return len(args) == 1 and type(args[0]) in (bytes, bytearray)
+    return len(args) == 1 and isinstance(args[0], (bytes, bytearray))
 
 
 # Functions that are known for some arguments only.
-_CONDITIONS: dict[Global, Callable[[tuple[Any, ...]], bool]] = {
+CONDITIONS: dict[Global, Callable[[tuple[Any, ...]], bool]] = {
     Global("builtins", "getattr"): _of_members,
     Global("builtins", "iter"): _of_one,
     Global("builtins", "type"): _of_one,
@@ -366,13 +366,13 @@ _CONDITIONS: dict[Global, Callable[[tuple[Any, ...]], bool]] = {
 _GETATTR = named((" ".join(BUILTINS), "getattr"))
 # What may be called with any arguments.
 _CALLED = (
-    ENUMS | TENSORS | CLASSES | MENTIONED | _FUNCTIONS | _LOADED | frozenset(_CONDITIONS)
+    ENUMS | TENSORS | CLASSES | MENTIONED | _FUNCTIONS | _LOADED | frozenset(CONDITIONS)
     | named(("numpy", "dtype"), ("fractions", "Fraction"), ("copyreg", "__newobj__ __newobj_ex__"))
     | {Global(*name) for name in CONSTANTS}
 )  # fmt: skip
 _KNOWN = _CALLED | _VALUES
 # Attributes that unpicklers look up in an object, and call with what the pickle says.
-_CALLED_BY_NAME = frozenset({"__setstate__", "__class__", "add", "append", "extend"})
+CALLED_BY_NAME = frozenset({"__setstate__", "__class__", "add", "append", "extend"})
 
 
 def current(name: Global) -> Global:
@@ -403,8 +403,8 @@ def is_known_call(function: Any, args: tuple[Any, ...]) -> bool:
         # What a call returned may be anything.
         return False
     name = current(function)
-    if name in _CONDITIONS:
-        return _CONDITIONS[name](args)
+    if name in CONDITIONS:
+        return CONDITIONS[name](args)
     return name in _CALLED or function in _CALLED or name in _READERS or is_class(name)
 
 
@@ -419,8 +419,8 @@ def is_class(name: Global) -> bool:
 def calls_by_name(state: Any) -> bool:
     """Whether a state holds a callable under a name that unpicklers call."""
     return any(
-        name in _CALLED_BY_NAME and type(part[name]) in (Global, Opaque)
+        name in CALLED_BY_NAME and type(part[name]) in (Global, Opaque)
         for part in (state if type(state) is tuple else (state,))
         if isinstance(part, dict)
-        for name in part.keys() & _CALLED_BY_NAME
+        for name in part.keys() & CALLED_BY_NAME
     )

@@ -303,7 +303,11 @@ class _Machine:
         call, rare, phrases = self.call, _RARE, self.phrases
         try:
             while True:
-                op = data[pos]
+                try:
+                    op = data[pos]
+                except IndexError:
+                    pos += 1  # as behind any instruction
+                    raise
                 pos += 1
                 if 0x71 <= op <= 0x72:  # BINPUT, LONG_BINPUT
                     if op == 0x72:
@@ -450,7 +454,7 @@ class _Machine:
         except UnicodeDecodeError:
             raise MalformedError("has text that is not UTF-8") from None
         finally:
-            self.pos = pos
+            self.pos, self.stack = pos, stack
 
     # ---- parts of opcodes
 

@@ -133,6 +133,14 @@ PARTS: dict[str, tuple[Make, str]] = {
     "Megatron's optimizer": (saved(STATE, "iter_0000005/mp_rank_00/distrib_optim.pt"), "--map"),
     "NeMo": (saved(STATE, "tp_rank_01_pp_rank_000/model_weights.ckpt"), "--map"),
     "Megatron-core": (saved({"iteration": 5, "w": W}, "common.pt", ".metadata"), "dcp2safetensors"),
+    "Megatron-core, alone": (
+        saved({"iteration": 5, "args": argparse.Namespace(lr=1.0)}, "common.pt"),
+        "dcp2safetensors",
+    ),
+    "Megatron-core, of several ranks": (
+        saved({"args": argparse.Namespace(tensor_model_parallel_size=2)}, "common.pt"),
+        "dcp2safetensors",
+    ),
     "Meta": (of_meta("consolidated.00.pth", "consolidated.01.pth"), "--map meta-llama3"),
     "Meta, another": (of_meta("consolidated.01.pth"), "--map meta-llama3"),
     "Meta, alone": (of_meta("consolidated.00.pth", share=2), "--map meta-llama3"),
@@ -184,6 +192,7 @@ def test_it_is_converted_if_it_is_asked_for_alone(family: str, tmp_path: Path) -
 
 WHOLE: dict[str, Make] = {
     "a model": saved(STATE, "model.pt", "other.pt"),
+    "a model that is called like a part": saved(STATE, "common.pt"),
     "ZeRO-0": of_zero("z0_bf16_w2", "mp_rank_00_model_states.pt"),
     "Megatron's only rank": of_megatron("mp_rank_00", tensor=1, pipeline=1),
     "Megatron's only rank, which does not tell": of_megatron("mp_rank_00"),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from attacks.assemble import archive, called, mapped, name, number, pickled, several, text
+from attacks.assemble import archive, called, mapped, name, number, pickled, raw, several, text
 from attacks.unknown import FILES, HIDDEN, RUNNERS, evaluated, joblib_file
 from checkpoints import ckptconv_here
 
@@ -42,6 +42,11 @@ def test_no_function_that_runs_its_argument_is_known() -> None:
 @pytest.mark.parametrize("how", HIDDEN)
 def test_a_hidden_call_is_found(how: str) -> None:
     assert fails(b"\x80\x04" + HIDDEN[how]("canary") + b".")
+
+
+def test_bytes_that_torch_is_to_load_are_in_the_file_or_the_call_is_suspicious() -> None:
+    assert "unusual-call" in found(b"\x80\x04" + HIDDEN["bytes that are computed"]("canary") + b".")
+    assert found(pickled(called(name("torch.storage", "_load_from_bytes"), raw(pickled(number(1)))))) == set()
 
 
 @pytest.mark.parametrize("where", FILES)

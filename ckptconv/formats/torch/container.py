@@ -34,6 +34,10 @@ def first_identity() -> int:
     return next(_containers) << 32
 
 
+class LongError(LimitError):
+    """A pickle has more bytes than are to be held."""
+
+
 class Pickles:
     """Reads consecutive pickles in bytes `start` to `stop` of a file; only parsing them gives their lengths.
 
@@ -41,7 +45,15 @@ class Pickles:
     that are plain data, `globals` are the names they mention, and `opaque` those that they call and that are not known.
     """
 
-    def __init__(self, reader: Reader, start: int, stop: int, limits: Limits, window: int = 1 << 16) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        start: int,
+        stop: int,
+        limits: Limits,
+        window: int = 1 << 16,
+        longest: int = MAX_PICKLE,
+    ) -> None:
         self.position = start
         self.last = b""
         self.globals: dict[Global, None] = {}
@@ -52,6 +64,7 @@ class Pickles:
         self._limits = limits
         # Bytes read at first for a pickle; doubled each time it does not end in them.
         self._window = window
+        self._longest = longest
 
     @property
     def bytes_read(self) -> int:
@@ -81,7 +94,7 @@ class Pickles:
         while True:
             data = self._read_on(length)
             end = b"." + data[:2] + before if before and data[:2] in _PROTOCOLS else b""
-            if end not in data and len(data) >= length < min(_SEARCHED, MAX_PICKLE):
+            if end not in data and len(data) >= length < min(_SEARCHED, self._longest):
                 length *= 2
                 continue
             try:
@@ -89,9 +102,9 @@ class Pickles:
             except TruncatedError:
                 if self.position + len(data) >= self._stop:
                     raise self.truncated(f"it ends at byte {self._stop}, within {what}") from None
-                if length >= MAX_PICKLE:
-                    raise LimitError(
-                        f"{self.file.path}: {what} takes more than {length} bytes; at most {MAX_PICKLE} are read."
+                if length >= self._longest:
+                    raise LongError(
+                        f"{self.file.path}: {what} takes more than {length} bytes; at most {self._longest} are read."
                     ) from None
                 length *= 2
             else:

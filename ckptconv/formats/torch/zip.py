@@ -134,6 +134,12 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
     )
 
 
+def check_zip(reader: Reader) -> None:
+    """Check all of a zip archive but what its pickles say. Raise what `read_zip` raises."""
+    archive = _Archive(reader, 0, reader.file.size)
+    archive.locate(archive.rows.items())
+
+
 def _constants(archive: _Archive, words: Vocabulary, storages: _Storages, limits: Limits) -> Any:
     """Return what the program of a TorchScript archive holds: a tuple of constants."""
     own = storages.within(_OF_CONSTANTS)

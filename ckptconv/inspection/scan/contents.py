@@ -23,12 +23,12 @@ from ckptconv.formats.dcp.locate import SUFFIX as _ENTRIES
 from ckptconv.formats.instead import begins_as_pickle
 from ckptconv.formats.safetensors import looks_like
 from ckptconv.formats.torch import zip_elsewhere
-from ckptconv.formats.torch.container import SCANNED, Pickles
+from ckptconv.formats.torch.container import SCANNED, LongError, Pickles
 from ckptconv.formats.torch.file import read_from
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.stream import is_stream
 from ckptconv.formats.torch.tar import is_tar
-from ckptconv.formats.torch.zip import PICKLE
+from ckptconv.formats.torch.zip import PICKLE, check_zip
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.inspection.scan.joblib import Arrays
 from ckptconv.inspection.scan.names import LOADERS, carries_code, is_needed, is_unusual
@@ -38,6 +38,7 @@ from ckptconv.pickles import attacks
 from ckptconv.pickles.children import CHILDREN, walk
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global, Opaque
+from ckptconv.pickles.survey import Passed, survey
 from ckptconv.pickles.vocabulary import WHOLE_TREES, Constructor, TruncatedError, Vocabulary
 from ckptconv.storage.files import Reader
 from ckptconv.storage.seekable import Seekable
@@ -70,6 +71,10 @@ _MOST_NPY = 10_000
 # What readers call the pickle on which the rest depends.
 _MAIN = re.compile(r"\((?:[^()]*data\.pkl|the object|(?:the )?pickle(?: \d+)?)\)$")
 _ENCRYPTED, _STORED, _DEFLATED = 0x41, 0, 8
+# Longer pickles are judged without being held.
+LONGEST = 1 << 21
+# The most bytes of a compressed pickle of torch that are unpacked by its reader.
+_COMPRESSED = 1 << 16
 # The most bytes read of what may be a pickle and begins as none.
 _ODD = 1 << 26
 
@@ -233,8 +238,12 @@ class Contents:
         unusual = [each for each in called if is_unusual(each) and each not in suspects]
         if unusual:
             self.add("unusual-call", f"{where} calls {some(unusual, 3, brief)}, which no known checkpoint does.")
+        # With bytes that are in the pickle, the call is a known one.
+        computed = [each for each in reading.unknown_calls if each in LOADERS]
+        if computed:
+            self.add("unusual-call", f"{where} calls {some(computed, 3, str)} with bytes that are computed.")
         told = {*suspects, *unusual, *code}
-        shown = {brief(each, 200) for each in told}
+        shown = {brief(each, 200) for each in told} | {*computed}
         words = [each for each in reading.unknown_calls if each not in shown]
         if words:
             self.add("unknown-call", f"{where} calls {some(words, 3, str)}, which nobody here has looked at.")
@@ -244,12 +253,12 @@ class Contents:
         self.classes.update((brief(each, 200), None) for each in called if is_needed(each))
         if not reading.broken:
             for data, is_loaded in _bytes_in(reading.value):
-                self._held(data, where, depth, is_loaded)
+                self._held(InMemory(data, f"{where}: bytes in it"), depth, is_loaded)
 
-    def _held(self, data: bytes, where: str, depth: int, is_loaded: bool) -> None:
+    def _held(self, reader: Reader, depth: int, is_loaded: bool) -> None:
         """Look at bytes in a pickle. `is_loaded`: loading the pickle loads them too."""
         inner = self._inner(expected=False)
-        inner.look(InMemory(data, f"{where}: bytes in it"), depth + 1)
+        inner.look(reader, depth + 1)
         worse = [each for each in inner.findings if each.rule in _RUNNING]
         if is_loaded:
             self.findings.update(dict.fromkeys(worse))
@@ -261,7 +270,7 @@ class Contents:
     def _pickles(self, reader: Reader, depth: int) -> str:
         """Read pickles one after another, up to the end or to something else."""
         size = reader.file.size
-        pickles = Pickles(reader, 0, size, WHOLE_TREES)
+        pickles = Pickles(reader, 0, size, WHOLE_TREES, longest=LONGEST)
         count = skipped = 0
 
         def objects(at: int) -> int:
@@ -277,8 +286,12 @@ class Contents:
                     break
                 arrays = Arrays(reader, pickles.position, objects)
                 words = replace(_words(), embedded=arrays)
+                what = f"pickle {count + 1}" if count else "the pickle"
                 try:
-                    pickles.load(f"pickle {count + 1}" if count else "the pickle", words)
+                    pickles.load(what, words)
+                except LongError:
+                    arrays.begin()
+                    pickles.position += self._survey(reader, pickles.position, pickles.where(what), words, inner, depth)
                 finally:
                     skipped += arrays.skipped
                 count += 1
@@ -299,6 +312,24 @@ class Contents:
         self._take(inner)
         return "pickle"
 
+    def _survey(self, reader: Reader, start: int, where: str, words: Vocabulary, inner: Contents, depth: int) -> int:
+        """Read a pickle that is too long to be held, and look at the bytes in it. Return its length."""
+
+        def met(data: bytes, head: bytes, function: Global | None) -> None:
+            is_loaded = function is not None and str(function) in LOADERS
+            if not is_loaded and (function is not None or not _is_file(head)):
+                return
+            name = f"{where}: bytes in it"
+            if isinstance(data, Passed):
+                inner._held(Part(reader, name, start + data.position, data.length), depth, is_loaded)
+            else:
+                inner._held(InMemory(data, name), depth, is_loaded)
+
+        def read_at(offset: int, length: int) -> bytes:
+            return reader.read_at(start + offset, length)
+
+        return survey(read_at, reader.file.size - start, words, where=where, limits=WHOLE_TREES, met=met)
+
     def _plainly(self, reader: Reader, depth: int) -> None:
         """Look at a pickle of joblib as Python reads it, for what would run."""
         readings = _Readings()
@@ -310,6 +341,8 @@ class Contents:
     # ---- torch's files, and archives
 
     def _torch(self, reader: Reader, depth: int) -> str:
+        if _has_long(reader):
+            return self._pickles(reader, depth) and "torch stream"
         self.read(lambda: read_from(reader, limits=WHOLE_TREES), depth)
         return "torch stream"
 
@@ -321,9 +354,11 @@ class Contents:
         # torch.export and numpy read what is no storage under the names of storages.
         is_other = any(name.endswith((b".npy", b"/archive_format")) for name in names)
         is_other |= reader.file.path.rstrip(")").endswith((".npz", ".pt2"))
+        # Pickles too long to be held are judged as other members are.
+        long = {entry.name for entry in found if _is_long(entry)}
         if is_torch or not found:
             inner = self._inner()
-            inner.read(lambda: read_from(reader, limits=WHOLE_TREES), depth)
+            inner.read((lambda: check_zip(reader)) if long else (lambda: read_from(reader, limits=WHOLE_TREES)), depth)
             if is_other and found:
                 # It is not torch's, and each member is looked at.
                 inner.findings = {each: None for each in inner.findings if each.rule != "unreadable"}
@@ -344,7 +379,7 @@ class Contents:
             if (is_torch or self.expected) and zip_elsewhere.content(reader, entry, 4).startswith(_MACHINE_CODE):
                 self.add("carries-code", f"{_inside(reader, entry)} is machine code.")
             # Only torch's own readers know how the members of its archives should be.
-            known |= bool(self._member(reader, entry, depth, only_what_runs=is_torch))
+            known |= bool(self._member(reader, entry, depth, only_what_runs=is_torch and entry.name not in long))
         return "torch archive" if is_torch else "zip archive" if known or (found and self.expected) else ""
 
     def archives(self, reader: Reader) -> bool:
@@ -617,6 +652,27 @@ def _words() -> Vocabulary:
 def _inside(reader: Reader, entry: zip_elsewhere.Entry) -> str:
     """Return how messages name a member of an archive."""
     return f"{reader.file.path} ({brief(entry.name.decode('utf-8', 'replace'), 200)[1:-1]})"
+
+
+def _is_long(entry: zip_elsewhere.Entry) -> bool:
+    """Whether a member of an archive is a pickle that torch reads, and too long to be held."""
+    is_main = entry.name.rpartition(b"/")[2] in _OF_TORCH and entry.name.endswith(b".pkl")
+    return is_main and entry.packed > (LONGEST if entry.method == _STORED else _COMPRESSED)
+
+
+def _has_long(reader: Reader) -> bool:
+    """Whether the object in a stream of torch is a pickle that is too long to be held."""
+    if reader.file.size <= LONGEST:
+        return False
+    pickles = Pickles(reader, 0, reader.file.size, WHOLE_TREES, longest=LONGEST)
+    try:
+        for what in ("the magic number", "the version", "the facts about the machine", "the object"):
+            pickles.load(what)
+    except LongError:
+        return True
+    except CkptconvError:
+        pass
+    return False
 
 
 def _may_be_pickle(reader: Reader, at: int) -> bool:

@@ -30,8 +30,12 @@ class Arrays:
     """
 
     def __init__(self, reader: Reader, start: int, objects: Callable[[int], int]) -> None:
-        self.skipped = 0
         self._reader, self._start, self._objects = reader, start, objects
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin again, with another reading of the same pickle."""
+        self.skipped = 0
         # Bytes read at first behind an array; doubled whenever the pickle is read again, as it did not end in them.
         self._window, self._last = 1 << 16, -1
 

@@ -1,0 +1,336 @@
+"""Read what a pickle of any length names and calls, a window at a time, and keep nothing that it makes.
+
+The machine is the same. What it makes is dropped as soon as it is of no use for a call: `DROPPED` stands for it, of
+which nothing is known, so that a call of it, or one that is known for some arguments only, is an unknown call. Memory is
+bounded whatever the pickle says; one for which that does not suffice exceeds the limits.
+"""
+
+from __future__ import annotations
+
+import array
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ckptconv.pickles import known
+from ckptconv.pickles.containers import Keys
+from ckptconv.pickles.machine import _Machine, _run
+from ckptconv.pickles.nodes import Global, Opaque
+from ckptconv.pickles.vocabulary import ExcessiveError, Limits, MalformedError, Vocabulary
+from ckptconv.process import no_garbage
+
+# What stands for a value that was not kept.
+DROPPED = Opaque(Global("some", "value"))
+# Bytes that are read at a time, the longest frame, and the longest instruction that is not dropped. Picklers end a frame
+# after 64 KiB.
+_WINDOW, _FRAME, _INSTRUCTION = 1 << 17, 1 << 18, 1 << 22
+# The most marks on the stack; values below them that are kept where there are more; and of each mark then.
+_MARKS, _VALUES, _FEW = 20_000, 50_000, 8
+# The most entries of the memo that are kept, bytes of the texts among them, and characters of one.
+_ENTRIES, _TEXTS, _TEXT = 6_000_000, 1 << 23, 80
+# The most names, characters of all, and entries of the memo that are out of order.
+_NAMES, _NAMED, _SPILLED = 20_000, 1 << 21, 10_000
+# The most objects that are kept with their arguments, and what these may have.
+_OBJECTS, _PARTS, _CHARACTERS = 20_000, 16, 100
+# Bytes from which on they are not kept.
+_BYTES = 1 << 10
+# Instructions with a length: its form, and whether bytes follow that are not text.
+_LENGTHS = {
+    ord("X"): ("<I", False),
+    0x8D: ("<Q", False),
+    ord("B"): ("<I", True),
+    0x8E: ("<Q", True),
+    0x96: ("<Q", True),
+    ord("T"): ("<I", True),
+}
+# What makes values that later calls are judged by.
+_MADE = frozenset({("_codecs", "encode"), ("numpy", "dtype")})
+_WITH_ARGUMENTS = frozenset({"getattr", "dtype"})
+
+
+class Passed(bytes):
+    """Bytes that were passed over: `length` bytes from byte `position` of the pickle."""
+
+    position: int
+    length: int
+
+
+def survey(
+    read_at: Callable[[int, int], bytes],
+    size: int,
+    vocabulary: Vocabulary,
+    *,
+    where: str,
+    limits: Limits,
+    met: Callable[[bytes, bytes, Global | None], None],
+) -> int:
+    """Read the pickle that begins with byte 0 of `size` bytes, of which `read_at` returns some. Return its length.
+
+    Whoever watches (`attacks.watched`) sees its names and calls, and no value. `met` is called with bytes in it, or
+    `Passed`, how they begin, and the function that is called with them, None when they are met first. Raises what
+    `load` raises, and LimitError for a pickle whose parts are too large to be judged.
+    """
+    with no_garbage():
+        return _run(_Survey(read_at, size, vocabulary, where, limits, met)).end
+
+
+class _Memo:
+    """A memo that keeps names, objects and short texts only, and takes four bytes for an entry."""
+
+    def __init__(self) -> None:
+        self._codes = array.array("I")
+        self._count = 0
+        self._kept: list[Any] = [DROPPED]
+        self._places = {id(DROPPED): 0}
+        self._texts = bytearray()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, value: Any) -> None:
+        if self._count < _ENTRIES:
+            self._codes.append(self._code(value))
+        self._count += 1
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        if index < len(self._codes):
+            self._codes[index] = self._code(value)
+
+    def __getitem__(self, index: int) -> Any:
+        code = self._codes[index] if index < len(self._codes) else 0
+        if not code & 1:
+            return self._kept[code >> 1]
+        at = code >> 1
+        return str(self._texts[at + 1 : at + 1 + self._texts[at]], "ascii")
+
+    def clear(self) -> None:
+        del self._codes[:], self._kept[1:], self._texts[:]
+        self._count = 0
+
+    def _code(self, value: Any) -> int:
+        kind = type(value)
+        if kind is str:
+            if len(value) > _TEXT or len(self._texts) > _TEXTS or not value.isascii():
+                return 0
+            at = len(self._texts)
+            self._texts.append(len(value))
+            self._texts += value.encode()
+            return at << 1 | 1
+        if kind is not Global and kind is not Opaque:
+            return 0
+        place = self._places.get(id(value))
+        if place is None:
+            place = self._places[id(value)] = len(self._kept)
+            self._kept.append(value)
+        return place << 1
+
+
+class _NoKeys(Keys):
+    """Keys that are not kept."""
+
+    def fill(self, target: Any, pairs: Any) -> None:
+        pass
+
+    def update(self, target: Any, items: Any) -> None:
+        pass
+
+    def set_of(self, items: Any) -> set[Any]:
+        return set()
+
+    def check(self) -> None:
+        pass
+
+
+class _Survey(_Machine):
+    """A run over one pickle that keeps nothing."""
+
+    def __init__(
+        self,
+        read_at: Callable[[int, int], bytes],
+        total: int,
+        vocabulary: Vocabulary,
+        where: str,
+        limits: Limits,
+        met: Callable[[bytes, bytes, Global | None], None],
+    ) -> None:
+        words = replace(vocabulary, builders={}, phrases=None, persistent=lambda pid: DROPPED)
+        super().__init__(read_at(0, min(_WINDOW, total)), words, where, 0, limits, lean=False)
+        self.keys = _NoKeys(limits, 0)
+        self.constructors = {
+            name: make if name in _MADE else _unless(Global(*name)) for name, make in self.constructors.items()
+        }
+        self.memo = _Memo()  # type: ignore[assignment]
+        self.read_at, self.total, self.met = read_at, total, met
+        self.named = 0
+        self.shared: dict[Global, Opaque] = {}
+        self.objects = 0
+
+    # ---- reading on
+
+    def _loop(self) -> Any:
+        while True:
+            try:
+                return super()._loop()
+            except (IndexError, struct.error) as error:
+                # An instruction takes its operands before it has any effect, so it can begin again.
+                is_short = isinstance(error, struct.error) or self.short or self.pos >= len(self.data)
+                if self.around or not is_short or not self._read_on(self.pos - 1):
+                    self.start = -self.base
+                    raise
+                self.short = False
+
+    def _read_on(self, at: int) -> bool:
+        """Continue with the instruction at `at`, with more of what follows. Return whether there was more."""
+        self._drop()
+        position, have = self.base + at, len(self.data) - at
+        room = self.total - position
+        head = self.read_at(position, min(9, room))
+        form, is_bytes = _LENGTHS.get(head[0], ("", False)) if head else ("", False)
+        begin = 1 + struct.calcsize(form)
+        if form and len(head) >= begin:
+            (length,) = struct.unpack_from(form, head, 1)
+            if begin + length > room:
+                return False
+            if length >= _WINDOW:
+                self.stack.append(self._passed(position + begin, length) if is_bytes else DROPPED)
+                self._window(position + begin + length, _WINDOW)
+                return True
+        if head[:1] == b"\x95" and len(head) == 9 and int.from_bytes(head[1:], "little") > _FRAME:
+            raise ExcessiveError(f"has a frame of {int.from_bytes(head[1:], 'little')} bytes")
+        if have >= room:
+            return False
+        if have >= _INSTRUCTION:
+            raise ExcessiveError(f"has an instruction of more than {have} bytes")
+        self._window(position, max(_WINDOW, 2 * have))
+        return True
+
+    def _window(self, position: int, length: int) -> None:
+        self._read(self.read_at(position, min(length, self.total - position)), 0, position)
+
+    def _drop(self) -> None:
+        """Drop what is on the stack and of no use for a call."""
+        if len(self.marks) > _MARKS:
+            raise ExcessiveError(f"has more than {_MARKS} marks")
+        parts = [*self.marks, self.stack]
+        most = _VALUES if sum(map(len, parts)) <= _VALUES else _FEW
+        for part in parts:
+            # Keys and values take turns.
+            more = max(len(part) - most + 1, 0) // 2 * 2
+            del part[most // 2 : most // 2 + more]
+            part[:] = map(_small, part)
+
+    # ---- parts of opcodes
+
+    def _passed(self, position: int, length: int) -> Passed:
+        data = Passed()
+        data.position, data.length = position, length
+        self.met(data, self.read_at(position, min(length, 512)), None)
+        return data
+
+    def take(self, length: int) -> bytes:
+        data = super().take(length)
+        if length >= _BYTES:
+            return self._passed(self.base + self.pos - length, length)
+        self.met(data, data, None)
+        return data
+
+    def charge(self, count: int) -> None:
+        pass
+
+    def find(self, module: Any, name: Any) -> Any:
+        if module is DROPPED or name is DROPPED:
+            self.unknown_calls["what is named far from there"] = None
+            return DROPPED
+        return super().find(module, name)
+
+    def _mention(self, key: tuple[str, str]) -> Global:
+        self.named += sum(map(len, key))
+        if len(self.globals) >= _NAMES or self.named > _NAMED:
+            raise ExcessiveError(f"names more than {len(self.globals)} classes")
+        return super()._mention(key)
+
+    def _put(self, index: int, value: Any) -> None:
+        if index > len(self.memo):
+            value = _small(value)
+            if len(self.spill) >= _SPILLED:
+                raise ExcessiveError(f"has more than {_SPILLED} entries of its memo out of order")
+        super()._put(index, value)
+
+    def call(self, function: Any, args: Any, how: str, kwargs: dict[str, Any] | None = None) -> Any:
+        if args is DROPPED or type(args) is Opaque:
+            args = ()
+        if type(args) is tuple and len(args) == 1 and isinstance(args[0], bytes) and type(function) is Global:
+            self.met(args[0], args[0], function)
+        made = super().call(function, args, how, kwargs)
+        if type(made) is not Opaque or made is DROPPED:
+            return made if type(made) in (Global, bytes) else DROPPED
+        root = function if type(function) is Global else DROPPED.cls
+        if root.name.rpartition(".")[2] in _WITH_ARGUMENTS and self.objects < _OBJECTS and _is_small(made.args):
+            self.objects += 1
+            made.kwargs = None
+            return made
+        return self.shared.setdefault(root, Opaque(root, (), None, how))
+
+    def build(self, state: Any) -> None:
+        target = self.stack[-1]
+        if type(target) is not Opaque:
+            return
+        if known.calls_by_name(state):
+            self.unknown_calls[f"what is in the state of {target.name[:200]}"] = None
+        kept = target.state[:]
+        target.state.append(state)
+        if self.vocabulary.embedded:
+            self.skip_embedded(target)
+        if target.args == () or kept or not _is_small(state):
+            target.state[:] = kept
+
+    def _set_items(self, target: Any, items: list[Any]) -> None:
+        if len(items) % 2:
+            raise MalformedError("sets a key without a value")
+        if type(target) is dict:
+            # What unpicklers look up by name counts.
+            pairs = zip(items[::2], items[1::2], strict=True)
+            target.update((key, value) for key, value in pairs if type(key) is str and key in known.CALLED_BY_NAME)
+
+    def _append(self, target: Any, items: list[Any]) -> None:
+        pass
+
+
+def _unless(name: Global) -> Callable[[tuple[Any, ...]], Any]:
+    """Return what makes nothing of a call; of one that is known for some arguments only, what leaves it to these."""
+    value = NotImplemented if name in known.CONDITIONS else DROPPED
+    return lambda args: value
+
+
+def _small(value: Any) -> Any:
+    """Return `value`, emptied in place, if it may matter for a call; else what stands for it."""
+    kind = type(value)
+    if kind is dict:
+        for key in [key for key in value if key not in known.CALLED_BY_NAME]:
+            del value[key]
+    elif kind in (list, set, bytearray):
+        value.clear()
+    elif kind not in (Global, Opaque, Passed, bool, type(None)) and not _is_small(value):
+        return DROPPED
+    return value
+
+
+def _is_small(value: Any) -> bool:
+    """Whether a value is of few parts and characters."""
+    parts, count = [value], 0
+    while parts:
+        part = parts.pop()
+        count += 1
+        kind = type(part)
+        if kind is tuple:
+            parts += part[: _PARTS + 1]
+        elif kind in (str, bytes):
+            count += len(part) // _CHARACTERS * _PARTS
+        elif kind is int:
+            count += _PARTS if part.bit_length() > 64 else 0
+        elif kind not in (float, bool, type(None), Global, Opaque, Passed) and part != []:
+            return False
+        if count > _PARTS:
+            return False
+    return True
