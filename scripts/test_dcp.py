@@ -159,9 +159,10 @@ def weights_alone(model: nn.Module, optimizer: torch.optim.Optimizer, directory:
 
 def as_in_accelerate(model: nn.Module, optimizer: torch.optim.Optimizer, directory: Path) -> None:
     """The functions with which Accelerator.load_state loads FSDP2; an Accelerator has FSDP on accelerators alone."""
-    from accelerate import FullyShardedDataParallelPlugin
+    from accelerate import FullyShardedDataParallelPlugin, PartialState
     from accelerate.utils import load_fsdp_model, load_fsdp_optimizer
 
+    PartialState(cpu=True)  # its messages ask for that
     plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
     facts = {"is_fsdp2": True, "process_index": dist.get_rank(), "num_processes": dist.get_world_size()}
     accelerator = SimpleNamespace(**facts, wait_for_everyone=dist.barrier)
