@@ -25,6 +25,7 @@ from ckptconv.outputs.targets import (
     beside,
     check_checkpoint,
     check_spool,
+    checkpoints,
     default_output,
     of_rank,
     resolve,
@@ -90,10 +91,11 @@ def convert(
     chosen = Options(**options)
     # Check the outputs before reading a large input.
     check_checkpoint(output, chosen)
-    named = {"weights": output, "optimizer": chosen.optimizer or None, "universal": chosen.universal or None}
-    if chosen.to:
-        named = {"dcp": output}
-    targets = [resolve(made_of, path, chosen) for made_of, path in named.items() if path is not None]
+    if chosen.to and output is not None:
+        targets = checkpoints(output, chosen)
+    else:
+        named = {"weights": output, "optimizer": chosen.optimizer or None, "universal": chosen.universal or None}
+        targets = [resolve(made_of, path, chosen) for made_of, path in named.items() if path is not None]
     check_options([target.kind for target in targets] or ["directory"], chosen)
     wanted = chosen.spool_dir
     check_spool(wanted)
@@ -132,7 +134,12 @@ def _verifier(work: Sequence[tuple[Source, Target]], options: Options) -> Verifi
 
     def verify(places: Sequence[Mapping[str, str] | None], progress: Progress) -> int:
         staged = [
-            (source, verification.Target(Location(target.path, dict(options.storage_options)), target.made_of, at))
+            (
+                source,
+                verification.Target(
+                    Location(target.path, dict(options.storage_options)), target.made_of, at, options=target.options
+                ),
+            )
             for (source, target), at in zip(work, places, strict=True)
         ]
         return verification.verify_outputs(staged, options, progress=progress).bytes_compared

@@ -4,14 +4,16 @@
 
 Two ranks train a model with FSDP2 and AdamW on the CPU, save it with dcp.save, and train on. The checkpoint becomes
 safetensors and back again, in the layouts of torch's tutorials and of torchtitan, and as safetensors shards. dcp.load
-reads these into FSDP2 on one, two and three ranks, and into DDP. Every tensor must be the one that was saved, bit for
-bit; after as many further steps, the one that the first run has then. The exit code is 1 if one is not.
+reads these into FSDP2 on one, two and three ranks, and into DDP; so does accelerate, where it is installed.
+Every tensor must be the one that was saved, bit for bit; after as many further steps, the one that the first run has
+then. The exit code is 1 if one is not.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -154,7 +157,21 @@ def weights_alone(model: nn.Module, optimizer: torch.optim.Optimizer, directory:
     set_model_state_dict(model, weights)
 
 
+def as_in_accelerate(model: nn.Module, optimizer: torch.optim.Optimizer, directory: Path) -> None:
+    """The functions with which Accelerator.load_state loads FSDP2; an Accelerator has FSDP on accelerators alone."""
+    from accelerate import FullyShardedDataParallelPlugin, PartialState
+    from accelerate.utils import load_fsdp_model, load_fsdp_optimizer
+
+    PartialState(cpu=True)  # its messages ask for that
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
+    facts = {"is_fsdp2": True, "process_index": dist.get_rank(), "num_processes": dist.get_world_size()}
+    accelerator = SimpleNamespace(**facts, wait_for_everyone=dist.barrier)
+    load_fsdp_model(plugin, accelerator, model, str(directory))
+    load_fsdp_optimizer(plugin, accelerator, optimizer, model, str(directory))
+
+
 LOADERS: dict[str, Callable[..., None]] = {
+    "accelerate": as_in_accelerate,
     "tutorial": as_in_tutorials,
     "tutorial-ddp": as_in_tutorials,
     "like": as_in_tutorials,
@@ -231,6 +248,7 @@ def convert(at: Path) -> None:
     ckptconv(*back, at / "torchtitan", *states, "--flat-optimizer", "--chunks", 2, "--verify")
     ckptconv(*back, at / "like", *states, "--like", at / "saved", "--verify")
     ckptconv(*back, at / "shards", "--to", "dcp-hf", "--chunks", 4, "--verify")
+    ckptconv(*back, at / "accelerate", "--to", "accelerate", *states, "--chunks", 3, "--verify")
 
 
 def main() -> int:
@@ -245,6 +263,9 @@ def main() -> int:
         return 1
     convert(at)
     wrong = 0
+    if not importlib.util.find_spec("accelerate"):
+        print("accelerate is not installed: not tried")
+        del LOADERS["accelerate"]
     for case in LOADERS:
         for world in (2,) if case.endswith("ddp") else WORLDS:
             error = run(world, functools.partial(second_run, at, case))

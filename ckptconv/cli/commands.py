@@ -206,6 +206,7 @@ def safetensors2dcp(
       ckptconv safetensors2dcp model/ step-0 --optimizer optimizer/ --model-key model
       ckptconv safetensors2dcp runs/7b/checkpoints step-0 --optimizer runs/7b/checkpoints --flat-optimizer
       ckptconv safetensors2dcp model/ step-0 --like checkpoints/step-1000
+      ckptconv safetensors2dcp model/ checkpoint-500 --to accelerate --optimizer optimizer/
     """
     convert_one("safetensors2dcp", "", source, output, {"to": "dcp", **options})
 

@@ -98,9 +98,10 @@ class _ConvertRows(TypedDict, total=False):
     tied: Literal["alias", "duplicate"] | None
     """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
 
-    to: Literal["dcp", "dcp-hf", "torch-checkpointing"] | None
+    to: Literal["dcp", "dcp-hf", "accelerate", "torch-checkpointing"] | None
     """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
-    HuggingFaceStorageWriter (dcp-hf); or a step of torch_checkpointing (torch-checkpointing)."""
+    HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2
+    (accelerate); or a step of torch_checkpointing (torch-checkpointing)."""
 
     chunks: int | str | None
     """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""
@@ -158,7 +159,8 @@ class _ConvertDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
     model_key: str | None
-    """Put the weights under KEY, such as model; . is the top of the state dict."""
+    """Put the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside
+    --optimizer."""
 
     optimizer_key: str | None
     """Put the optimizer states under KEY."""

@@ -199,5 +199,10 @@ TIED = choice("alias", "duplicate", words=_LITERAL["alias", "duplicate"])
 OPAQUE = choice("keep", "drop", unset="")
 DIGEST = choice("sha256", "blake3", words=_LITERAL["sha256", "blake3"], unset="")
 CHECKPOINT = choice(
-    "dcp", "dcp-hf", "torch-checkpointing", words=_LITERAL["dcp", "dcp-hf", "torch-checkpointing"], unset=""
+    "dcp",
+    "dcp-hf",
+    "accelerate",
+    "torch-checkpointing",
+    words=_LITERAL["dcp", "dcp-hf", "accelerate", "torch-checkpointing"],
+    unset="",
 )

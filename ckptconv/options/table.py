@@ -299,8 +299,9 @@ class Options(_Given):
     to: str = _deciding(
         CHECKPOINT,
         "Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its "
-        "HuggingFaceStorageWriter (dcp-hf); or a step of torch_checkpointing (torch-checkpointing).",
-        metavar="dcp|dcp-hf|torch-checkpointing",
+        "HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2 "
+        "(accelerate); or a step of torch_checkpointing (torch-checkpointing).",
+        metavar="dcp|dcp-hf|accelerate|torch-checkpointing",
         group=OUTPUT,
         common=True,
         fallback={"safetensors2dcp": "dcp", "verify": "what the manifest says"},
@@ -315,7 +316,8 @@ class Options(_Given):
     )
     model_key: str = _deciding(
         TEXT,
-        "Put the weights under KEY, such as model; . is the top of the state dict.",
+        "Put the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside "
+        "--optimizer.",
         metavar="KEY",
         group=NAMING,
         fallback={"safetensors2dcp": ".; model in a step of torch_checkpointing; or as --like says"},

@@ -30,6 +30,7 @@ from ckptconv.outputs.restore import refusal
 from ckptconv.outputs.selected import METADATA as FORMAT
 from ckptconv.outputs.selected import Selected
 from ckptconv.outputs.selection import Rename
+from ckptconv.outputs.targets import NO_WEIGHTS
 from ckptconv.outputs.torch_tree import STORAGE, TorchTree, plan_tree
 from ckptconv.pickles.children import ATOMS, MAPPINGS, walk
 from ckptconv.pickles.nodes import Composite
@@ -87,7 +88,8 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
     chosen = selected(source, options, rename)
     found = Contents(chosen)
     empty: list[str] = []
-    leaves: Iterable[Leaf] = _weights(source, chosen, empty)
+    has_weights = options.model_key != NO_WEIGHTS
+    leaves: Iterable[Leaf] = _weights(source, chosen, empty) if has_weights else ()
     under = _path(options.model_key or (_ITEM if options.to == STEP and options.key != "." else ""))
     if under:
         leaves = (Leaf(under + path, value) for path, value in leaves)

@@ -93,6 +93,23 @@ KINDS: Mapping[str, Kind] = {
             **dict.fromkeys(("opaque", "structure"), "changes nothing in safetensors shards, which hold tensors alone"),
         },
     ),
+    "accelerate": Kind(
+        "dcp",
+        "dcp",
+        {
+            **_OF_UNIVERSAL,
+            **_OF_WEIGHTS,
+            "like": (
+                "{} is for one checkpoint of torch.distributed.checkpoint, and these are two.",
+                "Give --chunks N.",
+            ),
+            **dict.fromkeys(
+                ("model_key", "optimizer_key", "flat_optimizer"),
+                ("{} is about where states are, and accelerate looks for them under keys of its own.", ""),
+            ),
+        },
+        _CHECKPOINT,
+    ),
     "torch-checkpointing": Kind(
         "dcp",
         "torch-checkpointing",

@@ -13,7 +13,7 @@ from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import kinds, likeness, safetensors, selection
 from ckptconv.outputs.pipeline import selected
-from ckptconv.outputs.targets import Spared, Target, check_file, seen_from
+from ckptconv.outputs.targets import NO_WEIGHTS, Spared, Target, check_file, seen_from
 from ckptconv.outputs.told import Told
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Plan, identify, identity, pack, shard_names
 from ckptconv.storage.paths import basename, dirname, normalize, resolved_name
@@ -139,6 +139,20 @@ def _dcp_output(source: Source, target: Target, options: Options) -> Output:
     return replace(made, described=len(found.tensors))
 
 
+def _accelerate_output(source: Source, target: Target, options: Options) -> Output:
+    """Plan one of the directories that accelerate loads; that of the weights says what else it looks for."""
+    made = _dcp_output(source, target, options)
+    if options.model_key == NO_WEIGHTS:
+        return made
+    step = dirname(target.path)
+    note = (
+        f"Schedulers and random states are left to the run: load_state takes scheduler.bin and random_states_*.pkl "
+        f"from {step}, and the Trainer trainer_state.json, scheduler.pt and rng_state_*.pth; without scheduler.pt, it "
+        "does not load the optimizer either."
+    )
+    return replace(made, told=replace(made.told, notes=(*made.told.notes, note)))
+
+
 _PLANS = {
     "file": _safetensors_output,
     "directory": _safetensors_output,
@@ -149,13 +163,14 @@ _PLANS = {
     "universal": _universal_output,
     "dcp": _dcp_output,
     "dcp-hf": _dcp_output,
+    "accelerate": _accelerate_output,
     "torch-checkpointing": _dcp_output,
 }
 
 
 def planned(source: Source, target: Target, options: Options) -> Output:
     """Plan the output of `source` at `target`."""
-    return _PLANS[target.kind](source, target, options)
+    return _PLANS[target.kind](source, target, target.options or options)
 
 
 def output_of(

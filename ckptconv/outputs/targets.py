@@ -82,6 +82,9 @@ _STAGING = ".ckptconv-"
 # Names of the streams and descriptors of this process.
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
 _NAMED = "Give the name of a file or a directory."
+_STATES = "Give --optimizer PATH."
+# The two directories of accelerate, as a value of `to`; and the value of `model_key` without weights.
+ACCELERATE, NO_WEIGHTS = "accelerate", "none"
 
 
 @dataclass(frozen=True)
@@ -89,13 +92,15 @@ class Target:
     """Where an output goes, and of which of `KINDS` it is.
 
     `replaces` are files in the directory that an earlier output has copied there. A checkpoint of
-    torch.distributed.checkpoint is cut like `layout` if that is given.
+    torch.distributed.checkpoint is cut like `layout` if that is given. `options` are its own, if they are others than
+    those of the conversion.
     """
 
     path: str
     kind: str
     replaces: frozenset[str] = frozenset()
     layout: Layout | None = None
+    options: Options | None = None
 
     @property
     def made_of(self) -> str:
@@ -120,6 +125,26 @@ class Target:
     def index(self) -> str:
         """The file of a directory that makes it complete; "" for other outputs."""
         return DIRECTORIES[self.form].last if self.form in DIRECTORIES else ""
+
+
+def of_accelerate(path: str, options: Options) -> dict[str, Options]:
+    """Return the directories of a step that accelerate loads with FSDP2, and the options with which each is written.
+
+    Source: accelerate/utils/fsdp_utils.py (load_fsdp_model, load_fsdp_optimizer) of accelerate 1.0 to 1.15.
+    """
+    alone = replace(options, to="dcp", model_key="model", optimizer="")
+    found = {join(path, "pytorch_model_fsdp_0"): alone}
+    if options.optimizer:
+        found[join(path, "optimizer_0")] = replace(options, to="dcp", model_key=NO_WEIGHTS, optimizer_key="optimizer")
+    return found
+
+
+def checkpoints(path: str, options: Options) -> list[Target]:
+    """Return the targets of what `options.to` names, at `path`: one directory, or those of accelerate."""
+    if options.to != ACCELERATE:
+        return [resolve_output(path, options)]
+    halves = of_accelerate(normalize(path), options)
+    return [replace(resolve_output(one, own), kind=ACCELERATE, options=own) for one, own in halves.items()]
 
 
 def resolve(made_of: str, path: str, options: Options) -> Target:
@@ -233,12 +258,12 @@ def check_checkpoint(output: object, options: Options) -> None:
         raise UsageError("--to and --universal are two outputs.", "Write one after the other.")
     for name in ("optimizer_key", "flat_optimizer") if not options.optimizer else ():
         if is_given(name, options):
-            raise UsageError(
-                f"{flag(name)} is about optimizer states, and none were asked for.", "Give --optimizer PATH."
-            )
+            raise UsageError(f"{flag(name)} is about optimizer states, and none were asked for.", _STATES)
     if options.like and options.chunks is not None:
         raise UsageError("--chunks and --like both say how tensors are cut: give one of them.")
-    if options.to != "dcp" and options.max_shard_size:
+    if options.model_key == NO_WEIGHTS and not options.optimizer:
+        raise UsageError("--model-key none leaves the weights out, and nothing else was asked for.", _STATES)
+    if options.to not in ("dcp", ACCELERATE) and options.max_shard_size:
         raise UsageError("--max-shard-size divides the files of a rank, which has one here.", "Give --chunks N.")
 
 

@@ -33,6 +33,7 @@ from ckptconv.outputs.delta import check_base, check_chain, with_changes
 from ckptconv.outputs.kinds import TORCH_SUFFIXES
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.selection import Rename
+from ckptconv.outputs.targets import ACCELERATE, of_accelerate
 from ckptconv.outputs.training import resumable
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.result import OutputFile
@@ -136,12 +137,13 @@ class Verification(Shown):
 class Target(NamedTuple):
     """An output to verify, and its `place`. `made_of` is "weights", "optimizer", "universal" or "dcp".
     `at` maps the names of files that are not yet in their place to where they are read. `manifest` is None if there is
-    none."""
+    none, and so are its own `options` if they are those of the conversion."""
 
     place: Location
     made_of: str = "weights"
     at: Mapping[str, str] | None = None
     manifest: Manifest | None = None
+    options: Options | None = None
 
     @property
     def path(self) -> str:
@@ -217,8 +219,10 @@ def verify(
     """
     source = source_of(source)
     asked = Options(**options)
-    targets = [] if output is None else [_target(_place(normalize(output)), asked)]
-    if targets and targets[0].manifest:
+    targets = [] if output is None else _targets(_place(normalize(output)), asked)
+    if targets and targets[-1].options:
+        asked = targets[-1].options
+    elif targets and targets[0].manifest:
         asked = _with(targets[0].manifest, asked)
     if asked.optimizer and not asked.to:
         targets.append(_target(_place(normalize(asked.optimizer)), asked)._replace(made_of="optimizer"))
@@ -253,7 +257,7 @@ def verify(
             sources = [with_states(one, given, asked.optimizer, **asked.opening()) for one in sources]
     pairs = [(kept_apart(one, target.path), _of_rank(one, target)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
-    deciding = targets[0].manifest
+    deciding = targets[-1 if asked.to else 0].manifest
     done.options = {name: getattr(asked, name) for name in asked.recorded()}
     if asked.like:
         done.options["like"] = asked.like
@@ -428,6 +432,24 @@ class _Values(NamedTuple):
         )
 
 
+def _targets(path: str, asked: Options) -> list[Target]:
+    """Return the output at `path`, or both of accelerate's in it, each with options of its own."""
+    halves = of_accelerate(path, asked)
+    of_both = of_accelerate(path, replace(asked, optimizer=path))
+    there = [name for name in of_both if Location(join(name, MANIFEST), dict(asked.storage_options)).kind == "file"]
+    if asked.to != ACCELERATE and (asked.to or not there):
+        return [_target(path, asked)]
+    if unasked := [name for name in there if name not in halves]:
+        raise UsageError(
+            f"{unasked[0]} holds optimizer states. Nothing was compared.", "Say what they come from: --optimizer PATH."
+        )
+    found = {name: _target(name, own) for name, own in halves.items()}
+    return [
+        one._replace(options=_with(one.manifest, halves[name]) if one.manifest else halves[name])
+        for name, one in found.items()
+    ]
+
+
 def _target(path: str, asked: Options) -> Target:
     """Return the output at `path`; its manifest says what it is made of."""
     place = Location(path, dict(asked.storage_options))
@@ -534,6 +556,7 @@ def _compare(
     wrong: _Differences,
 ) -> Iterator[_Pair]:
     """Compare everything but elements; yield the pairs of tensors whose elements are still to be compared."""
+    asked = target.options or asked
     here = target.place if target.at is None else target.place.at(next(iter(target.at.values())))
     entry = here.entry
     if entry.kind == "missing":

@@ -386,6 +386,58 @@ def test_in_parts_it_is_the_same(tmp_path: Path) -> None:
     assert contents(tmp_path / "parts") == contents(whole)
 
 
+def for_accelerate(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """A model and its optimizer's states, as safetensors, and what accelerate loads of them."""
+    model, states, step = (tmp_path / name for name in ("model", "states", "step"))
+    ckptconv.convert(NESTED, model, optimizer=states, fsync=False)
+    made(model, step, "--to", "accelerate", "--optimizer", states, "--chunks", 2, "--verify")
+    return model, states, step
+
+
+def test_accelerate_finds_weights_and_states_where_it_looks_for_them(tmp_path: Path) -> None:
+    _, _, step = for_accelerate(tmp_path)
+    whole = loaded(NESTED)
+    weights, states = loaded(step / "pytorch_model_fsdp_0"), loaded(step / "optimizer_0")
+    assert (weights.keys(), states.keys()) == ({"model"}, {"optimizer"})
+    assert_equal(weights["model"], whole["model"])
+    assert_equal(states["optimizer"]["state"], whole["optim"]["state"])
+
+
+def test_what_accelerate_loads_is_verified_as_a_whole_and_each_directory_by_itself(tmp_path: Path) -> None:
+    model, states, step = for_accelerate(tmp_path)
+    files = {str(path) for path in step.rglob("*") if path.name.endswith((".distcp", ".metadata"))}
+    assert {file.path for file in ckptconv.verify(model, step, optimizer=states).outputs} == files
+    assert ckptconv.verify(model, step / "pytorch_model_fsdp_0").bytes_compared
+    assert ckptconv.verify(model, step / "optimizer_0", optimizer=states).bytes_compared
+    with pytest.raises(UsageError, match="optimizer_0 holds optimizer states"):
+        ckptconv.verify(model, step)
+    other = {name: tensor + 1 if "exp_avg" in name else tensor for name, tensor in load_with_aliases(states).items()}
+    save_file(other, states / "model.safetensors", {"format": "pt"})
+    with pytest.raises(DifferenceError, match="optimizer_0"):
+        ckptconv.verify(model, step, optimizer=states)
+
+
+def test_what_accelerate_loads_is_made_in_parts(tmp_path: Path) -> None:
+    model, states, step = for_accelerate(tmp_path)
+    for part in ("0/2", "1/2"):
+        made(model, tmp_path / "parts", "--to", "accelerate", "--optimizer", states, "--chunks", 2, "--part", part)
+    ckptconv.finish([tmp_path / "parts" / path.name for path in step.iterdir()])
+    assert contents(tmp_path / "parts") == contents(step)
+
+
+def test_what_accelerate_reads_beside_is_left_to_the_run_and_named(tmp_path: Path) -> None:
+    a_model(tmp_path / "model.safetensors")
+    report = ckptconv.convert(tmp_path / "model.safetensors", tmp_path / "step", to="accelerate")
+    assert [path.name for path in (tmp_path / "step").iterdir()] == ["pytorch_model_fsdp_0"]
+    assert any("scheduler.pt" in note and str(tmp_path / "step") in note for note in report.notes)
+
+
+def test_states_are_written_without_weights(tmp_path: Path) -> None:
+    states = made(NESTED, tmp_path / "out", "--model-key", "none", "--optimizer", NESTED)
+    assert_equal(loaded(states)["optimizer"]["state"], loaded(NESTED)["optim"]["state"])
+    assert loaded(states).keys() == {"optimizer"}
+
+
 def test_a_second_run_replaces_the_first(tmp_path: Path) -> None:
     out = made(NESTED, tmp_path / "out", "--chunks", 4)
     made(NESTED, out, "--chunks", 2)
