@@ -18,9 +18,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
+from ckptconv.formats import diffusers
 from ckptconv.formats.companions import is_companion_name, together
 from ckptconv.formats.delta import Delta, read_delta
-from ckptconv.formats.detect import complete, open_source, ranks_to_convert, with_layout
+from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.states import with_states
 from ckptconv.formats.torch.file import read as read_torch
@@ -163,6 +164,10 @@ class _Expected:
     inert: bool = False
 
 
+# Of an output that is companions alone.
+_NOTHING = _Expected({}, lambda _: None, flat=True, metadata=lambda _: {})
+
+
 class _Pair(NamedTuple):
     """A tensor as expected and as found, the path of its file, and its name."""
 
@@ -249,7 +254,7 @@ def verify(
         if asked.to and asked.optimizer:
             given = source.path if isinstance(source, Source) else normalize(source)
             sources = [with_states(one, given, asked.optimizer, **asked.opening()) for one in sources]
-    pairs = [(one, _of_rank(one, target)) for one in sources for target in targets]
+    pairs = [(one, _of_part(one, target)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[0].manifest
     done.options = {name: getattr(asked, name) for name in asked.recorded()}
@@ -484,9 +489,8 @@ def _open(path: str, targets: Sequence[Target], asked: Options, recorded: Chosen
         raise UsageError(f"{path} is both SOURCE and OUTPUT.", "Give what was converted, then what was made of it.")
     settings: dict[str, Any] = {**asked.opening(), **_wanted(targets, asked), "like": _reference(targets, asked)}
     settings["recorded"] = recorded
-    if asked.per_rank:
-        ranks = ranks_to_convert(place, asked.tag, inert=asked.inert)
-        return [open_source(path, model_rank=rank, **settings) for rank in ranks]
+    if asked.per_rank or diffusers.is_one(place, asked.family):
+        return open_parts(place, per_rank=asked.per_rank, **settings)
     settings["family"] = asked.family or ("safetensors" if is_torch else "")
     try:
         source = open_source(path, **settings)
@@ -508,12 +512,13 @@ def _is_in(output: str, directory: str) -> bool:
     return resolved_name(directory) in (resolved_name(output), resolved_name(dirname(output)))
 
 
-def _of_rank(source: Source, target: Target) -> Target:
-    """Return the output of one tensor-parallel rank: OUTPUT/mp_rank_NN."""
-    if source.model_rank is None:
+def _of_part(source: Source, target: Target) -> Target:
+    """Return the output of one of several sources, a tensor-parallel rank's or a component's."""
+    if not source.folder:
         return target
-    place = target.place.join(f"mp_rank_{source.model_rank:02d}")
-    return target._replace(place=place, manifest=target.manifest or read_manifest(place.join(MANIFEST)))
+    place = target.place.join(source.folder)
+    known = target.manifest if source.component is None else None
+    return target._replace(place=place, manifest=known or read_manifest(place.join(MANIFEST)))
 
 
 # ------------------------------------------------------------------------------------------- names, kinds, structure
@@ -551,12 +556,15 @@ def _compare(
         raise UsageError(
             f"{target.path} is no output: a file ends in {SUFFIX}, {', '.join(TORCH_SUFFIXES)}, else it is a directory."
         )
-    expected = _expected(source, asked, target.made_of)
+    is_model = source.family != diffusers.FAMILY
+    expected = _expected(source, asked, target.made_of) if is_model else _NOTHING
     metadata = expected.metadata
     if is_file:
         found = read_file(target.path, here, metadata)
+    elif not is_model:
+        found = Written(target.path)
     else:
-        found = read_directory(target.place, metadata, at=target.at, others=others)
+        found = read_directory(target.place, metadata, at=target.at, others=others, stem=source.stem)
     deltas = _deltas(target)
     if deltas:
         expected = _patched(expected, found, deltas)
