@@ -15,7 +15,7 @@ from ckptconv.formats.dcp.layout import read_layout
 from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.states import is_same, with_states
-from ckptconv.formats.training import with_training
+from ckptconv.formats.training import model_alone, with_training
 from ckptconv.options.kinds import Default
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs.kinds import check_options
@@ -102,6 +102,8 @@ def convert(
         # A million small objects live until the end: collecting garbage among them takes longer than making them.
         with no_garbage():
             sources = _sources(source, chosen, targets)
+            if chosen.for_hub:
+                sources = [model_alone(one, chosen.key) for one in sources]
             if not targets:
                 asked = source.path if isinstance(source, Source) else normalize(source)
                 beside_it = default_output(sources[0], Location(asked, dict(chosen.storage_options)))

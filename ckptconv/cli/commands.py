@@ -71,7 +71,7 @@ app.command("convert", cls=ConvertCommand)(convert_)
 
 
 @app.command("pt2safetensors", cls=Command)
-@taking(*named("optimizer universal zero_stage fresh_optimizer raw alone"), *CONVERTING)
+@taking(*named("optimizer for_hub universal zero_stage fresh_optimizer raw alone"), *CONVERTING)
 def pt2safetensors(source: Input, output: Destination = None, **options: Any) -> None:
     """Convert .pt, .pth, .bin and .ckpt files to safetensors.
 
@@ -119,7 +119,8 @@ def safetensors2pt(
 
 @app.command("zero-to-fp32", cls=Command)
 @taking(
-    *named("tag exclude_frozen_parameters optimizer universal zero_stage fresh_optimizer per_rank safe_serialization"),
+    *named("tag exclude_frozen_parameters optimizer for_hub universal zero_stage fresh_optimizer per_rank"),
+    *named("safe_serialization"),
     *CONVERTING,
 )
 def zero_to_fp32(
@@ -147,7 +148,7 @@ def zero_to_fp32(
 
 
 @app.command("dcp2safetensors", cls=Command)
-@taking(*named("optimizer universal zero_stage fresh_optimizer master unstack"), *CONVERTING)
+@taking(*named("optimizer for_hub universal zero_stage fresh_optimizer master unstack"), *CONVERTING)
 def dcp2safetensors(
     directory: Annotated[
         str, typer.Argument(metavar="DIR", show_default=False, help="The directory with .metadata, or the run's.")
@@ -217,7 +218,8 @@ def safetensors2dcp(
         "Verify the optimizer states there; of a checkpoint of torch.distributed.checkpoint, what they come from."
     ),
     OPTIONS["universal"].explained("Verify the universal checkpoint there."),
-    *named("zero_stage fresh_optimizer per_rank opaque drop_opaque to chunks model_key optimizer_key flat_optimizer"),
+    *named("for_hub zero_stage fresh_optimizer per_rank opaque drop_opaque to"),
+    *named("chunks model_key optimizer_key flat_optimizer"),
     OPTIONS["manifest"].explained("What the conversion wrote with that; default: in OUTPUT."),
     *TENSORS,
     *named("spool_dir"),

@@ -32,7 +32,9 @@ class ConvertCommand(Command):
 
 
 @taking(
-    *named("output_dir output_name tag exclude_frozen_parameters master unstack optimizer universal zero_stage"),
+    *named(
+        "output_dir output_name tag exclude_frozen_parameters master unstack optimizer for_hub universal zero_stage"
+    ),
     *named("fresh_optimizer per_rank raw alone opaque drop_opaque safe_serialization"),
     *(
         OPTIONS["jobs"].explained("Work in N threads; with --output-dir, convert N inputs at once.")

@@ -111,6 +111,10 @@ class _ConvertRows(TypedDict, total=False):
     depfile: str | os.PathLike[str] | None
     """Write a rule for make there: which files the output is made of."""
 
+    for_hub: bool
+    """Write a model to publish: its weights alone, found without --key, with config.json, the tokenizer and the like;
+    no structure record, no manifest. What is left out is said."""
+
     universal: str | os.PathLike[str] | None
     """Write a universal checkpoint there, to resume from."""
 
@@ -191,7 +195,7 @@ class _ConvertPatchRows(TypedDict, total=False):
 
     copy_config: bool | None
     """Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained; --no-extras is the
-    same as --no-copy-config. Default: from the hub, and from REF of --like."""
+    same as --no-copy-config. Default: from the hub, of a pipeline of diffusers, and from REF of --like."""
 
 
 class _ConvertFinishRows(TypedDict, total=False):

@@ -418,7 +418,14 @@ class Options(_Given):
         "same as --no-copy-config.",
         flags=("--copy-config/--no-copy-config", " /--no-extras"),
         group=OUTPUT,
-        fallback="from the hub, and from REF of --like",
+        fallback="from the hub, of a pipeline of diffusers, and from REF of --like",
+    )
+    for_hub: bool = _deciding(
+        FLAG,
+        "Write a model to publish: its weights alone, found without --key, with config.json, the tokenizer and the "
+        "like; no structure record, no manifest. What is left out is said.",
+        group=OUTPUT,
+        common=True,
     )
     universal: str = _option(PATH, "Write a universal checkpoint there, to resume from.", metavar="DIR", group=OUTPUT)
     zero_stage: int | None = _deciding(
@@ -449,6 +456,9 @@ class Options(_Given):
                 raise UsageError("--drop-opaque and --opaque keep contradict each other.")
             object.__setattr__(self, "opaque", "drop")
             object.__setattr__(self, "drop_opaque", False)
+        if self.for_hub:
+            object.__setattr__(self, "structure", False)
+            object.__setattr__(self, "copy_config", self.copy_config is not False)
 
     def buffers(self, far: bool) -> int:
         """Return the bound on all buffers together, in bytes. `far`: something is remote."""

@@ -55,6 +55,11 @@ class Output:
     inputs: Mapping[str, Hashable] = field(default_factory=dict)
 
     @property
+    def has_manifest(self) -> bool:
+        """Whether a manifest lies among its files."""
+        return not self.target.is_file and not self.heading["options"].get("for_hub")
+
+    @property
     def tensors(self) -> int:
         return self.described if self.described is not None else sum(map(self.tensors_of, self.plan.files))
 
@@ -295,7 +300,8 @@ def _told(
     is_part = options.key or options.include or options.exclude or not options.structure
     kept = keymap.classes(structure) if source.opaque and is_part else None
     values = described.values if structure is not None else ()
-    return Told(idle, values, described.inert, bits, kept, warnings)
+    left = [f"left out, as it is no tensor: {some(described.values)}"] if options.for_hub and described.values else []
+    return Told(idle, values, described.inert, bits, kept, warnings, tuple(left))
 
 
 def _as_in(tensors: Mapping[str, LazyTensor], shards: Sequence[str], grouping: Mapping[str, str]) -> list[list[str]]:

@@ -153,4 +153,5 @@ def _told(source: Source, reason: str, options: Options) -> Source:
     """Return `source` with a warning that nothing is copied, if the user asked for it."""
     if not options.copy_config:
         return source
-    return replace(source, warnings=[*source.warnings, f"--copy-config copies nothing: {reason}."])
+    option = "--for-hub" if options.for_hub else "--copy-config"
+    return replace(source, warnings=[*source.warnings, f"{option} copies nothing: {reason}."])

@@ -25,7 +25,7 @@ from ckptconv.formats.detect import complete, open_parts, open_source, with_layo
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.states import with_states
 from ckptconv.formats.torch.file import read as read_torch
-from ckptconv.formats.training import with_training
+from ckptconv.formats.training import model_alone, with_training
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import selection, universal, writable
@@ -249,6 +249,8 @@ def verify(
             sources = _open(normalize(source), targets, asked, recorded)
         if recorded:
             sources = [replace(one, map=one.map or recorded) for one in sources]
+        if asked.for_hub:
+            sources = [model_alone(one, asked.key) for one in sources]
         if asked.universal:
             sources = [with_training(one, asked) for one in sources]
         if asked.to and asked.optimizer:
@@ -571,8 +573,9 @@ def _compare(
     pairs = _compare_names(source, expected, found, asked, wrong)
     of_weights = target.made_of == "weights"
     if of_weights:
-        source = _with_companions(source, target)
-        pairs.extend(_compare_companions(source, target, found))
+        copied = _copied(target, asked)
+        source = _with_companions(source, target, copied)
+        pairs.extend(_compare_companions(source, target, found, copied))
     if not wrong:  # other names make another record
         _check_structure(expected, found)
         _check_shards(found, asked)
@@ -612,18 +615,25 @@ def _compare_names(
     return alike
 
 
-def _with_companions(source: Source, target: Target) -> Source:
-    """Return `source` with the companions that the manifest of `target` names, unless it was opened with some."""
-    copied = list(filter(is_companion_name, target.manifest.told["files"] if target.manifest else ()))
+def _copied(target: Target, asked: Options) -> list[str]:
+    """Return the names of the files of `target` that were copied whole: of one that is staged all, otherwise those in
+    its manifest, or all that are there if it was to have none."""
+    told: Iterable[str] = target.at or (target.manifest.told["files"] if target.manifest else ())
+    if asked.for_hub and asked.copy_config and not told and target.place.kind == "directory":
+        told = target.place.names
+    return list(filter(is_companion_name, told))
+
+
+def _with_companions(source: Source, target: Target, copied: Sequence[str]) -> Source:
+    """Return `source` with the companions that were `copied` to `target`, unless it was opened with some."""
     if not copied or source.companions:
         return source
     return replace(source, companions=together(source, target.place.options, copied))
 
 
-def _compare_companions(source: Source, target: Target, found: Written) -> Iterator[_Pair]:
-    """Yield the files that were copied whole, and those that they are copies of; add them to the files of `found`."""
-    told = target.at or (target.manifest.told["files"] if target.manifest else ())
-    for name in filter(is_companion_name, told):
+def _compare_companions(source: Source, target: Target, found: Written, copied: Iterable[str]) -> Iterator[_Pair]:
+    """Yield the files that were `copied` whole, and those that they are copies of; add them to the files of `found`."""
+    for name in copied:
         path = join(target.path, name)
         entry = target.place.at(target.at[name] if target.at else path).entry
         if entry.kind != "file" or name not in source.companions:

@@ -71,6 +71,7 @@ MATRIX = {
     "opaque": Row("sshsssshsh", {"opaque": "drop"}, source="opaque"),
     "zero_stage": Row("rrrrrrhrrr", {"zero_stage": 3}),
     "fresh_optimizer": Row("rrrrrrhrrr", {"fresh_optimizer": True}),
+    "for_hub": Row("hhrrrrrrrr", {"for_hub": True}, source="nested"),
     "copy_config": Row("shssssssss", {"copy_config": True}),
     "exclude_frozen_parameters": Row("hhshsshhhh", {"exclude_frozen_parameters": True}, source="zero"),
     "clobber": Row("hhhhhhhhhh", {"clobber": False}),
