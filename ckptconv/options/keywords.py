@@ -112,8 +112,8 @@ class _ConvertRows(TypedDict, total=False):
     """Write a rule for make there: which files the output is made of."""
 
     for_hub: bool
-    """Write a model to publish: its weights alone, found without --key, with config.json, the tokenizer and the like;
-    no structure record, no manifest. What is left out is said."""
+    """Write a model to publish: its weights alone, found without --key, with config.json, tokenizer and the like,
+    without structure record and manifest."""
 
     universal: str | os.PathLike[str] | None
     """Write a universal checkpoint there, to resume from."""
@@ -138,7 +138,7 @@ class _ConvertOpenRows(TypedDict, total=False):
     """Options that these calls share."""
 
     like: str | os.PathLike[str] | None
-    """The output has the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; what is
+    """Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer. What is
     missing, too much, or of another shape is an error before anything is written."""
 
     partial: bool
