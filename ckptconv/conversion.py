@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import UsageError
+from ckptconv.formats import diffusers
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.dcp.layout import read_layout
-from ckptconv.formats.detect import complete, open_source, ranks_to_convert, with_layout
+from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.states import is_same, with_states
-from ckptconv.formats.training import with_training
+from ckptconv.formats.training import model_alone, with_training
 from ckptconv.options.kinds import Default
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs.kinds import check_options
@@ -27,7 +28,7 @@ from ckptconv.outputs.targets import (
     check_spool,
     checkpoints,
     default_output,
-    of_rank,
+    of_part,
     resolve,
 )
 from ckptconv.process import no_garbage, settled
@@ -104,6 +105,8 @@ def convert(
         # A million small objects live until the end: collecting garbage among them takes longer than making them.
         with no_garbage():
             sources = _sources(source, chosen, targets)
+            if chosen.for_hub:
+                sources = [model_alone(one, chosen.key) for one in sources]
             if not targets:
                 asked = source.path if isinstance(source, Source) else normalize(source)
                 beside_it = default_output(sources[0], Location(asked, dict(chosen.storage_options)))
@@ -173,16 +176,19 @@ def _work(sources: list[Source], targets: Sequence[Target], options: Options) ->
         sources[:] = [with_training(source, options) for source in sources]
     for number, source in enumerate(sources):
         for target in targets:
-            taken, goal = source, of_rank(target, source)
+            taken, goal = source, of_part(target, source, options)
             if target.made_of in ("weights", "virtual"):
                 taken, goal = accompanied(source, goal, options)
                 sources[number] = taken
-            work.append((taken, goal))
-    return work
+            if taken.family != diffusers.FAMILY or taken.companions:
+                work.append((taken, goal))
+    # What says that the others are a pipeline is there last.
+    return sorted(work, key=lambda one: one[0].component == "")
 
 
 def _sources(source: str | os.PathLike[str] | Source, options: Options, targets: Sequence[Target]) -> list[Source]:
-    """Open the sources with everything that `targets` need: one, or with `per_rank` one for each tensor-parallel rank.
+    """Open the sources with everything that `targets` need: one, or with `per_rank` one for each tensor-parallel rank,
+    or those of a pipeline of diffusers.
 
     A pipe is read now. Raises UsageError for a pipe without `targets`.
     """
@@ -209,7 +215,6 @@ def _sources(source: str | os.PathLike[str] | Source, options: Options, targets:
     if is_pipe(path) and not targets:
         raise UsageError("What comes through a pipe needs an OUTPUT: a directory, or a name that ends in .safetensors.")
     settings = {**options.opening(), **wanted, "like": like}
-    if not options.per_rank:
-        return [open_source(path, **settings)]
-    ranks = ranks_to_convert(place.at(path), options.tag, inert=options.inert)
-    return [open_source(path, model_rank=rank, **settings) for rank in ranks]
+    if options.per_rank or diffusers.is_one(place.at(path), options.family):
+        return open_parts(place.at(path), per_rank=options.per_rank, **settings)
+    return [open_source(path, **settings)]

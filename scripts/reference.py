@@ -18,6 +18,7 @@ import typer
 from ckptconv.cli.commands import app
 from ckptconv.cli.help import Flag, Help, help_of
 from ckptconv.errors import ERROR_KINDS, StoppedError
+from ckptconv.options.table import GROUPS
 from ckptconv.structure.maps.file import catalogue, from_catalogue
 from ckptconv.version import __version__
 
@@ -75,6 +76,7 @@ _ENVIRONMENT = "An option comes before its variable. Only the command line reads
 def cli_page() -> str:
     """The reference of the command line, in Markdown."""
     every = list(commands())
+    shared = _shared(every)
     lines = ["# The command line", "", f"<!-- {MADE} -->", "", _sentences(every[0]), ""]
     lines += [f"- [`{each.path}`](#{each.path.replace(' ', '-')}): {each.summary}" for each in every[1:]]
     for command in every:
@@ -85,17 +87,56 @@ def cli_page() -> str:
             lines += [f"| `{name}` | {_cell(about)} |" for name, about in command.arguments.items()]
             lines.append("")
         for heading, flags in command.groups():
-            lines += [f"| {heading} | | default |", "|---|---|---|"]
-            lines += [f"| `{_cell(each.words)}` | {_cell(each.about)} | {_cell(each.default)} |" for each in flags]
-            lines.append("")
+            own = [each for each in flags if (each.words, each.about) not in shared]
+            if own:
+                lines += [f"| {heading} | | default |", "|---|---|---|"]
+                lines += [f"| `{_cell(each.words)}` | {_cell(each.about)} | {_cell(each.default)} |" for each in own]
+                lines.append("")
+        others = [f"`{_longest(each)}`" for each in command.flags if (each.words, each.about) in shared]
+        lines += [f"And [options of several commands](#options-of-several-commands): {', '.join(others)}.", ""]
         lines += ["```text", *command.examples, "```"]
-    lines += ["", "## Environment", "", _ENVIRONMENT, ""]
+    lines += ["", "## Options of several commands", ""]
+    for heading in GROUPS:
+        found = [flags for flags in shared.values() if flags[0][1].group == heading]
+        if found:
+            lines += [f"| {heading} | | default |", "|---|---|---|"]
+            lines += [
+                f"| `{_cell(flags[0][1].words)}` | {_cell(flags[0][1].about)} | {_cell(_defaults(flags))} |"
+                for flags in found
+            ]
+            lines.append("")
+    lines += ["## Environment", "", _ENVIRONMENT, ""]
     flags = [flag for each in every for flag in each.flags]
     lines += ["| variable | |", "|---|---|"]
     lines += [f"| `{name}` | {_cell(about)} |" for name, about in {**variables(flags), **VARIABLES}.items()]
     lines += ["", "## Exit codes", "", "| code | |", "|---|---|"]
     lines += [f"| {code} | {_cell(about)} |" for code, about in exit_codes().items()]
     return "\n".join(lines) + "\n"
+
+
+def _shared(every: list[Help]) -> dict[tuple[str, str], list[tuple[str, Flag]]]:
+    """Return the options that mean the same for several commands, each with these commands."""
+    found: dict[tuple[str, str], list[tuple[str, Flag]]] = {}
+    for command in every:
+        for each in command.flags:
+            found.setdefault((each.words, each.about), []).append((command.path.partition(" ")[2], each))
+    return {key: flags for key, flags in found.items() if len(flags) > 1}
+
+
+def _longest(flag: Flag) -> str:
+    return max(flag.names, key=len).strip()
+
+
+def _defaults(flags: list[tuple[str, Flag]]) -> str:
+    """Return the default of an option, for each command if they differ."""
+    of: dict[str, list[str]] = {}
+    for command, flag in flags:
+        of.setdefault(flag.default, []).append(command)
+    if len(of) == 1:
+        return next(iter(of))
+    usual = max(of, key=lambda default: len(of[default]))
+    others = [f"{', '.join(commands)}: {default or 'none'}" for default, commands in of.items() if default != usual]
+    return "; ".join([*others, f"others: {usual or 'none'}"])
 
 
 def _sentences(told: Help) -> str:

@@ -77,6 +77,7 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "zero_stage": (None, 3, ["3", 3]),
     "fresh_optimizer": (False, True, [True]),
     "copy_config": (None, True, [True]),
+    "for_hub": (False, True, [True]),
     "per_rank": (False, True, [True]),
     "opaque": ("", "keep", ["keep"]),
     "drop_opaque": (False, False, [False]),  # the same as opaque="drop"
@@ -240,9 +241,9 @@ def test_what_a_manifest_records_read_back_is_what_was_asked_for(asked: dict[str
 
 def test_all_that_decides_is_recorded_and_nothing_else() -> None:
     for name, (_, value, _) in ACCEPTED.items():
-        if name != "drop_opaque":
+        if name not in ("drop_opaque", "for_hub"):  # which stand for other options
             assert list(Options(**{name: value}).recorded()) == ([name] if OPTIONS[name].decides else [])
-    assert {name for name, option in OPTIONS.items() if option.decides} == {*DECIDING, "drop_opaque"}
+    assert {name for name, option in OPTIONS.items() if option.decides} == {*DECIDING, "drop_opaque", "for_hub"}
 
 
 def test_a_manifest_with_a_value_that_no_option_has_is_refused(tmp_path: Path) -> None:

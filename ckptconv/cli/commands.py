@@ -13,7 +13,17 @@ from ckptconv.cli import signals
 from ckptconv.cli.compare import diff
 from ckptconv.cli.convert import ConvertCommand, convert_, convert_one
 from ckptconv.cli.maps import maps
-from ckptconv.cli.options import CONVERTING, SHOWING, Destination, Input, named, output_of, taking
+from ckptconv.cli.options import (
+    CONVERTING,
+    SHOWING,
+    Destination,
+    Input,
+    destination,
+    named,
+    output_of,
+    required,
+    taking,
+)
 from ckptconv.cli.patch import patch
 from ckptconv.cli.rows import rows
 from ckptconv.cli.scan import scan
@@ -32,7 +42,7 @@ Examples:
   ckptconv convert checkpoints/ model/       of a DeepSpeed run, for example
   ckptconv inspect model.pt                  what is it, and what is in it?
 
-ckptconv COMMAND --help has the options of each, and more examples.
+ckptconv help COMMAND has the options of each, and more examples.
 """
 app = App(
     name="ckptconv",
@@ -71,7 +81,7 @@ app.command("convert", cls=ConvertCommand)(convert_)
 
 
 @app.command("pt2safetensors", cls=Command)
-@taking(*named("optimizer universal zero_stage fresh_optimizer raw alone"), *CONVERTING)
+@taking(*named("into optimizer for_hub universal zero_stage fresh_optimizer raw alone"), *CONVERTING)
 def pt2safetensors(source: Input, output: Destination = None, **options: Any) -> None:
     """Convert .pt, .pth, .bin and .ckpt files to safetensors.
 
@@ -84,12 +94,12 @@ def pt2safetensors(source: Input, output: Destination = None, **options: Any) ->
       ckptconv pt2safetensors --key state_dict epoch=3.ckpt model.safetensors
       ckptconv pt2safetensors global_step_100/actor model/ --optimizer optimizer/
     """
-    convert_one("pt2safetensors", "torch", source, output, options)
+    convert_one("pt2safetensors", "torch", source, destination(output, options), options)
 
 
 @app.command("safetensors2pt", cls=Command)
 @taking(
-    *named("alone opaque drop_opaque"),
+    *named("into alone opaque drop_opaque"),
     *(each for each in CONVERTING if each not in named(_NOT_BACK)),
 )
 def safetensors2pt(
@@ -97,9 +107,9 @@ def safetensors2pt(
         str, typer.Argument(metavar="INPUT", show_default=False, help="A .safetensors file, an index or a directory.")
     ],
     output: Annotated[
-        str,
+        str | None,
         typer.Argument(metavar="OUTPUT", show_default=False, help="A name that ends in .pt, .pth, .bin or .ckpt."),
-    ],
+    ] = None,
     **options: Any,
 ) -> None:
     """Write a .pt file of a safetensors file or directory.
@@ -114,12 +124,13 @@ def safetensors2pt(
       ckptconv safetensors2pt model.safetensors model.pt
       ckptconv safetensors2pt --opaque drop model.safetensors model.pt
     """
-    convert_one("safetensors2pt", "safetensors", source, output, options)
+    convert_one("safetensors2pt", "safetensors", source, required(output, options), options)
 
 
 @app.command("zero-to-fp32", cls=Command)
 @taking(
-    *named("tag exclude_frozen_parameters optimizer universal zero_stage fresh_optimizer per_rank safe_serialization"),
+    *named("into tag exclude_frozen_parameters optimizer for_hub universal zero_stage fresh_optimizer per_rank"),
+    *named("safe_serialization"),
     *CONVERTING,
 )
 def zero_to_fp32(
@@ -141,13 +152,14 @@ def zero_to_fp32(
       ckptconv zero-to-fp32 -t global_step1000 checkpoints model.safetensors
     """
     options.pop("safe_serialization", None)
+    output = destination(output, options)
     if output is None and not (options.get("optimizer") or options.get("universal")):
         raise UsageError("zero-to-fp32 needs an OUTPUT: a directory, or a name that ends in .safetensors.")
     convert_one("zero-to-fp32", "deepspeed", checkpoint, output, options)
 
 
 @app.command("dcp2safetensors", cls=Command)
-@taking(*named("optimizer universal zero_stage fresh_optimizer master unstack"), *CONVERTING)
+@taking(*named("into optimizer for_hub universal zero_stage fresh_optimizer master unstack"), *CONVERTING)
 def dcp2safetensors(
     directory: Annotated[
         str, typer.Argument(metavar="DIR", show_default=False, help="The directory with .metadata, or the run's.")
@@ -167,6 +179,7 @@ def dcp2safetensors(
       ckptconv dcp2safetensors checkpoints/step-1000 model/
       ckptconv dcp2safetensors step-1000 model/ --optimizer optimizer/
     """
+    output = destination(output, options)
     if output is None and not (options.get("optimizer") or options.get("universal")):
         raise UsageError("dcp2safetensors needs an OUTPUT: a directory, or a name that ends in .safetensors.")
     convert_one("dcp2safetensors", "dcp", directory, output, options)
@@ -174,7 +187,7 @@ def dcp2safetensors(
 
 @app.command("safetensors2dcp", cls=Command)
 @taking(
-    *named("to chunks model_key optimizer_key flat_optimizer"),
+    *named("into to chunks model_key optimizer_key flat_optimizer"),
     OPTIONS["like"].explained("Cut the tensors as the checkpoint in REF is cut, with its keys, and its files."),
     OPTIONS["optimizer"].explained(
         "The optimizer states too, from PATH: what --optimizer of another conversion wrote, or a checkpoint that has "
@@ -188,8 +201,8 @@ def safetensors2dcp(
         str, typer.Argument(metavar="INPUT", show_default=False, help="Safetensors, or a checkpoint of any format.")
     ],
     output: Annotated[
-        str, typer.Argument(metavar="OUTPUT", show_default=False, help="A directory that does not exist yet.")
-    ],
+        str | None, typer.Argument(metavar="OUTPUT", show_default=False, help="A directory that does not exist yet.")
+    ] = None,
     **options: Any,
 ) -> None:
     """Write a checkpoint that torch.distributed.checkpoint loads.
@@ -208,7 +221,7 @@ def safetensors2dcp(
       ckptconv safetensors2dcp model/ step-0 --like checkpoints/step-1000
       ckptconv safetensors2dcp model/ checkpoint-500 --to accelerate --optimizer optimizer/
     """
-    convert_one("safetensors2dcp", "", source, output, {"to": "dcp", **options})
+    convert_one("safetensors2dcp", "", source, required(output, options), {"to": "dcp", **options})
 
 
 @app.command("verify", cls=Command)
@@ -218,7 +231,8 @@ def safetensors2dcp(
         "Verify the optimizer states there; of a checkpoint of torch.distributed.checkpoint, what they come from."
     ),
     OPTIONS["universal"].explained("Verify the universal checkpoint there."),
-    *named("zero_stage fresh_optimizer per_rank opaque drop_opaque to chunks model_key optimizer_key flat_optimizer"),
+    *named("for_hub zero_stage fresh_optimizer per_rank opaque drop_opaque to"),
+    *named("chunks model_key optimizer_key flat_optimizer"),
     OPTIONS["manifest"].explained("What the conversion wrote with that; default: in OUTPUT."),
     *TENSORS,
     *named("spool_dir"),

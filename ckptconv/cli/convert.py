@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ckptconv.cli import signals
-from ckptconv.cli.options import CONVERTING, named, output_of, taking
+from ckptconv.cli.options import CONVERTING, destination, named, output_of, taking
 from ckptconv.cli.typer_compat import Command
 from ckptconv.errors import UsageError
 from ckptconv.options.table import COMMAND, OPTIONS
@@ -32,8 +32,8 @@ class ConvertCommand(Command):
 
 
 @taking(
-    *named("output_dir output_name tag exclude_frozen_parameters master unstack optimizer universal zero_stage"),
-    *named("fresh_optimizer per_rank raw alone opaque drop_opaque safe_serialization"),
+    *named("into output_dir output_name tag exclude_frozen_parameters master unstack optimizer for_hub universal"),
+    *named("zero_stage fresh_optimizer per_rank raw alone opaque drop_opaque safe_serialization"),
     *(
         OPTIONS["jobs"].explained("Work in N threads; with --output-dir, convert N inputs at once.")
         if option.name == "jobs"
@@ -72,16 +72,19 @@ def convert_(
     if directory == "":
         # Without it, the last input would be taken for the output, and replaced.
         raise UsageError("--output-dir is empty. Nothing was written.", UNSET)
+    if directory is not None and "into" in options:
+        raise UsageError("-o names one output, and --output-dir is for several.", "Leave one of them out.")
     if directory is not None:
         raise typer.Exit(_several(words, directory, template, options))
     if template:
         raise UsageError("--output-name names outputs in a directory.", "Give the directory too: --output-dir DIR.")
+    output = destination(words[1] if len(words) > 1 else None, options)
     if len(words) > 2:
         raise UsageError(
             f"There are {len(words)} arguments, where INPUT and OUTPUT were expected. Nothing was written.",
             f"To convert each of them: ckptconv convert {repeated(ctx.meta[_WORDS])} --output-dir DIR",
         )
-    convert_one("convert", "", words[0], words[1] if len(words) > 1 else None, options)
+    convert_one("convert", "", words[0], output, options)
 
 
 def repeated(words: Sequence[str]) -> str:

@@ -121,7 +121,7 @@ def _flag(parameter: Any, known: Mapping[str, Option], command: str, others: str
         option.group,
         option.default_of(command),
         f"{option.env}=0" if option.env and option.kind is FLAG else option.env,
-        option.common,
+        option.common is True or command in str(option.common).split(),
     )
 
 

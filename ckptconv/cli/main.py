@@ -56,6 +56,8 @@ def _run(arguments: list[str], call: Call) -> int:
     if not arguments:
         app(["-h"], standalone_mode=False, prog_name="ckptconv")
         return UsageError.exit_code
+    if arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
     if any("://" in argument for argument in arguments):
         from ckptconv.process import spare_memory
 

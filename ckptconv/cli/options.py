@@ -106,6 +106,24 @@ def _parameter(option: Option) -> inspect.Parameter:
     )
 
 
+def destination(argument: str | None, options: dict[str, Any]) -> str | None:
+    """Return OUTPUT: the `argument`, or what -o gives, which is removed from `options`. Raise UsageError for both."""
+    named: str | None = options.pop("into", None)
+    if named is not None and argument is not None:
+        raise UsageError(
+            f"OUTPUT is given twice: {argument}, and {named} with -o. Nothing was written.", "Leave one out."
+        )
+    return argument if named is None else named
+
+
+def required(argument: str | None, options: dict[str, Any]) -> str:
+    """Return OUTPUT likewise; raise UsageError if there is none."""
+    found = destination(argument, options)
+    if found is None:
+        raise UsageError("OUTPUT is missing. Nothing was written.", "It follows INPUT, or -o.")
+    return found
+
+
 def output_of(command: str, options: dict[str, Any]) -> Output:
     """Return how `command` prints what it does. Remove the options that say so from `options`."""
     from ckptconv.cli.console import Output  # not needed for --help

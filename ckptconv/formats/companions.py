@@ -23,9 +23,11 @@ CONFIG = "config.json"
 # Meta's configuration beside Llama's files, and Model Optimizer's: read when they are asked for, and not copied.
 PARAMS, QUANTIZED = "params.json", "hf_quant_config.json"
 _ASKED_FOR = (PARAMS, QUANTIZED)
-# The model's configuration, the tokenizer's files, those of processors of images and sound, and what says whose it is.
+# Configurations of models, pipelines and schedulers, the files of tokenizers, those of processors of images and sound,
+# and what says whose it is.
 _JSON = (
-    "config generation_config tokenizer tokenizer_config special_tokens_map added_tokens vocab chat_template "
+    "config model_index scheduler_config generation_config "
+    "tokenizer tokenizer_config special_tokens_map added_tokens vocab chat_template "
     "preprocessor_config processor_config image_processor_config video_preprocessor_config"
 )
 _OTHERS = (

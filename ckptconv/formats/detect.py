@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.formats import alone as alone_files
-from ckptconv.formats import safetensors, virtual
+from ckptconv.formats import diffusers, safetensors, virtual
 from ckptconv.formats.checkpointing import locate as checkpointing
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
@@ -230,13 +230,19 @@ def _hub_notes(place: Location, source: Source) -> Iterator[str]:
     yield f"Read {place}."
     if place.kind != "directory":
         return
+    left = _left(place, source)
+    if left:
+        yield f"It holds other weights too, which were not read: {left}. Name one to convert it."
+
+
+def _left(place: Location, source: Source) -> str:
+    """Return which weights in the directory at `place` are not those of `source`; "" if there are none."""
     left = [
         name
         for name in place.names
         if holds_whole((name,)) and not name.endswith(sharded.INDEX_SUFFIX) and name not in source.inputs
     ]
-    if left:
-        yield f"It holds other weights too, which were not read: {some(left, form=str)}. Name one to convert it."
+    return some(left, form=str) if left else ""
 
 
 def complete(source: Source, *, key: str = "", states: bool = False, inert: bool = False) -> Source:
@@ -250,12 +256,27 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
     return with_states_beside(source, wanted.key) if states else source
 
 
-def ranks_to_convert(place: Location, tag: str, *, inert: bool = False) -> list[int]:
-    """Return the tensor-parallel ranks of a DeepSpeed checkpoint; `inert` is as in `open_source`."""
+def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Source]:
+    """Open what is at `place` as several sources: the tensor-parallel ranks of a DeepSpeed checkpoint with `per_rank`,
+    else what a pipeline of diffusers consists of. The others are as in `open_source`."""
+    place = place.at(pinned(place.path, place.options))
+    if not per_rank:
+        found = diffusers.read(place)
+        models = [_component(place.join(name), name, settings) for name in found.models]
+        return [found.own, *models, *found.others]
     from ckptconv.formats.deepspeed import read
 
-    with attacks.refused(not inert):
-        return read.ranks_to_convert(place.at(pinned(place.path, place.options)), tag)
+    with attacks.refused(not settings["inert"]):
+        ranks = read.ranks_to_convert(place, settings["tag"])
+    return [open_source(place.path, model_rank=rank, **settings) for rank in ranks]
+
+
+def _component(place: Location, name: str, settings: Mapping[str, Any]) -> Source:
+    """Open a model of a pipeline."""
+    source = replace(open_source(place.path, **{**settings, "family": ""}), component=name)
+    left = _left(place, source)
+    notes = [f"{place} holds other weights too, which were not read: {left}."] if left else []
+    return replace(source, notes=[*source.notes, *notes])
 
 
 def _choose(probe: Probe) -> _Found:
@@ -316,6 +337,10 @@ def _within(place: Location) -> str:
     names = sorted(place.names)
     if not names:
         return "It is empty."
+    if diffusers.is_one(place):
+        models = [str(place.join(name)) for name in diffusers.read(place).models]
+        told = "It is a pipeline of diffusers, of several models, which convert and verify take together"
+        return f"{told}. Name one of them: {some(models, form=str)}"
     found = [str(place.join(name)) for name in names[:_LOOKED_AT] if _is_checkpoint(place.join(name))]
     if len(found) > 1:
         words = " ".join(map(shlex.quote, found)) if len(found) <= _FEW else "INPUT..."

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.instead import what_it_is
-from ckptconv.formats.source import Source, StoredTensors, Wanted
+from ckptconv.formats.source import DIFFUSERS, MODEL, Source, StoredTensors, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
@@ -46,6 +46,8 @@ FAMILY = "safetensors"
 _GUESS = Guess(CERTAIN, "in safetensors already", "safetensors2pt {} OUTPUT.pt", also=("dcp",))
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
+# What a directory's model is called, the first first.
+_MODELS = [(stem, suffix) for stem in (MODEL, DIFFUSERS) for suffix in (INDEX_SUFFIX, SUFFIX)]
 MAX_HEADER = 100_000_000
 # Describing that many takes 1 GiB of memory.
 MAX_TENSORS = 1 << 20
@@ -99,8 +101,7 @@ def locate(directory: Location) -> Location | None:
     """Return the index, or the only file, of the safetensors output in `directory`; None if there is none."""
     names = [name for name, entry in directory.names.items() if entry.kind == "file"]
     for found in (
-        [name for name in names if name == f"model{INDEX_SUFFIX}"],
-        [name for name in names if name == f"model{SUFFIX}"],
+        *([name for name in names if name == stem + suffix] for stem, suffix in _MODELS),
         [name for name in names if name.endswith(INDEX_SUFFIX)],
         [name for name in names if name.endswith(SUFFIX)],
     ):
@@ -128,7 +129,7 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
         if found is None:
             raise UsageError(f"{place} is a directory without safetensors files.")
         place = found
-        single = asked.join(f"model{SUFFIX}")
+        single = asked.join(f"{place.name.removesuffix(INDEX_SUFFIX)}{SUFFIX}")
         if place.path.endswith(INDEX_SUFFIX) and single.kind == "file":
             warnings.append(f"{single} was not read: the index beside it is used instead.")
     if place.path.endswith(INDEX_SUFFIX):

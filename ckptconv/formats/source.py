@@ -19,6 +19,8 @@ from ckptconv.text import parse_path
 if TYPE_CHECKING:
     from ckptconv.structure.maps.chosen import ChosenMap
 
+# How the names of a model's files begin: those of most programs, and those of diffusers.
+MODEL, DIFFUSERS = "model", "diffusion_pytorch_model"
 # Stands before the names of a reference's files among those of the source.
 OF_REFERENCE = "--like/"
 # Prefixes that wrappers add to every name: Lightning, DistributedDataParallel and DeepSpeed's engine, torch.compile.
@@ -131,6 +133,7 @@ class Source:
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping. Of a set that is only
       described, `grouping` has {tensor: name of its file}.
     - `model_rank` is the tensor-parallel rank, if each rank is a source of its own.
+    - `component` is the folder in a pipeline of diffusers, "" for the pipeline's own, if it is a part of one.
     - `pieces` matches the names of tensors that are pieces of parameters; these are not converted.
     - `metadata` is the metadata of safetensors files, `remarks` that part of it which an output keeps.
     - `stored` are the tensors of a safetensors output that has a structure record.
@@ -169,6 +172,7 @@ class Source:
     shards: Sequence[str] = field(default_factory=list)
     grouping: Mapping[str, str] = field(default_factory=dict)
     model_rank: int | None = None
+    component: str | None = None
     pieces: re.Pattern[str] | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     remarks: Mapping[str, str] = field(default_factory=dict)
@@ -182,6 +186,18 @@ class Source:
     quantized: Quantized | None = None
     wanted: Wanted = Wanted()
     reread: Callable[[Wanted], Source] | None = None
+
+    @property
+    def folder(self) -> str:
+        """The directory in OUTPUT that its output has if it is one of several sources; "" for OUTPUT itself."""
+        return self.component or ("" if self.model_rank is None else f"mp_rank_{self.model_rank:02d}")
+
+    @property
+    def stem(self) -> str:
+        """How the names of the files of its output in a directory begin: as its own if these are diffusers' names, or
+        those of its reference."""
+        names = (self.reference or self).inputs
+        return DIFFUSERS if any(name.startswith(DIFFUSERS) for name in names) else MODEL
 
     def all_inputs(self) -> Mapping[str, Hashable]:
         """Return `inputs`, and likewise the companions, and the files of the reference as `--like/<name>`."""

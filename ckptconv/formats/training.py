@@ -31,6 +31,34 @@ def _holds_names(tree: Any, key: str) -> bool:
     return isinstance(tree, Mapping) and isinstance(tree.get(key), Mapping) and bool(tree[key])
 
 
+def model_alone(source: Source, key: str = "") -> Source:
+    """Return `source` with the weights of its model alone, which are under `key`, or found: where training checkpoints
+    have them, or the only state dict that there is. "." is all. A note says what is left out.
+
+    Raise UsageError if there are several.
+    """
+    tree = source.weights
+    if key or not source.structured or not isinstance(tree, Mapping):
+        return source
+    nested = [name for name, value in tree.items() if isinstance(value, Mapping) and keymap.flatten(value)[0]]
+    if not nested:
+        return source
+    found = weights_key(tree) or (nested[0] if len(nested) == 1 and not _has_tensors(tree) else "")
+    if not found:
+        raise UsageError(
+            f"{source.path} holds tensors under {some(nested)}, and nothing tells which are the model. Nothing was "
+            "written.",
+            "Name the model with --key; . is all.",
+        )
+    left = [str(name) for name in tree if name != found]
+    notes = [f"took {found}; left out: {some(left, len(left), str)}" if left else f"took {found}"]
+    return replace(source, weights=tree[found], stored=None, notes=[*source.notes, *notes])
+
+
+def _has_tensors(tree: Mapping[Any, Any]) -> bool:
+    return any(isinstance(value, LazyTensor) for value in tree.values())
+
+
 def with_states_beside(source: Source, key: str = "") -> Source:
     """Return `source` with the states of the optimizer that is saved beside its weights, which are under `key`, as in a
     file that torch.save wrote; or with the reason why they cannot be named."""

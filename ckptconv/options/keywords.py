@@ -119,6 +119,10 @@ class _ConvertRows(TypedDict, total=False):
     depfile: str | os.PathLike[str] | None
     """Write a rule for make there: which files the output is made of."""
 
+    for_hub: bool
+    """Write a model to publish: its weights alone, found without --key, with config.json, tokenizer and the like,
+    without structure record and manifest."""
+
     universal: str | os.PathLike[str] | None
     """Write a universal checkpoint there, to resume from."""
 
@@ -142,7 +146,7 @@ class _ConvertOpenRows(TypedDict, total=False):
     """Options that these calls share."""
 
     like: str | os.PathLike[str] | None
-    """The output has the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; what is
+    """Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer. What is
     missing, too much, or of another shape is an error before anything is written."""
 
     partial: bool
@@ -200,7 +204,7 @@ class _ConvertPatchRows(TypedDict, total=False):
 
     copy_config: bool | None
     """Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained; --no-extras is the
-    same as --no-copy-config. Default: from the hub, and from REF of --like."""
+    same as --no-copy-config. Default: from the hub, of a pipeline of diffusers, and from REF of --like."""
 
 
 class _ConvertFinishRows(TypedDict, total=False):

@@ -69,7 +69,8 @@ class Option:
     `about` is its help. `default` is as a user would write it; None is the kind's. `fallback` says in words what is
     done without it, if `default` does not: a text, or {command: text}, where "" stands for all other commands. `flags`
     are its names on the command line if not its own name; a flag that is True by default is turned off there by --no-…
-    `group` is its place in the help; `common`: the short help has it too. `env` is the environment variable that gives
+    `group` is its place in the help; `common`: the short help has it too, of every command that
+    takes it, or of those that are named. `env` is the environment variable that gives
     the command line's default. `decides`: the content of an output depends on it, so manifests and plan ids record it.
     """
 
@@ -85,7 +86,7 @@ class Option:
         metavar: str | None = None,
         group: str = REPORTING,
         fallback: str | Mapping[str, str] = "",
-        common: bool = False,
+        common: bool | str = False,
         env: str = "",
         decides: bool = False,
     ) -> None:
@@ -242,13 +243,13 @@ class Options(_Given):
         fallback={"dcp2safetensors": "the model"},
     )
     include: tuple[str, ...] = _deciding(
-        TEXTS, "Only names that match, such as 'model.*'; repeatable.", metavar="GLOB", group=TAKE, common=True
+        TEXTS, "Only names that match, such as 'model.*'; repeatable.", metavar="GLOB", group=TAKE
     )
     exclude: tuple[str, ...] = _deciding(
-        TEXTS, "No names that match, such as '*.bias'; repeatable.", metavar="GLOB", group=TAKE
+        TEXTS, "No names that match, such as '*.bias'; repeatable.", metavar="GLOB", group=TAKE, common=True
     )
     strip_prefix: str = _deciding(
-        TEXT, "Take PREFIX, such as model., off the beginning of names.", metavar="PREFIX", group=NAMING
+        TEXT, "Take PREFIX, such as model., off the beginning of names.", metavar="PREFIX", group=NAMING, common=True
     )
     rename: tuple[str, ...] = _deciding(
         RULES,
@@ -262,7 +263,6 @@ class Options(_Given):
         "a file of rules.",
         metavar="NAME|FILE",
         group=NAMING,
-        common=True,
     )
     size: Mapping[str, int] = _option(
         SIZES,
@@ -279,10 +279,11 @@ class Options(_Given):
     )
     like: str = _naming(
         PATH,
-        "The output has the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; what is "
+        "Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer. What is "
         "missing, too much, or of another shape is an error before anything is written.",
         metavar="REF",
         fallback={"verify": "what the manifest says"},
+        common=True,
     )
     partial: bool = _deciding(
         FLAG, "Leave out tensors of REF that the input does not have, and say which.", group=NAMING
@@ -293,6 +294,7 @@ class Options(_Given):
         "Write tensors alone: no structure record, so none of the values that a checkpoint has beside them.",
         default=True,
         group=OUTPUT,
+        common=True,
     )
 
     # A checkpoint of torch.distributed.checkpoint as the output.
@@ -380,7 +382,7 @@ class Options(_Given):
     depfile: str = _option(
         PATH, "Write a rule for make there: which files the output is made of.", metavar="FILE", group=OUTPUT
     )
-    dry_run: bool = _running(FLAG, "Show the plan, write nothing.", common=True)
+    dry_run: bool = _running(FLAG, "Show the plan, write nothing.")
 
     # Where the input is, and which part of it to take.
     storage_options: Mapping[str, Any] = _running(
@@ -404,7 +406,7 @@ class Options(_Given):
         metavar="TAG",
         group=TAKE,
         fallback="what `latest` says",
-        common=True,
+        common="zero-to-fp32",
     )
     exclude_frozen_parameters: bool = _deciding(FLAG, "Leave frozen parameters out.", group=TAKE)
     master: bool = _deciding(
@@ -418,7 +420,11 @@ class Options(_Given):
 
     # Further outputs.
     optimizer: str = _option(
-        PATH, "Write the optimizer states there, by parameter.", metavar="PATH", group=OUTPUT, common=True
+        PATH,
+        "Write the optimizer states there, by parameter.",
+        metavar="PATH",
+        group=OUTPUT,
+        common="zero-to-fp32 dcp2safetensors safetensors2dcp",
     )
     copy_config: bool | None = _option(
         SWITCH,
@@ -426,7 +432,14 @@ class Options(_Given):
         "same as --no-copy-config.",
         flags=("--copy-config/--no-copy-config", " /--no-extras"),
         group=OUTPUT,
-        fallback="from the hub, and from REF of --like",
+        fallback="from the hub, of a pipeline of diffusers, and from REF of --like",
+    )
+    for_hub: bool = _deciding(
+        FLAG,
+        "Write a model to publish: its weights alone, found without --key, with config.json, tokenizer and the like, "
+        "without structure record and manifest.",
+        group=OUTPUT,
+        common=True,
     )
     universal: str = _option(PATH, "Write a universal checkpoint there, to resume from.", metavar="DIR", group=OUTPUT)
     zero_stage: int | None = _deciding(
@@ -446,7 +459,7 @@ class Options(_Given):
         metavar="keep|drop",
         fallback="refuse",
         group=TAKE,
-        common=True,
+        common="safetensors2pt",
     )
     drop_opaque: bool = _deciding(FLAG, "The same as --opaque drop.", group=TAKE)
 
@@ -457,6 +470,9 @@ class Options(_Given):
                 raise UsageError("--drop-opaque and --opaque keep contradict each other.")
             object.__setattr__(self, "opaque", "drop")
             object.__setattr__(self, "drop_opaque", False)
+        if self.for_hub:
+            object.__setattr__(self, "structure", False)
+            object.__setattr__(self, "copy_config", self.copy_config is not False)
 
     def buffers(self, far: bool) -> int:
         """Return the bound on all buffers together, in bytes. `far`: something is remote."""
@@ -587,8 +603,8 @@ class _Command:
         "Convert every INPUT, each to an output of its own in DIR. One that fails does not stop the others.",
         metavar="DIR",
         group=OUTPUT,
-        common=True,
     )
+    into = Option(PATH, "The same as the argument OUTPUT.", flags=("--output", "-o"), metavar="OUTPUT", group=OUTPUT)
     output_name = Option(
         TEXT,
         "What outputs in DIR are called: text with {stem}, {name}, {parent} or {number}. With an ending such as "
@@ -597,7 +613,7 @@ class _Command:
         group=OUTPUT,
         fallback="x.pt gives x.safetensors, a directory one of its name",
     )
-    json = Option(FLAG, "Print one JSON object, also of a failure.")
+    json = Option(FLAG, "Print one JSON object, also of a failure.", common=True)
     quiet = Option(FLAG, "Print warnings and errors only.", flags=("--quiet", "-q"))
     verbose = Option(FLAG, "Print all names, where a few are shown.", flags=("--verbose", "-v"))
     progress = Option(FLAG, "Show no progress.", default=True, env="CKPTCONV_PROGRESS")

@@ -28,6 +28,7 @@ _OF_UNIVERSAL = dict.fromkeys(
     ("zero_stage", "fresh_optimizer"),
     ("{} is about a universal checkpoint, and none was asked for.", "Give --universal DIR."),
 )
+_OF_MODELS = {"for_hub": ("{} is for weights in safetensors, with their configuration.", "Leave it out.")}
 _OF_DATA = dict.fromkeys(("verify", "part", "checksum"), ("A virtual checkpoint holds no data: {} is of no use.", ""))
 _OF_WEIGHTS = dict.fromkeys(
     ("partial", "fill"),
@@ -66,27 +67,27 @@ KINDS: Mapping[str, Kind] = {
     "torch": Kind(
         "weights",
         "file",
-        {**_ELSEWHERE, **_OF_REFERENCE},
+        {**_ELSEWHERE, **_OF_REFERENCE, **_OF_MODELS},
         {"tied": "changes nothing in a .pt file, where tensors share memory as the structure record says"},
     ),
-    "virtual": Kind("virtual", "file", {**_ELSEWHERE, **_OF_DATA}, _SAFETENSORS),
-    "states": Kind("optimizer", "directory", _ELSEWHERE, _STATES),
-    "states-file": Kind("optimizer", "file", _ELSEWHERE, _STATES),
+    "virtual": Kind("virtual", "file", {**_ELSEWHERE, **_OF_DATA, **_OF_MODELS}, _SAFETENSORS),
+    "states": Kind("optimizer", "directory", {**_ELSEWHERE, **_OF_MODELS}, _STATES),
+    "states-file": Kind("optimizer", "file", {**_ELSEWHERE, **_OF_MODELS}, _STATES),
     # What else changes nothing in a universal checkpoint depends on its source: see `training`.
     "universal": Kind(
         "universal",
         "tree",
-        _OF_CHECKPOINT,
+        {**_OF_CHECKPOINT, **_OF_MODELS},
         {
             "opaque": "changes nothing in a universal checkpoint, which has no place for other objects",
             "copy_config": "copies nothing: from_pretrained reads no universal checkpoint",
         },
     ),
-    "dcp": Kind("dcp", "dcp", {**_OF_UNIVERSAL, **_OF_WEIGHTS}, _CHECKPOINT),
+    "dcp": Kind("dcp", "dcp", {**_OF_UNIVERSAL, **_OF_WEIGHTS, **_OF_MODELS}, _CHECKPOINT),
     "dcp-hf": Kind(
         "dcp",
         "dcp-hf",
-        {**_OF_UNIVERSAL, **_OF_WEIGHTS},
+        {**_OF_UNIVERSAL, **_OF_WEIGHTS, **_OF_MODELS},
         {
             **_CHECKPOINT,
             "tied": "changes nothing in safetensors shards, where every name has its own bytes",
@@ -99,6 +100,7 @@ KINDS: Mapping[str, Kind] = {
         {
             **_OF_UNIVERSAL,
             **_OF_WEIGHTS,
+            **_OF_MODELS,
             "like": (
                 "{} is for one checkpoint of torch.distributed.checkpoint, and these are two.",
                 "Give --chunks N.",
@@ -116,6 +118,7 @@ KINDS: Mapping[str, Kind] = {
         {
             **_OF_UNIVERSAL,
             **_OF_WEIGHTS,
+            **_OF_MODELS,
             "like": ("{} is for checkpoints of torch.distributed.checkpoint.", "Give --chunks N."),
         },
         {
@@ -140,6 +143,13 @@ def is_given(option: str, options: Options) -> bool:
 def check_options(kinds: Iterable[str], options: Options) -> None:
     """Raise UsageError for a given option that some output refuses and none of them, which are of `kinds`, heeds."""
     every = [KINDS[kind] for kind in kinds]
+    for option in ("part", "per_rank", "optimizer", "universal") if options.for_hub else ():
+        if is_given(option, options):
+            raise UsageError(
+                f"{flag('for_hub')} writes a model to publish, and {flag(option)} is about something else. Nothing was "
+                "written.",
+                "Convert twice.",
+            )
     for option in dict.fromkeys(option for kind in every for option in kind.refused):
         if is_given(option, options) and all(option in kind.refused or option in kind.idle for kind in every):
             message, hint = next(kind.refused[option] for kind in every if option in kind.refused)

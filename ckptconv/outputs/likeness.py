@@ -29,9 +29,8 @@ MOST_LISTED = 1000
 _TRIED = 50
 # Names that a suggestion leaves out one by one.
 _EXCLUDED = 3
-_ONE = f"model{safetensors.SUFFIX}"
 # torch's name for the files of a sharded set, of which an output of the same files has its own.
-_TORCH_SHARD = re.compile(r"pytorch_model((?:-\d{5}-of-\d{5,6})?)\.bin")
+_TORCH_SHARD = re.compile(r"(diffusion_)?pytorch_model((?:-\d{5}-of-\d{5,6})?)\.bin")
 
 
 class Kind(Protocol):
@@ -258,10 +257,10 @@ def files_of(reference: Source, stored: Mapping[str, LazyTensor]) -> dict[str, s
     """
     paths = list(reference.shards)
     if not paths:
-        return {} if reference.default_shard_size else dict.fromkeys(stored, _ONE)
-    names = [_TORCH_SHARD.sub(r"model\1.safetensors", basename(path)) for path in paths]
+        return {} if reference.default_shard_size else dict.fromkeys(stored, reference.stem + safetensors.SUFFIX)
+    names = [_TORCH_SHARD.sub(rf"{reference.stem}\2.safetensors", basename(path)) for path in paths]
     if not all(map(is_output_name, names)) or len(set(names)) < len(names):
-        names = shard_names("model", safetensors.SUFFIX, paths)
+        names = shard_names(reference.stem, safetensors.SUFFIX, paths)
     name_of = dict(zip(paths, names, strict=True))
     first = {tensor: next((file.stored.path for file in each.inputs()), paths[0]) for tensor, each in stored.items()}
     return {tensor: name_of[path] for tensor, path in first.items()}

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import LimitError, UsageError
+from ckptconv.formats import diffusers, virtual
 from ckptconv.formats import safetensors as safetensors_input
-from ckptconv.formats import virtual
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import kinds, likeness, safetensors, selection
 from ckptconv.outputs.pipeline import selected
@@ -54,6 +54,11 @@ class Output:
     inputs: Mapping[str, Hashable] = field(default_factory=dict)
 
     @property
+    def has_manifest(self) -> bool:
+        """Whether a manifest lies among its files."""
+        return not self.target.is_file and not self.heading["options"].get("for_hub")
+
+    @property
     def tensors(self) -> int:
         return self.described if self.described is not None else sum(map(self.tensors_of, self.plan.files))
 
@@ -84,7 +89,8 @@ def _safetensors_output(source: Source, target: Target, options: Options) -> Out
     of_states = target.made_of == "optimizer"
     inputs = {**source.inputs, **source.state_inputs} if of_states else source.all_inputs()
     source = replace(source, inputs=inputs, companions={} if of_states else source.companions)
-    files, aliases, told = _safetensors_files(source, target, options)
+    is_model = source.family != diffusers.FAMILY
+    files, aliases, told = _safetensors_files(source, target, options) if is_model else ((), {}, Told())
     contents = {name: source.content(name, file) for name, file in source.companions.items()}
     copied = tuple(FilePlan(name, content.nbytes, _copied(content)) for name, content in contents.items())
     return output_of(target.made_of, [source], target, options, (*copied, *files), aliases, told)
@@ -96,7 +102,7 @@ def _copied(content: LazyTensor) -> tuple[Copied, ...]:
 
 def _virtual_output(source: Source, target: Target, options: Options) -> Output:
     """Plan the description of the files that a conversion of the weights to a directory would write."""
-    meant = Target(dirname(target.path), "directory")
+    meant = Target(dirname(target.path), "directory", stem=source.stem)
     source = replace(source, inputs=source.all_inputs())
     real = output_of("weights", [source], meant, options, *_safetensors_files(source, meant, options))
     data = virtual.document(target.path, real.plan.files, source.format, real.plan.plan_id)
@@ -170,6 +176,8 @@ _PLANS = {
 
 def planned(source: Source, target: Target, options: Options) -> Output:
     """Plan the output of `source` at `target`."""
+    if target.kind == "directory":
+        target = replace(target, stem=source.stem)
     return _PLANS[target.kind](source, target, target.options or options)
 
 
@@ -285,11 +293,11 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     if like and like.files and options.max_shard_size is None:
         groups = likeness.grouped(kept, like.files) or None
     elif (source.shards or grouping) and limit is None and not of_states:
-        groups = _numbered(_as_in(kept, source.shards or list(dict.fromkeys(grouping.values())), grouping))
-    files = _file_plans(kept, aliases, structure, target, limit, metadata, groups)
+        groups = _numbered(_as_in(kept, source.shards or list(dict.fromkeys(grouping.values())), grouping), target.stem)
+    files = _file_plans(kept, aliases, structure, target, limit, metadata, groups, target.stem)
     if structure is None and is_structured and _names(files) != list(kept):
         # A plain dict needs a record if casts or several files change the order of its names.
-        files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, metadata, groups)
+        files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, metadata, groups, target.stem)
     if taken and options.dry_run:
         taken.tensors = likeness.rows(origins, files)
     told = _told(source, described, structure, options, idle, fixed, warnings)
@@ -310,7 +318,8 @@ def _told(
     is_part = options.key or options.include or options.exclude or not options.structure
     kept = keymap.classes(structure) if source.opaque and is_part else None
     values = described.values if structure is not None else ()
-    return Told(idle, values, described.inert, bits, kept, warnings)
+    left = [f"left out, as it is no tensor: {some(described.values)}"] if options.for_hub and described.values else []
+    return Told(idle, values, described.inert, bits, kept, warnings, tuple(left))
 
 
 def _as_in(tensors: Mapping[str, LazyTensor], shards: Sequence[str], grouping: Mapping[str, str]) -> list[list[str]]:
@@ -335,29 +344,30 @@ def _file_plans(
     limit: int | None,
     metadata: Mapping[str, str],
     groups: Mapping[str, list[str]] | None = None,
+    stem: str = MODEL,
 ) -> tuple[FilePlan, ...]:
     """Plan one file, files of at most `limit` bytes of tensors, or the files `groups`, {name: names of its tensors}.
-    Each says what `metadata` does."""
+    Each says what `metadata` does. In a directory, names begin with `stem`."""
     record = {} if structure is None else {METADATA_KEY: structure}
     if target.is_file:
         return (safetensors.file_plan(basename(target.path), tensors, {**metadata, **aliases, **record}),)
     if groups is None:
-        groups = _numbered(pack({name: tensor.nbytes for name, tensor in tensors.items()}, {}, limit))
+        groups = _numbered(pack({name: tensor.nbytes for name, tensor in tensors.items()}, {}, limit), stem)
     contents = {name: {key: tensors[key] for key in group} for name, group in groups.items()}
-    is_one = [*groups] == shard_names("model", safetensors.SUFFIX, [None])
+    is_one = [*groups] == shard_names(stem, safetensors.SUFFIX, [None])
     extra = aliases if is_one else {}
     files = [safetensors.file_plan(name, content, {**metadata, **extra}) for name, content in contents.items()]
     if structure is not None:
         data = structure.encode()
         files.append(FilePlan(FILE_NAME, len(data), (Literal(0, data),)))
     if not is_one:
-        files.append(safetensors.index_plan(contents, aliases))
+        files.append(safetensors.index_plan(contents, aliases, stem))
     return tuple(files)
 
 
-def _numbered(groups: list[list[str]]) -> dict[str, list[str]]:
+def _numbered(groups: list[list[str]], stem: str) -> dict[str, list[str]]:
     """Return {name of a file: names of its tensors}."""
-    return dict(zip(shard_names("model", safetensors.SUFFIX, groups), groups, strict=True))
+    return dict(zip(shard_names(stem, safetensors.SUFFIX, groups), groups, strict=True))
 
 
 def heading(

@@ -14,7 +14,7 @@ from ckptconv.tensors.dtypes import DTYPE_RANK, DType
 from ckptconv.tensors.lazy import LazyTensor
 
 SUFFIX = ".safetensors"
-INDEX = "model.safetensors.index.json"
+INDEX_SUFFIX = ".safetensors.index.json"
 # Bytes; readers refuse a longer header.
 MAX_HEADER = 100_000_000
 METADATA = "__metadata__"
@@ -110,7 +110,7 @@ def _finished(file: str, header: Sequence[bytes]) -> bytes:
     return b"".join((length.to_bytes(8, "little"), *header, b"}", b" " * padding))
 
 
-def index_plan(files: Mapping[str, Mapping[str, LazyTensor]], metadata: Mapping[str, str]) -> FilePlan:
+def index_plan(files: Mapping[str, Mapping[str, LazyTensor]], metadata: Mapping[str, str], stem: str) -> FilePlan:
     """Plan the index of a sharded output: the file of each tensor, and the total bytes of tensors."""
     total = sum(tensor.nbytes for tensors in files.values() for tensor in tensors.values())
     index = {
@@ -118,4 +118,4 @@ def index_plan(files: Mapping[str, Mapping[str, LazyTensor]], metadata: Mapping[
         "weight_map": {key: name for name, tensors in files.items() for key in tensors},
     }
     data = (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
-    return FilePlan(INDEX, len(data), (Literal(0, data),))
+    return FilePlan(f"{stem}{INDEX_SUFFIX}", len(data), (Literal(0, data),))

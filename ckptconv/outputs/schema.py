@@ -28,7 +28,7 @@ PLAN = re.compile(r"[0-9a-f]{16}")
 _CRC = re.compile(r"[0-9a-f]{8}")
 # A digest of one of `ALGORITHMS`: each has 32 bytes.
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_SHARD = re.compile(r"model-(\d{5})-of-(\d{5,6})\.safetensors")
+_SHARD = re.compile(r"(?:diffusion_pytorch_)?model-(\d{5})-of-(\d{5,6})\.safetensors")
 # Names in staging directories that are not output files.
 _OF_STAGING = re.compile(
     r"\.(lock|plan\.json|published\.json|ckptconv-manifest\.json)|\.record-[0-9a-f]{16}(\.[0-9a-f]+)?"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +18,7 @@ from ckptconv.formats.checkpointing.metadata import NAME as STEP_METADATA
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.dcp.layout import Layout
 from ckptconv.formats.dcp.locate import FILE, METADATA, is_directory
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import DIFFUSERS, MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.kinds import KINDS, TORCH_SUFFIXES, flag, is_given
@@ -30,14 +31,22 @@ from ckptconv.storage.writing import reason
 from ckptconv.text import some
 
 # Names of the files of an output. A new output replaces those that an earlier one left.
-OUTPUT_NAMES = re.compile(
-    r"model(-\d{5}-of-\d{5,6})?\.safetensors|model\.safetensors\.index\.json|ckptconv\.structure\.json|\.ckptconv-manifest\.json"
-)
+_OUTPUT_NAMES = {
+    stem: re.compile(
+        rf"{stem}(-\d{{5}}-of-\d{{5,6}})?\.safetensors|{stem}\.safetensors\.index\.json|"
+        r"ckptconv\.structure\.json|\.ckptconv-manifest\.json"
+    )
+    for stem in (MODEL, DIFFUSERS)
+}
 
 
 def is_output_name(name: str) -> bool:
     """Whether an output can have a file of that name."""
-    return OUTPUT_NAMES.fullmatch(name) is not None
+    return any(_is_output_of(stem, name) for stem in _OUTPUT_NAMES)
+
+
+def _is_output_of(stem: str, name: str) -> bool:
+    return _OUTPUT_NAMES[stem].fullmatch(name) is not None
 
 
 class Directory(NamedTuple):
@@ -59,9 +68,14 @@ _CHECKPOINT_NAMES = re.compile(rf"{FILE.pattern}|\.metadata|\.ckptconv-manifest\
 _STEP_NAMES = re.compile(r"[^/]+_\d+\.(?:pt|safetensors)|metadata\.pkl|\.ckptconv-manifest\.json")
 _SHARDS_NAMES = re.compile(r"shard-\d{5}-model-00001-of-00001\.safetensors|\.ckptconv-manifest\.json")
 MANIFEST = ".ckptconv-manifest.json"
+# How a directory lies on a disk whose files have the names of diffusers.
+_OF_DIFFUSERS = "diffusers"
 # By how an output lies on a disk: see `Target.form`.
 DIRECTORIES = {
-    "directory": Directory(safetensors.INDEX, is_output_name, copies=True),
+    **{
+        form: Directory(f"{stem}{safetensors.INDEX_SUFFIX}", functools.partial(_is_output_of, stem), copies=True)
+        for form, stem in (("directory", MODEL), (_OF_DIFFUSERS, DIFFUSERS))
+    },
     "dcp": Directory(METADATA, lambda name: _CHECKPOINT_NAMES.fullmatch(name) is not None),
     "dcp-hf": Directory(
         "shard-00001-model-00001-of-00001.safetensors", lambda name: _SHARDS_NAMES.fullmatch(name) is not None
@@ -91,9 +105,9 @@ ACCELERATE, NO_WEIGHTS = "accelerate", "none"
 class Target:
     """Where an output goes, and of which of `KINDS` it is.
 
-    `replaces` are files in the directory that an earlier output has copied there. A checkpoint of
-    torch.distributed.checkpoint is cut like `layout` if that is given. `options` are its own, if they are others than
-    those of the conversion.
+    `replaces` are files in the directory that an earlier output has copied there; the names of its own begin with
+    `stem`. A checkpoint of torch.distributed.checkpoint is cut like `layout` if that is given. `options` are its own,
+    if they are others than those of the conversion.
     """
 
     path: str
@@ -101,6 +115,7 @@ class Target:
     replaces: frozenset[str] = frozenset()
     layout: Layout | None = None
     options: Options | None = None
+    stem: str = MODEL
 
     @property
     def made_of(self) -> str:
@@ -110,7 +125,8 @@ class Target:
     @property
     def form(self) -> str:
         """How it lies on a disk: "file", "tree", or one of `DIRECTORIES`."""
-        return KINDS[self.kind].form
+        form = KINDS[self.kind].form
+        return _OF_DIFFUSERS if form == "directory" and self.stem == DIFFUSERS else form
 
     @property
     def is_file(self) -> bool:
@@ -199,7 +215,7 @@ def resolve_output(path: str, options: Options) -> Target:
     if not options.clobber:
         present = path if is_file and entry.kind == "file" else ""
         if entry.kind == "directory":
-            present = next((join(path, name) for name in place.names if OUTPUT_NAMES.fullmatch(name)), "")
+            present = next((join(path, name) for name in place.names if is_output_name(name)), "")
         if present:
             raise FailedError(f"{present} exists, and --no-clobber forbids replacing it. Nothing was written.")
     kind = "torch" if is_torch else "virtual" if is_virtual else "file" if is_file else "directory"
@@ -478,14 +494,31 @@ def file_name(stem: str) -> str:
     return _SHARD_STEM.sub("model", stem) + safetensors.SUFFIX
 
 
-def of_rank(target: Target, source: Source) -> Target:
-    """Return the target of one tensor-parallel rank's output: OUTPUT/mp_rank_NN."""
-    if source.model_rank is None:
+def of_part(target: Target, source: Source, options: Options) -> Target:
+    """Return the target of one of several sources: OUTPUT/mp_rank_NN of a tensor-parallel rank, and in a pipeline of
+    diffusers OUTPUT/unet, for example."""
+    if source.model_rank is None and source.component is None:
         return target
+    if source.component is not None and target.kind != "directory":
+        raise UsageError(
+            f"{target.path} cannot be made of a pipeline of diffusers, which becomes a directory of safetensors. "
+            "Nothing was written.",
+            "Give a directory, or convert one of its models by itself.",
+        )
+    if source.component is not None and options.part:
+        raise UsageError(
+            "--part divides one output, and a pipeline of diffusers becomes one for each of its models. Nothing was "
+            "written.",
+            "Convert the models one by one.",
+        )
     if target.is_file or target.is_tree:
         kind = "one file" if target.is_file else "one checkpoint"
         raise UsageError(f"{target.path} is {kind}, and --per-rank writes a directory for every rank.")
-    return replace(target, path=join(target.path, f"mp_rank_{source.model_rank:02d}"))
+    if not source.folder:
+        return target
+    path = join(target.path, source.folder)
+    # What is there already is looked at like any output.
+    return replace(target, path=path) if source.component is None else resolve_output(path, options)
 
 
 def beside(targets: Iterable[Target]) -> str:

@@ -14,7 +14,7 @@ from ckptconv.outputs.targets import Target
 from ckptconv.publish.manifest import NAME
 from ckptconv.storage.hub import is_hub
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import dirname, is_remote, resolved_name
+from ckptconv.storage.paths import dirname, is_remote, join, resolved_name
 from ckptconv.tensors.moves import BLOCK, File
 from ckptconv.text import some
 
@@ -43,7 +43,7 @@ def accompanied(source: Source, target: Target, options: Options) -> tuple[Sourc
 def _is_asked(one: Source, source: Source, options: Options) -> bool:
     """Whether the companions of `one`, which is `source` or its reference, are to be copied."""
     if options.copy_config is None:
-        return one is source.reference or is_hub(one.path)
+        return one is source.reference or is_hub(one.path) or one.component is not None
     return options.copy_config
 
 
@@ -90,7 +90,8 @@ def _with_companions(
 def _copied(files: Collection[str], source: Source, found: Sequence[companions.Companions]) -> str:
     """Return the note that says which files are copied, and from where if there is a reference."""
     if source.reference is None:
-        return f"copied for from_pretrained: {some(files, len(files), str)}"
+        named = [join(source.folder, name) if source.folder else name for name in files]
+        return f"copied for from_pretrained: {some(named, len(named), str)}"
     left, told = list(files), []
     for one in found:
         here = [name for name in left if name in one.files]
@@ -153,4 +154,5 @@ def _told(source: Source, reason: str, options: Options) -> Source:
     """Return `source` with a warning that nothing is copied, if the user asked for it."""
     if not options.copy_config:
         return source
-    return replace(source, warnings=[*source.warnings, f"--copy-config copies nothing: {reason}."])
+    option = "--for-hub" if options.for_hub else "--copy-config"
+    return replace(source, warnings=[*source.warnings, f"{option} copies nothing: {reason}."])

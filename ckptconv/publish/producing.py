@@ -174,11 +174,11 @@ def _check_digests(outputs: Sequence[Output], options: Options) -> None:
     """Raise UsageError if digests cannot be computed, or would be kept nowhere, or are needed and not asked for."""
     if options.digest:
         hasher(options.digest)
-        files = [each.target.path for each in outputs if each.target.is_file]
+        files = [each.target.path for each in outputs if not each.has_manifest]
         if files and not (options.manifest or options.attest or options.part):
             raise UsageError(
-                f"{files[0]} is one file, which has no manifest beside it to keep digests in. Nothing was written.",
-                "Give --manifest FILE too, or a directory as OUTPUT.",
+                f"{files[0]} has no manifest to keep digests in. Nothing was written.",
+                "Give --manifest FILE too, or a directory as OUTPUT, without --for-hub.",
             )
     elif options.attest:
         raise UsageError(

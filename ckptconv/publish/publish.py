@@ -188,7 +188,7 @@ class _Work:
 
     def names(self) -> list[str]:
         """Return the names of all files to commit: those of this run, and in a directory its manifest."""
-        return [file.name for file in self.files] + ([] if self.output.target.is_file else [manifest.NAME])
+        return [file.name for file in self.files] + ([manifest.NAME] if self.output.has_manifest else [])
 
     def staged(self) -> dict[str, str]:
         """Return the paths of the output's staged files by name."""
@@ -338,7 +338,7 @@ class _Run:
         if self._options.part:
             return []
         for work in self._works:
-            if not work.output.target.is_file:
+            if work.output.has_manifest:
                 writer = work.staging.put(manifest.NAME, work.manifest())
                 self._syncing.add(functools.partial(work.staging.seal, writer))
         return _described(self._works, inputs, self._options, self._stack)

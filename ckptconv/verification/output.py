@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from ckptconv.errors import CorruptError, DifferenceError, LimitError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats import safetensors
 from ckptconv.formats.safetensors import METADATA
+from ckptconv.formats.source import MODEL
 from ckptconv.formats.weight_map import read_index
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
@@ -26,8 +27,6 @@ from ckptconv.text import brief, some
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = f"{SUFFIX}.index.json"
-INDEX = f"model{INDEX_SUFFIX}"
-SINGLE = f"model{SUFFIX}"
 # The most bytes of a structure record that are read.
 _MAX_RECORD = 1 << 30
 _STALE = "It is of another version of these files; convert again."
@@ -89,39 +88,40 @@ def read_directory(
     *,
     at: Mapping[str, str] | None = None,
     others: frozenset[str] = frozenset(),
+    stem: str = MODEL,
 ) -> Written:
-    """Read an output directory: a single file, or shards and their index. Each file has the metadata `expected`. Raise
-    as `read_file` does.
+    """Read an output directory: a single file, or shards and their index, whose names begin with `stem`. Each file has
+    the metadata `expected`. Raise as `read_file` does.
 
     `at` maps the names of an output's files to where they are read, if they are not in their place yet. Without it, the
     files of the directory are read, and a safetensors file that belongs neither to the output nor to `others` (paths)
     is a difference.
     """
-    path = directory.path
+    path, index, single = directory.path, stem + INDEX_SUFFIX, stem + SUFFIX
     if at is None:
         places = {name: directory.join(name) for name, entry in directory.names.items() if entry.kind == "file"}
     else:
         places = {name: directory.at(where) for name, where in at.items()}
     found = Written(path, structure_path=join(path, FILE_NAME))
-    if INDEX in places:
-        shards, metadata = _index(join(path, INDEX), places[INDEX])
+    if index in places:
+        shards, metadata = _index(join(path, index), places[index])
     else:
-        shards, metadata = {SINGLE: frozenset()}, {}
-        if SINGLE not in places:
+        shards, metadata = {single: frozenset()}, {}
+        if single not in places:
             present = [name for name in sorted(places) if name.endswith(SUFFIX)]
             if not present:
-                raise UsageError(f"{path} holds no output to verify: neither {SINGLE} nor {INDEX}.")
+                raise UsageError(f"{path} holds no output to verify: neither {single} nor {index}.")
             raise _file(
-                join(path, INDEX),
-                f"{path} holds {some(present, 3, str)}, and no {INDEX}.",
+                join(path, index),
+                f"{path} holds {some(present, 3, str)}, and no {index}.",
                 "The output is not complete.",
             )
     missing = [name for name in shards if name not in places]
     if missing:
         raise _file(
-            join(path, missing[0]), f"{join(path, INDEX)} names {some(missing, 3, str)}, not in {path}.", _STALE
+            join(path, missing[0]), f"{join(path, index)} names {some(missing, 3, str)}, not in {path}.", _STALE
         )
-    extra = [name for name in sorted(places) if name.endswith((SUFFIX, INDEX_SUFFIX)) and name != INDEX]
+    extra = [name for name in sorted(places) if name.endswith((SUFFIX, INDEX_SUFFIX)) and name != index]
     extra = [name for name in extra if name not in shards and join(path, name) not in others]
     if extra:
         raise _file(
@@ -131,20 +131,20 @@ def read_directory(
         )
     for name in sorted(shards):
         own = _add(found, join(path, name), places[name], expected, metadata)
-        if INDEX not in places:
+        if index not in places:
             metadata = own
         elif own:
             key = next(iter(own))
             raise _header(join(path, name), f"its metadata has {key!r}, which nothing puts there")
     if METADATA_KEY in metadata:
-        where = join(path, INDEX if INDEX in places else SINGLE)
+        where = join(path, index if index in places else single)
         raise _header(where, f"it holds a structure record, which stands in {FILE_NAME} beside several files")
-    if INDEX in places:
-        _check_index(join(path, INDEX), found, shards, metadata.pop("total_size", None))
-        found.files.append(places[INDEX].entry.file._replace(path=join(path, INDEX)))
+    if index in places:
+        _check_index(join(path, index), found, shards, metadata.pop("total_size", None))
+        found.files.append(places[index].entry.file._replace(path=join(path, index)))
     for key, value in metadata.items():
         if type(value) is not str:
-            raise _in_index(join(path, INDEX), f"its metadata has {key!r}: {value!r}, which nothing puts there")
+            raise _in_index(join(path, index), f"its metadata has {key!r}: {value!r}, which nothing puts there")
     found.aliases = metadata
     if FILE_NAME in places:
         try:

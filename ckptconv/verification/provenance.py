@@ -33,7 +33,7 @@ from ckptconv.storage.seekable import Seekable
 from ckptconv.structure.record import FILE_NAME
 from ckptconv.tensors.lazy import Stored
 from ckptconv.tensors.moves import BLOCK
-from ckptconv.verification.output import INDEX, SUFFIX, Written
+from ckptconv.verification.output import INDEX_SUFFIX, SUFFIX, Written
 from ckptconv.version import __version__
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def check_safetensors(
     literals = {basename(file.path): _literal(manifest.place.at(file.path)) for file in found.files}
     # The index was compared by content, so take its size as planned, not as found.
     sizes = {basename(file.path): file.size for file in found.files}
-    sizes.update({name: len(data) for name, data in literals.items() if name == INDEX})
+    sizes.update({name: len(data) for name, data in literals.items() if name.endswith(INDEX_SUFFIX)})
     told = manifest.told
     for name in sorted(told["files"].keys() | sizes.keys()):
         _check_file(manifest, name, sizes.get(name), names.get(name, set()))

@@ -18,14 +18,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
+from ckptconv.formats import diffusers
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.companions import is_companion_name, together
 from ckptconv.formats.delta import Delta, read_delta
-from ckptconv.formats.detect import complete, open_source, ranks_to_convert, with_layout
+from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.states import with_states
 from ckptconv.formats.torch.file import read as read_torch
-from ckptconv.formats.training import with_training
+from ckptconv.formats.training import model_alone, with_training
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import selection, universal, writable
@@ -166,6 +167,10 @@ class _Expected:
     inert: bool = False
 
 
+# Of an output that is companions alone.
+_NOTHING = _Expected({}, lambda _: None, flat=True, metadata=lambda _: {})
+
+
 class _Pair(NamedTuple):
     """A tensor as expected and as found, the path of its file, and its name."""
 
@@ -250,12 +255,14 @@ def verify(
             sources = _open(normalize(source), targets, asked, recorded)
         if recorded:
             sources = [replace(one, map=one.map or recorded) for one in sources]
+        if asked.for_hub:
+            sources = [model_alone(one, asked.key) for one in sources]
         if asked.universal:
             sources = [with_training(one, asked) for one in sources]
         if asked.to and asked.optimizer:
             given = source.path if isinstance(source, Source) else normalize(source)
             sources = [with_states(one, given, asked.optimizer, **asked.opening()) for one in sources]
-    pairs = [(kept_apart(one, target.path), _of_rank(one, target)) for one in sources for target in targets]
+    pairs = [(kept_apart(one, target.path), _of_part(one, target)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[-1 if asked.to else 0].manifest
     done.options = {name: getattr(asked, name) for name in asked.recorded()}
@@ -511,9 +518,8 @@ def _open(path: str, targets: Sequence[Target], asked: Options, recorded: Chosen
         raise UsageError(f"{path} is both SOURCE and OUTPUT.", "Give what was converted, then what was made of it.")
     settings: dict[str, Any] = {**asked.opening(), **_wanted(targets, asked), "like": _reference(targets, asked)}
     settings["recorded"] = recorded
-    if asked.per_rank:
-        ranks = ranks_to_convert(place, asked.tag, inert=asked.inert)
-        return [open_source(path, model_rank=rank, **settings) for rank in ranks]
+    if asked.per_rank or diffusers.is_one(place, asked.family):
+        return open_parts(place, per_rank=asked.per_rank, **settings)
     settings["family"] = asked.family or ("safetensors" if is_torch else "")
     try:
         source = open_source(path, **settings)
@@ -535,12 +541,13 @@ def _is_in(output: str, directory: str) -> bool:
     return resolved_name(directory) in (resolved_name(output), resolved_name(dirname(output)))
 
 
-def _of_rank(source: Source, target: Target) -> Target:
-    """Return the output of one tensor-parallel rank: OUTPUT/mp_rank_NN."""
-    if source.model_rank is None:
+def _of_part(source: Source, target: Target) -> Target:
+    """Return the output of one of several sources, a tensor-parallel rank's or a component's."""
+    if not source.folder:
         return target
-    place = target.place.join(f"mp_rank_{source.model_rank:02d}")
-    return target._replace(place=place, manifest=target.manifest or read_manifest(place.join(MANIFEST)))
+    place = target.place.join(source.folder)
+    known = target.manifest if source.component is None else None
+    return target._replace(place=place, manifest=known or read_manifest(place.join(MANIFEST)))
 
 
 # ------------------------------------------------------------------------------------------- names, kinds, structure
@@ -579,20 +586,24 @@ def _compare(
         raise UsageError(
             f"{target.path} is no output: a file ends in {SUFFIX}, {', '.join(TORCH_SUFFIXES)}, else it is a directory."
         )
-    expected = _expected(source, asked, target.made_of)
+    is_model = source.family != diffusers.FAMILY
+    expected = _expected(source, asked, target.made_of) if is_model else _NOTHING
     metadata = expected.metadata
     if is_file:
         found = read_file(target.path, here, metadata)
+    elif not is_model:
+        found = Written(target.path)
     else:
-        found = read_directory(target.place, metadata, at=target.at, others=others)
+        found = read_directory(target.place, metadata, at=target.at, others=others, stem=source.stem)
     deltas = _deltas(target)
     if deltas:
         expected = _patched(expected, found, deltas)
     pairs = _compare_names(source, expected, found, asked, wrong)
     of_weights = target.made_of == "weights"
     if of_weights:
-        source = _with_companions(source, target)
-        pairs.extend(_compare_companions(source, target, found))
+        copied = _copied(target, asked)
+        source = _with_companions(source, target, copied)
+        pairs.extend(_compare_companions(source, target, found, copied))
     if not wrong:  # other names make another record
         _check_structure(expected, found)
         _check_shards(found, asked)
@@ -632,18 +643,25 @@ def _compare_names(
     return alike
 
 
-def _with_companions(source: Source, target: Target) -> Source:
-    """Return `source` with the companions that the manifest of `target` names, unless it was opened with some."""
-    copied = list(filter(is_companion_name, target.manifest.told["files"] if target.manifest else ()))
+def _copied(target: Target, asked: Options) -> list[str]:
+    """Return the names of the files of `target` that were copied whole: of one that is staged all, otherwise those in
+    its manifest, or all that are there if it was to have none."""
+    told: Iterable[str] = target.at or (target.manifest.told["files"] if target.manifest else ())
+    if asked.for_hub and asked.copy_config and not told and target.place.kind == "directory":
+        told = target.place.names
+    return list(filter(is_companion_name, told))
+
+
+def _with_companions(source: Source, target: Target, copied: Sequence[str]) -> Source:
+    """Return `source` with the companions that were `copied` to `target`, unless it was opened with some."""
     if not copied or source.companions:
         return source
     return replace(source, companions=together(source, target.place.options, copied))
 
 
-def _compare_companions(source: Source, target: Target, found: Written) -> Iterator[_Pair]:
-    """Yield the files that were copied whole, and those that they are copies of; add them to the files of `found`."""
-    told = target.at or (target.manifest.told["files"] if target.manifest else ())
-    for name in filter(is_companion_name, told):
+def _compare_companions(source: Source, target: Target, found: Written, copied: Iterable[str]) -> Iterator[_Pair]:
+    """Yield the files that were `copied` whole, and those that they are copies of; add them to the files of `found`."""
+    for name in copied:
         path = join(target.path, name)
         entry = target.place.at(target.at[name] if target.at else path).entry
         if entry.kind != "file" or name not in source.companions:

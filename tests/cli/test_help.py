@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -71,13 +72,49 @@ def test_a_command_tells_its_own_defaults_and_no_others(command: str, dtype: str
 
 def test_the_short_help_is_short_and_leads_to_the_long_one() -> None:
     short, long = (ckptconv_here("zero-to-fp32", option).out for option in ("-h", "--help"))
-    assert len(short.splitlines()) < 30 < len(long.splitlines())
+    assert len(short.splitlines()) < 40 < len(long.splitlines())
     assert "--dtype" in short
     assert "--depfile" not in short
     assert short.count("  ckptconv zero-to-fp32") == 1
     assert short.splitlines()[-1] == f"--help for all {long.count(chr(10) + '  -')} options."
     assert ckptconv_here("zero-to-fp32", "-h", "--help").out == long
     assert "--help for all" in help_of("rows", "-h")
+
+
+def test_the_short_help_of_convert_has_what_people_use() -> None:
+    names = re.findall(r"^  --([\w-]+)", ckptconv_here("convert", "-h").out, re.MULTILINE)
+    common = "key exclude strip-prefix dtype like max-shard-size no-structure for-hub verify json"
+    assert sorted(names) == sorted(common.split())
+
+
+@pytest.mark.parametrize("words", [["convert"], ["rows", "split"], []])
+def test_help_is_a_command_too(words: list[str]) -> None:
+    assert ckptconv_here("help", *words).out == ckptconv_here(*words, "--help").out
+
+
+def test_the_output_can_be_named_by_an_option(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "x.pt")
+    made, back = tmp_path / "a.safetensors", tmp_path / "b.pt"
+    assert ckptconv_here("convert", "-o", made, tmp_path / "x.pt").code == 0
+    assert ckptconv_here("pt2safetensors", tmp_path / "x.pt", "--output", tmp_path / "c.safetensors").code == 0
+    assert ckptconv_here("safetensors2pt", made, "-o", back).code == 0
+    assert ckptconv_here("safetensors2dcp", made, f"--output={tmp_path / 'dcp'}").code == 0
+    assert all(path.exists() for path in (made, back, tmp_path / "c.safetensors", tmp_path / "dcp"))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["convert", "a.pt", "b.safetensors", "-o", "c.safetensors"], "OUTPUT is given twice"),
+        (["convert", "a.pt", "b.pt", "-o", "out", "--output-dir", "d"], "-o names one output"),
+        (["safetensors2pt", "a.safetensors"], "OUTPUT is missing"),
+        (["safetensors2dcp", "a.safetensors"], "OUTPUT is missing"),
+    ],
+)
+def test_one_output_is_needed_and_no_two(words: list[str], told: str) -> None:
+    done = ckptconv_here(*words)
+    assert done.code == 2
+    assert told in done.err
 
 
 def test_the_program_alone_shows_its_commands() -> None:

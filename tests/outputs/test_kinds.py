@@ -74,6 +74,7 @@ MATRIX = {
     "opaque": Row("sshsssshshh", {"opaque": "drop"}, source="opaque"),
     "zero_stage": Row("rrrrrrhrrrr", {"zero_stage": 3}),
     "fresh_optimizer": Row("rrrrrrhrrrr", {"fresh_optimizer": True}),
+    "for_hub": Row("hhrrrrrrrrr", {"for_hub": True}, source="nested"),
     "copy_config": Row("shsssssssss", {"copy_config": True}),
     "exclude_frozen_parameters": Row("hhshsshhhhh", {"exclude_frozen_parameters": True}, source="zero"),
     "clobber": Row("hhhhhhhhhhh", {"clobber": False}),

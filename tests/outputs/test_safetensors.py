@@ -129,7 +129,7 @@ def test_shards_are_numbered_from_one() -> None:
 
 def test_the_index_is_sorted_and_counts_tensor_bytes() -> None:
     one, two = Inline(bytes(4), DTYPES["float32"], ()), Inline(bytes(6), DTYPES["int16"], (3,))
-    plan = output.index_plan({"f1": {"z": one}, "f2": {"a": two}}, {"tied": "a"})
+    plan = output.index_plan({"f1": {"z": one}, "f2": {"a": two}}, {"tied": "a"}, "model")
     (part,) = plan.parts
     assert isinstance(part, Literal)
     assert json.loads(part.data) == {

@@ -7,6 +7,7 @@ files are pytorch_model-00001-of-00002.bin and so on.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -28,7 +29,9 @@ FAMILY = torch_file.FAMILY
 INDEX_SUFFIX = ".index.json"
 # Indexes of other programs' files, which stand beside those of torch in repositories of the hub.
 _FOREIGN = tuple(f"{suffix}{INDEX_SUFFIX}" for suffix in (".safetensors", ".h5", ".msgpack"))
-_WHOLE = "pytorch_model.bin"
+# Those of transformers, and of diffusers; and of either a variant, such as fp16.
+_WHOLES = ("pytorch_model.bin", "diffusion_pytorch_model.bin")
+_VARIANT = re.compile(r"(?:diffusion_)?pytorch_model\.[\w-]+\.bin")
 # Names of a list that a message shows.
 _SHOWN = 5
 
@@ -43,7 +46,16 @@ def sniff(probe: Probe) -> Guess | None:
 
 def holds_set(names: Iterable[str]) -> bool:
     """Whether a directory with these names holds a set, or a state dict in one file."""
-    return any(_is_torch_index(name) or SHARD.fullmatch(name) or name == _WHOLE for name in names)
+    every = list(names)
+    return any(_is_torch_index(name) or SHARD.fullmatch(name) for name in every) or bool(_whole(every))
+
+
+def _whole(names: Iterable[str]) -> str:
+    """Return the file of a directory that is a model in one file; "" if there is none. A variant is one if it is the
+    only one."""
+    every = set(names)
+    variants = [name for name in every if _VARIANT.fullmatch(name)]
+    return next((name for name in _WHOLES if name in every), variants[0] if len(variants) == 1 else "")
 
 
 def _is_torch_index(name: str) -> bool:
@@ -59,13 +71,13 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
     if place.kind == "file":
         return _read_index(place, place.path)
     indexes = [name for name in place.names if _is_torch_index(name)]
-    if f"{_WHOLE}{INDEX_SUFFIX}" in indexes and is_hub(place.path):
-        indexes = [f"{_WHOLE}{INDEX_SUFFIX}"]  # what from_pretrained takes
+    if f"{_WHOLES[0]}{INDEX_SUFFIX}" in indexes and is_hub(place.path):
+        indexes = [f"{_WHOLES[0]}{INDEX_SUFFIX}"]  # what from_pretrained takes
     if len(indexes) > 1:
         raise UsageError(f"{place} holds several indexes: {_some(indexes)}.", f"Name one: {place.join(indexes[0])}")
     if indexes:
         return _read_index(place.join(indexes[0]), place.path)
-    files = _complete_set(place.path, place.names) or [_WHOLE]
+    files = _complete_set(place.path, place.names) or [_whole(place.names)]
     return _source(place.path, {file: place.at(place.names[file].file) for file in files}, None)
 
 

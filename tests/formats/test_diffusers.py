@@ -1,0 +1,207 @@
+"""Pipelines of diffusers: a directory of several models becomes one of safetensors, with the same names and files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import contents
+from safetensors.torch import load_file, save_file
+
+import ckptconv
+from ckptconv import CorruptError, FailedError, UnsupportedError, UsageError
+
+UNET = {"conv_in.weight": torch.arange(24.0).reshape(2, 3, 4), "conv_in.bias": torch.ones(2)}
+VAE = {"encoder.conv_in.weight": torch.full((4, 3), 0.5), "conv_in.bias": torch.zeros(3)}
+TEXT = {"text_model.embeddings.token_embedding.weight": torch.arange(6.0).reshape(3, 2)}
+INDEX = {
+    "_class_name": "StableDiffusionPipeline",
+    "_diffusers_version": "0.42.1",
+    "feature_extractor": [None, None],
+    "requires_safety_checker": False,
+    "scheduler": ["diffusers", "DDIMScheduler"],
+    "text_encoder": ["transformers", "CLIPTextModel"],
+    "tokenizer": ["transformers", "CLIPTokenizer"],
+    "unet": ["diffusers", "UNet2DConditionModel"],
+    "vae": ["diffusers", "AutoencoderKL"],
+}
+MODELS = {"unet": UNET, "vae": VAE, "text_encoder": TEXT}
+OF_DIFFUSERS = "diffusion_pytorch_model"
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Path:
+    """A pipeline as `save_pretrained(safe_serialization=False)` writes it: diffusers' models in .bin files."""
+    here = tmp_path / "pipeline"
+    for name in ("scheduler", "tokenizer", *MODELS):
+        (here / name).mkdir(parents=True)
+    (here / "model_index.json").write_text(json.dumps(INDEX))
+    (here / "scheduler" / "scheduler_config.json").write_text('{"beta_start": 0.0001}')
+    (here / "tokenizer" / "tokenizer_config.json").write_text("{}")
+    for name, weights in MODELS.items():
+        (here / name / "config.json").write_text(json.dumps({"of": name}))
+        if name != "text_encoder":
+            torch.save(weights, here / name / f"{OF_DIFFUSERS}.bin")
+    save_file(TEXT, here / "text_encoder" / "model.safetensors", metadata={"format": "pt"})
+    return here
+
+
+def convert(pipeline: Path, **options: Any) -> Path:
+    output = pipeline.parent / "out"
+    ckptconv.convert(pipeline, output, fsync=False, **options)
+    return output
+
+
+def files(directory: Path) -> set[str]:
+    return {name for name in contents(directory) if "ckptconv" not in name}
+
+
+def test_every_model_gets_its_name_and_its_configuration(pipeline: Path) -> None:
+    output = convert(pipeline, verify=True)
+    assert files(output) == {
+        "model_index.json",
+        "scheduler/scheduler_config.json",
+        "tokenizer/tokenizer_config.json",
+        "text_encoder/config.json",
+        "text_encoder/model.safetensors",
+        *(f"{name}/{file}" for name in ("unet", "vae") for file in ("config.json", f"{OF_DIFFUSERS}.safetensors")),
+    }
+    for name, weights in MODELS.items():
+        stem = "model" if name == "text_encoder" else OF_DIFFUSERS
+        found = load_file(output / name / f"{stem}.safetensors")
+        assert found.keys() == weights.keys()
+        assert all(torch.equal(found[key], weights[key]) for key in weights)
+    assert json.loads((output / "model_index.json").read_text()) == INDEX
+
+
+def test_options_are_for_every_model_and_verify_reads_them_again(pipeline: Path) -> None:
+    output = convert(pipeline, dtype="bf16")
+    assert load_file(output / "vae" / f"{OF_DIFFUSERS}.safetensors")["conv_in.bias"].dtype == torch.bfloat16
+    assert load_file(output / "text_encoder" / "model.safetensors").popitem()[1].dtype == torch.bfloat16
+    assert ckptconv.verify(pipeline, output).tensors == sum(map(len, MODELS.values()))
+
+
+@pytest.mark.parametrize("changed", ["unet/config.json", "scheduler/scheduler_config.json", "model_index.json"])
+def test_verify_compares_what_was_copied(pipeline: Path, changed: str) -> None:
+    output = convert(pipeline)
+    text = (output / changed).read_text()
+    (output / changed).write_text(text.replace('"', "'", 1))
+    with pytest.raises(ckptconv.DifferenceError, match=changed):
+        ckptconv.verify(pipeline, output)
+
+
+def test_verify_compares_the_models(pipeline: Path) -> None:
+    output = convert(pipeline)
+    torch.save({**VAE, "conv_in.bias": torch.ones(3)}, pipeline / "vae" / f"{OF_DIFFUSERS}.bin")
+    with pytest.raises(ckptconv.DifferenceError, match=rf"vae/{OF_DIFFUSERS}.safetensors: 'conv_in.bias' differs"):
+        ckptconv.verify(pipeline, output)
+
+
+def test_shards_have_the_names_that_diffusers_reads(pipeline: Path) -> None:
+    output = convert(pipeline, max_shard_size=50, verify=True)
+    index = json.loads((output / "unet" / f"{OF_DIFFUSERS}.safetensors.index.json").read_text())
+    shards = {f"{OF_DIFFUSERS}-0000{number}-of-00002.safetensors" for number in (1, 2)}
+    assert set(index["weight_map"].values()) == shards
+    again = ckptconv.convert(output / "unet", pipeline.parent / "one.safetensors")
+    assert again.tensors == len(UNET)
+
+
+def test_a_smaller_output_takes_the_place_of_shards(pipeline: Path) -> None:
+    convert(pipeline, max_shard_size=50)
+    output = convert(pipeline, copy_config=True)
+    assert {name for name in files(output) if name.startswith("unet/")} == {
+        "unet/config.json",
+        f"unet/{OF_DIFFUSERS}.safetensors",
+    }
+    ckptconv.verify(pipeline, output)
+
+
+def test_without_output_it_is_beside_the_input(pipeline: Path) -> None:
+    ckptconv.convert(pipeline, fsync=False)
+    assert "model_index.json" in files(pipeline.parent / "pipeline-safetensors")
+
+
+def test_without_configuration_the_models_alone_are_written(pipeline: Path) -> None:
+    assert {Path(name).suffix for name in files(convert(pipeline, copy_config=False))} == {".safetensors"}
+
+
+def test_one_of_its_models_keeps_the_name_of_its_file(pipeline: Path) -> None:
+    output = convert(pipeline / "unet")
+    assert files(pipeline / "out") == {f"{OF_DIFFUSERS}.safetensors"}
+    ckptconv.verify(pipeline / "unet", output)
+
+
+def test_a_variant_is_taken_where_there_is_no_other(pipeline: Path) -> None:
+    unet, vae = pipeline / "unet", pipeline / "vae"
+    (unet / f"{OF_DIFFUSERS}.bin").rename(unet / f"{OF_DIFFUSERS}.fp16.bin")
+    torch.save({"conv_in.bias": torch.zeros(1)}, vae / f"{OF_DIFFUSERS}.fp16.bin")
+    report = ckptconv.convert(pipeline, pipeline.parent / "out")
+    assert load_file(pipeline.parent / "out" / "unet" / f"{OF_DIFFUSERS}.safetensors").keys() == UNET.keys()
+    assert load_file(pipeline.parent / "out" / "vae" / f"{OF_DIFFUSERS}.safetensors").keys() == VAE.keys()
+    assert any(f"{vae} holds other weights too" in note for note in report.notes)
+
+
+def test_what_is_beside_the_pipeline_is_named(pipeline: Path) -> None:
+    (pipeline / "sd-v1.ckpt").write_bytes(b"")
+    report = ckptconv.convert(pipeline, pipeline.parent / "out")
+    assert f"{pipeline} holds more than the pipeline, which is left: sd-v1.ckpt." in report.notes
+
+
+def test_what_is_there_stays_with_no_clobber(pipeline: Path) -> None:
+    output = convert(pipeline, copy_config=False)
+    before = contents(output)
+    with pytest.raises(FailedError, match="forbids"):
+        convert(pipeline, clobber=False)
+    assert contents(output) == before
+
+
+@pytest.mark.parametrize(
+    ("output", "options", "told"),
+    [
+        ("out.safetensors", {}, "which becomes a directory"),
+        ("out.pt", {}, "which becomes a directory"),
+        (None, {"universal": "u"}, "which becomes a directory"),
+        ("out", {"part": "0/2"}, "--part divides one output"),
+        ("pipeline", {}, "would replace .*text_encoder/model.safetensors, the input itself"),
+    ],
+)
+def test_what_it_cannot_become_is_refused(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch, output: str | None, options: dict[str, Any], told: str
+) -> None:
+    monkeypatch.chdir(pipeline.parent)
+    before = contents(pipeline.parent)
+    with pytest.raises(UsageError, match=told):
+        ckptconv.convert("pipeline", output, **options)
+    assert contents(pipeline.parent) == before
+
+
+def test_other_commands_name_its_models(pipeline: Path) -> None:
+    with pytest.raises(UsageError, match=r"pipeline of diffusers.*pipeline/text_encoder.*pipeline/unet.*pipeline/vae"):
+        ckptconv.open(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("index", "error"),
+    [
+        ('{"unet": ["diffusers", "X"], "other": ["diffusers", "X"]}', "no folders of 'other'"),
+        ('{"../pipeline": ["diffusers", "X"]}', "no folders of '../pipeline'"),
+        ('{"unet": ["diffusers", "X"], "unet": ["diffusers", "Y"]}', "unet"),
+        ("[]", "no JSON object"),
+        ("{", "not JSON"),
+    ],
+)
+def test_an_index_that_is_not_true_is_refused(pipeline: Path, index: str, error: str) -> None:
+    (pipeline / "model_index.json").write_text(index)
+    with pytest.raises(CorruptError, match=error):
+        convert(pipeline)
+    assert not (pipeline.parent / "out").exists()
+
+
+def test_a_model_without_weights_is_refused(pipeline: Path) -> None:
+    (pipeline / "unet" / f"{OF_DIFFUSERS}.bin").unlink()
+    with pytest.raises(UnsupportedError, match="unet is a folder for a UNet2DConditionModel, and holds no weights"):
+        convert(pipeline)
+    assert not (pipeline.parent / "out").exists()
