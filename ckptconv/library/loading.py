@@ -14,6 +14,7 @@ from ckptconv.library.memory import Memory, Wanted
 from ckptconv.options.table import LOADING, Options, checked
 from ckptconv.outputs import selection
 from ckptconv.outputs.kinds import TORCH_SUFFIXES
+from ckptconv.process import no_garbage
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor, Tagged, View, untagged
@@ -56,25 +57,27 @@ def load_state_dict(
     _warn_of_newer(path)
     chosen = Options(**options)
     key, dtype = chosen.key, chosen.dtype
-    source = open_source(path, key=key, **chosen.opening())
-    source.check_weights()
-    tree = selection.subtree(source.tree(key), key, path) if key else source.weights
-    described = keymap.describe(tree, tagged=True)
-    wanted = _wanted(source, described, dtype)
-    memory = Memory(source.path, dict(chosen.storage_options))
-    try:
-        with warnings.catch_warnings():
-            # torch warns that the buffer is read-only where a private map was refused.
-            warnings.filterwarnings("ignore", "The given buffer is not writable")
-            arrays = memory.arrays(wanted, torch)
-    finally:
-        memory.close()
-    if device is not None:
-        # Tied tensors are one array, and stay one.
-        placed = {id(array): torch.placed(array, device) for array in arrays}
-        arrays = [placed[id(array)] for array in arrays]
-    flat = dict(zip(described.tensors, arrays, strict=True))
-    return keymap.unflatten(flat, described.structure, live_values=True, lay_out=False)
+    with no_garbage():
+        source = open_source(path, key=key, **chosen.opening())
+        source.check_weights()
+        tree = selection.subtree(source.tree(key), key, path) if key else source.weights
+        # What the tensors become is a dict in the order of the tree, whatever order a file would have.
+        described = keymap.describe(tree, keep_order=False, tagged=True)
+        wanted = _wanted(source, described, dtype)
+        memory = Memory(source.path, dict(chosen.storage_options))
+        try:
+            with warnings.catch_warnings():
+                # torch warns that the buffer is read-only where a private map was refused.
+                warnings.filterwarnings("ignore", "The given buffer is not writable")
+                arrays = memory.arrays(wanted, torch)
+        finally:
+            memory.close()
+        if device is not None:
+            # Tied tensors are one array, and stay one.
+            placed = {id(array): torch.placed(array, device) for array in arrays}
+            arrays = [placed[id(array)] for array in arrays]
+        flat = dict(zip(described.tensors, arrays, strict=True))
+        return keymap.unflatten(flat, described.structure, live_values=True, lay_out=False)
 
 
 def _wanted(source: Source, described: keymap.Flattened, dtype: str | None) -> list[Wanted]:
@@ -82,7 +85,8 @@ def _wanted(source: Source, described: keymap.Flattened, dtype: str | None) -> l
     # In torch files, tensors share memory as they did when saved; in other formats each has its own elements.
     in_place = source.family == torch_file.FAMILY
     plain = {name: untagged(tensor) for name, tensor in described.tensors.items()}
-    tied = {} if in_place else selection.untie(plain, source.owners)
+    # Of tensors that all lie apart, only those are tied of which the source says so.
+    tied = {} if in_place else selection.untie({} if described.apart and not source.owners else plain, source.owners)
     shared = {*tied, *tied.values()}
     wanted = []
     for name, leaf in described.tensors.items():

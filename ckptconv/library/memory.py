@@ -22,7 +22,8 @@ from ckptconv.plan import Data, FilePlan
 from ckptconv.storage.files import Options, check_unchanged, is_far, is_held, look
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer, reason
-from ckptconv.tensors.lazy import LazyTensor, Stored
+from ckptconv.tensors.dtypes import DType
+from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
 from ckptconv.tensors.slices import as_stored, extent
 
@@ -113,13 +114,18 @@ class Memory:
         """
         made: list[Any] = []
         known: dict[Hashable, Any] = {}
+        used: dict[File, mmap.mmap | None] = {}
+        dtypes: set[DType] = set()
         with self._reading() as readers:
             for each in wanted:
-                framework.check(each.name, each.tensor.dtype)
-                array = self._arrays.get(_key(each, framework))
+                if each.tensor.dtype not in dtypes:
+                    framework.check(each.name, each.tensor.dtype)
+                    dtypes.add(each.tensor.dtype)
+                array = None if each.key is None else self._arrays.get(_key(each, framework))
                 if array is not None:
                     check_unchanged({file.stored for file in each.tensor.inputs() if not is_far(file.path)})
-                made.append(self._over(each, framework) if array is None else array)
+                made.append(self._over(each, framework, used) if array is None else array)
+            check_unchanged(file for file, memory in used.items() if memory is not None)
             copied = [each for each, array in zip(wanted, made, strict=True) if array is None]
             _check_growth(copied)
             tensors: list[LazyTensor] = []
@@ -143,8 +149,9 @@ class Memory:
         with self._reading() as readers:
             self._fill([tensor], [buffer], readers)
 
-    def _over(self, wanted: Wanted, framework: Framework) -> Any:
-        """Return an array over a map of the file; None if the tensor cannot be used as it lies there."""
+    def _over(self, wanted: Wanted, framework: Framework, used: dict[File, mmap.mmap | None]) -> Any:
+        """Return an array over a map of the file; None if the tensor cannot be used as it lies there. `used` are the
+        maps of the files so far."""
         stored = as_stored(wanted.tensor) if self._mapped and wanted.tensor.numel else None
         if stored is None:
             return None
@@ -153,7 +160,8 @@ class Memory:
         item = stored.dtype.itemsize
         if start % item or stored.offset % item:
             return None
-        memory = self._map(stored)
+        file = stored.file
+        memory = used[file] if file in used else used.setdefault(file, self._map(file))
         if memory is None:
             return None
         try:
@@ -163,16 +171,11 @@ class Memory:
                 f"{wanted.name!r} has {stored.nbytes} bytes, more than an array can have: {error}."
             ) from error
 
-    def _map(self, stored: Stored) -> mmap.mmap | None:
-        file = stored.file
+    def _map(self, file: File) -> mmap.mmap | None:
         with self._lock:
-            if file in self._maps:
-                known = self._maps[file]
-                if known is not None:
-                    check_unchanged([file])
-                return known
-            memory = self._maps[file] = _map(file)
-            return memory
+            if file not in self._maps:
+                self._maps[file] = _map(file)
+            return self._maps[file]
 
     def _fill(self, tensors: Sequence[LazyTensor], buffers: Sequence[memoryview], readers: SpoolingReaders) -> None:
         if not tensors:

@@ -16,13 +16,14 @@ from ckptconv.formats.source import Source
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.options.table import OPTIONS, checked
 from ckptconv.outputs.kinds import TORCH_SUFFIXES
+from ckptconv.process import no_garbage
 from ckptconv.result import Report
-from ckptconv.storage.files import holding
+from ckptconv.storage.files import Buffers, holding
 from ckptconv.storage.paths import normalize
 from ckptconv.structure import keymap, live
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
-from ckptconv.tensors.lazy import LazyTensor, Stored
+from ckptconv.tensors.lazy import LazyTensor, Stored, TensorFacts
 from ckptconv.tensors.moves import File
 from ckptconv.text import brief
 
@@ -64,19 +65,21 @@ def save_state_dict(
     """
     if normalize(path).endswith(TORCH_SUFFIXES):
         raise UsageError(f"{path} is named as a file for torch.load, and this writes safetensors.", "Use torch.save.")
-    buffers = _Buffers()
-    described = keymap.describe(buffers.without_arrays(state))
-    tensors = {name: buffers.tensor(value) for name, value in described.tensors.items()}
-    source = Source(
-        "state dict",
-        torch_file.FAMILY,
-        "<state dict>",
-        keymap.unflatten(tensors, described.structure, live_values=False, lay_out=False),
-        counts={"tensors": len(tensors)},
-        inputs=buffers.inputs(),
-        remarks=_checked(metadata, tensors),
-    )
-    with holding(buffers.held):
+    memory = _Memory()
+    with no_garbage():
+        # The conversion records the order, as everything else.
+        described = keymap.describe(memory.without_arrays(state), keep_order=False)
+        tensors = memory.tensors(described.tensors)
+        source = Source(
+            "state dict",
+            torch_file.FAMILY,
+            "<state dict>",
+            keymap.unflatten(tensors, described.structure, live_values=False, lay_out=False),
+            counts={"tensors": len(tensors)},
+            inputs=memory.inputs(),
+            remarks=_checked(metadata, tensors),
+        )
+    with holding(memory.held):
         return convert(source, path, progress=progress, on_total=on_total, **options)
 
 
@@ -93,27 +96,42 @@ def _checked(metadata: Mapping[Any, Any] | None, names: Collection[str]) -> dict
     return dict(metadata or {})
 
 
-class _Buffers:
-    """The memory that tensors are in, as files. `held` are the bytes of each by its name."""
+class _Memory:
+    """The memory that tensors are in, as files: one of all torch tensors, one of each array. `held` has their bytes."""
 
     def __init__(self) -> None:
-        self.held: dict[str, memoryview] = {}
-        self._files: dict[Hashable, File] = {}
+        self.held: dict[str, Buffers] = {}
+        self._arrays: dict[int, File] = {}
         self._kept: list[Any] = []
         self._others: set[File] = set()
         self._token = f"<state dict {os.getpid()}.{next(_numbers)}>"
 
-    def tensor(self, value: Any) -> LazyTensor:
-        """Return a lazy tensor of the elements of a torch tensor; a lazy one as it is."""
-        if isinstance(value, LazyTensor):
-            self._others.update(file for file in value.inputs() if file.path not in self.held)
-            return value
-        torch = sys.modules["torch"]
-        data, facts = live.bare(value.cpu())
-        whole = torch.empty(0, dtype=torch.uint8).set_(data.untyped_storage())
-        dtype = DTYPES[live.dtype_name(data)]
-        file = self._file((facts.storage, facts.storage_nbytes), whole.numpy(), data)
-        return Stored(file, facts.storage_offset * dtype.itemsize, dtype, tuple(data.shape), tuple(data.stride()))
+    def tensors(self, values: Mapping[str, Any]) -> dict[str, LazyTensor]:
+        """Return lazy tensors of the elements of torch tensors; lazy ones as they are."""
+        storages = Buffers()
+        starts: dict[Hashable, int] = {}
+        facts: dict[str, TensorFacts] = {}
+        found: dict[str, Any] = {}
+        for name, value in values.items():
+            found[name] = value
+            if isinstance(value, LazyTensor):
+                self._others.update(file for file in value.inputs() if file.path not in self.held)
+                continue
+            found[name], facts[name] = data, told = live.bare(value.cpu())
+            key = told.storage, told.storage_nbytes
+            if key not in starts:
+                torch = sys.modules["torch"]
+                whole = torch.empty(0, dtype=torch.uint8).set_(data.untyped_storage())
+                starts[key] = storages.add(memoryview(whole.numpy()))
+                self._kept.append(data)
+        if storages.buffers:
+            self.held[self._token] = storages
+        file = File(self._token, storages.size)
+        for name, told in facts.items():
+            data, dtype = found[name], DTYPES[live.dtype_name(found[name])]
+            start = starts[told.storage, told.storage_nbytes] + told.storage_offset * dtype.itemsize
+            found[name] = Stored(file, start, dtype, tuple(data.shape), told.strides)
+        return found
 
     def without_arrays(self, state: Any) -> Any:
         """Return `state` with lazy tensors for the numpy arrays that dicts lead to; itself if there are none."""
@@ -141,20 +159,19 @@ class _Buffers:
         if dtype is None:
             raise UsageError(f"An array of numpy's {array.dtype} cannot be stored as a tensor.")
         array = array.astype(array.dtype.newbyteorder("<"), order="C", copy=False)
-        file = self._file(id(array), array.reshape(-1).view("u1"), array)
+        name = f"{self._token}/{len(self._arrays)}"
+        file = self._arrays.get(id(array))
+        if file is None:
+            self.held[name] = Buffers(memoryview(array.reshape(-1).view("u1")))
+            self._kept.append(array)
+            file = self._arrays[id(array)] = File(name, self.held[name].size)
         return Stored(file, 0, dtype, array.shape, contiguous_strides(array.shape))
-
-    def _file(self, key: Hashable, array: Any, owner: Any) -> File:
-        """Return the file that stands for the bytes of `array`; `owner` keeps them alive."""
-        if key not in self._files:
-            name = f"{self._token}/{len(self._files)}"
-            self.held[name] = memoryview(array).cast("B")
-            self._kept.append(owner)
-            self._files[key] = File(name, len(self.held[name]))
-        return self._files[key]
 
     def inputs(self) -> dict[str, Hashable]:
         """Return what identifies the data: a run that was interrupted is resumed only with the same."""
-        digests = ((len(data), hashlib.sha256(data).hexdigest()) for data in self.held.values())
+        digest = hashlib.sha256()
+        for data in itertools.chain.from_iterable(file.buffers for file in self.held.values()):
+            digest.update(len(data).to_bytes(8, "little"))
+            digest.update(data)
         others = {file.path: (file.size, file.stamp) for file in self._others}
-        return {**{str(number): digest for number, digest in enumerate(digests)}, **others}
+        return {"0": digest.hexdigest(), **others}

@@ -5,6 +5,7 @@ Local paths go straight to the operating system. Anything with a URL scheme goes
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import errno
 import os
@@ -40,7 +41,7 @@ MAX_BUFFERED = 1 << 20
 
 # Open descriptors, and bytes in memory, by the name under which they are read in place of a path.
 _held: dict[str, int] = {}
-_in_memory: dict[str, memoryview] = {}
+_in_memory: dict[str, Buffers] = {}
 
 
 def hold(name: str, fd: int) -> None:
@@ -58,14 +59,45 @@ def held(name: str, fd: int) -> Iterator[None]:
         del _held[name]
 
 
+class Buffers:
+    """Buffers in memory, one after the other, as if they were one file of `size` bytes."""
+
+    def __init__(self, *buffers: memoryview) -> None:
+        self.buffers: list[memoryview] = []
+        self.size = 0
+        self._starts: list[int] = []
+        for data in buffers:
+            self.add(data)
+
+    def add(self, data: memoryview) -> int:
+        """Add bytes at the end, and return where they begin."""
+        start = self.size
+        self.buffers.append(data)
+        self._starts.append(start)
+        self.size += len(data)
+        return start
+
+    def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill `buffers`, one after the other, with the bytes from `offset` on."""
+        index = bisect.bisect_right(self._starts, offset) - 1
+        for buffer in buffers:
+            done = 0
+            while done < len(buffer):
+                data, at = self.buffers[index], offset - self._starts[index]
+                count = min(len(data) - at, len(buffer) - done)
+                buffer[done : done + count] = data[at : at + count]
+                done, offset = done + count, offset + count
+                index += at + count == len(data)
+
+
 @contextlib.contextmanager
-def holding(buffers: Mapping[str, memoryview]) -> Iterator[None]:
+def holding(files: Mapping[str, Buffers]) -> Iterator[None]:
     """Make bytes in memory readable under their names, as if these were paths, while the block runs."""
-    _in_memory.update(buffers)
+    _in_memory.update(files)
     try:
         yield
     finally:
-        for name in buffers:
+        for name in files:
             del _in_memory[name]
 
 
@@ -97,7 +129,7 @@ def look(path: str, options: Options | None = None) -> Entry:
     if is_far(path):
         return _look_remote(path, options)
     if path in _in_memory:
-        return Entry("file", File(path, len(_in_memory[path])))
+        return Entry("file", File(path, _in_memory[path].size))
     try:
         found = os.stat(_held.get(path, path))
     except (FileNotFoundError, NotADirectoryError):
@@ -292,9 +324,7 @@ class MemoryReader(Reader):
         self._data = _in_memory[file.path]
 
     def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        for buffer in buffers:
-            buffer[:] = self._data[offset : offset + len(buffer)]
-            offset += len(buffer)
+        self._data.fill(offset, buffers)
 
 
 class RemoteReader(Reader):

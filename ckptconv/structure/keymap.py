@@ -19,7 +19,7 @@ from ckptconv.structure.encoder import METADATA, Encoder
 from ckptconv.structure.record import dump, name_of, parse, tensors_of
 from ckptconv.structure.torchao import Quantized
 from ckptconv.tensors.dtypes import DTYPE_RANK
-from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged
+from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, TensorFacts
 from ckptconv.text import brief
 
 if TYPE_CHECKING:
@@ -49,6 +49,10 @@ class Flattened(NamedTuple):
     inert: bool = False
     found: Mapping[str, Any] = MappingProxyType({})
     quantized: Mapping[str, Quantized] = MappingProxyType({})
+
+
+# Of a tensor of which nothing is known but its bytes.
+_NO_FACTS = TensorFacts()
 
 
 def flatten(tree: Any, *, keep_order: bool = True) -> tuple[dict[str, Any], str | None]:
@@ -106,7 +110,7 @@ def describe(
     lacks the keys of those not chosen; a sequence has None in their place. The result has all tensors.
     """
     choice = choice or None
-    plain = None if tagged else _plain_tensors(tree)
+    plain = _plain_tensors(tree, tagged)
     if plain is not None:
         kept = plain if choice is None else {name: tensor for name, tensor in plain.items() if name in choice}
         in_order = not keep_order or _in_file_order(kept)
@@ -219,32 +223,33 @@ def plain_record(names: Iterable[str]) -> str:
     return dump(["dict", *chain.from_iterable((name, {}) for name in names)], [], [])
 
 
-def _plain_tensors(tree: Any) -> dict[str, Any] | None:
+def _plain_tensors(tree: Any, tagged: bool) -> dict[str, Any] | None:
     """Return the tensors of the most common state dict: ordinary ones, each alone in its storage, with ASCII names.
 
-    Such a tree needs neither a survey nor, in file order, a record. Return None for any other tree.
+    Such a tree needs neither a survey nor, in file order, a record. Tensors without facts, as of safetensors, are alone
+    if none begins where another does. Return None for any other tree.
     """
     if type(tree) is not dict:
         return None
     flat: dict[str, Any] = {}
     storages: set[Hashable] = set()
     for name, value in tree.items():
-        if type(value) is not Tagged or type(name) is not str or not name.isascii() or name == METADATA:
+        if type(name) is not str or not name.isascii() or name == METADATA:
             return None
-        tensor, facts = value.tensor, value.facts
+        tensor, facts = (value.tensor, value.facts) if type(value) is Tagged else (value, _NO_FACTS)
+        if type(tensor) is not Stored or tensor.dtype.code is None or not tensor.contiguous:
+            return None
+        storage = facts.storage if facts is not _NO_FACTS else (tensor.file.path, tensor.offset)
         if (
-            type(tensor) is not Stored
-            or facts.storage is None
-            or facts.storage in storages
+            storage is None
+            or storage in storages
             or facts.requires_grad
             or facts.attributes is not None
             or facts.kind != "tensor"
-            or tensor.dtype.code is None
-            or not tensor.contiguous
         ):
             return None
-        storages.add(facts.storage)
-        flat[name] = tensor
+        storages.add(storage)
+        flat[name] = Tagged(tensor, facts) if tagged else tensor
     return flat
 
 

@@ -8,6 +8,7 @@ import copy
 import datetime
 import enum
 import io
+import itertools
 import json
 import math
 import pathlib
@@ -266,12 +267,13 @@ def _laid_out(tagged: Tagged, strides: tuple[int, ...]) -> Tagged:
 @given(st.dictionaries(st.sampled_from(["a", "b", "", "ä", "__metadata__", "long" * 100, "c", "d"]), _views))
 def test_the_short_way_for_plain_state_dicts_leads_where_the_long_one_does(tree: dict[str, Any]) -> None:
     tree = {name: leaf for name, leaf in tree.items() if len(getattr(leaf, "tensor", leaf).strides) == len(leaf.shape)}
-    for keep_order in (True, False):
-        short = describe(tree, keep_order=keep_order)
+    for keep_order, tagged in itertools.product((True, False), repeat=2):
+        short = describe(tree, keep_order=keep_order, tagged=tagged)
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(keymap, "_plain_tensors", lambda tree: None)
-            assert short[:3] == describe(tree, keep_order=keep_order)[:3]
-            assert list(short.tensors) == list(describe(tree).tensors)
+            patched.setattr(keymap, "_plain_tensors", lambda tree, tagged: None)
+            long = describe(tree, keep_order=keep_order, tagged=tagged)
+        assert short[:3] == long[:3]
+        assert list(short.tensors) == list(long.tensors)
 
 
 def test_plain_record_keeps_the_keys_and_the_order_of_a_plain_dict() -> None:
