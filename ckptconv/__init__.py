@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ckptconv.inspection.scan.report import ScanReport
     from ckptconv.inspection.scan.scanning import scan
     from ckptconv.inspection.summary import Summary
+    from ckptconv.library.averaging import average
     from ckptconv.library.checkpoint import Checkpoint
     from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
     from ckptconv.library.loading import load_state_dict
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ckptconv.library.tensor import Tensor
     from ckptconv.library.virtual import VirtualFiles
     from ckptconv.options.keywords import (
+        AverageOptions,
         ConvertOptions,
         DiffOptions,
         FinishOptions,
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
 # Where each public name lives; imported when first used, so that `import ckptconv` costs next to nothing. No module has
 # the name of a function: the import system would put the one in the place of the other.
 _HOMES = {
+    "AverageOptions": ("options.keywords", "AverageOptions"),
     "Change": ("comparison.changes", "Change"),
     "Checkpoint": ("library.checkpoint", "Checkpoint"),
     "CkptconvError": ("errors", "CkptconvError"),
@@ -93,6 +96,7 @@ _HOMES = {
     "Verification": ("verification.verify", "Verification"),
     "VirtualFiles": ("library.virtual", "VirtualFiles"),
     "__version__": ("version", "__version__"),
+    "average": ("library.averaging", "average"),
     "check_rows": ("rows.check", "check"),
     "convert": ("conversion", "convert"),
     "diff": ("inspection.comparing", "diff"),
@@ -111,6 +115,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AverageOptions",
     "Change",
     "Checkpoint",
     "CkptconvError",
@@ -144,6 +149,7 @@ __all__ = [
     "Verification",
     "VirtualFiles",
     "__version__",
+    "average",
     "check_rows",
     "convert",
     "diff",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ckptconv.options.kinds import FLAG
 from ckptconv.options.table import (
+    AVERAGING,
     DIFFING,
     FINISHING,
     INSPECTING,
@@ -32,6 +33,7 @@ TABLES: dict[str, tuple[Mapping[str, Option], str]] = {
     "InspectOptions": (INSPECTING, "Options of `inspect`."),
     "DiffOptions": (DIFFING, "Options of `diff`."),
     "PatchOptions": (PATCHING, "Options of `patch`."),
+    "AverageOptions": (AVERAGING, "Options of `average`."),
     "ScanOptions": (SCANNING, "Options of `scan`."),
     "FinishOptions": (FINISHING, "Options of `finish`."),
     "OpenOptions": (VIEWING, "Options of `open`."),

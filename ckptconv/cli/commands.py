@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ckptconv.cli import signals
+from ckptconv.cli.average import average
 from ckptconv.cli.compare import diff
 from ckptconv.cli.convert import ConvertCommand, convert_
 from ckptconv.cli.maps import maps
@@ -22,6 +24,9 @@ from ckptconv.cli.virtual import serve, virtual
 from ckptconv.errors import UsageError
 from ckptconv.options.table import OPTIONS, TENSORS
 from ckptconv.version import __version__
+
+if TYPE_CHECKING:
+    from ckptconv.result import Report
 
 ABOUT = """
 Convert checkpoints of any size to safetensors: nothing in them runs, and memory stays small.
@@ -252,7 +257,7 @@ def verify_(
     shown.verified(done)
 
 
-for each in (diff, patch, scan, virtual, serve):
+for each in (average, diff, patch, scan, virtual, serve):
     app.command(each.__name__, cls=Command)(each)
 app.add_typer(rows, name="rows")
 app.add_typer(maps, name="maps")
@@ -333,6 +338,11 @@ def convert_one(command: str, family: str, source: str, target: str | None, opti
     """Convert one input, of any family if `family` is empty, and report it."""
     from ckptconv.conversion import convert
 
+    make(command, convert, source, target, {"family": family, **options})
+
+
+def make(command: str, call: Callable[..., Report], source: Any, target: str | None, options: dict[str, Any]) -> None:
+    """Make `target` of `source` by `call`, a function of the library, and report it."""
     output = output_of(command, options)
     address = options.pop("dask", "")
     if options.get("part") and address:
@@ -343,10 +353,9 @@ def convert_one(command: str, family: str, source: str, target: str | None, opti
             from ckptconv.cli.dask import dask_executor
 
             executor = stack.enter_context(dask_executor(address))
-        report = convert(
+        report = call(
             source,
             target,
-            family=family,
             progress=progress,
             on_total=progress.begin,
             before_commit=signals.ignore,

@@ -96,6 +96,18 @@ class Quantized:
 
 
 @dataclass(frozen=True)
+class Average:
+    """Checkpoints whose tensors are added up in order, each times its weight, and divided by `over`.
+
+    None among the `terms` is the source that has this.
+    """
+
+    terms: tuple[Source | None, ...]
+    weights: tuple[float, ...]
+    over: float
+
+
+@dataclass(frozen=True)
 class Source:
     """An opened checkpoint: a tree with `LazyTensor` leaves, and facts about it. It is complete and immutable.
 
@@ -126,6 +138,7 @@ class Source:
     - `companions` are small files beside it, or beside its reference, by name, that are copied along with the weights.
     - `reference` is the checkpoint whose names, files and dtypes an output of the weights takes over.
     - `quantized` says what was made of quantized weights, if weights were asked for in their place.
+    - `average` are the checkpoints that its tensors are to be averaged with; its own are as they are stored.
     - `wanted` is what was read. If that was not everything, `reread` opens the checkpoint again for more.
     - `pointers` are the paths of files that only say where the checkpoint is, such as `latest`.
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping.
@@ -177,6 +190,7 @@ class Source:
     companions: Mapping[str, File] = field(default_factory=dict)
     reference: Source | None = None
     quantized: Quantized | None = None
+    average: Average | None = None
     wanted: Wanted = Wanted()
     reread: Callable[[Wanted], Source] | None = None
 

@@ -46,7 +46,7 @@ def with_training(source: Source, options: Options) -> Source:
     if source.training is not None and not options.zero_stage:
         return source
     key = options.key or weights_key(source.weights)
-    beside = _optimizers(source.weights, key) if isinstance(source.weights, Mapping) else []
+    beside = optimizers_in(source.weights, key) if isinstance(source.weights, Mapping) else []
     if beside and key in ("", "."):
         raise UsageError(
             f"{source.path} holds an optimizer under {beside[0][0]!r}, and nothing tells where its model is. Nothing "
@@ -68,8 +68,8 @@ def with_training(source: Source, options: Options) -> Source:
     return replace(source, optimizer=optimizer, step=_number(step, options.storage_options))
 
 
-def _optimizers(tree: Mapping[Any, Any], key: str) -> list[_Optimizer]:
-    """Return the optimizers in a training checkpoint whose weights are under `key`."""
+def optimizers_in(tree: Mapping[Any, Any], key: str = "") -> list[_Optimizer]:
+    """Return the optimizers in a training checkpoint whose weights are under `key`, with the names they are under."""
     return [
         (str(name), optimizer)
         for name, value in tree.items()

@@ -68,6 +68,12 @@ class Output:
 
 
 def weights_output(source: Source, target: Target, options: Options) -> Output:
+    if target.is_torch and source.average:
+        raise UsageError(
+            f"{target.path} is named as a file for torch.load, and averages are written as safetensors. Nothing was "
+            "written.",
+            "Give a directory, or a name that ends in .safetensors; `ckptconv safetensors2pt` makes a .pt of it.",
+        )
     if target.is_torch:
         if source.family != safetensors_input.FAMILY:
             raise UsageError(
@@ -144,7 +150,7 @@ def dcp_output(source: Source, target: Target, options: Options) -> Output:
         warnings.append(f"left out, as safetensors shards hold tensors alone: {some(found.values)}")
     if target.layout and (unlike := dcp.unlike(found.tensors, target.layout)):
         warnings.append(f"not in {options.like} with this shape, so written whole: {some(unlike)}")
-    told = Told(idle=found.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings))
+    told = Told(idle=found.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings), notes=found.chosen.notes)
     made = output_of("dcp", [source], target, options, files, {}, told)
     return replace(made, described=len(found.tensors))
 
@@ -170,6 +176,10 @@ def output_of(
         head["map"] = told.map
     if sources[0].quantized:
         head["dequantized"] = dict(sorted(sources[0].quantized.formats.items()))
+    if sources[0].average:
+        average = sources[0].average
+        terms = [seen_from(target, each.path) if each else None for each in average.terms]
+        head["average"] = {"terms": terms, "weights": list(average.weights), "over": average.over}
     if options.digest:
         head["digest"] = options.digest
     return Output(target, Plan(files, plan_id), aliases, head, restored, told or Told(), inputs=inputs)
@@ -233,6 +243,7 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     if cast:
         selection.check_unscaled([name for name in cast if names[name] not in chosen.fixed], chosen.known, goal)
     left = selection.left_alone({name: kept[name] for name in kept if name in chosen.fixed}, chosen.dtype)
+    notes = chosen.notes
     lacking = likeness.left_out(chosen.like, source.path) if chosen.like else ()
     warnings, metadata = (*chosen.warnings, *left, *lacking), chosen.stated(aliases)
     idle, is_structured = chosen.idle(options), chosen.structured
@@ -257,7 +268,7 @@ def weights_files(source: Source, target: Target, options: Options) -> _Files:
     if taken and options.dry_run:
         taken.tensors = likeness.rows(origins, files)
     told = _told(source, described, structure, options, idle, fixed, warnings)
-    return files, aliases, replace(told, like=taken, map=record, made_of=made_of)
+    return files, aliases, replace(told, like=taken, map=record, made_of=made_of, notes=notes)
 
 
 def _told(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.tensors import dequantize
-from ckptconv.tensors.dtypes import DTYPES, DType, can_cast
+from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType, can_cast
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.kernels import tile_dtype
 from ckptconv.tensors.lazy import (
@@ -33,7 +33,20 @@ from ckptconv.tensors.lazy import (
     View,
     Zeros,
 )
-from ckptconv.tensors.moves import Bits, Cast, Conjugate, Dequantize, File, Join, Kernel, Negate, Overlay, Swap, Xor
+from ckptconv.tensors.moves import (
+    Bits,
+    Cast,
+    Conjugate,
+    Dequantize,
+    File,
+    Join,
+    Kernel,
+    Negate,
+    Overlay,
+    Swap,
+    WeightedSum,
+    Xor,
+)
 
 # Expressions inside one another, dimensions, and elements of a tensor: no more than any real checkpoint has.
 MAX_DEPTH, MAX_DIMS, MAX_ELEMENTS = 32, 64, 1 << 63
@@ -95,6 +108,7 @@ KERNELS: dict[str, tuple[type[Kernel], tuple[str, ...]]] = {
     "join": (Join, ("kinds", "count")),
     "xor": (Xor, ("count",)),
     "overlay": (Overlay, ("count",)),
+    "sum": (WeightedSum, ("texts", "numbers", "number")),
     "dequantize": (Dequantize, ("text", "texts", "count", "flag", "dtype name", "text")),
 }
 _NAMES = {kind.made: name for name, kind in EXPRESSIONS.items()}
@@ -276,6 +290,17 @@ class Decoder:
     def check_joined(self, tensor: Joined) -> None:
         kernel, parts = tensor.kernel, tensor.parts
         sizes = [part.dtype.itemsize for part in parts]
+        if isinstance(kernel, WeightedSum):
+            if (
+                kernel.dtypes != tuple(part.dtype.name for part in parts)
+                or not SUMMED.issuperset(kernel.dtypes)
+                or len(kernel.weights) != len(parts)
+                or not kernel.over
+                or tensor.dtype.name != "float64"
+                or any(part.shape != parts[0].shape for part in parts)
+            ):
+                raise ValueError(f"{kernel} does not make {tensor.dtype} of its parts")
+            return
         if isinstance(kernel, (Xor, Overlay)):
             kinds, layers = ({1}, kernel.blocks - 1) if isinstance(kernel, Xor) else ({2}, kernel.layers)
             fits = sizes[0] == 1 and {*sizes[1:]} <= kinds and len(sizes) == 1 + layers
@@ -437,6 +462,18 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(map(_text, value))
 
 
+def _number(value: Any) -> float:
+    if type(value) is not float or not math.isfinite(value):
+        raise ValueError(f"{_shown(value)} is no finite number")
+    return value
+
+
+def _numbers(value: Any) -> tuple[float, ...]:
+    if type(value) is not list:
+        raise ValueError(f"{_shown(value)} is no list of numbers")
+    return tuple(map(_number, value))
+
+
 # The forms of a kernel's fields.
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "count": _count,
@@ -445,6 +482,8 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "text": _text,
     "texts": _texts,
     "flag": _flag,
+    "number": _number,
+    "numbers": _numbers,
 }
 
 

@@ -37,6 +37,7 @@ from ckptconv.tensors.moves import (
     Swap,
     Tile,
     TileKernel,
+    WeightedSum,
     Xor,
 )
 
@@ -47,6 +48,8 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 # Elements to cast at a time: a block and its temporaries stay in the second-level cache.
 _BLOCK = 1 << 16
+# Elements that are summed at a time: with the sum, and what is added to it, they stay in the first-level cache.
+_SUMMED = 1 << 13
 # The tile of a transpose: elements along the rows of the source and of the result. It goes through a copy whose rows
 # are padded by a cache line (bytes): rows a power of two apart would all map to the same lines.
 _TILE = (512, 64)
@@ -141,6 +144,8 @@ def _result_size(kernel: Kernel, size: int) -> int:
         before, after = kernel.itemsize, kernel.result
     elif isinstance(kernel, Join):
         before, after = sum(itemsize for itemsize, _, _ in kernel.kinds), kernel.result
+    elif isinstance(kernel, WeightedSum):
+        before, after = sum(DTYPES[dtype].itemsize for dtype in kernel.dtypes), 8
     elif isinstance(kernel, (Xor, Overlay)):
         before, after = (kernel.blocks if isinstance(kernel, Xor) else 1 + 2 * kernel.layers), 1
     elif isinstance(kernel, Swap):
@@ -284,6 +289,47 @@ def _overlay(kernel: Overlay, data: memoryview, out: memoryview) -> int:
         result &= ~mask
         result |= values & mask
     return 0
+
+
+# -------------------------------------------------------------------------------------------------------------- sums
+
+
+def _weighted_sum(kernel: WeightedSum, data: memoryview, out: memoryview) -> int:
+    np = numpy_module()
+    total = np.frombuffer(out, "f8")
+    inputs, at = [], 0
+    for dtype in kernel.dtypes:
+        inputs.append(np.frombuffer(data, f"u{DTYPES[dtype].itemsize}", len(total), at))
+        at += inputs[-1].nbytes
+    size = min(_SUMMED, len(total))
+    single, product = np.empty(size, "u4"), np.empty(size, "f8")
+    with np.errstate(all="ignore"):
+        for start in range(0, len(total), _SUMMED):
+            block = total[start : start + _SUMMED]
+            for number, (dtype, bits, weight) in enumerate(zip(kernel.dtypes, inputs, kernel.weights, strict=True)):
+                values = _numbers(dtype, bits[start : start + _SUMMED], single[: len(block)])
+                if number == 0:
+                    np.multiply(values, weight, out=block, dtype="f8")
+                elif weight == 1:
+                    np.add(block, values, out=block)
+                else:
+                    np.multiply(values, weight, out=product[: len(block)], dtype="f8")
+                    block += product[: len(block)]
+            if kernel.over != 1:
+                block /= kernel.over
+            # Which NaN comes out of arithmetic depends on the processor.
+            if math.isnan(block.sum()):
+                block[np.isnan(block)] = np.nan
+    return 0
+
+
+def _numbers(dtype: str, bits: Array, single: Array) -> Array:
+    """Return numbers of a floating dtype, those of bfloat16 in `single`."""
+    if dtype != "bfloat16":
+        return bits.view(dtype)
+    numpy_module().left_shift(bits, 16, out=single, dtype="u4")
+    view: Array = single.view("f4")
+    return view
 
 
 # ------------------------------------------------------------------------------------------------------------- signs
@@ -496,5 +542,6 @@ _KERNELS: dict[type[Any], Callable[[Any, memoryview, memoryview], int]] = {
     Join: _join,
     Xor: _xor,
     Overlay: _overlay,
+    WeightedSum: _weighted_sum,
     Tile: _tile,
 }

@@ -37,6 +37,7 @@ from ckptconv.tensors.moves import (
     Swap,
     Tile,
     TileKernel,
+    WeightedSum,
     Xor,
 )
 
@@ -458,7 +459,7 @@ class Joined(Computed):
     """Tensors of one shape combined by `kernel`, element by element, into elements of `dtype`."""
 
     parts: tuple[LazyTensor, ...]
-    kernel: Join | Xor | Overlay
+    kernel: Join | Xor | Overlay | WeightedSum
     dtype: DType
 
     @property

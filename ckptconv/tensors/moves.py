@@ -164,6 +164,18 @@ class Overlay(NamedTuple):
     layers: int
 
 
+class WeightedSum(NamedTuple):
+    """Add up numbers in float64, in their order, each times its weight, and divide by `over`: the result is float64.
+
+    The input has the same number of elements of each of `dtypes`, kind after kind. A sum that is not a number is the
+    quiet NaN without a sign or payload.
+    """
+
+    dtypes: tuple[str, ...]
+    weights: tuple[float, ...]
+    over: float
+
+
 class Dequantize(NamedTuple):
     """Make weights of quantized ones: (code − zero − `offset`) · scale, as float32; of more steps, one in another.
 
@@ -210,7 +222,9 @@ class Tile(NamedTuple):
     boxes: tuple[Box, ...]
 
 
-Kernel: TypeAlias = Gather | Cast | Swap | Negate | Conjugate | Bits | Join | Xor | Overlay | Cut | Dequantize | Tile
+Kernel: TypeAlias = (
+    Gather | Cast | Swap | Negate | Conjugate | Bits | Join | Xor | Overlay | WeightedSum | Cut | Dequantize | Tile
+)
 
 
 class Assembled(NamedTuple):

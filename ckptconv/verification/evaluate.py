@@ -36,7 +36,7 @@ from ckptconv.tensors.lazy import (
     View,
     Zeros,
 )
-from ckptconv.tensors.moves import Bits, Cast, Conjugate, Dequantize, File, Negate, Overlay, Swap, Xor
+from ckptconv.tensors.moves import Bits, Cast, Conjugate, Dequantize, File, Negate, Overlay, Swap, WeightedSum, Xor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -482,6 +482,8 @@ def joined(expression: Joined, parts: Sequence[Array]) -> Array:
             mask = units >> 8
             laid = (laid - (laid & mask) + (units & mask)).astype("u1")
         return laid
+    if isinstance(kernel, WeightedSum):
+        return _summed(kernel, parts)
     result: Array = np.zeros(parts[0].shape, _code(expression.dtype))
     if isinstance(kernel, Xor):
         for part in parts:
@@ -492,6 +494,22 @@ def joined(expression: Joined, parts: Sequence[Array]) -> Array:
         if part.size and int(part.max()) >= 1 << width:
             raise UsageError(f"A value is {int(part.max())}, and is to be stored in {width} bits.")
         result += part.astype(result.dtype) * result.dtype.type(1 << shift)
+    return result
+
+
+def _summed(kernel: WeightedSum, parts: Sequence[Array]) -> Array:
+    """Return the bits of weighted sums: in float64, each product and each sum rounded, in the order of the parts."""
+    np = _numpy()
+    result: Array = np.empty(parts[0].shape, "u8")
+    flat = [part.reshape(-1) for part in parts]
+    with np.errstate(all="ignore"):
+        for at in range(0, result.size, CAST_BLOCK):
+            total: Any = None
+            for dtype, weight, part in zip(kernel.dtypes, kernel.weights, flat, strict=True):
+                term = weight * values(dtype, part[at : at + CAST_BLOCK])
+                total = term if total is None else total + term
+            total = total / kernel.over
+            result.reshape(-1)[at : at + CAST_BLOCK] = np.where(np.isnan(total), np.nan, total).view("u8")
     return result
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
+from ckptconv.formats import averaging
 from ckptconv.formats.companions import is_companion_name, together
 from ckptconv.formats.delta import Delta, read_delta
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert, with_layout
@@ -95,7 +96,8 @@ class Verification:
 
     `options` are the conversion's options that are not the default: given by the caller, or read from the manifest.
     `tensors` counts the names of the source that were looked up; `aliases` are those of them stored under another name:
-    {removed: kept}. `deltas` are the paths of those that `ckptconv patch` applied, as the manifest says.
+    {removed: kept}. `deltas` are the paths of those that `ckptconv patch` applied, `averaged` of the checkpoints that
+    `ckptconv average` averaged the source with, as the manifest says.
     `bytes_compared` counts the bytes of the output's tensors; all are compared. `inert`: the output has no tensor but
     in objects of classes known by name only, so it is no model.
     """
@@ -112,6 +114,7 @@ class Verification:
     options: dict[str, Any] = field(default_factory=dict)
     manifest: str = ""
     deltas: list[str] = field(default_factory=list)
+    averaged: list[str] = field(default_factory=list)
     inert: bool = False
     seconds: float = 0.0
     peak_rss_bytes: int = 0
@@ -222,6 +225,8 @@ def verify(
             sources = [with_layout(opened, like=like, map=asked.map, size=asked.size, **weights, **asked.reaching())]
         else:
             sources = _open(normalize(source), targets, asked)
+        if targets[0].manifest and targets[0].manifest.average:
+            sources = [_averaged(one, targets[0].manifest, asked) for one in sources]
         told, where = _recorded_map(targets[0]) if not asked.map else (None, "")
         if told:
             from ckptconv.structure.maps.chosen import of_record
@@ -241,6 +246,7 @@ def verify(
         done.options["like"] = asked.like
     done.manifest = deciding.place.path if deciding and deciding.options else ""
     done.deltas = list(deciding.deltas) if deciding else []
+    done.averaged = [path for path in deciding.average if path is not None] if deciding else []
     return done
 
 
@@ -418,6 +424,13 @@ def _target(path: str, asked: Options) -> Target:
         raise UsageError(f"{asked.manifest} does not exist.")
     made_of = {"optimizer": "states", "dcp": "dcp"}.get(told.kind, "weights") if told else "weights"
     return Target(place, "dcp" if asked.to else made_of, manifest=told)
+
+
+def _averaged(source: Source, manifest: Manifest, asked: Options) -> Source:
+    """Return `source` with the checkpoints that it was averaged with, as the manifest says."""
+    told, settings = manifest.told["average"], {**asked.opening(), "key": asked.key, "family": ""}
+    terms = [source if path is None else averaging.opened([path], settings)[0] for path in manifest.average]
+    return averaging.averaged(terms, manifest.average.index(None), told["weights"], told["over"])
 
 
 def _recorded_map(target: Target) -> tuple[Any, str]:
