@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ckptconv.library.checkpoint import Checkpoint
     from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
     from ckptconv.library.loading import load_state_dict
+    from ckptconv.library.merging import merge
     from ckptconv.library.patching import patch
     from ckptconv.library.saving import save_state_dict
     from ckptconv.library.tensor import Tensor
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         FinishOptions,
         InspectOptions,
         LoadOptions,
+        MergeOptions,
         OpenOptions,
         PatchOptions,
         RowsOptions,
@@ -76,6 +78,7 @@ _HOMES = {
     "InspectOptions": ("options.keywords", "InspectOptions"),
     "LimitError": ("errors", "LimitError"),
     "LoadOptions": ("options.keywords", "LoadOptions"),
+    "MergeOptions": ("options.keywords", "MergeOptions"),
     "NoTensorError": ("errors", "NoTensorError"),
     "OpenOptions": ("options.keywords", "OpenOptions"),
     "Options": ("options.table", "Options"),
@@ -104,6 +107,7 @@ _HOMES = {
     "flatten": ("structure.keymap", "flatten"),
     "inspect": ("inspection.inspecting", "inspect"),
     "load_state_dict": ("library.loading", "load_state_dict"),
+    "merge": ("library.merging", "merge"),
     "open": ("library.checkpoint", "open_checkpoint"),
     "pack_rows": ("rows.pack", "pack"),
     "patch": ("library.patching", "patch"),
@@ -129,6 +133,7 @@ __all__ = [
     "InspectOptions",
     "LimitError",
     "LoadOptions",
+    "MergeOptions",
     "NoTensorError",
     "OpenOptions",
     "Options",
@@ -157,6 +162,7 @@ __all__ = [
     "flatten",
     "inspect",
     "load_state_dict",
+    "merge",
     "open",
     "pack_rows",
     "patch",

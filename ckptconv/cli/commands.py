@@ -15,6 +15,7 @@ from ckptconv.cli.average import average
 from ckptconv.cli.compare import diff
 from ckptconv.cli.convert import ConvertCommand, convert_
 from ckptconv.cli.maps import maps
+from ckptconv.cli.merge import merge
 from ckptconv.cli.options import CONVERTING, SHOWING, Destination, Input, named, output_of, taking
 from ckptconv.cli.patch import patch
 from ckptconv.cli.rows import rows
@@ -257,7 +258,7 @@ def verify_(
     shown.verified(done)
 
 
-for each in (average, diff, patch, scan, virtual, serve):
+for each in (average, merge, diff, patch, scan, virtual, serve):
     app.command(each.__name__, cls=Command)(each)
 app.add_typer(rows, name="rows")
 app.add_typer(maps, name="maps")

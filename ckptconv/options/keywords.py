@@ -533,6 +533,140 @@ class AverageOptions(TypedDict, total=False):
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
 
 
+class MergeOptions(TypedDict, total=False):
+    """Options of `merge`."""
+
+    max_shard_size: int | str | None
+    """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for what many processes wrote,
+    else files as the input has them."""
+
+    dtype: str | TorchDType | None
+    """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
+    Default: float32 for a DeepSpeed checkpoint, else keep."""
+
+    dequantize: bool
+    """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
+
+    key: str | None
+    """Only this subtree, such as state_dict or optimizer.state; . is all."""
+
+    include: str | list[str] | tuple[str, ...] | None
+    """Only names that match, such as 'model.*'; repeatable."""
+
+    exclude: str | list[str] | tuple[str, ...] | None
+    """No names that match, such as '*.bias'; repeatable."""
+
+    strip_prefix: str | None
+    """Take PREFIX, such as model., off the beginning of names."""
+
+    rename: str | list[str] | tuple[str, ...] | None
+    """Rename, as re.sub does: '^module=model'; repeatable."""
+
+    map: str | os.PathLike[str] | None
+    """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
+    file of rules."""
+
+    size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
+    """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
+
+    tied: Literal["alias", "duplicate"] | None
+    """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
+
+    like: str | os.PathLike[str] | None
+    """The output has the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer; what is
+    missing, too much, or of another shape is an error before anything is written."""
+
+    partial: bool
+    """Leave out tensors of REF that the input does not have, and say which."""
+
+    fill: bool
+    """Take from REF the tensors that the input does not have."""
+
+    structure: bool
+    """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
+
+    to: Literal["dcp", "dcp-hf"] | None
+    """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
+    HuggingFaceStorageWriter (dcp-hf)."""
+
+    chunks: int | str | None
+    """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""
+
+    model_key: str | None
+    """Put the weights under KEY, such as model; . is the top of the state dict."""
+
+    copy_config: bool | None
+    """Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained; --no-extras is the
+    same as --no-copy-config. Default: from the hub, and from REF of --like."""
+
+    tag: str | None
+    """The tag of a DeepSpeed run. Default: what `latest` says."""
+
+    exclude_frozen_parameters: bool
+    """Leave frozen parameters out."""
+
+    master: bool
+    """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
+
+    unstack: bool
+    """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
+
+    raw: bool
+    """Take whole modules as the objects they are, not as their state dicts."""
+
+    opaque: Literal["keep", "drop"] | None
+    """Objects of classes that are not known to be data: write them, or leave them out. Default: refuse."""
+
+    drop_opaque: bool
+    """The same as --opaque drop."""
+
+    inert: bool
+    """Take even files that carry an attack; nothing in them runs."""
+
+    jobs: int | str | None
+    """Work in N threads. Default: what suits the machine."""
+
+    memory: int | str | None
+    """Most memory for all buffers together. Default: 8MiB; 24MiB where something is remote."""
+
+    fsync: bool
+    """False: Do not wait for the disk: a power cut may lose the output."""
+
+    clobber: bool
+    """False: Refuse to replace an output."""
+
+    verify: bool
+    """Compare the output with the input before it gets its name."""
+
+    checksum: bool
+    """Check the checksums of all that is read, as far as the input has any."""
+
+    spool_dir: str | os.PathLike[str] | None
+    """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
+
+    part: tuple[int, int] | list[int] | str | None
+    """Do part I, from 0, of N, and leave it staged for `finish`; auto: as the job's environment says (Slurm, torchrun,
+    Kubernetes)."""
+
+    manifest: str | os.PathLike[str] | None
+    """Write there what was made of what, with checksums."""
+
+    digest: Literal["sha256", "blake3"] | None
+    """Compute a digest of every file and tensor, kept in the manifest."""
+
+    attest: str | os.PathLike[str] | None
+    """Write there, to be signed, the digests as OpenSSF Model Signing has them, and the provenance; needs --digest."""
+
+    depfile: str | os.PathLike[str] | None
+    """Write a rule for make there: which files the output is made of."""
+
+    dry_run: bool
+    """Show the plan, write nothing."""
+
+    storage_options: Mapping[str, Any] | str | None
+    """Settings of a store, for fsspec, such as '{"anon": true}'."""
+
+
 class ScanOptions(TypedDict, total=False):
     """Options of `scan`."""
 

@@ -760,16 +760,14 @@ PATCHING = _named_in(
     "max_shard_size dtype key strip_prefix rename copy_config tag exclude_frozen_parameters master unstack raw inert "
     "jobs memory fsync clobber spool_dir manifest dry_run storage_options",
 )
-AVERAGING = {
-    **_options_in(_Averaging),
-    **_named_in(
-        OPTIONS,
-        "max_shard_size dtype dequantize key include exclude strip_prefix rename map size tied like partial fill "
-        "structure to chunks model_key copy_config tag exclude_frozen_parameters master unstack raw opaque drop_opaque "
-        "inert jobs memory fsync clobber verify checksum spool_dir part manifest digest attest depfile dry_run "
-        "storage_options",
-    ),
-}
+MERGING = _named_in(
+    OPTIONS,
+    "max_shard_size dtype dequantize key include exclude strip_prefix rename map size tied like partial fill "
+    "structure to chunks model_key copy_config tag exclude_frozen_parameters master unstack raw opaque drop_opaque "
+    "inert jobs memory fsync clobber verify checksum spool_dir part manifest digest attest depfile dry_run "
+    "storage_options",
+)
+AVERAGING = {**_options_in(_Averaging), **MERGING}
 SCANNING = _named_in(OPTIONS, "storage_options")
 # Which tensors to convert, and how.
 TENSORS = tuple(

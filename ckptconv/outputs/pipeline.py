@@ -16,7 +16,7 @@ from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.source import Source, StoredTensors
 from ckptconv.formats.training import optimizers_in
 from ckptconv.options.table import Options
-from ckptconv.outputs import averages, likeness, selection, writable
+from ckptconv.outputs import adapters, averages, likeness, selection, writable
 from ckptconv.outputs.mapped import map_back, mapped, mapped_states
 from ckptconv.outputs.selected import METADATA, Selected
 from ckptconv.outputs.selection import Rename
@@ -24,7 +24,7 @@ from ckptconv.pickles import nodes
 from ckptconv.structure import keymap, torchao
 from ckptconv.structure.choice import Choice
 from ckptconv.structure.record import MAP_KEY
-from ckptconv.tensors.lazy import Equal, same_bytes, untagged
+from ckptconv.tensors.lazy import Equal, LazyTensor, same_bytes, untagged
 from ckptconv.text import some
 
 
@@ -170,6 +170,7 @@ class _Named(NamedTuple):
 def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
     """Return the weights that the options choose, with the names that they give."""
     named = _averaged(source, options) if source.average else _named(source, options)
+    named = _merged(source, options, named) if source.adapters else named
     described, ties, structured, choice, warnings, notes, _ = named
     flat = described.tensors
     names = _names(source, flat, options, choice, rename)
@@ -247,6 +248,23 @@ def _averaged(source: Source, options: Options) -> _Named:
         structured=False,
         warnings=(*mine.warnings, f"{source.path}: {told}"),
     )
+
+
+def _merged(source: Source, options: Options, named: _Named) -> _Named:
+    """Return `named`, the tensors of `source`, with its adapters merged, rounded once to the dtype that is stored."""
+    base = named.described.tensors
+    adapters_ = [(each, _named(each.source, Options()).described.tensors) for each in source.adapters]
+    found = adapters.merged(base, named.ties, adapters_, source.path)
+    dtype = options.dtype or source.default_dtype
+    widen_only = source.default_dtype == dtype == "float32"
+    known: dict[int, LazyTensor] = {}
+    made = {}
+    for name, tensor in found.tensors.items():
+        goal = selection.goal(base[name].dtype, dtype, widen_only)
+        # Tied names have one object.
+        made[name] = known.setdefault(id(tensor), selection.converted(name, tensor, goal.name))
+    described = named.described._replace(tensors={**base, **made}, apart=False)
+    return named._replace(described=described, notes=(*named.notes, *found.notes))
 
 
 def _as_stored(stored: StoredTensors, described: keymap.Flattened, structured: bool) -> keymap.Flattened:

@@ -68,10 +68,10 @@ class Output:
 
 
 def weights_output(source: Source, target: Target, options: Options) -> Output:
-    if target.is_torch and source.average:
+    if target.is_torch and (source.average or source.adapters):
         raise UsageError(
-            f"{target.path} is named as a file for torch.load, and averages are written as safetensors. Nothing was "
-            "written.",
+            f"{target.path} is named as a file for torch.load, and what is computed is written as safetensors. Nothing "
+            "was written.",
             "Give a directory, or a name that ends in .safetensors; `ckptconv safetensors2pt` makes a .pt of it.",
         )
     if target.is_torch:
@@ -180,6 +180,8 @@ def output_of(
         average = sources[0].average
         terms = [seen_from(target, each.path) if each else None for each in average.terms]
         head["average"] = {"terms": terms, "weights": list(average.weights), "over": average.over}
+    if sources[0].adapters:
+        head["adapters"] = [seen_from(target, each.source.path) for each in sources[0].adapters]
     if options.digest:
         head["digest"] = options.digest
     return Output(target, Plan(files, plan_id), aliases, head, restored, told or Told(), inputs=inputs)

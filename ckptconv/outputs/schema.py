@@ -142,7 +142,7 @@ def check_heading(told: Any) -> None:
         told,
         "its heading",
         {"ckptconv", "plan", "kind", "source", "options", "aliases"},
-        {"like", "map", "digest", "deltas", "dequantized", "average"},
+        {"like", "map", "digest", "deltas", "dequantized", "average", "adapters"},
     )
     for name in ("ckptconv", "plan", "kind"):
         text_of(told[name], name)
@@ -167,6 +167,8 @@ def check_heading(told: Any) -> None:
         count_of(count, f"the number of weights that were {name}")
     if "average" in told:
         _check_average(told["average"])
+    for path in list_of(told.get("adapters", []), "its adapters"):
+        text_of(path, "the path of an adapter")
     if "deltas" in told:
         if not list_of(told["deltas"], "its deltas") or told["kind"] != "weights":
             raise ValueError("its deltas change nothing")

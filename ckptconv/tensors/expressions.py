@@ -41,6 +41,8 @@ from ckptconv.tensors.moves import (
     File,
     Join,
     Kernel,
+    LowRank,
+    Magnitude,
     Negate,
     Overlay,
     Swap,
@@ -109,6 +111,8 @@ KERNELS: dict[str, tuple[type[Kernel], tuple[str, ...]]] = {
     "xor": (Xor, ("count",)),
     "overlay": (Overlay, ("count",)),
     "sum": (WeightedSum, ("texts", "numbers", "number")),
+    "low rank": (LowRank, ("number",)),
+    "magnitude": (Magnitude, ()),
     "dequantize": (Dequantize, ("text", "texts", "count", "flag", "dtype name", "text")),
 }
 _NAMES = {kind.made: name for name, kind in EXPRESSIONS.items()}
@@ -348,7 +352,38 @@ def _reaches(tensor: Tiled) -> bool:
 def _fits_codes(tensor: Tiled) -> bool:
     given = zip(tensor.parts, tensor.axes, strict=True)
     parts = [dequantize.Part(part.dtype.name, axes, part.shape) for part, axes in given]
+    assert isinstance(tensor.kernel, Dequantize)
     return dequantize.fits(tensor.kernel, parts, len(tensor.shape))
+
+
+def _fits_factors(tensor: Tiled) -> bool:
+    if len(tensor.shape) != 2 or len(tensor.parts) != 3 or not _are_numbers(tensor):
+        return False
+    left, right = tensor.parts[1:]
+    along = [[(axis.dim, axis.num, axis.den) for axis in axes] for axes in tensor.axes]
+    if [len(axes) for axes in along] != [2, 2, 2]:
+        return False
+    dims = along[1][0][0], along[2][1][0]
+    inner = left.shape[1] == right.shape[0] and along[1][1][1] == along[2][0][1] == 0
+    return (
+        inner
+        and along[0] == [(0, 1, 1), (1, 1, 1)]
+        and {along[1][0], along[2][1]} == {(dim, 1, 1) for dim in (0, 1)}
+        and (dims in ((0, 1), (1, 0)))
+    )
+
+
+def _fits_rows(tensor: Tiled) -> bool:
+    if len(tensor.shape) != 2 or len(tensor.parts) != 2 or not _are_numbers(tensor):
+        return False
+    along = [[(axis.dim, axis.num) for axis in axes] for axes in tensor.axes]
+    ones = all(axis.den == 1 for axes in tensor.axes for axis in axes)
+    stop = tensor.starts[1] + tensor.shape[1]
+    return ones and along == [[(0, 1), (1, 0)], [(0, 1)]] and stop <= tensor.parts[0].shape[1]
+
+
+def _are_numbers(tensor: Tiled) -> bool:
+    return not tensor.whole and all(part.dtype.name in SUMMED for part in tensor.parts)
 
 
 def _check_within(file: File, stop: int) -> None:
@@ -393,7 +428,11 @@ _FITS: dict[type, Callable[[Any, DType, DType], bool]] = {
     ),
 }
 # Whether a kernel makes the tiles of a tensor.
-_TILES_FIT: dict[type, Callable[[Tiled], bool]] = {Dequantize: _fits_codes}
+_TILES_FIT: dict[type, Callable[[Tiled], bool]] = {
+    Dequantize: _fits_codes,
+    LowRank: _fits_factors,
+    Magnitude: _fits_rows,
+}
 
 
 def _count(value: Any) -> int:

@@ -31,6 +31,8 @@ from ckptconv.tensors.moves import (
     Gather,
     Join,
     Kernel,
+    LowRank,
+    Magnitude,
     Negate,
     Overlay,
     Runs,
@@ -508,7 +510,55 @@ class TileMaker(NamedTuple):
     fill: Callable[[Any, Sequence[Box], Sequence[Array], Sequence[int], Array], None]
 
 
-_TILES: dict[type[Any], TileMaker] = {Dequantize: TileMaker("float32", dequantize)}
+def _low_rank(
+    kernel: LowRank, boxes: Sequence[Box], arrays: Sequence[Array], starts: Sequence[int], out: Array
+) -> None:
+    np = numpy_module()
+    base, left, right = (_doubles(box.dtype, bits) for box, bits in zip(boxes, arrays, strict=True))
+    # The tile lies as the base does, or its factors make its transpose.
+    made = out if boxes[1].axes[0].dim == 0 else out.T
+    base = base if made is out else base.T
+    rows = max(_SUMMED // max(made.shape[1], 1), 1)
+    product, total = (np.empty((min(rows, len(made)), made.shape[1]), "f8") for _ in range(2))
+    with np.errstate(all="ignore"):
+        for at in range(0, len(made), rows):
+            some = left[at : at + rows]
+            held, added = product[: len(some)], total[: len(some)]
+            added[...] = 0
+            for column, row in zip(some.T, right, strict=True):
+                np.multiply(column[:, None], row, out=held)
+                added += held
+            added *= kernel.scale
+            np.add(base[at : at + rows], added, out=made[at : at + rows])
+        if math.isnan(out.sum()):
+            out[np.isnan(out)] = np.nan
+
+
+def _magnitude(
+    kernel: Magnitude, boxes: Sequence[Box], arrays: Sequence[Array], starts: Sequence[int], out: Array
+) -> None:
+    np = numpy_module()
+    rows, lengths = (_doubles(box.dtype, bits) for box, bits in zip(boxes, arrays, strict=True))
+    with np.errstate(all="ignore"):
+        squares = np.add.accumulate(rows * rows, axis=1)[:, -1]
+        factors = lengths / np.sqrt(squares)
+        np.multiply(rows[:, starts[1] : starts[1] + out.shape[1]], factors[:, None], out=out)
+        if math.isnan(out.sum()):
+            out[np.isnan(out)] = np.nan
+
+
+def _doubles(dtype: str, bits: Array) -> Array:
+    """Return the numbers of a floating dtype as float64."""
+    np = numpy_module()
+    made: Array = _numbers(dtype, bits, np.empty(bits.shape, "u4")).astype("f8")
+    return made
+
+
+_TILES: dict[type[Any], TileMaker] = {
+    Dequantize: TileMaker("float32", dequantize),
+    LowRank: TileMaker("float64", _low_rank),
+    Magnitude: TileMaker("float64", _magnitude),
+}
 
 
 def tile_dtype(kernel: TileKernel) -> str:

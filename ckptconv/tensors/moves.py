@@ -196,8 +196,24 @@ class Dequantize(NamedTuple):
     scales: str = ""
 
 
+class LowRank(NamedTuple):
+    """Add a product of two matrices, times `scale`, in float64: the parts are what it is added to, and the factors.
+
+    The first factor has the inner dimension last, the second has it first. Products are added in its order.
+    """
+
+    scale: float
+
+
+class Magnitude(NamedTuple):
+    """Give the rows of a matrix of float64 other lengths: the parts are whole rows, and the lengths.
+
+    A row is multiplied by its new length over its own, the root of the sum of squares, which are added in order.
+    """
+
+
 # What makes a tile of a tensor of tiles of its parts.
-TileKernel: TypeAlias = "Dequantize"
+TileKernel: TypeAlias = "Dequantize | LowRank | Magnitude"
 
 
 class Box(NamedTuple):
@@ -223,7 +239,21 @@ class Tile(NamedTuple):
 
 
 Kernel: TypeAlias = (
-    Gather | Cast | Swap | Negate | Conjugate | Bits | Join | Xor | Overlay | WeightedSum | Cut | Dequantize | Tile
+    Gather
+    | Cast
+    | Swap
+    | Negate
+    | Conjugate
+    | Bits
+    | Join
+    | Xor
+    | Overlay
+    | WeightedSum
+    | Cut
+    | Dequantize
+    | LowRank
+    | Magnitude
+    | Tile
 )
 
 

@@ -64,7 +64,8 @@ class Manifest(NamedTuple):
     """What an output says of how it was made. `place` is the manifest's own, by which source and output are reached
     too. `told` is the whole manifest; the other fields are taken from it: `kind` ("weights", "optimizer",
     "universal" or "dcp"), the source's family, the options that decided the output, and the paths of the deltas that
-    were applied, in order. `average` are the checkpoints that were averaged, None for the source, or nothing."""
+    were applied, in order. `average` are the checkpoints that were averaged, None for the source, or nothing, and
+    `adapters` those that were merged."""
 
     place: Location
     told: dict[str, Any]
@@ -73,6 +74,7 @@ class Manifest(NamedTuple):
     options: dict[str, Any]
     deltas: tuple[str, ...] = ()
     average: tuple[str | None, ...] = ()
+    adapters: tuple[str, ...] = ()
 
 
 def read_manifest(place: Location, output: str = "") -> Manifest | None:
@@ -111,7 +113,13 @@ def read_manifest(place: Location, output: str = "") -> Manifest | None:
             "here.",
             "Average them again, to another OUTPUT, and compare the two with `ckptconv diff`.",
         )
-    return Manifest(place, told, told["kind"], told["source"]["family"], given, deltas, average)
+    adapters = tuple(_reference(path, output) for path in told.get("adapters", ()))
+    if not all(adapters) or len(adapters) > _MOST_DELTAS:
+        raise UsageError(
+            f"{place} says that `ckptconv merge` merged adapters, and not where they are found from here.",
+            "Merge them again, into another OUTPUT, and compare the two with `ckptconv diff`.",
+        )
+    return Manifest(place, told, told["kind"], told["source"]["family"], given, deltas, average, adapters)
 
 
 def _reference(path: str, output: str) -> str:
@@ -307,6 +315,8 @@ def _check_source(
         raise _not_so(manifest, "its reference", manifest.told.get("like"))
     if ("average" in manifest.told) != (source.average is not None):
         raise _not_so(manifest, "its average", manifest.told.get("average"))
+    if ("adapters" in manifest.told) != bool(source.adapters):
+        raise _not_so(manifest, "its adapters", manifest.told.get("adapters"))
     if manifest.kind != _KINDS[made_of]:
         raise _not_so(manifest, "the kind of output", manifest.kind)
     for what, one in (("format", source.format), ("family", source.family), ("model_rank", source.model_rank)):

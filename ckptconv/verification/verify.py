@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
-from ckptconv.formats import averaging
+from ckptconv.formats import adapters, averaging
 from ckptconv.formats.companions import is_companion_name, together
 from ckptconv.formats.delta import Delta, read_delta
 from ckptconv.formats.detect import complete, open_source, ranks_to_convert, with_layout
@@ -227,6 +227,9 @@ def verify(
             sources = _open(normalize(source), targets, asked)
         if targets[0].manifest and targets[0].manifest.average:
             sources = [_averaged(one, targets[0].manifest, asked) for one in sources]
+        if targets[0].manifest and targets[0].manifest.adapters:
+            merged = adapters.opened(targets[0].manifest.adapters, asked.opening())
+            sources = [adapters.merging(one, merged) for one in sources]
         told, where = _recorded_map(targets[0]) if not asked.map else (None, "")
         if told:
             from ckptconv.structure.maps.chosen import of_record
