@@ -29,21 +29,25 @@ if TYPE_CHECKING:
     from ckptconv.inspection.scan.report import ScanReport
     from ckptconv.inspection.scan.scanning import scan
     from ckptconv.inspection.summary import Summary
+    from ckptconv.library.averaging import average
     from ckptconv.library.checkpoint import Checkpoint
     from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
     from ckptconv.library.distributed import DistributedReader
     from ckptconv.library.loading import load_state_dict
+    from ckptconv.library.merging import merge
     from ckptconv.library.patching import patch
     from ckptconv.library.saving import save_state_dict
     from ckptconv.library.tensor import Tensor
     from ckptconv.library.virtual import VirtualFiles
     from ckptconv.options.keywords import (
+        AverageOptions,
         ConvertOptions,
         DiffOptions,
         DistributedOptions,
         FinishOptions,
         InspectOptions,
         LoadOptions,
+        MergeOptions,
         OpenOptions,
         PatchOptions,
         RowsOptions,
@@ -62,6 +66,7 @@ if TYPE_CHECKING:
 # Where each public name lives; imported when first used, so that `import ckptconv` costs next to nothing. No module has
 # the name of a function: the import system would put the one in the place of the other.
 _HOMES = {
+    "AverageOptions": ("options.keywords", "AverageOptions"),
     "Change": ("comparison.changes", "Change"),
     "Checkpoint": ("library.checkpoint", "Checkpoint"),
     "CkptconvError": ("errors", "CkptconvError"),
@@ -77,6 +82,7 @@ _HOMES = {
     "InspectOptions": ("options.keywords", "InspectOptions"),
     "LimitError": ("errors", "LimitError"),
     "LoadOptions": ("options.keywords", "LoadOptions"),
+    "MergeOptions": ("options.keywords", "MergeOptions"),
     "NoTensorError": ("errors", "NoTensorError"),
     "OpenOptions": ("options.keywords", "OpenOptions"),
     "Options": ("options.table", "Options"),
@@ -97,6 +103,7 @@ _HOMES = {
     "Verification": ("verification.verify", "Verification"),
     "VirtualFiles": ("library.virtual", "VirtualFiles"),
     "__version__": ("version", "__version__"),
+    "average": ("library.averaging", "average"),
     "check_rows": ("rows.check", "check"),
     "convert": ("conversion", "convert"),
     "diff": ("inspection.comparing", "diff"),
@@ -104,6 +111,7 @@ _HOMES = {
     "flatten": ("structure.keymap", "flatten"),
     "inspect": ("inspection.inspecting", "inspect"),
     "load_state_dict": ("library.loading", "load_state_dict"),
+    "merge": ("library.merging", "merge"),
     "open": ("library.checkpoint", "open_checkpoint"),
     "pack_rows": ("rows.pack", "pack"),
     "patch": ("library.patching", "patch"),
@@ -115,6 +123,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "AverageOptions",
     "Change",
     "Checkpoint",
     "CkptconvError",
@@ -130,6 +139,7 @@ __all__ = [
     "InspectOptions",
     "LimitError",
     "LoadOptions",
+    "MergeOptions",
     "NoTensorError",
     "OpenOptions",
     "Options",
@@ -150,6 +160,7 @@ __all__ = [
     "Verification",
     "VirtualFiles",
     "__version__",
+    "average",
     "check_rows",
     "convert",
     "diff",
@@ -157,6 +168,7 @@ __all__ = [
     "flatten",
     "inspect",
     "load_state_dict",
+    "merge",
     "open",
     "pack_rows",
     "patch",

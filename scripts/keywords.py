@@ -13,12 +13,14 @@ from pathlib import Path
 
 from ckptconv.options.kinds import FLAG
 from ckptconv.options.table import (
+    AVERAGING,
     DIFFING,
     DISTRIBUTED,
     FINISHING,
     INSPECTING,
     LAYOUT,
     LOADING,
+    MERGING,
     OPTIONS,
     PATCHING,
     SCANNING,
@@ -33,6 +35,8 @@ TABLES: dict[str, tuple[Mapping[str, Option], str]] = {
     "InspectOptions": (INSPECTING, "Options of `inspect`."),
     "DiffOptions": (DIFFING, "Options of `diff`."),
     "PatchOptions": (PATCHING, "Options of `patch`."),
+    "AverageOptions": (AVERAGING, "Options of `average`."),
+    "MergeOptions": (MERGING, "Options of `merge`."),
     "ScanOptions": (SCANNING, "Options of `scan`."),
     "FinishOptions": (FINISHING, "Options of `finish`."),
     "OpenOptions": (VIEWING, "Options of `open`."),

@@ -27,7 +27,7 @@ PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob(
 _FENCED = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _COMMAND = re.compile(
     r"ckptconv (convert|pt2safetensors|safetensors2pt|zero-to-fp32|dcp2safetensors|safetensors2dcp|inspect|verify|diff"
-    r"|patch|scan|finish|virtual|serve|rows \w+|maps \w+)"
+    r"|average|merge|patch|scan|finish|virtual|serve|rows \w+|maps \w+)"
 )
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ckptconv.cli import signals
+from ckptconv.cli.average import average
 from ckptconv.cli.compare import diff
 from ckptconv.cli.convert import ConvertCommand, convert_, convert_one
 from ckptconv.cli.maps import maps
+from ckptconv.cli.merge import merge
 from ckptconv.cli.options import (
     CONVERTING,
     SHOWING,
@@ -32,6 +34,9 @@ from ckptconv.cli.virtual import serve, virtual
 from ckptconv.errors import UsageError
 from ckptconv.options.table import OPTIONS, TENSORS
 from ckptconv.version import __version__
+
+if TYPE_CHECKING:
+    pass
 
 ABOUT = """
 Convert checkpoints of any size to safetensors: nothing in them runs, and memory stays small.
@@ -268,7 +273,7 @@ def verify_(
     shown.verified(done)
 
 
-for each in (diff, patch, scan, virtual, serve):
+for each in (average, merge, diff, patch, scan, virtual, serve):
     app.command(each.__name__, cls=Command)(each)
 app.add_typer(rows, name="rows")
 app.add_typer(maps, name="maps")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from ckptconv.cli.typer_compat import Command
 from ckptconv.errors import UsageError
 from ckptconv.options.table import COMMAND, OPTIONS
 from ckptconv.text import UNSET
+
+if TYPE_CHECKING:
+    from ckptconv.result import Report
 
 # Options that name one output, or spread one conversion: they do not apply to several inputs.
 _OF_ONE = ("optimizer", "universal", "manifest", "attest", "depfile", "part", "dask")
@@ -119,6 +122,11 @@ def convert_one(command: str, family: str, source: str, target: str | None, opti
     """Convert one input, of any family if `family` is empty, and report it."""
     from ckptconv.conversion import convert
 
+    make(command, convert, source, target, {"family": family, **options})
+
+
+def make(command: str, call: Callable[..., Report], source: Any, target: str | None, options: dict[str, Any]) -> None:
+    """Make `target` of `source` by `call`, a function of the library, and report it."""
     output = output_of(command, options)
     address = options.pop("dask", "")
     if options.get("part") and address:
@@ -129,10 +137,9 @@ def convert_one(command: str, family: str, source: str, target: str | None, opti
             from ckptconv.cli.dask import dask_executor
 
             executor = stack.enter_context(dask_executor(address))
-        report = convert(
+        report = call(
             source,
             target,
-            family=family,
             progress=progress,
             on_total=progress.begin,
             before_commit=signals.ignore,

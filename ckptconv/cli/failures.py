@@ -54,7 +54,7 @@ _OTHER_WORDS = {
     "patch": ("apply",),
     "scan": ("audit", "picklescan", "fickling", "modelscan"),
     "finish": ("commit", "publish", "finalize"),
-    "convert": ("to", "cast", "merge", "reshard", "consolidate", "save", "export"),
+    "convert": ("to", "cast", "reshard", "consolidate", "save", "export"),
     "rows split": ("split", "unpack"),
     "rows pack": ("pack",),
 }

@@ -97,6 +97,43 @@ class Quantized:
 
 
 @dataclass(frozen=True)
+class Average:
+    """Checkpoints whose tensors are added up in order, each times its weight, and divided by `over`.
+
+    None among the `terms` is the source that has this.
+    """
+
+    terms: tuple[Source | None, ...]
+    weights: tuple[float, ...]
+    over: float
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The rank of an adapter's factors and its alpha, and those of modules that match a pattern.
+
+    A product is multiplied by alpha over the rank, or if `rooted` over its root. `dora`: rows have lengths of their
+    own.
+    """
+
+    rank: float
+    alpha: float
+    ranks: Mapping[str, float]
+    alphas: Mapping[str, float]
+    rooted: bool
+    dora: bool
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter of PEFT's. `turned`: its configuration says that the base stores matrices transposed."""
+
+    source: Source
+    scale: Scale
+    turned: bool
+
+
+@dataclass(frozen=True)
 class Source:
     """An opened checkpoint: a tree with `LazyTensor` leaves, and facts about it. It is complete and immutable.
 
@@ -128,6 +165,8 @@ class Source:
     - `companions` are small files beside it, or beside its reference, by name, that are copied along with the weights.
     - `reference` is the checkpoint whose names, files and dtypes an output of the weights takes over.
     - `quantized` says what was made of quantized weights, if weights were asked for in their place.
+    - `average` are the checkpoints that its tensors are to be averaged with; its own are as they are stored.
+    - `adapters` are to be merged into its tensors, which are as they are stored.
     - `wanted` is what was read. If that was not everything, `reread` opens the checkpoint again for more.
     - `pointers` are the paths of files that only say where the checkpoint is, such as `latest`.
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping. Of a set that is only
@@ -184,6 +223,8 @@ class Source:
     companions: Mapping[str, File] = field(default_factory=dict)
     reference: Source | None = None
     quantized: Quantized | None = None
+    average: Average | None = None
+    adapters: tuple[Adapter, ...] = ()
     wanted: Wanted = Wanted()
     reread: Callable[[Wanted], Source] | None = None
 

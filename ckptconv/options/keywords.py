@@ -21,7 +21,7 @@ class TorchDType(Protocol):
     def to_real(self) -> Any: ...
 
 
-class _ConvertInspectPatchRows(TypedDict, total=False):
+class _ConvertInspectPatchAverageMergeRows(TypedDict, total=False):
     """Options that these calls share."""
 
     max_shard_size: int | str | None
@@ -29,7 +29,7 @@ class _ConvertInspectPatchRows(TypedDict, total=False):
     else files as the input has them."""
 
 
-class _ConvertPatchLoadDistributedRows(TypedDict, total=False):
+class _ConvertPatchAverageMergeLoadDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
     dtype: str | TorchDType | None
@@ -37,14 +37,14 @@ class _ConvertPatchLoadDistributedRows(TypedDict, total=False):
     Default: float32 for a DeepSpeed checkpoint, else keep."""
 
 
-class _ConvertInspectDiffOpenLoadRows(TypedDict, total=False):
+class _ConvertInspectDiffAverageMergeOpenLoadRows(TypedDict, total=False):
     """Options that these calls share."""
 
     dequantize: bool
     """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
 
 
-class _ConvertInspectDiffPatchOpenLoadDistributedRows(TypedDict, total=False):
+class _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
     key: str | None
@@ -54,7 +54,7 @@ class _ConvertInspectDiffPatchOpenLoadDistributedRows(TypedDict, total=False):
     """The tag of a DeepSpeed run. Default: what `latest` says."""
 
 
-class _ConvertInspectDiffDistributedRows(TypedDict, total=False):
+class _ConvertInspectDiffAverageMergeDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
     include: str | list[str] | tuple[str, ...] | None
@@ -64,7 +64,7 @@ class _ConvertInspectDiffDistributedRows(TypedDict, total=False):
     """No names that match, such as '*.bias'; repeatable."""
 
 
-class _ConvertDiffPatchDistributedRows(TypedDict, total=False):
+class _ConvertDiffPatchAverageMergeDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
     strip_prefix: str | None
@@ -77,7 +77,7 @@ class _ConvertDiffPatchDistributedRows(TypedDict, total=False):
     """Leave frozen parameters out."""
 
 
-class _ConvertInspectOpenDistributedRows(TypedDict, total=False):
+class _ConvertInspectAverageMergeOpenDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
     map: str | os.PathLike[str] | None
@@ -85,14 +85,14 @@ class _ConvertInspectOpenDistributedRows(TypedDict, total=False):
     file of rules."""
 
 
-class _ConvertInspectDiffOpenDistributedRows(TypedDict, total=False):
+class _ConvertInspectDiffAverageMergeOpenDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
     size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
     """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
 
 
-class _ConvertRows(TypedDict, total=False):
+class _ConvertAverageMergeRows(TypedDict, total=False):
     """Options that these calls share."""
 
     tied: Literal["alias", "duplicate"] | None
@@ -119,22 +119,6 @@ class _ConvertRows(TypedDict, total=False):
     depfile: str | os.PathLike[str] | None
     """Write a rule for make there: which files the output is made of."""
 
-    for_hub: bool
-    """Write a model to publish: its weights alone, found without --key, with config.json, tokenizer and the like,
-    without structure record and manifest."""
-
-    universal: str | os.PathLike[str] | None
-    """Write a universal checkpoint there, to resume from."""
-
-    zero_stage: int | str | None
-    """The ZeRO stage that the universal checkpoint is for. Default: any; of a ZeRO checkpoint, its own."""
-
-    fresh_optimizer: bool
-    """Begin the universal checkpoint with zero moments and step 0, whatever INPUT holds."""
-
-    per_rank: bool
-    """Tensor parallel: OUTPUT/mp_rank_NN/ for each rank."""
-
     opaque: Literal["keep", "drop"] | None
     """Objects of classes that are not known to be data: write them, or leave them out. Default: refuse."""
 
@@ -142,7 +126,7 @@ class _ConvertRows(TypedDict, total=False):
     """The same as --opaque drop."""
 
 
-class _ConvertOpenRows(TypedDict, total=False):
+class _ConvertAverageMergeOpenRows(TypedDict, total=False):
     """Options that these calls share."""
 
     like: str | os.PathLike[str] | None
@@ -159,12 +143,16 @@ class _ConvertOpenRows(TypedDict, total=False):
     """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
 
 
-class _ConvertDistributedRows(TypedDict, total=False):
+class _ConvertAverageMergeDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
     model_key: str | None
     """Put the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside
     --optimizer."""
+
+
+class _ConvertDistributedRows(TypedDict, total=False):
+    """Options that these calls share."""
 
     optimizer_key: str | None
     """Put the optimizer states under KEY."""
@@ -173,7 +161,7 @@ class _ConvertDistributedRows(TypedDict, total=False):
     """One key for each state and setting of a parameter, as flatten_optimizer_state_dict and torchtitan have it."""
 
 
-class _ConvertDiffPatchRows(TypedDict, total=False):
+class _ConvertDiffPatchAverageMergeRows(TypedDict, total=False):
     """Options that these calls share."""
 
     jobs: int | str | None
@@ -183,7 +171,7 @@ class _ConvertDiffPatchRows(TypedDict, total=False):
     """Most memory for all buffers together. Default: 8MiB; 24MiB where something is remote."""
 
 
-class _ConvertPatchFinishRows(TypedDict, total=False):
+class _ConvertPatchAverageMergeFinishRows(TypedDict, total=False):
     """Options that these calls share."""
 
     fsync: bool
@@ -193,7 +181,7 @@ class _ConvertPatchFinishRows(TypedDict, total=False):
     """Write there what was made of what, with checksums."""
 
 
-class _ConvertPatchRows(TypedDict, total=False):
+class _ConvertPatchAverageMergeRows(TypedDict, total=False):
     """Options that these calls share."""
 
     clobber: bool
@@ -207,7 +195,7 @@ class _ConvertPatchRows(TypedDict, total=False):
     same as --no-copy-config. Default: from the hub, of a pipeline of diffusers, and from REF of --like."""
 
 
-class _ConvertFinishRows(TypedDict, total=False):
+class _ConvertAverageMergeFinishRows(TypedDict, total=False):
     """Options that these calls share."""
 
     checksum: bool
@@ -217,7 +205,7 @@ class _ConvertFinishRows(TypedDict, total=False):
     """Write there, to be signed, the digests as OpenSSF Model Signing has them, and the provenance; needs --digest."""
 
 
-class _ConvertInspectDiffPatchOpenDistributedRows(TypedDict, total=False):
+class _ConvertInspectDiffPatchAverageMergeOpenDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
     spool_dir: str | os.PathLike[str] | None
@@ -227,14 +215,14 @@ class _ConvertInspectDiffPatchOpenDistributedRows(TypedDict, total=False):
     """Take even files that carry an attack; nothing in them runs."""
 
 
-class _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows(TypedDict, total=False):
+class _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
 
 
-class _ConvertInspectDiffPatchOpenLoadRows(TypedDict, total=False):
+class _ConvertInspectDiffPatchAverageMergeOpenLoadRows(TypedDict, total=False):
     """Options that these calls share."""
 
     raw: bool
@@ -255,7 +243,7 @@ class _ConvertInspectOpenRows(TypedDict, total=False):
     """The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's."""
 
 
-class _ConvertDiffPatchOpenLoadDistributedRows(TypedDict, total=False):
+class _ConvertDiffPatchAverageMergeOpenLoadDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
     master: bool
@@ -272,6 +260,26 @@ class _ConvertDistributed(TypedDict, total=False):
     """Write the optimizer states there, by parameter."""
 
 
+class _ConvertRows(TypedDict, total=False):
+    """Options that these calls share."""
+
+    for_hub: bool
+    """Write a model to publish: its weights alone, found without --key, with config.json, tokenizer and the like,
+    without structure record and manifest."""
+
+    universal: str | os.PathLike[str] | None
+    """Write a universal checkpoint there, to resume from."""
+
+    zero_stage: int | str | None
+    """The ZeRO stage that the universal checkpoint is for. Default: any; of a ZeRO checkpoint, its own."""
+
+    fresh_optimizer: bool
+    """Begin the universal checkpoint with zero moments and step 0, whatever INPUT holds."""
+
+    per_rank: bool
+    """Tensor parallel: OUTPUT/mp_rank_NN/ for each rank."""
+
+
 class _InspectDiff(TypedDict, total=False):
     """Options that these calls share."""
 
@@ -280,43 +288,45 @@ class _InspectDiff(TypedDict, total=False):
 
 
 class ConvertOptions(
-    _ConvertInspectPatchRows,
-    _ConvertPatchLoadDistributedRows,
-    _ConvertInspectDiffOpenLoadRows,
-    _ConvertInspectDiffPatchOpenLoadDistributedRows,
-    _ConvertInspectDiffDistributedRows,
-    _ConvertDiffPatchDistributedRows,
-    _ConvertInspectOpenDistributedRows,
-    _ConvertInspectDiffOpenDistributedRows,
-    _ConvertRows,
-    _ConvertOpenRows,
+    _ConvertInspectPatchAverageMergeRows,
+    _ConvertPatchAverageMergeLoadDistributedRows,
+    _ConvertInspectDiffAverageMergeOpenLoadRows,
+    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
+    _ConvertInspectDiffAverageMergeDistributedRows,
+    _ConvertDiffPatchAverageMergeDistributedRows,
+    _ConvertInspectAverageMergeOpenDistributedRows,
+    _ConvertInspectDiffAverageMergeOpenDistributedRows,
+    _ConvertAverageMergeRows,
+    _ConvertAverageMergeOpenRows,
+    _ConvertAverageMergeDistributedRows,
     _ConvertDistributedRows,
-    _ConvertDiffPatchRows,
-    _ConvertPatchFinishRows,
-    _ConvertPatchRows,
-    _ConvertFinishRows,
-    _ConvertInspectDiffPatchOpenDistributedRows,
-    _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows,
-    _ConvertInspectDiffPatchOpenLoadRows,
+    _ConvertDiffPatchAverageMergeRows,
+    _ConvertPatchAverageMergeFinishRows,
+    _ConvertPatchAverageMergeRows,
+    _ConvertAverageMergeFinishRows,
+    _ConvertInspectDiffPatchAverageMergeOpenDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeOpenLoadRows,
     _ConvertDiffPatchOpenLoadRows,
     _ConvertInspectOpenRows,
-    _ConvertDiffPatchOpenLoadDistributedRows,
+    _ConvertDiffPatchAverageMergeOpenLoadDistributedRows,
     _ConvertDistributed,
+    _ConvertRows,
     total=False,
 ):
     """Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."""
 
 
 class InspectOptions(
-    _ConvertInspectPatchRows,
-    _ConvertInspectDiffOpenLoadRows,
-    _ConvertInspectDiffPatchOpenLoadDistributedRows,
-    _ConvertInspectDiffDistributedRows,
-    _ConvertInspectOpenDistributedRows,
-    _ConvertInspectDiffOpenDistributedRows,
-    _ConvertInspectDiffPatchOpenDistributedRows,
-    _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows,
-    _ConvertInspectDiffPatchOpenLoadRows,
+    _ConvertInspectPatchAverageMergeRows,
+    _ConvertInspectDiffAverageMergeOpenLoadRows,
+    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
+    _ConvertInspectDiffAverageMergeDistributedRows,
+    _ConvertInspectAverageMergeOpenDistributedRows,
+    _ConvertInspectDiffAverageMergeOpenDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeOpenDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeOpenLoadRows,
     _ConvertInspectOpenRows,
     _InspectDiff,
     total=False,
@@ -331,17 +341,17 @@ class InspectOptions(
 
 
 class DiffOptions(
-    _ConvertInspectDiffOpenLoadRows,
-    _ConvertInspectDiffPatchOpenLoadDistributedRows,
-    _ConvertInspectDiffDistributedRows,
-    _ConvertDiffPatchDistributedRows,
-    _ConvertInspectDiffOpenDistributedRows,
-    _ConvertDiffPatchRows,
-    _ConvertInspectDiffPatchOpenDistributedRows,
-    _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows,
-    _ConvertInspectDiffPatchOpenLoadRows,
+    _ConvertInspectDiffAverageMergeOpenLoadRows,
+    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
+    _ConvertInspectDiffAverageMergeDistributedRows,
+    _ConvertDiffPatchAverageMergeDistributedRows,
+    _ConvertInspectDiffAverageMergeOpenDistributedRows,
+    _ConvertDiffPatchAverageMergeRows,
+    _ConvertInspectDiffPatchAverageMergeOpenDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeOpenLoadRows,
     _ConvertDiffPatchOpenLoadRows,
-    _ConvertDiffPatchOpenLoadDistributedRows,
+    _ConvertDiffPatchAverageMergeOpenLoadDistributedRows,
     _InspectDiff,
     total=False,
 ):
@@ -384,45 +394,109 @@ class DiffOptions(
 
 
 class PatchOptions(
-    _ConvertInspectPatchRows,
-    _ConvertPatchLoadDistributedRows,
-    _ConvertInspectDiffPatchOpenLoadDistributedRows,
-    _ConvertDiffPatchDistributedRows,
-    _ConvertDiffPatchRows,
-    _ConvertPatchFinishRows,
-    _ConvertPatchRows,
-    _ConvertInspectDiffPatchOpenDistributedRows,
-    _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows,
-    _ConvertInspectDiffPatchOpenLoadRows,
+    _ConvertInspectPatchAverageMergeRows,
+    _ConvertPatchAverageMergeLoadDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
+    _ConvertDiffPatchAverageMergeDistributedRows,
+    _ConvertDiffPatchAverageMergeRows,
+    _ConvertPatchAverageMergeFinishRows,
+    _ConvertPatchAverageMergeRows,
+    _ConvertInspectDiffPatchAverageMergeOpenDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeOpenLoadRows,
     _ConvertDiffPatchOpenLoadRows,
-    _ConvertDiffPatchOpenLoadDistributedRows,
+    _ConvertDiffPatchAverageMergeOpenLoadDistributedRows,
     total=False,
 ):
     """Options of `patch`."""
 
 
-class ScanOptions(_ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows, total=False):
+class AverageOptions(
+    _ConvertInspectPatchAverageMergeRows,
+    _ConvertPatchAverageMergeLoadDistributedRows,
+    _ConvertInspectDiffAverageMergeOpenLoadRows,
+    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
+    _ConvertInspectDiffAverageMergeDistributedRows,
+    _ConvertDiffPatchAverageMergeDistributedRows,
+    _ConvertInspectAverageMergeOpenDistributedRows,
+    _ConvertInspectDiffAverageMergeOpenDistributedRows,
+    _ConvertAverageMergeRows,
+    _ConvertAverageMergeOpenRows,
+    _ConvertAverageMergeDistributedRows,
+    _ConvertDiffPatchAverageMergeRows,
+    _ConvertPatchAverageMergeFinishRows,
+    _ConvertPatchAverageMergeRows,
+    _ConvertAverageMergeFinishRows,
+    _ConvertInspectDiffPatchAverageMergeOpenDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeOpenLoadRows,
+    _ConvertDiffPatchAverageMergeOpenLoadDistributedRows,
+    total=False,
+):
+    """Options of `average`."""
+
+    weights: str | list[float] | tuple[float, ...] | None
+    """How much each STEP counts, in order, such as 1,1,2; they may be negative, and the sum is divided by theirs.
+    Default: 1 for each."""
+
+    ema: float | str | None
+    """Exponential moving average: each STEP counts by 1 - DECAY, and what was before it by DECAY."""
+
+    minus: str | os.PathLike[str] | None
+    """Do not divide: the first STEP, and by their weights what the others have more than BASE; of one STEP, what it
+    has more itself."""
+
+
+class MergeOptions(
+    _ConvertInspectPatchAverageMergeRows,
+    _ConvertPatchAverageMergeLoadDistributedRows,
+    _ConvertInspectDiffAverageMergeOpenLoadRows,
+    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
+    _ConvertInspectDiffAverageMergeDistributedRows,
+    _ConvertDiffPatchAverageMergeDistributedRows,
+    _ConvertInspectAverageMergeOpenDistributedRows,
+    _ConvertInspectDiffAverageMergeOpenDistributedRows,
+    _ConvertAverageMergeRows,
+    _ConvertAverageMergeOpenRows,
+    _ConvertAverageMergeDistributedRows,
+    _ConvertDiffPatchAverageMergeRows,
+    _ConvertPatchAverageMergeFinishRows,
+    _ConvertPatchAverageMergeRows,
+    _ConvertAverageMergeFinishRows,
+    _ConvertInspectDiffPatchAverageMergeOpenDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeOpenLoadRows,
+    _ConvertDiffPatchAverageMergeOpenLoadDistributedRows,
+    total=False,
+):
+    """Options of `merge`."""
+
+
+class ScanOptions(_ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows, total=False):
     """Options of `scan`."""
 
 
 class FinishOptions(
-    _ConvertPatchFinishRows, _ConvertFinishRows, _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows, total=False
+    _ConvertPatchAverageMergeFinishRows,
+    _ConvertAverageMergeFinishRows,
+    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
+    total=False,
 ):
     """Options of `finish`."""
 
 
 class OpenOptions(
-    _ConvertInspectDiffOpenLoadRows,
-    _ConvertInspectDiffPatchOpenLoadDistributedRows,
-    _ConvertInspectOpenDistributedRows,
-    _ConvertInspectDiffOpenDistributedRows,
-    _ConvertOpenRows,
-    _ConvertInspectDiffPatchOpenDistributedRows,
-    _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows,
-    _ConvertInspectDiffPatchOpenLoadRows,
+    _ConvertInspectDiffAverageMergeOpenLoadRows,
+    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
+    _ConvertInspectAverageMergeOpenDistributedRows,
+    _ConvertInspectDiffAverageMergeOpenDistributedRows,
+    _ConvertAverageMergeOpenRows,
+    _ConvertInspectDiffPatchAverageMergeOpenDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeOpenLoadRows,
     _ConvertDiffPatchOpenLoadRows,
     _ConvertInspectOpenRows,
-    _ConvertDiffPatchOpenLoadDistributedRows,
+    _ConvertDiffPatchAverageMergeOpenLoadDistributedRows,
     total=False,
 ):
     """Options of `open`."""
@@ -438,29 +512,30 @@ class OpenOptions(
 
 
 class LoadOptions(
-    _ConvertPatchLoadDistributedRows,
-    _ConvertInspectDiffOpenLoadRows,
-    _ConvertInspectDiffPatchOpenLoadDistributedRows,
-    _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows,
-    _ConvertInspectDiffPatchOpenLoadRows,
+    _ConvertPatchAverageMergeLoadDistributedRows,
+    _ConvertInspectDiffAverageMergeOpenLoadRows,
+    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeOpenLoadRows,
     _ConvertDiffPatchOpenLoadRows,
-    _ConvertDiffPatchOpenLoadDistributedRows,
+    _ConvertDiffPatchAverageMergeOpenLoadDistributedRows,
     total=False,
 ):
     """Options of `load_state_dict`."""
 
 
 class DistributedOptions(
-    _ConvertPatchLoadDistributedRows,
-    _ConvertInspectDiffPatchOpenLoadDistributedRows,
-    _ConvertInspectDiffDistributedRows,
-    _ConvertDiffPatchDistributedRows,
-    _ConvertInspectOpenDistributedRows,
-    _ConvertInspectDiffOpenDistributedRows,
+    _ConvertPatchAverageMergeLoadDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
+    _ConvertInspectDiffAverageMergeDistributedRows,
+    _ConvertDiffPatchAverageMergeDistributedRows,
+    _ConvertInspectAverageMergeOpenDistributedRows,
+    _ConvertInspectDiffAverageMergeOpenDistributedRows,
+    _ConvertAverageMergeDistributedRows,
     _ConvertDistributedRows,
-    _ConvertInspectDiffPatchOpenDistributedRows,
-    _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows,
-    _ConvertDiffPatchOpenLoadDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeOpenDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
+    _ConvertDiffPatchAverageMergeOpenLoadDistributedRows,
     _ConvertDistributed,
     total=False,
 ):
@@ -468,27 +543,29 @@ class DistributedOptions(
 
 
 class RowsOptions(
-    _ConvertInspectPatchRows,
-    _ConvertPatchLoadDistributedRows,
-    _ConvertInspectDiffOpenLoadRows,
-    _ConvertInspectDiffPatchOpenLoadDistributedRows,
-    _ConvertInspectDiffDistributedRows,
-    _ConvertDiffPatchDistributedRows,
-    _ConvertInspectOpenDistributedRows,
-    _ConvertInspectDiffOpenDistributedRows,
-    _ConvertRows,
-    _ConvertOpenRows,
+    _ConvertInspectPatchAverageMergeRows,
+    _ConvertPatchAverageMergeLoadDistributedRows,
+    _ConvertInspectDiffAverageMergeOpenLoadRows,
+    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
+    _ConvertInspectDiffAverageMergeDistributedRows,
+    _ConvertDiffPatchAverageMergeDistributedRows,
+    _ConvertInspectAverageMergeOpenDistributedRows,
+    _ConvertInspectDiffAverageMergeOpenDistributedRows,
+    _ConvertAverageMergeRows,
+    _ConvertAverageMergeOpenRows,
+    _ConvertAverageMergeDistributedRows,
     _ConvertDistributedRows,
-    _ConvertDiffPatchRows,
-    _ConvertPatchFinishRows,
-    _ConvertPatchRows,
-    _ConvertFinishRows,
-    _ConvertInspectDiffPatchOpenDistributedRows,
-    _ConvertInspectDiffPatchScanFinishOpenLoadDistributedRows,
-    _ConvertInspectDiffPatchOpenLoadRows,
+    _ConvertDiffPatchAverageMergeRows,
+    _ConvertPatchAverageMergeFinishRows,
+    _ConvertPatchAverageMergeRows,
+    _ConvertAverageMergeFinishRows,
+    _ConvertInspectDiffPatchAverageMergeOpenDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
+    _ConvertInspectDiffPatchAverageMergeOpenLoadRows,
     _ConvertDiffPatchOpenLoadRows,
     _ConvertInspectOpenRows,
-    _ConvertDiffPatchOpenLoadDistributedRows,
+    _ConvertDiffPatchAverageMergeOpenLoadDistributedRows,
+    _ConvertRows,
     total=False,
 ):
     """Options of `split_rows`, `pack_rows` and `check_rows`."""

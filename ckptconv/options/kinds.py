@@ -13,6 +13,7 @@ from ckptconv.text import brief, parse_count, parse_part, parse_path, parse_size
 # The default of `memory` if something is remote: requests are large, and several run at once.
 FAR_MEMORY = 24 << 20
 MOST_ITEMS = 100_000_000  # items in a row
+_MOST_NUMBER = 1e100  # of which a thousand can be added up
 _MOST_SIZE = (1 << 63) - 1  # of an axis
 DTYPES = ("float32", "bfloat16", "float16", "keep")
 # Short names of dtypes.
@@ -97,6 +98,17 @@ def _number(value: Any, called: str) -> float:
     if not 0 <= number < math.inf:
         raise UsageError(f"{called} is {brief(value)}; it is a number from 0 on, such as 1e-5.")
     return number
+
+
+def _numbers(value: Any, called: str) -> tuple[float, ...]:
+    """Return finite numbers of a list, or of text with commas between them."""
+    try:
+        numbers = [float(each) for each in (value.split(",") if isinstance(value, str) else value)]
+    except (TypeError, ValueError, OverflowError):
+        numbers = []
+    if not numbers or not all(abs(number) <= _MOST_NUMBER for number in numbers):
+        raise UsageError(f"{called} is {brief(value)}; it is numbers, such as 1,1,2.")
+    return tuple(numbers)
 
 
 def _mapping(value: Any, called: str) -> dict[str, Any]:
@@ -189,6 +201,7 @@ RULES = Kind(_rules, list[str], list, unset=(), accepts=_SEVERAL)
 NAMES = Kind(_names, list[str], dict, unset={}, accepts=f"Mapping[str, str] | {_SEVERAL}")
 SIZES = Kind(_sizes, list[str], dict, unset={}, accepts=f"Mapping[str, int] | {_SEVERAL}")
 MAPPING = Kind(_mapping, stored=dict, unset={}, accepts="Mapping[str, Any] | str")
+NUMBERS = Kind(_numbers, stored=list, accepts="str | list[float] | tuple[float, ...]")
 NUMBER = Kind(_number, stored=float, accepts="float | str")
 SIZE = Kind(parse_size, stored=int, accepts="int | str")
 PART = Kind(_part, stored=list, accepts="tuple[int, int] | list[int] | str")

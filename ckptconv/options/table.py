@@ -26,6 +26,7 @@ from ckptconv.options.kinds import (
     MOST_ITEMS,
     NAMES,
     NUMBER,
+    NUMBERS,
     OPAQUE,
     PART,
     PATH,
@@ -727,6 +728,34 @@ class _Comparing:
     )
 
 
+class _Averaging:
+    """Options that only `average` has."""
+
+    weights = Option(
+        NUMBERS,
+        "How much each STEP counts, in order, such as 1,1,2; they may be negative, and the sum is divided by theirs.",
+        metavar="W,...",
+        fallback="1 for each",
+        group=TAKE,
+        common=True,
+    )
+    ema = Option(
+        NUMBER,
+        "Exponential moving average: each STEP counts by 1 - DECAY, and what was before it by DECAY.",
+        metavar="DECAY",
+        group=TAKE,
+        common=True,
+    )
+    minus = Option(
+        PATH,
+        "Do not divide: the first STEP, and by their weights what the others have more than BASE; of one STEP, what it "
+        "has more itself.",
+        metavar="BASE",
+        group=TAKE,
+        common=True,
+    )
+
+
 # The table, in parts: one name may be different options in different parts.
 OPTIONS = Options.table
 LAYOUT = RowOptions.table
@@ -771,6 +800,14 @@ PATCHING = _named_in(
     "max_shard_size dtype key strip_prefix rename copy_config tag exclude_frozen_parameters master unstack raw alone "
     "inert jobs memory fsync clobber spool_dir manifest dry_run storage_options",
 )
+MERGING = _named_in(
+    OPTIONS,
+    "max_shard_size dtype dequantize key include exclude strip_prefix rename map size tied like partial fill "
+    "structure to chunks model_key copy_config tag exclude_frozen_parameters master unstack raw opaque drop_opaque "
+    "inert jobs memory fsync clobber verify checksum spool_dir part manifest digest attest depfile dry_run "
+    "storage_options",
+)
+AVERAGING = {**_options_in(_Averaging), **MERGING}
 SCANNING = _named_in(OPTIONS, "storage_options")
 # Which tensors to convert, and how.
 TENSORS = tuple(

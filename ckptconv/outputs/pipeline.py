@@ -6,15 +6,17 @@ them, apply the map, take over what the reference says, and write down in the me
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.formats.optimizers import optimizers_in
 from ckptconv.formats.source import Source, StoredTensors
 from ckptconv.options.table import Options
-from ckptconv.outputs import likeness, selection, writable
+from ckptconv.outputs import adapters, averages, likeness, selection, writable
 from ckptconv.outputs.mapped import map_back, mapped, mapped_states
 from ckptconv.outputs.selected import METADATA, Selected
 from ckptconv.outputs.selection import Rename
@@ -22,7 +24,7 @@ from ckptconv.pickles import nodes
 from ckptconv.structure import keymap, torchao
 from ckptconv.structure.choice import Choice
 from ckptconv.structure.record import MAP_KEY
-from ckptconv.tensors.lazy import Equal, Tagged, same_bytes, untagged
+from ckptconv.tensors.lazy import Equal, LazyTensor, Tagged, same_bytes, untagged
 from ckptconv.text import some
 
 
@@ -174,18 +176,25 @@ _SELECTIONS = {"weights": _weights, "optimizer": _states, "tree": _tree}
 
 
 class _Named(NamedTuple):
-    """The tensors of a source by the names that options are about, and the source's ties {alias: owner} of these."""
+    """The tensors of a source by the names that options are about, and the source's ties {alias: owner} of these.
+
+    `optimizers` are the names under which it has optimizers among them.
+    """
 
     described: keymap.Flattened
     ties: Mapping[str, str]
     structured: bool
     choice: Choice
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    optimizers: tuple[str, ...] = ()
 
 
 def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
     """Return the weights that the options choose, with the names that they give."""
-    described, ties, structured, choice, warnings = _named(source, options)
+    named = _averaged(source, options) if source.average else _named(source, options)
+    named = _merged(source, options, named) if source.adapters else named
+    described, ties, structured, choice, warnings, notes, _ = named
     flat = described.tensors
     names = _names(source, flat, options, choice, rename)
     quantized = described.quantized or torchao.read(source.remarks, flat)
@@ -209,6 +218,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
         widen_only=options.dtype is None,
         fixed=frozenset(names[name] for name in fixed if name in names),
         warnings=warnings,
+        notes=notes,
         quantized=quantized,
     )
 
@@ -216,10 +226,12 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
 def _named(source: Source, options: Options) -> _Named:
     """Return what a key leads to, by the names of the structure record, or those of the file if it has others."""
     choice = Choice(options.include, options.exclude)
-    described = _flattened(source, tree_of(source, options), choice)
+    tree = tree_of(source, options)
+    described = _flattened(source, tree, choice)
+    optimizers = tuple(name for name, _ in optimizers_in(tree)) if isinstance(tree, Mapping) else ()
     structured, stored = source.structured and options.structure, source.stored
     if not stored or options.key or stored.tensors.keys() == described.tensors.keys():
-        return _Named(described, source.owners, structured, choice)
+        return _Named(described, source.owners, structured, choice, optimizers=optimizers)
     # The record gives other names than the file does, as the output of a conversion that renamed. The file's count.
     choice = Choice(options.include, options.exclude)
     warnings: tuple[str, ...] = ()
@@ -228,7 +240,54 @@ def _named(source: Source, options: Options) -> _Named:
         why = "--include or --exclude" if choice else "--tied duplicate"
         told = f"the names of its tensors have been changed, and it cannot be kept with {why}"
         warnings = (f"{source.path}: its structure record was left out: {told}.",)
-    return _Named(_as_stored(stored, described, structured), stored.aliases, structured, choice, warnings)
+    described = _as_stored(stored, described, structured)
+    return _Named(described, stored.aliases, structured, choice, warnings, optimizers=optimizers)
+
+
+def _averaged(source: Source, options: Options) -> _Named:
+    """Return the tensors of `source`, those that can be averaged with others' as averages."""
+    assert source.average is not None
+    mine = _named(source, options)
+    terms = []
+    for each in source.average.terms:
+        if each is not None:
+            each.check_weights()
+        named = mine if each is None else _named(each, options)
+        flat = named.described.tensors
+        chosen = {name: flat[name] for name in selection.matching(flat, Choice(options.include, options.exclude))}
+        fixed = named.described.fixed | torchao.parts_of(named.described.quantized)
+        terms.append(averages.Term((each or source).path, chosen, fixed, named.ties, named.optimizers))
+    dtype = options.dtype or source.default_dtype
+    stored_as = functools.partial(selection.goal, dtype=dtype, widen_only=source.default_dtype == dtype == "float32")
+    own = terms[source.average.terms.index(None)]
+    found = averages.averaged(terms, own, source.average, stored_as)
+    described = mine.described._replace(tensors={**mine.described.tensors, **found.tensors}, apart=False)
+    named = mine._replace(described=described, ties=found.ties, notes=found.notes)
+    if not found.untied or described.structure is None:
+        return named
+    told = f"its structure record was left out: in it {some(found.untied, 3)} are tied, and not in all checkpoints."
+    return named._replace(
+        described=described._replace(structure=None),
+        structured=False,
+        warnings=(*mine.warnings, f"{source.path}: {told}"),
+    )
+
+
+def _merged(source: Source, options: Options, named: _Named) -> _Named:
+    """Return `named`, the tensors of `source`, with its adapters merged, rounded once to the dtype that is stored."""
+    base = named.described.tensors
+    adapters_ = [(each, _named(each.source, Options()).described.tensors) for each in source.adapters]
+    found = adapters.merged(base, named.ties, adapters_, source.path)
+    dtype = options.dtype or source.default_dtype
+    widen_only = source.default_dtype == dtype == "float32"
+    known: dict[int, LazyTensor] = {}
+    made = {}
+    for name, tensor in found.tensors.items():
+        goal = selection.goal(base[name].dtype, dtype, widen_only)
+        # Tied names have one object.
+        made[name] = known.setdefault(id(tensor), selection.converted(name, tensor, goal.name))
+    described = named.described._replace(tensors={**base, **made}, apart=False)
+    return named._replace(described=described, notes=(*named.notes, *found.notes))
 
 
 def _as_stored(stored: StoredTensors, described: keymap.Flattened, structured: bool) -> keymap.Flattened:

@@ -70,6 +70,12 @@ class Output:
 
 
 def _torch_output(source: Source, target: Target, options: Options) -> Output:
+    if source.average or source.adapters:
+        raise UsageError(
+            f"{target.path} is named as a file for torch.load, and what is computed is written as safetensors. Nothing "
+            "was written.",
+            "Give a directory, or a name that ends in .safetensors; `ckptconv safetensors2pt` makes a .pt of it.",
+        )
     if source.family != safetensors_input.FAMILY:
         raise UsageError(
             f"{target.path} is named as a file for torch.load, which is made of safetensors, and {source.path} is "
@@ -140,7 +146,7 @@ def _dcp_output(source: Source, target: Target, options: Options) -> Output:
         warnings.append(f"left out, as safetensors shards hold tensors alone: {some(found.values)}")
     if target.layout and (unlike := dcp.unlike(found.tensors, target.layout)):
         warnings.append(f"not in {options.like} with this shape, so written whole: {some(unlike)}")
-    told = Told(idle=found.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings))
+    told = Told(idle=found.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings), notes=found.chosen.notes)
     made = output_of("dcp", [source], target, options, files, {}, told)
     return replace(made, described=len(found.tensors))
 
@@ -202,6 +208,12 @@ def output_of(
         head["map"] = told.map
     if sources[0].quantized:
         head["dequantized"] = dict(sorted(sources[0].quantized.formats.items()))
+    if sources[0].average:
+        average = sources[0].average
+        terms = [seen_from(target, each.path) if each else None for each in average.terms]
+        head["average"] = {"terms": terms, "weights": list(average.weights), "over": average.over}
+    if sources[0].adapters:
+        head["adapters"] = [seen_from(target, each.source.path) for each in sources[0].adapters]
     if options.digest:
         head["digest"] = options.digest
     told = told or Told()
@@ -274,6 +286,7 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     left = selection.left_alone({name: kept[name] for name in kept if name in chosen.fixed}, chosen.dtype)
     if chosen.widen_only:
         left += selection.left_wider({name: kept[name] for name in kept if name not in chosen.fixed}, chosen.dtype)
+    notes = chosen.notes
     lacking = likeness.left_out(chosen.like, source.path) if chosen.like else ()
     warnings, metadata = (*chosen.warnings, *left, *lacking), chosen.stated(aliases)
     idle, is_structured = chosen.idle(options), chosen.structured
@@ -301,7 +314,7 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     if taken and options.dry_run:
         taken.tensors = likeness.rows(origins, files)
     told = _told(source, described, structure, options, idle, fixed, warnings)
-    return files, aliases, replace(told, like=taken, map=record, made_of=made_of, equal=equal)
+    return files, aliases, replace(told, like=taken, map=record, made_of=made_of, equal=equal, notes=notes)
 
 
 def _told(

@@ -6,6 +6,7 @@ not write raises ValueError, whose text says what is wrong with "it".
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -141,7 +142,7 @@ def check_heading(told: Any) -> None:
         told,
         "its heading",
         {"ckptconv", "plan", "kind", "source", "options", "aliases"},
-        {"like", "map", "digest", "deltas", "dequantized"},
+        {"like", "map", "digest", "deltas", "dequantized", "average", "adapters"},
     )
     for name in ("ckptconv", "plan", "kind"):
         text_of(told[name], name)
@@ -164,11 +165,28 @@ def check_heading(told: Any) -> None:
     object_of(told.get("map", {}), "its map")
     for name, count in object_of(told.get("dequantized", {}), "its formats of quantized weights").items():
         count_of(count, f"the number of weights that were {name}")
+    if "average" in told:
+        _check_average(told["average"])
+    for path in list_of(told.get("adapters", []), "its adapters"):
+        text_of(path, "the path of an adapter")
     if "deltas" in told:
         if not list_of(told["deltas"], "its deltas") or told["kind"] != "weights":
             raise ValueError("its deltas change nothing")
         for path in told["deltas"]:
             text_of(path, "the path of a delta")
+
+
+def _check_average(told: Any) -> None:
+    """Raise ValueError unless `told` says which checkpoints were averaged, and with which weights."""
+    object_of(told, "its average", {"terms", "weights", "over"})
+    terms = list_of(told["terms"], "the checkpoints that it is an average of")
+    numbers = [*list_of(told["weights"], "the weights of its average"), told["over"]]
+    if terms.count(None) != 1 or len(numbers) != len(terms) + 1 or not told["over"]:
+        raise ValueError("its average is none")
+    for path in terms:
+        text_of("" if path is None else path, "the path of a checkpoint")
+    if not all(type(number) is float and math.isfinite(number) for number in numbers):
+        raise ValueError("the weights of its average are no numbers")
 
 
 def check_manifest(told: Any) -> None:

@@ -30,7 +30,8 @@ class Selected:
     owner}, by new name. `fixed` are new names of tensors that are never cast. `quantized` are torchao's tensors, by old
     name. `like` is what the output takes over from the source's reference: then `tensors` has those that are filled in
     too, and `owners` are all aliases. `metadata` is that of every file of the output, without aliases, structure record
-    and what torchao says of `quantized`. `warnings` say what of the source is left out.
+    and what torchao says of `quantized`. `warnings` say what of the source is left out,
+    `notes` what was computed.
 
     If a map was `applied`, the tensors and names are those of its other side, and `unmapped` is what was selected
     before. `equal` are tensors by name of which the map kept one: they have to be equal.
@@ -51,6 +52,7 @@ class Selected:
     fixed: frozenset[str] = frozenset()
     metadata: Mapping[str, str] = field(default_factory=lambda: dict(METADATA))
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     quantized: Mapping[str, torchao.Quantized] = field(default_factory=dict)
     like: likeness.Likeness | None = None
     unmapped: Selected | None = None

@@ -16,8 +16,8 @@ from ckptconv.errors import UsageError
 from ckptconv.formats.quantized.joining import parts_among
 from ckptconv.options.kinds import parse_rule
 from ckptconv.structure.choice import Choice
-from ckptconv.tensors.dtypes import DTYPES, can_cast
-from ckptconv.tensors.lazy import Convert, LazyTensor, View, same_bytes, untagged
+from ckptconv.tensors.dtypes import DTYPES, DType, can_cast
+from ckptconv.tensors.lazy import Computed, Convert, LazyTensor, View, same_bytes, untagged
 from ckptconv.tensors.moves import Cast
 from ckptconv.text import some
 
@@ -179,17 +179,25 @@ def untie(flat: Mapping[str, LazyTensor], owners: Mapping[str, str]) -> dict[str
     return {alias: aliases.get(owner, owner) for alias, owner in aliases.items()}
 
 
+def goal(source: DType, dtype: str, widen_only: bool = False) -> DType:
+    """Return the dtype that `converted` gives to a tensor of dtype `source`."""
+    if dtype == "keep" or source.kind != "f" or source.name == dtype:
+        return source
+    target = DTYPES[dtype]
+    return source if widen_only and (source.itemsize > target.itemsize or source.itemsize == 1) else target
+
+
 def converted(name: str, tensor: LazyTensor, dtype: str, widen_only: bool = False) -> LazyTensor:
     """Return `tensor` with floating-point elements cast to `dtype`; return other tensors unchanged.
 
     `widen_only` leaves wider tensors and 8-bit floats unchanged. Raise UsageError for an unsupported cast.
     """
-    source = tensor.dtype
-    if dtype == "keep" or source.kind != "f" or source.name == dtype:
+    source, target = tensor.dtype, goal(tensor.dtype, dtype, widen_only)
+    if source == target:
         return tensor
-    target = DTYPES[dtype]
-    if widen_only and (source.itemsize > target.itemsize or source.itemsize == 1):
-        return tensor
+    if isinstance(tensor, Convert) and isinstance(tensor.kernel, Cast) and isinstance(tensor.tensor, Computed):
+        # What was computed is rounded once.
+        return converted(name, tensor.tensor, dtype)
     if not can_cast(source.name, target.name):
         raise UsageError(
             f"{name!r} is a tensor of {source}, which cannot be converted to {dtype}.", "Use --dtype keep."

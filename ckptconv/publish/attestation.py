@@ -94,7 +94,11 @@ def _provenance(told: Mapping[str, Any], digests: Mapping[str, str], inputs: Map
     known = source.pop("inputs")
     # Files that were read and have no entry in the manifest have a size and a digest.
     named = {**known, **{name: {"size": each.size} for name, each in sorted(inputs.items()) if name not in known}}
-    chosen = {name: told[name] for name in ("kind", "options", "like", "map", "dequantized") if name in told}
+    chosen = {
+        name: told[name]
+        for name in ("kind", "options", "like", "map", "dequantized", "average", "adapters")
+        if name in told
+    }
     return {
         "_type": _STATEMENT,
         "subject": [{"name": name, "digest": {told["digest"]: digest}} for name, digest in digests.items()],

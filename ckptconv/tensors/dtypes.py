@@ -72,7 +72,9 @@ def itemsize_of_components(dtype: DType) -> int:
 
 
 _CAST_FROM = frozenset(d.name for d in _DTYPES if d.kind == "f") | {"float8_e8m0fnu"}
-_CAST_TO = frozenset({"float64", "float32", "bfloat16", "float16"})
+# Dtypes whose numbers can be added up.
+SUMMED = frozenset({"float64", "float32", "bfloat16", "float16"})
+_CAST_TO = SUMMED
 
 
 def can_cast(source: str, target: str) -> bool:

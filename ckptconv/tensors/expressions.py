@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.tensors import dequantize
-from ckptconv.tensors.dtypes import DTYPES, DType, can_cast
+from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType, can_cast
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.kernels import tile_dtype
 from ckptconv.tensors.lazy import (
@@ -33,7 +33,22 @@ from ckptconv.tensors.lazy import (
     View,
     Zeros,
 )
-from ckptconv.tensors.moves import Bits, Cast, Conjugate, Dequantize, File, Join, Kernel, Negate, Overlay, Swap, Xor
+from ckptconv.tensors.moves import (
+    Bits,
+    Cast,
+    Conjugate,
+    Dequantize,
+    File,
+    Join,
+    Kernel,
+    LowRank,
+    Magnitude,
+    Negate,
+    Overlay,
+    Swap,
+    WeightedSum,
+    Xor,
+)
 
 # Expressions inside one another, dimensions, and elements of a tensor: no more than any real checkpoint has.
 MAX_DEPTH, MAX_DIMS, MAX_ELEMENTS = 32, 64, 1 << 63
@@ -95,6 +110,9 @@ KERNELS: dict[str, tuple[type[Kernel], tuple[str, ...]]] = {
     "join": (Join, ("kinds", "count")),
     "xor": (Xor, ("count",)),
     "overlay": (Overlay, ("count",)),
+    "sum": (WeightedSum, ("texts", "numbers", "number")),
+    "low rank": (LowRank, ("number",)),
+    "magnitude": (Magnitude, ()),
     "dequantize": (Dequantize, ("text", "texts", "count", "flag", "dtype name", "text")),
 }
 _NAMES = {kind.made: name for name, kind in EXPRESSIONS.items()}
@@ -276,6 +294,17 @@ class Decoder:
     def check_joined(self, tensor: Joined) -> None:
         kernel, parts = tensor.kernel, tensor.parts
         sizes = [part.dtype.itemsize for part in parts]
+        if isinstance(kernel, WeightedSum):
+            if (
+                kernel.dtypes != tuple(part.dtype.name for part in parts)
+                or not SUMMED.issuperset(kernel.dtypes)
+                or len(kernel.weights) != len(parts)
+                or not kernel.over
+                or tensor.dtype.name != "float64"
+                or any(part.shape != parts[0].shape for part in parts)
+            ):
+                raise ValueError(f"{kernel} does not make {tensor.dtype} of its parts")
+            return
         if isinstance(kernel, (Xor, Overlay)):
             kinds, layers = ({1}, kernel.blocks - 1) if isinstance(kernel, Xor) else ({2}, kernel.layers)
             fits = sizes[0] == 1 and {*sizes[1:]} <= kinds and len(sizes) == 1 + layers
@@ -323,7 +352,38 @@ def _reaches(tensor: Tiled) -> bool:
 def _fits_codes(tensor: Tiled) -> bool:
     given = zip(tensor.parts, tensor.axes, strict=True)
     parts = [dequantize.Part(part.dtype.name, axes, part.shape) for part, axes in given]
+    assert isinstance(tensor.kernel, Dequantize)
     return dequantize.fits(tensor.kernel, parts, len(tensor.shape))
+
+
+def _fits_factors(tensor: Tiled) -> bool:
+    if len(tensor.shape) != 2 or len(tensor.parts) != 3 or not _are_numbers(tensor):
+        return False
+    left, right = tensor.parts[1:]
+    along = [[(axis.dim, axis.num, axis.den) for axis in axes] for axes in tensor.axes]
+    if [len(axes) for axes in along] != [2, 2, 2]:
+        return False
+    dims = along[1][0][0], along[2][1][0]
+    inner = left.shape[1] == right.shape[0] and along[1][1][1] == along[2][0][1] == 0
+    return (
+        inner
+        and along[0] == [(0, 1, 1), (1, 1, 1)]
+        and {along[1][0], along[2][1]} == {(dim, 1, 1) for dim in (0, 1)}
+        and (dims in ((0, 1), (1, 0)))
+    )
+
+
+def _fits_rows(tensor: Tiled) -> bool:
+    if len(tensor.shape) != 2 or len(tensor.parts) != 2 or not _are_numbers(tensor):
+        return False
+    along = [[(axis.dim, axis.num) for axis in axes] for axes in tensor.axes]
+    ones = all(axis.den == 1 for axes in tensor.axes for axis in axes)
+    stop = tensor.starts[1] + tensor.shape[1]
+    return ones and along == [[(0, 1), (1, 0)], [(0, 1)]] and stop <= tensor.parts[0].shape[1]
+
+
+def _are_numbers(tensor: Tiled) -> bool:
+    return not tensor.whole and all(part.dtype.name in SUMMED for part in tensor.parts)
 
 
 def _check_within(file: File, stop: int) -> None:
@@ -368,7 +428,11 @@ _FITS: dict[type, Callable[[Any, DType, DType], bool]] = {
     ),
 }
 # Whether a kernel makes the tiles of a tensor.
-_TILES_FIT: dict[type, Callable[[Tiled], bool]] = {Dequantize: _fits_codes}
+_TILES_FIT: dict[type, Callable[[Tiled], bool]] = {
+    Dequantize: _fits_codes,
+    LowRank: _fits_factors,
+    Magnitude: _fits_rows,
+}
 
 
 def _count(value: Any) -> int:
@@ -437,6 +501,18 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(map(_text, value))
 
 
+def _number(value: Any) -> float:
+    if type(value) is not float or not math.isfinite(value):
+        raise ValueError(f"{_shown(value)} is no finite number")
+    return value
+
+
+def _numbers(value: Any) -> tuple[float, ...]:
+    if type(value) is not list:
+        raise ValueError(f"{_shown(value)} is no list of numbers")
+    return tuple(map(_number, value))
+
+
 # The forms of a kernel's fields.
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "count": _count,
@@ -445,6 +521,8 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "text": _text,
     "texts": _texts,
     "flag": _flag,
+    "number": _number,
+    "numbers": _numbers,
 }
 
 

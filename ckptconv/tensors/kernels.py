@@ -31,12 +31,15 @@ from ckptconv.tensors.moves import (
     Gather,
     Join,
     Kernel,
+    LowRank,
+    Magnitude,
     Negate,
     Overlay,
     Runs,
     Swap,
     Tile,
     TileKernel,
+    WeightedSum,
     Xor,
 )
 
@@ -47,6 +50,8 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 # Elements to cast at a time: a block and its temporaries stay in the second-level cache.
 _BLOCK = 1 << 16
+# Elements that are summed at a time: with the sum, and what is added to it, they stay in the first-level cache.
+_SUMMED = 1 << 13
 # The tile of a transpose: elements along the rows of the source and of the result. It goes through a copy whose rows
 # are padded by a cache line (bytes): rows a power of two apart would all map to the same lines.
 _TILE = (512, 64)
@@ -144,6 +149,8 @@ def _result_size(kernel: Kernel, size: int) -> int:
         before, after = kernel.itemsize, kernel.result
     elif isinstance(kernel, Join):
         before, after = sum(itemsize for itemsize, _, _ in kernel.kinds), kernel.result
+    elif isinstance(kernel, WeightedSum):
+        before, after = sum(DTYPES[dtype].itemsize for dtype in kernel.dtypes), 8
     elif isinstance(kernel, (Xor, Overlay)):
         before, after = (kernel.blocks if isinstance(kernel, Xor) else 1 + 2 * kernel.layers), 1
     elif isinstance(kernel, Swap):
@@ -287,6 +294,47 @@ def _overlay(kernel: Overlay, data: memoryview, out: memoryview) -> int:
         result &= ~mask
         result |= values & mask
     return 0
+
+
+# -------------------------------------------------------------------------------------------------------------- sums
+
+
+def _weighted_sum(kernel: WeightedSum, data: memoryview, out: memoryview) -> int:
+    np = numpy_module()
+    total = np.frombuffer(out, "f8")
+    inputs, at = [], 0
+    for dtype in kernel.dtypes:
+        inputs.append(np.frombuffer(data, f"u{DTYPES[dtype].itemsize}", len(total), at))
+        at += inputs[-1].nbytes
+    size = min(_SUMMED, len(total))
+    single, product = np.empty(size, "u4"), np.empty(size, "f8")
+    with np.errstate(all="ignore"):
+        for start in range(0, len(total), _SUMMED):
+            block = total[start : start + _SUMMED]
+            for number, (dtype, bits, weight) in enumerate(zip(kernel.dtypes, inputs, kernel.weights, strict=True)):
+                values = _numbers(dtype, bits[start : start + _SUMMED], single[: len(block)])
+                if number == 0:
+                    np.multiply(values, weight, out=block, dtype="f8")
+                elif weight == 1:
+                    np.add(block, values, out=block)
+                else:
+                    np.multiply(values, weight, out=product[: len(block)], dtype="f8")
+                    block += product[: len(block)]
+            if kernel.over != 1:
+                block /= kernel.over
+            # Which NaN comes out of arithmetic depends on the processor.
+            if math.isnan(block.sum()):
+                block[np.isnan(block)] = np.nan
+    return 0
+
+
+def _numbers(dtype: str, bits: Array, single: Array) -> Array:
+    """Return numbers of a floating dtype, those of bfloat16 in `single`."""
+    if dtype != "bfloat16":
+        return bits.view(dtype)
+    numpy_module().left_shift(bits, 16, out=single, dtype="u4")
+    view: Array = single.view("f4")
+    return view
 
 
 # ------------------------------------------------------------------------------------------------------------- signs
@@ -465,7 +513,55 @@ class TileMaker(NamedTuple):
     fill: Callable[[Any, Sequence[Box], Sequence[Array], Sequence[int], Array], None]
 
 
-_TILES: dict[type[Any], TileMaker] = {Dequantize: TileMaker("float32", dequantize)}
+def _low_rank(
+    kernel: LowRank, boxes: Sequence[Box], arrays: Sequence[Array], starts: Sequence[int], out: Array
+) -> None:
+    np = numpy_module()
+    base, left, right = (_doubles(box.dtype, bits) for box, bits in zip(boxes, arrays, strict=True))
+    # The tile lies as the base does, or its factors make its transpose.
+    made = out if boxes[1].axes[0].dim == 0 else out.T
+    base = base if made is out else base.T
+    rows = max(_SUMMED // max(made.shape[1], 1), 1)
+    product, total = (np.empty((min(rows, len(made)), made.shape[1]), "f8") for _ in range(2))
+    with np.errstate(all="ignore"):
+        for at in range(0, len(made), rows):
+            some = left[at : at + rows]
+            held, added = product[: len(some)], total[: len(some)]
+            added[...] = 0
+            for column, row in zip(some.T, right, strict=True):
+                np.multiply(column[:, None], row, out=held)
+                added += held
+            added *= kernel.scale
+            np.add(base[at : at + rows], added, out=made[at : at + rows])
+        if math.isnan(out.sum()):
+            out[np.isnan(out)] = np.nan
+
+
+def _magnitude(
+    kernel: Magnitude, boxes: Sequence[Box], arrays: Sequence[Array], starts: Sequence[int], out: Array
+) -> None:
+    np = numpy_module()
+    rows, lengths = (_doubles(box.dtype, bits) for box, bits in zip(boxes, arrays, strict=True))
+    with np.errstate(all="ignore"):
+        squares = np.add.accumulate(rows * rows, axis=1)[:, -1]
+        factors = lengths / np.sqrt(squares)
+        np.multiply(rows[:, starts[1] : starts[1] + out.shape[1]], factors[:, None], out=out)
+        if math.isnan(out.sum()):
+            out[np.isnan(out)] = np.nan
+
+
+def _doubles(dtype: str, bits: Array) -> Array:
+    """Return the numbers of a floating dtype as float64."""
+    np = numpy_module()
+    made: Array = _numbers(dtype, bits, np.empty(bits.shape, "u4")).astype("f8")
+    return made
+
+
+_TILES: dict[type[Any], TileMaker] = {
+    Dequantize: TileMaker("float32", dequantize),
+    LowRank: TileMaker("float64", _low_rank),
+    Magnitude: TileMaker("float64", _magnitude),
+}
 
 
 def tile_dtype(kernel: TileKernel) -> str:
@@ -499,5 +595,6 @@ _KERNELS: dict[type[Any], Callable[[Any, memoryview, memoryview], int]] = {
     Join: _join,
     Xor: _xor,
     Overlay: _overlay,
+    WeightedSum: _weighted_sum,
     Tile: _tile,
 }

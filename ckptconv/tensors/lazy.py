@@ -47,6 +47,7 @@ from ckptconv.tensors.moves import (
     Swap,
     Tile,
     TileKernel,
+    WeightedSum,
     Xor,
 )
 
@@ -468,7 +469,7 @@ class Joined(Computed):
     """Tensors of one shape combined by `kernel`, element by element, into elements of `dtype`."""
 
     parts: tuple[LazyTensor, ...]
-    kernel: Join | Xor | Overlay
+    kernel: Join | Xor | Overlay | WeightedSum
     dtype: DType
 
     @property

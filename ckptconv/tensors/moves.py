@@ -164,6 +164,18 @@ class Overlay(NamedTuple):
     layers: int
 
 
+class WeightedSum(NamedTuple):
+    """Add up numbers in float64, in their order, each times its weight, and divide by `over`: the result is float64.
+
+    The input has the same number of elements of each of `dtypes`, kind after kind. A sum that is not a number is the
+    quiet NaN without a sign or payload.
+    """
+
+    dtypes: tuple[str, ...]
+    weights: tuple[float, ...]
+    over: float
+
+
 class Dequantize(NamedTuple):
     """Make weights of quantized ones: (code − zero − `offset`) · scale, as float32; of more steps, one in another.
 
@@ -184,8 +196,24 @@ class Dequantize(NamedTuple):
     scales: str = ""
 
 
+class LowRank(NamedTuple):
+    """Add a product of two matrices, times `scale`, in float64: the parts are what it is added to, and the factors.
+
+    The first factor has the inner dimension last, the second has it first. Products are added in its order.
+    """
+
+    scale: float
+
+
+class Magnitude(NamedTuple):
+    """Give the rows of a matrix of float64 other lengths: the parts are whole rows, and the lengths.
+
+    A row is multiplied by its new length over its own, the root of the sum of squares, which are added in order.
+    """
+
+
 # What makes a tile of a tensor of tiles of its parts.
-TileKernel: TypeAlias = "Dequantize"
+TileKernel: TypeAlias = "Dequantize | LowRank | Magnitude"
 
 
 class Box(NamedTuple):
@@ -210,7 +238,23 @@ class Tile(NamedTuple):
     boxes: tuple[Box, ...]
 
 
-Kernel: TypeAlias = Gather | Cast | Swap | Negate | Conjugate | Bits | Join | Xor | Overlay | Cut | Dequantize | Tile
+Kernel: TypeAlias = (
+    Gather
+    | Cast
+    | Swap
+    | Negate
+    | Conjugate
+    | Bits
+    | Join
+    | Xor
+    | Overlay
+    | WeightedSum
+    | Cut
+    | Dequantize
+    | LowRank
+    | Magnitude
+    | Tile
+)
 
 
 class Assembled(NamedTuple):

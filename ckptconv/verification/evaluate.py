@@ -36,7 +36,20 @@ from ckptconv.tensors.lazy import (
     View,
     Zeros,
 )
-from ckptconv.tensors.moves import Bits, Cast, Conjugate, Dequantize, File, Negate, Overlay, Swap, Xor
+from ckptconv.tensors.moves import (
+    Bits,
+    Cast,
+    Conjugate,
+    Dequantize,
+    File,
+    LowRank,
+    Magnitude,
+    Negate,
+    Overlay,
+    Swap,
+    WeightedSum,
+    Xor,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -482,6 +495,8 @@ def joined(expression: Joined, parts: Sequence[Array]) -> Array:
             mask = units >> 8
             laid = (laid - (laid & mask) + (units & mask)).astype("u1")
         return laid
+    if isinstance(kernel, WeightedSum):
+        return _summed(kernel, parts)
     result: Array = np.zeros(parts[0].shape, _code(expression.dtype))
     if isinstance(kernel, Xor):
         for part in parts:
@@ -492,6 +507,22 @@ def joined(expression: Joined, parts: Sequence[Array]) -> Array:
         if part.size and int(part.max()) >= 1 << width:
             raise UsageError(f"A value is {int(part.max())}, and is to be stored in {width} bits.")
         result += part.astype(result.dtype) * result.dtype.type(1 << shift)
+    return result
+
+
+def _summed(kernel: WeightedSum, parts: Sequence[Array]) -> Array:
+    """Return the bits of weighted sums: in float64, each product and each sum rounded, in the order of the parts."""
+    np = _numpy()
+    result: Array = np.empty(parts[0].shape, "u8")
+    flat = [part.reshape(-1) for part in parts]
+    with np.errstate(all="ignore"):
+        for at in range(0, result.size, CAST_BLOCK):
+            total: Any = None
+            for dtype, weight, part in zip(kernel.dtypes, kernel.weights, flat, strict=True):
+                term = weight * values(dtype, part[at : at + CAST_BLOCK])
+                total = term if total is None else total + term
+            total = total / kernel.over
+            result.reshape(-1)[at : at + CAST_BLOCK] = np.where(np.isnan(total), np.nan, total).view("u8")
     return result
 
 
@@ -611,8 +642,41 @@ def _plain(dtype: str, bits: Array) -> Array:
     return bits.view(f"{DTYPES[dtype].kind}1").astype("f8") if dtype in ("uint8", "int8") else values(dtype, bits)
 
 
+def _with_product(kernel: LowRank, parts: Sequence[_Given], indices: Sequence[Array]) -> Array:
+    """Return the bits of what a product of factors is added to: each number rounded to float64, in order."""
+    np = _numpy()
+    base, left, right = (values(given.dtype, given.bits) for given in parts)
+    rows, columns = parts[1].place(indices)[0], parts[2].place(indices)[1]
+    with np.errstate(all="ignore"):
+        total = np.zeros([len(each) for each in indices])
+        for inner in range(left.shape[1]):
+            total = total + left[rows, inner] * right[inner, columns]
+        made = base[tuple(parts[0].place(indices))] + kernel.scale * total
+        bits: Array = np.where(np.isnan(made), np.nan, made).view("u8")
+    return bits
+
+
+def _with_lengths(kernel: Magnitude, parts: Sequence[_Given], indices: Sequence[Array]) -> Array:
+    """Return the bits of rows that have other lengths: their squares are added column by column."""
+    np = _numpy()
+    rows, lengths = (values(given.dtype, given.bits) for given in parts)
+    with np.errstate(all="ignore"):
+        squares = np.zeros(len(rows))
+        for column in range(rows.shape[1]):
+            squares = squares + rows[:, column] ** 2
+        factors = lengths / squares**0.5
+        at = (indices[0] - parts[0].starts[0])[:, None]
+        made = rows[at, indices[1][None, :]] * factors[at]
+        bits: Array = np.where(np.isnan(made), np.nan, made).view("u8")
+    return bits
+
+
 # What makes the bits of a tile, by kernel.
-_TILES: dict[type, Callable[[Any, Sequence[_Given], Sequence[Array]], Array]] = {Dequantize: _dequantized}
+_TILES: dict[type, Callable[[Any, Sequence[_Given], Sequence[Array]], Array]] = {
+    Dequantize: _dequantized,
+    LowRank: _with_product,
+    Magnitude: _with_lengths,
+}
 
 
 class _Format(NamedTuple):

@@ -50,7 +50,7 @@ _BUFFER = 1 << 16
 _IGNORED = frozenset({"inert"})
 # The most patterns, and characters of each, that are taken from a file.
 _MOST_PATTERNS, _LONGEST = 1000, 4096
-# The most deltas that are read because a file names them.
+# The most deltas, or checkpoints, that are read because a file names them.
 _MOST_DELTAS = 1000
 APPLY_AGAIN = "Apply the deltas to another OUTPUT with `ckptconv patch`, and compare the two with `ckptconv diff`."
 _STALE = "It is of another version of these files; convert again."
@@ -62,7 +62,8 @@ class Manifest(NamedTuple):
     """What an output says of how it was made. `place` is the manifest's own, by which source and output are reached
     too. `told` is the whole manifest; the other fields are taken from it: `kind` ("weights", "optimizer",
     "universal" or "dcp"), the source's family, the options that decided the output, and the paths of the deltas that
-    were applied, in order."""
+    were applied, in order. `average` are the checkpoints that were averaged, None for the source, or nothing, and
+    `adapters` those that were merged."""
 
     place: Location
     told: dict[str, Any]
@@ -70,6 +71,8 @@ class Manifest(NamedTuple):
     family: str
     options: dict[str, Any]
     deltas: tuple[str, ...] = ()
+    average: tuple[str | None, ...] = ()
+    adapters: tuple[str, ...] = ()
 
 
 def read_manifest(place: Location, output: str = "") -> Manifest | None:
@@ -100,7 +103,21 @@ def read_manifest(place: Location, output: str = "") -> Manifest | None:
         raise UsageError(
             f"{place} says that `ckptconv patch` applied deltas, and not where they are found from here.", APPLY_AGAIN
         )
-    return Manifest(place, told, told["kind"], told["source"]["family"], given, deltas)
+    terms = told["average"]["terms"] if "average" in told else ()
+    average = tuple(None if path is None else _reference(path, output) for path in terms)
+    if "" in average or len(average) > _MOST_DELTAS:
+        raise UsageError(
+            f"{place} says that `ckptconv average` made it of several checkpoints, and not where they are found from "
+            "here.",
+            "Average them again, to another OUTPUT, and compare the two with `ckptconv diff`.",
+        )
+    adapters = tuple(_reference(path, output) for path in told.get("adapters", ()))
+    if not all(adapters) or len(adapters) > _MOST_DELTAS:
+        raise UsageError(
+            f"{place} says that `ckptconv merge` merged adapters, and not where they are found from here.",
+            "Merge them again, into another OUTPUT, and compare the two with `ckptconv diff`.",
+        )
+    return Manifest(place, told, told["kind"], told["source"]["family"], given, deltas, average, adapters)
 
 
 def _reference(path: str, output: str) -> str:
@@ -293,6 +310,10 @@ def _check_source(
         raise _not_so(manifest, "the checksums", None)
     if ("like" in manifest.told) != bool(made_of == "weights" and source.reference):
         raise _not_so(manifest, "its reference", manifest.told.get("like"))
+    if ("average" in manifest.told) != (source.average is not None):
+        raise _not_so(manifest, "its average", manifest.told.get("average"))
+    if ("adapters" in manifest.told) != bool(source.adapters):
+        raise _not_so(manifest, "its adapters", manifest.told.get("adapters"))
     if manifest.kind != made_of:
         raise _not_so(manifest, "the kind of output", manifest.kind)
     for what, one in (("format", source.format), ("family", source.family), ("model_rank", source.model_rank)):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
-from ckptconv.formats import diffusers
+from ckptconv.formats import adapters, averaging, diffusers
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.companions import is_companion_name, together
 from ckptconv.formats.delta import Delta, read_delta
@@ -124,6 +124,9 @@ class Verification(Shown):
 
     deltas: list[str] = field(default_factory=list)
     """The deltas that were applied to the source, if `ckptconv patch` made the output, as its manifest says."""
+
+    averaged: list[str] = field(default_factory=list)
+    """The checkpoints that `ckptconv average` averaged the source with, as its manifest says."""
 
     inert: bool = False
     """Whether the output has no tensor but in objects of classes known by name only: it is no model then."""
@@ -255,6 +258,12 @@ def verify(
             sources = _open(normalize(source), targets, asked, recorded)
         if recorded:
             sources = [replace(one, map=one.map or recorded) for one in sources]
+        told_by = targets[0].manifest
+        if told_by and told_by.average:
+            sources = [_averaged(one, told_by, asked) for one in sources]
+        if told_by and told_by.adapters:
+            merged = adapters.opened(told_by.adapters, asked.opening())
+            sources = [adapters.merging(one, merged) for one in sources]
         if asked.for_hub:
             sources = [model_alone(one, asked.key) for one in sources]
         if asked.universal:
@@ -270,6 +279,7 @@ def verify(
         done.options["like"] = asked.like
     done.manifest = deciding.place.path if deciding and deciding.options else ""
     done.deltas = list(deciding.deltas) if deciding else []
+    done.averaged = [path for path in deciding.average if path is not None] if deciding else []
     return done
 
 
@@ -465,6 +475,13 @@ def _target(path: str, asked: Options) -> Target:
         raise UsageError(f"{asked.manifest} does not exist.")
     made_of = told.kind if told and told.kind in ("optimizer", "dcp") else "weights"
     return Target(place, "dcp" if asked.to else made_of, manifest=told)
+
+
+def _averaged(source: Source, manifest: Manifest, asked: Options) -> Source:
+    """Return `source` with the checkpoints that it was averaged with, as the manifest says."""
+    told, settings = manifest.told["average"], {**asked.opening(), "key": asked.key, "family": ""}
+    terms = [source if path is None else averaging.opened([path], settings)[0] for path in manifest.average]
+    return averaging.averaged(terms, manifest.average.index(None), told["weights"], told["over"])
 
 
 def _recorded_map(target: Target) -> tuple[Any, str]:

@@ -15,14 +15,31 @@ from ckptconv.tensors import kernels, moves
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.expressions import KERNELS, Decoder, Encoder
 from ckptconv.tensors.lazy import Axis, Convert, Inline, Joined, LazyTensor, Tiled
-from ckptconv.tensors.moves import Bits, Cast, Conjugate, Dequantize, Join, Negate, Overlay, Swap, Xor
+from ckptconv.tensors.moves import (
+    Bits,
+    Cast,
+    Conjugate,
+    Dequantize,
+    Join,
+    LowRank,
+    Magnitude,
+    Negate,
+    Overlay,
+    Swap,
+    WeightedSum,
+    Xor,
+)
 from ckptconv.verification.evaluate import Evaluator
 
-F32, BF16, U8, U16, I16, C64 = (
-    DTYPES[name] for name in ("float32", "bfloat16", "uint8", "uint16", "int16", "complex64")
+F32, F64, BF16, U8, U16, I16, C64 = (
+    DTYPES[name] for name in ("float32", "float64", "bfloat16", "uint8", "uint16", "int16", "complex64")
 )
 BYTES = bytes(range(1, 33))
 NUMBERS = Inline(np.arange(1, 9, dtype="<f4").tobytes(), F32, (8,))
+HALVES = Inline(np.arange(16256, 16264, dtype="<u2").tobytes(), BF16, (8,))
+MATRIX = Inline(np.arange(1, 5, dtype="<f8").tobytes(), F64, (2, 2))
+FACTOR = Inline(np.array([[0.1, 3], [7, 0.7]], "<f4").tobytes(), F32, (2, 2))
+NARROW = Inline(np.array([16256, 16257], "<u2").tobytes(), BF16, (2,))
 OCTETS = Inline(BYTES, U8, (32,))
 PAIRS = Inline(bytes(range(64)), U16, (32,))
 CODES = Inline(BYTES, U8, (2, 16))
@@ -38,6 +55,16 @@ SAMPLES: dict[type[Any], LazyTensor] = {
     Join: Joined((OCTETS, OCTETS), Join(((1, 0, 8), (1, 8, 8)), 2), I16),
     Xor: Joined((OCTETS, OCTETS, OCTETS), Xor(3), U8),
     Overlay: Joined((OCTETS, PAIRS), Overlay(1), U8),
+    WeightedSum: Joined((NUMBERS, HALVES), WeightedSum(("float32", "bfloat16"), (1.0, 0.1), 1.1), F64),
+    LowRank: Tiled(
+        (MATRIX, FACTOR, FACTOR),
+        ((Axis(0), Axis(1)), (Axis(1), Axis(0, 0)), (Axis(0, 0), Axis(0))),
+        LowRank(0.3),
+        F64,
+        (2, 2),
+        (0, 0),
+    ),
+    Magnitude: Tiled((MATRIX, NARROW), ((Axis(0), Axis(1, 0)), (Axis(0),)), Magnitude(), F64, (2, 1), (0, 1)),
     Dequantize: Tiled(
         (CODES, SCALES),
         ((Axis(0), Axis(1, 4, 8)), (Axis(0), Axis(1, 1, 32))),

@@ -1,0 +1,48 @@
+"""`ckptconv average`: the average of several checkpoints, and differences of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ckptconv.cli.options import CONVERTING, named, taking
+from ckptconv.errors import UsageError
+from ckptconv.options.table import AVERAGING
+
+
+@taking(
+    *(AVERAGING[name] for name in ("weights", "ema", "minus")),
+    *named("to chunks model_key tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
+    *CONVERTING,
+)
+def average(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="STEP... OUTPUT",
+            show_default=False,
+            help="Checkpoints of any formats, in order; then a directory, or a name that ends in .safetensors.",
+        ),
+    ],
+    **options: Any,
+) -> None:
+    """Average the weights of several checkpoints.
+
+    They may be of any formats, mixed. Every tensor has to be in each of them, under the same name. Sums are made in
+    float64, in the order given, and rounded once. What has no average, such as integers, is that of the last STEP, as
+    are its config.json and structure record; optimizer states are never averaged.
+
+    \b
+    Examples:
+      ckptconv average step-1000/ step-2000/ step-3000/ model/
+      ckptconv average --weights 1,1,2 a.pt b.pt checkpoints/ model.safetensors
+      ckptconv average --ema 0.9 step-*/ model/
+      ckptconv average --weights 1,0.5 base/ tuned/ --minus base/ model/
+    """
+    from ckptconv.cli.convert import make
+    from ckptconv.library.averaging import average as averaged
+
+    if len(words) < 2:
+        raise UsageError("average needs at least one STEP and an OUTPUT. Nothing was written.")
+    make("average", averaged, words[:-1], words[-1], options)

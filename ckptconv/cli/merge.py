@@ -1,0 +1,51 @@
+"""`ckptconv merge`: adapters become part of their base."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ckptconv.cli.options import CONVERTING, named, taking
+from ckptconv.errors import UsageError
+
+
+@taking(
+    *named("to chunks model_key tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
+    *CONVERTING,
+)
+def merge(
+    base: Annotated[
+        str, typer.Argument(metavar="BASE", show_default=False, help="The model that was adapted, of any format.")
+    ],
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="ADAPTER... OUTPUT",
+            show_default=False,
+            help="What PEFT wrote, in order; then a directory, or a name that ends in .safetensors.",
+        ),
+    ],
+    **options: Any,
+) -> None:
+    """Merge LoRA adapters into their base.
+
+    An ADAPTER is what PEFT's save_pretrained wrote, or a training checkpoint of any format, with adapter_config.json
+    beside it. Products are added up in float64 and rounded once; tensors that no adapter touches are moved as they
+    are. What does not fit the base is refused by name.
+
+    \b
+    Examples:
+      ckptconv merge base/ adapter/ merged/
+      ckptconv merge base/ first/ second/ merged.safetensors
+    """
+    from ckptconv.cli.convert import make
+    from ckptconv.library.merging import merge as merged
+
+    if len(words) < 2:
+        raise UsageError("merge needs a BASE, at least one ADAPTER, and an OUTPUT. Nothing was written.")
+
+    def call(source: str, target: str, **given: Any) -> Any:
+        return merged(source, words[:-1], target, **given)
+
+    make("merge", call, base, words[-1], options)

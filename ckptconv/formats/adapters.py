@@ -1,0 +1,162 @@
+"""A source into which PEFT's adapters are to be merged, and what their configurations say.
+
+Source: PEFT 0.21, tuners/lora (config.py, layer.py) and utils/other.get_pattern_key.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.formats.companions import read_configuration
+from ckptconv.formats.detect import open_source
+from ckptconv.formats.source import Adapter, Scale, Source
+from ckptconv.plan import Input
+from ckptconv.storage.location import Location
+from ckptconv.structure.regexes import ExpressionError, LimitsError, first_matches
+from ckptconv.text import brief, some
+
+CONFIG = "adapter_config.json"
+# The weights beside it, as PEFT wrote them before it wrote safetensors.
+_OLD = "adapter_model.bin"
+# Stands before the names of the files of adapters among those of the source.
+_OF_ADAPTERS = "--adapter"
+# What a configuration may ask for that changes what is merged, and is not known here.
+_UNKNOWN = (
+    "use_qalora",
+    "use_bdlora",
+    "lora_bias",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
+    "velora_config",
+    "layer_replication",
+    "alora_invocation_tokens",
+)
+_MOST_RANK = 1 << 20
+# A pattern in which no character but a dot means something else than itself.
+_PLAIN = re.compile(r"[\w.]+")
+
+
+def opened(paths: Sequence[str], settings: Mapping[str, Any]) -> list[Adapter]:
+    """Open each of the adapters at `paths`, with the `settings` of `open_source`.
+
+    Raise UsageError for one without a configuration, UnsupportedError for one that is not LoRA's, CorruptError for a
+    configuration that is none.
+    """
+    return [_opened(path, settings) for path in paths]
+
+
+def _opened(path: str, settings: Mapping[str, Any]) -> Adapter:
+    plain = {"like": "", "map": "", "size": None, "dequantize": False, "family": "", "key": ""}
+    options = dict(settings.get("storage_options") or {})
+    given = Location(path, options)
+    is_old = given.kind == "directory" and _OLD in given.names
+    source = open_source(given.join(_OLD).path if is_old else path, **{**settings, **plain})
+    place = Location(source.path, options)
+    here = place if place.kind == "directory" else place.parent
+    file = next((each for each in (here.join(CONFIG), here.parent.join(CONFIG)) if each.kind == "file"), None)
+    if file is None:
+        raise UsageError(
+            f"{path} is no adapter: there is no {CONFIG} with it. Nothing was written.",
+            f"Put the {CONFIG} that PEFT wrote beside it.",
+        )
+    told = read_configuration(file.entry.file, options)
+    found = file.entry.file
+    source = replace(source, inputs={**source.inputs, CONFIG: Input(found, (found.size, found.stamp))})
+    return Adapter(source, _scale(file, told), told.get("fan_in_fan_out") is True)
+
+
+def _scale(file: Location, told: Mapping[str, Any]) -> Scale:
+    """Return what a configuration says of ranks and scales."""
+    if told.get("peft_type") != "LORA":
+        raise UnsupportedError(
+            f"{file} says that the adapter is of type {brief(told.get('peft_type'))}, and LORA is merged. Nothing was "
+            "written."
+        )
+    asked = [name for name in _UNKNOWN if told.get(name) not in (None, False)]
+    if asked:
+        raise UnsupportedError(f"{file} asks for {some(asked)}, which is not supported. Nothing was written.")
+    patterns = []
+    for name in ("rank_pattern", "alpha_pattern"):
+        given = told.get(name) or {}
+        if not isinstance(given, dict):
+            raise CorruptError(f"{file}: its {name} is {brief(given)}, where an object was expected.")
+        patterns.append({key: _number(file, name, value) for key, value in given.items()})
+    return Scale(
+        _number(file, "r", told.get("r")),
+        _number(file, "lora_alpha", told.get("lora_alpha")),
+        patterns[0],
+        patterns[1],
+        told.get("use_rslora") is True,
+        told.get("use_dora") is True,
+    )
+
+
+def _number(file: Location, name: str, value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value <= _MOST_RANK:
+        raise CorruptError(f"{file}: its {name} is {brief(value)}, where a number from 1 to {_MOST_RANK} was expected.")
+    return float(value)
+
+
+def factor(scale: Scale, module: str, rank: int) -> float:
+    """Return what the product of the factors of `module`, with `rank` columns, is multiplied by.
+
+    Raise CorruptError if the configuration says another rank, UnsupportedError for patterns that are not understood.
+    """
+    r, alpha = (
+        _matching(patterns, module, default)
+        for patterns, default in ((scale.ranks, scale.rank), (scale.alphas, scale.alpha))
+    )
+    if r != rank:
+        raise CorruptError(
+            f"The factors of {module!r} have rank {rank}, and {CONFIG} says {r:g}. Nothing was written.",
+            "The adapter is damaged, or its configuration is of another.",
+        )
+    return alpha / (r**0.5 if scale.rooted else r)
+
+
+def _matching(patterns: Mapping[str, float], module: str, default: float) -> float:
+    """Return the value of the first pattern that matches `module` from its beginning, or from behind a dot, to its
+    end; else `default`."""
+    return next((value for pattern, value in patterns.items() if _matches(pattern, module)), default)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _matches(pattern: str, module: str) -> bool:
+    if _PLAIN.fullmatch(pattern):
+        end = module[-len(pattern) :]
+        begins = len(module) == len(pattern) or module[-len(pattern) - 1 : -len(pattern)] == "."
+        return (
+            begins
+            and len(end) == len(pattern)
+            and all(one in (".", other) for one, other in zip(pattern, end, strict=True))
+        )
+    try:
+        return first_matches([[f"(.*\\.)?({pattern})$"]], [module])[0][0] is not None
+    except (ExpressionError, LimitsError) as error:
+        raise UnsupportedError(
+            f"The pattern {brief(pattern)} of {CONFIG} is not supported. Nothing was written."
+        ) from error
+
+
+def merging(source: Source, adapters: Sequence[Adapter]) -> Source:
+    """Return `source`, into which `adapters` are to be merged in order."""
+    inputs: dict[str, Hashable] = {}
+    for number, adapter in enumerate(adapters):
+        inputs.update((f"{_OF_ADAPTERS}/{number}/{name}", each) for name, each in adapter.source.inputs.items())
+    sources = [adapter.source for adapter in adapters]
+    return replace(
+        source,
+        adapters=tuple(adapters),
+        inputs={**source.inputs, **inputs},
+        equal=[*source.equal, *(pair for each in sources for pair in each.equal)],
+        records={path: found for each in (*sources, source) for path, found in each.records.items()},
+        warnings=list(dict.fromkeys(text for each in (source, *sources) for text in each.warnings)),
+        bytes_read=sum(each.bytes_read for each in (source, *sources)),
+        reread=None,
+    )

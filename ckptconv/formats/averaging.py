@@ -1,0 +1,87 @@
+"""A source that is to be averaged with others, and the weights of each."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ckptconv.errors import UsageError
+from ckptconv.formats.detect import open_source
+from ckptconv.formats.source import Average, Source
+from ckptconv.plan import Input, content_of
+from ckptconv.text import brief
+
+# Stands before the names of the files of the others among those of the source.
+OF_OTHERS = "--average"
+_MOST_TERMS = 1000
+
+
+def weighted(
+    steps: int, weights: Sequence[float] | None, decay: float | None, minus: bool
+) -> tuple[list[float], float]:
+    """Return the weight of each of `steps` checkpoints, and if `minus` of the one that is taken off them, and what
+    their sum is divided by.
+
+    With `minus`, it is the first and what the others, or with one step the first, differ by from it, by their weights.
+    Raise UsageError for weights that make no average.
+    """
+    least = 1 if minus else 2
+    if not least <= steps <= _MOST_TERMS:
+        raise UsageError(f"There are {steps} checkpoints to average, and {least} to {_MOST_TERMS} are.")
+    if weights is not None and decay is not None:
+        raise UsageError("--weights and --ema are two ways to weigh checkpoints: give one of them.")
+    if decay is not None:
+        if not 0 <= decay <= 1:
+            raise UsageError(f"--ema is {brief(decay)}; it is a decay from 0 to 1, such as 0.99.")
+        if minus:
+            raise UsageError("--ema is for averages, and --minus for differences: give one of them.")
+        return [decay ** (steps - 1), *((1 - decay) * decay ** (steps - 1 - n) for n in range(1, steps))], 1.0
+    found = [1.0] * steps if weights is None else [float(weight) for weight in weights]
+    if len(found) != steps:
+        raise UsageError(f"There are {len(found)} weights for {steps} checkpoints.", "Give one for each, in order.")
+    if minus:
+        return [*found, -math.fsum(found[1:] or found)], 1.0
+    over = math.fsum(found)
+    if not over:
+        raise UsageError(
+            "The weights add up to 0, so there is no average.",
+            "For what A has more than B: ckptconv average A --minus B OUT",
+        )
+    return found, over
+
+
+def opened(paths: Sequence[str], settings: Mapping[str, Any]) -> list[Source]:
+    """Open each of the checkpoints at `paths`, with the `settings` of `open_source`; they have no reference."""
+    return [open_source(path, **{**settings, "like": ""}) for path in paths]
+
+
+def averaged(terms: Sequence[Source], own: int, weights: Sequence[float], over: float) -> Source:
+    """Return `terms[own]`, which is to be averaged with the others."""
+    source = terms[own]
+    others = [(number, each) for number, each in enumerate(terms) if number != own]
+    inputs: dict[str, Hashable] = {}
+    for number, each in others:
+        for name, found in each.inputs.items():
+            inputs[f"{OF_OTHERS}/{number}/{name}"] = _weighing(found, (own, tuple(weights), over))
+    every = [each for _, each in others]
+    return replace(
+        source,
+        average=Average(tuple(None if n == own else each for n, each in enumerate(terms)), tuple(weights), over),
+        inputs={**source.inputs, **inputs},
+        equal=[*source.equal, *itertools.chain.from_iterable(each.equal for each in every)],
+        records={path: found for each in (*every, source) for path, found in each.records.items()},
+        warnings=list(dict.fromkeys(text for each in terms for text in each.warnings)),
+        notes=list(dict.fromkeys(text for each in terms for text in each.notes)),
+        bytes_read=sum(each.bytes_read for each in terms),
+        reread=None,
+    )
+
+
+def _weighing(found: Hashable, facts: tuple[Hashable, ...]) -> Hashable:
+    """Return what identifies an input, with further `facts` that decide what is made of it."""
+    content = content_of(found)
+    more = (*(content if isinstance(content, tuple) else (content,)), *facts)
+    return Input(found.file, more) if isinstance(found, Input) else more

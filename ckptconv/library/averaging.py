@@ -1,0 +1,71 @@
+"""Average checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ckptconv.conversion import convert
+from ckptconv.formats.averaging import averaged, opened, weighted
+from ckptconv.options.table import AVERAGING, Options, checked
+from ckptconv.process import no_garbage
+from ckptconv.result import Report
+from ckptconv.storage.paths import listed, normalize
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from typing_extensions import Unpack
+
+    from ckptconv.options.keywords import AverageOptions
+    from ckptconv.storage.progress import AnyProgress
+
+
+@checked(AVERAGING)
+def average(
+    steps: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    progress: AnyProgress | None = None,
+    on_total: Callable[[int], object] | None = None,
+    before_commit: Callable[[], object] | None = None,
+    executor: Executor | None = None,
+    **options: Unpack[AverageOptions],
+) -> Report:
+    """Average the weights of `steps`, checkpoints of any formats with the same names, and write them to `output`.
+
+    Each element is the sum, in float64 and in the order given, of those of the steps times their `weights`, divided by
+    the sum of the weights (default: 1 for each), and rounded once. With `ema`, a decay, each step counts by 1 - `ema`,
+    and what was before it by `ema`. With `minus`, a checkpoint, it is not divided: the first, and by their weights what
+    the others differ from that; of one step, what it differs by itself. What has no average, such as integers, is taken
+    from the last, as are the structure record and companions.
+
+    `output` is safetensors, in one file or a directory, or a virtual checkpoint, or with `to` a checkpoint of
+    torch.distributed.checkpoint. The other arguments are those of `convert`.
+
+    Raise DifferenceError for tensors that are missing in one step, or have another shape there, UsageError for weights
+    that make no average, and what `convert` raises. Then nothing new has a final name.
+
+    Examples:
+        >>> report = ckptconv.average(["model.pt", "model.pt"], "average.safetensors", weights=[1, 3])
+        >>> report.tensors
+        2
+    """
+    given: dict[str, Any] = {**options}
+    weights, decay, base = (given.pop(name, None) for name in ("weights", "ema", "minus"))
+    paths, minus = listed(steps, "There is no checkpoint to average."), normalize(base) if base else ""
+    weights, over = weighted(len(paths), weights, decay, bool(minus))
+    chosen = Options(**given)
+    with no_garbage():
+        terms = opened([*paths, minus] if minus else paths, {**chosen.opening(), "key": chosen.key})
+        source = averaged(terms, len(paths) - 1, weights, over)
+    return convert(
+        source,
+        output,
+        progress=progress,
+        on_total=on_total,
+        before_commit=before_commit,
+        executor=executor,
+        **given,
+    )

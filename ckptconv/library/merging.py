@@ -1,0 +1,60 @@
+"""Merge adapters into a base."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ckptconv.conversion import convert
+from ckptconv.formats.adapters import merging, opened
+from ckptconv.formats.detect import open_source
+from ckptconv.options.table import MERGING, Options, checked
+from ckptconv.process import no_garbage
+from ckptconv.result import Report
+from ckptconv.storage.paths import listed, normalize
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from typing_extensions import Unpack
+
+    from ckptconv.options.keywords import MergeOptions
+    from ckptconv.storage.progress import AnyProgress
+
+
+@checked(MERGING)
+def merge(
+    base: str | os.PathLike[str],
+    adapters: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    progress: AnyProgress | None = None,
+    on_total: Callable[[int], object] | None = None,
+    before_commit: Callable[[], object] | None = None,
+    executor: Executor | None = None,
+    **options: Unpack[MergeOptions],
+) -> Report:
+    """Merge `adapters`, one or several that PEFT trained with LoRA, into `base`, and write that to `output`.
+
+    Both are checkpoints of any format; the `adapter_config.json` of an adapter is beside it. Products are added up in
+    float64, in the order of the rank, times the scale to the base, and rounded once. Tensors that no adapter touches
+    are moved as they are. `output` and the other arguments are those of `convert`.
+
+    Raise CorruptError for an adapter that does not fit the base, UnsupportedError for one that is not LoRA's or asks
+    for what is not supported, and what `convert` raises. Then nothing new has a final name.
+    """
+    chosen = Options(**options)
+    with no_garbage():
+        source = open_source(normalize(base), **{**chosen.opening(), "like": ""}, key=chosen.key)
+        found = opened(listed(adapters, "There is no adapter to merge."), chosen.opening())
+        source = merging(source, found)
+    return convert(
+        source,
+        output,
+        progress=progress,
+        on_total=on_total,
+        before_commit=before_commit,
+        executor=executor,
+        **options,
+    )

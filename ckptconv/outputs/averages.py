@@ -1,0 +1,145 @@
+"""Averages: which tensors of several checkpoints are added up, and which cannot be. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ckptconv.errors import DifferenceError, UsageError
+from ckptconv.formats.quantized.joining import parts_among
+from ckptconv.formats.source import Average
+from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
+from ckptconv.tensors.lazy import Convert, Joined, LazyTensor, same_bytes, untagged
+from ckptconv.tensors.moves import Cast, WeightedSum
+from ckptconv.text import some
+
+_F64 = DTYPES["float64"]
+
+
+class Term(NamedTuple):
+    """A checkpoint of an average: its path, its tensors by name, those of them whose values mean nothing alone, its own
+    ties {alias: owner}, and the names under which it has optimizers."""
+
+    path: str
+    tensors: Mapping[str, LazyTensor]
+    fixed: Collection[str]
+    ties: Mapping[str, str]
+    optimizers: tuple[str, ...]
+
+    def weights(self) -> dict[str, LazyTensor]:
+        """Return the tensors that are no states of an optimizer."""
+        below = tuple(f"{name}." for name in self.optimizers)
+        return {name: tensor for name, tensor in self.tensors.items() if not name.startswith(below)}
+
+    def place(self, name: str) -> Hashable:
+        """Return what is equal for two names of one tensor."""
+        kept = self.ties.get(name, name)
+        found = same_bytes(self.tensors.get(kept, self.tensors[name]))
+        return name if found is None else found
+
+
+class Averaged(NamedTuple):
+    """What was averaged: the tensors by name, and those of its ties {alias: owner} that are left. `untied` are names
+    that are tied in the last checkpoint, and not in all. `notes` say what users should know."""
+
+    tensors: dict[str, LazyTensor]
+    ties: dict[str, str]
+    untied: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def averaged(terms: Sequence[Term], own: Term, average: Average, stored_as: Callable[[DType], DType]) -> Averaged:
+    """Return the tensors that are averages, rounded once to the dtype that `stored_as` gives for that of `own`, which
+    is one of `terms`. All others are those of `own`.
+
+    Raise DifferenceError for a tensor that is missing in one of them, or has another shape, or is no number in one
+    alone, UsageError for quantized weights.
+    """
+    for term in terms:
+        if quantized := dict.fromkeys(parts_among(term.tensors).values()):
+            raise UsageError(
+                f"{term.path}: {some(quantized, 3)} {'is' if len(quantized) == 1 else 'are'} quantized, and codes have "
+                "no average. Nothing was written.",
+                "--dequantize averages the weights that they stand for.",
+            )
+    terms = [term if term is own else _named_alike(term, own) for term in terms]
+    every = [term.weights() for term in terms]
+    theirs = own.weights()
+    for term, each in zip(terms, every, strict=True):
+        _check_alike(own.path, theirs, term.path, each)
+    made: dict[str, LazyTensor] = {}
+    known: dict[Hashable, LazyTensor] = {}
+    places: dict[str, Hashable] = {}
+    for name, tensor in theirs.items():
+        parts = tuple(untagged(each[name]) for each in every)
+        if name in own.fixed or not _is_number(tensor):
+            continue
+        # Names are tied if they are in every checkpoint.
+        places[name] = key = tuple(term.place(name) for term in terms)
+        if key not in known:
+            kernel = WeightedSum(tuple(part.dtype.name for part in parts), average.weights, average.over)
+            dtype, whole = stored_as(tensor.dtype), Joined(parts, kernel, _F64)
+            known[key] = whole if dtype == _F64 else Convert(whole, Cast(_F64.name, dtype.name), dtype)
+        made[name] = known[key]
+    ties = {alias: owner for alias, owner in own.ties.items() if places.get(alias) == places.get(owner)}
+    first: dict[Hashable, str] = {}
+    pairs = ((name, first.setdefault(own.place(name), name)) for name in made)
+    untied = tuple(name for name, other in pairs if places[name] != places[other])
+    return Averaged(made, ties, untied, tuple(_notes(terms, own, theirs, made)))
+
+
+def _named_alike(term: Term, own: Term) -> Term:
+    """Return `term` with the names that `own` has for one tensor, if either stores that under fewer of them."""
+    tensors, ties = dict(term.tensors), dict(term.ties)
+    for one, other in ((own, term), (term, own)):
+        first: dict[Hashable, str] = {}
+        for name in one.tensors:
+            if name in other.tensors:
+                first.setdefault(one.place(name), name)
+        for name in one.tensors.keys() - other.tensors.keys():
+            kept = first.get(one.place(name))
+            if kept is not None and one is own:
+                tensors[name], ties[name] = tensors[kept], ties.get(kept, kept)
+            elif kept is not None:
+                del tensors[name]
+    return term._replace(tensors=tensors, ties=ties)
+
+
+def _is_number(tensor: LazyTensor) -> bool:
+    return tensor.dtype.name in SUMMED
+
+
+def _check_alike(path: str, theirs: Mapping[str, LazyTensor], other: str, tensors: Mapping[str, LazyTensor]) -> None:
+    """Raise DifferenceError unless the tensors of two checkpoints have the same names and shapes."""
+    for lacks, has, found in (
+        (other, path, theirs.keys() - tensors.keys()),
+        (path, other, tensors.keys() - theirs.keys()),
+    ):
+        if found:
+            raise DifferenceError(
+                f"{lacks} lacks {some(sorted(found), 3)}, which {has} has. Nothing was written.",
+                "Average checkpoints of one model, with one set of names; convert one of them first to rename its "
+                "tensors. --exclude leaves tensors out.",
+                what="missing",
+                tensor=min(found),
+                file=lacks,
+            )
+    for name, tensor in theirs.items():
+        found_shape, number = tensors[name].shape, _is_number(tensors[name])
+        if found_shape != tensor.shape or number != _is_number(tensor):
+            told = [f"{each.dtype} {list(each.shape)}" for each in (tensors[name], tensor)]
+            raise DifferenceError(
+                f"{other}: {name!r} is {told[0]}, and in {path} it is {told[1]}. Nothing was written.",
+                "Average checkpoints of one model.",
+                what="shape" if found_shape != tensor.shape else "dtype",
+                tensor=name,
+                file=other,
+            )
+
+
+def _notes(terms: Sequence[Term], own: Term, theirs: Mapping[str, LazyTensor], made: Collection[str]) -> Iterator[str]:
+    yield f"averaged {len(made):,} tensors of {len(terms)} checkpoints."
+    if left := [name for name in theirs if name not in made]:
+        yield f"as in {own.path}, as they have no average: {some(left)}."
+    if states := [name for name in own.tensors if name not in theirs]:
+        yield f"{len(states):,} states of the optimizer are those of {own.path}: states are never averaged."

@@ -1,0 +1,223 @@
+"""Adapters merged into their base: PEFT's own results, exact arithmetic, and what does not fit refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import DATA, ckptconv_here, contents
+from safetensors.torch import load_file, save_file
+
+from ckptconv import CorruptError, DifferenceError, UnsupportedError, UsageError, convert, merge, verify
+from ckptconv.library.virtual import VirtualFiles
+from ckptconv.tensors import kernels
+from ckptconv.tensors.moves import LowRank, Tile
+
+PEFT = DATA / "peft"
+CASES = sorted(case.name for case in PEFT.iterdir())
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def adapter(tensors: Tensors, name: str = "adapter", **config: Any) -> str:
+    """An adapter of rank 2 as PEFT writes it, in a directory of this name."""
+    Path(name).mkdir()
+    prefixed = {f"base_model.model.{each}": tensor.contiguous() for each, tensor in tensors.items()}
+    save_file(prefixed, f"{name}/adapter_model.safetensors")
+    told = {"peft_type": "LORA", "r": 2, "lora_alpha": 3, **config}
+    Path(name, "adapter_config.json").write_text(json.dumps(told))
+    return name
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def factors(module: str, rows: int, columns: int, rank: int = 2) -> Tensors:
+    left, right = random(rows, rank, seed=1), random(rank, columns, seed=2)
+    return {f"{module}.lora_A.weight": right, f"{module}.lora_B.weight": left}
+
+
+def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """A product in float64, added up in the order of the rank."""
+    total = torch.zeros(left.shape[0], right.shape[1], dtype=torch.float64)
+    for inner in range(left.shape[1]):
+        total = total + left[:, inner, None].double() * right[None, inner].double()
+    return total
+
+
+def model(**more: torch.Tensor) -> str:
+    save_file({"a.weight": random(6, 5, seed=3), "b.weight": random(4), **more}, "base.safetensors")
+    return "base.safetensors"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_what_peft_makes(case: str) -> None:
+    base, wanted = load_file(PEFT / case / "base/model.safetensors"), load_file(PEFT / case / "merged.safetensors")
+    merge(PEFT / case / "base", PEFT / case / "adapter", "out", verify=True)
+    found = load_file("out/model.safetensors")
+    assert found.keys() == base.keys()
+    for name, tensor in found.items():
+        assert tensor.dtype == base[name].dtype
+        if name not in wanted:
+            assert torch.equal(tensor, base[name]), name
+            continue
+        largest = max(float(each.abs().max()) for each in (base[name], wanted[name]))
+        unit = torch.finfo(tensor.dtype).eps * largest
+        assert float((tensor.double() - wanted[name].double()).abs().max()) <= unit, name
+        assert not torch.equal(tensor, base[name])
+
+
+def test_products_are_added_in_float64_and_rounded_once() -> None:
+    given = factors("a", 6, 5)
+    merge(model(), adapter(given), "out.safetensors", dtype="bf16", verify=True)
+    base = load_file("base.safetensors")
+    exact = base["a.weight"].double() + 1.5 * product(given["a.lora_B.weight"], given["a.lora_A.weight"])
+    torch.save({"a.weight": exact, "b.weight": base["b.weight"]}, "exact.pt")
+    convert("exact.pt", "exact.safetensors", dtype="bf16")
+    found, wanted = load_file("out.safetensors"), load_file("exact.safetensors")
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_several_adapters_are_added_and_rounded_once() -> None:
+    first, second = factors("a", 6, 5), {name: tensor * 0.3 for name, tensor in factors("a", 6, 5).items()}
+    merge(model(), [adapter(first, "one"), adapter(second, "two", use_rslora=True)], "out.safetensors", verify=True)
+    exact = load_file("base.safetensors")["a.weight"].double()
+    exact = exact + 1.5 * product(first["a.lora_B.weight"], first["a.lora_A.weight"])
+    exact = exact + 3 / 2**0.5 * product(second["a.lora_B.weight"], second["a.lora_A.weight"])
+    assert torch.equal(load_file("out.safetensors")["a.weight"], exact.float())
+
+
+def test_lengths_of_rows_are_those_of_dora() -> None:
+    given = {**factors("a", 6, 5), "a.lora_magnitude_vector": random(6, seed=5).abs()}
+    merge(model(), adapter(given, use_dora=True), "out.safetensors", verify=True)
+    rows = load_file("base.safetensors")["a.weight"].double()
+    rows = rows + 1.5 * product(given["a.lora_B.weight"], given["a.lora_A.weight"])
+    wanted = given["a.lora_magnitude_vector"].double()[:, None] * rows / rows.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(load_file("out.safetensors")["a.weight"].double(), wanted, rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_experts_may_be_stacked_in_the_base(turned: bool) -> None:
+    experts, rows, columns = 3, 8, 5
+    base = random(experts, *((columns, rows) if turned else (rows, columns)), seed=3)
+    save_file({"m.experts.gate_up_proj": base}, "stacked.safetensors")
+    left, right = random(rows, 2 * experts, seed=1), random(2 * experts, columns, seed=2)
+    given = {"m.experts.lora_A.weight": right, "m.experts.lora_B.weight": left}
+    merge("stacked.safetensors", adapter(given, target_parameters=["gate_up_proj"]), "out.safetensors", verify=True)
+    delta = torch.einsum(
+        "ore,eri->eoi", left.double().reshape(rows, 2, experts), right.double().reshape(experts, 2, columns)
+    )
+    wanted = base.double() + 1.5 * (delta.mT if turned else delta)
+    torch.testing.assert_close(load_file("out.safetensors")["m.experts.gate_up_proj"].double(), wanted)
+
+
+def test_adapters_and_bases_may_be_of_any_format() -> None:
+    given = factors("a", 6, 5)
+    merge(model(), adapter(given), "out.safetensors")
+    convert("base.safetensors", "dcp", to="dcp")
+    live = {f"module.base_model.model.{name.replace('.weight', '.default.weight')}": t for name, t in given.items()}
+    Path("trained").mkdir()
+    torch.save(live, "trained/adapter_model.bin")
+    shutil.copy("adapter/adapter_config.json", "trained")
+    merge("dcp", "trained", "again.safetensors", verify=True)
+    found, wanted = load_file("again.safetensors"), load_file("out.safetensors")
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_a_quantized_base_is_merged_into_as_its_weights() -> None:
+    case = DATA / "quantized" / "block-fp8-f32"
+    convert(case, "once", dequantize=True)
+    name, weight = next((n, t) for n, t in load_file("once/model.safetensors").items() if t.dim() == 2 and "proj" in n)
+    given = adapter(factors(name.removesuffix(".weight"), *weight.shape))
+    with pytest.raises(UnsupportedError, match="--dequantize"):
+        merge(case, given, "out")
+    merge(case, given, "out", dequantize=True, verify=True)
+    assert not torch.equal(load_file("out/model.safetensors")[name], weight)
+
+
+def tied_model() -> str:
+    one = random(6, 5, seed=3)
+    torch.save({"a.weight": one, "head.weight": one}, "tied.pt")
+    return "tied.pt"
+
+
+def test_tied_names_stay_tied() -> None:
+    report = merge(tied_model(), adapter(factors("a", 6, 5)), "out.safetensors", verify=True)
+    assert report.aliases == {"head.weight": "a.weight"}
+
+
+Change = Callable[[Tensors, dict[str, Any]], object]
+WRONG: dict[str, tuple[Change, type[Exception], str]] = {
+    "no module": (lambda t, c: t.update(factors("x", 6, 5)), CorruptError, "'x.weight'"),
+    "another shape": (lambda t, c: t.update(factors("a", 6, 4)), CorruptError, r"\[6, 4\]"),
+    "one factor": (lambda t, c: t.pop("a.lora_A.weight"), CorruptError, "one factor of 'a'"),
+    "another rank": (lambda t, c: c.update(r=4), CorruptError, "rank 2"),
+    "no rank": (lambda t, c: c.update(r=0), CorruptError, "its r is 0"),
+    "another type": (lambda t, c: c.update(peft_type="IA3"), UnsupportedError, "IA3"),
+    "more than LoRA": (lambda t, c: c.update(lora_bias=True), UnsupportedError, "lora_bias"),
+    "a factor of another kind": (lambda t, c: t.update({"a.lora_C.weight": random(2)}), UnsupportedError, "lora_C"),
+    "lengths": (lambda t, c: t.update({"a.lora_magnitude_vector": random(6)}), CorruptError, "lengths"),
+    "no lengths": (lambda t, c: c.update(use_dora=True), CorruptError, "lengths"),
+    "a tensor that the base lacks": (lambda t, c: t.update({"y.weight": random(2)}), CorruptError, "'y.weight'"),
+    "a pattern that takes forever": (
+        lambda t, c: c.update(rank_pattern={"(a+)+b": 2}),
+        UnsupportedError,
+        "A pattern of adapter_config.json",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_does_not_fit_is_refused(wrong: str) -> None:
+    change, kind, words = WRONG[wrong]
+    tensors, config = factors("a", 6, 5), {"r": 2, "lora_alpha": 3}
+    change(tensors, config)
+    with pytest.raises(kind, match=words):
+        merge(model(), adapter(tensors, **config), "out")
+    assert not Path("out").exists()
+
+
+def test_an_adapter_has_a_configuration() -> None:
+    with pytest.raises(UsageError, match=r"adapter_config\.json"):
+        merge(model(), "base.safetensors", "out")
+
+
+def test_what_is_described_is_what_is_written() -> None:
+    given = adapter(factors("a", 6, 5))
+    merge(model(), given, "out")
+    assert ckptconv_here("merge", "base.safetensors", given, "x.virtual.json").code == 0
+    with VirtualFiles("x.virtual.json") as files:
+        read = {name: files.read_bytes(name) for name in files}
+    assert read == {name: data for name, data in contents(Path("out")).items() if not name.startswith(".ckptconv")}
+
+
+def test_the_manifest_names_the_adapters_and_verify_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = adapter(factors("a", 6, 5))
+    merge(model(), given, "out")
+    told = json.loads(Path("out/.ckptconv-manifest.json").read_text())
+    assert told["adapters"] == ["../adapter"]
+    assert verify("base.safetensors", "out").bytes_compared
+    config = json.loads(Path("adapter/adapter_config.json").read_text())
+    Path("adapter/adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 4}))
+    with pytest.raises(DifferenceError):
+        verify("base.safetensors", "out")
+    right = kernels._KERNELS[Tile]
+
+    def wrong(tile: Tile, data: memoryview, out: memoryview) -> int:
+        kernel = tile.kernel
+        assert isinstance(kernel, LowRank)
+        return right(tile._replace(kernel=LowRank(kernel.scale * 2)), data, out)
+
+    monkeypatch.setitem(kernels._KERNELS, Tile, wrong)
+    with pytest.raises(DifferenceError):
+        merge("base.safetensors", given, "again", verify=True)
