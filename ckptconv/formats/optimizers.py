@@ -177,9 +177,8 @@ def named(
     if names is None:
         called = f"the optimizer under {at!r}" if at else "the optimizer"
         raise UnsupportedError(
-            f"{where}: {called} numbers its {len(numbers)} parameters, and their shapes do not fit those of the "
-            f"{len(distinct)} tensors of the model in exactly one order: nothing tells which states are of which "
-            "parameter. "
+            f"{where}: {called} numbers its {len(numbers)} parameters, and their shapes do not fit the "
+            f"model's {len(distinct)} tensors in exactly one order: nothing tells which states are of which parameter. "
             "Nothing was written.",
             "Name the parameters in the training run: torch.optim.AdamW(model.named_parameters()).",
         )
