@@ -97,7 +97,7 @@ def cli_page() -> str:
         lines += ["```text", *command.examples, "```"]
     lines += ["", "## Options of several commands", ""]
     for heading in GROUPS:
-        found = [flags for flags in shared.values() if flags[0][1].group == heading]
+        found = [flags for flags in shared.values() if flags[-1][1].group == heading]
         if found:
             lines += [f"| {heading} | | default |", "|---|---|---|"]
             lines += [

@@ -2,7 +2,7 @@
 
 torch numbers an optimizer's parameters in the order in which they were given to it, which is that of the model's
 parameters, in each of its groups; names are in `param_names`, since torch 2.6, or FSDP puts them in place of the
-numbers. Numbers are believed if there is one assignment, and no other, by which all states have the shapes of their
+numbers. Numbers are believed if there is exactly one assignment by which all states have the shapes of their
 parameters.
 """
 
@@ -177,8 +177,8 @@ def named(
     if names is None:
         called = f"the optimizer under {at!r}" if at else "the optimizer"
         raise UnsupportedError(
-            f"{where}: {called} numbers its {len(numbers)} parameters, and their shapes are not those of the model's "
-            f"{len(distinct)} tensors in this order and no other: nothing tells which states are of which parameter. "
+            f"{where}: {called} numbers its {len(numbers)} parameters, and their shapes do not fit the "
+            f"model's {len(distinct)} tensors in exactly one order: nothing tells which states are of which parameter. "
             "Nothing was written.",
             "Name the parameters in the training run: torch.optim.AdamW(model.named_parameters()).",
         )

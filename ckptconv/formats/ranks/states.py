@@ -66,7 +66,7 @@ def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path
         raise _unknown(
             ranks.where,
             f"its optimizer has {sum(len(listed(group.get('params'))) for group in groups)} parameters by number, in "
-            f"{len(groups)} groups, whose shapes are not those of the model's in this order and no other, or are flat "
+            f"{len(groups)} groups, whose shapes do not fit those of the model in exactly one order, or are flat "
             "parameters, each of them several in one",
         )
     return found
