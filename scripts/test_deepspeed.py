@@ -730,11 +730,15 @@ def compare_universal(ours: Path, theirs: Path, weights: Tensors, states: Tensor
 
 def _without_partitions(common: dict[str, Any]) -> dict[str, Any]:
     """What DeepSpeed's tool says of the optimizer as a whole, without rank 0's partitions and their states, which it
-    leaves there under ZeRO-3, and which nothing reads there."""
+    leaves there under ZeRO-3, and which nothing reads there; and without the settings in which groups differ, as ZeRO-3
+    would give all groups those of the first."""
     common = {key: value for key, value in common.items() if key != "fp32_flat_groups"}
     if isinstance(inner := common.get("optimizer_state_dict"), dict):
         steps = {group: {"step": state["step"]} for group, state in inner["state"].items() if "step" in state}
-        common["optimizer_state_dict"] = {**inner, "state": steps}
+        groups = inner.get("param_groups", [])
+        alike = [key for key in (groups[0] if groups else ()) if all(one.get(key) == groups[0][key] for one in groups)]
+        kept = [{key: one[key] for key in one if key in alike or key == "params"} for one in groups]
+        common["optimizer_state_dict"] = {**inner, "state": steps} | ({"param_groups": kept} if groups else {})
     return common
 
 

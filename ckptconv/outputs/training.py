@@ -3,7 +3,7 @@
 Source: DeepSpeed's engine.py (_load_checkpoint), base_optimizer.py (load_hp_checkpoint_state_from_checkpoint_dir) and
 zero/stage3.py (_load_universal_checkpoint). ZeRO-1 and 2 take hyperparameters from `param_groups`, group by group, and
 load no parameters of further groups: so there are as many groups as there can be, empty ones if nothing is known of
-them. ZeRO-3 takes those of the first group of `optimizer_state_dict`, and the step there.
+them. ZeRO-3 gives all groups those of the first group of `optimizer_state_dict`, and the step there.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ _MODEL, _MODEL_3 = "mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_mode
 _MASTER = "float32"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _STEP = "step"
+# In the entries that all parameters share: where ZeRO-3 looks for the settings of groups.
+_INNER, _GROUPS = "optimizer_state_dict", "param_groups"
+_FOR_3 = "--zero-stage 3 writes one for ZeRO-3"
 # Entries of param_groups that are no hyperparameters: which parameters, and how torch is to compute.
 _NO_HYPERPARAMETERS = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
 # The options that select tensors, or rename them; the others of TENSORS change nothing.
@@ -64,7 +67,32 @@ def resumable(source: Source, options: Options, rename: Rename = selection.renam
     renaming = [option for option, _ in selection.renaming(options.strip_prefix, options.rename)]
     given = [*_given(options, {"strip_prefix", "rename"}), *renaming]
     reason = "changes nothing in a universal checkpoint, which holds all as it is"
-    return Resumable(source.training, source.weights, states, dict.fromkeys(given, reason))
+    stage = source.training.stage
+    training, warnings = _for_all_groups(source.training) if stage == 3 else (source.training, ())
+    told = ("ZeRO-3", "--zero-stage 1 writes one for ZeRO-1 and 2") if stage == 3 else ("ZeRO-1 and 2", _FOR_3)
+    notes = (f"The universal checkpoint is for {told[0]}, as INPUT is: {told[1]}.",) if stage else ()
+    return Resumable(training, source.weights, states, dict.fromkeys(given, reason), notes, warnings)
+
+
+def _for_all_groups(training: Training) -> tuple[Training, tuple[str, ...]]:
+    """Leave out of what ZeRO-3 gives to all groups, which is what the first one has, the settings in which they differ;
+    return warnings, too. The run's own settings then stay."""
+    inner = training.common.get(_INNER)
+    if not isinstance(inner, Mapping) or not isinstance(groups := inner.get(_GROUPS), list):
+        return training, ()
+    if not all(isinstance(group, Mapping) for group in groups):
+        return training, ()
+    keys = dict.fromkeys(key for group in groups for key in group if key not in _NO_HYPERPARAMETERS)
+    differing = [key for key in keys if any(key not in one or one[key] != groups[0][key] for one in groups)]
+    if not differing:
+        return training, ()
+    kept = [{key: value for key, value in group.items() if key not in differing} for group in groups]
+    common = {**training.common, _INNER: {**inner, _GROUPS: kept}}
+    warning = (
+        f"The {len(groups)} groups of parameters differ in {some(differing, form=str)}. ZeRO-3 gives all groups the "
+        "settings of one, so it gets none of these from the universal checkpoint: those of the training run stay."
+    )
+    return replace(training, common=common), (warning,)
 
 
 def _given(options: Options, without: set[str] | frozenset[str]) -> list[str]:
@@ -112,6 +140,9 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
         common=_common(groups, len(parameters), step),
         models={name: model for name in (_MODEL, _MODEL_3) if stage is None or (stage == 3) is (name == _MODEL_3)},
     )
+    if stage in (None, 3):
+        training, told = _for_all_groups(training)
+        warnings.extend(told)
     reason = "changes nothing in a universal checkpoint, which holds fp32 masters, each once"
     idle = {**dict.fromkeys(_given(options, _SELECTING), reason), **chosen.idle(options)}
     notes = _notes(source, key if not options.key else "", optimizer is None, step, len(rest))
@@ -203,10 +234,10 @@ def _common(groups: Sequence[Mapping[str, Any]], most: int, step: int) -> dict[s
     hyper = [{key: value for key, value in group.items() if key != "params"} for group in groups]
     return {
         "ds_version": _VERSION,
-        "param_groups": [*hyper, *({} for _ in range(most - len(hyper)))],
-        "optimizer_state_dict": {
+        _GROUPS: [*hyper, *({} for _ in range(most - len(hyper)))],
+        _INNER: {
             "state": {index: {_STEP: _counter(step)} for index in range(len(hyper))},
-            "param_groups": [{**group, "params": [index]} for index, group in enumerate(hyper)],
+            _GROUPS: [{**group, "params": [index]} for index, group in enumerate(hyper)],
         },
     }
 

@@ -192,6 +192,38 @@ def test_a_distributed_checkpoint_goes_on_with_its_moments(tmp_path: Path) -> No
     assert ckptconv_here("verify", tmp_path / "dcp", "--universal", out).code == 0
 
 
+def hyperparameters(common: Any) -> list[list[Any]]:
+    """The learning rates that ZeRO-1 and 2 take from a universal checkpoint, and those that ZeRO-3 takes."""
+    places = common["param_groups"], common["optimizer_state_dict"]["param_groups"]
+    return [[group["lr"] for group in groups if "lr" in group] for groups in places]
+
+
+def test_zero_3_keeps_the_run_s_own_settings_where_groups_differ(tmp_path: Path) -> None:
+    """It gives all groups what the first of a checkpoint has."""
+    saved(tmp_path / "t.pt", named=True, groups=2)
+    for stage, kept in (("", []), ("3", []), ("1", [0.1, 0.2])):
+        options = ["--zero-stage", stage] if stage else []
+        run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / f"u{stage}", *options, "--verify")
+        assert run.code == 0, run.err
+        common = loaded(tmp_path / f"u{stage}" / COMMON)
+        assert hyperparameters(common) == [[0.1, 0.2], kept]
+        assert ("2 groups of parameters differ in lr. ZeRO-3" in run.err) is (not kept)
+        assert all("betas" in group for group in common["optimizer_state_dict"]["param_groups"]), "which all have"
+
+
+def test_zero_3_takes_the_settings_of_a_single_group(tmp_path: Path) -> None:
+    saved(tmp_path / "t.pt", named=True)
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
+    assert (run.code, run.err) == (0, "")
+    assert hyperparameters(loaded(tmp_path / "u" / COMMON)) == [[0.1], [0.1]]
+
+
+@pytest.mark.parametrize(("case", "stages"), [("z3_bf16_w2", "for ZeRO-3"), ("z2_bf16_w2", "for ZeRO-1 and 2")])
+def test_that_of_a_zero_checkpoint_says_for_which_stages_it_is(case: str, stages: str, tmp_path: Path) -> None:
+    run = ckptconv_here("zero-to-fp32", ZERO / case / "checkpoint", "--universal", tmp_path / "u")
+    assert f"The universal checkpoint is {stages}, as INPUT is: --zero-stage" in run.out
+
+
 def test_a_zero_checkpoint_is_made_for_another_stage(tmp_path: Path) -> None:
     checkpoint = ZERO / "z2_bf16_w2" / "checkpoint"
     for name, options in (("own", []), ("u3", ["--zero-stage", "3"])):
