@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.source import Source, StoredTensors
 from ckptconv.options.table import Options
-from ckptconv.outputs import likeness, selection, writable
+from ckptconv.outputs import selection, writable
 from ckptconv.outputs.mapped import map_back, mapped, mapped_states
 from ckptconv.outputs.selected import METADATA, Selected
 from ckptconv.outputs.selection import Rename
@@ -307,6 +307,8 @@ def _like_reference(chosen: Selected, theirs: Selected, source: Source, options:
 
     No structure record then belongs to the output: the reference has none.
     """
+    from ckptconv.outputs import likeness  # few outputs are like another
+
     reference = source.reference
     assert reference is not None
     removed = theirs.aliases()
