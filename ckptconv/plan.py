@@ -16,6 +16,10 @@ from ckptconv.errors import CorruptError
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
 
+# An output larger than this many times its input plus this many bytes is refused: a tensor of a few bytes can have any
+# size by repeating an element (stride 0).
+MAX_GROWTH, ROOM_TO_GROW = 64, 256 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Literal:

@@ -7,6 +7,9 @@ turn; the disk is idle when a case begins, and no two ever run at the same time.
 time, the ratio of wall time to `cp` of the same output in the same rounds, and peak memory. `--write` puts tables and
 pictures into docs/.
 
+`states` loads and saves a state dict of 100,000 tensors in a program, and `start` does next to nothing, for what
+imports take.
+
 For `megatron` and `titan`, models of 2 GB get the names and layouts of Hugging Face by a map, beside a program in torch
 that does the same, as the frameworks' own converters do. `delta` writes what changed in one of a hundred elements.
 
@@ -145,6 +148,28 @@ with safe_open(sys.argv[2] + "/model.safetensors", "pt") as file:
             made[name[:-7]] = (values.unflatten(1, (-1, 32)) * factor[:, :, None]).flatten(1).bfloat16()
 save_file(made, sys.argv[3])
 """
+# A state dict in a program: what is there before, the library's import, and the call.
+STATES = """
+import sys, torch
+state = {{f"layer.{{n // 10}}.{{n % 10}}.weight": torch.full((256,), float(n)) for n in range(100_000 * {made})}}
+{work}
+"""
+LOADS = {
+    "ckptconv.load_state_dict": "import ckptconv; state = ckptconv.load_state_dict(sys.argv[1])",
+    "safetensors' load_file": "from safetensors.torch import load_file; state = load_file(sys.argv[1])",
+}
+SAVES = {
+    "ckptconv.save_state_dict": "import ckptconv; ckptconv.save_state_dict(state, sys.argv[1], fsync=False)",
+    "safetensors' save_file": "from safetensors.torch import save_file; save_file(state, sys.argv[1])",
+}
+ONE = """
+import sys, torch
+torch.save({"w": torch.ones(3)}, sys.argv[1])
+"""
+OPENED = {
+    "`ckptconv.open`, as numpy's": "import ckptconv as library; open = library.open",
+    "`safe_open`, as numpy's": "from safetensors import safe_open as open",
+}
 # Llama-like models under the names of two frameworks, and what a program in torch makes of them.
 SIZES = "H, F, L, V, G, Q, D = 2048, 8192, 15, 32000, 8, 4, 64"
 RANDOM = """
@@ -235,7 +260,10 @@ for tensor in before.values():
     flat[places] += 0.01
 save_file(before, sys.argv[1] + "/after.safetensors", {"format": "pt"})
 """
-KINDS = ("zero", "pt", "floats", "transposed", "small", "megatron", "titan", "delta", "fp8", "int4", "mxfp4")
+KINDS = (
+    *("zero", "pt", "floats", "transposed", "small", "megatron", "titan", "delta"),
+    *("fp8", "int4", "mxfp4", "states", "start"),
+)
 _DELTA_THEN_PATCH = """
 before=$1 after=$2 delta=$3 result=$4
 shift 4
@@ -586,6 +614,42 @@ def delta_task(directory: Path) -> Task:
     return Task("delta", "a step that changes 1 % of 1 GB", result, cases, lambda: check_same(result, after))
 
 
+def states_task(directory: Path) -> Task:
+    """A state dict of many tensors, loaded and saved within a program; what else the program does is a case too."""
+    result, theirs = directory / "states.safetensors", directory / "torch.safetensors"
+    nothing = directory / "nothing"
+    given = directory / "states-given.safetensors"
+    make(given, python(STATES.format(made=1, work=SAVES["safetensors' save_file"])))
+    cases = [*copies(result, directory / "copy")]
+    cases.append(Case("`import torch`", python(STATES.format(made=0, work=""), given), [given], nothing))
+    for name, work in LOADS.items():
+        cases.append(Case(name, python(STATES.format(made=0, work=work), given), [given], nothing, mapped=True))
+    cases.append(Case("`import torch`, a state dict made", python(STATES.format(made=1, work="")), [], nothing))
+    for (name, work), output in zip(SAVES.items(), (result, theirs), strict=True):
+        cases.append(Case(name, python(STATES.format(made=1, work=work), output), [], output))
+    title = "a state dict of 100,000 tensors of 1 KiB"
+    return Task("states", title, result, cases, lambda: check_same(result, theirs), theirs)
+
+
+def start_task(directory: Path) -> Task:
+    """What takes no longer than its imports."""
+    source, result = directory / "one.pt", directory / "one.safetensors"
+    make(source, python(ONE))
+    nothing = directory / "nothing"
+    cases = [*copies(result, directory / "copy"), conversion("pt2safetensors", source, [source], result, "--no-fsync")]
+    cases.append(Case("`python -c pass`", python("pass"), [], nothing))
+    cases += [
+        Case(f"`ckptconv {option}`", [PYTHON, "-m", "ckptconv", option], [], nothing) for option in ("--version", "-h")
+    ]
+    complete = ["env", "_CKPTCONV_COMPLETE=complete_bash", "COMP_WORDS=ckptconv pt", "COMP_CWORD=1"]
+    cases.append(Case("a completion", [*complete, PYTHON, "-m", "ckptconv"], [], nothing))
+    cases.append(Case("`import numpy`", python("import numpy"), [], nothing))
+    for name, begin in OPENED.items():
+        program = f"import sys; {begin}; open(sys.argv[1], framework='np').__enter__().get_tensor('w')"
+        cases.append(Case(name, python(program, result), [result], nothing, mapped=True))
+    return Task("start", "imports", result, cases, lambda: None)
+
+
 def check_same(ours: Path, theirs: Path) -> None:
     """Raise RuntimeError unless two safetensors files hold the same, byte for byte, whatever their metadata."""
     headers = []
@@ -615,6 +679,8 @@ def tasks(directory: Path, kinds: Sequence[str], sizes: Sequence[float]) -> Iter
         "titan": titan_task,
         "delta": delta_task,
         **{kind: functools.partial(quantized_task, kind) for kind in ("fp8", "int4", "mxfp4")},
+        "states": states_task,
+        "start": start_task,
     }
     for kind in kinds:
         if kind in alone:

@@ -77,6 +77,24 @@ MUTANTS = [
         "tests/tensors tests/comparison tests/library/test_patch.py",
     ),
     Mutant(
+        "library/memory",
+        "            check_unchanged(file for file, memory in used.items() if memory is not None)\n",
+        "",
+        "tests/library/test_loading.py",
+    ),
+    Mutant(
+        "storage/files",
+        "                index += at + count == len(data)",
+        "                index += 1",
+        "tests/storage/test_buffers.py",
+    ),
+    Mutant(
+        "structure/keymap",
+        "            or storage in storages\n",
+        "",
+        "tests/structure/test_keymap.py",
+    ),
+    Mutant(
         "tensors/lazy",
         "    if tensor.numel == 0:\n        return None",
         "    if tensor.numel == 0:\n        return ()",

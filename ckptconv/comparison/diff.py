@@ -19,8 +19,8 @@ from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.pipeline import selected
-from ckptconv.outputs.planning import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.outputs.selected import Selected
+from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.storage.progress import Progress
 from ckptconv.structure.choice import Choice

@@ -14,11 +14,9 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CorruptError, FailedError, LimitError, UsageError
 from ckptconv.library.frameworks import Framework
-from ckptconv.outputs.planning import MAX_GROWTH, ROOM_TO_GROW
-from ckptconv.plan import Data, FilePlan
+from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW, Data, FilePlan
 from ckptconv.storage.files import Options, check_unchanged, is_far, is_held, look
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer, reason
@@ -180,6 +178,9 @@ class Memory:
     def _fill(self, tensors: Sequence[LazyTensor], buffers: Sequence[memoryview], readers: SpoolingReaders) -> None:
         if not tensors:
             return
+        # Most programs read maps alone.
+        from ckptconv.engine.execute import carry_out
+
         starts = list(itertools.accumulate((len(buffer) for buffer in buffers), initial=0))
         parts = tuple(Data(start, tensor, "") for start, tensor in zip(starts, tensors, strict=False))
         plan = FilePlan("", starts[-1], parts)

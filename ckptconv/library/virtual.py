@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ckptconv.options.keywords import ConvertOptions
 
 # Bytes made at a time, unless a reader asks for others; of remote inputs, bytes that are prefetched.
-UNIT, FAR_MEMORY = 256 << 10, 8 << 20
+UNIT, FAR_MEMORY = 512 << 10, 8 << 20
 
 
 class VirtualFile(NamedTuple):

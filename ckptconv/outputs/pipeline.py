@@ -16,7 +16,7 @@ from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.optimizers import optimizers_in
 from ckptconv.formats.source import Source, StoredTensors
 from ckptconv.options.table import Options
-from ckptconv.outputs import adapters, averages, likeness, selection, writable
+from ckptconv.outputs import adapters, averages, selection, writable
 from ckptconv.outputs.mapped import map_back, mapped, mapped_states
 from ckptconv.outputs.selected import METADATA, Selected
 from ckptconv.outputs.selection import Rename
@@ -366,6 +366,8 @@ def _like_reference(chosen: Selected, theirs: Selected, source: Source, options:
 
     No structure record then belongs to the output: the reference has none.
     """
+    from ckptconv.outputs import likeness  # few outputs are like another
+
     reference = source.reference
     assert reference is not None
     removed = theirs.aliases()

@@ -15,7 +15,19 @@ from ckptconv.outputs import kinds, likeness, safetensors, selection
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.targets import NO_WEIGHTS, Spared, Target, check_file, seen_from
 from ckptconv.outputs.told import Told
-from ckptconv.plan import Copied, Data, FilePlan, Literal, Plan, identify, identity, pack, shard_names
+from ckptconv.plan import (
+    MAX_GROWTH,
+    ROOM_TO_GROW,
+    Copied,
+    Data,
+    FilePlan,
+    Literal,
+    Plan,
+    identify,
+    identity,
+    pack,
+    shard_names,
+)
 from ckptconv.storage.paths import basename, dirname, normalize, resolved_name
 from ckptconv.structure import keymap
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
@@ -25,11 +37,6 @@ from ckptconv.version import __version__
 
 if TYPE_CHECKING:
     from ckptconv.outputs.restore import Restored
-
-# An output larger than this many times its input plus this many bytes is refused: a tensor of a few bytes can have any
-# size by repeating an element (stride 0).
-MAX_GROWTH, ROOM_TO_GROW = 64, 256 << 20
-
 
 # The files of an output, its aliases {removed: kept}, and what a user should know of it.
 _Files: TypeAlias = tuple[tuple[FilePlan, ...], dict[str, str], Told]

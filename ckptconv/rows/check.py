@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ckptconv.engine.execute import TensorReader
 from ckptconv.errors import DifferenceError, LimitError, UnsupportedError
 from ckptconv.options.table import LAYOUT, OPTIONS, ROWS, Options, RowOptions, checked
-from ckptconv.outputs.planning import MAX_GROWTH, ROOM_TO_GROW
+from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.process import peak_rss
 from ckptconv.rows.buckets import Buckets
 from ckptconv.rows.columns import part

@@ -23,8 +23,10 @@ from states import STATES
 from strict import assert_same
 
 import ckptconv
-from ckptconv.errors import CkptconvError, UsageError
+from ckptconv.errors import CkptconvError, CorruptError, UsageError
+from ckptconv.library import frameworks
 from ckptconv.pickles.nodes import Opaque
+from ckptconv.storage import files
 
 MIB = 1 << 20
 
@@ -338,3 +340,35 @@ def test_nothing_that_a_file_names_runs(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(CkptconvError, match="mkdir"):
         ckptconv.load_state_dict(tmp_path / "x.pt")
     assert not (tmp_path / "canary").exists()
+
+
+def test_each_file_is_looked_at_as_often_whatever_the_number_of_its_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    look = files.look
+    monkeypatch.setattr(files, "look", lambda path, *more: (looks.append(path), look(path, *more))[1])
+    counts = []
+    for count in (2, 40):
+        path = tmp_path / f"{count}.safetensors"
+        save_file({f"w{number}": torch.ones(3) for number in range(count)}, path)
+        looks.clear()
+        assert len(ckptconv.load_state_dict(path)) == count
+        counts.append(looks.count(str(path)))
+    assert counts[0] == counts[1]
+
+
+def test_a_file_that_changes_while_its_tensors_are_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(3), "b": torch.ones(3)}, path)
+    over = frameworks.Torch.over
+
+    def changing(*arguments: Any) -> Any:
+        path.write_bytes(path.read_bytes() + b"more")
+        return over(*arguments)
+
+    monkeypatch.setattr(frameworks.Torch, "over", changing)
+    with pytest.raises(CorruptError, match="changed while it was read"):
+        ckptconv.load_state_dict(path)

@@ -276,6 +276,15 @@ def test_the_short_way_for_plain_state_dicts_leads_where_the_long_one_does(tree:
         assert list(short.tensors) == list(long.tensors)
 
 
+@pytest.mark.parametrize("tagged", [False, True])
+def test_tensors_with_the_same_bytes_do_not_lie_apart(tagged: bool) -> None:
+    tensor = lazy()
+    for again in (tensor, copy.copy(tensor)):
+        described = describe({"a": tensor, "b": again}, tagged=tagged)
+        assert not described.apart
+        assert described.structure is not None
+
+
 def test_plain_record_keeps_the_keys_and_the_order_of_a_plain_dict() -> None:
     tree = {"b": lazy(), "a": lazy()}
     record = plain_record(tree)
