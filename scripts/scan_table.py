@@ -110,7 +110,7 @@ def main() -> None:
 
 def asked(tools: Path, tool: str, paths: str) -> dict[str, Any]:
     """Return the version of a tool, and its verdicts on the files of these paths, one in each line."""
-    command = [tools / "bin" / "python", "-c", OTHERS, tool]
+    command = [str(tools / "bin" / "python"), "-c", OTHERS, tool]
     done = subprocess.run(command, input=paths, capture_output=True, text=True, check=True)
     return cast(dict[str, Any], json.loads(done.stdout))
 

@@ -1,8 +1,8 @@
 """Read what a pickle of any length names and calls, a window at a time, and keep nothing that it makes.
 
 The machine is the same. What it makes is dropped as soon as it is of no use for a call: `DROPPED` stands for it, of
-which nothing is known, so that a call of it, or one that is known for some arguments only, is an unknown call. Memory is
-bounded whatever the pickle says; one for which that does not suffice exceeds the limits.
+which nothing is known, so that a call of it, or one that is known for some arguments only, is an unknown call. Memory
+is bounded whatever the pickle says; one for which that does not suffice exceeds the limits.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ckptconv.process import no_garbage
 
 # What stands for a value that was not kept.
 DROPPED = Opaque(Global("some", "value"))
-# Bytes that are read at a time, the longest frame, and the longest instruction that is not dropped. Picklers end a frame
-# after 64 KiB.
+# Bytes that are read at a time, the longest frame, and the longest instruction that is not dropped. Picklers end a
+# frame after 64 KiB.
 _WINDOW, _FRAME, _INSTRUCTION = 1 << 17, 1 << 18, 1 << 22
 # The most marks on the stack; values below them that are kept where there are more; and of each mark then.
 _MARKS, _VALUES, _FEW = 20_000, 50_000, 8
