@@ -63,6 +63,7 @@ def late(*_):
     raise TimeoutError
 signal.signal(signal.SIGALRM, late)
 tool = globals()[sys.argv[1]]
+__import__(sys.argv[1])
 found = {}
 for line in sys.stdin:
     path = line.rstrip("\\n")

@@ -133,6 +133,7 @@ _MORE: dict[tuple[type, str], dict[str, Any]] = {
     (TensorDifference, "status"): {"enum": list(STATUSES)},
     (DeltaFiles, "encoding"): {"enum": list(ENCODINGS)},
     (DeltaFiles, "checksum"): {"enum": list(CHECKSUMS)},
+    (Summary, "values"): {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number"]}},
     (DeltaFiles, "version"): {"type": "integer", "minimum": 1},
     (MapSummary, "rules"): {"type": "integer", "minimum": 1},
     (LikeReport, "casts"): {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},

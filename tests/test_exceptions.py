@@ -14,6 +14,7 @@ import ckptconv
 # What those are made of that take other arguments than a text.
 MADE_OF: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "DifferenceError": (("It differs.", "Look."), {"what": "value", "index": [1]}),
+    "ExpressionError": ((1, 2, "Too many groups."), {}),
     "ForeignError": (("/tmp/place", "a link"), {}),
     "StoppedError": (("It was stopped.",), {"exit_code": 143}),
     "_MisfitError": (("a reason", ckptconv.UnsupportedError), {}),
