@@ -75,7 +75,7 @@ _ENCRYPTED, _STORED, _DEFLATED = 0x41, 0, 8
 LONGEST = 1 << 19
 _LIMITS = replace(WHOLE_TREES, objects=300_000)
 # The most values in a long pickle that are files themselves.
-_LEFT = 10_000
+_LEFT = 1_000
 # The most bytes of a compressed pickle of torch that are unpacked by its reader.
 _COMPRESSED = 1 << 16
 # The most bytes read of what may be a pickle and begins as none.
