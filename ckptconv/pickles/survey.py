@@ -44,6 +44,8 @@ _LENGTHS = {
     0x96: ("<Q", True),
     ord("T"): ("<I", True),
 }
+# Keys whose values count: what unpicklers look up by name, and what tells how long the bytes of an array are.
+_KEYS = known.CALLED_BY_NAME | {"dtype", "shape", "numpy_array_alignment_bytes"}
 # What makes values that later calls are judged by.
 _MADE = frozenset({("_codecs", "encode"), ("numpy", "dtype")})
 _WITH_ARGUMENTS = frozenset({"getattr", "dtype"})
@@ -289,9 +291,10 @@ class _Survey(_Machine):
         if len(items) % 2:
             raise MalformedError("sets a key without a value")
         if type(target) is dict:
-            # What unpicklers look up by name counts.
             pairs = zip(items[::2], items[1::2], strict=True)
-            target.update((key, value) for key, value in pairs if type(key) is str and key in known.CALLED_BY_NAME)
+            target.update(
+                (key, value) for key, value in pairs if type(key) is str and key in _KEYS and _is_small(value)
+            )
 
     def _append(self, target: Any, items: list[Any]) -> None:
         pass
@@ -307,7 +310,7 @@ def _small(value: Any) -> Any:
     """Return `value`, emptied in place, if it may matter for a call; else what stands for it."""
     kind = type(value)
     if kind is dict:
-        for key in [key for key in value if key not in known.CALLED_BY_NAME]:
+        for key in [key for key in value if key not in _KEYS or not _is_small(value[key])]:
             del value[key]
     elif kind in (list, set, bytearray):
         value.clear()

@@ -16,7 +16,7 @@ import pytest
 import torch
 from attacks.assemble import Member, called, members, name, pickled, raw, text, zipped
 from attacks.live import PAYLOADS, SYSTEM
-from attacks.unknown import HIDDEN, RUNNERS
+from attacks.unknown import HIDDEN, RUNNERS, STOP, wrapper
 from checkpoints import ckptconv_here
 
 import ckptconv
@@ -95,6 +95,12 @@ def test_bytes_in_long_pickles_are_looked_at() -> None:
     assert found(after(called(name("torch.storage", "_load_from_bytes"), raw(attack)))) == {"dangerous-call"}
     unknown = pickled(name("my_project", "Config") + b")\x81")
     assert found(after(called(name("torch.storage", "_load_from_bytes"), raw(unknown)))) == {"unknown-name"}
+
+
+def test_arrays_of_joblib_are_skipped_in_long_pickles() -> None:
+    array = wrapper("u1", len(STOP)) + b"\x01\xff" + STOP
+    assert found(after(array * 300)) == set()
+    assert found(after(array + called(SYSTEM, text("true")) + array)) == {"dangerous-call"}
 
 
 @pytest.mark.parametrize(
