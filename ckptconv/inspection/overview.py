@@ -104,9 +104,10 @@ def _table_of_dtypes(summary: Summary, width: int | None) -> Iterator[Line]:
         for name, total in totals
     ]
     widths = [max(cells(row[column]) for row in table) for column in range(4)]
+    shown = _fitting({column: widths[column] for column in (2, 1, 3)}, widths[0], width)
     for row, (_, total) in zip(table, totals, strict=True):
         line = [Span("  "), Span(padded(row[0], widths[0]), "name")]
-        line += [Span("  " + padded(row[column], widths[column], right=True)) for column in (1, 2, 3)]
+        line += [Span("  " + padded(row[column], widths[column], right=True)) for column in sorted(shown)]
         room = None if width is None else width - sum(widths) - 8
         yield fitted([*line, *_share(total.bytes, summary.bytes, room)], width)
 
@@ -120,6 +121,14 @@ def _quantized(summary: Summary, width: int | None) -> Iterator[Line]:
             line = ["quantized: " + name, weights, count_of(group.parameters, "parameter"), bits]
             yield from _wrapped(line, " · ", width, "")
         yield from _wrapped([f"{count_of(told.parameters, 'parameter')} in all"], " · ", width, "")
+
+
+def _fitting(columns: dict[int, int], name: int, width: int | None) -> list[int]:
+    """Return those of some columns, with their widths, that fit beside a name. The first give way; the last stays."""
+    shown = list(columns)
+    while width is not None and len(shown) > 1 and 2 + name + sum(2 + columns[each] for each in shown) > width:
+        del shown[0]
+    return shown
 
 
 def _share(part: int, whole: int, room: int | None) -> Line:
@@ -144,8 +153,9 @@ def _tree(summary: Summary, width: int | None, depth: int | None, verbose: bool)
     found = list(rows(root, depth, most, fold=not verbose))
     described = [_described(row, depth) for row in found]
     label_width = max(cells(label) for label, _, _ in described)
-    columns = [max(cells(row[column]) for row in described) for column in (1, 2)]
-    others = 2 + 2 + columns[0] + 2 + columns[1] + 2 + _SIZE
+    columns = {column: max(cells(row[column]) for row in described) for column in (1, 2)}
+    shown = _fitting({**columns, 3: _SIZE}, _NARROW, width)
+    others = 4 + sum(2 + columns[each] for each in shown[:-1]) + _SIZE
     # Shares and bars get the room that labels leave.
     label_width = min(label_width, WIDE if width is None else max(width - others, _NARROW))
     room = None if width is None else width - others - label_width
@@ -161,13 +171,12 @@ def _tree(summary: Summary, width: int | None, depth: int | None, verbose: bool)
         leaf = module.shape is not None
         label = label if width is None else _label(label, row.alike, label_width)
         size = f"the same as {module.tied}" if module.tied else format_size(module.nbytes * row.alike)
-        line = [
-            Span("  "),
-            Span(padded(label, label_width), "" if leaf else "name"),
-            Span("  "),
-            Span(padded(dtype, columns[0]), "dim"),
-            Span("  "),
-            Span(padded(shape, columns[1])),
+        line = [Span("  "), Span(padded(label, label_width), "" if leaf else "name")]
+        cells_of = {1: (dtype, "dim"), 2: (shape, "")}
+        for each in shown[:-1]:
+            text, style = cells_of[each]
+            line += [Span("  "), Span(padded(text, columns[each]), style)]
+        line += [
             Span("  "),
             Span(size if module.tied else padded(size, _SIZE, right=True), "dim" if module.tied else ""),
         ]
@@ -214,12 +223,16 @@ def _largest(summary: Summary, width: int | None) -> Iterator[Line]:
     yield [Span("  largest:", "title")]
     shapes = [" × ".join(map(str, by_name[name].shape)) or "scalar" for name in largest]
     widths = max(map(cells, largest)), max(map(cells, shapes))
-    name_width = min(widths[0], WIDE if width is None else max(width - widths[1] - 28, _NARROW))
+    shown = _fitting({1: 9, 2: widths[1], 3: 9}, 2 + _NARROW, width)
+    others = 4 + sum(2 + {1: 9, 2: widths[1], 3: 9}[each] for each in shown)
+    name_width = min(widths[0], WIDE if width is None else max(width - others, _NARROW))
     for name, shape in zip(largest, shapes, strict=True):
         row = by_name[name]
         label = name if width is None else cut(name, name_width)
-        line = [Span("    "), Span(padded(label, name_width)), Span(f"  {row.dtype:<9}", "dim")]
-        yield fitted([*line, Span(f"  {padded(shape, widths[1])}  {format_size(row.bytes):>9}")], width)
+        line = [Span("    "), Span(padded(label, name_width))]
+        line += [Span(f"  {row.dtype:<9}", "dim")] if 1 in shown else []
+        line += [Span(f"  {padded(shape, widths[1])}")] if 2 in shown else []
+        yield fitted([*line, Span(f"  {format_size(row.bytes):>9}")], width)
 
 
 _LONG = 10**12

@@ -203,7 +203,7 @@ class _Machine:
         self.enums = vocabulary.enums
         self.persistent = vocabulary.persistent or self._opaque_persistent
         # How many more containers and objects may be made. An empty one is a byte or two, and takes hundreds in memory.
-        self.room = 1_000_000 + (len(data) - start) // 4
+        self.room = limits.objects + (len(data) - start) // 4
         self.stack: list[Any] = []
         # Stacks below the marks; MARK starts a new stack.
         self.marks: list[list[Any]] = []

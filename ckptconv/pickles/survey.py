@@ -1,8 +1,8 @@
 """Read what a pickle of any length names and calls, a window at a time, and keep nothing that it makes.
 
 The machine is the same. What it makes is dropped as soon as it is of no use for a call: `DROPPED` stands for it, of
-which nothing is known, so that a call of it, or one that is known for some arguments only, is an unknown call. Memory is
-bounded whatever the pickle says; one for which that does not suffice exceeds the limits.
+which nothing is known, so that a call of it, or one that is known for some arguments only, is an unknown call. Memory
+is bounded whatever the pickle says; one for which that does not suffice exceeds the limits.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ckptconv.process import no_garbage
 
 # What stands for a value that was not kept.
 DROPPED = Opaque(Global("some", "value"))
-# Bytes that are read at a time, the longest frame, and the longest instruction that is not dropped. Picklers end a frame
-# after 64 KiB.
+# Bytes that are read at a time, the longest frame, and the longest instruction that is not dropped. Picklers end a
+# frame after 64 KiB.
 _WINDOW, _FRAME, _INSTRUCTION = 1 << 17, 1 << 18, 1 << 22
 # The most marks on the stack; values below them that are kept where there are more; and of each mark then.
 _MARKS, _VALUES, _FEW = 20_000, 50_000, 8
@@ -44,6 +44,8 @@ _LENGTHS = {
     0x96: ("<Q", True),
     ord("T"): ("<I", True),
 }
+# Keys whose values count: what unpicklers look up by name, and what tells how long the bytes of an array are.
+_KEYS = known.CALLED_BY_NAME | {"dtype", "shape", "numpy_array_alignment_bytes"}
 # What makes values that later calls are judged by.
 _MADE = frozenset({("_codecs", "encode"), ("numpy", "dtype")})
 _WITH_ARGUMENTS = frozenset({"getattr", "dtype"})
@@ -289,9 +291,10 @@ class _Survey(_Machine):
         if len(items) % 2:
             raise MalformedError("sets a key without a value")
         if type(target) is dict:
-            # What unpicklers look up by name counts.
             pairs = zip(items[::2], items[1::2], strict=True)
-            target.update((key, value) for key, value in pairs if type(key) is str and key in known.CALLED_BY_NAME)
+            target.update(
+                (key, value) for key, value in pairs if type(key) is str and key in _KEYS and _is_small(value)
+            )
 
     def _append(self, target: Any, items: list[Any]) -> None:
         pass
@@ -307,7 +310,7 @@ def _small(value: Any) -> Any:
     """Return `value`, emptied in place, if it may matter for a call; else what stands for it."""
     kind = type(value)
     if kind is dict:
-        for key in [key for key in value if key not in known.CALLED_BY_NAME]:
+        for key in [key for key in value if key not in _KEYS or not _is_small(value[key])]:
             del value[key]
     elif kind in (list, set, bytearray):
         value.clear()

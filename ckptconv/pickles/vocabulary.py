@@ -79,6 +79,7 @@ class Limits:
     `same_hash`: keys of one container with the same hash. Strings and bytes, whose hashes are secret, do not count.
     `depth`: containers inside containers, because walks over the tree may recurse. Python's pickler gives up below
     1,000, unless its recursion limit is raised.
+    `objects`: containers and objects that a pickle may make beside those that its length accounts for.
     `cyclic`: whether lists, dictionaries and the like may contain themselves, as objects may.
     """
 
@@ -87,6 +88,7 @@ class Limits:
     key_nodes: int = 10_000
     key_depth: int = 100
     same_hash: int = 64
+    objects: int = 1_000_000
     cyclic: bool = False
 
 

@@ -48,8 +48,11 @@ class ExpressionError(ValueError):
     """An expression of a list is none: `at` is the list's number, `number` its own, and the text says why."""
 
     def __init__(self, at: int, number: int, why: str) -> None:
-        super().__init__(why)
-        self.at, self.number = at, number
+        super().__init__(at, number, why)
+        self.at, self.number, self.why = at, number, why
+
+    def __str__(self) -> str:
+        return self.why
 
     def __reduce__(self) -> tuple[type[ExpressionError], tuple[int, int, str]]:
         return type(self), (self.at, self.number, str(self))

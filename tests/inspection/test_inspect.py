@@ -159,8 +159,18 @@ def test_no_line_is_wider_than_the_screen(width: int, tmp_path: Path) -> None:
         assert any("9.66 GB" in line or "19.3 GB" in line for line in shown)
 
 
+@pytest.mark.parametrize("width", [40, 50, 60])
+def test_sizes_are_shown_in_little_room(width: int, tmp_path: Path) -> None:
+    shown = "\n".join(lines_of(layered(tmp_path / "b.safetensors"), width=width))
+    wide = lines_of(tmp_path / "b.safetensors", width=200)
+    sizes = [size for line in wide for size in re.findall(r"[0-9.]+ [kMG]B(?=  +[0-9<])", line)]
+    assert len(sizes) > 3
+    assert [size for size in sizes if size not in shown] == []
+
+
 @pytest.mark.parametrize(
-    ("width", "label"), [(80, "layers.0…23. (24 alike) "), (60, "layers.0…23. ×24 "), (45, "laye…0…23. ×24 ")]
+    ("width", "label"),
+    [(80, "layers.0…23. (24 alike) "), (60, "layers.0…23. ×24 "), (45, "layers.0…23. ×24 "), (30, "layer…0…23. ×24 ")],
 )
 def test_how_many_layers_are_alike_is_told_in_little_room(width: int, label: str, tmp_path: Path) -> None:
     lines = lines_of(layered(tmp_path / "model.safetensors"), width=width)
@@ -531,6 +541,17 @@ def test_the_table_goes_by_keys_and_names_are_copied(driven: Page, tmp_path: Pat
     driven.js("byId('link').click()")
     driven.settle("document.activeElement.tagName === 'TEXTAREA'")
     assert driven.js("document.activeElement.value === location.href")
+
+
+def test_all_rows_are_printed(driven: Page, tmp_path: Path) -> None:
+    driven.open(page(layered(tmp_path / "model.safetensors"), tmp_path))
+    rows = "document.querySelectorAll('tbody tr:not(.space)').length"
+    assert driven.js(rows) < 122
+    driven.js("dispatchEvent(new Event('beforeprint'))")
+    assert driven.js(rows) == 122
+    assert driven.js("[...document.querySelectorAll('details')].every((each) => each.open)")
+    driven.js("dispatchEvent(new Event('afterprint'))")
+    assert driven.js(rows) < 122
 
 
 def test_statistics_are_columns_and_broken_tensors_are_marked(driven: Page, tmp_path: Path) -> None:

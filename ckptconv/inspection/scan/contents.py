@@ -39,7 +39,7 @@ from ckptconv.pickles.children import CHILDREN, walk
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.survey import Passed, survey
-from ckptconv.pickles.vocabulary import WHOLE_TREES, Constructor, TruncatedError, Vocabulary
+from ckptconv.pickles.vocabulary import WHOLE_TREES, Constructor, ExcessiveError, TruncatedError, Vocabulary
 from ckptconv.storage.files import Reader
 from ckptconv.storage.seekable import Seekable
 from ckptconv.text import brief, some
@@ -72,7 +72,10 @@ _MOST_NPY = 10_000
 _MAIN = re.compile(r"\((?:[^()]*data\.pkl|the object|(?:the )?pickle(?: \d+)?)\)$")
 _ENCRYPTED, _STORED, _DEFLATED = 0x41, 0, 8
 # Longer pickles are judged without being held.
-LONGEST = 1 << 21
+LONGEST = 1 << 19
+_LIMITS = replace(WHOLE_TREES, objects=300_000)
+# The most values in a long pickle that are files themselves.
+_LEFT = 1_000
 # The most bytes of a compressed pickle of torch that are unpacked by its reader.
 _COMPRESSED = 1 << 16
 # The most bytes read of what may be a pickle and begins as none.
@@ -151,7 +154,7 @@ class Contents:
             readings = _Readings()
             with attacks.watched(readings.add):
                 try:
-                    at = load(data, _words(), where=reader.file.path, limits=WHOLE_TREES).end
+                    at = load(data, _words(), where=reader.file.path, limits=_LIMITS).end
                     found._following(reader, at, depth)
                 except TruncatedError:
                     if len(data) < size and length < _ODD:
@@ -181,7 +184,7 @@ class Contents:
                 if at >= reader.file.size:
                     break
                 data = reader.read_at(at, min(SCANNED, reader.file.size - at))
-                at += load(data, _words(), where=f"{reader.file.path} (pickle {count})", limits=WHOLE_TREES).end
+                at += load(data, _words(), where=f"{reader.file.path} (pickle {count})", limits=_LIMITS).end
         for reading in readings.all():
             if reading.called or reading.unknown_calls:
                 self._judge(reading, depth)
@@ -270,11 +273,11 @@ class Contents:
     def _pickles(self, reader: Reader, depth: int) -> str:
         """Read pickles one after another, up to the end or to something else."""
         size = reader.file.size
-        pickles = Pickles(reader, 0, size, WHOLE_TREES, longest=LONGEST)
+        pickles = Pickles(reader, 0, size, _LIMITS, longest=LONGEST)
         count = skipped = 0
 
         def objects(at: int) -> int:
-            within = Pickles(reader, at, size, WHOLE_TREES)
+            within = Pickles(reader, at, size, _LIMITS)
             within.load(f"array of objects at byte {at}", _words())
             return within.position
 
@@ -315,20 +318,34 @@ class Contents:
     def _survey(self, reader: Reader, start: int, where: str, words: Vocabulary, inner: Contents, depth: int) -> int:
         """Read a pickle that is too long to be held, and look at the bytes in it. Return its length."""
 
-        def met(data: bytes, head: bytes, function: Global | None) -> None:
-            is_loaded = function is not None and str(function) in LOADERS
-            if not is_loaded and (function is not None or not _is_file(head)):
-                return
+        # What is not loaded when the pickle is loaded, by position, or as it is.
+        left: dict[int | bytes, Passed | bytes] = {}
+
+        def look(data: Passed | bytes, *, is_loaded: bool) -> None:
             name = f"{where}: bytes in it"
             if isinstance(data, Passed):
                 inner._held(Part(reader, name, start + data.position, data.length), depth, is_loaded)
             else:
                 inner._held(InMemory(data, name), depth, is_loaded)
 
+        def met(data: Passed | bytes, head: bytes, function: Global | None) -> None:
+            key = data.position if isinstance(data, Passed) else data
+            if function is None and _is_file(head):
+                if len(left) >= _LEFT:
+                    raise ExcessiveError(f"holds more than {_LEFT} files")
+                left[key] = data
+            elif function is not None and str(function) in LOADERS:
+                left.pop(key, None)
+                look(data, is_loaded=True)
+
         def read_at(offset: int, length: int) -> bytes:
             return reader.read_at(start + offset, length)
 
-        return survey(read_at, reader.file.size - start, words, where=where, limits=WHOLE_TREES, met=met)
+        try:
+            return survey(read_at, reader.file.size - start, words, where=where, limits=_LIMITS, met=met)
+        finally:
+            for data in left.values():
+                look(data, is_loaded=False)
 
     def _plainly(self, reader: Reader, depth: int) -> None:
         """Look at a pickle of joblib as Python reads it, for what would run."""
@@ -343,7 +360,7 @@ class Contents:
     def _torch(self, reader: Reader, depth: int) -> str:
         if _has_long(reader):
             return self._pickles(reader, depth) and "torch stream"
-        self.read(lambda: read_from(reader, limits=WHOLE_TREES), depth)
+        self.read(lambda: read_from(reader, limits=_LIMITS), depth)
         return "torch stream"
 
     def _zip(self, reader: Reader, depth: int) -> str:
@@ -358,7 +375,7 @@ class Contents:
         long = {entry.name for entry in found if _is_long(entry)}
         if is_torch or not found:
             inner = self._inner()
-            inner.read((lambda: check_zip(reader)) if long else (lambda: read_from(reader, limits=WHOLE_TREES)), depth)
+            inner.read((lambda: check_zip(reader)) if long else (lambda: read_from(reader, limits=_LIMITS)), depth)
             if is_other and found:
                 # It is not torch's, and each member is looked at.
                 inner.findings = {each: None for each in inner.findings if each.rule != "unreadable"}
@@ -442,7 +459,7 @@ class Contents:
     def _tar(self, reader: Reader, depth: int) -> str:
         """Read torch's tar archives as torch's; of other ones look at each member."""
         inner = self._inner()
-        inner.read(lambda: read_from(reader, limits=WHOLE_TREES), depth)
+        inner.read(lambda: read_from(reader, limits=_LIMITS), depth)
         try:
             members = list(_members_of(reader))
         except (tarfile.TarError, CkptconvError, ValueError, OSError, EOFError) as error:
@@ -664,7 +681,7 @@ def _has_long(reader: Reader) -> bool:
     """Whether the object in a stream of torch is a pickle that is too long to be held."""
     if reader.file.size <= LONGEST:
         return False
-    pickles = Pickles(reader, 0, reader.file.size, WHOLE_TREES, longest=LONGEST)
+    pickles = Pickles(reader, 0, reader.file.size, _LIMITS, longest=LONGEST)
     try:
         for what in ("the magic number", "the version", "the facts about the machine", "the object"):
             pickles.load(what)
