@@ -97,6 +97,54 @@ SMALL = """
 import sys, torch
 torch.save({f"layer.{n // 10}.{n % 10}.weight": torch.full((256,), float(n)) for n in range(200_000)}, sys.argv[1])
 """
+# Quantized models of 2 GB of bfloat16, as they are published, and the usual program in torch for them.
+QUANTIZED = """
+import json, pathlib, sys, torch
+from safetensors.torch import save_file
+kind, place = sys.argv[1], pathlib.Path(sys.argv[2])
+place.mkdir()
+M, K, state = 4096, 7168, {}
+words = {"num_bits": 4, "type": "int" if kind == "int4" else "float", "strategy": "group", "group_size": 32}
+method = {"quant_method": "compressed-tensors", "config_groups": {"all": {"weights": words}}}
+for n in range(34):
+    name = f"layers.{n}.weight"
+    codes = torch.randint(0, 126, (M, K if kind == "fp8" else K // 2), dtype=torch.uint8)
+    if kind == "fp8":
+        method = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+        state[name] = codes.view(torch.float8_e4m3fn)
+        state[name + "_scale_inv"] = torch.rand(M // 128, K // 128) + 0.5
+    elif kind == "int4":
+        method["format"] = "pack-quantized"
+        state[name + "_packed"] = codes.view(torch.int32)
+        state[name + "_scale"] = (torch.rand(M, K // 32) + 0.5).bfloat16()
+        state[name + "_shape"] = torch.tensor([M, K])
+    else:
+        method["format"] = "mxfp4-pack-quantized"
+        state[name + "_packed"] = codes
+        state[name + "_scale"] = torch.randint(110, 130, (M, K // 32), dtype=torch.uint8)
+save_file(state, place / "model.safetensors")
+(place / "config.json").write_text(json.dumps({"quantization_config": method}))
+"""
+DEQUANTIZE = """
+import sys, torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+kind, made = sys.argv[1], {}
+table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+with safe_open(sys.argv[2] + "/model.safetensors", "pt") as file:
+    for name in file.keys():
+        if kind == "fp8" and not name.endswith("_scale_inv"):
+            scale = file.get_tensor(name + "_scale_inv").repeat_interleave(128, 0).repeat_interleave(128, 1)
+            made[name] = (file.get_tensor(name).float() * scale).bfloat16()
+        elif name.endswith("_packed"):
+            codes = file.get_tensor(name).view(torch.uint8)
+            codes = torch.stack([codes & 15, codes >> 4], -1).flatten(1)
+            scale = file.get_tensor(name[:-7] + "_scale")
+            values = codes.float() - 8 if kind == "int4" else table[codes.int()]
+            factor = scale.float() if kind == "int4" else torch.exp2(scale.float() - 127)
+            made[name[:-7]] = (values.unflatten(1, (-1, 32)) * factor[:, :, None]).flatten(1).bfloat16()
+save_file(made, sys.argv[3])
+"""
 # Llama-like models under the names of two frameworks, and what a program in torch makes of them.
 SIZES = "H, F, L, V, G, Q, D = 2048, 8192, 15, 32000, 8, 4, 64"
 RANDOM = """
@@ -187,7 +235,7 @@ for tensor in before.values():
     flat[places] += 0.01
 save_file(before, sys.argv[1] + "/after.safetensors", {"format": "pt"})
 """
-KINDS = ("zero", "pt", "floats", "transposed", "small", "megatron", "titan", "delta")
+KINDS = ("zero", "pt", "floats", "transposed", "small", "megatron", "titan", "delta", "fp8", "int4", "mxfp4")
 _DELTA_THEN_PATCH = """
 before=$1 after=$2 delta=$3 result=$4
 shift 4
@@ -484,6 +532,23 @@ def titan_task(directory: Path) -> Task:
     return mapped_task("titan", title, "torchtitan-llama3", TITAN_MODEL, TITAN_TO_HF, directory)
 
 
+def quantized_task(kind: str, directory: Path) -> Task:
+    """A quantized model, of which weights are made, here and by the usual program."""
+    source, result, theirs = directory / kind, directory / f"{kind}.safetensors", directory / "torch.safetensors"
+    make(source, [*python(QUANTIZED), kind])
+    line = [PYTHON, "-m", "ckptconv", "convert", str(source), str(result), "--dequantize", "--no-progress"]
+    file = source / "model.safetensors"
+    usual = [*python(DEQUANTIZE), kind, str(source), str(theirs)]
+    cases = [
+        *copies(result, directory / "copy"),
+        Case("`ckptconv convert --dequantize --no-fsync`", [*line, "--no-fsync"], [file], result, "ckptconv"),
+        Case("`ckptconv convert --dequantize`", line, [file], result),
+        Case("safe_open, the products in torch, save_file", usual, [file], theirs, mapped=True),
+    ]
+    title = {"fp8": "FP8 in blocks of 128 × 128", "int4": "int4 in groups of 32", "mxfp4": "MXFP4"}[kind]
+    return Task(kind, f"{title}, to bfloat16", result, cases, lambda: check_same(result, theirs), theirs)
+
+
 def delta_task(directory: Path) -> Task:
     """What changed in a step, beside what others need to send the new file."""
     place = directory / "steps"
@@ -543,12 +608,13 @@ def size(paths: Iterable[Path]) -> str:
 def tasks(directory: Path, kinds: Sequence[str], sizes: Sequence[float]) -> Iterator[Task]:
     """The tasks asked for, their inputs made; the outputs of one are removed before the next."""
     sized = {"zero": zero_task, "pt": pt_task, "floats": floats_task}
-    alone = {
+    alone: dict[str, Callable[[Path], Task]] = {
         "transposed": transposed_task,
         "small": small_task,
         "megatron": megatron_task,
         "titan": titan_task,
         "delta": delta_task,
+        **{kind: functools.partial(quantized_task, kind) for kind in ("fp8", "int4", "mxfp4")},
     }
     for kind in kinds:
         if kind in alone:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -89,8 +88,8 @@ KINDS = ("own", "int8", "e2m1", "table4", "table8", "awq", "packed int2", "packe
 
 
 @st.composite
-def samples(draw: st.DrawFn, file: File | None = None) -> Sample:
-    """A tensor that is dequantized; its parts are inline, or bytes of `file` if they may be any."""
+def samples(draw: st.DrawFn) -> Sample:
+    """A tensor that is dequantized; its parts are inline."""
     kind = draw(st.sampled_from(KINDS))
     random = np.random.default_rng(draw(st.integers(0, 1 << 30)))
     transposed, indexed, zeros = draw(st.booleans()), draw(st.booleans()), draw(st.booleans())
@@ -217,7 +216,3 @@ def stored(tensor: Tiled, path: str) -> Tiled:
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
-
-
-def float_of(bits: int) -> float:
-    return float(struct.unpack("<f", struct.pack("<I", bits))[0])

@@ -110,7 +110,8 @@ def _add_alike(known: list[_Alike], tensor: Convert, start: int, stop: int, at: 
 class Worker:
     """The buffers of one thread: at most four of `unit`, the size of a window, or two of the size of a tile.
 
-    A window may need one, its reads two, and the results of its kernels one; a tile reads as much as it makes.
+    A window may need one, its reads two, and the results of its kernels one; a tile reads as much as it makes. Moves
+    that are assembled take another.
     """
 
     def __init__(
@@ -127,6 +128,9 @@ class Worker:
         self.digests: dict[str, int | list[tuple[int, int, int]]] | None = {} if digesting else None
         self.window = memoryview(bytearray(unit))
         self.scratch = self.around = memoryview(b"")
+        # What assembled moves are put into, by how deep they are inside one another.
+        self.assemblies: list[memoryview] = []
+        self.depth = 0
         self.junk = memoryview(bytearray(GAP))
         self.tally = Tally()
 
@@ -322,9 +326,21 @@ class Worker:
 
     def _assembled(self, source: Assembled) -> memoryview:
         """Return the bytes that the moves of `source` make."""
-        made = memoryview(bytearray(source.nbytes))
-        for move in source.moves:
-            kernels.scatter(made, move.target, self._result(move))
+        if len(self.assemblies) == self.depth:
+            self.assemblies.append(memoryview(b""))
+        if len(self.assemblies[self.depth]) < source.nbytes:
+            self.assemblies[self.depth] = memoryview(bytearray(source.nbytes))
+        made = self.assemblies[self.depth][: source.nbytes]
+        self.depth += 1
+        try:
+            for move in source.moves:
+                target, file, inner, steps = move
+                if file is not None and isinstance(inner, Runs) and not (steps or target.grid or inner.grid):
+                    self._read(file, [(inner.offset, made[target.offset : target.stop])])
+                else:
+                    kernels.scatter(made, target, self._result(move))
+        finally:
+            self.depth -= 1
         return made
 
     def _packed(self, file: File | None, source: Runs) -> memoryview:

@@ -82,15 +82,14 @@ class Quantized:
     """What was made of quantized weights: weights of `dtype`, `formats` {format: count} of them.
 
     `path` is the configuration that says so, "" if none does. `again` does the same to the source when it is reread.
-    `bare` are names of 8-bit floats without scales, which were left alone. `parts` are the names of the parts of each
-    weight. `config` is what the config.json of `path` becomes.
+    `bare` are names of 8-bit floats without scales, which were left alone. `config` is what the config.json of `path`
+    becomes.
     """
 
     dtype: str
     path: str
     formats: Mapping[str, int]
     bare: tuple[str, ...]
-    parts: Mapping[str, tuple[str, ...]]
     again: Callable[[Source], Source]
     config: bytes = b""
 

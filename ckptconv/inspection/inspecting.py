@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.detect import complete, open_source, with_layout
-from ckptconv.formats.quantized import joining
 from ckptconv.formats.quantized.joining import parts_among
-from ckptconv.formats.quantized.weights import read_configurations, read_small
+from ckptconv.formats.quantized.weights import surveyed
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.inspection.summary import Quantization, Summary, forecast, quantization, summarize, tensors_of
 from ckptconv.options.table import INSPECTING, Options, checked, filled
+from ckptconv.outputs.pipeline import tree_of
 from ckptconv.process import no_garbage
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.progress import counter, shown
+from ckptconv.structure import keymap
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -103,8 +104,8 @@ def _quantized(
     if source.quantized or not parts_among(kept):
         return None
     try:
-        told = read_configurations(source, storage_options).told(source.metadata)
-        found = joining.found(kept, told, lambda wanted: read_small(wanted, storage_options))
+        described = keymap.describe(tree_of(source, which)).quantized if source.structured else {}
+        found = surveyed(source, kept, described, storage_options)
     except CkptconvError as error:
         warnings.append(f"Its weights are quantized, and --dequantize makes none of them: {error.message}")
         return None

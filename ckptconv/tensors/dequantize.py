@@ -7,17 +7,15 @@ The arithmetic is float32, as in the programs that read such weights; its result
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CorruptError
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module
+from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module, scratch
 from ckptconv.tensors.moves import Box, Dequantize
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ckptconv.tensors.float_formats import Array
     from ckptconv.tensors.lazy import Axis
 
@@ -27,6 +25,8 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
 # No product of finite numbers below this rounds to infinity in float32.
 _LARGEST = 3e38
+# Elements that are decoded at a time.
+_CHUNK = 24 << 10
 # The largest number that is a code: of float8_e5m2.
 _LARGEST_CODE = 57344.0
 _AGAIN = "Download it again."
@@ -63,28 +63,43 @@ def dequantize(
     place = _Place(tuple(axis.dim for axis in boxes[0].axes), reach, _groups(kernel, given))
     table = given["table"].array.view("f4") if "table" in given else None
     with np.errstate(all="ignore"):
-        values = _decoded(kernel.codes, given["codes"], reach, 0 if "zero" in given else kernel.offset, table).array
+        zero = None
         if "zero" in given:
             stored = "own" if given["zero"].box.dtype == "int8" else kernel.codes
-            zero = _decoded(stored, given["zero"], reach, -kernel.offset, None)
-            values = values - _expanded(zero, place, len(reach))
+            zero = _expanded(_decoded(stored, given["zero"], reach, -kernel.offset, None), place, len(reach))
         scale = given["scale"]._replace(array=_numbers(given["scale"]))
         if not all(np.isfinite(numbers).all() for numbers in (scale.array, table) if numbers is not None):
             raise CorruptError(f"{kernel.scales}: a scale is NaN or infinite.", _AGAIN)
-        if not scale.array.all() and (
-            kernel.over or ((_expanded(scale, place, len(reach)) == 0) & (values != 0)).any()
-        ):
-            raise CorruptError(f"{kernel.scales}: a scale is 0 where the code is not.", _AGAIN)
+        factor = _grouped(scale, place)
+        offset = kernel.offset if zero is None else 0
+        shift = given["shift"].array.view("f4").reshape(()) if "shift" in given else None
         made = out.transpose(place.order)
-        _scale(values, scale, place, np.divide if kernel.over else np.multiply, made)
-        if "shift" in given:
-            made += given["shift"].array.view("f4").reshape(())
-        if kernel.between != "float32":
-            made[...] = _rounded(np.ascontiguousarray(made), kernel.between)
         largest = float(np.abs(scale.array).max(initial=0)) * _LARGEST_CODE
         unsure = kernel.over or table is not None or kernel.between == "float16" or largest > _LARGEST
-        if unsure and (np.isinf(made) & np.isfinite(values)).any():
-            raise CorruptError(f"{kernel.scales}: a scale is so large that weights become infinite.", _AGAIN)
+        unsure = unsure or not scale.array.all()
+        for rows, values in _blocks(kernel.codes, given["codes"], reach, offset, table, _CHUNK if not unsure else 0):
+            if zero is not None:
+                values = np.subtract(values, _rows(zero, rows), out=values)
+            product = _product(kernel, values, _rows(factor, rows))
+            if shift is not None:
+                product += shift
+            if kernel.between != "float32":
+                product = _rounded(product, kernel.between)
+            if unsure:
+                _check(kernel, values, _rows(factor, rows), product)
+            made[rows] = product
+
+
+def _check(kernel: Dequantize, values: Array, factor: Array, product: Array) -> None:
+    """Raise CorruptError for a scale of 0 where the code is not, and for finite codes that became infinite."""
+    np = numpy_module()
+    groups = factor.shape[-1]
+    codes = values if groups in (1, values.shape[-1]) else values.reshape(*values.shape[:-1], groups, -1)
+    factor = factor if codes is values else factor[..., None]
+    if (kernel.over and not factor.all()) or ((factor == 0) & (codes != 0)).any():
+        raise CorruptError(f"{kernel.scales}: a scale is 0 where the code is not.", _AGAIN)
+    if (np.isinf(product) & np.isfinite(values)).any():
+        raise CorruptError(f"{kernel.scales}: a scale is so large that weights become infinite.", _AGAIN)
 
 
 # The dtypes of the inputs, by what they are; of codes and zeros, by how they lie.
@@ -145,13 +160,14 @@ def _groups(kernel: Dequantize, given: Mapping[str, _Input]) -> dict[int, Array]
     box, array = given["index"]
     numbers = array.view("i4")
     dim = box.axes[0].dim
-    count = min(
+    counts = [
         extent
         for role in ("scale", "zero")
         if role in given
         for axis, extent in zip(given[role].box.axes, given[role].box.counts, strict=True)
-        if axis.dim == dim
-    )
+        if axis.dim == dim and not axis.num
+    ]
+    count = min(counts, default=1 << 31)
     if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
         raise CorruptError(f"{kernel.scales}: there are {count} groups, and a column is of group {int(numbers.max())}.")
     return {dim: numbers}
@@ -165,6 +181,46 @@ def packing(codes: str) -> tuple[int, int]:
     if codes in ("own", "table8"):
         return 0, 0
     return (4, 8) if codes in ("e2m1", "table4") else (4 if codes == "awq" else int(codes[3:]), 32)
+
+
+def _blocks(
+    codes: str, given: _Input, reach: Sequence[tuple[int, int]], offset: int, table: Array | None, most: int
+) -> Iterator[tuple[tuple[slice, ...], Array]]:
+    """Yield the codes of a tile, less `offset`, as float32: some rows at a time, with where they are.
+
+    Each is valid until the next. Blocks of about `most` elements stay in the second-level cache; with 0 there is one.
+    """
+    np = numpy_module()
+    box, array = given
+    bits, _ = packing(codes)
+    last = array.ndim - 1
+    low, high = reach[box.axes[last].dim] if box.axes else (0, 1)
+    taken = array
+    if bits and most and box.axes[last].num == bits == 4 and codes != "awq":
+        # Two to a byte: codes begin and end at bytes.
+        taken = array.view("u1")
+        begin = box.starts[last] * box.axes[last].den // bits
+        if low != begin or taken.shape[-1] * 2 != high - low:
+            most = 0
+    elif bits or array.ndim == 0 or array.shape[-1] % 2 or not array.flags.c_contiguous or table is not None:
+        most = 0
+    if not most or not array.size:
+        yield (), _decoded(codes, given, reach, offset, table).array
+        return
+    pairs = (_pairs(codes, offset) if table is None else _paired(table, True)) if bits else _of_bytes(box.dtype, offset)
+    taken = taken if bits else taken.view("u2")
+    lead = taken.shape[:-1]
+    width = taken.shape[-1]
+    step = max(most // max(2 * width, 1), 1)
+    rows = lead[-1] if lead else 1
+    for outer in np.ndindex(*lead[:-1]):
+        for first in range(0, rows, step):
+            count = min(step, rows - first)
+            cut = (*(slice(at, at + 1) for at in outer), *((slice(first, first + count),) if lead else ()))
+            block = taken[cut]
+            values = scratch("codes", 8 * block.size).view("u8").reshape(block.shape)
+            np.take(pairs, block, mode="clip", out=values)
+            yield cut, values.view("f4")
 
 
 def _decoded(codes: str, given: _Input, reach: Sequence[tuple[int, int]], offset: int, table: Array | None) -> _Input:
@@ -294,21 +350,35 @@ def _expanded(given: _Input, place: _Place, dims: int) -> Array:
     return expanded
 
 
-def _scale(values: Array, scale: _Input, place: _Place, combine: np.ufunc, made: Array) -> None:
-    """Fill `made` with `values` and their scales combined. Where all groups of the last dimension are whole, the scales
-    are not expanded along it."""
+def _grouped(scale: _Input, place: _Place) -> Array:
+    """Return the scales of the tile, expanded along all dimensions but the last if all groups of that are whole."""
     last = place.order[-1] if place.order else -1
     axis = next((axis for axis in scale.box.axes if axis.dim == last), None)
     low, high = place.reach[last] if place.order else (0, 0)
-    if axis and axis.num == 1 < axis.den and low % axis.den == high % axis.den == 0 and values.size:
-        grouped = (*values.shape[:-1], -1, axis.den)
-        few = _expanded(scale, place, len(place.order) - 1)[..., None]
-        if made.flags.c_contiguous:
-            combine(values.reshape(grouped), few, out=made.reshape(grouped))
-        else:
-            made[...] = combine(values.reshape(grouped), few).reshape(values.shape)
+    is_whole = axis is not None and axis.num == 1 < axis.den and low % axis.den == high % axis.den == 0
+    return _expanded(scale, place, len(place.order) - is_whole)
+
+
+def _product(kernel: Dequantize, values: Array, factor: Array) -> Array:
+    """Return `values` by scales, of which there is one for each, for all, or for each group of the last dimension."""
+    np = numpy_module()
+    combine = np.divide if kernel.over else np.multiply
+    made: Array = scratch("product", values.size * 4).view("f4").reshape(values.shape)
+    groups = factor.shape[-1] if factor.ndim else 1
+    if groups in (1, values.shape[-1] if values.ndim else 1):
+        combine(values, factor, out=made)
     else:
-        combine(values, _expanded(scale, place, len(place.order)), out=made)
+        shape = (*values.shape[:-1], groups, values.shape[-1] // groups)
+        combine(values.reshape(shape), factor[..., None], out=made.reshape(shape))
+    return made
+
+
+def _rows(array: Array, rows: tuple[slice, ...]) -> Array:
+    """Return the part of an array, some of whose dimensions have one element for all, that is for `rows` of a tile."""
+    part: Array = array[
+        tuple(cut if extent > 1 else slice(None) for cut, extent in zip(rows, array.shape, strict=False))
+    ]
+    return part
 
 
 def _rounded(values: Array, dtype: str) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -28,6 +29,21 @@ def numpy_module() -> ModuleType:
         if unset:
             os.environ.pop(name, None)
     return numpy
+
+
+_LOCAL = threading.local()
+
+
+def scratch(use: str, nbytes: int) -> Array:
+    """Return `nbytes` bytes for a use of this thread, whose contents the next call for the same use may overwrite.
+
+    Fresh memory of this size costs as much as what is computed in it: the system clears each of its pages.
+    """
+    known: Array | None = getattr(_LOCAL, use, None)
+    if known is None or len(known) < nbytes:
+        known = numpy_module().empty(nbytes, "u1")
+        setattr(_LOCAL, use, known)
+    return known[:nbytes]
 
 
 class Format(NamedTuple):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ckptconv.errors import UsageError
 from ckptconv.tensors.dequantize import dequantize
 from ckptconv.tensors.dtypes import DTYPES, can_cast, itemsize_of_components
-from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module
+from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module, scratch
 from ckptconv.tensors.moves import (
     Bits,
     Box,
@@ -81,7 +81,10 @@ def apply(kernels: Sequence[Kernel], data: Buffer, out: memoryview | None = None
             continue
         size = _result_size(kernel, len(view))
         last = index == len(kernels) - 1
-        result = out if last and out is not None else memoryview(numpy_module().empty(size, "u1"))
+        if last:
+            result = memoryview(numpy_module().empty(size, "u1")) if out is None else out
+        else:
+            result = scratch(f"kernel {index % 2}", size).data
         _check_room(result, size)
         overflows += _KERNELS[type(kernel)](kernel, view, result)
         view = result
@@ -387,8 +390,8 @@ def _cast(kernel: Cast, data: memoryview, out: memoryview) -> int:
     elements = np.frombuffer(data, f"u{before}")
     result = np.frombuffer(out, f"u{after}")
     block = min(_BLOCK, len(elements))
-    between = np.empty(block, "u4") if len(steps) > 1 else None
-    scratch = np.empty(block, "u4")
+    between = scratch("cast", 4 * block).view("u4") if len(steps) > 1 else None
+    room = scratch("cast too", 4 * block).view("u4")
     overflows = 0
     # Overflow is counted; numpy's warnings of invalid NaNs and inexact subnormals are expected.
     with np.errstate(all="ignore"):
@@ -396,9 +399,9 @@ def _cast(kernel: Cast, data: memoryview, out: memoryview) -> int:
             values = elements[start : start + block]
             for step in steps[:-1]:
                 assert between is not None
-                overflows += step(values, between[: len(values)], scratch[: len(values)])
+                overflows += step(values, between[: len(values)], room[: len(values)])
                 values = between[: len(values)]
-            overflows += steps[-1](values, result[start : start + block], scratch[: len(values)])
+            overflows += steps[-1](values, result[start : start + block], room[: len(values)])
     return overflows
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tiled import Sample, samples, stored
 
 from ckptconv.storage.files import Readers
+from ckptconv.tensors import dequantize
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Axis, Stored, Tiled
 from ckptconv.tensors.moves import Assembled, File, LowRank
@@ -28,8 +29,10 @@ def test_the_moves_of_any_interval_make_the_products(sample: Sample, data: st.Da
     start = data.draw(st.integers(0, tensor.nbytes))
     stop = data.draw(st.one_of(st.just(tensor.nbytes), st.integers(start, tensor.nbytes)))
     limit = data.draw(st.sampled_from([16, 64, 256, 1 << 20]))
-    assert evaluate(tensor, start, stop, "output", limit) == whole[start:stop]
-    assert evaluate(tensor, 0, None, "source", limit) == whole
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dequantize, "_CHUNK", data.draw(st.sampled_from([16, 64, 24 << 10])))
+        assert evaluate(tensor, start, stop, "output", limit) == whole[start:stop]
+        assert evaluate(tensor, 0, None, "source", limit) == whole
 
 
 @examples(40, *HealthCheck)

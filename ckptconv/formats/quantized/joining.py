@@ -11,7 +11,7 @@ import math
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError
@@ -54,9 +54,9 @@ class Found(NamedTuple):
     bare: tuple[str, ...]
 
 
-def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading, rounds: bool = True) -> Found:
-    """Return the weights that are quantized among `tensors`, as float32. `rounds`: products are rounded as the programs
-    do that load them in 16 bits.
+def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading, dtype: str) -> Found:
+    """Return the weights that are quantized among `tensors`, as float32 that is to be cast to `dtype`: for one of 16
+    bits, products are rounded first as the programs do that load them.
 
     Raise CorruptError for a part without the others, UnsupportedError for parts of no known format, of two, and for
     those that the configuration contradicts.
@@ -66,7 +66,7 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading,
     weights: dict[str, Weight] = {}
     gone: set[str] = set()
     for name, companions in groups.items():
-        weight = _weight(name, companions, tensors, told, read, rounds)
+        weight = _weight(name, companions, tensors, told, read, dtype)
         if weight is not None:
             weights[name] = weight
             gone.update(weight.parts.values())
@@ -74,7 +74,7 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading,
     for name, tensor in tensors.items():
         if name in gone or name in weights:
             continue
-        if name.rpartition(".")[2] in OF_ACTIVATIONS and tensor.numel <= 1:
+        if _is_of_activations(name, tensor, weights):
             if weights or told.method:
                 gone.add(name)
         elif name.endswith(tuple(TELLING)):
@@ -89,6 +89,14 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading,
         elif told.method and tensor.dtype.name in ("int8", "uint8") and _is_code(name, tensor, told):
             raise _without_scale(name, tensor, told)
     return Found(weights, frozenset(gone), tuple(bare))
+
+
+def _is_of_activations(name: str, tensor: LazyTensor, weights: Collection[str]) -> bool:
+    """Whether a tensor is a scale of activations: of a module, or of stacked experts, which have one each."""
+    own = name.rpartition(".")[2]
+    if own in OF_ACTIVATIONS:
+        return tensor.numel <= 1
+    return any(own.endswith(f"_{word}") and name[: -len(word) - 1] in weights for word in OF_ACTIVATIONS)
 
 
 def parts_among(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
@@ -188,7 +196,7 @@ def _weight(
     tensors: Mapping[str, LazyTensor],
     told: Configuration,
     read: Reading,
-    rounds: bool,
+    dtype: str,
 ) -> Weight | None:
     """Return the weight of this name, made of its `companions`, {pattern: name}; None if these are nothing of it."""
     module = name.removesuffix(_WEIGHT)
@@ -198,7 +206,7 @@ def _weight(
     for each in candidates:
         for called, sizes in each.sizes(told, module):
             try:
-                weight = _made(each, called, {**sizes, "rounds": rounds}, companions, tensors, read)
+                weight = _made(each, called, {**sizes, "dtype": dtype}, companions, tensors, read)
             except _RefusedError as error:
                 refused.append(f"as {called}, {error}")
                 continue
@@ -304,7 +312,7 @@ def _computed(
     outer = codes.shape
     dims, wanted = each.out.split(), part.shape.split()
     if "as" in sizes:
-        codes = View(codes, DTYPES[sizes["as"]], codes.shape)
+        codes = _seen_as(codes, sizes["as"])
     lead, few = len(outer) - len(wanted), 0
     if lead < 0:
         few = -lead
@@ -334,8 +342,7 @@ def _computed(
             tensor = _as(given[role], spec, sizes, names.get(role, "its scale"), math.prod(shape) == 0)
             along = _axes(spec, known, sizes, indexed.shape if indexed and role != "index" else "")
         if tensor.dtype.name == "uint8" and role == "scale":
-            powers = View(tensor, DTYPES["float8_e8m0fnu"], tensor.shape)
-            tensor = as_stored(powers) or powers
+            tensor = _seen_as(tensor, "float8_e8m0fnu")
         roles.append(role)
         parts.append(tensor)
         axes.append(along)
@@ -345,8 +352,10 @@ def _computed(
         axes.append([Axis(0, 0)])
     if not math.prod(shape):
         return Zeros(_F32, outer if few else shape)
-    between = parts[1].dtype.name if each.own and sizes.get("rounds") else "float32"
-    between = between if between in ("float16", "bfloat16") else "float32"
+    # A cast to the dtype of the scales rounds once; one to float32 gives the product.
+    stored = parts[1].dtype.name
+    is_rounded = each.own and stored in ("float16", "bfloat16") and sizes["dtype"] not in ("float32", stored)
+    between = stored if is_rounded else "float32"
     offset = sizes[each.offset] if isinstance(each.offset, str) else each.offset
     offset = 0 if each.offset == "half" and "zero" in given else offset
     kernel = Dequantize(kind, tuple(roles), offset, each.over, between, names.get("scale") or names["codes"])
@@ -355,6 +364,12 @@ def _computed(
         raise _RefusedError("its parts do not fit together")
     made: LazyTensor = Tiled(tuple(parts), tuple(map(tuple, axes)), kernel, _F32, shape, (0,) * len(shape))
     return viewed(made, outer) if few else made
+
+
+def _seen_as(tensor: LazyTensor, dtype: str) -> LazyTensor:
+    """Return bytes as elements of a dtype of one byte."""
+    view = View(tensor, DTYPES[dtype], tensor.shape)
+    return as_stored(view) or view
 
 
 def _shaped(tensor: LazyTensor, part: Part) -> LazyTensor:

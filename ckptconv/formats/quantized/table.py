@@ -73,7 +73,7 @@ def _fp8(told: Configuration, module: str) -> Iterator[tuple[str, Sizes]]:
             yield "MXFP8", {"B": 1, "C": 32}
         elif algorithm == "FP8_PB_WO":
             yield "block FP8", {"B": 128, "C": 128}
-    if told.method in ("", "fp8", "fbgemm_fp8", "comfy") or "FP8" in told.algorithms(module):
+    if told.method in ("", "fp8", "fbgemm_fp8") or "FP8" in told.algorithms(module):
         yield "FP8", {"B": "M", "C": "K"}
         yield "FP8 by rows", {"B": 1, "C": "K"}
 
@@ -237,7 +237,7 @@ FORMATS: tuple[Format, ...] = (
         "M K",
         "own",
         {"codes": Part("+", "float8_e4m3fn", "M K"), "scale": Part("+_scale", f"{_FLOATS} {_POWERS}", _GROUPED)},
-        _of_groups("float", 8, "FP8", "float-quantized", "naive-quantized"),
+        _of_groups("float", 8, "FP8", "float-quantized", "naive-quantized", "mxfp8-quantized"),
         own=True,
     ),
     Format(
@@ -340,7 +340,7 @@ FORMATS: tuple[Format, ...] = (
 OF_ACTIVATIONS = frozenset(
     """
     input_scale input_scale_inv input_global_scale input_zero_point activation_scale act_scale qscale_act output_scale
-    output_zero_point k_scale v_scale q_scale k_zero_point v_zero_point prob_output_scale
+    output_zero_point k_scale v_scale q_scale kv_scale k_zero_point v_zero_point prob_output_scale
     """.split()  # noqa: SIM905
 )
 # Endings of names that only parts of quantized weights have: such a part without its weight is an error.

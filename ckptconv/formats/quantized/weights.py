@@ -24,8 +24,10 @@ from ckptconv.structure import torchao
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, untagged
 from ckptconv.tensors.moves import Cast, File
+from ckptconv.text import some
 
 _LARGEST = 8 << 20
+USUAL = "bfloat16"
 
 
 def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any]) -> Source:
@@ -40,14 +42,16 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any])
     read = read_configurations(source, storage_options)
     made = _Weights(read.told(source.metadata), source.metadata, dtype, storage_options)
     weights = made.of_tree(source.weights)
-    stored = source.stored and replace(source.stored, tensors=made.of(source.stored.tensors))
-    config = read.texts.get(companions.CONFIG, "") if made.formats else ""
+    formats = dict(made.formats)
+    stored = source.stored
+    if stored and formats:
+        stored = replace(stored, tensors=made.of(stored.tensors))
+    config = read.texts.get(companions.CONFIG, "") if formats else ""
     quantized = Quantized(
         dtype,
         read.files[companions.CONFIG].path if companions.CONFIG in read.files else "",
-        dict(made.formats),
+        formats,
         tuple(made.bare),
-        made.parts,
         again,
         configuration.cleaned(config, dtype).encode() if config else b"",
     )
@@ -56,14 +60,18 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any])
         source,
         weights=weights,
         trees={key: made.of_tree(tree) for key, tree in source.trees.items()},
-        stored=stored if made.formats else source.stored,
+        stored=stored,
         owners={alias: owner for alias, owner in source.owners.items() if not {alias, owner} & gone},
         equal=[each for each in source.equal if each[0] not in gone],
-        remarks={key: text for key, text in torchao.without(source.remarks).items() if key != COMFY},
+        remarks=_without_quantization(source.remarks) if formats else source.remarks,
         notes=[*source.notes, *_notes(quantized)],
         inputs={**source.inputs, **{name: Input(file, (file.size, file.stamp)) for name, file in read.files.items()}},
         quantized=quantized,
     )
+
+
+def _without_quantization(remarks: Mapping[str, str]) -> dict[str, str]:
+    return {key: text for key, text in torchao.without(remarks).items() if key != COMFY}
 
 
 def _notes(quantized: Quantized) -> Iterator[str]:
@@ -74,8 +82,8 @@ def _notes(quantized: Quantized) -> Iterator[str]:
         yield f"made {quantized.dtype} of quantized weights: {told}."
     if quantized.bare:
         yield (
-            f"{len(quantized.bare)} tensors of 8-bit floats have no scales, and nothing says that they are quantized: "
-            "they were left as they are."
+            f"8-bit floats without scales, of which nothing says that they are quantized, were left as they are: "
+            f"{some(quantized.bare)}."
         )
 
 
@@ -109,7 +117,6 @@ class _Weights:
     ) -> None:
         self._told, self._metadata, self._dtype, self._options = told, metadata, dtype, storage_options
         self.formats: Counter[str] = Counter()
-        self.parts: dict[str, tuple[str, ...]] = {}
         self.gone: set[str] = set()
         self.bare: list[str] = []
         self._known: dict[int, tuple[Any, Any]] = {}
@@ -138,14 +145,12 @@ class _Weights:
         if layers:
             told = replace(told, method="torchao", layers=layers)
         flat = {name: value for name, value in items.items() if isinstance(value, LazyTensor) and type(name) is str}
-        rounds = self._dtype != "float32"
-        found = joining.found(flat, told, lambda wanted: read_small(wanted, self._options), rounds)
+        found = joining.found(flat, told, lambda wanted: read_small(wanted, self._options), self._dtype)
         self.bare += found.bare
         if not found.weights and not found.gone:
             return given
         self.gone |= found.gone
         self.formats.update(weight.format for weight in found.weights.values())
-        self.parts.update((name, tuple(weight.parts.values())) for name, weight in found.weights.items())
         # A weight stands where its codes stood.
         at = {weight.parts["codes"]: name for name, weight in found.weights.items()}
         made: dict[Any, Any] = {}
@@ -180,11 +185,33 @@ def _in_parts(
         described[name] = told
         own = value.parts["attributes"]
         made.update((torchao.prefix_of(name) + part, own[part]) for part in told.parts)
+    return (made if described else items), _layers(described)
+
+
+def _layers(described: Mapping[str, torchao.Quantized]) -> dict[str, Mapping[str, Any]]:
+    """Return {module: what torchao says of its weight}."""
     layers: dict[str, Mapping[str, Any]] = {}
     for name, told in described.items():
         entry = strict_json.parse(told.text)
         layers[name.removesuffix(".weight")] = {**entry.get("_data", {}), "_type": entry["_type"], "parts": told.parts}
-    return (made if described else items), layers
+    return layers
+
+
+def surveyed(
+    source: Source,
+    tensors: Mapping[str, LazyTensor],
+    described: Mapping[str, torchao.Quantized],
+    storage_options: Mapping[str, Any],
+) -> joining.Found:
+    """Return which weights are quantized among `tensors` of `source`; `described` are those of torchao in a pickle.
+
+    Raise as `joining.found` does.
+    """
+    told = read_configurations(source, storage_options).told(source.metadata)
+    layers = _layers({**torchao.read(source.metadata, tensors), **described})
+    if layers:
+        told = replace(told, method="torchao", layers=layers)
+    return joining.found(tensors, told, lambda wanted: read_small(wanted, storage_options), USUAL)
 
 
 def _like(items: Mapping[Any, Any], made: dict[Any, Any]) -> Any:

@@ -175,6 +175,10 @@ def test_inspect_says_what_is_quantized() -> None:
     assert told["formats"]["NVFP4"] == {"weights": 1, "parameters": 48 * 64, "bits_per_weight": 4.51}
     assert told["formats"]["FP8"]["weights"] == 1
     assert "quantized" not in ckptconv.inspect(QUANTIZED / "not-quantized").to_dict()
+    for ending in ("safetensors", "pt"):
+        summary = ckptconv.inspect(DATA / "torchao" / f"int8.{ending}")
+        assert summary.to_dict()["quantized"]["formats"]["torchao int8"]["parameters"] == 8 * 32
+        assert not summary.warnings
 
 
 # -------------------------------------------------------------------------------------------------------- every refusal
@@ -268,6 +272,14 @@ def test_bytes_that_are_no_codes_stay_as_they_are(tmp_path: Path) -> None:
     assert bits({name: made[name] for name in others}) == bits(others)
 
 
+def test_scales_of_activations_go_with_the_weights(tmp_path: Path) -> None:
+    experts = {"experts.up": codes(2, 4, 4), "experts.up_scale": torch.ones(2), "experts.up_input_scale": torch.ones(2)}
+    others = {"attn.k_scale": torch.ones(()), "layer_scale": torch.ones(3), "logit_scale": torch.ones(())}
+    made = weights(saved(tmp_path / "in", {**experts, **others}, {"quant_method": "fp8"}), tmp_path / "out")
+    assert made.keys() == {"experts.up", "layer_scale", "logit_scale"}
+    assert bits({"": made["experts.up"]}) == bits({"": experts["experts.up"].bfloat16()})
+
+
 SHAPES: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
     "no rows": lambda: {"x.weight": codes(0, 8), "x.weight_scale_inv": torch.ones(0, 1)},
     "no columns, one scale": lambda: {"x.weight": codes(8, 0), "x.weight_scale": torch.ones(())},
@@ -283,3 +295,80 @@ def test_small_weights_are_weights_too(case: str, tmp_path: Path) -> None:
     block = FP8 if "x.weight_scale_inv" in tensors else {"quant_method": "fp8"}
     made = weights(saved(tmp_path / "in", tensors, block), tmp_path / "out")
     assert bits(made) == bits({"x.weight": tensors["x.weight"].bfloat16()})
+
+
+def test_what_comfyui_writes_is_described_in_its_metadata(tmp_path: Path) -> None:
+    floats, bytes_ = codes(4, 6), codes(4, 6).view(torch.uint8)
+    scale, grid = torch.tensor(0.37), torch.tensor([[0.5, 0.25]])
+    integers = torch.arange(-100, 156, 2, dtype=torch.int8).reshape(1, 128).repeat(3, 2)
+    tensors = {"a.weight": floats, "a.weight_scale": scale, "b.weight": bytes_, "b.weight_scale": scale.clone()}
+    tensors |= {"c.weight": integers, "c.weight_scale": grid, "plain.weight": bytes_.clone()}
+    layers = {name: {"format": "float8_e4m3fn"} for name in ("a", "b")}
+    layers |= {"c": {"format": "int8_blockwise", "group_size": 128}}
+    metadata = {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers}), "kept": "yes"}
+    save_file(tensors, tmp_path / "x.safetensors", metadata)
+    ckptconv.convert(tmp_path / "x.safetensors", tmp_path / "y.safetensors", dequantize=True, verify=True)
+    made = load_file(tmp_path / "y.safetensors")
+    weight = (floats.float() * 0.37).bfloat16()
+    spread = grid.repeat_interleave(128, 1)
+    expected = {"a.weight": weight, "b.weight": weight, "c.weight": (integers.float() * spread).bfloat16()}
+    assert bits(made) == bits({**expected, "plain.weight": bytes_})
+    with ckptconv.open(tmp_path / "y.safetensors") as opened:
+        assert opened.metadata() == {"format": "pt", "kept": "yes"}
+
+
+def test_state_dicts_of_torch_are_dequantized_where_they_lie(tmp_path: Path) -> None:
+    state = {"model": {"x.weight": codes(3, 4), "x.weight_scale": torch.tensor(0.5)}, "step": 7}
+    torch.save(state, tmp_path / "x.pt")
+    ckptconv.convert(tmp_path / "x.pt", tmp_path / "y.safetensors", dequantize=True, verify=True)
+    tree = ckptconv.load_state_dict(tmp_path / "y.safetensors")
+    assert tree["step"] == 7
+    assert bits(tree["model"]) == bits({"x.weight": (codes(3, 4).float() * 0.5).bfloat16()})
+    again = ckptconv.load_state_dict(tmp_path / "x.pt", dequantize=True)
+    assert bits(again["model"]) == bits(tree["model"])
+
+
+# ------------------------------------------------------------------------------------------------------- other outputs
+
+
+@pytest.mark.parametrize("case", ["deepseek-v4", "ct-nvfp4", "gptq", "gpt-oss-mxfp4"])
+def test_whatever_is_written_holds_the_same_weights(case: str, tmp_path: Path) -> None:
+    source, plain = QUANTIZED / case, tmp_path / "plain"
+    expected = bits(load_file(source / "expected.safetensors"))
+    ckptconv.convert(source, plain, dequantize=True)
+    ckptconv.convert(source, tmp_path / "dcp", dequantize=True, to="dcp", chunks=2)
+    ckptconv.convert(source, tmp_path / "x.pt", dequantize=True)
+    ckptconv.convert(source, tmp_path / "v.virtual.json", dequantize=True)
+    ckptconv.convert(source, tmp_path / "like", dequantize=True, like=plain)
+    for part in range(2):
+        ckptconv.convert(source, tmp_path / "parts", dequantize=True, part=(part, 2))
+    ckptconv.finish(tmp_path / "parts")
+    for made in ("dcp", "x.pt", "v.virtual.json", "like", "parts"):
+        assert bits(ckptconv.load_state_dict(tmp_path / made)) == expected, made
+    whole = (plain / "model.safetensors").read_bytes()
+    with ckptconv.VirtualFiles(source, dequantize=True) as files:
+        assert files.read_bytes("model.safetensors") == whole
+        assert "quantization_config" not in json.loads(files.read_bytes("config.json"))
+    assert (tmp_path / "parts" / "model.safetensors").read_bytes() == whole
+    assert ckptconv.diff(source, plain, dequantize=True).equal
+
+
+def test_a_plan_reads_names_and_shapes_alone(tmp_path: Path) -> None:
+    header: dict[str, Any] = {}
+    at = 0
+    for number in range(2000):
+        for name, dtype, shape, size in (
+            ("", "F8_E4M3", [256, 384], 256 * 384),
+            ("_scale_inv", "F32", [2, 3], 24),
+        ):
+            header[f"l{number}.weight{name}"] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+            at += size
+    text = json.dumps(header).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + at)
+    config = json.dumps({"quantization_config": FP8})
+    (tmp_path / "config.json").write_text(config)
+    report = ckptconv.convert(tmp_path, tmp_path / "out", dequantize=True, dry_run=True)
+    assert report.dequantized == {"block FP8": 2000}
+    assert report.bytes_read <= len(text) + len(config) + 1024
