@@ -97,7 +97,7 @@ class Verification:
     `options` are the conversion's options that are not the default: given by the caller, or read from the manifest.
     `tensors` counts the names of the source that were looked up; `aliases` are those of them stored under another name:
     {removed: kept}. `deltas` are the paths of those that `ckptconv patch` applied, `averaged` of the checkpoints that
-    `ckptconv average` averaged the source with, as the manifest says.
+    `ckptconv average` averaged the source with, `adapters` of those that `ckptconv merge` merged, as the manifest says.
     `bytes_compared` counts the bytes of the output's tensors; all are compared. `inert`: the output has no tensor but
     in objects of classes known by name only, so it is no model.
     """
@@ -115,6 +115,7 @@ class Verification:
     manifest: str = ""
     deltas: list[str] = field(default_factory=list)
     averaged: list[str] = field(default_factory=list)
+    adapters: list[str] = field(default_factory=list)
     inert: bool = False
     seconds: float = 0.0
     peak_rss_bytes: int = 0
@@ -249,6 +250,7 @@ def verify(
         done.options["like"] = asked.like
     done.manifest = deciding.place.path if deciding and deciding.options else ""
     done.deltas = list(deciding.deltas) if deciding else []
+    done.adapters = list(deciding.adapters) if deciding else []
     done.averaged = [path for path in deciding.average if path is not None] if deciding else []
     return done
 
