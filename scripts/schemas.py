@@ -45,7 +45,7 @@ class Command(NamedTuple):
 
 _CONVERTING = (
     *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "safetensors2dcp", "virtual"),
-    *("patch", "finish", "rows split", "rows pack"),
+    *("average", "merge", "patch", "finish", "rows split", "rows pack"),
 )
 COMMANDS = {
     "conversion": Command(

@@ -451,9 +451,10 @@ def _verified_lines(done: Verification, verbose: bool) -> list[str]:
         lines.append(f"converted with {told}, says {done.manifest}")
     tied = f", {count_of(len(done.aliases), 'tied name')} among them" if done.aliases else ""
     averaged = f" averaged with {count_of(len(done.averaged), 'other')}" if done.averaged else ""
+    merged = f" with {count_of(len(done.adapters), 'adapter')} merged" if done.adapters else ""
     patched = f" with {count_of(len(done.deltas), 'delta')} applied" if done.deltas else ""
     lines.append(
-        f"equal to {done.input}{averaged}{patched}: {count_of(done.tensors, 'tensor')}{tied}, "
+        f"equal to {done.input}{averaged}{merged}{patched}: {count_of(done.tensors, 'tensor')}{tied}, "
         f"{format_size(done.bytes_compared)} compared in {_duration(done.seconds, done.bytes_compared)}, "
         f"peak memory {format_memory(done.peak_rss_bytes)}"
     )

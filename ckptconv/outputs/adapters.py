@@ -81,8 +81,8 @@ def merged(
     for name in base:
         if name not in changed and (kept := first.get(_place(base, ties, name))) is not None:
             changed[name] = changed[kept]
-    count = len(adapters)
-    return Merged(changed, (f"merged {count} adapter{'s' if count > 1 else ''}: {len(changed):,} tensors changed.",))
+    told = f"{len(adapters)} adapter{'s' if len(adapters) > 1 else ''}"
+    return Merged(changed, (f"merged {told}: {len(changed):,} tensor{'s' if len(changed) != 1 else ''} changed.",))
 
 
 def _place(base: Mapping[str, LazyTensor], ties: Mapping[str, str], name: str) -> Hashable:

@@ -138,7 +138,7 @@ def _check_alike(path: str, theirs: Mapping[str, LazyTensor], other: str, tensor
 
 
 def _notes(terms: Sequence[Term], own: Term, theirs: Mapping[str, LazyTensor], made: Collection[str]) -> Iterator[str]:
-    yield f"averaged {len(made):,} tensors of {len(terms)} checkpoints."
+    yield f"averaged {len(made):,} tensor{'s' if len(made) != 1 else ''} of {len(terms)} checkpoints."
     if left := [name for name in theirs if name not in made]:
         yield f"as in {own.path}, as they have no average: {some(left)}."
     if states := [name for name in own.tensors if name not in theirs]:

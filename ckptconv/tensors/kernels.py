@@ -50,8 +50,8 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 # Elements to cast at a time: a block and its temporaries stay in the second-level cache.
 _BLOCK = 1 << 16
-# Elements that are summed at a time: with the sum, and what is added to it, they stay in the first-level cache.
-_SUMMED = 1 << 13
+# Elements that are summed at a time: with the sum, and what is added to it, they stay in the second-level cache.
+_SUMMED = 1 << 14
 # The tile of a transpose: elements along the rows of the source and of the result. It goes through a copy whose rows
 # are padded by a cache line (bytes): rows a power of two apart would all map to the same lines.
 _TILE = (512, 64)
@@ -313,13 +313,12 @@ def _weighted_sum(kernel: WeightedSum, data: memoryview, out: memoryview) -> int
             block = total[start : start + _SUMMED]
             for number, (dtype, bits, weight) in enumerate(zip(kernel.dtypes, inputs, kernel.weights, strict=True)):
                 values = _numbers(dtype, bits[start : start + _SUMMED], single[: len(block)])
-                if number == 0:
-                    np.multiply(values, weight, out=block, dtype="f8")
-                elif weight == 1:
-                    np.add(block, values, out=block)
-                else:
-                    np.multiply(values, weight, out=product[: len(block)], dtype="f8")
-                    block += product[: len(block)]
+                term = block if number == 0 else product[: len(block)]
+                term[...] = values
+                if weight != 1:
+                    term *= weight
+                if number:
+                    block += term
             if kernel.over != 1:
                 block /= kernel.over
             # Which NaN comes out of arithmetic depends on the processor.
@@ -332,7 +331,8 @@ def _numbers(dtype: str, bits: Array, single: Array) -> Array:
     """Return numbers of a floating dtype, those of bfloat16 in `single`."""
     if dtype != "bfloat16":
         return bits.view(dtype)
-    numpy_module().left_shift(bits, 16, out=single, dtype="u4")
+    single[...] = bits
+    single <<= 16
     view: Array = single.view("f4")
     return view
 

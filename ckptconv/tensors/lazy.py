@@ -53,6 +53,8 @@ from ckptconv.tensors.moves import (
 
 # Bytes of one move of a `Picked` tensor, which may consist of as many runs as elements; and runs, if those are longer.
 _PICKED_AT_ONCE, _RUNS_AT_ONCE = 1 << 16, 512
+# Bytes of an input of a tile, if whole rows or columns of it are needed.
+_MOST_NEEDED = 8 << 20
 _INNER = File("", 0)
 # A name, and two tensors found under it of which one is kept: their bytes have to be equal.
 Equal: TypeAlias = "tuple[str, LazyTensor, LazyTensor]"
@@ -539,6 +541,7 @@ class Tiled(Computed):
 
     def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[_TileOf]:
         item, steps = self.dtype.itemsize, contiguous_strides(self.shape)
+        most = min(most, self._at_once)
         if order == "source" and self.scattered:
             strides = self._source_strides()
             boxes = boxes_of(tiles(self.shape, strides, most, item), strides)
@@ -551,6 +554,22 @@ class Tiled(Computed):
                 at // step % extent + first for step, extent, first in zip(steps, self.shape, self.starts, strict=True)
             )
             yield _TileOf(box.target, starts, counts, [self._input(*each) for each in self._boxes(starts, counts)])
+
+    @property
+    def _at_once(self) -> int:
+        """The most elements of a tile: of an input, each row or column that it needs may be long."""
+        most, columns = _MOST_NEEDED, self.shape[-1] if self.shape else 1
+        for part, axes in zip(self.parts, self.axes, strict=True):
+            needed = {axis.dim for axis in axes if axis.num}
+            each = part.dtype.itemsize * math.prod(
+                extent for axis, extent in zip(axes, part.shape, strict=True) if not axis.num
+            )
+            if len(needed) == 1 and needed != {len(self.shape) - 1}:
+                # A tile of whole rows needs it once for each; one of a part of a row, once.
+                most = min(most, max(_MOST_NEEDED // max(each, 1), 1) * columns)
+            elif needed and each * columns > _MOST_NEEDED:
+                most = min(most, max(_MOST_NEEDED // each, 1))
+        return most
 
     def _source_strides(self) -> tuple[int, ...]:
         """Return strides that order the dimensions as the codes have them."""

@@ -128,6 +128,9 @@ class Verification(Shown):
     averaged: list[str] = field(default_factory=list)
     """The checkpoints that `ckptconv average` averaged the source with, as its manifest says."""
 
+    adapters: list[str] = field(default_factory=list)
+    """The adapters that `ckptconv merge` merged into the source, as its manifest says."""
+
     inert: bool = False
     """Whether the output has no tensor but in objects of classes known by name only: it is no model then."""
 
@@ -279,6 +282,7 @@ def verify(
         done.options["like"] = asked.like
     done.manifest = deciding.place.path if deciding and deciding.options else ""
     done.deltas = list(deciding.deltas) if deciding else []
+    done.adapters = list(deciding.adapters) if deciding else []
     done.averaged = [path for path in deciding.average if path is not None] if deciding else []
     return done
 

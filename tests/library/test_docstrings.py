@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import ZERO
+from checkpoints import DATA, ZERO
 
 import ckptconv
 from ckptconv import errors
@@ -23,10 +23,13 @@ FUNCTIONS = [name for name in DOCUMENTED if inspect.isfunction(getattr(ckptconv,
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the examples find where they run: a model, a run of DeepSpeed, an embedding table of whole rows."""
+    """What the examples find where they run: a model, a run of DeepSpeed, a base and an adapter of it, an
+    embedding table of whole rows."""
     monkeypatch.chdir(tmp_path)
     torch.save({"weight": torch.ones(3, 4), "bias": torch.zeros(3)}, "model.pt")
     shutil.copytree(ZERO / "z3_bf16_w2" / "checkpoint", "checkpoints")
+    for part in ("base", "adapter"):
+        shutil.copytree(DATA / "peft" / "dora" / part, part)
     rows = torch.zeros(10, 76, dtype=torch.float16)
     rows.view(torch.int64)[:, 0] = torch.arange(10)
     rows.view(torch.uint8)[:, 15] = 0x80

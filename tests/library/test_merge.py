@@ -206,7 +206,9 @@ def test_the_manifest_names_the_adapters_and_verify_reads_them(monkeypatch: pyte
     merge(model(), given, "out")
     told = json.loads(Path("out/.ckptconv-manifest.json").read_text())
     assert told["adapters"] == ["../adapter"]
-    assert verify("base.safetensors", "out").bytes_compared
+    done = verify("base.safetensors", "out")
+    assert done.bytes_compared
+    assert [Path(each).name for each in done.adapters] == ["adapter"]
     config = json.loads(Path("adapter/adapter_config.json").read_text())
     Path("adapter/adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 4}))
     with pytest.raises(DifferenceError):
