@@ -269,7 +269,8 @@ def commands() -> dict[str, set[str]]:
         for name, below in getattr(command, "commands", {}).items():
             walk(below, f"{path} {name}".strip())
         if not hasattr(command, "commands"):
-            options = [each for each in command.params if each.param_type_name == "option"]
+            shown = (each for each in command.params if not getattr(each, "hidden", False))
+            options = [each for each in shown if each.param_type_name == "option"]
             found[path] = {flag for each in options for flag in each.opts}
 
     walk(typer.main.get_command(app), "")

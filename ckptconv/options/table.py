@@ -233,7 +233,6 @@ class Options(_Given):
         FLAG,
         "Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype.",
         group=NAMING,
-        common=True,
     )
     key: str = _deciding(
         TEXT,
