@@ -228,8 +228,8 @@ MUTANTS = [
     ),
     Mutant(
         "outputs/selection",
-        "    if widen_only and (source.itemsize > target.itemsize or source.itemsize == 1):",
-        "    if widen_only and source.itemsize > target.itemsize:",
+        "    return source if widen_only and (source.itemsize > target.itemsize or source.itemsize == 1) else target",
+        "    return source if widen_only and source.itemsize > target.itemsize else target",
         "tests/outputs tests/formats/deepspeed",
     ),
     Mutant(

@@ -321,6 +321,7 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     if taken and options.dry_run:
         taken.tensors = likeness.rows(origins, files)
     told = _told(source, described, structure, options, idle, fixed, warnings)
+    notes = (*told.notes, *notes)
     return files, aliases, replace(told, like=taken, map=record, made_of=made_of, equal=equal, notes=notes)
 
 

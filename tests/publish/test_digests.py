@@ -334,7 +334,7 @@ def test_the_package_blake3_gives_the_digests(mixed: Path, tmp_path: Path, monke
 
 
 def test_digests_that_would_be_kept_nowhere_are_refused(mixed: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no manifest beside it"):
+    with pytest.raises(UsageError, match="no manifest to keep digests in"):
         convert(mixed, tmp_path / "out.safetensors", digest="sha256")
     with pytest.raises(UsageError, match="none were asked for"):
         convert(mixed, tmp_path / "out", attest=tmp_path / "out.jsonl")

@@ -52,7 +52,7 @@ class Pickles:
         stop: int,
         limits: Limits,
         window: int = 1 << 16,
-        longest: int = MAX_PICKLE,
+        longest: int | None = None,
     ) -> None:
         self.position = start
         self.last = b""
@@ -64,7 +64,7 @@ class Pickles:
         self._limits = limits
         # Bytes read at first for a pickle; doubled each time it does not end in them.
         self._window = window
-        self._longest = longest
+        self._longest = MAX_PICKLE if longest is None else longest
 
     @property
     def bytes_read(self) -> int:
