@@ -95,7 +95,7 @@ class Encoder:
         if state.at == pair.one.nbytes:
             del self._open[id(pair)]
             if state.changed:
-                self._made[id(pair)] = state.finish(self._kinds)
+                self._made[id(pair)] = state.finish()
 
     def made(self, pairs: Iterable[Pair]) -> tuple[str, list[Places]]:
         """Return the encoding, and where what changes in each of `pairs` is."""
@@ -144,13 +144,13 @@ class _Encoded:
         else:
             self.changed += 1  # some are, and how many does not matter
 
-    def finish(self, kinds: Mapping[str, bool]) -> dict[str, Places]:
+    def finish(self) -> dict[str, Places]:
         """Return where it is, by encoding."""
         found = {}
         checksum = self._hashing.hexdigest()
         if self._xor is not None:
             found[XOR] = Places(self._xor.finish(), checksum)
-        if kinds[OVERWRITE]:
+        if self._kinds[OVERWRITE]:
             # Positions come before values, and their number before both: they were kept until all are known.
             made = _Compressed(self._spool, NUMBER + CHANGE * self._values.nbytes)
             made.add(self._values.nbytes.to_bytes(NUMBER, "little"))

@@ -168,7 +168,7 @@ class _Checker:
         """Check a tensor that a delta changes last. Return its bytes."""
         name, delta = task
         hashing = hasher(delta.checksum)
-        for (block,) in blocks_of((self._tensors[name],), self._readers, _STEP):
+        for block in blocks_of(self._tensors[name], self._readers, _STEP):
             hashing.update(block)
             if self._progress:
                 self._progress(len(block))

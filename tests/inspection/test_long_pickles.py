@@ -18,12 +18,10 @@ from attacks.assemble import Member, called, members, name, pickled, raw, text, 
 from attacks.live import PAYLOADS, SYSTEM
 from attacks.unknown import HIDDEN, RUNNERS, STOP, wrapper
 from checkpoints import ckptconv_here
+from verdicts import fails, found
 
 import ckptconv
-from ckptconv.inspection.scan.contents import LONGEST, Contents
-from ckptconv.inspection.scan.readers import InMemory
-from ckptconv.inspection.scan.report import counts
-from ckptconv.pickles import attacks
+from ckptconv.inspection.scan.contents import LONGEST
 
 # More bytes than are held of a pickle, as a value of it.
 _LENGTH = LONGEST + 5
@@ -33,17 +31,6 @@ BEFORE = b"\x80\x04(\x8e" + _LENGTH.to_bytes(8, "little") + bytes(_LENGTH)
 def after(opcodes: bytes) -> bytes:
     """A long pickle, of a value that these opcodes make after the others."""
     return BEFORE + opcodes + b"t."
-
-
-def found(data: bytes) -> set[str]:
-    contents = Contents()
-    with attacks.refused():
-        contents.look(InMemory(data, "x.pkl"))
-    return {finding.rule for finding in contents.findings}
-
-
-def fails(data: bytes) -> bool:
-    return any(counts(rule, "call") for rule in found(data))
 
 
 def test_every_payload_is_found_in_a_long_pickle() -> None:

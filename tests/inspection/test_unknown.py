@@ -11,27 +11,13 @@ import pytest
 from attacks.assemble import archive, called, mapped, name, number, pickled, raw, several, text
 from attacks.unknown import FILES, HIDDEN, RUNNERS, evaluated, joblib_file
 from checkpoints import ckptconv_here
+from verdicts import fails, found
 
 import ckptconv
-from ckptconv.inspection.scan.contents import Contents
-from ckptconv.inspection.scan.readers import InMemory
 from ckptconv.inspection.scan.report import LEVELS, RULES, counts, worst
 from ckptconv.outputs import writable
 from ckptconv.pickles import attacks, known
 from ckptconv.pickles.nodes import Global, Opaque
-
-
-def found(data: bytes) -> set[str]:
-    """The rules that a file breaks."""
-    contents = Contents()
-    with attacks.refused():
-        contents.look(InMemory(data, "x.pkl"))
-    return {finding.rule for finding in contents.findings}
-
-
-def fails(data: bytes) -> bool:
-    """Whether a scan fails for a file, by default."""
-    return any(counts(rule, "call") for rule in found(data))
 
 
 def test_no_function_that_runs_its_argument_is_known() -> None:

@@ -79,11 +79,8 @@ def _read(path: str, located: Located, wanted: Wanted) -> Source:
     step.read(wanted)
     ranks = step.files.ranks
     opened = Opened(step.files)
-    roles = opened.roles
-    chosen = [each for each in ranks.paths() if roles.is_model(each)]
-    if not any(each in ranks.pieces for each in chosen) and not roles.models:
-        chosen = list(ranks.paths())  # the step is an optimizer's
-    weights, equal, structured = weights_of(ranks, chosen, roles.model)
+    chosen = opened.weights()
+    weights, equal, structured = weights_of(ranks, chosen, opened.roles.model)
     trees: dict[str, Any] = {}
     if wanted.key:
         trees, equal = everything(ranks, wanted.key)

@@ -217,6 +217,14 @@ class Opened:
         ranks = self.model.ranks
         return names_of.Roles.of([*ranks.paths()], [*ranks.pieces])
 
+    def weights(self) -> list[Path]:
+        """Return the paths of the weights and what is beside them; all paths if the files are an optimizer's."""
+        ranks, roles = self.model.ranks, self.roles
+        chosen = [each for each in ranks.paths() if roles.is_model(each)]
+        if roles.models or any(each in ranks.pieces for each in chosen):
+            return chosen
+        return list(ranks.paths())
+
 
 def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wanted: Wanted) -> Source:
     directory = located.directory
@@ -237,11 +245,8 @@ def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wa
     states, states_error, states_equal = states_of(opened)
     if local:
         flat.split(ranks, opened.roles.model, states)
-    roles = opened.roles
-    chosen_paths = [each for each in ranks.paths() if roles.is_model(each)]
-    if not any(each in ranks.pieces for each in chosen_paths) and not roles.models:
-        chosen_paths = list(ranks.paths())  # the files are an optimizer's
-    weights, equal, structured = weights_of(ranks, chosen_paths, roles.model)
+    chosen_paths = opened.weights()
+    weights, equal, structured = weights_of(ranks, chosen_paths, opened.roles.model)
     trees: dict[str, Any] = {}
     if wanted.key:
         trees, every = everything(ranks, wanted.key)

@@ -1,0 +1,21 @@
+"""What a scan finds in the bytes of a file, and whether it fails for that."""
+
+from __future__ import annotations
+
+from ckptconv.inspection.scan.contents import Contents
+from ckptconv.inspection.scan.readers import InMemory
+from ckptconv.inspection.scan.report import counts
+from ckptconv.pickles import attacks
+
+
+def found(data: bytes) -> set[str]:
+    """The rules that a file breaks."""
+    contents = Contents()
+    with attacks.refused():
+        contents.look(InMemory(data, "x.pkl"))
+    return {finding.rule for finding in contents.findings}
+
+
+def fails(data: bytes) -> bool:
+    """Whether a scan fails for a file, by default."""
+    return any(counts(rule, "call") for rule in found(data))
