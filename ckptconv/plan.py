@@ -207,6 +207,10 @@ def pack(sizes: Mapping[str, int], tied: Mapping[str, str], limit: int | None) -
     return [*groups, current] if current or not groups else groups
 
 
+# What `shard_names` puts between stem and suffix, as a regular expression: the number of a shard and how many there are.
+NUMBERED = r"-(\d{5,})-of-(\d{5,})"
+
+
 def shard_names(stem: str, suffix: str, groups: Sequence[object]) -> list[str]:
     """Return `model.safetensors`, or `model-00001-of-00003.safetensors` and so on."""
     count = len(groups)

@@ -30,7 +30,7 @@ from ckptconv.outputs.restore import refusal
 from ckptconv.outputs.selected import METADATA as FORMAT
 from ckptconv.outputs.selected import Selected
 from ckptconv.outputs.selection import Rename
-from ckptconv.outputs.targets import NO_WEIGHTS
+from ckptconv.outputs.targets import NO_WEIGHTS, shard_name
 from ckptconv.outputs.torch_tree import STORAGE, TorchTree, plan_tree
 from ckptconv.pickles.children import ATOMS, MAPPINGS, walk
 from ckptconv.pickles.nodes import Composite
@@ -504,11 +504,6 @@ def _whole(key: str, plan: FilePlan) -> _Entry:
 
 
 # ------------------------------------------------------------------------------------------------ safetensors shards
-
-
-def shard_name(number: int) -> str:
-    """Return the name of the shard of rank `number`, from 1, as torch's HuggingFaceStorageWriter has it."""
-    return f"shard-{number:05d}-model-00001-of-00001{safetensors.SUFFIX}"
 
 
 def _shards(tensors: Mapping[str, Leaf], placed: Iterable[tuple[str, Box, str]]) -> list[FilePlan]:

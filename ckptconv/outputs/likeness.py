@@ -16,7 +16,7 @@ from ckptconv.formats import safetensors
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.targets import is_output_name
-from ckptconv.plan import Data, FilePlan, shard_names
+from ckptconv.plan import NUMBERED, Data, FilePlan, shard_names
 from ckptconv.result import LikeReport, LikeRow
 from ckptconv.storage.paths import basename
 from ckptconv.tensors.dtypes import DType, can_cast
@@ -30,7 +30,7 @@ _TRIED = 50
 # Names that a suggestion leaves out one by one.
 _EXCLUDED = 3
 # torch's name for the files of a sharded set, of which an output of the same files has its own.
-_TORCH_SHARD = re.compile(r"(diffusion_)?pytorch_model((?:-\d{5}-of-\d{5,6})?)\.bin")
+_TORCH_SHARD = re.compile(rf"(?:diffusion_)?pytorch_model((?:{NUMBERED})?)\.bin")
 
 
 class Kind(Protocol):
@@ -258,7 +258,7 @@ def files_of(reference: Source, stored: Mapping[str, LazyTensor]) -> dict[str, s
     paths = list(reference.shards)
     if not paths:
         return {} if reference.default_shard_size else dict.fromkeys(stored, reference.stem + safetensors.SUFFIX)
-    names = [_TORCH_SHARD.sub(rf"{reference.stem}\2.safetensors", basename(path)) for path in paths]
+    names = [_TORCH_SHARD.sub(rf"{reference.stem}\1.safetensors", basename(path)) for path in paths]
     if not all(map(is_output_name, names)) or len(set(names)) < len(names):
         names = shard_names(reference.stem, safetensors.SUFFIX, paths)
     name_of = dict(zip(paths, names, strict=True))

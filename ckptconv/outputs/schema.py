@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ckptconv.formats.source import DIFFUSERS, MODEL
+from ckptconv.plan import NUMBERED
 from ckptconv.storage import strict_json
 from ckptconv.storage.digests import ALGORITHMS
 from ckptconv.storage.strict_json import count_of, list_of, object_of, text_of
@@ -29,7 +31,7 @@ PLAN = re.compile(r"[0-9a-f]{16}")
 _CRC = re.compile(r"[0-9a-f]{8}")
 # A digest of one of `ALGORITHMS`: each has 32 bytes.
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_SHARD = re.compile(r"(?:diffusion_pytorch_)?model-(\d{5})-of-(\d{5,6})\.safetensors")
+_SHARD = re.compile(rf"(?:{MODEL}|{DIFFUSERS}){NUMBERED}\.safetensors")
 # Names in staging directories that are not output files.
 _OF_STAGING = re.compile(
     r"\.(lock|plan\.json|published\.json|ckptconv-manifest\.json)|\.record-[0-9a-f]{16}(\.[0-9a-f]+)?"

@@ -22,6 +22,7 @@ from ckptconv.formats.source import DIFFUSERS, MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.kinds import KINDS, TORCH_SUFFIXES, flag, is_given
+from ckptconv.plan import NUMBERED
 from ckptconv.storage.files import look
 from ckptconv.storage.handles import resolved
 from ckptconv.storage.hub import is_hub, without_revision
@@ -30,11 +31,12 @@ from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
 from ckptconv.storage.writing import reason
 from ckptconv.text import some
 
+MANIFEST = ".ckptconv-manifest.json"
 # Names of the files of an output. A new output replaces those that an earlier one left.
 _OUTPUT_NAMES = {
     stem: re.compile(
-        rf"{stem}(-\d{{5}}-of-\d{{5,6}})?\.safetensors|{stem}\.safetensors\.index\.json|"
-        r"ckptconv\.structure\.json|\.ckptconv-manifest\.json"
+        rf"{stem}({NUMBERED})?\.safetensors|{stem}\.safetensors\.index\.json|"
+        rf"ckptconv\.structure\.json|{re.escape(MANIFEST)}"
     )
     for stem in (MODEL, DIFFUSERS)
 }
@@ -47,6 +49,15 @@ def is_output_name(name: str) -> bool:
 
 def _is_output_of(stem: str, name: str) -> bool:
     return _OUTPUT_NAMES[stem].fullmatch(name) is not None
+
+
+# The name of the shard of a rank, as torch's HuggingFaceStorageWriter has it.
+_OF_RANK = f"shard-{{}}-model-00001-of-00001{safetensors.SUFFIX}"
+
+
+def shard_name(number: int) -> str:
+    """Return the name of the shard of rank `number`, from 1."""
+    return _OF_RANK.format(f"{number:05d}")
 
 
 class Directory(NamedTuple):
@@ -64,10 +75,9 @@ class Directory(NamedTuple):
 
 # Checkpoints of torch.distributed.checkpoint have the names that torch gives them. Of safetensors shards, which have no
 # index, the first comes last: without it, readers see that the others are no checkpoint.
-_CHECKPOINT_NAMES = re.compile(rf"{FILE.pattern}|\.metadata|\.ckptconv-manifest\.json")
-_STEP_NAMES = re.compile(r"[^/]+_\d+\.(?:pt|safetensors)|metadata\.pkl|\.ckptconv-manifest\.json")
-_SHARDS_NAMES = re.compile(r"shard-\d{5}-model-00001-of-00001\.safetensors|\.ckptconv-manifest\.json")
-MANIFEST = ".ckptconv-manifest.json"
+_CHECKPOINT_NAMES = re.compile(rf"{FILE.pattern}|{re.escape(METADATA)}|{re.escape(MANIFEST)}")
+_STEP_NAMES = re.compile(rf"[^/]+_\d+\.(?:pt|safetensors)|{re.escape(STEP_METADATA)}|{re.escape(MANIFEST)}")
+_SHARDS_NAMES = re.compile(_OF_RANK.replace(".", r"\.").format(r"\d{5}") + f"|{re.escape(MANIFEST)}")
 # How a directory lies on a disk whose files have the names of diffusers.
 _OF_DIFFUSERS = "diffusers"
 # By how an output lies on a disk: see `Target.form`.
@@ -77,15 +87,13 @@ DIRECTORIES = {
         for form, stem in (("directory", MODEL), (_OF_DIFFUSERS, DIFFUSERS))
     },
     "dcp": Directory(METADATA, lambda name: _CHECKPOINT_NAMES.fullmatch(name) is not None),
-    "dcp-hf": Directory(
-        "shard-00001-model-00001-of-00001.safetensors", lambda name: _SHARDS_NAMES.fullmatch(name) is not None
-    ),
+    "dcp-hf": Directory(shard_name(1), lambda name: _SHARDS_NAMES.fullmatch(name) is not None),
     "torch-checkpointing": Directory(STEP_METADATA, lambda name: _STEP_NAMES.fullmatch(name) is not None),
 }
 
 
 # A single file of a sharded set gets the name that it would have among the others.
-_SHARD_STEM = re.compile(r"^pytorch_model(?=-\d{5}-of-\d{5}$)")
+_SHARD_STEM = re.compile(rf"^pytorch_model(?={NUMBERED}$)")
 # How the name of a file ends; what ends in a number or a version, such as llama-3.1-8b and run.v2, may be a directory.
 _ENDING = re.compile(r"(?<=[^/.])\.(?!v?\d)\w+$")
 CHECKPOINT_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".json", ".distcp", ".pkl")

@@ -16,8 +16,8 @@ from urllib.parse import quote
 from ckptconv.errors import UsageError
 from ckptconv.outputs import universal
 from ckptconv.outputs.schema import parse_json
+from ckptconv.outputs.targets import MANIFEST
 from ckptconv.publish.inputs import Digested
-from ckptconv.publish.manifest import NAME
 from ckptconv.storage.digests import hasher
 from ckptconv.storage.paths import basename
 
@@ -60,7 +60,7 @@ def _digests(path: str, is_file: bool, told: Mapping[str, Any], manifest: bytes)
         found.pop(universal.LATEST, None)  # which is beside the directory
     hashing = hasher(told["digest"])
     hashing.update(manifest)
-    return {**found, NAME: hashing.hexdigest()}
+    return {**found, MANIFEST: hashing.hexdigest()}
 
 
 def _model_signing(path: str, is_file: bool, algorithm: str, digests: Mapping[str, str]) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from ckptconv.formats import companions
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.schema import MOST_RECORD, check_manifest, parse_json
-from ckptconv.outputs.targets import Target
-from ckptconv.publish.manifest import NAME
+from ckptconv.outputs.targets import MANIFEST, Target
 from ckptconv.storage.hub import is_hub
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_remote, join, resolved_name
@@ -108,7 +107,7 @@ def earlier_companions(directory: Location) -> Mapping[str, File]:
     if not any(map(companions.is_companion_name, _present(directory))):
         return {}  # without reading the manifest, which may be large
     try:
-        manifest = directory.join(NAME)
+        manifest = directory.join(MANIFEST)
         if manifest.kind != "file":
             return {}
         told = parse_json(manifest.read_text(MOST_RECORD).encode(errors="surrogatepass"))

@@ -15,11 +15,11 @@ from ckptconv.errors import CorruptError, FailedError, UsageError
 from ckptconv.options.table import FINISHING, Options, checked
 from ckptconv.outputs import universal
 from ckptconv.outputs.schema import MOST_RECORD, Description, description
-from ckptconv.outputs.targets import DIRECTORIES, check_file
+from ckptconv.outputs.targets import DIRECTORIES, MANIFEST, check_file
 from ckptconv.process import peak_rss
 from ckptconv.publish.attestation import without_digests
 from ckptconv.publish.inputs import DIGESTING, Digested, digested, files_in, found_again
-from ckptconv.publish.manifest import NAME, Made, document
+from ckptconv.publish.manifest import Made, document
 from ckptconv.publish.parts import assign
 from ckptconv.publish.publish import commit, stage_beside, staging_for
 from ckptconv.publish.staging import remote_parts
@@ -172,8 +172,8 @@ def _stage(planned: _Planned, options: Options, progress: Progress | None, stack
         _check(planned, staging, progress)
     manifest, names = document(planned.told.heading, made), list(made)
     if planned.kind != "file":
-        staging.seal(staging.put(NAME, manifest))
-        names.append(NAME)
+        staging.seal(staging.put(MANIFEST, manifest))
+        names.append(MANIFEST)
     return _Staged(staging, names, manifest)
 
 
@@ -217,7 +217,7 @@ def _published(planned: _Planned, needed: bool) -> bytes:
                 f"{planned.path} was complete, and {planned.final(name)} was changed or removed since.",
                 "Convert it again.",
             )
-    path = planned.path if planned.kind == "file" else join(planned.path, NAME)
+    path = planned.path if planned.kind == "file" else join(planned.path, MANIFEST)
     if planned.kind == "file" or look(path).kind != "file":
         if needed:
             raise FailedError(

@@ -24,8 +24,6 @@ from typing import Any
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Trailer
 from ckptconv.storage.digests import Digests
 
-NAME = ".ckptconv-manifest.json"
-
 
 @dataclass(frozen=True)
 class Made:

@@ -16,7 +16,7 @@ from ckptconv.errors import CkptconvError, CorruptError, FailedError, StoppedErr
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
-from ckptconv.outputs.targets import DIRECTORIES, Target
+from ckptconv.outputs.targets import DIRECTORIES, MANIFEST, Target
 from ckptconv.plan import FilePlan, Plan
 from ckptconv.publish import manifest
 from ckptconv.publish.attestation import statements
@@ -188,7 +188,7 @@ class _Work:
 
     def names(self) -> list[str]:
         """Return the names of all files to commit: those of this run, and in a directory its manifest."""
-        return [file.name for file in self.files] + ([manifest.NAME] if self.output.has_manifest else [])
+        return [file.name for file in self.files] + ([MANIFEST] if self.output.has_manifest else [])
 
     def staged(self) -> dict[str, str]:
         """Return the paths of the output's staged files by name."""
@@ -339,7 +339,7 @@ class _Run:
             return []
         for work in self._works:
             if work.output.has_manifest:
-                writer = work.staging.put(manifest.NAME, work.manifest())
+                writer = work.staging.put(MANIFEST, work.manifest())
                 self._syncing.add(functools.partial(work.staging.seal, writer))
         return _described(self._works, inputs, self._options, self._stack)
 

@@ -23,7 +23,7 @@ from ckptconv.options.kinds import Rules
 from ckptconv.options.table import NO_MAP, OPTIONS, Options
 from ckptconv.outputs.delta import patched_id
 from ckptconv.outputs.schema import check_manifest, parse_json
-from ckptconv.outputs.targets import seen_path
+from ckptconv.outputs.targets import Target, seen_path
 from ckptconv.plan import Data, FilePlan, Literal, content_of, identify, identity
 from ckptconv.storage.digests import NamedRange, digests_of
 from ckptconv.storage.files import Reader
@@ -39,7 +39,6 @@ from ckptconv.version import __version__
 if TYPE_CHECKING:
     from ckptconv.verification.dcp import Compared
 
-MANIFEST = ".ckptconv-manifest.json"
 _MAX_MANIFEST = 256 << 20
 # Where a manifest may say that a reference is, beside this machine's disks: a request to any other place, such as a
 # server in the same network, is not for a file to ask for.
@@ -226,7 +225,6 @@ def check_planned(
 
     def plan_id() -> str:
         from ckptconv.outputs.planning import planned
-        from ckptconv.outputs.targets import Target
 
         target = Target(path, "universal" if made_of == "universal" else "torch")
         as_it_was = replace(source, inputs=dict(inputs))

@@ -34,7 +34,7 @@ from ckptconv.outputs.delta import check_base, check_chain, with_changes
 from ckptconv.outputs.kinds import TORCH_SUFFIXES
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.selection import Rename
-from ckptconv.outputs.targets import ACCELERATE, of_accelerate
+from ckptconv.outputs.targets import ACCELERATE, MANIFEST, of_accelerate
 from ckptconv.outputs.training import resumable
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.result import OutputFile
@@ -54,7 +54,6 @@ from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Evaluator, blocks, 
 from ckptconv.verification.output import INDEX_SUFFIX, SUFFIX, Written, read_directory, read_file, recorded_map
 from ckptconv.verification.provenance import (
     APPLY_AGAIN,
-    MANIFEST,
     Manifest,
     check_checkpoint,
     check_checksums,

@@ -19,9 +19,9 @@ from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats.dcp.locate import SUFFIX
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.schema import MOST_DESCRIPTION, MOST_RECORD, object_record
-from ckptconv.outputs.targets import DIRECTORIES
+from ckptconv.outputs.targets import DIRECTORIES, MANIFEST
 from ckptconv.plan import FilePlan
-from ckptconv.publish.manifest import NAME, record
+from ckptconv.publish.manifest import record
 from ckptconv.publish.staging.area import DESCRIPTION, PREFIX, Described, is_sibling, record_of
 from ckptconv.publish.staging.base import Staging
 from ckptconv.publish.staging.remote import UploadStaging, names_in
@@ -127,7 +127,7 @@ class PartsOnStore(UploadStaging):
         fs, inner = self._directory()
         with explained(self.path):
             present = names_in(fs, inner)
-            for name in (self.index, NAME):
+            for name in (self.index, MANIFEST):
                 if name in present:
                     self._remove(fs, f"{inner}/{name}")
 
@@ -251,7 +251,7 @@ class TreeOnStore(PartsOnStore):
         return self
 
     def _is_shard(self, name: str) -> bool:
-        return name not in (self.index, NAME)
+        return name not in (self.index, MANIFEST)
 
     def _final(self, name: str) -> Location:
         return self._output.parent.join(name) if name == self.index else self._output.join(*name.split("/"))
@@ -260,7 +260,7 @@ class TreeOnStore(PartsOnStore):
         pointer = self._final(self.index)
         told = _get(pointer, MOST_RECORD)
         named = None if told is None else told.decode(errors="replace").strip()
-        for place in (*([pointer] if named == self._output.name else []), self._output.join(NAME)):
+        for place in (*([pointer] if named == self._output.name else []), self._output.join(MANIFEST)):
             fs, inner = place.filesystem()
             with explained(place.path):
                 self._remove(fs, inner)
