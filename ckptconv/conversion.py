@@ -7,16 +7,14 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import diffusers
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.dcp.layout import read_layout
-from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
+from ckptconv.formats.opening import all_opened, fitted
 from ckptconv.formats.source import Opened, Source, source_of
-from ckptconv.formats.states import is_same, with_states
-from ckptconv.formats.training import model_alone, with_training
 from ckptconv.options.kinds import Default
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs.kinds import check_options
@@ -36,7 +34,6 @@ from ckptconv.publish.companions import accompanied
 from ckptconv.publish.producing import produce
 from ckptconv.publish.publish import Verifier
 from ckptconv.result import Report
-from ckptconv.storage.hub import pinned
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.progress import Progress, counter, shown
@@ -104,16 +101,18 @@ def convert(
     with contextlib.ExitStack() as stack:
         # A million small objects live until the end: collecting garbage among them takes longer than making them.
         with no_garbage():
-            sources = _sources(source, chosen, targets)
-            if chosen.for_hub:
-                sources = [model_alone(one, chosen.key) for one in sources]
+            made_of = {target.made_of for target in targets} or {"weights"}
+            if not targets and not isinstance(source, Source) and is_pipe(normalize(source)):
+                raise UsageError(
+                    "What comes through a pipe needs an OUTPUT: a directory, or a name that ends in .safetensors."
+                )
+            sources = fitted(all_opened(source, chosen, made_of), source, chosen, made_of)
             if not targets:
                 asked = source.path if isinstance(source, Source) else normalize(source)
                 beside_it = default_output(sources[0], Location(asked, dict(chosen.storage_options)))
                 targets = [resolve("weights", beside_it, chosen)]
                 chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets))
             if chosen.to:
-                sources = [_with_states(one, source, chosen) for one in sources]
                 targets, chosen = _like(sources[0], targets, chosen)
             work = [(kept_apart(one, target.path), target) for one, target in _work(sources, targets, chosen)]
             outputs = [planned(one, target, chosen) for one, target in work]
@@ -150,15 +149,6 @@ def _verifier(work: Sequence[tuple[Source, Target]], options: Options) -> Verifi
     return verify
 
 
-def _with_states(source: Source, given: str | os.PathLike[str] | Source, options: Options) -> Source:
-    """Return `source`, opened as `given`, with the optimizer's states that a checkpoint of torch.distributed.checkpoint
-    is to have."""
-    if not options.optimizer:
-        return source
-    asked = source.path if isinstance(given, Source) else normalize(given)
-    return with_states(source, asked, options.optimizer, **options.opening())
-
-
 def _like(source: Source, targets: list[Target], options: Options) -> tuple[list[Target], Options]:
     """Return the targets with the layout of the checkpoint that they are to be like, and the options with its keys."""
     if not options.like:
@@ -172,8 +162,6 @@ def _like(source: Source, targets: list[Target], options: Options) -> tuple[list
 def _work(sources: list[Source], targets: Sequence[Target], options: Options) -> list[tuple[Source, Target]]:
     """Return what is to be planned. In `sources`, replace each that has companions by one that names them."""
     work = []
-    if any(target.made_of == "universal" for target in targets):
-        sources[:] = [with_training(source, options) for source in sources]
     for number, source in enumerate(sources):
         for target in targets:
             taken, goal = source, of_part(target, source, options)
@@ -184,37 +172,3 @@ def _work(sources: list[Source], targets: Sequence[Target], options: Options) ->
                 work.append((taken, goal))
     # What says that the others are a pipeline is there last.
     return sorted(work, key=lambda one: one[0].component == "")
-
-
-def _sources(source: str | os.PathLike[str] | Source, options: Options, targets: Sequence[Target]) -> list[Source]:
-    """Open the sources with everything that `targets` need: one, or with `per_rank` one for each tensor-parallel rank,
-    or those of a pipeline of diffusers.
-
-    A pipe is read now. Raises UsageError for a pipe without `targets`.
-    """
-    asked = source.path if isinstance(source, Source) else normalize(source)
-    has_own_states = bool(options.to and options.optimizer) and is_same(asked, options.optimizer)
-    made_of = {target.made_of for target in targets} or {"weights"}
-    has_weights = bool(made_of & {"weights", "virtual"})
-    goes_on = "universal" in made_of and not options.fresh_optimizer
-    wanted: dict[str, Any] = {
-        "key": options.key if made_of != {"optimizer"} else "",
-        "states": "optimizer" in made_of or has_own_states or goes_on,
-        "inert": options.inert,
-    }
-    like = options.like if has_weights else ""
-    if isinstance(source, Source):
-        opened = complete(source, **wanted)
-        return [
-            with_layout(
-                opened, like=like, map=options.map, size=options.size, **options.dequantizing(), **options.reaching()
-            )
-        ]
-    place = Location(normalize(source), dict(options.storage_options))
-    path = pinned(place.path, place.options)
-    if is_pipe(path) and not targets:
-        raise UsageError("What comes through a pipe needs an OUTPUT: a directory, or a name that ends in .safetensors.")
-    settings = {**options.opening(), **wanted, "like": like}
-    if options.per_rank or diffusers.is_one(place.at(path), options.family):
-        return open_parts(place.at(path), per_rank=options.per_rank, **settings)
-    return [open_source(path, **settings)]

@@ -207,7 +207,7 @@ def pack(sizes: Mapping[str, int], tied: Mapping[str, str], limit: int | None) -
     return [*groups, current] if current or not groups else groups
 
 
-# What `shard_names` puts between stem and suffix, as a regular expression: the number of a shard and how many there are.
+# What `shard_names` puts between stem and suffix, as a regular expression: its number, and how many there are.
 NUMBERED = r"-(\d{5,})-of-(\d{5,})"
 
 

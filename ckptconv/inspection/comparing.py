@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.comparison.changes import Tolerance
 from ckptconv.comparison.diff import Difference, difference
 from ckptconv.errors import UsageError
-from ckptconv.formats.detect import complete, open_source, with_layout
+from ckptconv.formats.opening import opened
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.table import DIFFING, Options, checked, filled
 from ckptconv.process import no_garbage
-from ckptconv.storage.paths import normalize
 from ckptconv.storage.progress import counter, shown
 from ckptconv.storage.spool import is_pipe
 
@@ -73,12 +72,12 @@ def diff(
     tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0, rule)
     if tolerance is None and rule != DIFFING["tolerance"].default:
         raise UsageError(f"--tolerance {rule} says how --rtol and --atol count, and neither was given.", "Give one.")
-    opened = source_of(a), source_of(b)
-    if all(not isinstance(each, Source) and is_pipe(os.fspath(each)) for each in opened):
+    given = source_of(a), source_of(b)
+    if all(not isinstance(each, Source) and is_pipe(os.fspath(each)) for each in given):
         raise UsageError("Both sides are a pipe, and there is one standard input.", "Give a path for one of them.")
     with no_garbage():
-        one = _opened(opened[0], chosen, optimizer)
-        other = _opened(opened[1], replace(chosen, map="", size={}), optimizer)
+        one = opened(given[0], chosen, key=chosen.key, states=optimizer)
+        other = opened(given[1], replace(chosen, map="", size={}), key=chosen.key, states=optimizer)
     changed: dict[str, Pair] = {}
     with delta.encoder(chosen) if delta else nullcontext() as encoder:
         found = difference(
@@ -123,11 +122,3 @@ def _delta_asked(
     from ckptconv.inspection.deltas import AskedDelta
 
     return AskedDelta(path, *settings)
-
-
-def _opened(given: str | os.PathLike[str] | Source, chosen: Options, optimizer: bool) -> Source:
-    if isinstance(given, Source):
-        given = complete(given, key=chosen.key, states=optimizer, inert=chosen.inert)
-        reach, weights = chosen.storage_options, chosen.dequantizing()
-        return with_layout(given, map=chosen.map, size=chosen.size, storage_options=reach, **weights)
-    return open_source(normalize(os.fspath(given)), **chosen.opening(), key=chosen.key, states=optimizer)

@@ -18,7 +18,6 @@ from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import DIRECTORIES, MANIFEST, Target
 from ckptconv.plan import FilePlan, Plan
-from ckptconv.publish import manifest
 from ckptconv.publish.attestation import statements
 from ckptconv.publish.inputs import DIGESTING, Digested, described, digested, files_in
 from ckptconv.publish.jobs import Elsewhere, Task, make, make_elsewhere, packed_in

@@ -22,11 +22,10 @@ from ckptconv.formats import adapters, averaging, diffusers
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.companions import is_companion_name, together
 from ckptconv.formats.delta import Delta, read_delta
-from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
+from ckptconv.formats.opening import all_opened, fitted
 from ckptconv.formats.source import Opened, Source, source_of
-from ckptconv.formats.states import with_states
+from ckptconv.formats.states import is_same
 from ckptconv.formats.torch.file import read as read_torch
-from ckptconv.formats.training import model_alone, with_training
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import selection, universal, writable
@@ -43,7 +42,7 @@ from ckptconv.storage.files import is_far
 from ckptconv.storage.location import Gathered, Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
 from ckptconv.storage.prefetch import Prefetch, Range, is_read_far
-from ckptconv.storage.spool import SpoolingReaders, is_pipe
+from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.structure import keymap
 from ckptconv.structure.record import dump, parse, tensors_of
 from ckptconv.tensors.compare import differing, number_of, place_of
@@ -252,27 +251,14 @@ def verify(
             from ckptconv.structure.maps.chosen import of_record
 
             recorded = of_record(told, where)
-        if isinstance(source, Source):
-            opened, like = complete(source, **_wanted(targets, asked)), _reference(targets, asked)
-            layout: dict[str, Any] = {**asked.dequantizing(), **asked.reaching()}
-            sources = [with_layout(opened, like=like, map=asked.map, size=asked.size, **layout)]
-        else:
-            sources = _open(normalize(source), targets, asked, recorded)
-        if recorded:
-            sources = [replace(one, map=one.map or recorded) for one in sources]
+        sources = _open(source, targets, asked, recorded)
         told_by = targets[0].manifest
         if told_by and told_by.average:
             sources = [_averaged(one, told_by, asked) for one in sources]
         if told_by and told_by.adapters:
             merged = adapters.opened(told_by.adapters, asked.opening())
             sources = [adapters.merging(one, merged) for one in sources]
-        if asked.for_hub:
-            sources = [model_alone(one, asked.key) for one in sources]
-        if asked.universal:
-            sources = [with_training(one, asked) for one in sources]
-        if asked.to and asked.optimizer:
-            given = source.path if isinstance(source, Source) else normalize(source)
-            sources = [with_states(one, given, asked.optimizer, **asked.opening()) for one in sources]
+        sources = fitted(sources, source, asked, {target.made_of for target in targets})
     pairs = [(kept_apart(one, target.path), _of_part(one, target)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[-1 if asked.to else 0].manifest
@@ -513,47 +499,28 @@ def _place(path: str) -> str:
     return dirname(path) if path.endswith(INDEX_SUFFIX) else path
 
 
-def _wanted(targets: Sequence[Target], asked: Options) -> dict[str, Any]:
-    """Return the arguments of `open_source` that have it read what `targets` are made of."""
+def _open(given: str | Source, targets: Sequence[Target], asked: Options, recorded: ChosenMap | None) -> list[Source]:
     made_of = {target.made_of for target in targets}
-    return {
-        "key": asked.key if made_of & {"weights", "universal", "dcp"} else "",
-        "states": "optimizer" in made_of or ("universal" in made_of and not asked.fresh_optimizer),
-        "inert": asked.inert,
-    }
-
-
-def _reference(targets: Sequence[Target], asked: Options) -> str:
-    """Return the path of the reference, which matters to weights only."""
-    return asked.like if any(target.made_of == "weights" for target in targets) else ""
-
-
-def _open(path: str, targets: Sequence[Target], asked: Options, recorded: ChosenMap | None) -> list[Source]:
-    if is_pipe(path) and asked.per_rank:
-        raise UsageError("What comes through a pipe has no ranks.")
-    place, is_torch = Location(path, dict(asked.storage_options)), targets[0].path.endswith(TORCH_SUFFIXES)
-    if resolved_name(normalize(path)) == resolved_name(targets[0].path) and targets[0].path.endswith(
-        (SUFFIX, *TORCH_SUFFIXES)
-    ):
-        raise UsageError(f"{path} is both SOURCE and OUTPUT.", "Give what was converted, then what was made of it.")
-    settings: dict[str, Any] = {**asked.opening(), **_wanted(targets, asked), "like": _reference(targets, asked)}
-    settings["recorded"] = recorded
-    if asked.per_rank or diffusers.is_one(place, asked.family):
-        return open_parts(place, per_rank=asked.per_rank, **settings)
-    settings["family"] = asked.family or ("safetensors" if is_torch else "")
+    first = targets[0].path
+    if isinstance(given, Source):
+        return all_opened(given, asked, made_of, recorded=recorded)
+    if first.endswith((SUFFIX, *TORCH_SUFFIXES)) and is_same(given, first):
+        raise UsageError(f"{given} is both SOURCE and OUTPUT.", "Give what was converted, then what was made of it.")
+    is_torch = first.endswith(TORCH_SUFFIXES)
+    expected = replace(asked, family=asked.family or ("safetensors" if is_torch else ""))
     try:
-        source = open_source(path, **settings)
+        sources = all_opened(given, expected, made_of, recorded=recorded)
     except UsageError as error:
-        if not is_torch or place.kind == "missing":
+        if not is_torch or Location(normalize(given), dict(asked.storage_options)).kind == "missing":
             raise
         raise UsageError(
-            f"{targets[0].path} is named as a file for torch.load, which is made of safetensors; {path} is none.",
+            f"{first} is named as a file for torch.load, which is made of safetensors; {given} is none.",
             "Give the source first, then what a conversion made of it: ckptconv verify SOURCE OUTPUT.",
         ) from error
-    if source.family == "safetensors" and not is_torch and not asked.family and _is_in(targets[0].path, path):
+    if sources[0].family == "safetensors" and not expected.family and _is_in(first, given):
         # An output may lie in the directory of its source: then the source is the torch checkpoint there.
-        source = open_source(path, **{**settings, "family": "torch"})
-    return [source]
+        return all_opened(given, replace(asked, family="torch"), made_of, recorded=recorded)
+    return sources
 
 
 def _is_in(output: str, directory: str) -> bool:

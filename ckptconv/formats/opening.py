@@ -1,0 +1,90 @@
+"""Open what a command was given, a path or a checkpoint that is open, with all that its outputs are made of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ckptconv.errors import UsageError
+from ckptconv.formats import diffusers
+from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
+from ckptconv.formats.source import Source
+from ckptconv.formats.states import is_same, with_states
+from ckptconv.formats.training import model_alone, with_training
+from ckptconv.options.table import Options
+from ckptconv.storage.hub import pinned
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import normalize
+from ckptconv.storage.spool import is_pipe
+
+if TYPE_CHECKING:
+    from ckptconv.structure.maps.chosen import ChosenMap
+
+
+def opened(
+    given: str | os.PathLike[str] | Source,
+    options: Options,
+    *,
+    key: str = "",
+    states: bool = False,
+    like: str = "",
+    recorded: ChosenMap | None = None,
+) -> Source:
+    """Return the checkpoint `given` as `options` ask. The other arguments are those of `open_source`."""
+    if not isinstance(given, Source):
+        settings = {**options.opening(), "key": key, "states": states, "like": like}
+        return open_source(normalize(given), recorded=recorded, **settings)
+    source = complete(given, key=key, states=states, inert=options.inert)
+    layout: dict[str, Any] = {**options.dequantizing(), **options.reaching()}
+    source = with_layout(source, like=like, map=options.map, size=options.size, **layout)
+    return replace(source, map=source.map or recorded) if recorded else source
+
+
+def all_opened(
+    given: str | os.PathLike[str] | Source,
+    options: Options,
+    made_of: Collection[str],
+    *,
+    recorded: ChosenMap | None = None,
+) -> list[Source]:
+    """Open `given` with everything that outputs `made_of` weights, states and so on need (see `Kind.made_of`): one
+    source, or with `per_rank` one for each tensor-parallel rank, or those of a pipeline of diffusers.
+
+    A pipe is read now.
+    """
+    path = given.path if isinstance(given, Source) else normalize(given)
+    has_own_states = bool(options.to and options.optimizer) and is_same(path, options.optimizer)
+    goes_on = "universal" in made_of and not options.fresh_optimizer
+    wanted: dict[str, Any] = {
+        "key": "" if set(made_of) == {"optimizer"} else options.key,
+        "states": "optimizer" in made_of or has_own_states or goes_on,
+        "like": options.like if {"weights", "virtual"} & set(made_of) else "",
+        "recorded": recorded,
+    }
+    if options.per_rank and not isinstance(given, Source) and is_pipe(path):
+        raise UsageError("What comes through a pipe has no ranks.")
+    if not isinstance(given, Source) and not is_pipe(path):
+        place = Location(path, dict(options.storage_options))
+        place = place.at(pinned(place.path, place.options))
+        if options.per_rank or diffusers.is_one(place, options.family):
+            return open_parts(place, per_rank=options.per_rank, **{**options.opening(), **wanted})
+        given = place.path
+    return [opened(given, options, **wanted)]
+
+
+def fitted(
+    sources: Sequence[Source], given: str | os.PathLike[str] | Source, options: Options, made_of: Collection[str]
+) -> list[Source]:
+    """Return `sources`, opened as `given`, with the part of them that is a model, what a training goes on from, or the
+    optimizer's states of another checkpoint, where outputs `made_of` such things need that."""
+    asked = given.path if isinstance(given, Source) else normalize(given)
+    made = list(sources)
+    if options.for_hub:
+        made = [model_alone(one, options.key) for one in made]
+    if "universal" in made_of:
+        made = [with_training(one, options) for one in made]
+    if options.to and options.optimizer:
+        made = [with_states(one, asked, options.optimizer, **options.opening()) for one in made]
+    return made
