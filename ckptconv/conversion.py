@@ -139,7 +139,7 @@ def _verifier(work: Sequence[tuple[Source, Target]], options: Options) -> Verifi
             (
                 source,
                 verification.Target(
-                    Location(target.path, dict(options.storage_options)), target.made_of, at, options=target.options
+                    Location(target.path, dict(options.storage_options)), target.kind, at, options=target.options
                 ),
             )
             for (source, target), at in zip(work, places, strict=True)

@@ -299,10 +299,10 @@ MUTANTS = [
         "tests/verification/test_verify.py",
     ),
     Mutant(
-        "verification/dcp",
+        "verification/planned",
         "            if want and reader.read_at(part.offset, len(want)) != want:",
         "            if False:",
-        "tests/outputs/test_dcp.py",
+        "tests/verification/test_planned.py",
     ),
     Mutant(
         "verification/provenance",

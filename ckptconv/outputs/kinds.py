@@ -10,6 +10,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
+from ckptconv.formats import virtual
+from ckptconv.formats.safetensors import FAMILY as SAFETENSORS
+from ckptconv.formats.safetensors import SUFFIX
 from ckptconv.options.table import OPTIONS, Options
 
 # Names of files for torch.load.
@@ -41,13 +44,17 @@ class Kind(NamedTuple):
 
     `made_of` is the manifest's word for what it is made of, and `form` that for how it lies on a disk: "file", "tree",
     a directory that is replaced as a whole, or one of `targets.DIRECTORIES`. `refused` are the options that such an
-    output cannot have, {option: (message, hint)}; `idle` those that change nothing in it, {option: why}.
+    output cannot have, {option: (message, hint)}; `idle` those that change nothing in it, {option: why}. `suffixes` are
+    the ends of names that ask for it. `compared` says how it is verified: with a reader of that name, with its plan,
+    or, if it is "", not at all.
     """
 
     made_of: str
     form: str
     refused: Mapping[str, tuple[str, str]] = _NONE
     idle: Mapping[str, str] = _NONE
+    suffixes: tuple[str, ...] = ()
+    compared: str = "plan"
 
 
 _ELSEWHERE = {**_OF_CHECKPOINT, **_OF_UNIVERSAL}
@@ -62,17 +69,19 @@ _CHECKPOINT = {"copy_config": "copies nothing: from_pretrained reads no checkpoi
 
 # By name. An output is of one kind, as its path and the options say.
 KINDS: Mapping[str, Kind] = {
-    "file": Kind("weights", "file", _ELSEWHERE, _SAFETENSORS),
-    "directory": Kind("weights", "directory", _ELSEWHERE, _SAFETENSORS),
+    "file": Kind("weights", "file", _ELSEWHERE, _SAFETENSORS, (SUFFIX,), SAFETENSORS),
+    "directory": Kind("weights", "directory", _ELSEWHERE, _SAFETENSORS, compared=SAFETENSORS),
     "torch": Kind(
         "weights",
         "file",
         {**_ELSEWHERE, **_OF_REFERENCE, **_OF_MODELS},
         {"tied": "changes nothing in a .pt file, where tensors share memory as the structure record says"},
+        TORCH_SUFFIXES,
+        "torch",
     ),
-    "virtual": Kind("virtual", "file", {**_ELSEWHERE, **_OF_DATA, **_OF_MODELS}, _SAFETENSORS),
-    "states": Kind("optimizer", "directory", {**_ELSEWHERE, **_OF_MODELS}, _STATES),
-    "states-file": Kind("optimizer", "file", {**_ELSEWHERE, **_OF_MODELS}, _STATES),
+    "virtual": Kind("virtual", "file", {**_ELSEWHERE, **_OF_DATA, **_OF_MODELS}, _SAFETENSORS, (virtual.SUFFIX,), ""),
+    "states": Kind("optimizer", "directory", {**_ELSEWHERE, **_OF_MODELS}, _STATES, compared=SAFETENSORS),
+    "states-file": Kind("optimizer", "file", {**_ELSEWHERE, **_OF_MODELS}, _STATES, compared=SAFETENSORS),
     # What else changes nothing in a universal checkpoint depends on its source: see `training`.
     "universal": Kind(
         "universal",
@@ -82,8 +91,9 @@ KINDS: Mapping[str, Kind] = {
             "opaque": "changes nothing in a universal checkpoint, which has no place for other objects",
             "copy_config": "copies nothing: from_pretrained reads no universal checkpoint",
         },
+        compared="universal",
     ),
-    "dcp": Kind("dcp", "dcp", {**_OF_UNIVERSAL, **_OF_WEIGHTS, **_OF_MODELS}, _CHECKPOINT),
+    "dcp": Kind("dcp", "dcp", {**_OF_UNIVERSAL, **_OF_WEIGHTS, **_OF_MODELS}, _CHECKPOINT, compared="dcp"),
     "dcp-hf": Kind(
         "dcp",
         "dcp-hf",
@@ -93,6 +103,7 @@ KINDS: Mapping[str, Kind] = {
             "tied": "changes nothing in safetensors shards, where every name has its own bytes",
             **dict.fromkeys(("opaque", "structure"), "changes nothing in safetensors shards, which hold tensors alone"),
         },
+        compared="dcp",
     ),
     "accelerate": Kind(
         "dcp",
@@ -111,6 +122,7 @@ KINDS: Mapping[str, Kind] = {
             ),
         },
         _CHECKPOINT,
+        compared="dcp",
     ),
     "torch-checkpointing": Kind(
         "dcp",
@@ -125,8 +137,14 @@ KINDS: Mapping[str, Kind] = {
             "copy_config": "copies nothing: from_pretrained reads no step of torch_checkpointing",
             "tied": "changes nothing in a step of torch_checkpointing, where every name has its own bytes",
         },
+        compared="dcp",
     ),
 }
+
+
+def kind_of(path: str) -> str:
+    """Return the kind of output of weights that a path asks for: a directory, unless it has the suffix of a file."""
+    return next((name for name, kind in KINDS.items() if path.endswith(kind.suffixes)), "directory")
 
 
 def flag(option: str) -> str:

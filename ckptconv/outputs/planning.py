@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats import diffusers, virtual
 from ckptconv.formats import safetensors as safetensors_input
+from ckptconv.formats.safetensors import SUFFIX
 from ckptconv.formats.source import MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import kinds, likeness, safetensors, selection
@@ -375,7 +376,7 @@ def _file_plans(
     if groups is None:
         groups = _numbered(pack({name: tensor.nbytes for name, tensor in tensors.items()}, {}, limit), stem)
     contents = {name: {key: tensors[key] for key in group} for name, group in groups.items()}
-    is_one = [*groups] == shard_names(stem, safetensors.SUFFIX, [None])
+    is_one = [*groups] == shard_names(stem, SUFFIX, [None])
     extra = aliases if is_one else {}
     files = [safetensors.file_plan(name, content, {**metadata, **extra}) for name, content in contents.items()]
     if structure is not None:
@@ -388,7 +389,7 @@ def _file_plans(
 
 def _numbered(groups: list[list[str]], stem: str) -> dict[str, list[str]]:
     """Return {name of a file: names of its tensors}."""
-    return dict(zip(shard_names(stem, safetensors.SUFFIX, groups), groups, strict=True))
+    return dict(zip(shard_names(stem, SUFFIX, groups), groups, strict=True))
 
 
 def heading(

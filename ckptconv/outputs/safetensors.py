@@ -9,15 +9,11 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 
 from ckptconv.errors import FailedError, UnsupportedError, UsageError
+from ckptconv.formats.safetensors import INDEX_SUFFIX, MAX_HEADER, METADATA
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.tensors.dtypes import DTYPE_RANK, DType
 from ckptconv.tensors.lazy import LazyTensor
 
-SUFFIX = ".safetensors"
-INDEX_SUFFIX = ".safetensors.index.json"
-# Bytes; readers refuse a longer header.
-MAX_HEADER = 100_000_000
-METADATA = "__metadata__"
 # Header entries that are encoded together.
 _ENCODED_AT_ONCE = 4096
 

@@ -16,6 +16,7 @@ from ckptconv.formats.checkpointing.metadata import NAME, SAFETENSORS, TORCH
 from ckptconv.formats.dcp.layout import Box, Layout
 from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.dcp.paths import dotted, nest
+from ckptconv.formats.safetensors import SUFFIX
 from ckptconv.options.table import Options
 from ckptconv.outputs import dcp, safetensors
 from ckptconv.outputs.dcp import STEP, Contents, Leaf, boxes, cut
@@ -63,7 +64,7 @@ def file_plans(found: Contents, options: Options) -> list[FilePlan]:
                 held[rank][path] = cut(leaf.value, box)
             text = json.dumps(list(path), separators=(",", ":"), ensure_ascii=True)
             paths[text] = [_described(leaf.value, own, ranks)]
-        suffix = safetensors.SUFFIX if is_plain else ".pt"
+        suffix = SUFFIX if is_plain else ".pt"
         files = [f"{item}_{rank}{suffix}" for rank in range(ranks)]
         for name, own_tensors in zip(files, held, strict=True):
             if is_plain:

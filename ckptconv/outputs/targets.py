@@ -12,16 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
-from ckptconv.formats import safetensors as safetensors_input
-from ckptconv.formats import virtual
+from ckptconv.formats import safetensors
 from ckptconv.formats.checkpointing.metadata import NAME as STEP_METADATA
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.dcp.layout import Layout
 from ckptconv.formats.dcp.locate import FILE, METADATA, is_directory
 from ckptconv.formats.source import DIFFUSERS, MODEL, Source
 from ckptconv.options.table import Options
-from ckptconv.outputs import safetensors
-from ckptconv.outputs.kinds import KINDS, TORCH_SUFFIXES, flag, is_given
+from ckptconv.outputs.kinds import KINDS, TORCH_SUFFIXES, flag, is_given, kind_of
 from ckptconv.plan import NUMBERED
 from ckptconv.storage.files import look
 from ckptconv.storage.handles import resolved
@@ -198,10 +196,11 @@ def resolve_output(path: str, options: Options) -> Target:
     entry = place.entry
     if options.to:
         return _resolve_checkpoint(place, options)
-    is_torch = path.endswith(TORCH_SUFFIXES) and options.family in ("", safetensors_input.FAMILY)
-    is_virtual = path.endswith(virtual.SUFFIX) and options.family != safetensors_input.FAMILY
-    is_file = is_torch or is_virtual or path.endswith(safetensors.SUFFIX)
-    if options.family == safetensors_input.FAMILY and not is_torch:
+    kind, is_restored = kind_of(path), options.family == safetensors.FAMILY
+    if (kind == "torch" and not is_restored and options.family) or (kind == "virtual" and is_restored):
+        kind = "directory"
+    is_file = KINDS[kind].form == "file"
+    if is_restored and kind != "torch":
         raise UsageError(f"{path} is no name for a file of torch.", "Give one that ends in .pt, .pth, .bin or .ckpt.")
     if is_file and entry.kind == "directory" and not is_remote(path):
         raise UsageError(
@@ -226,7 +225,6 @@ def resolve_output(path: str, options: Options) -> Target:
             present = next((join(path, name) for name in place.names if is_output_name(name)), "")
         if present:
             raise FailedError(f"{present} exists, and --no-clobber forbids replacing it. Nothing was written.")
-    kind = "torch" if is_torch else "virtual" if is_virtual else "file" if is_file else "directory"
     return Target(path, kind)
 
 
@@ -339,7 +337,7 @@ def files_behind(source: Source) -> list[str]:
     own = [] if within == source.path else [source.path]
     beside = [join(place, name) for place in (within, dirname(within.rstrip("/"))) for name in _POINTERS]
     copies = [file.path for file in source.training.copies] if source.training else []
-    is_ours = source.family == safetensors_input.FAMILY
+    is_ours = source.family == safetensors.FAMILY
     listed: list[str] = []
     if (source.shards or is_ours) and not is_remote(within):
         with contextlib.suppress(OSError):
@@ -419,8 +417,7 @@ def seen_from(target: Target, path: str) -> str:
 
 def seen_path(output: str, path: str) -> str:
     """Return the path that `seen_from` gave for an output at the path `output`."""
-    kind = "file" if output.endswith((safetensors.SUFFIX, virtual.SUFFIX)) else "directory"
-    return path if is_remote(path) else os.path.normpath(join(_directory_of(Target(output, kind)), path))
+    return path if is_remote(path) else os.path.normpath(join(_directory_of(Target(output, kind_of(output))), path))
 
 
 def _directory_of(target: Target) -> str:
@@ -471,7 +468,7 @@ def default_output(source: Source, asked: Location) -> str:
     is_directory = asked.at(source.path).kind == "directory"
     if is_hub(asked.path):
         return _here(asked.path, is_directory)
-    if source.family == safetensors_input.FAMILY:
+    if source.family == safetensors.FAMILY:
         raise UsageError(
             f"{source.path} is in safetensors already, so an OUTPUT is needed. Nothing was written.",
             "Give a name that ends in .safetensors, a directory, or for torch.load a name that ends in .pt.",

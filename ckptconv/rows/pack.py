@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import UsageError
+from ckptconv.formats.safetensors import SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.table import OPTIONS, PACKING, Options, RowOptions, checked
 from ckptconv.outputs import safetensors
@@ -93,6 +94,6 @@ def _plan(sources: Sequence[Source], parts: Parts, target: Target, name: str) ->
     if target.kind == "torch":
         file: FilePlan = plan_tree(basename(target.path), {name: table})
     else:
-        file_name = basename(target.path) if target.is_file else f"model{safetensors.SUFFIX}"
+        file_name = basename(target.path) if target.is_file else f"model{SUFFIX}"
         file = safetensors.file_plan(file_name, {name: table}, {"format": "pt"})
     return output_of("rows", sources, target, Options(), (file,), {})

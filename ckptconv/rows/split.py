@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckptconv.engine.execute import TensorReader
 from ckptconv.errors import UsageError
+from ckptconv.formats.safetensors import SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.table import LAYOUT, OPTIONS, ROWS, Options, RowOptions, checked
 from ckptconv.outputs import safetensors
@@ -101,7 +102,7 @@ def plan_split(
     pad = padding(table.tensor, layout)
     if pad is not None and keep_padding:
         tensors[PAD] = pad
-    name = basename(target.path) if target.is_file else f"model{safetensors.SUFFIX}"
+    name = basename(target.path) if target.is_file else f"model{SUFFIX}"
     file = safetensors.file_plan(name, tensors, {"format": "pt", METADATA_KEY: dump(layout, table.name)})
     if pad is not None and not keep_padding:
         file = FilePlan(file.name, file.size, (*file.parts, AssertZero(file.size, pad, PAD)))

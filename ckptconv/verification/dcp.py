@@ -7,10 +7,8 @@ conversion plans: so no byte goes unchecked.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from ckptconv.errors import CkptconvError, DifferenceError
 from ckptconv.formats.checkpointing import read as torch_checkpointing
@@ -27,72 +25,17 @@ from ckptconv.outputs import dcp, step
 from ckptconv.outputs.selection import Rename
 from ckptconv.outputs.targets import DIRECTORIES, MANIFEST
 from ckptconv.pickles.children import ATOMS
-from ckptconv.plan import Data, FilePlan, Literal, Part, Trailer
-from ckptconv.storage.files import Reader
+from ckptconv.plan import FilePlan
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
 from ckptconv.structure import keymap
-from ckptconv.tensors.lazy import LazyTensor, untagged
-from ckptconv.tensors.moves import BLOCK
+from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
+from ckptconv.verification import planned
+from ckptconv.verification.planned import AGAIN, Compared, Pair, differs, frame
 from ckptconv.verification.records import without_storages
 
-_AGAIN = "The file was damaged or changed since it was written; convert again."
 _STATES = "If the optimizer states were taken from somewhere (--optimizer), say so here too."
-# Compared pieces: a want and a got tensor, the path of the file, and the name in the manifest.
-Pair = tuple[LazyTensor, LazyTensor, str, str]
-
-
-@dataclass
-class Compared:
-    """A checkpoint all of whose names, kinds and values are those of its source.
-
-    `pairs` are the tensors whose elements are still to be compared. `plans` are its files as a conversion plans them,
-    `where` the paths at which they are read. `crcs` are the CRC-32 of the chunks by file and name, as far as known.
-    """
-
-    path: str
-    contents: dcp.Contents
-    plans: list[FilePlan]
-    where: dict[str, Location]
-    pairs: list[Pair] = field(default_factory=list)
-    crcs: dict[str, dict[str, int]] = field(default_factory=dict)
-
-    def check_frames(self) -> None:
-        """Raise DifferenceError unless all that is not data is as planned. The chunks have been compared, and their CRC
-        is in `crcs`; what else is data is read for its CRC."""
-        for plan in self.plans:
-            reader = self.where[plan.name].open_reader()
-            try:
-                self._check(plan, reader)
-            finally:
-                reader.close()
-
-    def _check(self, plan: FilePlan, reader: Reader) -> None:
-        path, known = join(self.path, plan.name), self.crcs.setdefault(plan.name, {})
-        if reader.file.size != plan.size:
-            _differs(path, f"it has {reader.file.size} bytes, where {plan.size} were expected")
-        for part in plan.parts:
-            if isinstance(part, Data) and part.name not in known:
-                known[part.name] = _crc(reader, part)
-        for part in plan.parts:
-            want = _frame(part, known)
-            if want and reader.read_at(part.offset, len(want)) != want:
-                _differs(path, f"what is around its tensors, from byte {part.offset} on, is not as it was written")
-
-
-def _frame(part: Part, crcs: Mapping[str, int]) -> bytes:
-    """Return the bytes of a part that is no data."""
-    if isinstance(part, Literal):
-        return part.data
-    return part.make(crcs) if isinstance(part, Trailer) else b""
-
-
-def _crc(reader: Reader, part: Part) -> int:
-    crc = 0
-    for at in range(part.offset, part.offset + part.nbytes, BLOCK):
-        crc = zlib.crc32(reader.read_at(at, min(BLOCK, part.offset + part.nbytes - at)), crc)
-    return crc
 
 
 def compare(source: Source, place: Location, path: str, asked: Options, rename: Rename) -> Compared:
@@ -113,20 +56,21 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
         message = error.message
         for name in place.names:
             message = message.replace(place.join(name).path, join(path, name))
-        raise DifferenceError(f"{path} cannot be read: {message}", _AGAIN, what="file", file=path) from error
+        raise DifferenceError(f"{path} cannot be read: {message}", AGAIN, what="file", file=path) from error
     values = {} if asked.to == dcp.SHARDS else want.values
     _check_keys(path, {*want.tensors, *values}, {*described.tensors, *described.values}, asked)
     plans = dcp.file_plans(want, asked)
     if asked.chunks is None and not _is_planned(plans[-1], place):
         plans = dcp.file_plans(want, asked, layout_of(described, path))  # it was made like another checkpoint
-    found = Compared(path, want, plans, {plan.name: place.join(plan.name) for plan in plans})
-    _check_files(path, place, found, asked)
+    where = {plan.name: place.join(plan.name) for plan in plans}
+    found = Compared(path, len(want.tensors), plans, where)
+    _check_files(path, place, where, asked)
     for key, (steps, tensor) in want.tensors.items():
         if key not in described.tensors:
-            _differs(join(path, METADATA), f"{named(key)} is described as a value, and it is a tensor")
+            differs(join(path, METADATA), f"{named(key)} is described as a value, and it is a tensor")
         saved = described.tensors[key]
         if asked.to != dcp.SHARDS and described.paths[key] != steps:
-            _differs(join(path, METADATA), f"{named(key)} has the path {described.paths[key]!r} in it, not {steps!r}")
+            differs(join(path, METADATA), f"{named(key)} has the path {described.paths[key]!r} in it, not {steps!r}")
         if saved.shape != tensor.shape:
             raise DifferenceError(
                 f"{path}: {named(key)} has shape {list(saved.shape)}, and the source gives shape {list(tensor.shape)}.",
@@ -141,29 +85,24 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
             found.pairs.append((dcp.cut(tensor, box), tile.tensor, home, name))
     for key, (steps, value) in values.items():
         if key not in described.values or described.paths[key] != steps:
-            _differs(join(path, METADATA), f"{named(key)} is not described as a value at {steps!r}")
+            differs(join(path, METADATA), f"{named(key)} is not described as a value at {steps!r}")
         home = place.join(described.values[key].name).path
         found.pairs.extend(_compare_values(path, key, value, got.values.get(key, got.hidden.get(key)), home))
     return found
 
 
 def _compare_step(want: dcp.Contents, place: Location, path: str, asked: Options) -> Compared:
-    """Compare a step of torch_checkpointing, as `compare` does: each tensor as its reader joins it."""
+    """Compare a step of torch_checkpointing, as `compare` does."""
     try:
         got = dict(leaves(torch_checkpointing.read(place, Wanted(key=".")).trees["."], path))
     except CkptconvError as error:
-        raise DifferenceError(f"{path} cannot be read: {error.message}", _AGAIN, what="file", file=path) from error
-    tensors = {dotted(at): value for at, value in got.items() if isinstance(value, LazyTensor)}
-    _check_keys(path, set(want.tensors), set(tensors), asked)
+        raise DifferenceError(f"{path} cannot be read: {error.message}", AGAIN, what="file", file=path) from error
+    tensors = {dotted(at) for at, value in got.items() if isinstance(value, LazyTensor)}
+    _check_keys(path, set(want.tensors), tensors, asked)
     plans = step.file_plans(want, asked)
-    found = Compared(path, want, plans, {plan.name: place.join(plan.name) for plan in plans})
-    _check_files(path, place, found, asked)
-    for key, (_, tensor) in want.tensors.items():
-        other = tensors[key]
-        if (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
-            _differs(path, f"{named(key)} is {other.dtype} {list(other.shape)} in it", what="shape", tensor=key)
-        found.pairs.append((tensor, untagged(other), path, key))
-    return found
+    where = {plan.name: place.join(plan.name) for plan in plans}
+    _check_files(path, place, where, asked)
+    return planned.compare(path, plans, where)
 
 
 def _is_planned(plan: FilePlan, place: Location) -> bool:
@@ -172,7 +111,7 @@ def _is_planned(plan: FilePlan, place: Location) -> bool:
         return False
     reader = place.join(plan.name).open_reader()
     try:
-        head = _frame(plan.parts[0], {})
+        head = frame(plan.parts[0], {})
         return reader.file.size == plan.size and reader.read_at(0, len(head)) == head
     finally:
         reader.close()
@@ -196,13 +135,13 @@ def _check_keys(path: str, want: set[str], got: set[str], asked: Options) -> Non
         )
 
 
-def _check_files(path: str, place: Location, found: Compared, asked: Options) -> None:
+def _check_files(path: str, place: Location, where: Mapping[str, Location], asked: Options) -> None:
     """Check that the files are those that a conversion writes, and no more."""
     present = {name for name in place.names if DIRECTORIES[asked.to].is_file(name)} - {MANIFEST}
-    odd = sorted(present ^ found.where.keys())
+    odd = sorted(present ^ where.keys())
     if odd:
         what = "is not part of the output" if odd[0] in present else "is missing"
-        raise DifferenceError(f"{join(path, odd[0])} {what}.", _AGAIN, what="file", file=join(path, odd[0]))
+        raise DifferenceError(f"{join(path, odd[0])} {what}.", AGAIN, what="file", file=join(path, odd[0]))
 
 
 def _compare_values(path: str, key: str, want: Any, got: Any, home: str) -> Iterator[Pair]:
@@ -212,12 +151,6 @@ def _compare_values(path: str, key: str, want: Any, got: Any, home: str) -> Iter
     (one, record), (other, found) = keymap.flatten({"": want}), keymap.flatten({"": got})
     kinds = [{name: (each.dtype, each.shape) for name, each in flat.items()} for flat in (one, other)]
     if without_storages(record, one) != without_storages(found, other) or kinds[0] != kinds[1]:
-        _differs(path, f"the value {named(key)} is not the source's", what="value", tensor=key)
+        differs(path, f"the value {named(key)} is not the source's", what="value", tensor=key)
     for number, name in enumerate(one):
         yield one[name], other[name], home, f"{key} [{number}]"
-
-
-def _differs(path: str, reason: str, **more: Any) -> NoReturn:
-    raise DifferenceError(
-        f"{path} is not as it was written: {reason}.", _AGAIN, **{"what": "file", "file": path, **more}
-    )

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from ckptconv.errors import CorruptError, DifferenceError, LimitError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats import safetensors
-from ckptconv.formats.safetensors import METADATA
+from ckptconv.formats.safetensors import INDEX_SUFFIX, METADATA, SUFFIX
 from ckptconv.formats.source import MODEL
 from ckptconv.formats.weight_map import read_index
 from ckptconv.storage import strict_json
@@ -25,8 +25,6 @@ from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import File
 from ckptconv.text import brief, some
 
-SUFFIX = ".safetensors"
-INDEX_SUFFIX = f"{SUFFIX}.index.json"
 # The most bytes of a structure record that are read.
 _MAX_RECORD = 1 << 30
 _STALE = "It is of another version of these files; convert again."

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptconv.errors import CorruptError, DifferenceError, UsageError
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.delta import Delta
+from ckptconv.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import NO_MAP, OPTIONS, Options
@@ -33,11 +34,11 @@ from ckptconv.storage.seekable import Seekable
 from ckptconv.structure.record import FILE_NAME
 from ckptconv.tensors.lazy import Stored
 from ckptconv.tensors.moves import BLOCK
-from ckptconv.verification.output import INDEX_SUFFIX, SUFFIX, Written
+from ckptconv.verification.output import Written
 from ckptconv.version import __version__
 
 if TYPE_CHECKING:
-    from ckptconv.verification.dcp import Compared
+    from ckptconv.verification.planned import Compared
 
 _MAX_MANIFEST = 256 << 20
 # Where a manifest may say that a reference is, beside this machine's disks: a request to any other place, such as a
@@ -237,8 +238,10 @@ def check_planned(
     return _check_source(manifest, source, inputs, made_of, plan_id)
 
 
-def check_checkpoint(manifest: Manifest, source: Source, inputs: Mapping[str, Hashable], found: Compared) -> list[str]:
-    """Check the manifest of a checkpoint of torch.distributed.checkpoint likewise; its files are as planned."""
+def check_compared(
+    manifest: Manifest, source: Source, inputs: Mapping[str, Hashable], made_of: str, found: Compared
+) -> list[str]:
+    """Check the manifest of an output whose files are as planned likewise."""
     for name in sorted(manifest.told["files"].keys() | found.where.keys()):
         plan = next((plan for plan in found.plans if plan.name == name), None)
         parts = {part.name for part in plan.parts if isinstance(part, Data)} if plan else set()
@@ -254,7 +257,7 @@ def check_checkpoint(manifest: Manifest, source: Source, inputs: Mapping[str, Ha
         settings = manifest.told["ckptconv"], manifest.told["kind"], source.model_rank, manifest.told["options"]
         return identify(found.plans, inputs, settings)
 
-    return _check_source(manifest, source, inputs, "dcp", plan_id)
+    return _check_source(manifest, source, inputs, made_of, plan_id)
 
 
 def check_checksums(manifest: Manifest, file: str, crcs: Mapping[str, int]) -> None:

@@ -23,6 +23,7 @@ from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.companions import is_companion_name, together
 from ckptconv.formats.delta import Delta, read_delta
 from ckptconv.formats.opening import all_opened, fitted
+from ckptconv.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.states import is_same
 from ckptconv.formats.torch.file import read as read_torch
@@ -30,7 +31,7 @@ from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import selection, universal, writable
 from ckptconv.outputs.delta import check_base, check_chain, with_changes
-from ckptconv.outputs.kinds import TORCH_SUFFIXES
+from ckptconv.outputs.kinds import KINDS, kind_of
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.selection import Rename
 from ckptconv.outputs.targets import ACCELERATE, MANIFEST, of_accelerate
@@ -48,14 +49,15 @@ from ckptconv.structure.record import dump, parse, tensors_of
 from ckptconv.tensors.compare import differing, number_of, place_of
 from ckptconv.tensors.lazy import LazyTensor, packed, same_bytes, whole
 from ckptconv.text import Shown, quoted, some
-from ckptconv.verification import dcp, renaming
+from ckptconv.verification import dcp, planned, renaming
 from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Evaluator, blocks, footprint, shown
-from ckptconv.verification.output import INDEX_SUFFIX, SUFFIX, Written, read_directory, read_file, recorded_map
+from ckptconv.verification.output import Written, read_directory, read_file, recorded_map
+from ckptconv.verification.planned import Compared
 from ckptconv.verification.provenance import (
     APPLY_AGAIN,
     Manifest,
-    check_checkpoint,
     check_checksums,
+    check_compared,
     check_planned,
     check_safetensors,
     has_checksum,
@@ -140,12 +142,12 @@ class Verification(Shown):
 
 
 class Target(NamedTuple):
-    """An output to verify, and its `place`. `made_of` is "weights", "optimizer", "universal" or "dcp".
+    """An output to verify, its `place`, and which of `KINDS` it is.
     `at` maps the names of files that are not yet in their place to where they are read. `manifest` is None if there is
     none, and so are its own `options` if they are those of the conversion."""
 
     place: Location
-    made_of: str = "weights"
+    kind: str = "directory"
     at: Mapping[str, str] | None = None
     manifest: Manifest | None = None
     options: Options | None = None
@@ -153,6 +155,11 @@ class Target(NamedTuple):
     @property
     def path(self) -> str:
         return self.place.path
+
+    @property
+    def made_of(self) -> str:
+        """What it is made of, as manifests call it."""
+        return KINDS[self.kind].made_of
 
 
 @dataclass
@@ -234,7 +241,7 @@ def verify(
     elif targets and targets[0].manifest:
         asked = _with(targets[0].manifest, asked)
     if asked.optimizer and not asked.to:
-        targets.append(_target(_place(normalize(asked.optimizer)), asked)._replace(made_of="optimizer"))
+        targets.append(_target(_place(normalize(asked.optimizer)), asked)._replace(kind="states"))
     if asked.universal:
         place = Location(real_place(normalize(asked.universal)), dict(asked.storage_options))
         told = read_manifest(place.join(MANIFEST))
@@ -341,7 +348,7 @@ class _Attested:
         """Compute the CRC of a tensor, for `check_frames`."""
         self._crcs.setdefault(path, {})[name] = 0
 
-    def check_frames(self, found: dcp.Compared) -> list[str]:
+    def check_frames(self, found: Compared) -> list[str]:
         """Check what is around the tensors of a checkpoint, which have been compared."""
         found.crcs = {name: dict(self._crcs.get(place.path, {})) for name, place in found.where.items()}
         found.check_frames()
@@ -462,8 +469,11 @@ def _target(path: str, asked: Options) -> Target:
     told = read_manifest(place.at(asked.manifest) if asked.manifest else place.join(MANIFEST), path)
     if asked.manifest and told is None:
         raise UsageError(f"{asked.manifest} does not exist.")
-    made_of = told.kind if told and told.kind in ("optimizer", "dcp") else "weights"
-    return Target(place, "dcp" if asked.to else made_of, manifest=told)
+    kind = asked.to or (told.options.get("to") if told else None)
+    if not kind:
+        kind = kind_of(path) if place.kind != "directory" else "directory"
+        kind = "states" if told and told.kind == "optimizer" else kind
+    return Target(place, kind, manifest=told)
 
 
 def _averaged(source: Source, manifest: Manifest, asked: Options) -> Source:
@@ -501,12 +511,11 @@ def _place(path: str) -> str:
 
 def _open(given: str | Source, targets: Sequence[Target], asked: Options, recorded: ChosenMap | None) -> list[Source]:
     made_of = {target.made_of for target in targets}
-    first = targets[0].path
+    first, is_torch = targets[0].path, targets[0].kind == "torch"
     if isinstance(given, Source):
         return all_opened(given, asked, made_of, recorded=recorded)
-    if first.endswith((SUFFIX, *TORCH_SUFFIXES)) and is_same(given, first):
+    if KINDS[kind_of(first)].form == "file" and is_same(given, first):
         raise UsageError(f"{given} is both SOURCE and OUTPUT.", "Give what was converted, then what was made of it.")
-    is_torch = first.endswith(TORCH_SUFFIXES)
     expected = replace(asked, family=asked.family or ("safetensors" if is_torch else ""))
     try:
         sources = all_opened(given, expected, made_of, recorded=recorded)
@@ -555,13 +564,14 @@ def _compare(
     entry = here.entry
     if entry.kind == "missing":
         raise UsageError(f"{target.path} does not exist: there is no output to verify.")
-    if target.made_of == "universal":
+    how = KINDS[target.kind].compared
+    if how == "universal":
         yield from _compare_universal(source, target, asked, done, attested, wrong)
         return
-    if target.made_of == "dcp":
-        yield from _compare_dcp(source, target, asked, done, attested)
+    if how == "dcp" or (how == "plan" and (entry.kind == "file" or target.at is not None)):
+        yield from (_compare_dcp if how == "dcp" else _compare_plan)(source, target, asked, done, attested)
         return
-    if target.path.endswith(TORCH_SUFFIXES) and entry.kind == "file":
+    if how == "torch" and entry.kind == "file":
         yield from _compare_torch(source, _expected_tree(source, asked), target.path, here, asked, done, wrong)
         if target.manifest and not is_remote(here.path):
             places = {target.place.name: here.path}
@@ -570,9 +580,8 @@ def _compare(
         return
     is_file = target.path.endswith(SUFFIX) and (entry.kind == "file" or target.at is not None)
     if not (is_file or entry.kind == "directory" or target.at is not None):
-        raise UsageError(
-            f"{target.path} is no output: a file ends in {SUFFIX}, {', '.join(TORCH_SUFFIXES)}, else it is a directory."
-        )
+        known = [ending for kind in KINDS.values() if kind.compared for ending in kind.suffixes]
+        raise UsageError(f"{target.path} is no output: a file ends in {', '.join(known)}, else it is a directory.")
     is_model = source.family != diffusers.FAMILY
     expected = _expected(source, asked, target.made_of) if is_model else _NOTHING
     metadata = expected.metadata
@@ -902,13 +911,31 @@ def _compare_dcp(
     if asked.optimizer:
         source = replace(source, inputs={**source.inputs, **source.state_inputs})
     place = target.place if target.at is None else Gathered(target.path, target.place.options, places=target.at)
-    found = dcp.compare(source, place, target.path, asked, _rename(asked))
-    done.outputs.extend(OutputFile(join(target.path, plan.name), plan.size, plan.tensors) for plan in found.plans)
-    done.tensors += len(found.contents.tensors)
+    yield from _paired(source, target, dcp.compare(source, place, target.path, asked, _rename(asked)), done, attested)
+
+
+def _compare_plan(
+    source: Source, target: Target, asked: Options, done: Verification, attested: _Attested
+) -> Iterator[_Pair]:
+    """Compare an output whose format has no reader here with what a conversion plans."""
+    from ckptconv.outputs import planning, targets
+
+    files = planning.planned(source, targets.Target(target.path, target.kind), asked).plan.files
+    above = dirname(target.path) if KINDS[target.kind].form == "file" else target.path
+    where = {file.name: target.place.at((target.at or {}).get(file.name, join(above, file.name))) for file in files}
+    yield from _paired(source, target, planned.compare(above, files, where), done, attested)
+
+
+def _paired(
+    source: Source, target: Target, found: Compared, done: Verification, attested: _Attested
+) -> Iterator[_Pair]:
+    """Yield the pairs of an output that is compared with its plan."""
+    done.outputs.extend(OutputFile(join(found.path, plan.name), plan.size, plan.tensors) for plan in found.plans)
+    done.tensors += found.tensors
     attested.checks.append(functools.partial(attested.check_frames, found))
     if target.manifest:
-        told = target.manifest, source, dict(source.inputs), found
-        attested.checks.append(functools.partial(check_checkpoint, *told))
+        told = target.manifest, source, dict(source.inputs), target.made_of, found
+        attested.checks.append(functools.partial(check_compared, *told))
     for want, got, home, name in found.pairs:
         pair = _Pair(want, got, home, name)
         error = _other_kind(pair)

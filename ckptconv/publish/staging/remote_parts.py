@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError, UsageError
+from ckptconv.formats import safetensors
 from ckptconv.formats.dcp.locate import SUFFIX
-from ckptconv.outputs import safetensors
 from ckptconv.outputs.schema import MOST_DESCRIPTION, MOST_RECORD, object_record
 from ckptconv.outputs.targets import DIRECTORIES, MANIFEST
 from ckptconv.plan import FilePlan

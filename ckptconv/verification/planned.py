@@ -1,0 +1,104 @@
+"""Compare the files of an output with the plan that a conversion makes of its source.
+
+What the plan has as bytes is compared as bytes, down to the checksums, and every tensor with what the source gives: so
+no byte goes unchecked. A reader of the format may compare more, or say better what differs.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from ckptconv.errors import DifferenceError
+from ckptconv.plan import Copied, Data, FilePlan, Literal, Part, Trailer
+from ckptconv.storage.files import Reader
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import join
+from ckptconv.tensors.geometry import contiguous_strides
+from ckptconv.tensors.lazy import LazyTensor, Stored, untagged
+from ckptconv.tensors.moves import BLOCK
+
+AGAIN = "The file was damaged or changed since it was written; convert again."
+# Compared pieces: a want and a got tensor, the path of the file, and the name in the manifest.
+Pair = tuple[LazyTensor, LazyTensor, str, str]
+
+
+@dataclass
+class Compared:
+    """An output all of whose names, kinds and values are those of its source.
+
+    `pairs` are the tensors whose elements are still to be compared, and `tensors` their number for people. `plans` are
+    its files as a conversion plans them, `where` the places at which they are read. `crcs` are the CRC-32 of their data
+    by file and name, as far as known.
+    """
+
+    path: str
+    tensors: int
+    plans: Sequence[FilePlan]
+    where: dict[str, Location]
+    pairs: list[Pair] = field(default_factory=list)
+    crcs: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def check_frames(self) -> None:
+        """Raise DifferenceError unless all that is not data is as planned. The chunks have been compared, and their CRC
+        is in `crcs`; what else is data is read for its CRC."""
+        for plan in self.plans:
+            reader = self.where[plan.name].open_reader()
+            try:
+                self._check(plan, reader)
+            finally:
+                reader.close()
+
+    def _check(self, plan: FilePlan, reader: Reader) -> None:
+        path, known = join(self.path, plan.name), self.crcs.setdefault(plan.name, {})
+        if reader.file.size != plan.size:
+            differs(path, f"it has {reader.file.size} bytes, where {plan.size} were expected")
+        for part in plan.parts:
+            if isinstance(part, Data) and part.name not in known:
+                known[part.name] = _crc(reader, part)
+        for part in plan.parts:
+            want = frame(part, known)
+            if want and reader.read_at(part.offset, len(want)) != want:
+                differs(path, f"what is around its tensors, from byte {part.offset} on, is not as it was written")
+
+
+def frame(part: Part, crcs: Mapping[str, int]) -> bytes:
+    """Return the bytes of a part that is no data."""
+    if isinstance(part, Literal):
+        return part.data
+    return part.make(crcs) if isinstance(part, Trailer) else b""
+
+
+def _crc(reader: Reader, part: Part) -> int:
+    crc = 0
+    for at in range(part.offset, part.offset + part.nbytes, BLOCK):
+        crc = zlib.crc32(reader.read_at(at, min(BLOCK, part.offset + part.nbytes - at)), crc)
+    return crc
+
+
+def compare(path: str, plans: Sequence[FilePlan], where: Mapping[str, Location]) -> Compared:
+    """Pair every tensor of `plans` with what lies in its place in the files, which are read at `where`. Raise
+    DifferenceError for a file that is missing.
+
+    Neither elements nor what is between the tensors are compared yet: see `Compared`.
+    """
+    found = Compared(path, sum(plan.tensors for plan in plans), plans, dict(where))
+    for plan in plans:
+        entry = where[plan.name].entry
+        if entry.kind != "file":
+            raise DifferenceError(f"{join(path, plan.name)} is missing.", AGAIN, what="missing", file=entry.file.path)
+        for part in plan.parts:
+            if isinstance(part, (Data, Copied)) and part.offset + part.nbytes <= entry.file.size:
+                want = untagged(part.tensor)
+                got = Stored(entry.file, part.offset, want.dtype, want.shape, contiguous_strides(want.shape))
+                name = part.name if isinstance(part, Data) else plan.name
+                found.pairs.append((want, got, entry.file.path, name))
+    return found
+
+
+def differs(path: str, reason: str, **more: Any) -> NoReturn:
+    raise DifferenceError(
+        f"{path} is not as it was written: {reason}.", AGAIN, **{"what": "file", "file": path, **more}
+    )
