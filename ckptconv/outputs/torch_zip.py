@@ -1,43 +1,13 @@
-"""Plans zip archives in the layout of torch.save, with a checksum for every record.
-
-Source: `caffe2/serialize/inline_container.cc`; the zip format is PKWARE's APPNOTE.TXT. The checksum of a record is
-known only after its bytes were written. A data descriptor after the record holds it, and so does the directory at the
-end.
-"""
+"""Plans zip archives in the layout of torch.save. Source: `caffe2/serialize/inline_container.cc`."""
 
 from __future__ import annotations
 
-import functools
-import struct
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
-from ckptconv.plan import Data, FilePlan, Literal, Part, Trailer
+from ckptconv.outputs import archive
+from ckptconv.outputs.archive import ALIGNMENT, Member
+from ckptconv.plan import FilePlan
 from ckptconv.tensors.lazy import LazyTensor
-
-ALIGNMENT = 64
-
-_LOCAL = struct.Struct("<4s5H3I2H")
-_ENTRY = struct.Struct("<4s6H3I5H2I")
-_DESCRIPTOR = struct.Struct("<4s3I")
-_DESCRIPTOR_64 = struct.Struct("<4sI2Q")
-_END_64 = struct.Struct("<4sQ2H2I4Q")
-_LOCATOR = struct.Struct("<4sIQI")
-_END = struct.Struct("<4s4H2IH")
-_PADDING = 0x4246  # "FB", filled with Z
-_ZIP64 = 0x0001
-_LIMIT = 0xFFFFFFFF
-_UTF8, _DESCRIBED = 0x0800, 0x0008
-
-
-class _Record(NamedTuple):
-    """A member of the archive: the offset of its header, its size in bytes, and its CRC-32 if that is known already."""
-
-    name: str
-    header: int
-    size: int
-    crc: int | None
 
 
 def file_plan(name: str, description: bytes, storages: Sequence[LazyTensor], stem: str = "archive") -> FilePlan:
@@ -45,91 +15,14 @@ def file_plan(name: str, description: bytes, storages: Sequence[LazyTensor], ste
 
     `stem` is the directory inside the archive; torch uses the file's name for it.
     """
-    parts: list[Part] = []
-    records: list[_Record] = []
-    at = 0
+    return archive.file_plan(name, _members(description, storages, stem))
 
-    def put(member: str, content: bytes | LazyTensor) -> None:
-        nonlocal at
-        inner = f"{stem}/{member}"
-        header = _header(inner, at, empty=not (len(content) if isinstance(content, bytes) else content.nbytes))
-        parts.append(Literal(at, header))
-        start = at + len(header)
-        if isinstance(content, bytes):
-            record = _Record(inner, at, len(content), zlib.crc32(content))
-            parts.append(Literal(start, content))
-        else:
-            record = _Record(inner, at, content.nbytes, None if content.nbytes else 0)
-            parts.append(Data(start, content, inner))
-        records.append(record)
-        at = start + record.size
-        if record.size:
-            size = len(_descriptor(record, {inner: 0}))
-            parts.append(Trailer(at, size, functools.partial(_descriptor, record)))
-            at += size
 
-    put("data.pkl", description)
-    put(".format_version", b"1")
-    put(".storage_alignment", b"%d" % ALIGNMENT)
-    put("byteorder", b"little")
+def _members(description: bytes, storages: Sequence[LazyTensor], stem: str) -> Iterator[Member]:
+    yield Member(f"{stem}/data.pkl", description)
+    yield Member(f"{stem}/.format_version", b"1")
+    yield Member(f"{stem}/.storage_alignment", b"%d" % ALIGNMENT)
+    yield Member(f"{stem}/byteorder", b"little")
     for number, storage in enumerate(storages):
-        put(f"data/{number}", storage)
-    put("version", b"3\n")
-    directory = functools.partial(_directory, at, tuple(records))
-    size = len(directory({record.name: 0 for record in records}))
-    parts.append(Trailer(at, size, directory))
-    return FilePlan(name, at + size, tuple(part for part in parts if part.nbytes))
-
-
-def _header(name: str, at: int, empty: bool) -> bytes:
-    """Return a local header for byte `at`, padded so that the content after it is aligned."""
-    raw = name.encode()
-    fixed = _LOCAL.size + len(raw) + 4
-    padding = -(at + fixed) % ALIGNMENT
-    flags = _UTF8 | (0 if empty else _DESCRIBED)
-    head = _LOCAL.pack(b"PK\x03\x04", 0, flags, 0, 0, 0, 0, 0, 0, len(raw), padding + 4)
-    return head + raw + struct.pack("<2H", _PADDING, padding) + b"Z" * padding
-
-
-def _crc(record: _Record, digests: Mapping[str, int]) -> int:
-    return digests[record.name] if record.crc is None else record.crc
-
-
-def _descriptor(record: _Record, digests: Mapping[str, int]) -> bytes:
-    form = _DESCRIPTOR_64 if record.size >= _LIMIT else _DESCRIPTOR
-    return form.pack(b"PK\x07\x08", _crc(record, digests), record.size, record.size)
-
-
-def _directory(at: int, records: Sequence[_Record], digests: Mapping[str, int]) -> bytes:
-    """Return the central directory at byte `at`, and the end records, which always include those of zip64."""
-    entries = b"".join(_entries(records, digests))
-    end = at + len(entries)
-    count = len(records)
-    short = min(count, 0xFFFF)
-    return b"".join(
-        (
-            entries,
-            _END_64.pack(b"PK\x06\x06", _END_64.size - 12, 0x031E, 45, 0, 0, count, count, len(entries), at),
-            _LOCATOR.pack(b"PK\x06\x07", 0, end, 1),
-            _END.pack(b"PK\x05\x06", 0, 0, short, short, min(len(entries), _LIMIT), min(at, _LIMIT), 0),
-        )
-    )
-
-
-def _entries(records: Sequence[_Record], digests: Mapping[str, int]) -> Iterator[bytes]:
-    for record in records:
-        raw = record.name.encode()
-        wide = b""
-        if record.size >= _LIMIT:
-            wide += struct.pack("<2Q", record.size, record.size)
-        if record.header >= _LIMIT:
-            wide += struct.pack("<Q", record.header)
-        extra = struct.pack("<2H", _ZIP64, len(wide)) + wide if wide else b""
-        flags = _UTF8 | (_DESCRIBED if record.size else 0)
-        size = min(record.size, _LIMIT)
-        yield _ENTRY.pack(
-            b"PK\x01\x02", 0, 0, flags, 0, 0, 0, _crc(record, digests), size, size, len(raw), len(extra), 0, 0, 0, 0,
-            min(record.header, _LIMIT),
-        )  # fmt: skip
-        yield raw
-        yield extra
+        yield Member(f"{stem}/data/{number}", tensor=storage)
+    yield Member(f"{stem}/version", b"3\n")

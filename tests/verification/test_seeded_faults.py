@@ -17,7 +17,7 @@ import ckptconv as library
 from ckptconv import convert
 from ckptconv.engine import execute, tasks, worker
 from ckptconv.errors import DifferenceError
-from ckptconv.outputs import planning, safetensors, torch_tree, torch_zip, universal
+from ckptconv.outputs import archive, planning, safetensors, torch_tree, torch_zip, universal
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.tensors import kernels, lazy
 from ckptconv.tensors.geometry import contiguous_strides
@@ -446,8 +446,8 @@ def latest_of_another(patch: Patch) -> None:
 
 
 def wrong_crc_in_archive(patch: Patch) -> None:
-    right = torch_zip._crc
-    patch.setattr(torch_zip, "_crc", lambda *args: right(*args) ^ 1)
+    right = archive._crc
+    patch.setattr(archive, "_crc", lambda *args: right(*args) ^ 1)
 
 
 # --------------------------------------------------------------------------------------------------------- what is made
