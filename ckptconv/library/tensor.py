@@ -139,6 +139,10 @@ class Tensor(Handle):
         key = None if self._key is None else (self._key, name)
         return Tensor(self.name, cast, self._memory, self._framework, self._device, key)
 
+    def copy(self) -> Tensor:
+        """Return this tensor, not loaded either, with slices of numpy's: `dask.array.from_array` slices a copy."""
+        return Tensor(self.name, self._tensor, self._memory, "np", key=self._key)
+
     def read_into(self, buffer: Any) -> None:
         """Read all elements into `buffer`, in C order: a contiguous array, or any writable buffer of `nbytes` bytes.
 
@@ -161,6 +165,11 @@ class Tensor(Handle):
                 f"{self.name!r} cannot be had without a copy: its bytes do not lie in the file as numpy's."
             )
         return array.astype(dtype) if is_cast else array.copy() if copy else array
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **settings: Any) -> Any:
+        # What has this is an array to dask, of which it makes a copy.
+        arrays = [each.__array__() if isinstance(each, Tensor) else each for each in inputs]
+        return getattr(ufunc, method)(*arrays, **settings)
 
     def __dlpack__(self, **asked: Any) -> Any:
         return self.torch().__dlpack__(**asked)

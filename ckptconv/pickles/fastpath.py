@@ -20,9 +20,9 @@ _INT = rb"(?:K.|M..|J....)"
 _INTS = rb"(\)|%(i)b\x85|%(i)b%(i)b\x86|%(i)b%(i)b%(i)b\x87|\((?:%(i)b){0,64}t)" % {b"i": _INT}
 # The opcodes of one tensor, as torch.save writes them once the memo has 256 entries. They begin after the function that
 # makes the tensor. For an entry of a dict, they begin after the key: first comes its LONG_BINPUT, unless the key was in
-# the memo before, then the function.
+# the memo before, then the function. So is the key of a storage that several tensors share.
 _PHRASE = re.compile(
-    rb"(?:(r....)?(%(get)b))?\(\((%(get)b%(get)bX.\0\0\0)([0-9]{1,20})(r....)"
+    rb"(?:(r....)?(%(get)b))?\(\((%(get)b%(get)b)(?:X(.)\0\0\0([0-9]{1,20})(r....)|(%(get)b))"
     rb"(%(get)b|X.\0\0\0[a-z]{1,16}(?::[0-9]{1,4})?)(r....)?(%(int)b)t(r....)Q"
     rb"(%(int)b)%(ints)b(r....)?%(ints)b(r....)?([\x88\x89])(%(get)b)\)R(r....)t(r....)R(r....)"
     % {b"get": _GET, b"int": _INT, b"ints": _INTS},
@@ -77,18 +77,19 @@ def _name(data: bytes, pos: int, memo: list[Any]) -> tuple[Any, int]:
 
 class _Kind(NamedTuple):
     """What tensors of one kind have in common: the function that the pickle calls for them, the `Maker` that makes them
-    instead, the length of their storage's key, and the storage's location."""
+    instead, and the location of their storage."""
 
     function: Any
     make: Maker
-    length: int
     location: Any
 
 
 class Phrases:
-    """Reads the phrases of one pickle. `maker` returns what makes the tensors of a kind, or None."""
+    """Reads the phrases of one pickle. `maker` returns what makes the tensors of a kind, or None; if not `is_exact`,
+    whatever their offset is."""
 
-    def __init__(self, maker: Callable[[Phrase], Maker | None]) -> None:
+    def __init__(self, maker: Callable[[Phrase], Maker | None], *, is_exact: bool = True) -> None:
+        self._is_exact = is_exact
         self._maker = maker
         self._kinds: dict[_Spelled, _Kind | None] = {}
 
@@ -103,21 +104,23 @@ class Phrases:
         count, at, name = 0, pos, None
         while name is not HOLE and (found := _PHRASE(data, at)):
             (
-                put, function, head, key_text, key_put, location, location_put, numel, id_put, offset, size, size_put,
-                stride, stride_put, flag, hooks, hooks_put, args_put, last_put,
+                put, function, head, length, key_text, key_put, key_get, location, location_put, numel, id_put, offset,
+                size, size_put, stride, stride_put, flag, hooks, hooks_put, args_put, last_put,
             ) = found.groups(b"")  # fmt: skip
             # A dict entry has its function, and a key that is either spelled out and stored, or fetched from the memo.
             if count and (not function or bool(put) != (data[pos] == 0x58)):
                 break
-            spelled = function, head, location, numel, offset, size, stride, flag, hooks
+            spelled = function, head, location, numel, offset if self._is_exact else b"K\0", size, stride, flag, hooks
             if spelled in self._kinds:
                 kind = self._kinds[spelled]
             else:
                 if len(self._kinds) == _KINDS_KEPT:
                     self._kinds.clear()
                 kind = self._kinds[spelled] = self._kind(spelled, stack[-1], memo)
-            key = str(key_text, "ascii")
-            if kind is None or len(key) != kind.length or (not count and kind.function is not stack[-1]):
+            key = _recalled(key_get, memo)[0] if key_get else str(key_text, "ascii")
+            if kind is None or type(key) is not str or (not count and kind.function is not stack[-1]):
+                break
+            if not key_get and len(key) != length[0]:
                 break
             lost = id_put + size_put + stride_put + hooks_put + args_put
             puts = put + key_put + location_put + lost + last_put
@@ -130,7 +133,8 @@ class Phrases:
                 stack += name, made
             if put:
                 memo.append(name)
-            memo.append(key)
+            if key_put:
+                memo.append(key)
             if location_put:
                 memo.append(kind.location)
             # A lean run does not keep the persistent id, hooks, arguments, nor a size or stride that is not empty.
@@ -143,7 +147,7 @@ class Phrases:
     def _kind(self, spelled: _Spelled, top: Any, memo: list[Any]) -> _Kind | None:
         """Return the kind of tensors that are spelled so; None if nothing makes them. `top` is the default function."""
         named, head, location, numel, offset, size, stride, flag, hooks = spelled
-        function, tag, cls, made_of = *(_recalled(named, memo) or [top]), *_recalled(head[:-5] + hooks, memo)
+        function, tag, cls, made_of = *(_recalled(named, memo) or [top]), *_recalled(head + hooks, memo)
         if location.startswith(b"X"):
             where: Any = str(location[5:], "ascii") if location[1] == len(location) - 5 else None
         else:
@@ -153,4 +157,4 @@ class Phrases:
         (count,), (first,) = _ints(numel), _ints(offset)
         phrase = Phrase(function, tag, cls, where, count, first, _ints(size), _ints(stride), flag == b"\x88", made_of)
         make = self._maker(phrase)
-        return None if make is None else _Kind(function, make, head[-4], where)
+        return None if make is None else _Kind(function, make, where)

@@ -152,7 +152,8 @@ _WHOLE = re.compile(rb"0|-?[1-9][0-9]*").fullmatch
 _REAL = re.compile(rb"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?").fullmatch
 # Valid escapes in strings; group 1 is a backslash that begins none.
 _ESCAPES = re.compile(rb"\\(?:[\\'\"abfnrtv\n]|[0-3]?[0-7]{1,2}(?![0-7])|[0-3][0-7]{2}|x[0-9a-fA-F]{2})|(\\)").finditer
-_SPECIAL = {b"inf": float("inf"), b"-inf": float("-inf"), b"nan": float("nan")}
+# As numbers are spelled that have no digits. Each NaN is an object, and a key, of its own.
+_SPECIAL = frozenset((b"inf", b"-inf", b"nan"))
 # A tuple followed by one of these opcodes is hardly ever referred to again. Before REDUCE and BINPERSID it is the
 # arguments of a call, or a persistent id. Before numbers, bools and tuples it is the size or stride of a tensor.
 _AFTER_TUPLES = frozenset(b"RQKMJ()\x88\x89")
@@ -905,7 +906,7 @@ def _int(machine: _Machine) -> Any:
 
 def _text_float(machine: _Machine) -> float:
     line = machine.line()
-    value = float(line) if _REAL(line) else _SPECIAL.get(line)
+    value = float(line) if _REAL(line) or line in _SPECIAL else None
     # For a number that is too large, one of CPython's unpicklers makes infinity; the other refuses it.
     if value is None or (math.isinf(value) and line not in _SPECIAL):
         machine.odd(f"has {brief(line)[1:]} where a number should be")

@@ -15,9 +15,10 @@ from typing import Any
 
 from ckptconv.pickles import known
 from ckptconv.pickles.containers import Keys
+from ckptconv.pickles.fastpath import HOLE, Phrases
 from ckptconv.pickles.machine import _Machine, _run
 from ckptconv.pickles.nodes import Global, Opaque
-from ckptconv.pickles.vocabulary import ExcessiveError, Limits, MalformedError, Vocabulary
+from ckptconv.pickles.vocabulary import ExcessiveError, Limits, Maker, MalformedError, Phrase, Vocabulary
 from ckptconv.process import no_garbage
 
 # What stands for a value that was not kept.
@@ -49,6 +50,8 @@ _KEYS = known.CALLED_BY_NAME | {"dtype", "shape", "numpy_array_alignment_bytes"}
 # What makes values that later calls are judged by.
 _MADE = frozenset({("_codecs", "encode"), ("numpy", "dtype")})
 _WITH_ARGUMENTS = frozenset({"getattr", "dtype"})
+# What torch's pickler calls for a tensor, and for its hooks.
+_TENSOR = Global("torch._utils", "_rebuild_tensor_v2"), Global("collections", "OrderedDict")
 
 
 class Passed(bytes):
@@ -94,6 +97,11 @@ class _Memo:
         if self._count < _ENTRIES:
             self._codes.append(self._code(value))
         self._count += 1
+
+    def __iadd__(self, holes: list[Any]) -> _Memo:
+        self._codes.extend([self._code(HOLE)] * min(len(holes), _ENTRIES - len(self._codes)))
+        self._count += len(holes)
+        return self
 
     def __setitem__(self, index: int, value: Any) -> None:
         if index < len(self._codes):
@@ -163,6 +171,7 @@ class _Survey(_Machine):
             name: make if name in _MADE else _unless(Global(*name)) for name, make in self.constructors.items()
         }
         self.memo = _Memo()  # type: ignore[assignment]
+        self.phrases = Phrases(_maker, is_exact=False)
         self.read_at, self.total, self.met = read_at, total, met
         self.named = 0
         self.shared: dict[Global, Opaque] = {}
@@ -298,6 +307,11 @@ class _Survey(_Machine):
 
     def _append(self, target: Any, items: list[Any]) -> None:
         pass
+
+
+def _maker(phrase: Phrase) -> Maker | None:
+    """Return what makes nothing of a tensor."""
+    return (lambda key: DROPPED) if (phrase.function, phrase.hooks) == _TENSOR else None
 
 
 def _unless(name: Global) -> Callable[[tuple[Any, ...]], Any]:

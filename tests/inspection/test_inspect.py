@@ -554,6 +554,53 @@ def test_all_rows_are_printed(driven: Page, tmp_path: Path) -> None:
     assert driven.js(rows) < 122
 
 
+# What cuts text off, or keeps it in place while the rest is scrolled.
+CUTTING = re.compile(
+    r"(overflow|max-height|contain|white-space|position|min-width): (?:hidden|auto|nowrap|pre|sticky|content|clamp|\d{3})"
+)
+
+
+def test_what_cuts_text_off_on_a_screen_does_not_on_paper() -> None:
+    template = (Path(library.__file__).parent / "inspection/page.html").read_text()
+    style, paper = template[template.index("<style>") : template.index("{{end}}</style>")].split("@media print {")
+    rule = re.compile(r"([^{}]+)\{([^{}]*)\}")
+
+    def told(css: str) -> list[tuple[str, str]]:
+        return [(each.strip(), body) for names, body in rule.findall(css) for each in names.split(",")]
+
+    printed = {(name, each.split(":")[0].strip()) for name, body in told(paper) for each in body.split(";")}
+    hidden = {name for name, body in told(paper) if "display: none" in body}
+    cut = {(name, each) for name, body in told(style) for each in CUTTING.findall(body)}
+    assert len(cut) > 12
+    # A bar holds no text, and the other is read aloud only.
+    assert {name for name, _ in cut - printed} - hidden <= {".bar", ".unseen"}
+
+
+def test_nothing_is_cut_off_on_paper(driven: Page, tmp_path: Path) -> None:
+    name = f"model.layers.0.{'a_long_name_' * 12}.weight"
+    save_file({name: torch.ones(3, 4), "b": torch.ones(2)}, tmp_path / "model.safetensors")
+    target = tmp_path / "page.html"
+    assert ckptconv_here("inspect", tmp_path / "model.safetensors", "--stats", "--html", target, "-q").code == 0
+    driven.open(target)
+    driven.js("document.documentElement.dataset.theme = 'dark'")
+    driven.ask("Emulation.setEmulatedMedia", media="print")
+    driven.ask("Emulation.setDeviceMetricsOverride", width=718, height=1000, deviceScaleFactor=1, mobile=False)
+    try:
+        driven.js("dispatchEvent(new Event('beforeprint'))")
+        cells = "[...document.querySelectorAll('th, td, .name span, li')].filter((each) => each.offsetWidth)"
+        assert driven.js(f"{cells}.filter((each) => each.scrollWidth > each.clientWidth + 1 && each.clientWidth)") == []
+        assert driven.js("document.documentElement.scrollWidth") <= 718
+        assert (
+            driven.js("[...document.querySelectorAll('.name')].some((each) => each.innerText.includes('…'))") is False
+        )
+        assert driven.js(
+            "[...document.querySelectorAll('thead th')].every((each) => each.offsetWidth || each.className.includes('share'))"
+        )
+        assert driven.js("getComputedStyle(document.body).color") == "rgb(28, 33, 39)"
+    finally:
+        driven.ask("Emulation.setEmulatedMedia", media="")
+
+
 def test_statistics_are_columns_and_broken_tensors_are_marked(driven: Page, tmp_path: Path) -> None:
     tensors = {f"layers.{n}.mlp.{part}": torch.full((40, 40), float(n)) for n in range(12) for part in ("up", "down")}
     tensors["layers.7.mlp.up"][3, 3] = float("nan")

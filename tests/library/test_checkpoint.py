@@ -575,6 +575,9 @@ def test_a_tensor_has_the_methods_of_torch(lazy: ckptconv.Checkpoint) -> None:
 def test_dask_takes_a_tensor_for_an_array(lazy: ckptconv.Checkpoint) -> None:
     dask = pytest.importorskip("dask.array")
     with ckptconv.open(lazy.source.path, "np") as ck:
-        made = dask.from_array(ck["w"], chunks=2)
-        assert made.dtype == np.float32
-        assert made.sum().compute(scheduler="synchronous") == 66
+        for tensor in (ck["w"], lazy["w"]):
+            made = dask.from_array(tensor, chunks=2)
+            assert made.dtype == np.float32
+            assert made.sum().compute(scheduler="synchronous") == 66
+            np.testing.assert_array_equal(np.add(tensor, tensor), 2 * np.asarray(tensor))
+            np.testing.assert_array_equal((made + 1)[1:].compute(scheduler="synchronous"), ck["w"][1:] + 1)
