@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from ckptconv.pickles.vocabulary import Maker, Phrase
 
@@ -39,8 +39,11 @@ _HOLES = {5 * n: [HOLE] * n for n in range(6)}
 _KINDS_KEPT = 4096
 
 # The opcodes that tensors of one kind have in common: the function; the storage but for its key, its location and its
-# number of elements; the tensor's offset, size, stride and flag; and its hooks.
-_Spelled: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes]
+# number of elements; the tensor's offset, size, stride and flag; and its hooks. Then, whether the name, the location,
+# the size, the stride and the hooks are stored in the memo.
+_Spelled: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, int, int, int, int, int]
+# The groups of `_PHRASE` that store in the memo, and that of the storage's key.
+_PUTS, _KEY, _LOCATION_PUT = (1, 5, 7, 9, 12, 14, 17, 18, 19), 4, 7
 
 
 def _in_order(puts: bytes, first: int) -> bool:
@@ -75,14 +78,48 @@ def _name(data: bytes, pos: int, memo: list[Any]) -> tuple[Any, int]:
     return (*_recalled(data[pos:end], memo), HOLE)[0], end
 
 
-class _Kind(NamedTuple):
+class _Kind:
     """What tensors of one kind have in common: the function that the pickle calls for them, the `Maker` that makes them
-    instead, the length of their storage's key, and the storage's location."""
+    instead, the length of their storage's key, and the storage's location; and what their entries in a dict are like,
+    once one was read."""
 
-    function: Any
-    make: Maker
-    length: int
-    location: Any
+    __slots__ = ("entry", "function", "length", "location", "make")
+
+    def __init__(self, function: Any, make: Maker, length: int, location: Any) -> None:
+        self.function, self.make, self.length, self.location = function, make, length, location
+        self.entry: _Entry | None = None
+
+
+class _Entry:
+    """The opcodes of an entry of a dict, after its key. Those of two tensors of a kind differ only in the digits of
+    their storages' keys, and in the memo indices, which are consecutive.
+
+    So the opcodes, as one little-endian number, are the sum of `fixed`, the digits, and `step` times the first index.
+    """
+
+    def __init__(self, found: re.Match[bytes], location: Any) -> None:
+        text, begin = found.group(), found.start()
+        puts = [found.start(group) + 1 - begin for group in _PUTS if found.group(group)]
+        self.size = len(text)
+        self.start, self.stop = found.start(_KEY) - begin, found.end(_KEY) - begin
+        self.step = sum(1 << 8 * at for at in puts)
+        first = int.from_bytes(text[puts[0] : puts[0] + 4], "little")
+        self.fixed = int.from_bytes(text, "little") - self._shifted(found.group(_KEY)) - first * self.step
+        # What the memo gets after the name and the key, and before the tensor.
+        held = [location] if found.group(_LOCATION_PUT) else []
+        self.between = held + [HOLE] * (len(puts) - len(held) - 3)
+
+    def _shifted(self, digits: bytes) -> int:
+        return int.from_bytes(digits, "little") << 8 * self.start
+
+    def key(self, text: bytes, first: int) -> str | None:
+        """Return the key of the storage if `text` is such an entry that stores from memo index `first` on."""
+        digits = text[self.start : self.stop]
+        expected = self.fixed + self._shifted(digits) + first * self.step
+        # What is cut short would equal what ends in zeros.
+        if len(text) != self.size or int.from_bytes(text, "little") != expected or not digits.isdigit():
+            return None
+        return str(digits, "ascii")
 
 
 class Phrases:
@@ -91,58 +128,103 @@ class Phrases:
     def __init__(self, maker: Callable[[Phrase], Maker | None]) -> None:
         self._maker = maker
         self._kinds: dict[_Spelled, _Kind | None] = {}
+        # The kind that came after two others: layers of a model are alike.
+        self._after: dict[tuple[_Kind | None, _Kind | None], _Kind] = {}
 
     def forget(self) -> None:
         """Clear the cache: a memo entry was replaced, so opcodes that fetch it may mean something else."""
         self._kinds.clear()
+        self._after.clear()
 
     def read(self, data: bytes, pos: int, stack: list[Any], memo: list[Any]) -> tuple[int, int]:
         """Make the tensor of the phrase at `pos`, whose function is on top of `stack`, and those of the phrases that
         follow it as values of a dict, each after its key. Return the position after the last, and how many they are;
         maybe 0."""
-        count, at, name = 0, pos, None
-        while name is not HOLE and (found := _PHRASE(data, at)):
-            (
-                put, function, head, key_text, key_put, location, location_put, numel, id_put, offset, size, size_put,
-                stride, stride_put, flag, hooks, hooks_put, args_put, last_put,
-            ) = found.groups(b"")  # fmt: skip
-            # A dict entry has its function, and a key that is either spelled out and stored, or fetched from the memo.
-            if count and (not function or bool(put) != (data[pos] == 0x58)):
-                break
-            spelled = function, head, location, numel, offset, size, stride, flag, hooks
-            if spelled in self._kinds:
-                kind = self._kinds[spelled]
-            else:
-                if len(self._kinds) == _KINDS_KEPT:
-                    self._kinds.clear()
-                kind = self._kinds[spelled] = self._kind(spelled, stack[-1], memo)
-            key = str(key_text, "ascii")
-            if kind is None or len(key) != kind.length or (not count and kind.function is not stack[-1]):
-                break
-            lost = id_put + size_put + stride_put + hooks_put + args_put
-            puts = put + key_put + location_put + lost + last_put
-            made = kind.make(key) if _in_order(puts, len(memo)) else None
-            if made is None:
-                break
-            if count == 0:
-                stack[-1] = made
-            else:
-                stack += name, made
-            if put:
-                memo.append(name)
-            memo.append(key)
-            if location_put:
-                memo.append(kind.location)
-            # A lean run does not keep the persistent id, hooks, arguments, nor a size or stride that is not empty.
-            memo += _HOLES[len(lost)]
-            memo.append(made)
-            count, pos = count + 1, found.end()
-            name, at = _name(data, pos, memo)
-        return pos, count
+        count = 0
+        before: _Kind | None = None
+        last: _Kind | None = None
+        while True:
+            kind = self._after.get((before, last), last)
+            end = self._alike(kind.entry, kind.make, data, pos, stack, memo) if kind and kind.entry else 0
+            if not end:
+                kind, end = self._phrase(data, pos, stack, memo, count == 0)
+                if kind is None:
+                    return pos, count
+                if last is not None:
+                    self._after[before, last] = kind
+            before, last = last, kind
+            count, pos = count + 1, end
+
+    def _alike(self, entry: _Entry, make: Maker, data: bytes, pos: int, stack: list[Any], memo: list[Any]) -> int:
+        """Make the tensor of the entry of a dict at `pos`, key and value, if it is like `entry`. Return the position
+        after it, or 0."""
+        if not data.startswith(b"X", pos):
+            return 0
+        at = pos + 5 + int.from_bytes(data[pos + 1 : pos + 5], "little")
+        key = entry.key(data[at : at + entry.size], len(memo))
+        made = None if key is None else make(key)
+        if made is None:
+            return 0
+        try:
+            name = str(data[pos + 5 : at], "utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            return 0
+        stack += name, made
+        memo += (name, key, *entry.between, made)
+        return at + entry.size
+
+    def _phrase(
+        self, data: bytes, pos: int, stack: list[Any], memo: list[Any], first: bool
+    ) -> tuple[_Kind | None, int]:
+        """Make the tensor of the phrase at `pos`, after the key of a dict unless it is the `first`. Return its kind, or
+        None, and the position after it."""
+        name, at = (None, pos) if first else _name(data, pos, memo)
+        found = None if name is HOLE else _PHRASE(data, at)
+        if not found:
+            return None, pos
+        (
+            put, function, head, key_text, key_put, location, location_put, numel, id_put, offset, size, size_put,
+            stride, stride_put, flag, hooks, hooks_put, args_put, last_put,
+        ) = found.groups(b"")  # fmt: skip
+        # A dict entry has its function, and a key that is either spelled out and stored, or fetched from the memo.
+        if not first and (not function or bool(put) != (data[pos] == 0x58)):
+            return None, pos
+        spelled = (
+            *(function, head, location, numel, offset, size, stride, flag, hooks),
+            *(len(put), len(location_put), len(size_put), len(stride_put), len(hooks_put)),
+        )
+        if spelled in self._kinds:
+            kind = self._kinds[spelled]
+        else:
+            if len(self._kinds) == _KINDS_KEPT:
+                self.forget()
+            kind = self._kinds[spelled] = self._kind(spelled, stack[-1], memo)
+        key = str(key_text, "ascii")
+        if kind is None or len(key) != kind.length or (first and kind.function is not stack[-1]):
+            return None, pos
+        lost = id_put + size_put + stride_put + hooks_put + args_put
+        puts = put + key_put + location_put + lost + last_put
+        made = kind.make(key) if _in_order(puts, len(memo)) else None
+        if made is None:
+            return None, pos
+        if first:
+            stack[-1] = made
+        else:
+            stack += name, made
+        if put:
+            memo.append(name)
+            kind.entry = kind.entry or _Entry(found, kind.location)
+        memo.append(key)
+        if location_put:
+            memo.append(kind.location)
+        # A lean run does not keep the persistent id, hooks, arguments, nor a size or stride that is not empty.
+        memo += _HOLES[len(lost)]
+        memo.append(made)
+        return kind, found.end()
 
     def _kind(self, spelled: _Spelled, top: Any, memo: list[Any]) -> _Kind | None:
         """Return the kind of tensors that are spelled so; None if nothing makes them. `top` is the default function."""
-        named, head, location, numel, offset, size, stride, flag, hooks = spelled
+        named, head, location, numel, offset, size, stride, flag, hooks, *_ = spelled
         function, tag, cls, made_of = *(_recalled(named, memo) or [top]), *_recalled(head[:-5] + hooks, memo)
         if location.startswith(b"X"):
             where: Any = str(location[5:], "ascii") if location[1] == len(location) - 5 else None
