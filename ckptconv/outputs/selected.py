@@ -64,7 +64,9 @@ class Selected:
         """Return the tensor of this new name, cast as it is stored."""
         tensor = self.tensors[name]
         dtype = self.like.dtypes.get(name, self.dtype) if self.like else self.dtype
-        return tensor if name in self.fixed else selection.converted(name, tensor, dtype, self.widen_only)
+        if dtype == "keep" or name in self.fixed:
+            return tensor
+        return selection.converted(name, tensor, dtype, self.widen_only)
 
     def aliases(self) -> dict[str, str]:
         """Return the names whose bytes another name already holds: {removed: kept}."""

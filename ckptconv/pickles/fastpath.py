@@ -104,22 +104,11 @@ class _Entry:
         self.start, self.stop = found.start(_KEY) - begin, found.end(_KEY) - begin
         self.step = sum(1 << 8 * at for at in puts)
         first = int.from_bytes(text[puts[0] : puts[0] + 4], "little")
-        self.fixed = int.from_bytes(text, "little") - self._shifted(found.group(_KEY)) - first * self.step
+        digits = int.from_bytes(found.group(_KEY), "little") << 8 * self.start
+        self.fixed = int.from_bytes(text, "little") - digits - first * self.step
         # What the memo gets after the name and the key, and before the tensor.
         held = [location] if found.group(_LOCATION_PUT) else []
         self.between = held + [HOLE] * (len(puts) - len(held) - 3)
-
-    def _shifted(self, digits: bytes) -> int:
-        return int.from_bytes(digits, "little") << 8 * self.start
-
-    def key(self, text: bytes, first: int) -> str | None:
-        """Return the key of the storage if `text` is such an entry that stores from memo index `first` on."""
-        digits = text[self.start : self.stop]
-        expected = self.fixed + self._shifted(digits) + first * self.step
-        # What is cut short would equal what ends in zeros.
-        if len(text) != self.size or int.from_bytes(text, "little") != expected or not digits.isdigit():
-            return None
-        return str(digits, "ascii")
 
 
 class Phrases:
@@ -145,33 +134,45 @@ class Phrases:
         last: _Kind | None = None
         while True:
             kind = self._after.get((before, last), last)
-            end = self._alike(kind.entry, kind.make, data, pos, stack, memo) if kind and kind.entry else 0
-            if not end:
+            more, end = self._alike(kind.entry, kind.make, data, pos, stack, memo) if kind and kind.entry else (0, pos)
+            if not more:
                 kind, end = self._phrase(data, pos, stack, memo, count == 0)
                 if kind is None:
                     return pos, count
                 if last is not None:
                     self._after[before, last] = kind
-            before, last = last, kind
-            count, pos = count + 1, end
+                more = 1
+            before, last = last if more == 1 else kind, kind
+            count, pos = count + more, end
 
-    def _alike(self, entry: _Entry, make: Maker, data: bytes, pos: int, stack: list[Any], memo: list[Any]) -> int:
-        """Make the tensor of the entry of a dict at `pos`, key and value, if it is like `entry`. Return the position
-        after it, or 0."""
-        if not data.startswith(b"X", pos):
-            return 0
-        at = pos + 5 + int.from_bytes(data[pos + 1 : pos + 5], "little")
-        key = entry.key(data[at : at + entry.size], len(memo))
-        made = None if key is None else make(key)
-        if made is None:
-            return 0
-        try:
-            name = str(data[pos + 5 : at], "utf-8", "surrogatepass")
-        except UnicodeDecodeError:
-            return 0
-        stack += name, made
-        memo += (name, key, *entry.between, made)
-        return at + entry.size
+    def _alike(
+        self, entry: _Entry, make: Maker, data: bytes, pos: int, stack: list[Any], memo: list[Any]
+    ) -> tuple[int, int]:
+        """Make the tensors of the entries of a dict from `pos` on, keys and values, that are like `entry`. Return how
+        many they are, and the position after them."""
+        count, number = 0, int.from_bytes
+        size, start, stop, shift, between = entry.size, entry.start, entry.stop, 8 * entry.start, entry.between
+        expected, step = entry.fixed + len(memo) * entry.step, (len(between) + 3) * entry.step
+        while data.startswith(b"X", pos):
+            at = pos + 5 + number(data[pos + 1 : pos + 5], "little")
+            text = data[at : at + size]
+            digits = text[start:stop]
+            # What is cut short would equal what ends in zeros.
+            if number(text, "little") != expected + (number(digits, "little") << shift) or len(text) != size:
+                break
+            key = str(digits, "ascii", "replace")
+            made = make(key) if digits.isdigit() else None
+            if made is None:
+                break
+            try:
+                name = str(data[pos + 5 : at], "utf-8", "surrogatepass")
+            except UnicodeDecodeError:
+                break
+            stack += name, made
+            memo += (name, key, *between, made)
+            expected += step
+            count, pos = count + 1, at + size
+        return count, pos
 
     def _phrase(
         self, data: bytes, pos: int, stack: list[Any], memo: list[Any], first: bool
