@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.formats.safetensors import RESERVED
 from ckptconv.options.table import Options
-from ckptconv.outputs import likeness, selection
+from ckptconv.outputs import selection
 from ckptconv.structure import keymap, torchao
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.lazy import Equal, LazyTensor
 
 if TYPE_CHECKING:
+    from ckptconv.outputs import likeness
     from ckptconv.structure.maps.compile import Applied
 
 # The metadata of every safetensors file: loaders ask which library's tensors it holds.
