@@ -115,7 +115,7 @@ class FilePlan:
 
     @property
     def tensors(self) -> int:
-        return sum(isinstance(part, Data) for part in self.parts)
+        return [*map(type, self.parts)].count(Data)
 
     def inputs(self) -> list[File]:
         """Return every input file that the parts are read from, each once, in order of first use."""

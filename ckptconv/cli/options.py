@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable
@@ -97,6 +98,7 @@ def _about_variables(error: UsageError, options: list[Option]) -> UsageError:
     return UsageError(message, error.hint)
 
 
+@functools.cache
 def _parameter(option: Option) -> inspect.Parameter:
     """Return `option` as a parameter of a function that typer makes a command from."""
     words, default = (bool, False) if option.kind is FLAG else (option.kind.words | None, None)

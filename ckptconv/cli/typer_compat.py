@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -33,15 +34,47 @@ class _Words:
 
 
 class App(typer.Typer):
-    """A program that makes only the command that it is called with: to make all of them takes 20 ms."""
+    """A program that makes only the command that it is called with: to make all of them takes 20 ms. Where all are
+    listed, the others are made without their options."""
 
     def __call__(self, arguments: list[str], **settings: Any) -> Any:
-        named = arguments[0] if arguments else ""
+        completed = _completed()
+        named = (arguments if completed is None else completed)[:1]
         one = copy.copy(self)
-        one.registered_commands = [each for each in self.registered_commands if each.name == named]
-        one.registered_groups = [each for each in self.registered_groups if each.name == named]
+        one.registered_commands = [each for each in self.registered_commands if each.name in named]
+        one.registered_groups = [each for each in self.registered_groups if each.name in named]
         is_known = one.registered_commands or one.registered_groups
-        return typer.main.get_command(one if is_known else self)(arguments, **settings)
+        if completed is not None or named in _LISTING:
+            one.registered_commands = [
+                each if each.name in named else _without_options(each) for each in self.registered_commands
+            ]
+            one.registered_groups = self.registered_groups
+        elif not is_known:
+            one = self
+        return typer.main.get_command(one)(arguments, **settings)
+
+
+# What asks for a list of the commands, or needs none of them.
+_LISTING = (["-h"], ["--help"], ["--version"])
+
+
+def _completed() -> list[str] | None:
+    """Return the words that a shell asks to complete, after the program's name; None if none does."""
+    if "_CKPTCONV_COMPLETE" not in os.environ:
+        return None
+    return os.environ.get("_TYPER_COMPLETE_ARGS", os.environ.get("COMP_WORDS", "")).split()[1:]
+
+
+def _without_options(info: Any) -> Any:
+    """Return a command that takes nothing, with the name and the help of another."""
+
+    def command() -> None:
+        raise AssertionError(f"{info.name} was called without its options")
+
+    command.__doc__ = info.callback.__doc__
+    bare = copy.copy(info)
+    bare.callback = command
+    return bare
 
 
 @dataclass

@@ -72,6 +72,9 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0) -> Iterato
             raise ValueError(f"{file.name}: a part begins at {part.offset}, and the one before ends at {at}")
         size = part.nbytes
         at += size
+        if size > 0 and at - start < unit and type(part) is Data and not (shared and id(part) in shared):
+            pieces.append(Piece(part, 0, size))
+            continue
         if isinstance(part, Trailer):
             if pieces:
                 yield Window(start, part.offset, pieces)

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.tensors.lazy import LazyTensor, same_bytes
+from ckptconv.tensors.lazy import LazyTensor, Tagged, same_bytes
 from ckptconv.text import quoted, some
 
 _STATE, _GROUPS, _STEP = "state", "param_groups", "step"
@@ -133,7 +133,7 @@ def optimizers_in(tree: Any, key: str = "") -> list[tuple[str, Mapping[str, Any]
     return [
         (str(name), optimizer)
         for name, value in (tree.items() if isinstance(tree, Mapping) else ())
-        if name != key
+        if type(value) is not Tagged and name != key
         for optimizer in (value if isinstance(value, (list, tuple)) else [value])
         if _is_optimizer(optimizer) and optimizer[_GROUPS]
     ]

@@ -16,7 +16,7 @@ from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.optimizers import optimizers_in
 from ckptconv.formats.source import Source, StoredTensors
 from ckptconv.options.table import Options
-from ckptconv.outputs import adapters, averages, selection, writable
+from ckptconv.outputs import selection, writable
 from ckptconv.outputs.mapped import map_back, mapped, mapped_states
 from ckptconv.outputs.selected import METADATA, Selected
 from ckptconv.outputs.selection import Rename
@@ -246,6 +246,8 @@ def _named(source: Source, options: Options) -> _Named:
 
 def _averaged(source: Source, options: Options) -> _Named:
     """Return the tensors of `source`, those that can be averaged with others' as averages."""
+    from ckptconv.outputs import averages
+
     assert source.average is not None
     mine = _named(source, options)
     terms = []
@@ -275,6 +277,8 @@ def _averaged(source: Source, options: Options) -> _Named:
 
 def _merged(source: Source, options: Options, named: _Named) -> _Named:
     """Return `named`, the tensors of `source`, with its adapters merged, rounded once to the dtype that is stored."""
+    from ckptconv.outputs import adapters
+
     base = named.described.tensors
     adapters_ = [(each, _named(each.source, Options()).described.tensors) for each in source.adapters]
     found = adapters.merged(base, named.ties, adapters_, source.path)

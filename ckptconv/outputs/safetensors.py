@@ -6,6 +6,7 @@ import array
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from json.encoder import encode_basestring
 from operator import itemgetter
 
 from ckptconv.errors import FailedError, UnsupportedError, UsageError
@@ -50,7 +51,7 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
             known = kinds[kind] = text, tensor.nbytes
         text, size = known
         end = at + size
-        entries.append(f",{_json(key)}:{{{text}:[{at},{end}]}}")
+        entries.append(f",{encode_basestring(key)}:{{{text}:[{at},{end}]}}")
         if len(entries) == _ENCODED_AT_ONCE:
             header.append(_encoded(name, "".join(entries)))
             entries.clear()

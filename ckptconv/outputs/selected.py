@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.formats.safetensors import RESERVED
 from ckptconv.options.table import Options
-from ckptconv.outputs import likeness, selection
+from ckptconv.outputs import selection
 from ckptconv.structure import keymap, torchao
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.lazy import Equal, LazyTensor
 
 if TYPE_CHECKING:
+    from ckptconv.outputs import likeness
     from ckptconv.structure.maps.compile import Applied
 
 # The metadata of every safetensors file: loaders ask which library's tensors it holds.
@@ -64,7 +65,9 @@ class Selected:
         """Return the tensor of this new name, cast as it is stored."""
         tensor = self.tensors[name]
         dtype = self.like.dtypes.get(name, self.dtype) if self.like else self.dtype
-        return tensor if name in self.fixed else selection.converted(name, tensor, dtype, self.widen_only)
+        if dtype == "keep" or name in self.fixed:
+            return tensor
+        return selection.converted(name, tensor, dtype, self.widen_only)
 
     def aliases(self) -> dict[str, str]:
         """Return the names whose bytes another name already holds: {removed: kept}."""

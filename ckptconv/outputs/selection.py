@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from typing import Any, TypeAlias
 
 from ckptconv.errors import UsageError
-from ckptconv.formats.quantized.joining import parts_among
 from ckptconv.options.kinds import parse_rule
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.dtypes import DTYPES, DType, can_cast
@@ -262,6 +261,8 @@ _SHOWN = 5
 
 def check_unscaled(cast: Collection[str], known: Mapping[str, LazyTensor], dtype: str) -> None:
     """Raise UsageError if any of the tensors to `cast` is part of a quantized weight among those that are `known`."""
+    from ckptconv.formats.quantized.joining import parts_among  # casts of what may be quantized are few
+
     parts = parts_among(known)
     found = dict.fromkeys(parts[name] for name in cast if name in parts)
     if found:

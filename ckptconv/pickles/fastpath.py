@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from ckptconv.pickles.vocabulary import Maker, Phrase
 
@@ -38,9 +38,14 @@ _NEXT_PUTS = {5 * n: sum(1 << 40 * at + 8 for at in range(n)) for n in range(10)
 _HOLES = {5 * n: [HOLE] * n for n in range(6)}
 _KINDS_KEPT = 4096
 
-# The opcodes that tensors of one kind have in common: the function; the storage but for its key, its location and its
-# number of elements; the tensor's offset, size, stride and flag; and its hooks.
-_Spelled: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes]
+# The opcodes that tensors of one kind have in common: the function; the storage but for its key, of which it has the
+# length, its location and its number of elements; the tensor's offset, size, stride and flag; and its hooks. Then,
+# whether the name, the location, the size, the stride and the hooks are stored in the memo.
+_Spelled: TypeAlias = tuple[
+    bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, int, int, int, int, int
+]
+# The groups of `_PHRASE` that store in the memo, and that of the storage's key.
+_PUTS, _KEY, _LOCATION_PUT = (1, 6, 9, 11, 14, 16, 19, 20, 21), 5, 9
 
 
 def _in_order(puts: bytes, first: int) -> bool:
@@ -75,13 +80,36 @@ def _name(data: bytes, pos: int, memo: list[Any]) -> tuple[Any, int]:
     return (*_recalled(data[pos:end], memo), HOLE)[0], end
 
 
-class _Kind(NamedTuple):
+class _Kind:
     """What tensors of one kind have in common: the function that the pickle calls for them, the `Maker` that makes them
-    instead, and the location of their storage."""
+    instead, and the location of their storage; and what their entries in a dict are like, once one was read."""
 
-    function: Any
-    make: Maker
-    location: Any
+    __slots__ = ("entry", "function", "location", "make")
+
+    def __init__(self, function: Any, make: Maker, location: Any) -> None:
+        self.function, self.make, self.location = function, make, location
+        self.entry: _Entry | None = None
+
+
+class _Entry:
+    """The opcodes of an entry of a dict, after its key. Those of two tensors of a kind differ only in the digits of
+    their storages' keys, and in the memo indices, which are consecutive.
+
+    So the opcodes, as one little-endian number, are the sum of `fixed`, the digits, and `step` times the first index.
+    """
+
+    def __init__(self, found: re.Match[bytes], location: Any) -> None:
+        text, begin = found.group(), found.start()
+        puts = [found.start(group) + 1 - begin for group in _PUTS if found.group(group)]
+        self.size = len(text)
+        self.start, self.stop = found.start(_KEY) - begin, found.end(_KEY) - begin
+        self.step = sum(1 << 8 * at for at in puts)
+        first = int.from_bytes(text[puts[0] : puts[0] + 4], "little")
+        digits = int.from_bytes(found.group(_KEY), "little") << 8 * self.start
+        self.fixed = int.from_bytes(text, "little") - digits - first * self.step
+        # What the memo gets after the name and the key, and before the tensor.
+        held = [location] if found.group(_LOCATION_PUT) else []
+        self.between = held + [HOLE] * (len(puts) - len(held) - 3)
 
 
 class Phrases:
@@ -92,61 +120,119 @@ class Phrases:
         self._is_exact = is_exact
         self._maker = maker
         self._kinds: dict[_Spelled, _Kind | None] = {}
+        # The kind that came after two others: layers of a model are alike.
+        self._after: dict[tuple[_Kind | None, _Kind | None], _Kind] = {}
 
     def forget(self) -> None:
         """Clear the cache: a memo entry was replaced, so opcodes that fetch it may mean something else."""
         self._kinds.clear()
+        self._after.clear()
 
     def read(self, data: bytes, pos: int, stack: list[Any], memo: list[Any]) -> tuple[int, int]:
         """Make the tensor of the phrase at `pos`, whose function is on top of `stack`, and those of the phrases that
         follow it as values of a dict, each after its key. Return the position after the last, and how many they are;
         maybe 0."""
-        count, at, name = 0, pos, None
-        while name is not HOLE and (found := _PHRASE(data, at)):
-            (
-                put, function, head, length, key_text, key_put, key_get, location, location_put, numel, id_put, offset,
-                size, size_put, stride, stride_put, flag, hooks, hooks_put, args_put, last_put,
-            ) = found.groups(b"")  # fmt: skip
-            # A dict entry has its function, and a key that is either spelled out and stored, or fetched from the memo.
-            if count and (not function or bool(put) != (data[pos] == 0x58)):
+        count = 0
+        before: _Kind | None = None
+        last: _Kind | None = None
+        while True:
+            kind = self._after.get((before, last), last)
+            more, end = self._alike(kind.entry, kind.make, data, pos, stack, memo) if kind and kind.entry else (0, pos)
+            if not more:
+                kind, end = self._phrase(data, pos, stack, memo, count == 0)
+                if kind is None:
+                    return pos, count
+                if last is not None:
+                    self._after[before, last] = kind
+                more = 1
+            before, last = last if more == 1 else kind, kind
+            count, pos = count + more, end
+
+    def _alike(
+        self, entry: _Entry, make: Maker, data: bytes, pos: int, stack: list[Any], memo: list[Any]
+    ) -> tuple[int, int]:
+        """Make the tensors of the entries of a dict from `pos` on, keys and values, that are like `entry`. Return how
+        many they are, and the position after them."""
+        count, number = 0, int.from_bytes
+        size, start, stop, shift, between = entry.size, entry.start, entry.stop, 8 * entry.start, entry.between
+        expected, step = entry.fixed + len(memo) * entry.step, (len(between) + 3) * entry.step
+        while data.startswith(b"X", pos):
+            at = pos + 5 + number(data[pos + 1 : pos + 5], "little")
+            text = data[at : at + size]
+            digits = text[start:stop]
+            # What is cut short would equal what ends in zeros.
+            if number(text, "little") != expected + (number(digits, "little") << shift) or len(text) != size:
                 break
-            spelled = function, head, location, numel, offset if self._is_exact else b"K\0", size, stride, flag, hooks
-            if spelled in self._kinds:
-                kind = self._kinds[spelled]
-            else:
-                if len(self._kinds) == _KINDS_KEPT:
-                    self._kinds.clear()
-                kind = self._kinds[spelled] = self._kind(spelled, stack[-1], memo)
-            key = _recalled(key_get, memo)[0] if key_get else str(key_text, "ascii")
-            if kind is None or type(key) is not str or (not count and kind.function is not stack[-1]):
-                break
-            if not key_get and len(key) != length[0]:
-                break
-            lost = id_put + size_put + stride_put + hooks_put + args_put
-            puts = put + key_put + location_put + lost + last_put
-            made = kind.make(key) if _in_order(puts, len(memo)) else None
+            key = str(digits, "ascii", "replace")
+            made = make(key) if digits.isdigit() else None
             if made is None:
                 break
-            if count == 0:
-                stack[-1] = made
-            else:
-                stack += name, made
-            if put:
-                memo.append(name)
-            if key_put:
-                memo.append(key)
-            if location_put:
-                memo.append(kind.location)
-            # A lean run does not keep the persistent id, hooks, arguments, nor a size or stride that is not empty.
-            memo += _HOLES[len(lost)]
-            memo.append(made)
-            count, pos = count + 1, found.end()
-            name, at = _name(data, pos, memo)
-        return pos, count
+            try:
+                name = str(data[pos + 5 : at], "utf-8", "surrogatepass")
+            except UnicodeDecodeError:
+                break
+            stack += name, made
+            memo += (name, key, *between, made)
+            expected += step
+            count, pos = count + 1, at + size
+        return count, pos
+
+    def _phrase(
+        self, data: bytes, pos: int, stack: list[Any], memo: list[Any], first: bool
+    ) -> tuple[_Kind | None, int]:
+        """Make the tensor of the phrase at `pos`, after the key of a dict unless it is the `first`. Return its kind, or
+        None, and the position after it."""
+        name, at = (None, pos) if first else _name(data, pos, memo)
+        found = None if name is HOLE else _PHRASE(data, at)
+        if not found:
+            return None, pos
+        (
+            put, function, head, length, key_text, key_put, key_get, location, location_put, numel, id_put, offset,
+            size, size_put, stride, stride_put, flag, hooks, hooks_put, args_put, last_put,
+        ) = found.groups(b"")  # fmt: skip
+        # A dict entry has its function, and a key that is either spelled out and stored, or fetched from the memo.
+        if not first and (not function or bool(put) != (data[pos] == 0x58)):
+            return None, pos
+        spelled = (
+            *(function, head, length, location, numel, offset if self._is_exact else b"K\0", size, stride, flag, hooks),
+            *(len(put), len(location_put), len(size_put), len(stride_put), len(hooks_put)),
+        )
+        if spelled in self._kinds:
+            kind = self._kinds[spelled]
+        else:
+            if len(self._kinds) == _KINDS_KEPT:
+                self.forget()
+            kind = self._kinds[spelled] = self._kind(spelled, stack[-1], memo)
+        key = _recalled(key_get, memo)[0] if key_get else str(key_text, "ascii")
+        if kind is None or type(key) is not str or (first and kind.function is not stack[-1]):
+            return None, pos
+        if not key_get and len(key) != length[0]:
+            return None, pos
+        lost = id_put + size_put + stride_put + hooks_put + args_put
+        puts = put + key_put + location_put + lost + last_put
+        made = kind.make(key) if _in_order(puts, len(memo)) else None
+        if made is None:
+            return None, pos
+        if first:
+            stack[-1] = made
+        else:
+            stack += name, made
+        if put:
+            memo.append(name)
+        if key_put:
+            memo.append(key)
+        if put and key_put:
+            kind.entry = kind.entry or _Entry(found, kind.location)
+        if location_put:
+            memo.append(kind.location)
+        # A lean run does not keep the persistent id, hooks, arguments, nor a size or stride that is not empty.
+        memo += _HOLES[len(lost)]
+        memo.append(made)
+        return kind, found.end()
 
     def _kind(self, spelled: _Spelled, top: Any, memo: list[Any]) -> _Kind | None:
         """Return the kind of tensors that are spelled so; None if nothing makes them. `top` is the default function."""
-        named, head, location, numel, offset, size, stride, flag, hooks = spelled
+        named, head, _, location, numel, offset, size, stride, flag, hooks, *_ = spelled
         function, tag, cls, made_of = *(_recalled(named, memo) or [top]), *_recalled(head + hooks, memo)
         if location.startswith(b"X"):
             where: Any = str(location[5:], "ascii") if location[1] == len(location) - 5 else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
+from operator import lt
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -260,5 +261,6 @@ def _is_plain(root: Sequence[Any]) -> bool:
 
 
 def _in_file_order(flat: Mapping[str, Any]) -> bool:
-    places = [(-DTYPE_RANK.get(live.dtype_name(tensor), -1), name) for name, tensor in flat.items()]
-    return all(before < after for before, after in zip(places, islice(places, 1, None), strict=False))
+    ranks = (-DTYPE_RANK.get(live.dtype_name(tensor), -1) for tensor in flat.values())
+    places = [*zip(ranks, flat, strict=True)]
+    return all(map(lt, places, islice(places, 1, None)))

@@ -13,9 +13,6 @@ from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import SCANNED, TorchFile, is_pickle, refuse_attack
 from ckptconv.formats.torch.modules import Taken
 from ckptconv.formats.torch.modules import taken as modules_taken
-from ckptconv.formats.torch.stream import is_stream, read_stream
-from ckptconv.formats.torch.tar import HEAD, is_tar, read_tar
-from ckptconv.formats.torch.zip import read_zip
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.pickles import attacks
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
@@ -56,6 +53,8 @@ def read_torch(place: Location | str, *, limits: Limits = DEFAULT_LIMITS) -> Tor
 
 def read_from(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
     """Read as `read_torch` does, from a reader of the file."""
+    from ckptconv.formats.torch.tar import HEAD  # the containers are read by modules that other formats can do without
+
     head = reader.read_at(0, min(HEAD, reader.file.size))
     try:
         return _read(reader, head, limits)
@@ -67,6 +66,10 @@ def read_from(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
 
 
 def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
+    from ckptconv.formats.torch.stream import is_stream, read_stream
+    from ckptconv.formats.torch.tar import is_tar, read_tar
+    from ckptconv.formats.torch.zip import read_zip
+
     begins_as_zip, begins_as_tar = head.startswith(LOCAL_SIGNATURE), is_tar(head)
     if begins_as_zip and begins_as_tar:
         raise CorruptError(

@@ -64,6 +64,8 @@ _STORAGES = "data/"
 _CONSTANTS, _OF_CONSTANTS = "constants.pkl", "constants/"
 # A million tensors take a tenth of these bytes, and half of these members.
 MAX_DIRECTORY, MAX_MEMBERS = 1 << 30, 2_000_000
+# Entries of the directory that are read together if they are alike.
+_ALIKE = 256
 # The most members whose names are not plain: torch gives storages plain names.
 _MAX_ODD = 100_000
 # Descriptions of checkpoints deflate to a fifth; only extreme repetition shrinks further.
@@ -268,13 +270,14 @@ class _Storages:
         are used; None if none can be."""
         if wanted.location == "meta" or self._swapped:
             return None
-        archive, first, folder = self._archive, self._first, self._folder
-        find, sizes, methods, payloads = archive.storage, archive.sizes, archive.methods, archive.payloads
+        archive, first = self._archive, self._first
+        rows, prefix, sizes, methods = archive.rows, archive.prefix + self._folder, archive.sizes, archive.methods
+        payloads, agrees = archive.payloads, self._agrees
         file, start, nbytes = archive.file, archive.start, wanted.numel * wanted.dtype.itemsize
 
         def place(key: str) -> tuple[File, int, int] | None:
-            row = find(key, folder)
-            if row is None or sizes[row] != nbytes or methods[row] != _STORED or not self._agrees(row, wanted):
+            row = rows.get(prefix + key)
+            if row is None or sizes[row] != nbytes or methods[row] != _STORED or not agrees(row, wanted):
                 return None
             return file, start + payloads[row], first + row
 
@@ -342,15 +345,15 @@ class _Archive:
         self.bytes_read += length
         return self._reader.read_at(self.start + offset, length)
 
-    def _read_near(self, offset: int, length: int) -> bytes | memoryview:
-        """Read as `read_at` does, into a buffer valid until the next call: allocating one takes longer than reading."""
+    def _read_near(self, offset: int, length: int) -> bytes | bytearray:
+        """Read as `read_at` does, into the beginning of a buffer valid until the next call: allocating one takes longer
+        than reading."""
         if offset >= self._tail_start or length > DESCRIPTIONS:
             return self.read_at(offset, length)
         self._buffer = self._buffer or bytearray(DESCRIPTIONS)
-        window = memoryview(self._buffer)[:length]
-        self._reader.fill(self.start + offset, [window])
+        self._reader.fill(self.start + offset, [memoryview(self._buffer)[:length]])
         self.bytes_read += length
-        return window
+        return self._buffer
 
     # ---- the directory
 
@@ -402,8 +405,13 @@ class _Archive:
         directory, count = self._directory()
         rows, headers, sizes, packed_sizes = self.rows, self.headers, self.sizes, self.packed
         crcs, methods, all_flags = self.crcs, self.methods, self.flags
-        at = 0
-        for index in range(count):
+        at = index = alone = 0
+        while index < count:
+            if index >= alone:
+                if size := self._read_alike(directory, at, count - index):
+                    index, at = index + _ALIKE, at + size
+                    continue
+                alone = index + _ALIKE
             if at + ENTRY.size > len(directory):
                 raise self.corrupt(f"its directory ends after {index} of {count} members")
             (
@@ -441,8 +449,45 @@ class _Archive:
             crcs.append(crc)
             methods.append(method)
             all_flags.append(flags)
+            index += 1
         if at != len(directory):
             raise self.corrupt(f"its directory has more in it than the {count} members it should have")
+
+    def _read_alike(self, directory: bytes, at: int, most: int) -> int:
+        """Read a number of entries of the directory together, from byte `at` on, and return how many bytes they are; 0
+        if there are fewer, or not all are of one length and as torch writes them."""
+        name_length = int.from_bytes(directory[at + 28 : at + 30], "little")
+        layout = struct.Struct(f"{ENTRY.format}{name_length}s")
+        size = _ALIKE * layout.size
+        if most < _ALIKE or len(directory) - at < size:
+            return 0
+        (
+            signatures, _, _, flags, methods, _, _, crcs, packed, sizes, name_lengths, extras, comments,
+            disks, _, attributes, headers, raws,
+        ) = zip(*layout.iter_unpack(memoryview(directory)[at : at + size]), strict=True)  # fmt: skip
+        text = b"".join(raws)
+        # Whatever else may be refused, or has to be explained, is read one by one.
+        if (
+            ({*signatures}, {*name_lengths}) != ({ENTRY_SIGNATURE}, {name_length})
+            or any(map(any, (extras, comments, methods, disks)))
+            or (packed != sizes or ZIP64 in sizes or ZIP64 in headers)
+            or any(each & _UNREADABLE for each in {*flags})
+            or any(each & _IS_DIRECTORY for each in {*attributes})
+            or not text.isascii()
+            or b"/" in text[name_length - 1 :: name_length]
+        ):
+            return 0
+        names = [raw.decode("ascii") for raw in raws]
+        known = len(self.rows)
+        if len({*names}) < _ALIKE or not self.rows.keys().isdisjoint(names):
+            return 0
+        self.rows.update(zip(names, range(known, known + _ALIKE), strict=True))
+        for column, values in (
+            (self.headers, headers), (self.sizes, sizes), (self.packed, packed), (self.crcs, crcs),
+            (self.methods, methods), (self.flags, flags),
+        ):  # fmt: skip
+            column.extend(values)
+        return size
 
     def _check_readable(self, name: str, flags: int, disk: int) -> None:
         """Refuse a member for its flags or its disk number."""
@@ -503,10 +548,11 @@ class _Archive:
             for row, after in itertools.pairwise(order):
                 ends[row] = headers[after]
             ends[order[-1]] = self._end
-        for row, (header, packed, end) in enumerate(zip(headers, self.packed, ends, strict=True)):
-            # `locate` checks again, with the name and the padding.
-            if header + LOCAL_HEADER.size + packed > end:
-                raise self._overlap(row, end)
+        # `locate` checks again, with the name and the padding.
+        rooms = map(operator.sub, map(operator.sub, ends, headers), self.packed)
+        row = next(itertools.compress(itertools.count(), map(LOCAL_HEADER.size.__gt__, rooms)), -1)
+        if row >= 0:
+            raise self._overlap(row, ends[row])
         return ends
 
     def _old_script_prefix(self) -> str | None:
@@ -613,14 +659,14 @@ class _Archive:
 
     def _groups(self, members: Iterable[tuple[str, int]]) -> Iterator[_Group]:
         """Yield the groups of local headers that are read together."""
-        gap = max_gap(self.file)
-        if len(self.rows) > _MANY:
+        gap, headers, flags = max_gap(self.file), self.headers, self.flags
+        if len(headers) > _MANY:
             gap = max(gap, _GAP_AMONG_MANY)
         near: list[tuple[int, bytes]] = []
         start = stop = 0
         for name, row in members:
-            raw = name.encode("utf-8" if name.isascii() or self.flags[row] & _UTF8 else "cp437")
-            header = self.headers[row]
+            raw = name.encode("utf-8" if name.isascii() or flags[row] & _UTF8 else "cp437")
+            header = headers[row]
             end = header + LOCAL_HEADER.size + len(raw)
             if near and not (stop <= header <= stop + gap and end <= start + DESCRIPTIONS):
                 yield self._group(start, stop, near)
@@ -637,7 +683,7 @@ class _Archive:
             raise self.corrupt("a local header reaches into the directory")
         return _Group(start, stop - start, members)
 
-    def _windows(self, groups: Iterator[_Group]) -> Iterator[tuple[_Group, bytes | memoryview]]:
+    def _windows(self, groups: Iterator[_Group]) -> Iterator[tuple[_Group, bytes | bytearray]]:
         """Yield each group with its bytes, valid until the next; of a remote file, request several at a time."""
         if not is_remote(self.file.path):
             yield from ((group, self._read_near(group.start, group.nbytes)) for group in groups)
@@ -654,42 +700,42 @@ class _Archive:
                 yield from zip(batch, requests.map(self._fetched, batch), strict=True)
                 self.bytes_read += sum(group.nbytes for group in batch)
 
-    def _fetched(self, group: _Group) -> memoryview:
+    def _fetched(self, group: _Group) -> bytearray:
         """Read the bytes of a group, and none around it."""
-        data = memoryview(bytearray(group.nbytes))
-        self._reader.fill(self.start + group.start, [data])
+        data = bytearray(group.nbytes)
+        self._reader.fill(self.start + group.start, [memoryview(data)])
         return data
 
-    def _locate_near(self, group: _Group, window: bytes | memoryview) -> None:
-        """Store the payload offsets of a group whose local headers are in `window`."""
+    def _locate_near(self, group: _Group, window: bytes | bytearray) -> None:
+        """Store the payload offsets of a group whose local headers `window` begins with."""
         start, _, members = group
+        headers, ends, sizes, packed_sizes, crcs = self.headers, self._ends, self.sizes, self.packed, self.crcs
+        methods, all_flags, payloads, unpack = self.methods, self.flags, self.payloads, LOCAL_HEADER.unpack_from
         # ZIP64 here refers to the zip64 field, 0 to the descriptor after the payload. 0 does so even without the flag
         # for it: torch.save with skip_data leaves all of the header blank.
         for row, raw in members:
-            at = self.headers[row] - start
-            signature, _, flags, method, _, _, crc, packed, size, name_length, extra_length = LOCAL_HEADER.unpack_from(
-                window, at
-            )
+            at = headers[row] - start
+            signature, _, flags, method, _, _, crc, packed, size, name_length, extra_length = unpack(window, at)
             at += LOCAL_HEADER.size
             if (
                 signature != LOCAL_SIGNATURE
                 or name_length != len(raw)
-                or window[at : at + name_length] != raw
-                or method != self.methods[row]
-                or (flags ^ self.flags[row]) & _SAID_TWICE
-                or size not in (self.sizes[row], ZIP64, 0)
-                or packed not in (self.packed[row], ZIP64, 0)
-                or crc not in (self.crcs[row], 0)
+                or not window.startswith(raw, at)
+                or method != methods[row]
+                or (flags ^ all_flags[row]) & _SAID_TWICE
+                or (size != sizes[row] and size not in (ZIP64, 0))
+                or (packed != packed_sizes[row] and packed not in (ZIP64, 0))
+                or (crc != crcs[row] and crc)
             ):
                 raise self._other_member(row, raw)
             at += name_length
             if ZIP64 in (size, packed):
                 self._check_wide(row, raw, self.read_at(start + at, extra_length))
-            self.payloads[row] = payload = start + at + extra_length
-            room = self._ends[row] - payload - self.packed[row]
+            payloads[row] = payload = start + at + extra_length
+            room = ends[row] - payload - packed_sizes[row]
             if room:
                 if room < 0:
-                    raise self._overlap(row, self._ends[row])
+                    raise self._overlap(row, ends[row])
                 if room not in _DESCRIPTORS or not flags & _FOLLOWS:
                     raise self.corrupt(
                         f"{room} bytes from byte {self._ends[row] - room} on belong to no member, where other readers "
@@ -729,12 +775,13 @@ class _Archive:
     def records(self) -> Records:
         """Return the storages' places and checksums; of compressed ones, only the checksums."""
         found = sorted((row for _, row in self.storages()), key=self.payloads.__getitem__)
-        rows = [row for row in found if not self.methods[row]]
+        packed = [row for row in found if self.methods[row]]
+        rows = [row for row in found if not self.methods[row]] if packed else found
         return Records(
-            array.array("Q", [self.start + self.payloads[row] for row in rows]),
-            array.array("Q", [self.sizes[row] for row in rows]),
-            array.array("I", [self.crcs[row] for row in rows]),
-            array.array("I", [self.crcs[row] for row in found if self.methods[row]]),
+            array.array("Q", map(self.start.__add__, map(self.payloads.__getitem__, rows))),
+            array.array("Q", map(self.sizes.__getitem__, rows)),
+            array.array("I", map(self.crcs.__getitem__, rows)),
+            array.array("I", map(self.crcs.__getitem__, packed)),
         )
 
     # ---- small members

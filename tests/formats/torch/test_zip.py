@@ -822,6 +822,28 @@ def test_every_contradiction_is_found(damage, reason, sound, tmp_path):
     assert "bad.pt" in str(caught.value)
 
 
+def test_damage_to_a_directory_comes_out_the_same_whether_entries_are_read_together_or_one_by_one(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "model.pt"
+    torch.save({f"w{number}": torch.zeros(number % 2 + 1) for number in range(40)}, path)
+    data, dice = path.read_bytes(), random.Random(5)
+    begin, end = data.index(b"PK\1\2"), data.index(b"PK\6\6" if b"PK\6\6" in data else b"PK\5\6")
+    outcomes = set()
+    for _ in range(400):
+        changed, at = bytearray(data), dice.randrange(begin, end)
+        other = dice.randrange(begin, end)
+        changed[at] = dice.choice((dice.randrange(256), changed[at] ^ 1 << dice.randrange(8), changed[other], 47, 255))
+        path.write_bytes(changed)
+        told = []
+        for together in (4, 1 << 30):
+            monkeypatch.setattr(torch_zip, "_ALIKE", together)
+            told.append(refusal(path))
+        assert told[0] == told[1]
+        outcomes.add(told[0].partition(": ")[2][:20])
+    assert len(outcomes) > 4
+
+
 def test_other_contradictions(tmp_path):
     tree = {"w": torch.arange(3.0)}
     saved(tree, tmp_path)
