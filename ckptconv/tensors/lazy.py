@@ -36,6 +36,7 @@ from ckptconv.tensors.moves import (
     Box,
     Cast,
     Conjugate,
+    Dequantize,
     File,
     Join,
     Kernel,
@@ -404,7 +405,8 @@ class Convert(Derived):
         first, last = start // after, -(-stop // after)
         if stop - start != self.nbytes:
             order = "output"  # tiles cover whole tensors and could not be trimmed
-        for move in self.tensor.moves(first * before, last * before, order, limit * before // max(before, after)):
+        widest = after if self._is_made_at_once else max(before, after)
+        for move in self.tensor.moves(first * before, last * before, order, limit * before // widest):
             offset, length, grid = move.target
             if offset % before or length % before:
                 raise ValueError("a move cuts an element in two")
@@ -413,7 +415,21 @@ class Convert(Derived):
                 length // before * after,
                 tuple((count, distance // before * after) for count, distance in grid),
             )
-            yield from trim(move._replace(target=target, kernels=(*move.kernels, self.kernel)), start, stop)
+            yield from trim(move._replace(target=target, kernels=self._after(move.kernels)), start, stop)
+
+    @property
+    def _is_made_at_once(self) -> bool:
+        """Whether its elements are cast as they are computed."""
+        tensor = self.tensor
+        while isinstance(tensor, (View, Tagged)):
+            tensor = tensor.tensor
+        return isinstance(self.kernel, Cast) and isinstance(tensor, Tiled) and isinstance(tensor.kernel, Dequantize)
+
+    def _after(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+        last = kernels[-1] if kernels else None
+        if isinstance(self.kernel, Cast) and isinstance(last, Tile) and isinstance(last.kernel, Dequantize):
+            return (*kernels[:-1], last._replace(cast=self.kernel.target))
+        return (*kernels, self.kernel)
 
 
 class Computed(Composed):
