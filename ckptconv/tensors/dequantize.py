@@ -3,8 +3,8 @@
 The arithmetic is float32, as in the programs that read such weights; its result is rounded once more if
 `Dequantize.between` says so. A NaN among the codes stays NaN.
 
-Where many codes share a scale, or scales are bytes, the 256 products of each scale are computed, rounded, and looked
-up. Otherwise codes are looked up and multiplied, some rows at a time.
+Where many codes have one scale, all 256 products of the scale are computed and rounded, and then looked up. Otherwise
+codes are looked up and multiplied, some rows at a time.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _CHUNK = 32 << 10
 # The largest magnitudes of codes: in floats of 8 bits, and in integers, less a zero point of 8 bits.
 _LARGEST_CODE = {"float8_e5m2": 57344.0, "float8_e4m3fn": 448.0}
 _LARGEST_INTEGER = 511.0
-# A table for each scale has this many codes; it is worth it if there are that many times as many.
-_CODES, _WORTH = 256, 4
+# A table has the products of one scale and this many codes; it is worth it if there are that many times as many.
+_CODES, _WORTH = 256, 2
 _AGAIN = "Download it again."
 
 
@@ -224,32 +224,34 @@ def _by_table(
     array = codes.array if kernel.codes == "own" else _in_bytes(kernel.codes, codes, place.reach)
     if array is None or not array.size or not array.flags.c_contiguous:
         return False
-    values = _of_codes(kernel.codes, codes.box.dtype, kernel.offset)
-    if scale.array.size * _CODES * _WORTH <= array.size:
-        numbers = np.arange(scale.array.size, dtype="u4").reshape(scale.array.shape)
-        tables = _products(values, scale.array, kernel.between, rounding)
-    elif given["scale"].array.itemsize == 1:
-        numbers = given["scale"].array
-        tables = _of_every_scale(kernel._replace(scales=""), codes.box.dtype, scale.box.dtype, rounding)
-    else:
+    scales, numbers = scale.array.reshape(-1), np.arange(scale.array.size, dtype="u4").reshape(scale.array.shape)
+    if scales.size * _CODES * _WORTH > array.size:
+        bits = given["scale"].array
+        if bits.itemsize > 2:
+            return False
+        scales, numbers = _distinct(scale.array, bits)
+    if scales.size * _CODES * _WORTH > array.size:
         return False
+    tables = _products(_of_codes(kernel.codes, codes.box.dtype, kernel.offset), scales, kernel.between, rounding)
     groups = _grouped(scale._replace(array=numbers), place)
     if groups.ndim and array.shape[-1] % groups.shape[-1]:
         return False  # two codes of a byte are of different groups
+    kind = "u2" if len(tables) <= _CODES else "u4"
+    firsts = groups.astype(kind)[..., None] << 8
+    firsts = np.broadcast_to(firsts, (*array.shape[:-1], *firsts.shape[-2:]))
+    flat = tables.reshape(-1)
     for cut in _cuts(array.shape, _CHUNK):
-        index, part, out = array[cut], _rows(groups, cut), made[cut]
-        first, last = int(part.min()), int(part.max())
-        if first < last:
-            kind = "u2" if last - first < _CODES else "u4"
+        index, out = array[cut], made[cut]
+        if len(tables) > 1:
+            first = firsts[cut]
+            shape = (*first.shape[:-1], -1)
             wide = scratch("index", 4 * index.size).view(kind)[: index.size].reshape(index.shape)
-            wide[...] = index
-            by_group = wide.reshape(*index.shape[:-1], part.shape[-1], -1)
-            by_group += ((part - part.dtype.type(first)).astype(kind) << 8)[..., None]
+            np.add(index.reshape(shape), first, out=wide.reshape(shape))
             index = wide
         bits = out
         if not out.flags.c_contiguous:
             bits = scratch("rounded", out.nbytes).view(out.dtype).reshape(out.shape)
-        np.take(tables[first : last + 1].reshape(-1), index, mode="clip", out=bits.view(tables.dtype))
+        flat.take(index, mode="clip", out=bits.view(flat.dtype))
         if bits is not out:
             out[...] = bits
     return True
@@ -274,11 +276,16 @@ def _products(values: Array, scales: Array, between: str, rounding: Rounding) ->
     return made
 
 
-@functools.lru_cache(maxsize=8)
-def _of_every_scale(kernel: Dequantize, dtype: str, scales: str, rounding: Rounding) -> Array:
-    """Return the tables of all 256 scales of a dtype of 8 bits."""
-    numbers = float32_table(scales).view("f4")
-    return _products(_of_codes(kernel.codes, dtype, kernel.offset), numbers, kernel.between, rounding)
+def _distinct(scales: Array, bits: Array) -> tuple[Array, Array]:
+    """Return the scales that differ, and which of them each is, by their bits, of at most 16."""
+    np = numpy_module()
+    seen = np.zeros(1 << 8 * bits.itemsize, "u4")
+    seen[bits] = 1
+    (found,) = np.nonzero(seen)
+    seen[found] = np.arange(len(found))
+    one = np.zeros(len(seen), "f4")
+    one[bits] = scales
+    return one[found], seen[bits]
 
 
 # --------------------------------------------------------------------------------------------------------------- codes
@@ -329,12 +336,15 @@ def _in_bytes(codes: str, given: _Input, reach: Sequence[tuple[int, int]]) -> Ar
 
 def _cuts(shape: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:
     """Yield some rows at a time of an array, of about `most` elements."""
-    *outer, rows, width = (1, 1, *shape)[-max(len(shape), 2) :]
+    if len(shape) < 2:
+        yield ()
+        return
+    *outer, rows, width = shape
     step = max(most // max(width, 1), 1)
     for index in numpy_module().ndindex(*outer):
+        ahead = [slice(at, at + 1) for at in index]
         for first in range(0, rows, step):
-            cut = (*(slice(at, at + 1) for at in index), slice(first, min(first + step, rows)))
-            yield cut if len(shape) > 1 else ()
+            yield (*ahead, slice(first, first + step))
 
 
 def _decoded(codes: str, given: _Input, reach: Sequence[tuple[int, int]], offset: int, table: Array | None) -> _Input:

@@ -84,6 +84,12 @@ class LazyTensor:
         """Whether output order takes far more reads than source order, as for a transposed matrix."""
         return False
 
+    @property
+    def grain(self) -> int:
+        """The bytes of a row of a tensor that is computed by rows: cut within one, it is computed in more tiles. 0 if
+        it may be cut anywhere."""
+        return 0
+
     def inputs(self) -> tuple[File, ...]:
         """Return the files that its bytes come from; a file may occur more than once."""
         raise NotImplementedError
@@ -111,6 +117,10 @@ class Derived(LazyTensor):
     @property
     def scattered(self) -> bool:
         return self.tensor.scattered
+
+    @property
+    def grain(self) -> int:
+        return self.tensor.grain
 
     def inputs(self) -> tuple[File, ...]:
         return self.tensor.inputs()
@@ -400,6 +410,10 @@ class Convert(Derived):
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.tensor.shape
 
+    @property
+    def grain(self) -> int:
+        return self.tensor.grain * self.dtype.itemsize // self.tensor.dtype.itemsize
+
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         before, after = self.tensor.dtype.itemsize, self.dtype.itemsize
         first, last = start // after, -(-stop // after)
@@ -474,12 +488,13 @@ class Computed(Composed):
 
 class _TileOf(NamedTuple):
     """A tile: where it goes, its box (index and number of elements along each dimension), and its inputs, each a tensor
-    and the interval of its bytes."""
+    and the interval of its bytes; the boxes of these, where they matter."""
 
     target: Runs
     starts: tuple[int, ...]
     counts: tuple[int, ...]
     inputs: Sequence[tuple[LazyTensor, int, int]]
+    boxes: Sequence[tuple[LazyTensor, tuple[int, ...], tuple[int, ...]]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -551,6 +566,10 @@ class Tiled(Computed):
         return along != sorted(along) or self.parts[0].scattered
 
     @property
+    def grain(self) -> int:
+        return self.shape[-1] * self.dtype.itemsize if len(self.shape) > 1 else 0
+
+    @property
     def _widest(self) -> int:
         # A tile needs no more bytes than it makes, but for what a larger one needs whole.
         return max(self.dtype.itemsize, self.parts[0].dtype.itemsize if self.whole else 0)
@@ -569,7 +588,8 @@ class Tiled(Computed):
             starts = tuple(
                 at // step % extent + first for step, extent, first in zip(steps, self.shape, self.starts, strict=True)
             )
-            yield _TileOf(box.target, starts, counts, [self._input(*each) for each in self._boxes(starts, counts)])
+            needed = list(self._boxes(starts, counts))
+            yield _TileOf(box.target, starts, counts, [self._input(*each) for each in needed], needed)
 
     @property
     def _at_once(self) -> int:
@@ -623,7 +643,7 @@ class Tiled(Computed):
         return box, 0, box.nbytes
 
     def _kernel(self, tile: _TileOf, offsets: Sequence[int]) -> Kernel:
-        found = zip(offsets, self._boxes(tile.starts, tile.counts), self.axes, strict=True)
+        found = zip(offsets, tile.boxes, self.axes, strict=True)
         boxes = (Box(at, part.dtype.name, starts, counts, axes) for at, (part, starts, counts), axes in found)
         return Tile(self.kernel, tile.starts, tile.counts, tuple(boxes))
 
