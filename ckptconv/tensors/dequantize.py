@@ -102,7 +102,7 @@ def dequantize(
         offset = kernel.offset if zero is None else 0
         shift = given["shift"].array.view("f4").reshape(()) if "shift" in given else None
         overflows = 0
-        for rows, values in _blocks(kernel.codes, codes, reach, offset, table, _CHUNK if not unsure else 0):
+        for rows, values in _blocks(kernel.codes, codes, reach, offset, table, _CHUNK):
             if zero is not None:
                 values = np.subtract(values, _rows(zero, rows), out=values)
             product = _product(kernel, values, _rows(factor, rows))
@@ -506,12 +506,24 @@ def _rows(array: Array, rows: tuple[slice, ...]) -> Array:
 
 
 def _rounded(values: Array, dtype: str) -> Array:
-    """Round float32 to nearest, ties to even, in a dtype of 16 bits."""
-    if dtype == "float16":
-        rounded: Array = values.astype("f2").astype("f4")
-    else:
-        bits = values.view("u4")
-        rounded = ((bits + (0x7FFF + (bits >> 16 & 1))) & 0xFFFF0000).astype("u4").view("f4")
-        nans = numpy_module().isnan(values)
+    """Round float32 to nearest, ties to even, to numbers of a dtype of 16 bits."""
+    np = numpy_module()
+    format_ = FORMATS[dtype]
+    shift = 23 - format_.mantissa
+    bits = values.view("u4")
+    made = bits >> shift
+    made &= 1
+    made += (1 << shift - 1) - 1
+    made += bits
+    made &= 0xFFFFFFFF >> shift << shift
+    rounded: Array = made.view("f4")
+    nans = np.isnan(values)
+    if nans.any():
         rounded[nans] = values[nans]
+    if dtype == "float16":
+        # Its subnormal numbers are multiples of 2^-24, which is the last bit of numbers near 0.75.
+        small = np.abs(values) < 2.0**-14
+        rounded[small] = np.copysign((values[small] + np.float32(0.75)) - np.float32(0.75), values[small])
+        rounded[rounded > _LARGEST_HALF] = np.inf
+        rounded[rounded < -_LARGEST_HALF] = -np.inf
     return rounded

@@ -56,6 +56,8 @@ from ckptconv.tensors.moves import (
 _PICKED_AT_ONCE, _RUNS_AT_ONCE = 1 << 16, 512
 # Bytes of an input of a tile, if whole rows or columns of it are needed.
 _MOST_NEEDED = 8 << 20
+# Elements of a tile whose codes are decoded all at once.
+_MOST_DECODED = 1 << 18
 _INNER = File("", 0)
 # A name, and two tensors found under it of which one is kept: their bytes have to be equal.
 Equal: TypeAlias = "tuple[str, LazyTensor, LazyTensor]"
@@ -433,11 +435,11 @@ class Convert(Derived):
 
     @property
     def _is_made_at_once(self) -> bool:
-        """Whether its elements are cast as they are computed."""
+        """Whether its elements are cast as they are computed, a few rows at a time."""
         tensor = self.tensor
         while isinstance(tensor, (View, Tagged)):
             tensor = tensor.tensor
-        return isinstance(self.kernel, Cast) and isinstance(tensor, Tiled) and isinstance(tensor.kernel, Dequantize)
+        return isinstance(self.kernel, Cast) and isinstance(tensor, Tiled) and tensor.by_rows
 
     def _after(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
         last = kernels[-1] if kernels else None
@@ -566,8 +568,15 @@ class Tiled(Computed):
         return along != sorted(along) or self.parts[0].scattered
 
     @property
+    def by_rows(self) -> bool:
+        """Whether a tile is made of some rows of codes at a time, so that what is made on the way is small."""
+        if not isinstance(self.kernel, Dequantize) or len(self.shape) < 2:
+            return False
+        return self.kernel.codes == "own" or (self.kernel.codes in ("e2m1", "int4") and self.axes[0][-1].num == 4)
+
+    @property
     def grain(self) -> int:
-        return self.shape[-1] * self.dtype.itemsize if len(self.shape) > 1 else 0
+        return self.shape[-1] * self.dtype.itemsize if self.by_rows else 0
 
     @property
     def _widest(self) -> int:
@@ -577,6 +586,8 @@ class Tiled(Computed):
     def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[_TileOf]:
         item, steps = self.dtype.itemsize, contiguous_strides(self.shape)
         most = min(most, self._at_once)
+        if isinstance(self.kernel, Dequantize) and not self.by_rows:
+            most = min(most, _MOST_DECODED)
         if order == "source" and self.scattered:
             strides = self._source_strides()
             boxes = boxes_of(tiles(self.shape, strides, most, item), strides)
