@@ -81,11 +81,13 @@ def carry_out(
 def _threads(file: FilePlan) -> int:
     """Return the number of threads: that of the processors, at most four.
 
-    It is one if there are very many short reads and writes: threads would wait for each other around each.
+    It is one if there are very many short reads and writes, and nothing is computed: threads would wait for each other
+    around each.
     """
     if file.size < _SHORT * len(file.parts):
         return 1
-    scattered = sum(part.nbytes for part in file.parts if isinstance(part, Data) and part.tensor.scattered)
+    moved = (part for part in file.parts if isinstance(part, Data) and not part.tensor.grain)
+    scattered = sum(part.nbytes for part in moved if part.tensor.scattered)
     return 1 if scattered > file.size // 2 else min(os.cpu_count() or 1, 4)
 
 

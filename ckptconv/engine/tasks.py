@@ -20,6 +20,8 @@ from ckptconv.tensors.tiling import is_interleaved, joined_tiles
 
 # Tensors are cut at multiples of this many bytes, so that no element is cut.
 ALIGNMENT = 64
+# Windows end where rows do only if they have at least so many of them.
+_FEW_ROWS = 4
 # From a remote file, the runs of a strided tensor are fetched with the gaps between them if that is at most so many
 # times the wanted bytes.
 SPARSE = 4
@@ -102,11 +104,11 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0) -> Iterato
             yield from (Tile(part, move) for move in moves)
             pieces, start = [], at
             continue
-        done = 0
+        done, step = 0, _step(part, unit)
         while done < size:
             room = start + unit - part.offset - done
             # Cutting a small tensor costs two reads: begin a new window with it instead.
-            take = size - done if size - done <= room else room // ALIGNMENT * ALIGNMENT if size > unit else 0
+            take = size - done if size - done <= room else room // step * step if size > unit else 0
             if take:
                 pieces.append(Piece(part, done, done + take))
                 done += take
@@ -119,6 +121,12 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0) -> Iterato
         yield from _row_blocks(group, unit)
     if at != file.size:
         raise ValueError(f"{file.name}: its parts end at {at}, and its size is {file.size}")
+
+
+def _step(part: Literal | Data | Copied, unit: int) -> int:
+    """Return the bytes at multiples of which a part is cut."""
+    grain = 0 if isinstance(part, Literal) else part.tensor.grain
+    return grain if 0 < grain <= unit // _FEW_ROWS else ALIGNMENT
 
 
 def _only_transposed(tensor: LazyTensor) -> bool:

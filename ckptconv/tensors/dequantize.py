@@ -2,12 +2,15 @@
 
 The arithmetic is float32, as in the programs that read such weights; its result is rounded once more if
 `Dequantize.between` says so. A NaN among the codes stays NaN.
+
+Where many codes have one scale, all 256 products of the scale are computed and rounded, and then looked up. Otherwise
+codes are looked up and multiplied, some rows at a time.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CorruptError
@@ -23,12 +26,15 @@ if TYPE_CHECKING:
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 # AutoAWQ's `packing_utils.py`: the element that each 4 bits of a word hold, the lowest bits first.
 _AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
-# No product of finite numbers below this rounds to infinity in float32.
-_LARGEST = 3e38
-# Elements that are decoded at a time.
-_CHUNK = 24 << 10
-# The largest number that is a code: of float8_e5m2.
-_LARGEST_CODE = 57344.0
+# No product of finite numbers up to this rounds to infinity in a dtype: in float32 and bfloat16, and in float16.
+_LARGEST, _LARGEST_HALF = 3e38, 65504.0
+# Elements that are decoded at a time: they, and what is made of them, stay in the second-level cache.
+_CHUNK = 32 << 10
+# The largest magnitudes of codes: in floats of 8 bits, and in integers, less a zero point of 8 bits.
+_LARGEST_CODE = {"float8_e5m2": 57344.0, "float8_e4m3fn": 448.0}
+_LARGEST_INTEGER = 511.0
+# A table has the products of one scale and this many codes; it is worth it if there are that many times as many.
+_CODES, _WORTH = 256, 2
 _AGAIN = "Download it again."
 
 
@@ -48,10 +54,24 @@ class _Input(NamedTuple):
     array: Array
 
 
+class Rounding(NamedTuple):
+    """A dtype, and how bits of it are made: `into` rounds float32 into an array of the same shape, and returns how many
+    finite values became infinite."""
+
+    dtype: str
+    into: Callable[[Array, Array], int]
+
+
 def dequantize(
-    kernel: Dequantize, boxes: Sequence[Box], arrays: Sequence[Array], starts: Sequence[int], out: Array
-) -> None:
-    """Fill `out`, of float32, with the tile from index `starts` on, of the `arrays` of bits that are in `boxes`.
+    kernel: Dequantize,
+    boxes: Sequence[Box],
+    arrays: Sequence[Array],
+    starts: Sequence[int],
+    out: Array,
+    rounding: Rounding,
+) -> int:
+    """Fill `out`, of the bits that `rounding` makes, with the tile from index `starts` on, of the `arrays` of bits that
+    are in `boxes`. Return how many finite values became infinite when they were rounded.
 
     Raise CorruptError for scales that are not finite, that are 0 where the code is not, or that make weights infinite,
     and for a group that is not there.
@@ -70,14 +90,19 @@ def dequantize(
         scale = given["scale"]._replace(array=_numbers(given["scale"]))
         if not all(np.isfinite(numbers).all() for numbers in (scale.array, table) if numbers is not None):
             raise CorruptError(f"{kernel.scales}: a scale is NaN or infinite.", _AGAIN)
+        made = out.transpose(place.order)
+        codes = given["codes"]
+        largest = float(np.abs(scale.array).max(initial=0)) * _LARGEST_CODE.get(codes.box.dtype, _LARGEST_INTEGER)
+        most = _LARGEST_HALF if "float16" in (kernel.between, rounding.dtype) else _LARGEST
+        unsure = kernel.over or table is not None or largest > most
+        unsure = unsure or not scale.array.all()
+        if not unsure and given.keys() == {"codes", "scale"} and _by_table(kernel, given, scale, place, made, rounding):
+            return 0
         factor = _grouped(scale, place)
         offset = kernel.offset if zero is None else 0
         shift = given["shift"].array.view("f4").reshape(()) if "shift" in given else None
-        made = out.transpose(place.order)
-        largest = float(np.abs(scale.array).max(initial=0)) * _LARGEST_CODE
-        unsure = kernel.over or table is not None or kernel.between == "float16" or largest > _LARGEST
-        unsure = unsure or not scale.array.all()
-        for rows, values in _blocks(kernel.codes, given["codes"], reach, offset, table, _CHUNK if not unsure else 0):
+        overflows = 0
+        for rows, values in _blocks(kernel.codes, codes, reach, offset, table, _CHUNK):
             if zero is not None:
                 values = np.subtract(values, _rows(zero, rows), out=values)
             product = _product(kernel, values, _rows(factor, rows))
@@ -87,7 +112,18 @@ def dequantize(
                 product = _rounded(product, kernel.between)
             if unsure:
                 _check(kernel, values, _rows(factor, rows), product)
-            made[rows] = product
+            overflows += _put(product, made[rows], rounding)
+    return overflows
+
+
+def _put(values: Array, out: Array, rounding: Rounding) -> int:
+    """Put float32 into `out`, rounded. Return how many finite values became infinite."""
+    if out.flags.c_contiguous and values.flags.c_contiguous:
+        return rounding.into(values, out)
+    bits = scratch("rounded", values.size * out.itemsize).view(out.dtype).reshape(values.shape)
+    overflows = rounding.into(numpy_module().ascontiguousarray(values), bits)
+    out[...] = bits
+    return overflows
 
 
 def _check(kernel: Dequantize, values: Array, factor: Array, product: Array) -> None:
@@ -173,6 +209,85 @@ def _groups(kernel: Dequantize, given: Mapping[str, _Input]) -> dict[int, Array]
     return {dim: numbers}
 
 
+# -------------------------------------------------------------------------------------------------------------- tables
+
+
+def _by_table(
+    kernel: Dequantize, given: Mapping[str, _Input], scale: _Input, place: _Place, made: Array, rounding: Rounding
+) -> bool:
+    """Fill `made` by tables of what each byte of codes is with each scale. Return whether that is worth it.
+
+    No product may be infinite. `scale` has the scales as float32.
+    """
+    np = numpy_module()
+    codes = given["codes"]
+    array = codes.array if kernel.codes == "own" else _in_bytes(kernel.codes, codes, place.reach)
+    if array is None or not array.size or not array.flags.c_contiguous:
+        return False
+    scales, numbers = scale.array.reshape(-1), np.arange(scale.array.size, dtype="u4").reshape(scale.array.shape)
+    if scales.size * _CODES * _WORTH > array.size:
+        bits = given["scale"].array
+        if bits.itemsize > 2:
+            return False
+        scales, numbers = _distinct(scale.array, bits)
+    if scales.size * _CODES * _WORTH > array.size:
+        return False
+    tables = _products(_of_codes(kernel.codes, codes.box.dtype, kernel.offset), scales, kernel.between, rounding)
+    groups = _grouped(scale._replace(array=numbers), place)
+    if groups.ndim and array.shape[-1] % groups.shape[-1]:
+        return False  # two codes of a byte are of different groups
+    kind = "u2" if len(tables) <= _CODES else "u4"
+    firsts = groups.astype(kind)[..., None] << 8
+    firsts = np.broadcast_to(firsts, (*array.shape[:-1], *firsts.shape[-2:]))
+    flat = tables.reshape(-1)
+    for cut in _cuts(array.shape, _CHUNK):
+        index, out = array[cut], made[cut]
+        if len(tables) > 1:
+            first = firsts[cut]
+            shape = (*first.shape[:-1], -1)
+            wide = scratch("index", 4 * index.size).view(kind)[: index.size].reshape(index.shape)
+            np.add(index.reshape(shape), first, out=wide.reshape(shape))
+            index = wide
+        bits = out
+        if not out.flags.c_contiguous:
+            bits = scratch("rounded", out.nbytes).view(out.dtype).reshape(out.shape)
+        flat.take(index, mode="clip", out=bits.view(flat.dtype))
+        if bits is not out:
+            out[...] = bits
+    return True
+
+
+def _of_codes(codes: str, dtype: str, offset: int) -> Array:
+    """Return the float32 of each byte of codes, or two of them, less `offset`."""
+    pairs = _of_bytes(dtype, offset)[:_CODES] if codes == "own" else _pairs(codes, offset)
+    values: Array = pairs.view("f4").reshape(_CODES, 2)
+    return values[:, :1] if codes == "own" else values
+
+
+def _products(values: Array, scales: Array, between: str, rounding: Rounding) -> Array:
+    """Return for each scale, and each byte of codes, the bits of what they are, rounded."""
+    np = numpy_module()
+    product = np.multiply(values.reshape(-1), scales.reshape(-1, 1))
+    if between != "float32":
+        product = _rounded(product, between)
+    bits = np.empty(product.shape, f"u{DTYPES[rounding.dtype].itemsize}")
+    rounding.into(product, bits)
+    made: Array = bits.view(f"u{bits.itemsize * values.shape[1]}")
+    return made
+
+
+def _distinct(scales: Array, bits: Array) -> tuple[Array, Array]:
+    """Return the scales that differ, and which of them each is, by their bits, of at most 16."""
+    np = numpy_module()
+    seen = np.zeros(1 << 8 * bits.itemsize, "u4")
+    seen[bits] = 1
+    (found,) = np.nonzero(seen)
+    seen[found] = np.arange(len(found))
+    one = np.zeros(len(seen), "f4")
+    one[bits] = scales
+    return one[found], seen[bits]
+
+
 # --------------------------------------------------------------------------------------------------------------- codes
 
 
@@ -193,34 +308,43 @@ def _blocks(
     np = numpy_module()
     box, array = given
     bits, _ = packing(codes)
-    last = array.ndim - 1
-    low, high = reach[box.axes[last].dim] if box.axes else (0, 1)
-    taken = array
-    if bits and most and box.axes[last].num == bits == 4 and codes != "awq":
-        # Two to a byte: codes begin and end at bytes.
-        taken = array.view("u1")
-        begin = box.starts[last] * box.axes[last].den // bits
-        if low != begin or taken.shape[-1] * 2 != high - low:
-            most = 0
-    elif bits or array.ndim == 0 or array.shape[-1] % 2 or not array.flags.c_contiguous or table is not None:
-        most = 0
-    if not most or not array.size:
+    taken = _in_bytes(codes, given, reach) if most and bits else array
+    whole = bits == 0 and (array.ndim == 0 or array.shape[-1] % 2 or not array.flags.c_contiguous or table is not None)
+    if not most or taken is None or whole or not array.size:
         yield (), _decoded(codes, given, reach, offset, table).array
         return
-    pairs = (_pairs(codes, offset) if table is None else _paired(table, True)) if bits else _of_bytes(box.dtype, offset)
+    pairs = _pairs(codes, offset) if bits else _of_bytes(box.dtype, offset)
     taken = taken if bits else taken.view("u2")
-    lead = taken.shape[:-1]
-    width = taken.shape[-1]
-    step = max(most // max(2 * width, 1), 1)
-    rows = lead[-1] if lead else 1
-    for outer in np.ndindex(*lead[:-1]):
+    for cut in _cuts(taken.shape, most // 2):
+        block = taken[cut]
+        values = scratch("codes", 8 * block.size).view("u8").reshape(block.shape)
+        np.take(pairs, block, mode="clip", out=values)
+        yield cut, values.view("f4")
+
+
+def _in_bytes(codes: str, given: _Input, reach: Sequence[tuple[int, int]]) -> Array | None:
+    """Return the bytes of codes of 4 bits, the low half first, that begin and end at bytes; None if they do not."""
+    box, array = given
+    last = array.ndim - 1
+    if codes not in ("e2m1", "int4") or last < 0 or box.axes[last].num != 4 or not array.flags.c_contiguous:
+        return None
+    low, high = reach[box.axes[last].dim]
+    taken: Array = array.view("u1")
+    begin = box.starts[last] * box.axes[last].den // 4
+    return taken if low == begin and 2 * taken.shape[-1] == high - low else None
+
+
+def _cuts(shape: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:
+    """Yield some rows at a time of an array, of about `most` elements."""
+    if len(shape) < 2:
+        yield ()
+        return
+    *outer, rows, width = shape
+    step = max(most // max(width, 1), 1)
+    for index in numpy_module().ndindex(*outer):
+        ahead = [slice(at, at + 1) for at in index]
         for first in range(0, rows, step):
-            count = min(step, rows - first)
-            cut = (*(slice(at, at + 1) for at in outer), *((slice(first, first + count),) if lead else ()))
-            block = taken[cut]
-            values = scratch("codes", 8 * block.size).view("u8").reshape(block.shape)
-            np.take(pairs, block, mode="clip", out=values)
-            yield cut, values.view("f4")
+            yield (*ahead, slice(first, first + step))
 
 
 def _decoded(codes: str, given: _Input, reach: Sequence[tuple[int, int]], offset: int, table: Array | None) -> _Input:
@@ -382,12 +506,24 @@ def _rows(array: Array, rows: tuple[slice, ...]) -> Array:
 
 
 def _rounded(values: Array, dtype: str) -> Array:
-    """Round float32 to nearest, ties to even, in a dtype of 16 bits."""
-    if dtype == "float16":
-        rounded: Array = values.astype("f2").astype("f4")
-    else:
-        bits = values.view("u4")
-        rounded = ((bits + (0x7FFF + (bits >> 16 & 1))) & 0xFFFF0000).astype("u4").view("f4")
-        nans = numpy_module().isnan(values)
+    """Round float32 to nearest, ties to even, to numbers of a dtype of 16 bits."""
+    np = numpy_module()
+    format_ = FORMATS[dtype]
+    shift = 23 - format_.mantissa
+    bits = values.view("u4")
+    made = bits >> shift
+    made &= 1
+    made += (1 << shift - 1) - 1
+    made += bits
+    made &= 0xFFFFFFFF >> shift << shift
+    rounded: Array = made.view("f4")
+    nans = np.isnan(values)
+    if nans.any():
         rounded[nans] = values[nans]
+    if dtype == "float16":
+        # Its subnormal numbers are multiples of 2^-24, which is the last bit of numbers near 0.75.
+        small = np.abs(values) < 2.0**-14
+        rounded[small] = np.copysign((values[small] + np.float32(0.75)) - np.float32(0.75), values[small])
+        rounded[rounded > _LARGEST_HALF] = np.inf
+        rounded[rounded < -_LARGEST_HALF] = -np.inf
     return rounded

@@ -18,12 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UsageError
-from ckptconv.tensors.dequantize import dequantize
+from ckptconv.tensors.dequantize import Rounding, dequantize
 from ckptconv.tensors.dtypes import DTYPES, can_cast, itemsize_of_components
 from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module, scratch
 from ckptconv.tensors.moves import (
     Bits,
-    Box,
     Cast,
     Conjugate,
     Cut,
@@ -142,7 +141,7 @@ def _result_size(kernel: Kernel, size: int) -> int:
     if isinstance(kernel, Gather):
         return math.prod(kernel.shape) * kernel.itemsize
     if isinstance(kernel, Tile):
-        return math.prod(kernel.counts) * DTYPES[_TILES[type(kernel.kernel)].dtype].itemsize
+        return math.prod(kernel.counts) * DTYPES[kernel.cast or tile_dtype(kernel.kernel)].itemsize
     if isinstance(kernel, Cast):
         before, after = DTYPES[kernel.source].itemsize, DTYPES[kernel.target].itemsize
     elif isinstance(kernel, Bits):
@@ -505,18 +504,18 @@ def _mend(before: str, after: str, source: Array, result: Array) -> int:
 class TileMaker(NamedTuple):
     """How a kernel makes a tile: the dtype of its elements, and the function that fills an array of them.
 
-    It takes the kernel, the boxes of the inputs and their bits (unsigned integers in the shapes of the boxes), and the
-    index that the tile starts at.
+    It takes the tile, the bits of its inputs (unsigned integers in the shapes of the boxes), and the array. It returns
+    how many finite values became infinite in a cast.
     """
 
     dtype: str
-    fill: Callable[[Any, Sequence[Box], Sequence[Array], Sequence[int], Array], None]
+    fill: Callable[[Tile, Sequence[Array], Array], int]
 
 
-def _low_rank(
-    kernel: LowRank, boxes: Sequence[Box], arrays: Sequence[Array], starts: Sequence[int], out: Array
-) -> None:
+def _low_rank(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
     np = numpy_module()
+    kernel, boxes = tile.kernel, tile.boxes
+    assert isinstance(kernel, LowRank)
     base, left, right = (_doubles(box.dtype, bits) for box, bits in zip(boxes, arrays, strict=True))
     # The tile lies as the base does, or its factors make its transpose.
     made = out if boxes[1].axes[0].dim == 0 else out.T
@@ -535,19 +534,43 @@ def _low_rank(
             np.add(base[at : at + rows], added, out=made[at : at + rows])
         if math.isnan(out.sum()):
             out[np.isnan(out)] = np.nan
+    return 0
 
 
-def _magnitude(
-    kernel: Magnitude, boxes: Sequence[Box], arrays: Sequence[Array], starts: Sequence[int], out: Array
-) -> None:
+def _magnitude(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
     np = numpy_module()
-    rows, lengths = (_doubles(box.dtype, bits) for box, bits in zip(boxes, arrays, strict=True))
+    rows, lengths = (_doubles(box.dtype, bits) for box, bits in zip(tile.boxes, arrays, strict=True))
+    start = tile.starts[1]
     with np.errstate(all="ignore"):
         squares = np.add.accumulate(rows * rows, axis=1)[:, -1]
         factors = lengths / np.sqrt(squares)
-        np.multiply(rows[:, starts[1] : starts[1] + out.shape[1]], factors[:, None], out=out)
+        np.multiply(rows[:, start : start + out.shape[1]], factors[:, None], out=out)
         if math.isnan(out.sum()):
             out[np.isnan(out)] = np.nan
+    return 0
+
+
+def _dequantized(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
+    assert isinstance(tile.kernel, Dequantize)
+    bits = out.view(f"u{out.itemsize}")
+    return dequantize(tile.kernel, tile.boxes, arrays, tile.starts, bits, _rounding(tile.cast or "float32"))
+
+
+@functools.cache
+def _rounding(dtype: str) -> Rounding:
+    """Return how float32 that was just made, and is still in the cache, becomes `dtype`."""
+
+    def into(values: Array, out: Array) -> int:
+        room = scratch("cast too", values.nbytes).view("u4")
+        return step(values.reshape(-1).view("u4"), out.reshape(-1), room)
+
+    step = _steps("float32", dtype)[0] if dtype != "float32" else _copy
+    return Rounding(dtype, into)
+
+
+def _copy(source: Array, result: Array, scratch: Array) -> int:
+    result[...] = source
+    return 0
 
 
 def _doubles(dtype: str, bits: Array) -> Array:
@@ -558,7 +581,7 @@ def _doubles(dtype: str, bits: Array) -> Array:
 
 
 _TILES: dict[type[Any], TileMaker] = {
-    Dequantize: TileMaker("float32", dequantize),
+    Dequantize: TileMaker("float32", _dequantized),
     LowRank: TileMaker("float64", _low_rank),
     Magnitude: TileMaker("float64", _magnitude),
 }
@@ -579,10 +602,9 @@ def _tile(tile: Tile, data: memoryview, out: memoryview) -> int:
             raise ValueError(f"{tile} leaves its {len(data)} bytes")
         arrays.append(np.frombuffer(data, f"u{item}", count, box.offset).reshape(box.counts))
     maker = _TILES[type(tile.kernel)]
-    dtype = DTYPES[maker.dtype]
+    dtype = DTYPES[tile.cast or maker.dtype]
     code = f"f{dtype.itemsize}" if dtype.name in ("float64", "float32", "float16") else f"u{dtype.itemsize}"
-    maker.fill(tile.kernel, tile.boxes, arrays, tile.starts, np.frombuffer(out, code).reshape(tile.counts))
-    return 0
+    return maker.fill(tile, arrays, np.frombuffer(out, code).reshape(tile.counts))
 
 
 _KERNELS: dict[type[Any], Callable[[Any, memoryview, memoryview], int]] = {

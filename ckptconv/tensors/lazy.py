@@ -36,6 +36,7 @@ from ckptconv.tensors.moves import (
     Box,
     Cast,
     Conjugate,
+    Dequantize,
     File,
     Join,
     Kernel,
@@ -55,6 +56,8 @@ from ckptconv.tensors.moves import (
 _PICKED_AT_ONCE, _RUNS_AT_ONCE = 1 << 16, 512
 # Bytes of an input of a tile, if whole rows or columns of it are needed.
 _MOST_NEEDED = 8 << 20
+# Elements of a tile whose codes are decoded all at once.
+_MOST_DECODED = 1 << 18
 _INNER = File("", 0)
 # A name, and two tensors found under it of which one is kept: their bytes have to be equal.
 Equal: TypeAlias = "tuple[str, LazyTensor, LazyTensor]"
@@ -83,6 +86,12 @@ class LazyTensor:
         """Whether output order takes far more reads than source order, as for a transposed matrix."""
         return False
 
+    @property
+    def grain(self) -> int:
+        """The bytes of a row of a tensor that is computed by rows: cut within one, it is computed in more tiles. 0 if
+        it may be cut anywhere."""
+        return 0
+
     def inputs(self) -> tuple[File, ...]:
         """Return the files that its bytes come from; a file may occur more than once."""
         raise NotImplementedError
@@ -110,6 +119,10 @@ class Derived(LazyTensor):
     @property
     def scattered(self) -> bool:
         return self.tensor.scattered
+
+    @property
+    def grain(self) -> int:
+        return self.tensor.grain
 
     def inputs(self) -> tuple[File, ...]:
         return self.tensor.inputs()
@@ -412,12 +425,17 @@ class Convert(Derived):
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.tensor.shape
 
+    @property
+    def grain(self) -> int:
+        return self.tensor.grain * self.dtype.itemsize // self.tensor.dtype.itemsize
+
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         before, after = self.tensor.dtype.itemsize, self.dtype.itemsize
         first, last = start // after, -(-stop // after)
         if stop - start != self.nbytes:
             order = "output"  # tiles cover whole tensors and could not be trimmed
-        for move in self.tensor.moves(first * before, last * before, order, limit * before // max(before, after)):
+        widest = after if self._is_made_at_once else max(before, after)
+        for move in self.tensor.moves(first * before, last * before, order, limit * before // widest):
             offset, length, grid = move.target
             if offset % before or length % before:
                 raise ValueError("a move cuts an element in two")
@@ -426,7 +444,21 @@ class Convert(Derived):
                 length // before * after,
                 tuple((count, distance // before * after) for count, distance in grid),
             )
-            yield from trim(move._replace(target=target, kernels=(*move.kernels, self.kernel)), start, stop)
+            yield from trim(move._replace(target=target, kernels=self._after(move.kernels)), start, stop)
+
+    @property
+    def _is_made_at_once(self) -> bool:
+        """Whether its elements are cast as they are computed, a few rows at a time."""
+        tensor = self.tensor
+        while isinstance(tensor, (View, Tagged)):
+            tensor = tensor.tensor
+        return isinstance(self.kernel, Cast) and isinstance(tensor, Tiled) and tensor.by_rows
+
+    def _after(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+        last = kernels[-1] if kernels else None
+        if isinstance(self.kernel, Cast) and isinstance(last, Tile) and isinstance(last.kernel, Dequantize):
+            return (*kernels[:-1], last._replace(cast=self.kernel.target))
+        return (*kernels, self.kernel)
 
 
 class Computed(Composed):
@@ -471,12 +503,13 @@ class Computed(Composed):
 
 class _TileOf(NamedTuple):
     """A tile: where it goes, its box (index and number of elements along each dimension), and its inputs, each a tensor
-    and the interval of its bytes."""
+    and the interval of its bytes; the boxes of these, where they matter."""
 
     target: Runs
     starts: tuple[int, ...]
     counts: tuple[int, ...]
     inputs: Sequence[tuple[LazyTensor, int, int]]
+    boxes: Sequence[tuple[LazyTensor, tuple[int, ...], tuple[int, ...]]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -548,6 +581,17 @@ class Tiled(Computed):
         return along != sorted(along) or self.parts[0].scattered
 
     @property
+    def by_rows(self) -> bool:
+        """Whether a tile is made of some rows of codes at a time, so that what is made on the way is small."""
+        if not isinstance(self.kernel, Dequantize) or len(self.shape) < 2:
+            return False
+        return self.kernel.codes == "own" or (self.kernel.codes in ("e2m1", "int4") and self.axes[0][-1].num == 4)
+
+    @property
+    def grain(self) -> int:
+        return self.shape[-1] * self.dtype.itemsize if self.by_rows else 0
+
+    @property
     def _widest(self) -> int:
         # A tile needs no more bytes than it makes, but for what a larger one needs whole.
         return max(self.dtype.itemsize, self.parts[0].dtype.itemsize if self.whole else 0)
@@ -555,6 +599,8 @@ class Tiled(Computed):
     def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[_TileOf]:
         item, steps = self.dtype.itemsize, contiguous_strides(self.shape)
         most = min(most, self._at_once)
+        if isinstance(self.kernel, Dequantize) and not self.by_rows:
+            most = min(most, _MOST_DECODED)
         if order == "source" and self.scattered:
             strides = self._source_strides()
             boxes = boxes_of(tiles(self.shape, strides, most, item), strides)
@@ -566,7 +612,8 @@ class Tiled(Computed):
             starts = tuple(
                 at // step % extent + first for step, extent, first in zip(steps, self.shape, self.starts, strict=True)
             )
-            yield _TileOf(box.target, starts, counts, [self._input(*each) for each in self._boxes(starts, counts)])
+            needed = list(self._boxes(starts, counts))
+            yield _TileOf(box.target, starts, counts, [self._input(*each) for each in needed], needed)
 
     @property
     def _at_once(self) -> int:
@@ -620,7 +667,7 @@ class Tiled(Computed):
         return box, 0, box.nbytes
 
     def _kernel(self, tile: _TileOf, offsets: Sequence[int]) -> Kernel:
-        found = zip(offsets, self._boxes(tile.starts, tile.counts), self.axes, strict=True)
+        found = zip(offsets, tile.boxes, self.axes, strict=True)
         boxes = (Box(at, part.dtype.name, starts, counts, axes) for at, (part, starts, counts), axes in found)
         return Tile(self.kernel, tile.starts, tile.counts, tuple(boxes))
 

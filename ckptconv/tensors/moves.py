@@ -230,12 +230,16 @@ class Box(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Make the tile of `counts` elements from index `starts` on of boxes of several inputs, by `kernel`."""
+    """Make the tile of `counts` elements from index `starts` on of boxes of several inputs, by `kernel`.
+
+    `cast` is the dtype that its elements are cast to as they are made, if that is another.
+    """
 
     kernel: TileKernel
     starts: tuple[int, ...]
     counts: tuple[int, ...]
     boxes: tuple[Box, ...]
+    cast: str = ""
 
 
 Kernel: TypeAlias = (

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tiled import Sample, samples, stored
 
 from ckptconv.storage.files import Readers
-from ckptconv.tensors import dequantize
+from ckptconv.tensors import dequantize, kernels
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Axis, Stored, Tiled
-from ckptconv.tensors.moves import Assembled, File, LowRank
+from ckptconv.tensors.lazy import Axis, Convert, Stored, Tiled
+from ckptconv.tensors.moves import Assembled, Cast, File, LowRank
 from ckptconv.tensors.slices import Span, sliced
 from ckptconv.verification.evaluate import Evaluator, footprint
 
@@ -31,8 +31,21 @@ def test_the_moves_of_any_interval_make_the_products(sample: Sample, data: st.Da
     limit = data.draw(st.sampled_from([16, 64, 256, 1 << 20]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dequantize, "_CHUNK", data.draw(st.sampled_from([16, 64, 24 << 10])))
+        patch.setattr(dequantize, "_WORTH", data.draw(st.sampled_from([0, 1 / 64, 2])))
         assert evaluate(tensor, start, stop, "output", limit) == whole[start:stop]
         assert evaluate(tensor, 0, None, "source", limit) == whole
+
+
+@examples(60, *HealthCheck)
+@given(samples(), st.sampled_from(["bfloat16", "float16"]), st.data())
+def test_products_are_rounded_as_if_they_were_cast(sample: Sample, dtype: str, data: st.DataObject) -> None:
+    tensor, bits = sample
+    cast = Cast("float32", dtype)
+    rounded, _ = kernels.apply((cast,), bits.astype("<u4").tobytes())
+    converted = Convert(tensor, cast, DTYPES[dtype])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dequantize, "_WORTH", data.draw(st.sampled_from([0, 1 / 64, 2])))
+        assert evaluate(converted) == rounded
 
 
 @examples(40, *HealthCheck)

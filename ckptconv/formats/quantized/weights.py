@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from ckptconv.errors import UnsupportedError
 from ckptconv.formats import companions
 from ckptconv.formats.quantized import configuration, joining
 from ckptconv.formats.quantized.configuration import COMFY, Configuration
+from ckptconv.formats.quantized.joining import Weight
 from ckptconv.formats.source import Quantized, Source
 from ckptconv.formats.values import first_bytes
 from ckptconv.pickles.nodes import Composite
@@ -22,7 +23,7 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.structure import torchao
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, untagged
+from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, same_bytes, untagged
 from ckptconv.tensors.moves import Cast, File
 from ckptconv.text import some
 
@@ -120,6 +121,7 @@ class _Weights:
         self.gone: set[str] = set()
         self.bare: list[str] = []
         self._known: dict[int, tuple[Any, Any]] = {}
+        self._made: dict[Hashable, LazyTensor] = {}
 
     def of_tree(self, tree: Any) -> Any:
         """Return `tree` with weights in each of its mappings; the same object if none of them is quantized."""
@@ -156,10 +158,18 @@ class _Weights:
         made: dict[Any, Any] = {}
         for name, value in items.items():
             if name in at:
-                made[at[name]] = self._cast(found.weights[at[name]].tensor)
+                made[at[name]] = self._once(found.weights[at[name]], flat)
             elif name not in found.gone:
                 made[name] = value
         return _like(given, made)
+
+    def _once(self, weight: Weight, items: Mapping[str, LazyTensor]) -> LazyTensor:
+        """Return the weight in its dtype: the same object for the same parts, so that tied names stay tied."""
+        parts = tuple((role, same_bytes(items[name])) for role, name in sorted(weight.parts.items()))
+        made = self._cast(weight.tensor)
+        if any(part is None for _, part in parts):
+            return made
+        return self._made.setdefault((weight.format, weight.tensor.shape, parts), made)
 
     def _cast(self, tensor: LazyTensor) -> LazyTensor:
         if tensor.dtype.name == self._dtype:

@@ -372,3 +372,22 @@ def test_a_plan_reads_names_and_shapes_alone(tmp_path: Path) -> None:
     report = ckptconv.convert(tmp_path, tmp_path / "out", dequantize=True, dry_run=True)
     assert report.dequantized == {"block FP8": 2000}
     assert report.bytes_read <= len(text) + len(config) + 1024
+
+
+def test_tied_weights_stay_tied(tmp_path: Path) -> None:
+    tied, scale = codes(40, 30), torch.tensor(0.5)
+    state = {f"{name}.weight{part}": each for name in "ab" for part, each in (("", tied), ("_scale", scale))}
+    torch.save(state, tmp_path / "x.pt")
+    report = ckptconv.convert(tmp_path / "x.pt", tmp_path / "y.safetensors", dequantize=True, verify=True)
+    assert report.aliases == {"b.weight": "a.weight"}
+    made = ckptconv.load_state_dict(tmp_path / "x.pt", dequantize=True)
+    assert made["a.weight"].data_ptr() == made["b.weight"].data_ptr()
+    assert bits({"": made["b.weight"]}) == bits({"": (tied.float() * 0.5).bfloat16()})
+
+
+def test_values_too_large_for_float16_are_counted(tmp_path: Path) -> None:
+    large = torch.tensor([[448.0, 2, 448, 448]] * 4).to(torch.float8_e4m3fn)
+    given = {"x.weight": large, "x.weight_scale": torch.tensor(300.0)}
+    source = saved(tmp_path / "in", given, {"quant_method": "fp8"})
+    report = ckptconv.convert(source, tmp_path / "out", dequantize=True, dtype="float16")
+    assert report.warnings == ["12 values were too large for float16 and became infinite."]
