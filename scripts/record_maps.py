@@ -21,7 +21,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "tests/data/maps"
-MODULES = ("titan", "titan2", "megatron", "bridge", "swift", "hugging", "olmo", "meta", "originals", "lit", "tune")
+MODULES = (
+    "titan",
+    "titan2",
+    "megatron",
+    "bridge",
+    "swift",
+    "nemo",
+    "hugging",
+    "olmo",
+    "meta",
+    "originals",
+    "lit",
+    "tune",
+)
 # Those whose models are also converted, loaded by transformers, and computed with.
 COMPUTING = ("titan", "megatron")
 # Those with packages of their own, each in a directory that the Makefile makes: the last releases that have what is
