@@ -41,7 +41,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def only(*real: str, packages: Iterable[str], instead: Mapping[str, object] | None = None) -> list[ModuleType]:
-    """Import the modules `real`, with stand-ins for all others of `packages`, in which `instead` gives things by name."""
+    """Import the modules `real`, with stand-ins for all others of `packages`, in which
+    `instead` gives things by name."""
     sys.meta_path.insert(0, _Finder(packages, real))
     for name, thing in (instead or {}).items():
         module, _, attribute = name.rpartition(".")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import megatron.core.models.gpt
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 

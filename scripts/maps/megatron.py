@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from mbridge.core.bridge import Bridge
@@ -54,14 +54,14 @@ _LATENT_NAMES = (
 )
 
 
-class WithBiases(LLaMABridge):
+class WithBiases(LLaMABridge):  # type: ignore[misc,unused-ignore]
     """mbridge's Llama, which has the biases of queries, keys and values, with those of all other linear layers."""
 
-    _ATTENTION_MAPPING = {
+    _ATTENTION_MAPPING: ClassVar = {
         **LLaMABridge._ATTENTION_MAPPING,
         "self_attention.linear_proj.bias": ["model.layers.{layer_number}.self_attn.o_proj.bias"],
     }
-    _MLP_MAPPING = {
+    _MLP_MAPPING: ClassVar = {
         **LLaMABridge._MLP_MAPPING,
         "mlp.linear_fc1.bias": [
             "model.layers.{layer_number}.mlp.gate_proj.bias",

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 
-import megatron.core.models.gpt
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -18,7 +17,8 @@ from maps.cases import Case, Tensors, numbered
 from maps.megatron import BASE, alone, gpt_model, with_names
 
 PACKAGES = ("torch", "megatron-core", "nemo_toolkit", "transformers")
-_One, _Other = TypeVar("_One"), TypeVar("_Other")
+_One = TypeVar("_One")
+_Other = TypeVar("_Other")
 
 
 class _Connector(Generic[_One, _Other]):
@@ -63,7 +63,7 @@ def cases() -> Iterator[Case]:
             ours = numbered(shapes)
             hf = _exported(exporter, ours, AutoConfig.for_model(kind, **hf_config), hf_config)
             made = f"convert_state of NeMo's {exporter.__name__}"
-            yield Case(name, map_, ours, hf, {**hf_config, "model_type": kind}, made, PACKAGES, 
+            yield Case(name, map_, ours, hf, {**hf_config, "model_type": kind}, made, PACKAGES,
                 back=_unpadded(ours) if padded else {})  # fmt: skip
 
 

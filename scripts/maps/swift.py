@@ -10,7 +10,6 @@ from functools import reduce
 from types import SimpleNamespace
 from typing import Any
 
-import megatron.core.models.gpt
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 

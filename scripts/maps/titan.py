@@ -21,6 +21,7 @@ from maps.cases import Case, numbered, same
 
 PACKAGES = ("torch", "torchtitan")
 _BACKEND = "flex"
+_DEEPSEEK = {"n_routed_experts": 4, "num_hidden_layers": 3}
 # What torchtitan 0.3 adds to the names of parameters: their axes.
 _AXES = re.compile(r"_[EGDF]+$")
 
@@ -36,8 +37,8 @@ def cases() -> Iterator[Case]:
             {"num_attention_heads": 3, "num_key_value_heads": 1},
         ),
         ("torchtitan-qwen3-moe", qwen3_moe_model(), Qwen3StateDictAdapter, {"num_experts": 3}),
-        ("torchtitan-deepseek_v3", deepseek_model(), DeepSeekV3StateDictAdapter, {"n_routed_experts": 4}),
-        ("torchtitan-deepseek_v3-lite", deepseek_model(q_lora_rank=0), DeepSeekV3StateDictAdapter, {}),
+        ("torchtitan-deepseek_v3", deepseek_model(), DeepSeekV3StateDictAdapter, _DEEPSEEK),
+        ("torchtitan-deepseek_v3-lite", deepseek_model(q_lora_rank=0), DeepSeekV3StateDictAdapter, _DEEPSEEK),
     ):
         with torch.device("meta"):
             shapes = config.build().state_dict()
@@ -162,10 +163,11 @@ def deepseek_model(q_lora_rank: int = 9) -> Any:
         moe_comm_backend="standard", non_blocking_capacity_factor=None,
         rope=ComplexRoPE.Config(dim=4, max_seq_len=64, theta=1e4, scaling="none"),
     )  # fmt: skip
-    return _around(deepseek_v3.DeepSeekV3Model.Config, 20, 41, layers)
+    further = deepseek_v3._build_mtp_layers(layers[-1], dim=20, num_mtp_layers=1) if q_lora_rank else []
+    return _around(deepseek_v3.DeepSeekV3Model.Config, 20, 41, layers, mtp_layers=further)
 
 
-def _around(kind: Any, dim: int, vocab: int, layers: Any) -> Any:
+def _around(kind: Any, dim: int, vocab: int, layers: Any, **more: Any) -> Any:
     """Return the config of a model of `kind` with embeddings and a head around its layers."""
     return kind(
         dim=dim,
@@ -174,4 +176,5 @@ def _around(kind: Any, dim: int, vocab: int, layers: Any) -> Any:
         norm=RMSNorm.Config(normalized_shape=dim, param_init=None),
         lm_head=Linear.Config(in_features=dim, out_features=vocab, param_init=None),
         layers=layers,
+        **more,
     )
