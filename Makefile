@@ -83,8 +83,8 @@ test-deepspeed: $(INSTALLED)
 test-dcp: $(INSTALLED)
 	$(BIN)/python scripts/test_dcp.py
 
-test-maps: build/maps-tools build/maps-old build/maps-more
-	$</bin/python scripts/record_maps.py --old build/maps-old --more build/maps-more $(MAPS_FLAGS)
+test-maps: build/maps-tools build/maps-old build/maps-more build/maps-titan
+	$</bin/python scripts/record_maps.py --old build/maps-old --more build/maps-more --titan build/maps-titan $(MAPS_FLAGS)
 
 # The last release of transformers with Meta's script. What it needs and has in common with the newest is not doubled.
 build/maps-old: build/maps-tools
@@ -96,7 +96,14 @@ build/maps-old: build/maps-tools
 build/maps-more: build/maps-tools
 	rm -rf $@
 	$</bin/python -m pip install --quiet --no-deps --target $@ litgpt==0.5.13 lightning==2.6.6 pytorch-lightning==2.6.6 \
-		lightning-utilities==0.15.3 torchmetrics==1.9.0 jsonargparse==4.53.0 torchtune==0.6.1
+		lightning-utilities==0.15.3 torchmetrics==1.9.0 jsonargparse==4.53.0 torchtune==0.6.1 \
+		megatron-bridge==0.3.1 mcore-bridge==1.6.5 nemo_toolkit==2.5.3
+	@touch $@
+
+# The last release of torchtitan with Llama 4.
+build/maps-titan: build/maps-tools
+	rm -rf $@
+	$</bin/python -m pip install --quiet --no-deps --target $@ torchtitan==0.2.2
 	@touch $@
 
 mutants: $(INSTALLED)

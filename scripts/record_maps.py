@@ -21,13 +21,34 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "tests/data/maps"
-MODULES = ("titan", "megatron", "hugging", "olmo", "meta", "originals", "lit", "tune")
+MODULES = (
+    "titan",
+    "titan2",
+    "megatron",
+    "bridge",
+    "swift",
+    "nemo",
+    "hugging",
+    "olmo",
+    "meta",
+    "originals",
+    "lit",
+    "tune",
+)
 # Those whose models are also converted, loaded by transformers, and computed with.
 COMPUTING = ("titan", "megatron")
-# Those that run under the last transformers with their scripts, in a directory of its own; see the Makefile.
-OLD = {"meta", "originals"}
-# Those whose packages ask for other releases than they need.
-MORE = {"lit", "tune"}
+# Those with packages of their own, each in a directory that the Makefile makes: the last releases that have what is
+# compared, and packages that ask for other releases than they need.
+BESIDE = {
+    "titan2": "titan",
+    "meta": "old",
+    "originals": "old",
+    "lit": "more",
+    "tune": "more",
+    "bridge": "more",
+    "swift": "more",
+    "nemo": "more",
+}
 
 
 def record(module: str, parent: Path) -> None:
@@ -50,7 +71,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="replace what is recorded")
     parser.add_argument("--old", default="", help="where transformers 4.45 is installed")
-    parser.add_argument("--more", default="", help="where litgpt and torchtune are installed")
+    parser.add_argument("--more", default="", help="where litgpt, torchtune and others are installed")
+    parser.add_argument("--titan", default="", help="where torchtitan 0.2 is installed")
     parser.add_argument("--only", choices=MODULES, action="append", help="of these frameworks alone")
     parser.add_argument("--logits", choices=COMPUTING, help="compare logits of this framework's models alone")
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
@@ -68,7 +90,7 @@ def main() -> int:
         for module in args.only or MODULES:
             made = Path(place, module)
             made.mkdir()
-            beside = args.old if module in OLD else args.more if module in MORE else ""
+            beside = getattr(args, BESIDE[module]) if module in BESIDE else ""
             path = os.pathsep.join(filter(None, [beside, os.environ.get("PYTHONPATH", "")]))
             command = [sys.executable, __file__, "--only", module, "--into", str(made)]
             subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.DEVNULL)

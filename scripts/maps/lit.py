@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from litgpt.config import Config
 from litgpt.scripts import convert_hf_checkpoint as from_hf
 from litgpt.scripts import convert_lit_checkpoint as to_hf
-from transformers import AutoConfig, AutoModelForCausalLM
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from maps.cases import Case, numbered, same
+from maps.cases import Case, Tensors, numbered, same
 
 PACKAGES = ("torch", "litgpt", "transformers")
 _BASE: dict[str, Any] = {
@@ -27,15 +30,25 @@ _MODELS = {
     "litgpt-gemma": ("litgpt-gemma", "Gemma-2-9b", "gemma2"),
     "litgpt-gemma-3": ("litgpt-gemma", "Gemma-3-1b-it", "gemma3_text"),
     "litgpt-phi": ("litgpt-phi", "phi-4", "phi3"),
+    "litgpt-mixtral": ("litgpt-mixtral", "Mixtral-8x7B-v0.1", "mixtral"),
+    "litgpt-qwen3_moe": ("litgpt-qwen3_moe", "Qwen3-30B-A3B", "qwen3_moe"),
 }
+_EXPERTS = {"num_local_experts": 3, "num_experts": 3, "moe_intermediate_size": 7, "num_experts_per_tok": 2}
+
+
+def saved(model: PreTrainedModel) -> Tensors:
+    """Return the tensors of a model's files, in which experts have names of their own."""
+    with tempfile.TemporaryDirectory() as place:
+        model.save_pretrained(place)
+        return load_file(Path(place, "model.safetensors"))
 
 
 def cases() -> Iterator[Case]:
     for name, (map_, known, kind) in _MODELS.items():
-        hf_config = AutoConfig.for_model(kind, **_BASE)
-        with torch.device("meta"):
-            shapes = AutoModelForCausalLM.from_config(hf_config).state_dict()
-        hf = numbered(shapes)
+        experts = kind in ("mixtral", "qwen3_moe")
+        settings = {**_BASE, **(_EXPERTS if experts else {})}
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings))
+        hf = numbered(saved(model) if experts else model.state_dict())
         config = Config.from_name(known, n_layer=2, n_head=6, n_query_groups=2, head_size=4, n_embd=24)
         ours: dict[str, torch.Tensor] = {}
         back: dict[str, torch.Tensor] = {}
@@ -51,7 +64,7 @@ def cases() -> Iterator[Case]:
         elif kind == "qwen2":
             from_hf.copy_weights_qwen_2_5(config, {}, ours, dict(hf))
             to_hf.copy_weights_qwen_2_5(config, back, dict(ours))
-        elif kind == "qwen3":
+        elif kind in ("qwen3", "qwen3_moe"):
             from_hf.copy_weights_qwen_3(config, {}, ours, dict(hf))
             to_hf.copy_weights_qwen_3(config, back, dict(ours))
         else:
@@ -60,4 +73,4 @@ def cases() -> Iterator[Case]:
         if not same(back, hf):
             raise ValueError(f"{name}: litgpt does not undo its conversion")
         made = "convert_hf_checkpoint.py, and convert_lit_checkpoint.py back"
-        yield Case(name, map_, ours, hf, {**_BASE, "model_type": kind}, made, PACKAGES)
+        yield Case(name, map_, ours, hf, {**settings, "model_type": kind}, made, PACKAGES)

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from mbridge.core.bridge import Bridge
@@ -40,6 +40,8 @@ from maps.cases import Case, Tensors, numbered
 PACKAGES = ("torch", "megatron-core", "mbridge", "transformers")
 # The rows of embeddings are padded to a multiple of this.
 _PAD = 16
+# After how many layers mbridge takes DeepSeek's layer of further tokens to come.
+_MTP_AT = 61
 # Names with Megatron-core's layers, and with Transformer Engine's.
 _NAMES = (
     (re.compile(r"\.input_layernorm\."), ".self_attention.linear_qkv.layer_norm_"),
@@ -51,7 +53,25 @@ _LATENT_NAMES = (
     (re.compile(r"\.kv_layernorm\."), ".linear_kv_up_proj.layer_norm_"),
 )
 
-_BASE: dict[str, Any] = {
+
+class WithBiases(LLaMABridge):  # type: ignore[misc,unused-ignore]
+    """mbridge's Llama, which has the biases of queries, keys and values, with those of all other linear layers."""
+
+    _ATTENTION_MAPPING: ClassVar = {
+        **LLaMABridge._ATTENTION_MAPPING,
+        "self_attention.linear_proj.bias": ["model.layers.{layer_number}.self_attn.o_proj.bias"],
+    }
+    _MLP_MAPPING: ClassVar = {
+        **LLaMABridge._MLP_MAPPING,
+        "mlp.linear_fc1.bias": [
+            "model.layers.{layer_number}.mlp.gate_proj.bias",
+            "model.layers.{layer_number}.mlp.up_proj.bias",
+        ],
+        "mlp.linear_fc2.bias": ["model.layers.{layer_number}.mlp.down_proj.bias"],
+    }
+
+
+BASE: dict[str, Any] = {
     "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 6,
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 37, "max_position_embeddings": 64, "rope_theta": 10000.0,
     "rms_norm_eps": 1e-5, "attention_dropout": 0.0, "tie_word_embeddings": False,
@@ -65,6 +85,11 @@ _LATENT: dict[str, Any] = {
 _EXPERTS = {"num_experts": 3, "moe_intermediate_size": 7, "num_experts_per_tok": 2, "norm_topk_prob": True}
 _MODELS: dict[str, tuple[type[Bridge], dict[str, Any], dict[str, Any]]] = {
     "megatron-llama": (LLaMABridge, {"model_type": "llama"}, {}),
+    "megatron-llama-biases": (
+        WithBiases,
+        {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+        {"add_bias_linear": True},
+    ),
     "megatron-qwen2": (
         Qwen2Bridge,
         {"model_type": "qwen2", "head_dim": 4, "tie_word_embeddings": True},
@@ -104,9 +129,9 @@ _MODELS: dict[str, tuple[type[Bridge], dict[str, Any], dict[str, Any]]] = {
     ),
     "megatron-deepseek_v3": (
         DeepseekV3Bridge,
-        {"model_type": "deepseek_v3", **_LATENT},
+        {"model_type": "deepseek_v3", **_LATENT, "num_nextn_predict_layers": 1},
         {
-            "qk_layernorm": True, "num_moe_experts": 4, "moe_ffn_hidden_size": 7,
+            "qk_layernorm": True, "num_moe_experts": 4, "moe_ffn_hidden_size": 7, "mtp_num_layers": 1,
             "moe_shared_expert_intermediate_size": 14, "moe_layer_freq": [0, 1, 1],
             "moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid", "q_lora_rank": 9,
             "kv_lora_rank": 10, "qk_head_dim": 6, "qk_pos_emb_head_dim": 4, "v_head_dim": 5,
@@ -117,23 +142,25 @@ _MODELS: dict[str, tuple[type[Bridge], dict[str, Any], dict[str, Any]]] = {
 
 def cases() -> Iterator[Case]:
     """Yield each model's tensors and what mbridge makes of them."""
-    with _alone():
+    with alone():
         for name, (bridge, config, _) in _MODELS.items():
             padded = "deepseek" not in name
-            ours = numbered(_named(shapes(name, padded=padded)))
-            hf_config = {**_BASE, **config}
+            ours = numbered(with_names(shapes(name, padded=padded)))
+            hf_config = {**BASE, **config}
             converter = _converter(bridge, hf_config, padded=padded)
             hf: Tensors = {}
             back: Tensors = {}
             for ours_name, tensor in ours.items():
                 made = dict(zip(*converter._weight_to_hf_format(ours_name, tensor), strict=True))
-                hf |= made
+                layers = f".{hf_config['num_hidden_layers']}."
+                hf |= {each.replace(f".{_MTP_AT}.", layers): part for each, part in made.items()}
                 back[ours_name] = converter._weight_to_mcore_format(ours_name, list(made.values()))
             differs = {each for each in ours if not torch.equal(ours[each], back[each])}
             if not differs <= {"embedding.word_embeddings.weight", "output_layer.weight"}:
                 raise ValueError(f"{name}: mbridge does not come back to {differs}")
             yield Case(
-                name, name, ours, hf, hf_config, f"mbridge's {bridge.__name__}, weight by weight", PACKAGES,
+                name, name.removesuffix("-biases"), ours, hf, hf_config,
+                f"mbridge's {bridge.__mro__[bridge is WithBiases].__name__}, weight by weight", PACKAGES,
                 back={each: back[each] for each in differs},
             )  # fmt: skip
 
@@ -143,15 +170,21 @@ def logits() -> Iterator[str]:
     from maps.logits import IDS, compare
 
     mask = torch.triu(torch.ones(IDS.numel(), IDS.numel(), dtype=torch.bool), 1)[None, None]
-    with _alone():
-        for name in ("megatron-llama", "megatron-qwen2", "megatron-qwen3", "megatron-qwen3_moe"):
+    with alone():
+        for name in (
+            "megatron-llama",
+            "megatron-llama-biases",
+            "megatron-qwen2",
+            "megatron-qwen3",
+            "megatron-qwen3_moe",
+        ):
             yield compare(
                 name,
                 model(name),
                 lambda each: each(IDS, torch.arange(IDS.numel())[None], mask),
                 lambda each, place: dist_checkpointing.save(each.sharded_state_dict(), str(place)),
-                {**_BASE, **_MODELS[name][1]},
-                name,
+                {**BASE, **_MODELS[name][1]},
+                name.removesuffix("-biases"),
             )
 
 
@@ -165,7 +198,11 @@ def shapes(name: str, *, padded: bool) -> Tensors:
 def model(name: str, *, padded: bool = True) -> GPTModel:
     """Return a model of Megatron-core, with its own layers, on the device that torch has now."""
     _, hf, more = _MODELS[name]
-    hf = {**_BASE, **hf}
+    return gpt_model({**BASE, **hf}, more, padded=padded)
+
+
+def gpt_model(hf: dict[str, Any], more: dict[str, Any], *, padded: bool) -> GPTModel:
+    """Return a model of Megatron-core, of a configuration of Hugging Face and `more` settings of Megatron-core."""
     latent = "q_lora_rank" in more
     kind = MLATransformerConfig if latent else TransformerConfig
     if not latent:
@@ -173,9 +210,9 @@ def model(name: str, *, padded: bool = True) -> GPTModel:
     config = kind(
         num_layers=hf["num_hidden_layers"], hidden_size=hf["hidden_size"],
         num_attention_heads=hf["num_attention_heads"], ffn_hidden_size=hf["intermediate_size"], normalization="RMSNorm",
-        gated_linear_unit=True, activation_func=functional.silu, add_bias_linear=False, use_cpu_initialization=True,
+        gated_linear_unit=True, activation_func=functional.silu, use_cpu_initialization=True,
         layernorm_epsilon=hf["rms_norm_eps"], hidden_dropout=0.0, attention_dropout=0.0, perform_initialization=False,
-        bias_activation_fusion=False, **more,
+        bias_activation_fusion=False, **{"add_bias_linear": False, **more},
     )  # fmt: skip
     spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False)
     if latent:
@@ -192,7 +229,7 @@ def model(name: str, *, padded: bool = True) -> GPTModel:
     )  # fmt: skip
 
 
-def _named(tensors: Tensors) -> Tensors:
+def with_names(tensors: Tensors) -> Tensors:
     """Return a state dict with Transformer Engine's names."""
     latent = any("linear_kv_up_proj" in name for name in tensors)
     made = {}
@@ -218,7 +255,11 @@ def _converter(bridge: Any, hf_config: dict[str, Any], *, padded: bool) -> Bridg
     # Its tying of embeddings changes the class.
     made._DIRECT_MAPPING = dict(bridge._DIRECT_MAPPING)
     made.hf_config, made.dtype, made.mpu = config, torch.float32, ParallelStates()
-    made.config = type("Config", (), {"mtp_num_layers": None, "num_layers": config.num_hidden_layers})()
+    further = hf_config.get("num_nextn_predict_layers") or None
+    deepseek = issubclass(bridge, DeepseekV3Bridge)
+    layers = _MTP_AT if deepseek else config.num_hidden_layers
+    made.config = type("Config", (), {"mtp_num_layers": further if deepseek else None, "num_layers": layers})()
+    made._SHARED_STATE_DICT_MAPPING = {}  # which repeats embeddings and head for the layer of further tokens
     made.make_vocab_size_divisible_by = _PAD if padded else None
     made.vocab_size = config.vocab_size
     made.padded_vocab_size = -(-config.vocab_size // _PAD) * _PAD
@@ -227,7 +268,7 @@ def _converter(bridge: Any, hf_config: dict[str, Any], *, padded: bool) -> Bridg
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def alone() -> Iterator[None]:
     """Run as the only process of a training."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
     torch.distributed.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.nn import functional
-from torchtitan.models import deepseek_v3, llama3, qwen3
+from torchtitan.models import deepseek_v3, gpt_oss, llama3, qwen3
 from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
 from torchtitan.models.deepseek_v3.state_dict_adapter import DeepSeekV3StateDictAdapter
+from torchtitan.models.gpt_oss.state_dict_adapter import GptOssStateDictAdapter
 from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
@@ -17,6 +21,9 @@ from maps.cases import Case, numbered, same
 
 PACKAGES = ("torch", "torchtitan")
 _BACKEND = "flex"
+_DEEPSEEK = {"n_routed_experts": 4, "num_hidden_layers": 3}
+# What torchtitan 0.3 adds to the names of parameters: their axes.
+_AXES = re.compile(r"_[EGDF]+$")
 
 
 def cases() -> Iterator[Case]:
@@ -30,8 +37,8 @@ def cases() -> Iterator[Case]:
             {"num_attention_heads": 3, "num_key_value_heads": 1},
         ),
         ("torchtitan-qwen3-moe", qwen3_moe_model(), Qwen3StateDictAdapter, {"num_experts": 3}),
-        ("torchtitan-deepseek_v3", deepseek_model(), DeepSeekV3StateDictAdapter, {"n_routed_experts": 4}),
-        ("torchtitan-deepseek_v3-lite", deepseek_model(q_lora_rank=0), DeepSeekV3StateDictAdapter, {}),
+        ("torchtitan-deepseek_v3", deepseek_model(), DeepSeekV3StateDictAdapter, _DEEPSEEK),
+        ("torchtitan-deepseek_v3-lite", deepseek_model(q_lora_rank=0), DeepSeekV3StateDictAdapter, _DEEPSEEK),
     ):
         with torch.device("meta"):
             shapes = config.build().state_dict()
@@ -42,6 +49,28 @@ def cases() -> Iterator[Case]:
             raise ValueError(f"{name}: from_hf does not undo to_hf")
         yield Case(name, _map(name), ours, hf, hf_config, f"{adapter.__name__}.to_hf, and from_hf back", PACKAGES,
             lost=tuple(ours.keys() - back.keys()))  # fmt: skip
+    yield _gpt_oss()
+
+
+def _gpt_oss() -> Case:
+    """Return gpt-oss. torchtitan's adapter gives experts the names and the layout of MXFP4's, and has the names of 0.2.
+    transformers holds what MXFP4 gives with the last two axes exchanged."""
+    config = gpt_oss_model()
+    with torch.device("meta"):
+        shapes = config.build().state_dict()
+    ours = numbered(shapes)
+    known = {_AXES.sub("", name): tensor for name, tensor in ours.items()}
+    adapter = GptOssStateDictAdapter(config, None)
+    made = adapter.to_hf(dict(known))
+    adapter._validate_hf_rope_config = lambda *_: None
+    lost = known.keys() - adapter.from_hf(dict(made)).keys()
+    hf = {
+        name.removesuffix("_blocks"): tensor.transpose(1, 2) if name.endswith("_blocks") else tensor
+        for name, tensor in made.items()
+    }
+    told = "GptOssStateDictAdapter.to_hf, and experts from MXFP4's layout to that of transformers"
+    return Case("torchtitan-gpt_oss", "torchtitan-gpt_oss", ours, hf, {"num_local_experts": 3}, told, PACKAGES,
+        lost=tuple(name for name in ours if _AXES.sub("", name) in lost))  # fmt: skip
 
 
 def logits() -> Iterator[str]:
@@ -116,6 +145,16 @@ def qwen3_moe_model() -> Any:
     return _around(qwen3.Qwen3Model.Config, 20, 41, layers)
 
 
+def gpt_oss_model() -> Any:
+    attention = partial(gpt_oss._make_gptoss_attn_config, n_heads=6, n_kv_heads=2, head_dim=4)
+    with mock.patch.object(gpt_oss, "_make_gptoss_attn_config", attention):
+        layers = gpt_oss._build_gptoss_layers(
+            n_layers=2, dim=20, hidden_dim=7, num_experts=3, top_k=2, load_balance_coeff=1e-3, attn_backend=_BACKEND,
+            moe_comm_backend="standard", rope=CosSinRoPE.Config(dim=4, max_seq_len=64, theta=1e6),
+        )  # fmt: skip
+    return _around(gpt_oss.GptOssModel.Config, 20, 41, layers)
+
+
 def deepseek_model(q_lora_rank: int = 9) -> Any:
     layers = deepseek_v3._build_dsv3_layers(
         n_layers=3, n_dense_layers=1, dim=20, n_heads=3, q_lora_rank=q_lora_rank, kv_lora_rank=10, qk_nope_head_dim=6,
@@ -124,10 +163,11 @@ def deepseek_model(q_lora_rank: int = 9) -> Any:
         moe_comm_backend="standard", non_blocking_capacity_factor=None,
         rope=ComplexRoPE.Config(dim=4, max_seq_len=64, theta=1e4, scaling="none"),
     )  # fmt: skip
-    return _around(deepseek_v3.DeepSeekV3Model.Config, 20, 41, layers)
+    further = deepseek_v3._build_mtp_layers(layers[-1], dim=20, num_mtp_layers=1) if q_lora_rank else []
+    return _around(deepseek_v3.DeepSeekV3Model.Config, 20, 41, layers, mtp_layers=further)
 
 
-def _around(kind: Any, dim: int, vocab: int, layers: Any) -> Any:
+def _around(kind: Any, dim: int, vocab: int, layers: Any, **more: Any) -> Any:
     """Return the config of a model of `kind` with embeddings and a head around its layers."""
     return kind(
         dim=dim,
@@ -136,4 +176,5 @@ def _around(kind: Any, dim: int, vocab: int, layers: Any) -> Any:
         norm=RMSNorm.Config(normalized_shape=dim, param_init=None),
         lm_head=Linear.Config(in_features=dim, out_features=vocab, param_init=None),
         layers=layers,
+        **more,
     )
