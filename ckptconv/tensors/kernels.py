@@ -21,6 +21,7 @@ from ckptconv.errors import UsageError
 from ckptconv.tensors.dequantize import dequantize
 from ckptconv.tensors.dtypes import DTYPES, can_cast, itemsize_of_components
 from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module, scratch
+from ckptconv.tensors.low_rank import added, lengthened, numbers, rounded
 from ckptconv.tensors.moves import (
     Bits,
     Box,
@@ -142,7 +143,7 @@ def _result_size(kernel: Kernel, size: int) -> int:
     if isinstance(kernel, Gather):
         return math.prod(kernel.shape) * kernel.itemsize
     if isinstance(kernel, Tile):
-        return math.prod(kernel.counts) * DTYPES[_TILES[type(kernel.kernel)].dtype].itemsize
+        return math.prod(kernel.counts) * DTYPES[kernel.rounded or tile_dtype(kernel.kernel)].itemsize
     if isinstance(kernel, Cast):
         before, after = DTYPES[kernel.source].itemsize, DTYPES[kernel.target].itemsize
     elif isinstance(kernel, Bits):
@@ -312,7 +313,7 @@ def _weighted_sum(kernel: WeightedSum, data: memoryview, out: memoryview) -> int
         for start in range(0, len(total), _SUMMED):
             block = total[start : start + _SUMMED]
             for number, (dtype, bits, weight) in enumerate(zip(kernel.dtypes, inputs, kernel.weights, strict=True)):
-                values = _numbers(dtype, bits[start : start + _SUMMED], single[: len(block)])
+                values = numbers(dtype, bits[start : start + _SUMMED], single[: len(block)])
                 term = block if number == 0 else product[: len(block)]
                 term[...] = values
                 if weight != 1:
@@ -325,16 +326,6 @@ def _weighted_sum(kernel: WeightedSum, data: memoryview, out: memoryview) -> int
             if math.isnan(block.sum()):
                 block[np.isnan(block)] = np.nan
     return 0
-
-
-def _numbers(dtype: str, bits: Array, single: Array) -> Array:
-    """Return numbers of a floating dtype, those of bfloat16 in `single`."""
-    if dtype != "bfloat16":
-        return bits.view(dtype)
-    single[...] = bits
-    single <<= 16
-    view: Array = single.view("f4")
-    return view
 
 
 # ------------------------------------------------------------------------------------------------------------- signs
@@ -506,61 +497,18 @@ class TileMaker(NamedTuple):
     """How a kernel makes a tile: the dtype of its elements, and the function that fills an array of them.
 
     It takes the kernel, the boxes of the inputs and their bits (unsigned integers in the shapes of the boxes), and the
-    index that the tile starts at.
+    index that the tile starts at. `round` fills one with bits of another dtype (`low_rank.rounded`).
     """
 
     dtype: str
     fill: Callable[[Any, Sequence[Box], Sequence[Array], Sequence[int], Array], None]
-
-
-def _low_rank(
-    kernel: LowRank, boxes: Sequence[Box], arrays: Sequence[Array], starts: Sequence[int], out: Array
-) -> None:
-    np = numpy_module()
-    base, left, right = (_doubles(box.dtype, bits) for box, bits in zip(boxes, arrays, strict=True))
-    # The tile lies as the base does, or its factors make its transpose.
-    made = out if boxes[1].axes[0].dim == 0 else out.T
-    base = base if made is out else base.T
-    rows = max(_SUMMED // max(made.shape[1], 1), 1)
-    product, total = (np.empty((min(rows, len(made)), made.shape[1]), "f8") for _ in range(2))
-    with np.errstate(all="ignore"):
-        for at in range(0, len(made), rows):
-            some = left[at : at + rows]
-            held, added = product[: len(some)], total[: len(some)]
-            added[...] = 0
-            for column, row in zip(some.T, right, strict=True):
-                np.multiply(column[:, None], row, out=held)
-                added += held
-            added *= kernel.scale
-            np.add(base[at : at + rows], added, out=made[at : at + rows])
-        if math.isnan(out.sum()):
-            out[np.isnan(out)] = np.nan
-
-
-def _magnitude(
-    kernel: Magnitude, boxes: Sequence[Box], arrays: Sequence[Array], starts: Sequence[int], out: Array
-) -> None:
-    np = numpy_module()
-    rows, lengths = (_doubles(box.dtype, bits) for box, bits in zip(boxes, arrays, strict=True))
-    with np.errstate(all="ignore"):
-        squares = np.add.accumulate(rows * rows, axis=1)[:, -1]
-        factors = lengths / np.sqrt(squares)
-        np.multiply(rows[:, starts[1] : starts[1] + out.shape[1]], factors[:, None], out=out)
-        if math.isnan(out.sum()):
-            out[np.isnan(out)] = np.nan
-
-
-def _doubles(dtype: str, bits: Array) -> Array:
-    """Return the numbers of a floating dtype as float64."""
-    np = numpy_module()
-    made: Array = _numbers(dtype, bits, np.empty(bits.shape, "u4")).astype("f8")
-    return made
+    round: Callable[[Any, Sequence[Box], Sequence[Array], str, Array, Any], int] | None = None
 
 
 _TILES: dict[type[Any], TileMaker] = {
     Dequantize: TileMaker("float32", dequantize),
-    LowRank: TileMaker("float64", _low_rank),
-    Magnitude: TileMaker("float64", _magnitude),
+    LowRank: TileMaker("float64", added, rounded),
+    Magnitude: TileMaker("float64", lengthened),
 }
 
 
@@ -579,10 +527,21 @@ def _tile(tile: Tile, data: memoryview, out: memoryview) -> int:
             raise ValueError(f"{tile} leaves its {len(data)} bytes")
         arrays.append(np.frombuffer(data, f"u{item}", count, box.offset).reshape(box.counts))
     maker = _TILES[type(tile.kernel)]
+    if tile.rounded:
+        assert maker.round is not None
+        result = np.frombuffer(out, f"u{DTYPES[tile.rounded].itemsize}").reshape(tile.counts)
+        cast = functools.partial(_cast_array, Cast(maker.dtype, tile.rounded))
+        return maker.round(tile.kernel, tile.boxes, arrays, tile.rounded, result, cast)
     dtype = DTYPES[maker.dtype]
     code = f"f{dtype.itemsize}" if dtype.name in ("float64", "float32", "float16") else f"u{dtype.itemsize}"
     maker.fill(tile.kernel, tile.boxes, arrays, tile.starts, np.frombuffer(out, code).reshape(tile.counts))
     return 0
+
+
+def _cast_array(cast: Cast, values: Array) -> tuple[Array, int]:
+    """Return the bits of an array after a cast, and how many finite values became infinite."""
+    made, overflows = apply((cast,), numpy_module().ascontiguousarray(values).data)
+    return numpy_module().frombuffer(made, f"u{DTYPES[cast.target].itemsize}").reshape(values.shape), overflows
 
 
 _KERNELS: dict[type[Any], Callable[[Any, memoryview, memoryview], int]] = {

@@ -31,6 +31,7 @@ from ckptconv.tensors.geometry import (
 from ckptconv.tensors.moves import (
     BLOCK,
     GAP,
+    ROUNDING,
     Assembled,
     Bits,
     Box,
@@ -404,7 +405,11 @@ class Convert(Derived):
         first, last = start // after, -(-stop // after)
         if stop - start != self.nbytes:
             order = "output"  # tiles cover whole tensors and could not be trimmed
-        for move in self.tensor.moves(first * before, last * before, order, limit * before // max(before, after)):
+        tensor, widest = self.tensor, before
+        if isinstance(tensor, Tiled) and isinstance(tensor.kernel, ROUNDING) and isinstance(self.kernel, Cast):
+            widest = tensor.parts[0].dtype.itemsize  # its own elements are never made
+        widest = max(widest, after)
+        for move in self.tensor.moves(first * before, last * before, order, limit * before // widest):
             offset, length, grid = move.target
             if offset % before or length % before:
                 raise ValueError("a move cuts an element in two")
@@ -413,7 +418,14 @@ class Convert(Derived):
                 length // before * after,
                 tuple((count, distance // before * after) for count, distance in grid),
             )
-            yield from trim(move._replace(target=target, kernels=(*move.kernels, self.kernel)), start, stop)
+            yield from trim(move._replace(target=target, kernels=self._after(move.kernels)), start, stop)
+
+    def _after(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+        """Return `kernels` with this one after them."""
+        last = kernels[-1] if kernels else None
+        if isinstance(self.kernel, Cast) and isinstance(last, Tile) and isinstance(last.kernel, ROUNDING):
+            return (*kernels[:-1], last._replace(rounded=self.kernel.target))
+        return (*kernels, self.kernel)
 
 
 class Computed(Composed):

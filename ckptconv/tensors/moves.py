@@ -214,6 +214,8 @@ class Magnitude(NamedTuple):
 
 # What makes a tile of a tensor of tiles of its parts.
 TileKernel: TypeAlias = "Dequantize | LowRank | Magnitude"
+# Those that round what they make themselves, if a cast follows.
+ROUNDING = (LowRank,)
 
 
 class Box(NamedTuple):
@@ -230,12 +232,16 @@ class Box(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Make the tile of `counts` elements from index `starts` on of boxes of several inputs, by `kernel`."""
+    """Make the tile of `counts` elements from index `starts` on of boxes of several inputs, by `kernel`.
+
+    If `rounded` is given, its elements are cast to that dtype.
+    """
 
     kernel: TileKernel
     starts: tuple[int, ...]
     counts: tuple[int, ...]
     boxes: tuple[Box, ...]
+    rounded: str = ""
 
 
 Kernel: TypeAlias = (
