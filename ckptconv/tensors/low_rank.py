@@ -29,6 +29,9 @@ _IN_ORDER = 1 << 11
 # Those of a block that a BLAS makes: with what they are added to, and what is compared, they stay in the second-level
 # cache. A block has this many columns, if there are so many.
 _BLOCK, _WIDE = 1 << 15, 1 << 9
+# Products of numbers in one call of a BLAS. OpenBLAS makes so many in the thread that calls; for more it wakes others,
+# for which the threads that convert would wait.
+_AT_ONCE = 1 << 18
 # Factors of elements that are added up one by one, at a time.
 _PICKED = 1 << 17
 # If more than this part of a block is added up in order, all of it is.
@@ -175,13 +178,14 @@ def rounded(
 class _Rounding:
     """Makes sums by a BLAS, and rounds those of which that cannot change the result.
 
-    The BLAS works in float32 if the dtype `target` has half its digits, and the inputs no more; else in float64.
+    The BLAS works in float32 if the dtype `target` has a third of its digits, and the inputs no more than it; else in
+    float64.
     """
 
     def __init__(self, given: _Sum, target: str, cast: _Casting) -> None:
         np = numpy_module()
         self._base, self._target, self._cast = given.base, target, cast
-        is_narrow = FORMATS[target].mantissa < 12 and all(FORMATS[each.dtype].mantissa < 24 for each in given[:3])
+        is_narrow = FORMATS[target].mantissa < 8 and all(FORMATS[each.dtype].mantissa < 24 for each in given[:3])
         self._code, self._bits, wide, self._unit = (
             ("f4", np.uint32, "float32", 2.0**-24) if is_narrow else ("f8", np.uint64, "float64", 2.0**-53)
         )
@@ -207,7 +211,7 @@ class _Rounding:
             for use in ("sums", "other")
         )
         values, distance = sums.view(self._code), other.view(self._code)
-        np.matmul(self._left[rows], self._right, out=values)
+        _multiply(self._left[rows], self._right, values)
         base = self._base.at(rows)
         values += numbers(*base, other) if base.dtype == "bfloat16" and self._code == "f4" else base.numbers(self._code)
         peak = float(max(values.max(), -values.min()))
@@ -243,6 +247,13 @@ class _Rounding:
         errors = 1.01 * self._unit * (self._rank + 8) * (1 if self._code == "f4" else 2)
         bounds: Array = errors * left * right + (self._rank + 2) * 2.0**-126 * (1 + left + right)
         return bounds if self._rank <= _MOST_RANK else bounds + math.inf
+
+
+def _multiply(left: Array, right: Array, out: Array) -> None:
+    """Fill `out` with the product of two matrices."""
+    side = max(math.isqrt(_AT_ONCE // max(len(right), 1)), 1)
+    for rows, columns in _blocks(out.shape, side * side, side):
+        numpy_module().matmul(left[rows], right[:, columns], out=out[rows, columns])
 
 
 # ------------------------------------------------------------------------------------------------------------- lengths
