@@ -31,6 +31,8 @@ _FACTOR = re.compile(
 )
 _LENGTHS = re.compile(r"(?P<module>.+)\.lora_magnitude_vector(?:\.(?!weight$)[^.]+)?(?:\.weight)?")
 _KEPT = re.compile(r"\.(?:base_layer|modules_to_save(?:\.(?!weight$|bias$)[^.]+)?)(?=\.)")
+# What modules_to_save take the place of: the base's own.
+_REPLACED = re.compile(r"\.original_module\.")
 
 
 class _Factors(NamedTuple):
@@ -117,7 +119,7 @@ class _Work:
                 lengths[match["module"]] = untagged(tensor)
             elif "lora_" in name:
                 raise self._unknown(full, "it is no factor of LoRA that is known")
-            else:
+            elif not _REPLACED.search(name):
                 self._replace(full, _KEPT.sub("", name), tensor)
         if bool(lengths) != self._adapter.scale.dora:
             raise CorruptError(
@@ -150,11 +152,31 @@ class _Work:
 
     def _replace(self, full: str, name: str, tensor: LazyTensor) -> None:
         name = self._in_files(name)
+        if name not in self._base and len(tensor.shape) == 3:
+            module, _, stack = name.rpartition(".")
+            if experts := self._stacks(module).get(stack):
+                self._replace_stack(full, experts, untagged(tensor))
+                return
         if name not in self._base:
             raise self._no_place(full, name)
         if tensor.shape != self._base[name].shape:
             raise self._other_shape(full, tensor.shape, name)
         self._changed[name] = untagged(tensor)
+
+    def _replace_stack(self, full: str, experts: list[list[str]], tensor: LazyTensor) -> None:
+        """Put a stack in the place of the tensors that the base has for it."""
+        whole = (Span(0, 1, tensor.shape[2]),)
+        for number, names in enumerate(experts):
+            at = 0
+            for name in names:
+                shape = self._base[name].shape
+                if len(experts) != tensor.shape[0] or shape[1:] != tensor.shape[2:] or at + shape[0] > tensor.shape[1]:
+                    raise self._other_shape(full, tensor.shape, name)
+                part = sliced(tensor, (Span(number, 1, 1), Span(at, 1, shape[0]), *whole))
+                self._changed[name] = View(part, part.dtype, shape)
+                at += shape[0]
+            if at != tensor.shape[1]:
+                raise self._other_shape(full, tensor.shape, names[-1])
 
     def _module(
         self,

@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rank_files
 import torch
+import zero_writer as zero
 from checkpoints import DATA, ckptconv_here, contents
+from rank_files import placed
 from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
 
 from ckptconv import CorruptError, DifferenceError, UnsupportedError, UsageError, convert, merge, verify
 from ckptconv.formats import adapters
@@ -204,6 +209,68 @@ def test_adapters_and_bases_may_be_of_any_format() -> None:
     merge("dcp", "trained", "again.safetensors", verify=True)
     found, wanted = load_file("again.safetensors"), load_file("out.safetensors")
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def training(tensors: Tensors, prefix: str = "base_model.model.") -> Tensors:
+    """The tensors as they are called while they are trained."""
+    return {f"{prefix}{name.replace('.weight', '.default.weight')}": tensor for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_adapters_may_be_in_a_zero_checkpoint(stage: int) -> None:
+    given = factors("a", 6, 5)
+    merge(model(), adapter(given), "out.safetensors")
+    saved = zero.Model(groups=[training(given)], frozen={"base_model.model.b.weight": random(4)})
+    zero.write(Path("run"), saved, zero.Save(stage=stage, world=2))
+    shutil.copy("adapter/adapter_config.json", "run")
+    merge("base.safetensors", "run", "again.safetensors", verify=True)
+    assert torch.equal(load_file("again.safetensors")["a.weight"], load_file("out.safetensors")["a.weight"])
+
+
+def test_adapters_may_be_in_the_files_of_ranks() -> None:
+    given = factors("a", 6, 5)
+    merge(model(), adapter(given), "out.safetensors")
+
+    def state(mesh: DeviceMesh, rank: int) -> Tensors:
+        return {name: placed(tensor, mesh, Shard(0)) for name, tensor in training(given).items()}
+
+    rank_files.write(Path("run"), (2,), state)
+    shutil.copy("adapter/adapter_config.json", "run")
+    merge("base.safetensors", "run", "again.safetensors", verify=True)
+    assert torch.equal(load_file("again.safetensors")["a.weight"], load_file("out.safetensors")["a.weight"])
+
+
+def test_a_training_holds_the_base_too() -> None:
+    """What is wrapped is the base, unless modules_to_save take its place; stacks are as in memory."""
+    experts, rows, columns = 2, 4, 5
+    base = {
+        f"m.mlp.experts.{n}.{name}.weight": random(rows, columns, seed=n)
+        for n in range(2)
+        for name in ("gate_proj", "up_proj")
+    }
+    save_file({"a.weight": random(6, 5), "head.weight": random(3), **base}, "base.safetensors")
+    stack = random(experts, 2 * rows, columns, seed=9)
+    told = {
+        **training(factors("a", 6, 5)),
+        "base_model.model.a.base_layer.weight": random(6, 5),
+        "base_model.model.head.original_module.weight": random(3),
+        "base_model.model.head.modules_to_save.default.weight": random(3, seed=4),
+        "base_model.model.m.mlp.experts.base_layer.gate_up_proj": stack,
+    }
+    Path("run").mkdir()
+    torch.save(told, "run/adapter_model.bin")
+    shutil.copy(Path(adapter({}), "adapter_config.json"), "run")
+    merge("base.safetensors", "run", "out.safetensors", verify=True)
+    found = load_file("out.safetensors")
+    assert torch.equal(found["head.weight"], random(3, seed=4))
+    for number in range(experts):
+        for at, name in ((0, "gate_proj"), (rows, "up_proj")):
+            assert torch.equal(found[f"m.mlp.experts.{number}.{name}.weight"], stack[number, at : at + rows])
+    torch.save(
+        {**told, "base_model.model.m.mlp.experts.base_layer.gate_up_proj": stack[:, :-1]}, "run/adapter_model.bin"
+    )
+    with pytest.raises(CorruptError, match=r"\[2, 7, 5\]"):
+        merge("base.safetensors", "run", "out.safetensors")
 
 
 def test_a_quantized_base_is_merged_into_as_its_weights() -> None:
