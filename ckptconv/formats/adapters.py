@@ -5,7 +5,7 @@ Source: PEFT 0.21, tuners/lora (config.py, layer.py) and utils/other.get_pattern
 
 from __future__ import annotations
 
-import functools
+import itertools
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -36,7 +36,10 @@ _UNKNOWN = (
     "velora_config",
     "layer_replication",
     "alora_invocation_tokens",
+    "trainable_token_indices",
 )
+# How factors may begin without a change of the base.
+_BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 _MOST_RANK = 1 << 20
 # A pattern in which no character but a dot means something else than itself.
 _PLAIN = re.compile(r"[\w.]+")
@@ -68,7 +71,12 @@ def _opened(path: str, settings: Mapping[str, Any]) -> Adapter:
     told = read_configuration(file.entry.file, options)
     found = file.entry.file
     source = replace(source, inputs={**source.inputs, CONFIG: Input(found, (found.size, found.stamp))})
-    return Adapter(source, _scale(file, told), told.get("fan_in_fan_out") is True)
+    parameters = told.get("target_parameters") or []
+    if not isinstance(parameters, list) or not all(isinstance(each, str) for each in parameters):
+        raise CorruptError(
+            f"{file}: its target_parameters are {brief(parameters)}, where a list of names was expected."
+        )
+    return Adapter(source, _scale(file, told), told.get("fan_in_fan_out") is True, tuple(parameters))
 
 
 def _scale(file: Location, told: Mapping[str, Any]) -> Scale:
@@ -81,6 +89,12 @@ def _scale(file: Location, told: Mapping[str, Any]) -> Scale:
     asked = [name for name in _UNKNOWN if told.get(name) not in (None, False)]
     if asked:
         raise UnsupportedError(f"{file} asks for {some(asked)}, which is not supported. Nothing was written.")
+    if (begun := told.get("init_lora_weights")) not in _BEGINNINGS:
+        raise UnsupportedError(
+            f"{file} says that the factors began as {brief(begun)}, which takes their product away from the base: it "
+            "cannot be added to the base's files as they are. Nothing was written.",
+            "Save it again with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...).",
+        )
     patterns = []
     for name in ("rank_pattern", "alpha_pattern"):
         given = told.get(name) or {}
@@ -103,45 +117,51 @@ def _number(file: Location, name: str, value: Any) -> float:
     return float(value)
 
 
-def factor(scale: Scale, module: str, rank: int) -> float:
-    """Return what the product of the factors of `module`, with `rank` columns, is multiplied by.
+def settled(scale: Scale, names: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Return the rank and alpha of each of `names`, which are modules, or parameters of them: those of the first
+    pattern that matches it from its beginning, or from behind a dot, to its end.
 
-    Raise CorruptError if the configuration says another rank, UnsupportedError for patterns that are not understood.
+    Raise UnsupportedError for patterns that are not understood.
     """
-    r, alpha = (
-        _matching(patterns, module, default)
-        for patterns, default in ((scale.ranks, scale.rank), (scale.alphas, scale.alpha))
+    told = (scale.ranks, scale.rank), (scale.alphas, scale.alpha)
+    patterns = [list(each) for each, _ in told]
+    if all(map(_PLAIN.fullmatch, itertools.chain(*patterns))):
+        first = [[_first_plain(each, name) for name in names] for each in patterns]
+    else:
+        try:
+            first = first_matches([[f"(.*\\.)?({pattern})$" for pattern in each] for each in patterns], names)
+        except (ExpressionError, LimitsError) as error:
+            every = list(dict.fromkeys(itertools.chain(*patterns)))
+            raise UnsupportedError(
+                f"The patterns of {CONFIG} are not supported: {some(every, 3)}. Nothing was written."
+            ) from error
+    ranks, alphas = (
+        [default if number is None else values[each[number]] for number in numbers]
+        for (values, default), each, numbers in zip(told, patterns, first, strict=True)
     )
+    return dict(zip(names, zip(ranks, alphas, strict=True), strict=True))
+
+
+def _first_plain(patterns: Sequence[str], name: str) -> int | None:
+    """Return the number of the first of `patterns` that matches, in which only dots mean something else."""
+    for number, pattern in enumerate(patterns):
+        end = name[-len(pattern) :]
+        is_whole = len(name) == len(pattern) or name[-len(pattern) - 1 : -len(pattern)] == "."
+        if is_whole and len(end) == len(pattern) and all(a in (".", b) for a, b in zip(pattern, end, strict=True)):
+            return number
+    return None
+
+
+def factor(scale: Scale, told: tuple[float, float], name: str, rank: int) -> float:
+    """Return what the product of the factors of `name`, with `rank` columns, is multiplied by, where the configuration
+    has `told` its rank and alpha. Raise CorruptError if it says another rank."""
+    r, alpha = told
     if r != rank:
         raise CorruptError(
-            f"The factors of {module!r} have rank {rank}, and {CONFIG} says {r:g}. Nothing was written.",
+            f"The factors of {name!r} have rank {rank}, and {CONFIG} says {r:g}. Nothing was written.",
             "The adapter is damaged, or its configuration is of another.",
         )
     return alpha / (r**0.5 if scale.rooted else r)
-
-
-def _matching(patterns: Mapping[str, float], module: str, default: float) -> float:
-    """Return the value of the first pattern that matches `module` from its beginning, or from behind a dot, to its
-    end; else `default`."""
-    return next((value for pattern, value in patterns.items() if _matches(pattern, module)), default)
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _matches(pattern: str, module: str) -> bool:
-    if _PLAIN.fullmatch(pattern):
-        end = module[-len(pattern) :]
-        begins = len(module) == len(pattern) or module[-len(pattern) - 1 : -len(pattern)] == "."
-        return (
-            begins
-            and len(end) == len(pattern)
-            and all(one in (".", other) for one, other in zip(pattern, end, strict=True))
-        )
-    try:
-        return first_matches([[f"(.*\\.)?({pattern})$"]], [module])[0][0] is not None
-    except (ExpressionError, LimitsError) as error:
-        raise UnsupportedError(
-            f"The pattern {brief(pattern)} of {CONFIG} is not supported. Nothing was written."
-        ) from error
 
 
 def merging(source: Source, adapters: Sequence[Adapter]) -> Source:

@@ -126,11 +126,13 @@ class Scale:
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter of PEFT's. `turned`: its configuration says that the base stores matrices transposed."""
+    """An adapter of PEFT's. `turned`: its configuration says that the base stores matrices transposed. `parameters` are
+    the ends of the names of those that it adapts by themselves, not as weights of modules."""
 
     source: Source
     scale: Scale
     turned: bool
+    parameters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.adapters import factor
+from ckptconv.formats.adapters import factor, settled
 from ckptconv.formats.quantized.joining import parts_among
 from ckptconv.formats.source import Adapter
+from ckptconv.structure.maps.memory import in_files, stacks_of
 from ckptconv.tensors.dtypes import DTYPES, SUMMED
 from ckptconv.tensors.lazy import Axis, Concat, LazyTensor, Tiled, View, same_bytes, untagged
 from ckptconv.tensors.moves import LowRank, Magnitude
@@ -30,11 +31,8 @@ _FACTOR = re.compile(
 )
 _LENGTHS = re.compile(r"(?P<module>.+)\.lora_magnitude_vector(?:\.(?!weight$)[^.]+)?(?:\.weight)?")
 _KEPT = re.compile(r"\.(?:base_layer|modules_to_save(?:\.(?!weight$|bias$)[^.]+)?)(?=\.)")
-# The tensors of one expert, in the order in which a stack has them along its rows.
-_STACKED = {
-    "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
-    "down_proj": (("down_proj",), ("w2",)),
-}
+# What modules_to_save take the place of: the base's own.
+_REPLACED = re.compile(r"\.original_module\.")
 
 
 class _Factors(NamedTuple):
@@ -97,6 +95,13 @@ class _Work:
         self, base: Mapping[str, LazyTensor], changed: dict[str, LazyTensor], adapter: Adapter, path: str
     ) -> None:
         self._base, self._changed, self._adapter, self._path = base, changed, adapter, path
+        # What is stacked in the base, by module.
+        self._stored: dict[str, list[str]] = {}
+        for name, tensor in base.items():
+            if len(tensor.shape) == 3:
+                module, _, stack = name.rpartition(".")
+                self._stored.setdefault(module, []).append(stack)
+        self._told: dict[str, tuple[float, float]] = {}
 
     def merge(self, tensors: Mapping[str, LazyTensor]) -> None:
         factors: dict[tuple[str, int], _Factors] = {}
@@ -114,46 +119,88 @@ class _Work:
                 lengths[match["module"]] = untagged(tensor)
             elif "lora_" in name:
                 raise self._unknown(full, "it is no factor of LoRA that is known")
-            else:
+            elif not _REPLACED.search(name):
                 self._replace(full, _KEPT.sub("", name), tensor)
         if bool(lengths) != self._adapter.scale.dora:
             raise CorruptError(
                 f"{self._adapter.source.path} {'has' if lengths else 'lacks'} DoRA's lengths, and its configuration "
                 "says otherwise. Nothing was written."
             )
-        modules = sorted({module for module, _ in factors})
+        # The factors of what is wrapped first first.
+        modules: dict[str, list[_Factors]] = {}
+        for module, depth in sorted(factors, key=lambda at: (at[0], -at[1])):
+            modules.setdefault(module, []).append(factors[module, depth])
         if missing := [module for module in (modules if lengths else ()) if module not in lengths]:
             raise CorruptError(f"{self._adapter.source.path} has no DoRA lengths of {some(missing, 3)}.")
-        for module in modules:
-            found = [factors[at] for at in sorted(factors, key=lambda at: -at[1]) if at[0] == module]
-            self._module(module, found, lengths.get(module))
+        stacks = {module: self._stacks(module) for module in modules if self._weight(module) not in self._base}
+        names = [f"{module}.{stack}" for module, known in stacks.items() for stack in known]
+        names += itertools.chain.from_iterable((module, f"{module}.weight") for module in modules)
+        self._told = settled(self._adapter.scale, names)
+        for module, found in modules.items():
+            self._module(module, found, stacks.get(module), lengths.get(module))
+
+    def _weight(self, module: str) -> str:
+        """Return the name of the weight of `module` in the base."""
+        return self._in_files(f"{module}.weight")
+
+    def _in_files(self, name: str) -> str:
+        """Return what the base calls the tensor that `name` is in memory."""
+        if name in self._base:
+            return name
+        others = (str(each.names[0]) for each in in_files(name) if not each.stack)
+        return next((other for other in others if other in self._base), name)
 
     def _replace(self, full: str, name: str, tensor: LazyTensor) -> None:
+        name = self._in_files(name)
+        if name not in self._base and len(tensor.shape) == 3:
+            module, _, stack = name.rpartition(".")
+            if experts := self._stacks(module).get(stack):
+                self._replace_stack(full, experts, untagged(tensor))
+                return
         if name not in self._base:
             raise self._no_place(full, name)
         if tensor.shape != self._base[name].shape:
             raise self._other_shape(full, tensor.shape, name)
         self._changed[name] = untagged(tensor)
 
-    def _module(self, module: str, found: Sequence[_Factors], lengths: LazyTensor | None) -> None:
-        """Merge the factors of `module`, those of what is wrapped first first."""
+    def _replace_stack(self, full: str, experts: list[list[str]], tensor: LazyTensor) -> None:
+        """Put a stack in the place of the tensors that the base has for it."""
+        whole = (Span(0, 1, tensor.shape[2]),)
+        for number, names in enumerate(experts):
+            at = 0
+            for name in names:
+                shape = self._base[name].shape
+                if len(experts) != tensor.shape[0] or shape[1:] != tensor.shape[2:] or at + shape[0] > tensor.shape[1]:
+                    raise self._other_shape(full, tensor.shape, name)
+                part = sliced(tensor, (Span(number, 1, 1), Span(at, 1, shape[0]), *whole))
+                self._changed[name] = View(part, part.dtype, shape)
+                at += shape[0]
+            if at != tensor.shape[1]:
+                raise self._other_shape(full, tensor.shape, names[-1])
+
+    def _module(
+        self,
+        module: str,
+        found: Sequence[_Factors],
+        stacks: Mapping[str, list[list[str]]] | None,
+        lengths: LazyTensor | None,
+    ) -> None:
+        """Merge the factors of `module`, those of what is wrapped first first; `stacks` if it has no weight."""
         for each in found:
             if each.left is None or each.right is None:
                 raise CorruptError(f"{self._adapter.source.path} has one factor of {module!r}, and not the other.")
-        name = f"{module}.weight"
-        if name in self._base and len(found) == 1:
-            self._matrix(name, found[0], lengths)
+        if stacks is None and len(found) == 1:
+            self._matrix(module, found[0], lengths)
             return
-        stacks = self._stacks(module)
         if not stacks:
-            raise self._no_place(f"{_PREFIX}{module}.lora_A.weight", name)
+            raise self._no_place(f"{_PREFIX}{module}.lora_A.weight", f"{module}.weight")
         if lengths is not None:
             raise self._unknown(module, "DoRA of stacked experts")
         for each, stack in self._fitting(module, found, stacks):
-            self._experts(module, each, stack)
+            self._experts(f"{module}.{stack}", each, stacks[stack])
 
-    def _matrix(self, name: str, found: _Factors, lengths: LazyTensor | None) -> None:
-        left, right = found.left, found.right
+    def _matrix(self, module: str, found: _Factors, lengths: LazyTensor | None) -> None:
+        name, left, right = self._weight(module), found.left, found.right
         assert left is not None
         assert right is not None
         base = self._now(name)
@@ -167,14 +214,18 @@ class _Work:
             raise self._other_shape(name, shape, name)
         if turned and not (found.embedding or self._adapter.turned):
             raise self._other_shape(name, shape, name)
-        made = _added(base, left, right, self._factor(name.removesuffix(".weight"), left, right), turned)
+        parameter = f"{module}.weight"
+        adapted = any(parameter == each or parameter.endswith(f".{each}") for each in self._adapter.parameters)
+        made = _added(base, left, right, self._factor(parameter if adapted else module, left, right), turned)
         if lengths is not None:
             made = self._with_lengths(name, made, lengths, turned)
         self._changed[name] = made
 
     def _with_lengths(self, name: str, made: LazyTensor, lengths: LazyTensor, turned: bool) -> LazyTensor:
         if turned:
-            raise self._unknown(name, "DoRA of a matrix that is stored transposed, or of an embedding")
+            raise self._unknown(
+                name, "DoRA of an embedding, or of a matrix that is stored transposed: each element needs all rows"
+            )
         if lengths.numel != made.shape[0] or lengths.dtype.name not in SUMMED:
             raise self._other_shape(name, lengths.shape, name)
         flat = lengths if len(lengths.shape) == 1 else View(lengths, lengths.dtype, (lengths.numel,))
@@ -188,7 +239,7 @@ class _Work:
                 f"{self._adapter.source.path}: the factors of {module!r} have {left.shape[1]} columns and "
                 f"{right.shape[0]} rows, which do not fit. Nothing was written."
             )
-        return factor(self._adapter.scale, module, rank)
+        return factor(self._adapter.scale, self._told[module], module, rank)
 
     def _now(self, name: str) -> LazyTensor:
         """Return the tensor of the base as it is by now."""
@@ -206,25 +257,19 @@ class _Work:
         """Return the parameters of stacked experts of `module`: of each expert, the tensors that it consists of; or a
         single one, the stack itself."""
         found: dict[str, list[list[str]]] = {}
-        for stack, choices in _STACKED.items():
-            if f"{module}.{stack}" in self._base:
-                found[stack] = [[f"{module}.{stack}"]]
-                continue
-            for parts in choices:
-                experts = [
-                    *itertools.takewhile(bool, (self._expert(module, number, parts) for number in itertools.count()))
-                ]
-                if experts:
-                    found[stack] = experts
+        for stack in self._stored.get(module, ()):
+            found[stack] = [[f"{module}.{stack}"]]
+        for stack in stacks_of(module):
+            for each in in_files(f"{module}.{stack}"):
+                experts = ([name.of({each.stack: number}) for name in each.names] for number in itertools.count())
+                there = [*itertools.takewhile(lambda names: all(name in self._base for name in names), experts)]
+                if there and stack not in found:
+                    found[stack] = there
         return found
-
-    def _expert(self, module: str, number: int, parts: Sequence[str]) -> list[str]:
-        names = [f"{module}.{number}.{part}.weight" for part in parts]
-        return names if all(name in self._base for name in names) else []
 
     def _fitting(
         self, module: str, found: Sequence[_Factors], stacks: Mapping[str, list[list[str]]]
-    ) -> Iterator[tuple[_Factors, list[list[str]]]]:
+    ) -> Iterator[tuple[_Factors, str]]:
         """Yield the factors with the stacks that they are of, if their shapes tell it."""
         fits = [
             order
@@ -237,8 +282,7 @@ class _Work:
                 f"{self._adapter.source.path}: the shapes of the factors of {module!r} fit {told} of the stacked "
                 f"parameters {some(stacks)}. Nothing was written."
             )
-        for each, name in zip(found, fits[0], strict=True):
-            yield each, stacks[name]
+        yield from zip(found, fits[0], strict=True)
 
     def _fits(self, found: _Factors, experts: list[list[str]]) -> bool:
         assert found.left is not None
@@ -249,20 +293,21 @@ class _Work:
             return shape in (first[0][1:], first[0][:0:-1])
         return shape == (sum(each[0] for each in first), first[0][1])
 
-    def _experts(self, module: str, found: _Factors, experts: list[list[str]]) -> None:
+    def _experts(self, parameter: str, found: _Factors, experts: list[list[str]]) -> None:
         left, right = found.left, found.right
         assert left is not None
         assert right is not None
         stack = experts[0][0] if len(self._base[experts[0][0]].shape) == 3 else ""
         count = self._base[stack].shape[0] if stack else len(experts)
-        scale = self._factor(module, left, right, count)
+        scale = self._factor(parameter, left, right, count)
+        turned = bool(stack) and self._is_turned(stack, (left.shape[0], right.shape[1]))
         rank = right.shape[0] // count
         slices = []
         for number in range(count):
             mine = sliced(left, (Span(0, 1, left.shape[0]), Span(number, count, rank)))
             theirs = sliced(right, (Span(number * rank, 1, rank), Span(0, 1, right.shape[1])))
             if stack:
-                slices.append(self._of_stack(stack, number, mine, theirs, scale))
+                slices.append(self._of_stack(stack, number, mine, theirs, scale, turned))
                 continue
             at = 0
             for name in experts[number]:
@@ -273,13 +318,29 @@ class _Work:
         if stack:
             self._changed[stack] = Concat(tuple(slices))
 
-    def _of_stack(self, stack: str, number: int, left: LazyTensor, right: LazyTensor, scale: float) -> LazyTensor:
+    def _is_turned(self, stack: str, shape: tuple[int, int]) -> bool:
+        """Whether the matrices of the stack of this name are stored transposed, where the factors make this `shape`.
+
+        All of a module are, or none. Of square ones the other stack tells it: what takes as many makes twice as many,
+        as gates are stacked with what they open, or what makes as many takes half as many.
+        """
+        rows, columns = self._base[stack].shape[1:]
+        if rows != columns:
+            return shape != (rows, columns)
+        module, _, _ = stack.rpartition(".")
+        others = {self._base[f"{module}.{other}"].shape[1:] for other in self._stored[module]}
+        told = {height < width for height, width in others if {height, width} in ({rows, 2 * rows}, {rows, rows / 2})}
+        if len(told) != 1:
+            raise self._unknown(stack, "square experts, of which nothing tells whether they are transposed")
+        return told.pop()
+
+    def _of_stack(
+        self, stack: str, number: int, left: LazyTensor, right: LazyTensor, scale: float, turned: bool
+    ) -> LazyTensor:
         whole = self._now(stack)
         one = sliced(whole, (Span(number, 1, 1), *(Span(0, 1, extent) for extent in whole.shape[1:])))
-        shape, inner = (left.shape[0], right.shape[1]), whole.shape[1:]
-        if shape == inner and shape[0] == shape[1]:
-            raise self._unknown(stack, "square experts, of which nothing tells whether they are transposed")
-        made = _added(View(one, one.dtype, inner), left, right, scale, shape != inner)
+        inner = whole.shape[1:]
+        made = _added(View(one, one.dtype, inner), left, right, scale, turned)
         return View(made, made.dtype, (1, *inner))
 
     # ---- errors
@@ -290,7 +351,7 @@ class _Work:
     def _no_place(self, full: str, name: str) -> CorruptError:
         return CorruptError(
             f"{self._adapter.source.path} has {full!r}, and {self._path} has no {name!r} for it. Nothing was written.",
-            "It is an adapter of another model.",
+            "It is an adapter of another model, or of a tensor that this base ties to another and does not store.",
         )
 
     def _other_shape(self, full: str, shape: Sequence[int], name: str) -> CorruptError:

@@ -21,6 +21,7 @@ from ckptconv.errors import UsageError
 from ckptconv.tensors.dequantize import Rounding, dequantize
 from ckptconv.tensors.dtypes import DTYPES, can_cast, itemsize_of_components
 from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module, scratch
+from ckptconv.tensors.low_rank import added, lengthened, numbers, rounded
 from ckptconv.tensors.moves import (
     Bits,
     Cast,
@@ -311,7 +312,7 @@ def _weighted_sum(kernel: WeightedSum, data: memoryview, out: memoryview) -> int
         for start in range(0, len(total), _SUMMED):
             block = total[start : start + _SUMMED]
             for number, (dtype, bits, weight) in enumerate(zip(kernel.dtypes, inputs, kernel.weights, strict=True)):
-                values = _numbers(dtype, bits[start : start + _SUMMED], single[: len(block)])
+                values = numbers(dtype, bits[start : start + _SUMMED], single[: len(block)])
                 term = block if number == 0 else product[: len(block)]
                 term[...] = values
                 if weight != 1:
@@ -324,16 +325,6 @@ def _weighted_sum(kernel: WeightedSum, data: memoryview, out: memoryview) -> int
             if math.isnan(block.sum()):
                 block[np.isnan(block)] = np.nan
     return 0
-
-
-def _numbers(dtype: str, bits: Array, single: Array) -> Array:
-    """Return numbers of a floating dtype, those of bfloat16 in `single`."""
-    if dtype != "bfloat16":
-        return bits.view(dtype)
-    single[...] = bits
-    single <<= 16
-    view: Array = single.view("f4")
-    return view
 
 
 # ------------------------------------------------------------------------------------------------------------- signs
@@ -513,40 +504,22 @@ class TileMaker(NamedTuple):
 
 
 def _low_rank(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
-    np = numpy_module()
-    kernel, boxes = tile.kernel, tile.boxes
-    assert isinstance(kernel, LowRank)
-    base, left, right = (_doubles(box.dtype, bits) for box, bits in zip(boxes, arrays, strict=True))
-    # The tile lies as the base does, or its factors make its transpose.
-    made = out if boxes[1].axes[0].dim == 0 else out.T
-    base = base if made is out else base.T
-    rows = max(_SUMMED // max(made.shape[1], 1), 1)
-    product, total = (np.empty((min(rows, len(made)), made.shape[1]), "f8") for _ in range(2))
-    with np.errstate(all="ignore"):
-        for at in range(0, len(made), rows):
-            some = left[at : at + rows]
-            held, added = product[: len(some)], total[: len(some)]
-            added[...] = 0
-            for column, row in zip(some.T, right, strict=True):
-                np.multiply(column[:, None], row, out=held)
-                added += held
-            added *= kernel.scale
-            np.add(base[at : at + rows], added, out=made[at : at + rows])
-        if math.isnan(out.sum()):
-            out[np.isnan(out)] = np.nan
-    return 0
+    assert isinstance(tile.kernel, LowRank)
+    if not tile.cast:
+        added(tile.kernel, tile.boxes, arrays, out)
+        return 0
+    cast = functools.partial(_cast_array, Cast(tile_dtype(tile.kernel), tile.cast))
+    return rounded(tile.kernel, tile.boxes, arrays, tile.cast, out.view(f"u{out.itemsize}"), cast)
+
+
+def _cast_array(cast: Cast, values: Array) -> tuple[Array, int]:
+    """Return the bits of an array after a cast, and how many finite values became infinite."""
+    made, overflows = apply((cast,), numpy_module().ascontiguousarray(values).data)
+    return numpy_module().frombuffer(made, f"u{DTYPES[cast.target].itemsize}").reshape(values.shape), overflows
 
 
 def _magnitude(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
-    np = numpy_module()
-    rows, lengths = (_doubles(box.dtype, bits) for box, bits in zip(tile.boxes, arrays, strict=True))
-    start = tile.starts[1]
-    with np.errstate(all="ignore"):
-        squares = np.add.accumulate(rows * rows, axis=1)[:, -1]
-        factors = lengths / np.sqrt(squares)
-        np.multiply(rows[:, start : start + out.shape[1]], factors[:, None], out=out)
-        if math.isnan(out.sum()):
-            out[np.isnan(out)] = np.nan
+    lengthened(tile.boxes, arrays, tile.starts, out)
     return 0
 
 
@@ -571,13 +544,6 @@ def _rounding(dtype: str) -> Rounding:
 def _copy(source: Array, result: Array, scratch: Array) -> int:
     result[...] = source
     return 0
-
-
-def _doubles(dtype: str, bits: Array) -> Array:
-    """Return the numbers of a floating dtype as float64."""
-    np = numpy_module()
-    made: Array = _numbers(dtype, bits, np.empty(bits.shape, "u4")).astype("f8")
-    return made
 
 
 _TILES: dict[type[Any], TileMaker] = {

@@ -30,6 +30,7 @@ from ckptconv.tensors.geometry import (
 )
 from ckptconv.tensors.moves import (
     BLOCK,
+    CASTING,
     GAP,
     Assembled,
     Bits,
@@ -40,6 +41,7 @@ from ckptconv.tensors.moves import (
     File,
     Join,
     Kernel,
+    LowRank,
     Move,
     Negate,
     Order,
@@ -434,8 +436,7 @@ class Convert(Derived):
         first, last = start // after, -(-stop // after)
         if stop - start != self.nbytes:
             order = "output"  # tiles cover whole tensors and could not be trimmed
-        widest = after if self._is_made_at_once else max(before, after)
-        for move in self.tensor.moves(first * before, last * before, order, limit * before // widest):
+        for move in self.tensor.moves(first * before, last * before, order, limit * before // self._widest):
             offset, length, grid = move.target
             if offset % before or length % before:
                 raise ValueError("a move cuts an element in two")
@@ -447,17 +448,24 @@ class Convert(Derived):
             yield from trim(move._replace(target=target, kernels=self._after(move.kernels)), start, stop)
 
     @property
-    def _is_made_at_once(self) -> bool:
-        """Whether its elements are cast as they are computed, a few rows at a time."""
+    def _caster(self) -> Tiled | None:
+        """The tensor whose kernel casts its elements as it makes them, if it can."""
         tensor = self.tensor
-        while isinstance(tensor, (View, Tagged)):
+        while isinstance(tensor, (View, Tagged)) and tensor.dtype == tensor.tensor.dtype:
             tensor = tensor.tensor
-        return isinstance(self.kernel, Cast) and isinstance(tensor, Tiled) and tensor.by_rows
+        is_one = isinstance(self.kernel, Cast) and isinstance(tensor, Tiled) and isinstance(tensor.kernel, CASTING)
+        return tensor if is_one and isinstance(tensor, Tiled) else None
+
+    @property
+    def _widest(self) -> int:
+        """The most bytes that an element takes on the way."""
+        made = self._caster
+        return max(self.dtype.itemsize, made.cast_from if made else self.tensor.dtype.itemsize)
 
     def _after(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-        last = kernels[-1] if kernels else None
-        if isinstance(self.kernel, Cast) and isinstance(last, Tile) and isinstance(last.kernel, Dequantize):
-            return (*kernels[:-1], last._replace(cast=self.kernel.target))
+        """Return `kernels` with this one after them."""
+        if isinstance(self.kernel, Cast) and self._caster and kernels and isinstance(kernels[-1], Tile):
+            return (*kernels[:-1], kernels[-1]._replace(cast=self.kernel.target))
         return (*kernels, self.kernel)
 
 
@@ -586,6 +594,14 @@ class Tiled(Computed):
         if not isinstance(self.kernel, Dequantize) or len(self.shape) < 2:
             return False
         return self.kernel.codes == "own" or (self.kernel.codes in ("e2m1", "int4") and self.axes[0][-1].num == 4)
+
+    @property
+    def cast_from(self) -> int:
+        """The bytes that an element takes where the kernel casts it as it makes it; 0 if only some rows are made at a
+        time."""
+        if isinstance(self.kernel, LowRank):
+            return self.parts[0].dtype.itemsize
+        return 0 if self.by_rows else self.dtype.itemsize
 
     @property
     def grain(self) -> int:

@@ -214,6 +214,8 @@ class Magnitude(NamedTuple):
 
 # What makes a tile of a tensor of tiles of its parts.
 TileKernel: TypeAlias = "Dequantize | LowRank | Magnitude"
+# Those that cast what they make themselves, as they make it.
+CASTING = (Dequantize, LowRank)
 
 
 class Box(NamedTuple):

@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import rank_files
 import torch
+import zero_writer as zero
 from checkpoints import DATA, ckptconv_here, contents
+from rank_files import placed
 from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
 
 from ckptconv import CorruptError, DifferenceError, UnsupportedError, UsageError, convert, merge, verify
+from ckptconv.formats import adapters
 from ckptconv.library.virtual import VirtualFiles
 from ckptconv.tensors import kernels
 from ckptconv.tensors.moves import LowRank, Tile
@@ -121,6 +127,77 @@ def test_experts_may_be_stacked_in_the_base(turned: bool) -> None:
     torch.testing.assert_close(load_file("out.safetensors")["m.experts.gate_up_proj"].double(), wanted)
 
 
+def test_square_experts_are_transposed_if_the_others_of_their_module_are() -> None:
+    experts, size = 3, 6
+    left, right = random(size, 2 * experts, seed=1), random(2 * experts, size, seed=2)
+    given = adapter({"m.experts.lora_A.weight": right, "m.experts.lora_B.weight": left})
+    delta = torch.einsum(
+        "ore,eri->eoi", left.double().reshape(size, 2, experts), right.double().reshape(experts, 2, size)
+    )
+    down = random(experts, size, size, seed=3)
+    for shape, turned in (((2 * size, size), False), ((size, 2 * size), True)):
+        save_file({"m.experts.down_proj": down, "m.experts.gate_up_proj": random(experts, *shape)}, "base.safetensors")
+        merge("base.safetensors", given, "out.safetensors", verify=True)
+        wanted = down.double() + 1.5 * (delta.mT if turned else delta)
+        torch.testing.assert_close(load_file("out.safetensors")["m.experts.down_proj"].double(), wanted)
+    save_file({"m.experts.down_proj": down}, "base.safetensors")
+    with pytest.raises(UnsupportedError, match="square experts"):
+        merge("base.safetensors", given, "out.safetensors")
+
+
+def test_experts_of_the_base_may_have_other_names_than_in_memory() -> None:
+    """As those of Mixtral, of which transformers 5 holds stacks."""
+    experts, rows, columns = 3, 4, 5
+    files, memory = "x.layers.0.block_sparse_moe", "x.layers.0.mlp"
+    base = {f"{files}.gate.weight": random(experts, columns)}
+    for number in range(experts):
+        for seed, name in enumerate(("w1", "w3")):
+            base[f"{files}.experts.{number}.{name}.weight"] = random(rows, columns, seed=10 * number + seed)
+        base[f"{files}.experts.{number}.w2.weight"] = random(columns, rows, seed=10 * number + 2)
+    save_file(base, "base.safetensors")
+    up, gate = (random(2 * rows, 2 * experts, seed=5), random(2 * experts, columns, seed=6)), factors("a", 3, 5)
+    down = random(columns, 3 * experts, seed=7), random(3 * experts, rows, seed=8)
+    given = {f"{memory}.gate.{name[2:]}": tensor for name, tensor in gate.items()}
+    for depth, (left, right) in ((".base_layer", down), ("", up)):
+        given[f"{memory}.experts{depth}.lora_A.weight"] = right
+        given[f"{memory}.experts{depth}.lora_B.weight"] = left
+    told = {"target_parameters": ["mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}
+    patterns = {"rank_pattern": {"experts.down_proj": 3}, "alpha_pattern": {"down_proj": 9, "gate.weight": 2}}
+    merge("base.safetensors", adapter(given, **told, **patterns), "out.safetensors", verify=True)
+    found = load_file("out.safetensors")
+
+    def delta(left: torch.Tensor, right: torch.Tensor, number: int) -> torch.Tensor:
+        rank = right.shape[0] // experts
+        return product(left[:, number::experts], right[number * rank : (number + 1) * rank])
+
+    for number in range(experts):
+        stacked = 1.5 * delta(*up, number)
+        for name, more in (("w1", stacked[:rows]), ("w3", stacked[rows:]), ("w2", 3.0 * delta(*down, number))):
+            full = f"{files}.experts.{number}.{name}.weight"
+            assert torch.equal(found[full], (base[full].double() + more).float()), full
+    router = product(gate["a.lora_B.weight"], gate["a.lora_A.weight"])
+    assert torch.equal(found[f"{files}.gate.weight"], (base[f"{files}.gate.weight"].double() + router).float())
+
+
+def test_patterns_are_tried_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    right = adapters.first_matches
+
+    def first_matches(lists: Any, names: Any) -> Any:
+        calls.append(names)
+        return right(lists, names)
+
+    monkeypatch.setattr(adapters, "first_matches", first_matches)
+    save_file({f"l.{number}.a.weight": random(6, 5) for number in range(9)}, "base.safetensors")
+    given = {name: tensor for number in range(9) for name, tensor in factors(f"l.{number}.a", 6, 5).items()}
+    patterns = {"alpha_pattern": {r"l\.[0-4]\.a": 4, "7.a": 6}, "rank_pattern": {r".*\.x": 4}}
+    merge("base.safetensors", adapter(given, **patterns), "out.safetensors")
+    assert len(calls) == 1
+    found, one = load_file("out.safetensors"), product(given["l.0.a.lora_B.weight"], given["l.0.a.lora_A.weight"])
+    for number, alpha in ((0, 4), (4, 4), (5, 3), (7, 6), (8, 3)):
+        assert torch.equal(found[f"l.{number}.a.weight"], (random(6, 5).double() + alpha / 2 * one).float())
+
+
 def test_adapters_and_bases_may_be_of_any_format() -> None:
     given = factors("a", 6, 5)
     merge(model(), adapter(given), "out.safetensors")
@@ -132,6 +209,68 @@ def test_adapters_and_bases_may_be_of_any_format() -> None:
     merge("dcp", "trained", "again.safetensors", verify=True)
     found, wanted = load_file("again.safetensors"), load_file("out.safetensors")
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def training(tensors: Tensors, prefix: str = "base_model.model.") -> Tensors:
+    """The tensors as they are called while they are trained."""
+    return {f"{prefix}{name.replace('.weight', '.default.weight')}": tensor for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_adapters_may_be_in_a_zero_checkpoint(stage: int) -> None:
+    given = factors("a", 6, 5)
+    merge(model(), adapter(given), "out.safetensors")
+    saved = zero.Model(groups=[training(given)], frozen={"base_model.model.b.weight": random(4)})
+    zero.write(Path("run"), saved, zero.Save(stage=stage, world=2))
+    shutil.copy("adapter/adapter_config.json", "run")
+    merge("base.safetensors", "run", "again.safetensors", verify=True)
+    assert torch.equal(load_file("again.safetensors")["a.weight"], load_file("out.safetensors")["a.weight"])
+
+
+def test_adapters_may_be_in_the_files_of_ranks() -> None:
+    given = factors("a", 6, 5)
+    merge(model(), adapter(given), "out.safetensors")
+
+    def state(mesh: DeviceMesh, rank: int) -> Tensors:
+        return {name: placed(tensor, mesh, Shard(0)) for name, tensor in training(given).items()}
+
+    rank_files.write(Path("run"), (2,), state)
+    shutil.copy("adapter/adapter_config.json", "run")
+    merge("base.safetensors", "run", "again.safetensors", verify=True)
+    assert torch.equal(load_file("again.safetensors")["a.weight"], load_file("out.safetensors")["a.weight"])
+
+
+def test_a_training_holds_the_base_too() -> None:
+    """What is wrapped is the base, unless modules_to_save take its place; stacks are as in memory."""
+    experts, rows, columns = 2, 4, 5
+    base = {
+        f"m.mlp.experts.{n}.{name}.weight": random(rows, columns, seed=n)
+        for n in range(2)
+        for name in ("gate_proj", "up_proj")
+    }
+    save_file({"a.weight": random(6, 5), "head.weight": random(3), **base}, "base.safetensors")
+    stack = random(experts, 2 * rows, columns, seed=9)
+    told = {
+        **training(factors("a", 6, 5)),
+        "base_model.model.a.base_layer.weight": random(6, 5),
+        "base_model.model.head.original_module.weight": random(3),
+        "base_model.model.head.modules_to_save.default.weight": random(3, seed=4),
+        "base_model.model.m.mlp.experts.base_layer.gate_up_proj": stack,
+    }
+    Path("run").mkdir()
+    torch.save(told, "run/adapter_model.bin")
+    shutil.copy(Path(adapter({}), "adapter_config.json"), "run")
+    merge("base.safetensors", "run", "out.safetensors", verify=True)
+    found = load_file("out.safetensors")
+    assert torch.equal(found["head.weight"], random(3, seed=4))
+    for number in range(experts):
+        for at, name in ((0, "gate_proj"), (rows, "up_proj")):
+            assert torch.equal(found[f"m.mlp.experts.{number}.{name}.weight"], stack[number, at : at + rows])
+    torch.save(
+        {**told, "base_model.model.m.mlp.experts.base_layer.gate_up_proj": stack[:, :-1]}, "run/adapter_model.bin"
+    )
+    with pytest.raises(CorruptError, match=r"\[2, 7, 5\]"):
+        merge("base.safetensors", "run", "out.safetensors")
 
 
 def test_a_quantized_base_is_merged_into_as_its_weights() -> None:
@@ -164,6 +303,13 @@ WRONG: dict[str, tuple[Change, type[Exception], str]] = {
     "another rank": (lambda t, c: c.update(r=4), CorruptError, "rank 2"),
     "no rank": (lambda t, c: c.update(r=0), CorruptError, "its r is 0"),
     "another type": (lambda t, c: c.update(peft_type="IA3"), UnsupportedError, "IA3"),
+    "factors that the base lacks": (lambda t, c: c.update(init_lora_weights="pissa"), UnsupportedError, "'pissa'"),
+    "rows of tokens": (
+        lambda t, c: c.update(trainable_token_indices=[1]),
+        UnsupportedError,
+        "trainable_token_indices",
+    ),
+    "parameters that are none": (lambda t, c: c.update(target_parameters=3), CorruptError, "target_parameters"),
     "more than LoRA": (lambda t, c: c.update(lora_bias=True), UnsupportedError, "lora_bias"),
     "a factor of another kind": (lambda t, c: t.update({"a.lora_C.weight": random(2)}), UnsupportedError, "lora_C"),
     "lengths": (lambda t, c: t.update({"a.lora_magnitude_vector": random(6)}), CorruptError, "lengths"),
@@ -172,7 +318,7 @@ WRONG: dict[str, tuple[Change, type[Exception], str]] = {
     "a pattern that is none": (
         lambda t, c: c.update(rank_pattern={"(": 2}),
         UnsupportedError,
-        r"The pattern '\(' of adapter_config.json",
+        r"The patterns of adapter_config.json are not supported: '\('",
     ),
 }
 

@@ -1,0 +1,270 @@
+"""The kernels `LowRank` and `Magnitude`: products of the factors of adapters, and rows that get other lengths.
+
+A product is the sum, in float64 and in the order of the rank, of products of two numbers. Adding in that order is slow.
+A BLAS adds in whatever order it likes, so that its last bits differ from machine to machine; but how far it is from the
+sum in order is bounded. Where all that is within the bound rounds to one number of the dtype that is wanted, that is
+the result. The few elements near the middle between two such numbers are added up in order.
+
+Source of the bound: Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, section 3.1. A sum of n
+products in any order, with fused operations or without, is off by at most nu / (1 - nu) times the sum of the magnitudes
+of the products, which by Cauchy and Schwarz is at most the product of the lengths of the two vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from ckptconv.tensors.float_formats import FORMATS, numpy_module, scratch
+from ckptconv.tensors.moves import Box, LowRank
+
+if TYPE_CHECKING:
+    from ckptconv.tensors.float_formats import Array
+
+# Rounds an array of float64: returns its bits, and how many finite numbers became infinite.
+_Casting: TypeAlias = "Callable[[Array], tuple[Array, int]]"
+# Elements that are added up in order at a time: with the sum, they stay in the first-level cache.
+_IN_ORDER = 1 << 11
+# Those of a block that a BLAS makes: with what they are added to, and what is compared, they stay in the second-level
+# cache. A block has this many columns, if there are so many.
+_BLOCK, _WIDE = 1 << 15, 1 << 9
+# Products of numbers in one call of a BLAS. OpenBLAS makes so many in the thread that calls; for more it wakes others,
+# for which the threads that convert would wait.
+_AT_ONCE = 1 << 18
+# Factors of elements that are added up one by one, at a time.
+_PICKED = 1 << 17
+# If more than this part of a block is added up in order, all of it is.
+_FEW = 1 / 16
+# The largest rank for which the bound holds, as it neglects squares of the rounding error.
+_MOST_RANK = 1 << 12
+
+
+class _Stored(NamedTuple):
+    """Numbers of a floating dtype, by their bits."""
+
+    dtype: str
+    bits: Array
+
+    def at(self, place: Any) -> _Stored:
+        return _Stored(self.dtype, self.bits[place])
+
+    def numbers(self, code: str) -> Array:
+        """Return them as numpy's `code`, which holds them."""
+        single = numpy_module().empty(self.bits.shape, "u4") if self.dtype == "bfloat16" else self.bits
+        made: Array = numbers(self.dtype, self.bits, single).astype(code, copy=False)
+        return made
+
+
+def numbers(dtype: str, bits: Array, single: Array) -> Array:
+    """Return numbers of a floating dtype, those of bfloat16 in `single`."""
+    if dtype != "bfloat16":
+        return bits.view(dtype)
+    single[...] = bits
+    single <<= 16
+    view: Array = single.view("f4")
+    return view
+
+
+class _Sum(NamedTuple):
+    """`base`, plus the product of two factors times `scale`."""
+
+    base: _Stored
+    left: _Stored
+    right: _Stored
+    scale: float
+
+    @classmethod
+    def of(cls, kernel: LowRank, boxes: Sequence[Box], arrays: Sequence[Array]) -> _Sum:
+        base, left, right = (_Stored(box.dtype, bits) for box, bits in zip(boxes, arrays, strict=True))
+        # The factors make the tile, or its transpose.
+        if boxes[1].axes[0].dim:
+            left, right = _Stored(right.dtype, right.bits.T), _Stored(left.dtype, left.bits.T)
+        return cls(base, left, right, kernel.scale)
+
+    def at(self, place: tuple[slice, slice]) -> _Sum:
+        """Return a block of it."""
+        rows, columns = place
+        return self._replace(base=self.base.at(place), left=self.left.at(rows), right=self.right.at((..., columns)))
+
+
+# ------------------------------------------------------------------------------------------------------------ in order
+
+
+def added(kernel: LowRank, boxes: Sequence[Box], arrays: Sequence[Array], out: Array) -> None:
+    """Fill `out`, of float64, with what the product of the factors is added to, plus that."""
+    _add_all(_Sum.of(kernel, boxes, arrays), out)
+
+
+def _add_all(given: _Sum, out: Array) -> None:
+    """Fill `out`, of float64, with the sum."""
+    np = numpy_module()
+    with np.errstate(all="ignore"):
+        for place in _blocks(out.shape, _IN_ORDER, _IN_ORDER):
+            into = out[place]
+            base, left, right = (each.numbers("f8") for each in given.at(place)[:3])
+            total, product = np.zeros(into.shape), np.empty(into.shape)
+            for one, other in zip(left.T, right, strict=True):
+                np.multiply(one[:, None], other, out=product)
+                total += product
+            total *= given.scale
+            np.add(base, total, out=into)
+        _one_nan(out)
+
+
+def _add_some(given: _Sum, rows: Array, columns: Array) -> Array:
+    """Return the sum at some rows and columns, none of which is no number."""
+    total: Array = numpy_module().zeros(len(rows))
+    left, right = (
+        _Stored(each.dtype, bits.take(at, 1)).numbers("f8")
+        for each, bits, at in ((given.left, given.left.bits.T, rows), (given.right, given.right.bits, columns))
+    )
+    for one, other in zip(left, right, strict=True):
+        total += one * other
+    total *= given.scale
+    total += given.base.at((rows, columns)).numbers("f8")
+    return total
+
+
+def _blocks(shape: tuple[int, ...], most: int, wide: int) -> Iterator[tuple[slice, slice]]:
+    """Yield blocks of at most `most` elements, and at most `wide` columns, that cover a matrix, column by column."""
+    width = min(max(shape[1], 1), wide)
+    height = max(most // width, 1)
+    for at in range(0, shape[1], width):
+        for top in range(0, shape[0], height):
+            yield slice(top, min(top + height, shape[0])), slice(at, min(at + width, shape[1]))
+
+
+def _one_nan(out: Array) -> None:
+    """Make every NaN the same one: which of them comes out of arithmetic depends on the processor."""
+    np = numpy_module()
+    if math.isnan(out.sum()):
+        out[np.isnan(out)] = np.nan
+
+
+# ------------------------------------------------------------------------------------------------------------- rounded
+
+
+def rounded(
+    kernel: LowRank, boxes: Sequence[Box], arrays: Sequence[Array], target: str, out: Array, cast: _Casting
+) -> int:
+    """Fill `out` with the bits of what `added` makes, rounded to the dtype `target`. Return how many finite numbers
+    became infinite."""
+    np = numpy_module()
+    given = _Sum.of(kernel, boxes, arrays)
+    overflows = 0
+    near = [(np.empty(0, "i8"),) * 2]
+    with np.errstate(all="ignore"):
+        for place in _blocks(out.shape, _BLOCK, _WIDE):
+            if not place[0].start:
+                rounding = _Rounding(given.at((slice(None), place[1])), target, cast)
+            found = rounding.round(place[0], out[place])
+            if found is not None:
+                near.append((found[0] + place[0].start, found[1] + place[1].start))
+                continue
+            whole = np.empty(out[place].shape)
+            _add_all(given.at(place), whole)
+            out[place], count = cast(whole)
+            overflows += count
+        rows, columns = map(np.concatenate, zip(*near, strict=True))
+        most = max(_PICKED // max(given.right.bits.shape[0], 1), 1)
+        for at in range(0, len(rows), most):
+            some = rows[at : at + most], columns[at : at + most]
+            out[some], count = cast(_add_some(given, *some))
+            overflows += count
+    return overflows
+
+
+class _Rounding:
+    """Makes sums by a BLAS, and rounds those of which that cannot change the result.
+
+    The BLAS works in float32 if the dtype `target` has a third of its digits, and the inputs no more than it; else in
+    float64.
+    """
+
+    def __init__(self, given: _Sum, target: str, cast: _Casting) -> None:
+        np = numpy_module()
+        self._base, self._target, self._cast = given.base, target, cast
+        is_narrow = FORMATS[target].mantissa < 8 and all(FORMATS[each.dtype].mantissa < 24 for each in given[:3])
+        self._code, self._bits, wide, self._unit = (
+            ("f4", np.uint32, "float32", 2.0**-24) if is_narrow else ("f8", np.uint64, "float64", 2.0**-53)
+        )
+        self._dropped = FORMATS[wide].mantissa - FORMATS[target].mantissa
+        self._left = given.left.numbers(self._code) * np.array(given.scale, self._code)
+        self._right = given.right.numbers(self._code)
+        self._rank = len(self._right)
+        # Squares that underflow are counted as if they were just below what does not.
+        self._lengths = [
+            np.sqrt(np.einsum(sum_, side, side) + self._rank * 2.0**-126)
+            for sum_, side in (("ik,ik->i", self._left), ("kj,kj->j", self._right))
+        ]
+
+    def round(self, rows: slice, out: Array) -> tuple[Array, Array] | None:
+        """Fill `out` with the bits of the sums in `rows`.
+
+        Return the rows and columns in `out` of those that may round otherwise; None if they are many, or some are no
+        number or near infinity: then `out` has no meaning.
+        """
+        np = numpy_module()
+        sums, other = (
+            scratch(use, out.size * 8)[: out.size * int(self._code[1])].view(self._bits).reshape(out.shape)
+            for use in ("sums", "other")
+        )
+        values, distance = sums.view(self._code), other.view(self._code)
+        _multiply(self._left[rows], self._right, values)
+        base = self._base.at(rows)
+        values += numbers(*base, other) if base.dtype == "bfloat16" and self._code == "f4" else base.numbers(self._code)
+        peak = float(max(values.max(), -values.min()))
+        if not peak < 2.0 ** FORMATS[self._target].bias:
+            return None
+        # What is rounded changes in the middle between two numbers: of the bits that are dropped, only the first is 1.
+        np.bitwise_or(sums, self._bits((1 << self._dropped) - 1), out=other)
+        other ^= self._bits((1 << (self._dropped - 1)) - 1)
+        np.subtract(values, distance, out=distance)
+        np.abs(distance, out=distance)
+        near = distance <= self._bounds(rows) + 4 * self._unit * peak
+        if self._target == "float16":
+            # Smaller ones are subnormal, with other middles.
+            near |= np.abs(values, out=distance) < 2.0**-14
+        if np.count_nonzero(near) > out.size * _FEW:
+            return None
+        if self._target == "bfloat16" and self._code == "f4":
+            sums += self._bits(1 << (self._dropped - 1))
+            sums >>= self._bits(self._dropped)
+            out[...] = sums
+        elif self._target == "bfloat16":
+            out[...] = self._cast(values)[0]
+        else:
+            out.view(self._target)[...] = values
+        found: tuple[Array, Array] = np.divmod(np.flatnonzero(near), out.shape[1])
+        return found
+
+    def _bounds(self, rows: slice) -> Array:
+        """Return for each of `rows` how far products may be from those that are added up in order: a column."""
+        left, right = self._lengths[0][rows][:, None], self._lengths[1].max()
+        # Sums in order are as far off; in float32, the others are all that counts. The scale is rounded, and what it is
+        # multiplied by. Last what underflows.
+        errors = 1.01 * self._unit * (self._rank + 8) * (1 if self._code == "f4" else 2)
+        bounds: Array = errors * left * right + (self._rank + 2) * 2.0**-126 * (1 + left + right)
+        return bounds if self._rank <= _MOST_RANK else bounds + math.inf
+
+
+def _multiply(left: Array, right: Array, out: Array) -> None:
+    """Fill `out` with the product of two matrices."""
+    side = max(math.isqrt(_AT_ONCE // max(len(right), 1)), 1)
+    for rows, columns in _blocks(out.shape, side * side, side):
+        numpy_module().matmul(left[rows], right[:, columns], out=out[rows, columns])
+
+
+# ------------------------------------------------------------------------------------------------------------- lengths
+
+
+def lengthened(boxes: Sequence[Box], arrays: Sequence[Array], starts: Sequence[int], out: Array) -> None:
+    """Fill `out`, of float64, with the elements of rows that have other lengths."""
+    np = numpy_module()
+    rows, lengths = (_Stored(box.dtype, bits).numbers("f8") for box, bits in zip(boxes, arrays, strict=True))
+    with np.errstate(all="ignore"):
+        squares = np.add.accumulate(rows * rows, axis=1)[:, -1]
+        factors = lengths / np.sqrt(squares)
+        np.multiply(rows[:, starts[1] : starts[1] + out.shape[1]], factors[:, None], out=out)
+        _one_nan(out)
