@@ -35,6 +35,7 @@ from ckptconv.tensors.moves import (
     Magnitude,
     Negate,
     Overlay,
+    Quantize,
     Runs,
     Swap,
     Tile,
@@ -42,6 +43,7 @@ from ckptconv.tensors.moves import (
     WeightedSum,
     Xor,
 )
+from ckptconv.tensors.quantize import made_dtype, quantize
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
@@ -142,7 +144,7 @@ def _result_size(kernel: Kernel, size: int) -> int:
     if isinstance(kernel, Gather):
         return math.prod(kernel.shape) * kernel.itemsize
     if isinstance(kernel, Tile):
-        return math.prod(kernel.counts) * DTYPES[_TILES[type(kernel.kernel)].dtype].itemsize
+        return math.prod(kernel.counts) * DTYPES[tile_dtype(kernel.kernel)].itemsize
     if isinstance(kernel, Cast):
         before, after = DTYPES[kernel.source].itemsize, DTYPES[kernel.target].itemsize
     elif isinstance(kernel, Bits):
@@ -503,13 +505,14 @@ def _mend(before: str, after: str, source: Array, result: Array) -> int:
 
 
 class TileMaker(NamedTuple):
-    """How a kernel makes a tile: the dtype of its elements, and the function that fills an array of them.
+    """How a kernel makes a tile: the dtype of its elements, or what tells it, and the function that fills an array of
+    them.
 
-    It takes the kernel, the boxes of the inputs and their bits (unsigned integers in the shapes of the boxes), and the
-    index that the tile starts at.
+    That takes the kernel, the boxes of the inputs and their bits (unsigned integers in the shapes of the boxes), and
+    the index that the tile starts at.
     """
 
-    dtype: str
+    dtype: str | Callable[[Any], str]
     fill: Callable[[Any, Sequence[Box], Sequence[Array], Sequence[int], Array], None]
 
 
@@ -559,6 +562,7 @@ def _doubles(dtype: str, bits: Array) -> Array:
 
 _TILES: dict[type[Any], TileMaker] = {
     Dequantize: TileMaker("float32", dequantize),
+    Quantize: TileMaker(made_dtype, quantize),
     LowRank: TileMaker("float64", _low_rank),
     Magnitude: TileMaker("float64", _magnitude),
 }
@@ -566,7 +570,8 @@ _TILES: dict[type[Any], TileMaker] = {
 
 def tile_dtype(kernel: TileKernel) -> str:
     """Return the dtype of the elements that `kernel` makes."""
-    return _TILES[type(kernel)].dtype
+    dtype = _TILES[type(kernel)].dtype
+    return dtype if isinstance(dtype, str) else dtype(kernel)
 
 
 def _tile(tile: Tile, data: memoryview, out: memoryview) -> int:
@@ -579,7 +584,7 @@ def _tile(tile: Tile, data: memoryview, out: memoryview) -> int:
             raise ValueError(f"{tile} leaves its {len(data)} bytes")
         arrays.append(np.frombuffer(data, f"u{item}", count, box.offset).reshape(box.counts))
     maker = _TILES[type(tile.kernel)]
-    dtype = DTYPES[maker.dtype]
+    dtype = DTYPES[tile_dtype(tile.kernel)]
     code = f"f{dtype.itemsize}" if dtype.name in ("float64", "float32", "float16") else f"u{dtype.itemsize}"
     maker.fill(tile.kernel, tile.boxes, arrays, tile.starts, np.frombuffer(out, code).reshape(tile.counts))
     return 0
