@@ -667,7 +667,8 @@ def _quantized(kernel: Quantize, parts: Sequence[_Given], indices: Sequence[Arra
     np = _numpy()
     (given,) = parts
     *ahead, rows, columns = indices
-    of_scales, packed = kernel.made == "scales", 8 if kernel.codes == "int4" else 1
+    of_scales = kernel.made == "scales"
+    packed = 8 if kernel.codes == "int4" and not of_scales else 1
     sides = kernel.rows, kernel.columns
     # The blocks, and from there on the numbers that are needed of each dimension.
     blocks = [each // (1 if of_scales else side) for each, side in zip((rows, columns * packed), sides, strict=True)]
