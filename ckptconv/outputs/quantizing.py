@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ckptconv.errors import UsageError
+from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.quantized import making
 from ckptconv.formats.quantized.joining import parts_among
 from ckptconv.formats.quantized.table import WAYS, Way
@@ -65,9 +65,15 @@ def quantized(chosen: Selected, path: str, options: Options) -> Selected:
         keep.update((glob, keep[glob] + 1) for glob in kept)
         if each in chosen.fixed or not _is_weight(each, tensor):
             made[each] = tensor
+            left += [each] if len(tensor.shape) > 1 and each.endswith(".weight") else []
             continue
-        why = making.unfit(tensor, way)
+        why = making.unfit(tensor, way, exact)
         if kept or why or (_LEFT.search(each) if not exact else not _was_quantized(tensor)):
+            if why and exact and not kept and _was_quantized(tensor):
+                raise UnsupportedError(
+                    f"{path}: {each!r} has {why}, for which {name} has no place. Nothing was written.",
+                    "--keep leaves it out.",
+                )
             made[each] = tensor
             left.append(each)
             unfit += [f"{each} ({why})"] if why and not kept and not _LEFT.search(each) else []

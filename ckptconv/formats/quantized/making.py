@@ -12,15 +12,17 @@ from ckptconv.tensors.moves import Quantize
 from ckptconv.tensors.quantize import layout, made_dtype
 
 
-def unfit(tensor: LazyTensor, way: Way) -> str:
-    """Return why a tensor cannot be quantized so; "" if it can."""
+def unfit(tensor: LazyTensor, way: Way, exact: bool) -> str:
+    """Return why a tensor cannot be quantized so; "" if it can. Only if it is to be `exact`, groups may be cut short:
+    programs load whole ones."""
     dims, columns = len(tensor.shape), way.sizes["C"]
     if dims < 2 or dims > (2 if "shape" in way.format.parts else 3):
         return f"{dims} dimension{'s' if dims != 1 else ''}"
     if not tensor.numel:
         return "no elements"
-    # Tiles at the edges may be smaller; groups in a row are whole.
-    return "" if way.sizes["B"] > 1 or tensor.shape[-1] % columns == 0 else f"rows of no multiple of {columns} elements"
+    # Tiles at the edges may be smaller.
+    is_whole = way.sizes["B"] > 1 or exact or tensor.shape[-1] % columns == 0
+    return "" if is_whole else f"rows of no multiple of {columns} elements"
 
 
 def parts(name: str, tensor: LazyTensor, way: Way, exact: bool) -> dict[str, LazyTensor]:
