@@ -6,7 +6,7 @@ two, rounded up so that no number is beyond the largest code.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import UnsupportedError
@@ -22,6 +22,8 @@ LEAST = 2.0**-126
 # The dtypes of codes as they are stored, and of how many elements each holds the codes.
 CODES = {"float8_e4m3fn": ("float8_e4m3fn", 1), "int4": ("int32", 8)}
 _SCALES = frozenset(("float32", "bfloat16", "float8_e8m0fnu"))
+# Numbers that are quantized at a time.
+_CHUNK = 1 << 16
 # As bits of float32: the largest float8_e4m3fn and its smallest normal number; what makes float32 round to multiples of
 # its smallest number, 2^-9; and half a step of its mantissa of 3 bits, less one.
 _LARGEST, _NORMAL, _UNIT, _HALF = 0x43E00000, 0x3C800000, 0x46800000, 0x7FFFF
@@ -66,36 +68,63 @@ def quantize(
     Raise UnsupportedError for NaN and infinity, and if `kernel.exact` for numbers that codes and scales do not give.
     """
     np = numpy_module()
-    box = boxes[0]
-    values = _numbers(box.dtype, arrays[0])
-    with np.errstate(all="ignore"):
-        most = _most(np.abs(values), kernel.rows, kernel.columns)
-        if not np.isfinite(most).all():
-            raise UnsupportedError(f"{kernel.name!r} has NaN or infinity, of which there are no codes.")
-        scale = _scales(kernel, most)
-        if kernel.made == "scales":
-            out[...] = _stored(kernel.scale, scale)
-            return
-        factor = scale.repeat(kernel.rows, -2)[..., : values.shape[-2], :] if kernel.rows > 1 else scale
-        factor = factor.repeat(kernel.columns, -1)[..., : values.shape[-1]]
-        quotient = np.divide(values, factor)
-        if kernel.codes == "int4":
-            codes = np.clip(np.rint(quotient, out=quotient), -8, 7, out=quotient)
-            given = codes * factor
-        else:
-            codes = _e4m3(quotient)
-            given = float32_table(kernel.codes).view("f4")[codes] * factor if kernel.exact else values
-        if kernel.exact and not np.array_equal(given.view("u4"), values.view("u4")):
-            raise UnsupportedError(
-                f"{kernel.name!r} has numbers that no codes and scales of that format give exactly.",
-                "--dequantize --quantize rounds them.",
-            )
-        if kernel.codes == "int4":
-            codes = _words(codes)
+    (box,), (bits,) = boxes, arrays
+    ratio = 1 if kernel.made == "scales" else CODES[kernel.codes][1]
     # The tile may be a part of the blocks that it needs.
-    ratio = CODES[kernel.codes][1]
     first = [start - low for start, low in zip(starts, (*box.starts[:-1], box.starts[-1] // ratio), strict=True)]
-    out[...] = codes[tuple(slice(at, at + count) for at, count in zip(first, out.shape, strict=True))]
+    first = [0] * len(first) if kernel.made == "scales" else first
+    with np.errstate(all="ignore"):
+        for at in _pieces(kernel, bits.shape):
+            made = _made(kernel, _numbers(box.dtype, bits[at]))
+            sides = (kernel.rows, kernel.columns) if kernel.made == "scales" else (1, ratio)
+            low = [cut.start // side for cut, side in zip(at, (*(1,) * (len(at) - 2), *sides), strict=True)]
+            # Where both meet, as seen from the piece, and from the tile.
+            both = [
+                (max(there, here), min(there + count, here + extent), there, here)
+                for there, count, here, extent in zip(low, made.shape, first, out.shape, strict=True)
+            ]
+            if all(begin < end for begin, end, _, _ in both):
+                of_tile = tuple(slice(begin - here, end - here) for begin, end, _, here in both)
+                out[of_tile] = made[tuple(slice(begin - there, end - there) for begin, end, there, _ in both)]
+
+
+def _pieces(kernel: Quantize, shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+    """Yield boxes of whole blocks that cover numbers of `shape`, few enough to stay in the second-level cache."""
+    np = numpy_module()
+    *lead, rows, columns = shape
+    across = min(-(-columns // kernel.columns), max(_CHUNK // (kernel.rows * kernel.columns), 1)) * kernel.columns
+    down = max(_CHUNK // (kernel.rows * max(across, 1)), 1) * kernel.rows
+    for outer in np.ndindex(*lead):
+        for top in range(0, rows, down):
+            for left in range(0, columns, across):
+                inner = slice(top, min(top + down, rows)), slice(left, min(left + across, columns))
+                yield (*(slice(at, at + 1) for at in outer), *inner)
+
+
+def _made(kernel: Quantize, values: Array) -> Array:
+    """Return the codes, or the scales, of whole blocks."""
+    np = numpy_module()
+    most = _most(np.abs(values), kernel.rows, kernel.columns)
+    if not np.isfinite(most).all():
+        raise UnsupportedError(f"{kernel.name!r} has NaN or infinity, of which there are no codes.")
+    scale = _scales(kernel, most)
+    if kernel.made == "scales":
+        return _stored(kernel.scale, scale)
+    factor = scale.repeat(kernel.rows, -2)[..., : values.shape[-2], :] if kernel.rows > 1 else scale
+    factor = factor.repeat(kernel.columns, -1)[..., : values.shape[-1]]
+    quotient = np.divide(values, factor)
+    if kernel.codes == "int4":
+        codes = np.clip(np.rint(quotient, out=quotient), -8, 7, out=quotient)
+        given = codes * factor if kernel.exact else values
+    else:
+        codes = _e4m3(quotient)
+        given = float32_table(kernel.codes).view("f4")[codes] * factor if kernel.exact else values
+    if kernel.exact and not np.array_equal(given.view("u4"), values.view("u4")):
+        raise UnsupportedError(
+            f"{kernel.name!r} has numbers that no codes and scales of that format give exactly.",
+            "--dequantize --quantize rounds them.",
+        )
+    return _words(codes) if kernel.codes == "int4" else codes
 
 
 def _numbers(dtype: str, bits: Array) -> Array:
@@ -104,7 +133,8 @@ def _numbers(dtype: str, bits: Array) -> Array:
         made: Array = bits.astype("u4")
         made <<= 16
         return made.view("f4")
-    return bits.view(dtype).astype("f4", copy=False)
+    numbers: Array = numpy_module().ascontiguousarray(bits).view(dtype).astype("f4", copy=False)
+    return numbers
 
 
 def _most(sizes: Array, rows: int, columns: int) -> Array:

@@ -695,9 +695,9 @@ def _quantized(kernel: Quantize, parts: Sequence[_Given], indices: Sequence[Arra
         stored = sum(wide[..., at] * np.uint32(16**at) for at in range(8))
     else:
         exact = _nearest(np.clip(quotient, -448, 448), _Format(4, -6, 8))
-        order = np.argsort(np.array(_table("float8_e4m3fn"))[:127])
-        place = np.searchsorted(np.array(_table("float8_e4m3fn"))[:127][order], np.abs(exact))
-        stored = (order[place] + 128 * np.signbit(quotient)).astype("u1")
+        fraction, exponent = np.frexp(np.abs(exact))
+        place = np.where(np.abs(exact) < 2.0**-6, np.abs(exact) * 512, exponent * 8 + 40 + fraction * 16)
+        stored = (place + 128 * np.signbit(quotient)).astype("u1")
     if kernel.exact:
         again = exact.reshape(few.shape) * scale[..., :, None, :, None]
         if (again != few).any():
