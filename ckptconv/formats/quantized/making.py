@@ -42,17 +42,15 @@ def parts(name: str, tensor: LazyTensor, way: Way, exact: bool) -> dict[str, Laz
         what = "codes" if role == "codes" else "scales"
         sides = way.sizes["B"], way.sizes["C"]
         kernel = Quantize(what, way.codes, way.scale, *sides, way.largest, way.power, exact, name)
-        axes, whole = layout(kernel, len(tensor.shape))
         shape = joining.shape_of(part, tensor.shape, way.sizes)
-        of_tiles = Tiled(
-            (tensor,),
-            (tuple(Axis(*axis) for axis in axes),),
-            kernel,
-            DTYPES[made_dtype(kernel)],
-            shape,
-            (0,) * len(shape),
-            whole,
-        )
+        of_tiles = tiles_of(kernel, tensor, shape)
         is_other = role == "scale" and way.stored != way.scale
         made[joining.name_of(name, part)] = View(of_tiles, DTYPES[way.stored], shape) if is_other else of_tiles
     return made
+
+
+def tiles_of(kernel: Quantize, tensor: LazyTensor, shape: tuple[int, ...]) -> Tiled:
+    """Return the codes or the scales of this shape that `kernel` makes of `tensor`."""
+    axes, whole = layout(kernel, len(tensor.shape))
+    dtype, starts = DTYPES[made_dtype(kernel)], (0,) * len(shape)
+    return Tiled((tensor,), (tuple(Axis(*axis) for axis in axes),), kernel, dtype, shape, starts, whole)
