@@ -14,6 +14,7 @@ from typing import Any
 from ckptconv.comparison.changes import Change, Tolerance, widened
 from ckptconv.comparison.encoding import Encoder
 from ckptconv.comparison.reading import Pair, compare
+from ckptconv.comparison.steps import Quantization, Steps, is_quantized, measured, summed
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
@@ -70,6 +71,9 @@ class TensorDifference:
 
     change: Change | None
     """What differs between the elements; null if all bytes are equal, or the elements cannot be compared."""
+
+    steps: Steps | None = None
+    """With `--dequantize`, how far a quantized weight is from the other side, in steps; null if it is equal."""
 
     @property
     def rank(self) -> tuple[int, float, str]:
@@ -176,6 +180,9 @@ class Difference(Shown):
     hints: list[str] = field(default_factory=list)
     """What may have been meant, each in a sentence."""
 
+    quantization: Quantization | None = None
+    """With `--dequantize`, what was found of the weights that are quantized on either side; null if none are."""
+
     delta: DeltaFiles | None = None
     """The delta that `--delta` wrote; null without it."""
 
@@ -194,8 +201,8 @@ class Difference(Shown):
     def to_dict(self, top: int | None = None) -> dict[str, Any]:
         """Return it as the command prints it, of plain values: the schema is `diff.json`. At most `top` tensors."""
         found = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        delta = self.delta and asdict(self.delta)
-        return {**found, "delta": delta, "tensors": [_row(each) for each in self.tensors[:top]]}
+        parts = {name: found[name] and asdict(found[name]) for name in ("delta", "quantization")}
+        return {**found, **parts, "tensors": [_row(each) for each in self.tensors[:top]]}
 
     def to_json(self, top: int | None = None) -> str:
         """Return `to_dict(top)` as text: one line of ASCII."""
@@ -258,9 +265,13 @@ def difference(
     if encoder:
         encoder.check({name: pair for (name, _), pair in pairs.items()})
     read = compare(list(pairs.values()), options, tolerance, progress, on_total, encoder)
+    of_codes = {key: pair for key, pair in pairs.items() if is_quantized(pair.one) or is_quantized(pair.other)}
+    steps = measured({key: pair for key, pair in of_codes.items() if pair.found}, options)
     with no_garbage():
         changes = {key: pair.change() for key, pair in pairs.items()}
         tensors = [_compared(name, a, b, changes, tolerance is not None) for name in names]
+        if steps:
+            tensors = [replace(each, steps=steps.get((a.key(each.name), b.key(each.name)))) for each in tensors]
     if changed is not None:
         changed.update((each.name, pairs[a.key(each.name), b.key(each.name)]) for each in tensors if each.change)
     counts = Counter(tensor.status for tensor in tensors)
@@ -286,6 +297,9 @@ def difference(
         tensors=sorted(tensors, key=lambda tensor: tensor.rank),
         warnings=[*one.warnings, *other.warnings, *a.warnings, *b.warnings, *idle],
         hints=list(_hints(tensors)),
+        quantization=summed(of_codes, steps, {key: not pair.found for key, pair in of_codes.items()})
+        if of_codes
+        else None,
         bytes_compared=sum(pair.nbytes for pair in pairs.values()),
         bytes_read=one.bytes_read + other.bytes_read + read,
         seconds=time.monotonic() - started,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptconv.errors import CkptconvError
+from ckptconv.formats.quantized.configuration import stated
 from ckptconv.plan import Input
 from ckptconv.storage.records import Records
 from ckptconv.tensors.dtypes import DTYPES
@@ -167,6 +168,7 @@ class Source:
     - `companions` are small files beside it, or beside its reference, by name, that are copied along with the weights.
     - `reference` is the checkpoint whose names, files and dtypes an output of the weights takes over.
     - `quantized` says what was made of quantized weights, if weights were asked for in their place.
+    - `config` is the text of the config.json beside it, if an output is to say there how it is quantized.
     - `average` are the checkpoints that its tensors are to be averaged with; its own are as they are stored.
     - `adapters` are to be merged into its tensors, which are as they are stored.
     - `wanted` is what was read. If that was not everything, `reread` opens the checkpoint again for more.
@@ -225,6 +227,7 @@ class Source:
     companions: Mapping[str, File] = field(default_factory=dict)
     reference: Source | None = None
     quantized: Quantized | None = None
+    config: str = ""
     average: Average | None = None
     adapters: tuple[Adapter, ...] = ()
     wanted: Wanted = Wanted()
@@ -248,9 +251,12 @@ class Source:
         reference = self.reference.inputs if self.reference else {}
         return {**self.inputs, **companions, **{f"{OF_REFERENCE}{name}": each for name, each in reference.items()}}
 
-    def content(self, name: str, file: File) -> LazyTensor:
+    def content(self, name: str, file: File, quantization: Mapping[str, Any] | None = None) -> LazyTensor:
         """Return the bytes of the companion `file` as the output has them: as they are, but for a configuration of
-        weights that were quantized."""
+        weights that were quantized, or that are by now, as `quantization` says."""
+        if self.config and quantization and name == "config.json":
+            data = stated(self.config, quantization).encode()
+            return Inline(data, DTYPES["uint8"], (len(data),))
         if self.quantized and self.quantized.config and (name, file.path) == ("config.json", self.quantized.path):
             return Inline(self.quantized.config, DTYPES["uint8"], (len(self.quantized.config),))
         return whole(file)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ckptconv.comparison.changes import Change
 from ckptconv.comparison.diff import CHANGED, DTYPE, EQUAL, ONLY_A, ONLY_B, SHAPE, Difference, TensorDifference
+from ckptconv.comparison.steps import Quantization, Steps
 from ckptconv.inspection.module_tree import TensorInfo
 from ckptconv.inspection.overview import Line, Span, cells, count_of, cut, fitted, padded, printable
 from ckptconv.inspection.page import numbers, page_with, tensors_of
@@ -57,6 +58,7 @@ def _totals(found: Difference) -> Iterator[Line]:
     if found.equal:
         by = " by numpy's rule" if found.tolerance == "numpy" else ""
         close = "" if found.rtol is None else f" within rtol {found.rtol:g} and atol {found.atol:g}{by}"
+        yield from _through(found)
         yield [Span("equal", "good"), Span(f"{close}: {count_of(len(found.tensors), 'tensor')}, {_compared(found)}")]
         return
     counts = ", ".join(f"{found.counts[status]:,} {word}" for status, word in _COUNTED.items() if found.counts[status])
@@ -69,7 +71,27 @@ def _totals(found: Difference) -> Iterator[Line]:
                 f"{_number(found.max_abs)}, and relatively by at most {_number(found.max_rel)}"
             )
         ]
+    yield from _through(found)
     yield [Span(_compared(found))]
+
+
+def _through(found: Difference) -> Iterator[Line]:
+    """Yield what was found of weights that are quantized on either side."""
+    told = found.quantization
+    if told is None:
+        return
+    counts = {
+        "equal": told.equal,
+        "lossless": told.lossless,
+        "within half a step": told.within_half_step,
+        "further apart": told.beyond,
+        "without steps": told.unmeasured,
+    }
+    yield [
+        Span(f"of {count_of(told.tensors, 'quantized weight')} with {count_of(told.scales, 'scale')}, "),
+        Span(", ".join(f"{count:,} {word}" for word, count in counts.items() if count)),
+        Span(f"; at most {_number(told.largest)} steps apart, in the mean {_number(told.mean)}"),
+    ]
 
 
 def _compared(found: Difference) -> str:
@@ -124,8 +146,20 @@ def described(tensor: TensorDifference) -> str:
     if tensor.status == SHAPE:
         return " → ".join(" ".join(kind) for kind in kinds)
     if tensor.status == DTYPE:
-        return " → ".join(dtype for dtype, _ in kinds)
-    return _remark(tensor.change)
+        return ", ".join(filter(None, [" → ".join(dtype for dtype, _ in kinds), _apart(tensor.steps)]))
+    return ", ".join(filter(None, [_remark(tensor.change), _apart(tensor.steps)]))
+
+
+def _apart(steps: Steps | None) -> str:
+    """Return how far the sides of a quantized weight are apart."""
+    if steps is None:
+        return ""
+    if steps.lossless:
+        return "lossless"
+    far = f"{_number(steps.largest)} steps apart at {steps.worst}" if steps.worst else "no steps apart"
+    if steps.beyond:
+        far += f", {steps.beyond:,} by more than half, first {steps.first}"
+    return far + (f", {steps.scales_differ:,} of {steps.scales:,} scales differ" if steps.scales_differ else "")
 
 
 def _remark(change: Change | None) -> str:
@@ -206,6 +240,7 @@ def page_of(found: Difference) -> str:
                 ["elements compared", f"{found.elements:,}"],
                 ["elements that differ", f"{found.elements_differ:,}"],
                 ["largest change", _number(found.max_abs)],
+                *_counted(found.quantization),
             ],
             "totals": [[dtype, *counts] for dtype, counts in totals.items()],
             "levels": _LEVELS,
@@ -222,9 +257,25 @@ def page_of(found: Difference) -> str:
     )
 
 
+def _counted(told: Quantization | None) -> list[list[str]]:
+    """Return what a page says of quantized weights."""
+    if told is None:
+        return []
+    return [
+        ["quantized weights", f"{told.tensors:,}"],
+        ["scales", f"{told.scales:,}"],
+        ["equal weights", f"{told.equal:,}"],
+        ["lossless", f"{told.lossless:,}"],
+        ["within half a step", f"{told.within_half_step:,}"],
+        ["further apart", f"{told.beyond:,}"],
+        ["most steps apart", _number(told.largest)],
+    ]
+
+
 def _note(tensor: TensorDifference) -> str:
     """Return what a page says of a tensor beside its colour and its numbers."""
-    return f"{tensor.name}: {described(tensor)}" if tensor.status not in (EQUAL, CHANGED) else ""
+    is_told = tensor.status not in (EQUAL, CHANGED) or tensor.steps is not None
+    return f"{tensor.name}: {described(tensor)}" if is_told else ""
 
 
 def _dtype(tensor: TensorDifference) -> str:

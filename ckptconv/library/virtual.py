@@ -65,6 +65,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         self._closed = False
         known = dict(chosen.storage_options)
         place = Location(path, known)
+        quantization = None
         self.path = path
         with no_garbage():
             if path.endswith(virtual.SUFFIX) and place.kind == "file" and not (chosen.recorded() or chosen.like):
@@ -74,14 +75,17 @@ class VirtualFiles(Mapping[str, VirtualFile]):
                 opened = Source(self.format, virtual.FAMILY, path, {})
             else:
                 opened = _opened(path, chosen)
-                plan = planned(opened, Target(path, "directory"), chosen).plan
+                output = planned(opened, Target(path, "directory"), chosen)
+                quantization, plan = output.told.quantization, output.plan
                 files, self.format, decided = plan.files, opened.format, plan.plan_id
         inputs = dict.fromkeys(each.stored for file in files for each in file.inputs())
         self.version = _hash(decided, *(f"{each.size} {each.stamp}" for each in inputs))
         companions = together(opened, known)
         names = {file.name for file in files}
         copies = [
-            _copy(name, opened.content(name, file)) for name, file in sorted(companions.items()) if name not in names
+            _copy(name, opened.content(name, file, quantization))
+            for name, file in sorted(companions.items())
+            if name not in names
         ]
         self._readers = SpoolingReaders(known, chosen.spool_dir)
         self._files = {file.name: self._file(file, known) for file in (*files, *copies)}

@@ -44,6 +44,52 @@ class _ConvertInspectDiffAverageMergeOpenLoadRows(TypedDict, total=False):
     """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
 
 
+class _ConvertAverageMergeRows(TypedDict, total=False):
+    """Options that these calls share."""
+
+    quantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32"] | None
+    """Quantize the matrices of layers: to FP8 with a scale for 128 by 128 (fp8-block; of powers of two: fp8-block-
+    ue8m0) or for 32 (mxfp8), or to 4 bits with a scale for 32 (int4-g32). Embeddings, heads, norms and routers stay
+    as they are."""
+
+    requantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8"] | None
+    """Give quantized weights another format that gives the same numbers, bit for bit; where it does not, that is an
+    error."""
+
+    keep: str | list[str] | tuple[str, ...] | None
+    """Quantize no names that match, such as '*.down_proj.*'; repeatable."""
+
+    tied: Literal["alias", "duplicate"] | None
+    """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
+
+    to: Literal["dcp", "dcp-hf", "accelerate", "torch-checkpointing"] | None
+    """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
+    HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2
+    (accelerate); or a step of torch_checkpointing (torch-checkpointing)."""
+
+    chunks: int | str | None
+    """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""
+
+    verify: bool
+    """Compare the output with the input before it gets its name."""
+
+    part: tuple[int, int] | list[int] | str | None
+    """Do part I, from 0, of N, and leave it staged for `finish`; auto: as the job's environment says (Slurm, torchrun,
+    Kubernetes)."""
+
+    digest: Literal["sha256", "blake3"] | None
+    """Compute a digest of every file and tensor, kept in the manifest."""
+
+    depfile: str | os.PathLike[str] | None
+    """Write a rule for make there: which files the output is made of."""
+
+    opaque: Literal["keep", "drop"] | None
+    """Objects of classes that are not known to be data: write them, or leave them out. Default: refuse."""
+
+    drop_opaque: bool
+    """The same as --opaque drop."""
+
+
 class _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows(TypedDict, total=False):
     """Options that these calls share."""
 
@@ -90,40 +136,6 @@ class _ConvertInspectDiffAverageMergeOpenDistributedRows(TypedDict, total=False)
 
     size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
     """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
-
-
-class _ConvertAverageMergeRows(TypedDict, total=False):
-    """Options that these calls share."""
-
-    tied: Literal["alias", "duplicate"] | None
-    """Store tied tensors once (alias), or under each of their names (duplicate). Default: alias."""
-
-    to: Literal["dcp", "dcp-hf", "accelerate", "torch-checkpointing"] | None
-    """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
-    HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2
-    (accelerate); or a step of torch_checkpointing (torch-checkpointing)."""
-
-    chunks: int | str | None
-    """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""
-
-    verify: bool
-    """Compare the output with the input before it gets its name."""
-
-    part: tuple[int, int] | list[int] | str | None
-    """Do part I, from 0, of N, and leave it staged for `finish`; auto: as the job's environment says (Slurm, torchrun,
-    Kubernetes)."""
-
-    digest: Literal["sha256", "blake3"] | None
-    """Compute a digest of every file and tensor, kept in the manifest."""
-
-    depfile: str | os.PathLike[str] | None
-    """Write a rule for make there: which files the output is made of."""
-
-    opaque: Literal["keep", "drop"] | None
-    """Objects of classes that are not known to be data: write them, or leave them out. Default: refuse."""
-
-    drop_opaque: bool
-    """The same as --opaque drop."""
 
 
 class _ConvertAverageMergeOpenRows(TypedDict, total=False):
@@ -291,12 +303,12 @@ class ConvertOptions(
     _ConvertInspectPatchAverageMergeRows,
     _ConvertPatchAverageMergeLoadDistributedRows,
     _ConvertInspectDiffAverageMergeOpenLoadRows,
+    _ConvertAverageMergeRows,
     _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
     _ConvertInspectDiffAverageMergeDistributedRows,
     _ConvertDiffPatchAverageMergeDistributedRows,
     _ConvertInspectAverageMergeOpenDistributedRows,
     _ConvertInspectDiffAverageMergeOpenDistributedRows,
-    _ConvertAverageMergeRows,
     _ConvertAverageMergeOpenRows,
     _ConvertAverageMergeDistributedRows,
     _ConvertDistributedRows,
@@ -415,12 +427,12 @@ class AverageOptions(
     _ConvertInspectPatchAverageMergeRows,
     _ConvertPatchAverageMergeLoadDistributedRows,
     _ConvertInspectDiffAverageMergeOpenLoadRows,
+    _ConvertAverageMergeRows,
     _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
     _ConvertInspectDiffAverageMergeDistributedRows,
     _ConvertDiffPatchAverageMergeDistributedRows,
     _ConvertInspectAverageMergeOpenDistributedRows,
     _ConvertInspectDiffAverageMergeOpenDistributedRows,
-    _ConvertAverageMergeRows,
     _ConvertAverageMergeOpenRows,
     _ConvertAverageMergeDistributedRows,
     _ConvertDiffPatchAverageMergeRows,
@@ -451,12 +463,12 @@ class MergeOptions(
     _ConvertInspectPatchAverageMergeRows,
     _ConvertPatchAverageMergeLoadDistributedRows,
     _ConvertInspectDiffAverageMergeOpenLoadRows,
+    _ConvertAverageMergeRows,
     _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
     _ConvertInspectDiffAverageMergeDistributedRows,
     _ConvertDiffPatchAverageMergeDistributedRows,
     _ConvertInspectAverageMergeOpenDistributedRows,
     _ConvertInspectDiffAverageMergeOpenDistributedRows,
-    _ConvertAverageMergeRows,
     _ConvertAverageMergeOpenRows,
     _ConvertAverageMergeDistributedRows,
     _ConvertDiffPatchAverageMergeRows,
@@ -546,12 +558,12 @@ class RowsOptions(
     _ConvertInspectPatchAverageMergeRows,
     _ConvertPatchAverageMergeLoadDistributedRows,
     _ConvertInspectDiffAverageMergeOpenLoadRows,
+    _ConvertAverageMergeRows,
     _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
     _ConvertInspectDiffAverageMergeDistributedRows,
     _ConvertDiffPatchAverageMergeDistributedRows,
     _ConvertInspectAverageMergeOpenDistributedRows,
     _ConvertInspectDiffAverageMergeOpenDistributedRows,
-    _ConvertAverageMergeRows,
     _ConvertAverageMergeOpenRows,
     _ConvertAverageMergeDistributedRows,
     _ConvertDistributedRows,

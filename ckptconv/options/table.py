@@ -20,6 +20,7 @@ from ckptconv.options.kinds import (
     DIGEST,
     DTYPE,
     DTYPE_TEXT,
+    EXACT_WAY,
     FAR_MEMORY,
     FLAG,
     MAPPING,
@@ -38,6 +39,7 @@ from ckptconv.options.kinds import (
     TEXT,
     TEXTS,
     TIED,
+    WAY,
     WORD,
     Default,
     Kind,
@@ -233,6 +235,24 @@ class Options(_Given):
         FLAG,
         "Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype.",
         group=NAMING,
+    )
+    quantize: str = _deciding(
+        WAY,
+        "Quantize the matrices of layers: to FP8 with a scale for 128 by 128 (fp8-block; of powers of two: "
+        "fp8-block-ue8m0) or for 32 (mxfp8), or to 4 bits with a scale for 32 (int4-g32). Embeddings, heads, norms and "
+        "routers stay as they are.",
+        metavar="fp8-block|fp8-block-ue8m0|mxfp8|int4-g32",
+        group=NAMING,
+    )
+    requantize: str = _deciding(
+        EXACT_WAY,
+        "Give quantized weights another format that gives the same numbers, bit for bit; where it does not, that is an "
+        "error.",
+        metavar="fp8-block|fp8-block-ue8m0|mxfp8",
+        group=NAMING,
+    )
+    keep: tuple[str, ...] = _deciding(
+        TEXTS, "Quantize no names that match, such as '*.down_proj.*'; repeatable.", metavar="GLOB", group=NAMING
     )
     key: str = _deciding(
         TEXT,
@@ -497,10 +517,15 @@ class Options(_Given):
         }
 
     def dequantizing(self) -> dict[str, Any]:
-        """Return what `open_source` takes of these options for quantized weights: whether weights are made of them, and
-        their dtype."""
+        """Return what `open_source` takes of these options for quantized weights: whether weights are made of them,
+        their dtype, and whether codes are made of weights."""
         dtype = self.dtype if self.dtype not in (None, "keep") else "bfloat16"
-        return {"dequantize": self.dequantize, "weights_dtype": dtype}
+        is_exact = bool(self.requantize)
+        return {
+            "dequantize": self.dequantize or is_exact,
+            "weights_dtype": dtype,
+            "quantize": bool(self.quantize) or is_exact,
+        }
 
     def reaching(self) -> dict[str, Any]:
         """Return what `open_source` takes of these options for any checkpoint: how to reach and to trust it."""
@@ -801,7 +826,8 @@ PATCHING = _named_in(
 )
 MERGING = _named_in(
     OPTIONS,
-    "max_shard_size dtype dequantize key include exclude strip_prefix rename map size tied like partial fill "
+    "max_shard_size dtype dequantize quantize requantize keep key include exclude strip_prefix rename map size tied "
+    "like partial fill "
     "structure to chunks model_key copy_config tag exclude_frozen_parameters master unstack raw opaque drop_opaque "
     "inert jobs memory fsync clobber verify checksum spool_dir part manifest digest attest depfile dry_run "
     "storage_options",
@@ -812,8 +838,8 @@ SCANNING = _named_in(OPTIONS, "storage_options")
 TENSORS = tuple(
     _named_in(
         OPTIONS,
-        "max_shard_size dtype dequantize key include exclude strip_prefix rename map size tied like partial fill "
-        "structure",
+        "max_shard_size dtype dequantize quantize requantize keep key include exclude strip_prefix rename map size "
+        "tied like partial fill structure",
     ).values()
 )
 

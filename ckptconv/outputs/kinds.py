@@ -32,6 +32,10 @@ _OF_UNIVERSAL = dict.fromkeys(
     ("{} is about a universal checkpoint, and none was asked for.", "Give --universal DIR."),
 )
 _OF_MODELS = {"for_hub": ("{} is for weights in safetensors, with their configuration.", "Leave it out.")}
+_OF_CODES = dict.fromkeys(
+    ("quantize", "requantize", "keep"),
+    ("{} writes codes and scales, which programs load from safetensors.", "Give a directory as OUTPUT."),
+)
 _OF_DATA = dict.fromkeys(("verify", "part", "checksum"), ("A virtual checkpoint holds no data: {} is of no use.", ""))
 _OF_WEIGHTS = dict.fromkeys(
     ("partial", "fill"),
@@ -62,6 +66,7 @@ _SAFETENSORS = {"opaque": "changes nothing in safetensors, which keep objects as
 _STATES = {
     **_SAFETENSORS,
     **dict.fromkeys(("key", "like", "partial", "fill", "master"), "changes nothing: it is for weights"),
+    **dict.fromkeys(("quantize", "requantize", "keep"), "changes nothing: optimizer states are not quantized"),
     "exclude_frozen_parameters": "changes nothing: frozen parameters have no optimizer states",
     "copy_config": "copies nothing: from_pretrained reads no optimizer states",
 }
@@ -74,7 +79,7 @@ KINDS: Mapping[str, Kind] = {
     "torch": Kind(
         "weights",
         "file",
-        {**_ELSEWHERE, **_OF_REFERENCE, **_OF_MODELS},
+        {**_ELSEWHERE, **_OF_REFERENCE, **_OF_MODELS, **_OF_CODES},
         {"tied": "changes nothing in a .pt file, where tensors share memory as the structure record says"},
         TORCH_SUFFIXES,
         "torch",
@@ -86,18 +91,18 @@ KINDS: Mapping[str, Kind] = {
     "universal": Kind(
         "universal",
         "tree",
-        {**_OF_CHECKPOINT, **_OF_MODELS},
+        {**_OF_CHECKPOINT, **_OF_MODELS, **_OF_CODES},
         {
             "opaque": "changes nothing in a universal checkpoint, which has no place for other objects",
             "copy_config": "copies nothing: from_pretrained reads no universal checkpoint",
         },
         compared="universal",
     ),
-    "dcp": Kind("dcp", "dcp", {**_OF_UNIVERSAL, **_OF_WEIGHTS, **_OF_MODELS}, _CHECKPOINT, compared="dcp"),
+    "dcp": Kind("dcp", "dcp", {**_OF_UNIVERSAL, **_OF_WEIGHTS, **_OF_MODELS, **_OF_CODES}, _CHECKPOINT, compared="dcp"),
     "dcp-hf": Kind(
         "dcp",
         "dcp-hf",
-        {**_OF_UNIVERSAL, **_OF_WEIGHTS, **_OF_MODELS},
+        {**_OF_UNIVERSAL, **_OF_WEIGHTS, **_OF_MODELS, **_OF_CODES},
         {
             **_CHECKPOINT,
             "tied": "changes nothing in safetensors shards, where every name has its own bytes",
@@ -112,6 +117,7 @@ KINDS: Mapping[str, Kind] = {
             **_OF_UNIVERSAL,
             **_OF_WEIGHTS,
             **_OF_MODELS,
+            **_OF_CODES,
             "like": (
                 "{} is for one checkpoint of torch.distributed.checkpoint, and these are two.",
                 "Give --chunks N.",
@@ -131,6 +137,7 @@ KINDS: Mapping[str, Kind] = {
             **_OF_UNIVERSAL,
             **_OF_WEIGHTS,
             **_OF_MODELS,
+            **_OF_CODES,
             "like": ("{} is for checkpoints of torch.distributed.checkpoint.", "Give --chunks N."),
         },
         {

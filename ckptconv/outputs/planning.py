@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -105,9 +106,20 @@ def _safetensors_output(source: Source, target: Target, options: Options) -> Out
     source = replace(source, inputs=inputs, companions={} if of_states else source.companions)
     is_model = source.family != diffusers.FAMILY
     files, aliases, told = _safetensors_files(source, target, options) if is_model else ((), {}, Told())
-    contents = {name: source.content(name, file) for name, file in source.companions.items()}
+    contents = {name: source.content(name, file, told.quantization) for name, file in source.companions.items()}
+    if told.quantization and "config.json" not in contents:
+        told = replace(told, warnings=(*told.warnings, _unsaid(told.quantization)))
     copied = tuple(FilePlan(name, content.nbytes, _copied(content)) for name, content in contents.items())
     return output_of(target.made_of, [source], target, options, (*copied, *files), aliases, told)
+
+
+def _unsaid(quantization: Mapping[str, Any]) -> str:
+    """Return what a user has to say in a configuration that is not written."""
+    shown = {key: value for key, value in quantization.items() if not isinstance(value, list) or len(value) < 5}
+    return (
+        f"no config.json beside the weights says how they are quantized. Programs look for it there: "
+        f'"quantization_config": {json.dumps(shown)}, and the modules that are left as they are.'
+    )
 
 
 def _copied(content: LazyTensor) -> tuple[Copied, ...]:
@@ -297,6 +309,7 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     notes = chosen.notes
     lacking = likeness.left_out(chosen.like, source.path) if chosen.like else ()
     warnings, metadata = (*chosen.warnings, *left, *lacking), chosen.stated(aliases)
+    quantization = chosen.quantization
     idle, is_structured = chosen.idle(options), chosen.structured
     if of_states and options.dtype not in (None, "keep", source.default_dtype):
         idle["--dtype"] = "changes nothing: optimizer states are not cast to it"
@@ -323,6 +336,7 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
         taken.tensors = likeness.rows(origins, files)
     told = _told(source, described, structure, options, idle, fixed, warnings)
     notes = (*told.notes, *notes)
+    told = replace(told, quantization=quantization.told if quantization else None)
     return files, aliases, replace(told, like=taken, map=record, made_of=made_of, equal=equal, notes=notes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.formats.safetensors import RESERVED
 from ckptconv.options.table import Options
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 METADATA = {"format": "pt"}
 
 
+class Quantization(NamedTuple):
+    """What was quantized: how, the names of weights, and what a configuration says of it."""
+
+    way: str
+    weights: tuple[str, ...]
+    told: Mapping[str, Any]
+
+
 @dataclass(frozen=True)
 class Selected:
     """What is selected of a source.
@@ -35,7 +43,8 @@ class Selected:
     `notes` what was computed.
 
     If a map was `applied`, the tensors and names are those of its other side, and `unmapped` is what was selected
-    before. `equal` are tensors by name of which the map kept one: they have to be equal.
+    before, as it is if there was a `quantization`. `equal` are tensors by name of which the map kept one: they have to
+    be equal.
 
     If it is `of_states`, `names` are of parameters, tensors are named <parameter>.<state> in `described` too, and
     `owners` are all aliases.
@@ -60,6 +69,7 @@ class Selected:
     applied: Applied | None = None
     equal: tuple[Equal, ...] = ()
     of_states: bool = False
+    quantization: Quantization | None = None
 
     def cast(self, name: str) -> LazyTensor:
         """Return the tensor of this new name, cast as it is stored."""

@@ -23,7 +23,8 @@ def accompanied(source: Source, target: Target, options: Options) -> tuple[Sourc
     `target` with those of an earlier output, which go.
 
     Those of a reference go before those of the source. Without `copy_config`, only a reference and a repository of the
-    hub have any. A file at `target` stays unless an earlier output brought it, or it is the same.
+    hub have any, and weights that are quantized. A file at `target` stays unless an earlier output brought it, or it is
+    the same.
     """
     directory = Location(target.path, dict(options.storage_options))
     asked = [one for one in (source.reference, source) if one and _is_asked(one, source, options)]
@@ -42,7 +43,8 @@ def accompanied(source: Source, target: Target, options: Options) -> tuple[Sourc
 def _is_asked(one: Source, source: Source, options: Options) -> bool:
     """Whether the companions of `one`, which is `source` or its reference, are to be copied."""
     if options.copy_config is None:
-        return one is source.reference or is_hub(one.path) or one.component is not None
+        is_changed = bool(options.quantize or options.requantize)
+        return one is source.reference or is_hub(one.path) or one.component is not None or is_changed
     return options.copy_config
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
-from ckptconv.tensors import dequantize
+from ckptconv.tensors import dequantize, quantize
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType, can_cast
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.kernels import tile_dtype
@@ -45,6 +45,7 @@ from ckptconv.tensors.moves import (
     Magnitude,
     Negate,
     Overlay,
+    Quantize,
     Swap,
     WeightedSum,
     Xor,
@@ -113,6 +114,10 @@ KERNELS: dict[str, tuple[type[Kernel], tuple[str, ...]]] = {
     "sum": (WeightedSum, ("texts", "numbers", "number")),
     "low rank": (LowRank, ("number",)),
     "magnitude": (Magnitude, ()),
+    "quantize": (
+        Quantize,
+        ("text", "text", "text", "count", "count", "number", "flag", "flag", "text"),
+    ),
     "dequantize": (Dequantize, ("text", "texts", "count", "flag", "dtype name", "text")),
 }
 _NAMES = {kind.made: name for name, kind in EXPRESSIONS.items()}
@@ -342,8 +347,9 @@ class Decoder:
 def _reaches(tensor: Tiled) -> bool:
     """Whether the parts have all that is needed of them."""
     stops = [start + extent for start, extent in zip(tensor.starts, tensor.shape, strict=True)]
+    # The last of a dimension may need fewer elements than the others do.
     return all(
-        -(-stops[axis.dim] * axis.num // axis.den) <= extent
+        -(-stops[axis.dim] * axis.num // axis.den) < extent + max(axis.num // axis.den, 1)
         for axes, part in zip(tensor.axes, tensor.parts, strict=True)
         for axis, extent in zip(axes, part.shape, strict=True)
     )
@@ -354,6 +360,15 @@ def _fits_codes(tensor: Tiled) -> bool:
     parts = [dequantize.Part(part.dtype.name, axes, part.shape) for part, axes in given]
     assert isinstance(tensor.kernel, Dequantize)
     return dequantize.fits(tensor.kernel, parts, len(tensor.shape))
+
+
+def _fits_blocks(tensor: Tiled) -> bool:
+    kernel, dims = tensor.kernel, len(tensor.shape)
+    assert isinstance(kernel, Quantize)
+    if len(tensor.parts) != 1 or dims < 2 or not quantize.fits(kernel, tensor.parts[0].dtype.name):
+        return False
+    axes, whole = quantize.layout(kernel, dims)
+    return tuple(map(tuple, tensor.axes[0])) == axes and tensor.whole == whole
 
 
 def _fits_factors(tensor: Tiled) -> bool:
@@ -430,6 +445,7 @@ _FITS: dict[type, Callable[[Any, DType, DType], bool]] = {
 # Whether a kernel makes the tiles of a tensor.
 _TILES_FIT: dict[type, Callable[[Tiled], bool]] = {
     Dequantize: _fits_codes,
+    Quantize: _fits_blocks,
     LowRank: _fits_factors,
     Magnitude: _fits_rows,
 }

@@ -146,17 +146,50 @@ def tiles(shape: tuple[int, ...], strides: tuple[int, ...], limit: int, item: in
     for corner in itertools.product(*(range(0, shape[dim], tile[dim]) for dim in outer)):
         starts = dict(zip(outer, corner, strict=True))
         counts = [min(tile[dim], shape[dim] - starts.get(dim, 0)) for dim in range(len(shape))]
-        at = sum(start * results[dim] for dim, start in starts.items())
-        run = 1
-        grid: list[tuple[int, int]] = []
-        for dim in by_result:
-            if counts[dim] > 1:
-                if not grid and results[dim] == run:
-                    run *= counts[dim]
-                else:
-                    grid.append((counts[dim], results[dim] * item))
-        firsts = tuple(starts.get(dim, 0) for dim in range(len(shape)))
-        yield Tile(Runs(at * item, run * item, tuple(reversed(grid))), firsts, tuple(counts))
+        yield _tile(results, [starts.get(dim, 0) for dim in range(len(shape))], counts, item)
+
+
+def cells(
+    shape: tuple[int, ...],
+    box: tuple[Sequence[int], Sequence[int]],
+    origin: Sequence[int],
+    sides: Sequence[int],
+    limit: int,
+    item: int,
+) -> Iterator[Tile]:
+    """Yield blocks that cover a box of a tensor of `shape`, given by its first index and its extent, in C order.
+
+    The tensor's first element is the one of index `origin` of a larger one. Blocks begin and end where cells of `sides`
+    of that do, and have at most `limit` elements if a cell does.
+    """
+    steps, first, extent = contiguous_strides(shape), *box
+    grown = list(sides)
+    for dim in reversed(range(len(shape))):
+        room = max(limit // math.prod(grown), 1)
+        grown[dim] = min(grown[dim] * room, -(-(origin[dim] + shape[dim]) // sides[dim]) * sides[dim])
+        if grown[dim] < shape[dim]:
+            break
+    cuts = []
+    for low, count, start, side in zip(first, extent, origin, grown, strict=True):
+        low += start
+        ends = [low, *range((low // side + 1) * side, low + count, side), low + count] if count else []
+        cuts.append([(begin - start, end - begin) for begin, end in itertools.pairwise(ends)])
+    for found in itertools.product(*cuts):
+        yield _tile(steps, [at for at, _ in found], [count for _, count in found], item)
+
+
+def _tile(steps: Sequence[int], starts: Sequence[int], counts: Sequence[int], item: int) -> Tile:
+    """Return the block of `counts` elements from index `starts` on of a tensor with these `steps` (elements)."""
+    run = 1
+    grid: list[tuple[int, int]] = []
+    for step, count in zip(reversed(steps), reversed(counts), strict=True):
+        if count > 1:
+            if not grid and step == run:
+                run *= count
+            else:
+                grid.append((count, step * item))
+    at = sum(start * step for start, step in zip(starts, steps, strict=True))
+    return Tile(Runs(at * item, run * item, tuple(reversed(grid))), tuple(starts), tuple(counts))
 
 
 def boxes_of(tiles: Iterable[Tile], strides: tuple[int, ...]) -> Iterator[_Box]:

@@ -35,6 +35,7 @@ from ckptconv.tensors.moves import (
     Magnitude,
     Negate,
     Overlay,
+    Quantize,
     Runs,
     Swap,
     Tile,
@@ -42,6 +43,7 @@ from ckptconv.tensors.moves import (
     WeightedSum,
     Xor,
 )
+from ckptconv.tensors.quantize import made_dtype, quantize
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
@@ -493,13 +495,14 @@ def _mend(before: str, after: str, source: Array, result: Array) -> int:
 
 
 class TileMaker(NamedTuple):
-    """How a kernel makes a tile: the dtype of its elements, and the function that fills an array of them.
+    """How a kernel makes a tile: the dtype of its elements, or what tells it, and the function that fills an array of
+    them.
 
     It takes the tile, the bits of its inputs (unsigned integers in the shapes of the boxes), and the array. It returns
     how many finite values became infinite in a cast.
     """
 
-    dtype: str
+    dtype: str | Callable[[Any], str]
     fill: Callable[[Tile, Sequence[Array], Array], int]
 
 
@@ -529,6 +532,12 @@ def _dequantized(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
     return dequantize(tile.kernel, tile.boxes, arrays, tile.starts, bits, _rounding(tile.cast or "float32"))
 
 
+def _quantized(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
+    assert isinstance(tile.kernel, Quantize)
+    quantize(tile.kernel, tile.boxes, arrays, tile.starts, out)
+    return 0
+
+
 @functools.cache
 def _rounding(dtype: str) -> Rounding:
     """Return how float32 that was just made, and is still in the cache, becomes `dtype`."""
@@ -548,6 +557,7 @@ def _copy(source: Array, result: Array, scratch: Array) -> int:
 
 _TILES: dict[type[Any], TileMaker] = {
     Dequantize: TileMaker("float32", _dequantized),
+    Quantize: TileMaker(made_dtype, _quantized),
     LowRank: TileMaker("float64", _low_rank),
     Magnitude: TileMaker("float64", _magnitude),
 }
@@ -555,7 +565,8 @@ _TILES: dict[type[Any], TileMaker] = {
 
 def tile_dtype(kernel: TileKernel) -> str:
     """Return the dtype of the elements that `kernel` makes."""
-    return _TILES[type(kernel)].dtype
+    dtype = _TILES[type(kernel)].dtype
+    return dtype if isinstance(dtype, str) else dtype(kernel)
 
 
 def _tile(tile: Tile, data: memoryview, out: memoryview) -> int:
@@ -568,7 +579,7 @@ def _tile(tile: Tile, data: memoryview, out: memoryview) -> int:
             raise ValueError(f"{tile} leaves its {len(data)} bytes")
         arrays.append(np.frombuffer(data, f"u{item}", count, box.offset).reshape(box.counts))
     maker = _TILES[type(tile.kernel)]
-    dtype = DTYPES[tile.cast or maker.dtype]
+    dtype = DTYPES[tile.cast or tile_dtype(tile.kernel)]
     code = f"f{dtype.itemsize}" if dtype.name in ("float64", "float32", "float16") else f"u{dtype.itemsize}"
     return maker.fill(tile, arrays, np.frombuffer(out, code).reshape(tile.counts))
 

@@ -20,6 +20,7 @@ from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import (
     bands,
     boxes_of,
+    cells,
     contiguous_strides,
     gather,
     is_contiguous,
@@ -586,7 +587,9 @@ class Tiled(Computed):
     @property
     def scattered(self) -> bool:
         along = [axis.dim for axis in self.axes[0] if self.shape[axis.dim] > 1]
-        return along != sorted(along) or self.parts[0].scattered
+        # Rows of which several are needed whole are made together.
+        deep = any(side > 1 for side, extent in zip(self.whole[:-1], self.shape, strict=False) if extent > 1)
+        return along != sorted(along) or deep or self.parts[0].scattered
 
     @property
     def by_rows(self) -> bool:
@@ -609,27 +612,40 @@ class Tiled(Computed):
 
     @property
     def _widest(self) -> int:
-        # A tile needs no more bytes than it makes, but for what a larger one needs whole.
-        return max(self.dtype.itemsize, self.parts[0].dtype.itemsize if self.whole else 0)
+        # A tile needs no more bytes than it makes, but for what a larger one needs whole, and for what is reduced.
+        reduced = math.prod(max(-(-axis.num // axis.den), 1) for axis in self.axes[0])
+        return max(self.dtype.itemsize, self.parts[0].dtype.itemsize * reduced if self.whole or reduced > 1 else 0)
 
     def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[_TileOf]:
         item, steps = self.dtype.itemsize, contiguous_strides(self.shape)
         most = min(most, self._at_once)
         if isinstance(self.kernel, Dequantize) and not self.by_rows:
             most = min(most, _MOST_DECODED)
+        if self.whole:
+            for band in bands(self.shape, steps, first, last, max(self.numel, 1), item):
+                place = self._place(band.target.offset // item, [count for count, _ in band.dims])
+                for target, at, counts in cells(self.shape, place, self.starts, self.whole, most, item):
+                    starts = tuple(index + start for index, start in zip(at, self.starts, strict=True))
+                    needed = list(self._boxes(starts, counts))
+                    yield _TileOf(target, starts, counts, [self._input(*each) for each in needed], needed)
+            return
         if order == "source" and self.scattered:
             strides = self._source_strides()
             boxes = boxes_of(tiles(self.shape, strides, most, item), strides)
         else:
             boxes = bands(self.shape, steps, first, last, most, item)
         for box in boxes:
-            counts = (1,) * (len(self.shape) - len(box.dims)) + tuple(count for count, _ in box.dims)
-            at = box.target.offset // item
-            starts = tuple(
-                at // step % extent + first for step, extent, first in zip(steps, self.shape, self.starts, strict=True)
-            )
+            at, counts = self._place(box.target.offset // item, [count for count, _ in box.dims])
+            starts = tuple(index + start for index, start in zip(at, self.starts, strict=True))
             needed = list(self._boxes(starts, counts))
             yield _TileOf(box.target, starts, counts, [self._input(*each) for each in needed], needed)
+
+    def _place(self, at: int, inner: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the index of element `at`, and the extent of a box from there on that has `inner` along the last
+        dimensions."""
+        steps = contiguous_strides(self.shape)
+        index = tuple(at // step % extent for step, extent in zip(steps, self.shape, strict=True))
+        return index, (1,) * (len(self.shape) - len(inner)) + tuple(inner)
 
     @property
     def _at_once(self) -> int:

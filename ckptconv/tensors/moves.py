@@ -196,6 +196,28 @@ class Dequantize(NamedTuple):
     scales: str = ""
 
 
+class Quantize(NamedTuple):
+    """Make codes, or the scales of blocks, of numbers: the part is those numbers.
+
+    `made` is "codes" or "scales". A block has `rows` by `columns` of the last two dimensions; those at the edges may
+    have fewer. Its scale is the largest of its absolute values over `largest`, in float32, rounded to dtype `scale`, or
+    with `power` up to a power of two; 1 where all are zero. A code is the number over the scale in float32, rounded to
+    nearest, ties to even: as `codes` says a float8_e4m3fn, or for "int4" an integer from −8 on, stored 8 more, eight in
+    a 32-bit word, the first in the lowest bits. `exact`: codes times scales have to be the numbers, bit for bit. `name`
+    is that of the numbers in messages.
+    """
+
+    made: str
+    codes: str
+    scale: str
+    rows: int
+    columns: int
+    largest: float
+    power: bool
+    exact: bool
+    name: str
+
+
 class LowRank(NamedTuple):
     """Add a product of two matrices, times `scale`, in float64: the parts are what it is added to, and the factors.
 
@@ -213,7 +235,7 @@ class Magnitude(NamedTuple):
 
 
 # What makes a tile of a tensor of tiles of its parts.
-TileKernel: TypeAlias = "Dequantize | LowRank | Magnitude"
+TileKernel: TypeAlias = "Dequantize | Quantize | LowRank | Magnitude"
 # Those that cast what they make themselves, as they make it.
 CASTING = (Dequantize, LowRank)
 
@@ -257,6 +279,7 @@ Kernel: TypeAlias = (
     | WeightedSum
     | Cut
     | Dequantize
+    | Quantize
     | LowRank
     | Magnitude
     | Tile

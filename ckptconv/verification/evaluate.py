@@ -46,6 +46,7 @@ from ckptconv.tensors.moves import (
     Magnitude,
     Negate,
     Overlay,
+    Quantize,
     Swap,
     WeightedSum,
     Xor,
@@ -209,6 +210,14 @@ class Evaluator:
 
     def _tiled(self, tensor: Tiled, starts: Sequence[int], counts: Sequence[int]) -> Array:
         np = _numpy()
+        half = _halved(tensor, counts)
+        if half is not None:
+            # An element is made of many: a box of a few of them at a time.
+            dim, count = half
+            after = [start + (count if dim == at else 0) for at, start in enumerate(starts)]
+            left, right = ([*counts[:dim], each, *counts[dim + 1 :]] for each in (count, counts[dim] - count))
+            both: Array = np.concatenate([self._tiled(tensor, starts, left), self._tiled(tensor, after, right)], dim)
+            return both
         parts = []
         for part, axes, (first, extents) in zip(
             tensor.parts, tensor.axes, _inputs(tensor, starts, counts), strict=True
@@ -406,6 +415,16 @@ def _inputs(tensor: Tiled, starts: Sequence[int], counts: Sequence[int]) -> Iter
             first.append(before)
             extents.append(after - before)
         yield first, extents
+
+
+def _halved(tensor: Tiled, counts: Sequence[int]) -> tuple[int, int] | None:
+    """Return the dimension along which a box of a tensor is to be halved, and half of its extent there, as what it is
+    made of is more than is read at once; None if it is not."""
+    reduced = math.prod(max(axis.num // axis.den, 1) for axis in tensor.axes[0])
+    dim = max(range(len(counts)), key=lambda dim: counts[dim], default=0)
+    if reduced * math.prod(counts) * tensor.parts[0].dtype.itemsize <= _MOST or not counts or counts[dim] < 2:
+        return None
+    return (dim, counts[dim] // 2) if isinstance(tensor.kernel, Quantize) and not tensor.whole else None
 
 
 def _chunks(counts: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
@@ -642,6 +661,80 @@ def _plain(dtype: str, bits: Array) -> Array:
     return bits.view(f"{DTYPES[dtype].kind}1").astype("f8") if dtype in ("uint8", "int8") else values(dtype, bits)
 
 
+def _quantized(kernel: Quantize, parts: Sequence[_Given], indices: Sequence[Array]) -> Array:
+    """Return the bits of codes or scales at `indices`: the exact value of each step in float64, rounded as it is
+    stored."""
+    np = _numpy()
+    (given,) = parts
+    *ahead, rows, columns = indices
+    of_scales = kernel.made == "scales"
+    packed = 8 if kernel.codes == "int4" and not of_scales else 1
+    sides = kernel.rows, kernel.columns
+    # The blocks, and from there on the numbers that are needed of each dimension.
+    blocks = [each // (1 if of_scales else side) for each, side in zip((rows, columns * packed), sides, strict=True)]
+    bounds = [(each[0] * side, (each[-1] + 1) * side) for each, side in zip(blocks, sides, strict=True)]
+    cuts = [slice(low - start, high - start) for (low, high), start in zip(bounds, given.starts[-2:], strict=True)]
+    experts = np.ix_(*(each - start for each, start in zip(ahead, given.starts, strict=False))) if ahead else ...
+    within: Any = given.bits[experts]
+    numbers = values(given.dtype, within[(..., *cuts)])
+    if not np.isfinite(numbers).all():
+        raise UnsupportedError(f"{kernel.name!r} has NaN or infinity.")
+    # Zeros fill the blocks at the edges.
+    filled = np.zeros((*numbers.shape[:-2], *(high - low for low, high in bounds)))
+    filled[(..., *(slice(extent) for extent in numbers.shape[-2:]))] = numbers
+    few = filled.reshape(*filled.shape[:-2], filled.shape[-2] // sides[0], sides[0], -1, sides[1])
+    scale = _scale_of(kernel, np.abs(few).max((-3, -1)))
+    if of_scales:
+        made: Array = _scale_bits(kernel.scale, scale)
+        return made
+    quotient = _nearest(few / scale[..., :, None, :, None], _FORMATS["float32"]).reshape(filled.shape)
+    if kernel.codes == "int4":
+        codes = np.clip(np.rint(quotient), -8, 7)
+        exact = codes
+        wide = (codes + 8).astype("u4").reshape(*codes.shape[:-1], -1, 8)
+        stored = sum(wide[..., at] * np.uint32(16**at) for at in range(8))
+    else:
+        exact = _nearest(np.clip(quotient, -448, 448), _Format(4, -6, 8))
+        fraction, exponent = np.frexp(np.abs(exact))
+        place = np.where(np.abs(exact) < 2.0**-6, np.abs(exact) * 512, exponent * 8 + 40 + fraction * 16)
+        stored = (place + 128 * np.signbit(quotient)).astype("u1")
+    if kernel.exact:
+        again = exact.reshape(few.shape) * scale[..., :, None, :, None]
+        if (again != few).any():
+            raise UnsupportedError(f"{kernel.name!r} has numbers that codes and scales do not give exactly.")
+    at = rows - bounds[0][0], columns - bounds[1][0] // packed
+    taken: Array = stored[..., at[0][:, None], at[1]]
+    return taken
+
+
+def _scale_of(kernel: Quantize, most: Array) -> Array:
+    """Return the scales of blocks, of which the largest absolute values are `most`."""
+    np = _numpy()
+    least = 2.0**-126
+    exact = most / kernel.largest
+    if kernel.power:
+        # The exponent of the smallest power of two that is no smaller.
+        _, exponent = np.frexp(np.maximum(exact, least))
+        power = np.ldexp(1.0, exponent - 1)
+        scale = np.where(power * kernel.largest < most, 2 * power, power)
+    else:
+        scale = np.maximum(_nearest(exact, _FORMATS["float32"]), least)
+        if kernel.scale == "bfloat16":
+            scale = _nearest(scale, _FORMATS["bfloat16"])
+    made: Array = np.where(most == 0, 1.0, scale)
+    return made
+
+
+def _scale_bits(dtype: str, scale: Array) -> Array:
+    """Return the bits of scales."""
+    np = _numpy()
+    if dtype == "float8_e8m0fnu":
+        powers: Array = (np.frexp(scale)[1] + 126).astype("u1")
+        return powers
+    single: Array = scale.astype("f4").view("u4")
+    return single if dtype == "float32" else (single // (1 << 16)).astype("u2")
+
+
 def _with_product(kernel: LowRank, parts: Sequence[_Given], indices: Sequence[Array]) -> Array:
     """Return the bits of what a product of factors is added to: each number rounded to float64, in order."""
     np = _numpy()
@@ -674,6 +767,7 @@ def _with_lengths(kernel: Magnitude, parts: Sequence[_Given], indices: Sequence[
 # What makes the bits of a tile, by kernel.
 _TILES: dict[type, Callable[[Any, Sequence[_Given], Sequence[Array]], Array]] = {
     Dequantize: _dequantized,
+    Quantize: _quantized,
     LowRank: _with_product,
     Magnitude: _with_lengths,
 }

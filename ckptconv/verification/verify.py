@@ -168,7 +168,8 @@ class _Expected:
     and the metadata of each file.
 
     `flat`: without a record, the order of names means nothing. `inert`: every
-    tensor, if there is any, is part of an object known by name only.
+    tensor, if there is any, is part of an object known by name only. `quantization` is what a configuration says of
+    weights that were quantized.
     """
 
     tensors: dict[str, LazyTensor]
@@ -176,6 +177,7 @@ class _Expected:
     flat: bool
     metadata: Callable[[Mapping[str, str]], Mapping[str, str]]
     inert: bool = False
+    quantization: Mapping[str, Any] | None = None
 
 
 # Of an output that is companions alone.
@@ -599,7 +601,7 @@ def _compare(
     if of_weights:
         copied = _copied(target, asked)
         source = _with_companions(source, target, copied)
-        pairs.extend(_compare_companions(source, target, found, copied))
+        pairs.extend(_compare_companions(source, target, found, copied, expected.quantization))
     if not wrong:  # other names make another record
         _check_structure(expected, found)
         _check_shards(found, asked)
@@ -655,7 +657,9 @@ def _with_companions(source: Source, target: Target, copied: Sequence[str]) -> S
     return replace(source, companions=together(source, target.place.options, copied))
 
 
-def _compare_companions(source: Source, target: Target, found: Written, copied: Iterable[str]) -> Iterator[_Pair]:
+def _compare_companions(
+    source: Source, target: Target, found: Written, copied: Iterable[str], quantization: Mapping[str, Any] | None
+) -> Iterator[_Pair]:
     """Yield the files that were `copied` whole, and those that they are copies of; add them to the files of `found`."""
     for name in copied:
         path = join(target.path, name)
@@ -664,7 +668,7 @@ def _compare_companions(source: Source, target: Target, found: Written, copied: 
             where = target.path if entry.kind != "file" else f"{source.path}, of which it is a copy,"
             raise DifferenceError(f"{where} lacks {name}.", _AGAIN, what="missing", file=path)
         found.files.append(entry.file._replace(path=path))
-        want, got = source.content(name, source.companions[name]), whole(entry.file)
+        want, got = source.content(name, source.companions[name], quantization), whole(entry.file)
         if want.shape != got.shape:
             raise DifferenceError(
                 f"{path} has {entry.file.size} bytes, and {source.companions[name].path} gives {want.nbytes}.",
@@ -703,7 +707,8 @@ def _expected(source: Source, asked: Options, made_of: str) -> _Expected:
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
     if chosen.of_states:
         tensors.update((removed, tensors[kept]) for removed, kept in chosen.owners.items())
-    return _Expected(tensors, chosen.structure, not chosen.structured, chosen.stated, inert=chosen.described.inert)
+    made = _Expected(tensors, chosen.structure, not chosen.structured, chosen.stated, inert=chosen.described.inert)
+    return replace(made, quantization=chosen.quantization.told) if chosen.quantization else made
 
 
 def _deltas(target: Target) -> list[Delta]:

@@ -25,6 +25,7 @@ from ckptconv.tensors.moves import (
     Magnitude,
     Negate,
     Overlay,
+    Quantize,
     Swap,
     WeightedSum,
     Xor,
@@ -65,6 +66,15 @@ SAMPLES: dict[type[Any], LazyTensor] = {
         (0, 0),
     ),
     Magnitude: Tiled((MATRIX, NARROW), ((Axis(0), Axis(1, 0)), (Axis(0),)), Magnitude(), F64, (2, 1), (0, 1)),
+    Quantize: Tiled(
+        (Inline(np.linspace(-3, 9, 30).astype("<f4").tobytes(), F32, (5, 6)),),
+        ((Axis(0), Axis(1)),),
+        Quantize("codes", "float8_e4m3fn", "float32", 2, 4, 448.0, False, False, "x"),
+        DTYPES["float8_e4m3fn"],
+        (5, 6),
+        (0, 0),
+        (2, 4),
+    ),
     Dequantize: Tiled(
         (CODES, SCALES),
         ((Axis(0), Axis(1, 4, 8)), (Axis(0), Axis(1, 1, 32))),

@@ -185,3 +185,9 @@ def cleaned(text: str, dtype: str) -> str:
     if not any(key in told for key in ("dtype", "torch_dtype")):
         told["dtype"] = dtype
     return json.dumps(told, indent=2, ensure_ascii=False) + "\n"
+
+
+def stated(text: str, quantization: Mapping[str, Any]) -> str:
+    """Return a config.json that says how the weights are quantized. Everything else stays as it is, in its order."""
+    told = strict_json.parse(text)
+    return json.dumps({**told, KEYS[0]: quantization}, indent=2, ensure_ascii=False) + "\n"

@@ -99,6 +99,19 @@ def _is_of_activations(name: str, tensor: LazyTensor, weights: Collection[str]) 
     return any(own.endswith(f"_{word}") and name[: -len(word) - 1] in weights for word in OF_ACTIVATIONS)
 
 
+def name_of(weight: str, part: Part) -> str:
+    """Return the first of the names that a part of `weight` may have."""
+    pattern = part.names.split()[0]
+    return (weight if pattern[0] == "+" else weight.removesuffix(_WEIGHT)) + pattern[1:]
+
+
+def shape_of(part: Part, shape: Sequence[int], sizes: Sizes) -> tuple[int, ...]:
+    """Return the shape that a part has of a weight of `shape`, (…, M, K)."""
+    rows, columns = shape[-2:]
+    known = {**sizes, "M": rows, "K": columns}
+    return (*shape[:-2], *(_extent(text, known) for text in part.shape.split()))
+
+
 def parts_among(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
     """Return {name: what it is part of} for the tensors that are parts of quantized weights, by names and dtypes."""
     return {

@@ -209,6 +209,26 @@ _BNB = {
     "table": Part("+.quant_map", "float32", "16"),
     "state": _STATE,
 }
+_BLOCK_FP8 = Format(
+    "M K",
+    "own",
+    {"codes": Part("+", _OWN, "M K"), "scale": Part(_SCALE_NAMES, f"{_FLOATS} {_POWERS}", _GROUPED)},
+    _fp8,
+)
+_PACKED_INT = Format(
+    "M K",
+    "int",
+    {
+        "codes": Part("+_packed", "int32", "M K*b/32"),
+        "scale": Part("+_scale", _FLOATS, _GROUPED),
+        "zero": Part("+_zero_point", "int32", "M*b/32 K/C", optional=True),
+        "index": Part("+_g_idx", "int32", "K", optional=True),
+        "shape": Part("+_shape", "int64", "2"),
+    },
+    _of_groups("int", 0, "packed int{}", "pack-quantized"),
+    offset="half",
+    own=True,
+)
 FORMATS: tuple[Format, ...] = (
     Format(
         "M K",
@@ -227,12 +247,7 @@ FORMATS: tuple[Format, ...] = (
         _torchao("torchao int8", "Int8Tensor", "IntxUnpackedToInt8Tensor"),
         own=True,
     ),
-    Format(
-        "M K",
-        "own",
-        {"codes": Part("+", _OWN, "M K"), "scale": Part(_SCALE_NAMES, f"{_FLOATS} {_POWERS}", _GROUPED)},
-        _fp8,
-    ),
+    _BLOCK_FP8,
     Format(
         "M K",
         "own",
@@ -251,20 +266,7 @@ FORMATS: tuple[Format, ...] = (
         _of_groups("int", 8, "int8", "int-quantized", "naive-quantized"),
         own=True,
     ),
-    Format(
-        "M K",
-        "int",
-        {
-            "codes": Part("+_packed", "int32", "M K*b/32"),
-            "scale": Part("+_scale", _FLOATS, _GROUPED),
-            "zero": Part("+_zero_point", "int32", "M*b/32 K/C", optional=True),
-            "index": Part("+_g_idx", "int32", "K", optional=True),
-            "shape": Part("+_shape", "int64", "2"),
-        },
-        _of_groups("int", 0, "packed int{}", "pack-quantized"),
-        offset="half",
-        own=True,
-    ),
+    _PACKED_INT,
     Format(
         "M K",
         "e2m1",
@@ -350,3 +352,83 @@ TELLING = tuple(
     .qweight .qzeros .absmax .nested_absmax .quant_map
     """.split()  # noqa: SIM905
 )
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to quantize weights that needs no data: a format, read the other way.
+
+    Parts have the first of their names there, and shapes of `sizes`. `codes` and `scale` are what codes are and the
+    dtype that scales are rounded to, `stored` the dtype that they have in the file; the largest code is `largest`, and
+    with `power` scales are powers of two (`moves.Quantize`). `told` is what a configuration says of it, and under the
+    key `left` the modules that are left as they are.
+    """
+
+    format: Format
+    codes: str
+    scale: str
+    stored: str
+    sizes: Mapping[str, int]
+    largest: float
+    power: bool
+    told: Mapping[str, Any]
+    left: str = "modules_to_not_convert"
+
+
+_FINE_FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+_OF_128 = {"B": 128, "C": 128}
+_INT4 = {
+    "num_bits": 4,
+    "type": "int",
+    "symmetric": True,
+    "strategy": "group",
+    "group_size": 32,
+    "dynamic": False,
+}
+# What transformers' `FineGrainedFP8Config`, vLLM's and SGLang's `fp8.py`, and compressed-tensors'
+# `QuantizationConfig` read. A code of int4 is at most 7, so that the largest weight of a group has one of its own sign.
+WAYS: Mapping[str, Way] = {
+    "fp8-block": Way(_BLOCK_FP8, "float8_e4m3fn", "float32", "float32", _OF_128, 448.0, False, _FINE_FP8),
+    "fp8-block-ue8m0": Way(
+        _BLOCK_FP8,
+        "float8_e4m3fn",
+        "float32",
+        "float32",
+        _OF_128,
+        448.0,
+        True,
+        {**_FINE_FP8, "scale_fmt": "ue8m0"},
+    ),
+    "mxfp8": Way(
+        _BLOCK_FP8,
+        "float8_e4m3fn",
+        "float8_e8m0fnu",
+        "uint8",
+        {"B": 1, "C": 32},
+        448.0,
+        True,
+        {
+            "quant_method": "mxfp8",
+            "fmt": "e4m3",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [1, 32],
+            "scale_fmt": "ue8m0",
+        },
+    ),
+    "int4-g32": Way(
+        _PACKED_INT,
+        "int4",
+        "bfloat16",
+        "bfloat16",
+        {"B": 1, "C": 32, "b": 4},
+        7.0,
+        False,
+        {
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": {"targets": ["Linear"], "format": "pack-quantized", "weights": _INT4}},
+        },
+        "ignore",
+    ),
+}

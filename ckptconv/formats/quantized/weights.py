@@ -88,6 +88,21 @@ def _notes(quantized: Quantized) -> Iterator[str]:
         )
 
 
+def with_configuration(source: Source, storage_options: Mapping[str, Any]) -> Source:
+    """Return `source` with the text of the config.json beside it, as an output has it but for what is quantized.
+
+    Raise CorruptError for one that is no JSON object.
+    """
+    read = read_configurations(source, storage_options)
+    text = read.texts.get(companions.CONFIG, "")
+    if not text:
+        return source
+    configuration.of_texts((read.files[companions.CONFIG].path, text), ("", ""), {})
+    if source.quantized and source.quantized.config:
+        text = source.quantized.config.decode()
+    return replace(source, config=text)
+
+
 class Read(NamedTuple):
     """Configurations that were read: the files by name, and their texts."""
 

@@ -1,0 +1,168 @@
+"""Which weights of an output are quantized, and what is in their place. Pure."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.formats.quantized import making
+from ckptconv.formats.quantized.joining import parts_among
+from ckptconv.formats.quantized.table import WAYS, Way
+from ckptconv.options.table import Options
+from ckptconv.outputs import selection
+from ckptconv.outputs.selected import Quantization, Selected
+from ckptconv.structure import keymap
+from ckptconv.tensors.dtypes import SUMMED
+from ckptconv.tensors.lazy import Composed, Convert, Derived, LazyTensor, Tiled, untagged
+from ckptconv.tensors.moves import Dequantize
+from ckptconv.text import some
+
+# Modules that engines compute in the dtype of activations: embeddings and heads, norms, routers, what scores and
+# projects beside the layers in DeepSeek's models, and towers of other senses.
+_LEFT = re.compile(
+    r"(^|\.)(lm_head|output_layer|embed_out|head|score|classifier|wte|wpe|router|gate|shared_expert_gate|eh_proj"
+    r"|weights_proj|visual|vision\w*)(\.|$)|^output\.weight$|embed|norm",
+    re.IGNORECASE,
+)
+_HEAD = "lm_head"
+
+
+def quantized(chosen: Selected, path: str, options: Options) -> Selected:
+    """Return `chosen`, of the source at `path`, with codes and scales in the place of weights.
+
+    Raise UsageError for weights that are quantized already, and if there is none that can be.
+    """
+    name = options.quantize or options.requantize
+    if not name and options.keep:
+        raise UsageError("--keep is about what --quantize leaves as it is, and nothing is quantized.")
+    if not name:
+        return chosen
+    if options.quantize and options.requantize:
+        raise UsageError("--quantize rounds, and --requantize does not. Nothing was written.", "Give one of them.")
+    if chosen.like:
+        raise UsageError(
+            "--like takes dtypes from a reference, and codes have those of their format. Nothing was written.",
+            "Convert twice.",
+        )
+    way, exact = WAYS[name], bool(options.requantize)
+    if exact:
+        # A product with a power of two is exact.
+        way = replace(way, power=True)
+    if (codes := dict.fromkeys(parts_among(chosen.tensors).values())) and not exact:
+        raise UsageError(
+            f"{path}: {some(codes, 3)} {'is' if len(codes) == 1 else 'are'} quantized already. Nothing was written.",
+            f"--requantize {name} changes the format where nothing is lost; --dequantize makes weights of them first.",
+        )
+    keep = dict.fromkeys(options.keep, 0)
+    made: dict[str, LazyTensor] = {}
+    known: dict[int, dict[str, LazyTensor]] = {}
+    fixed, weights, left, unfit = set(chosen.fixed), [], [], []
+    for each, tensor in chosen.tensors.items():
+        kept = [glob for glob in keep if fnmatch.fnmatchcase(each, glob)]
+        keep.update((glob, keep[glob] + 1) for glob in kept)
+        if each in chosen.fixed or not _is_weight(each, tensor):
+            made[each] = tensor
+            left += [each] if len(tensor.shape) > 1 and each.endswith(".weight") else []
+            continue
+        why = making.unfit(tensor, way, exact)
+        if kept or why or (_LEFT.search(each) if not exact else not _was_quantized(tensor)):
+            if why and exact and not kept and _was_quantized(tensor):
+                raise UnsupportedError(
+                    f"{path}: {each!r} has {why}, for which {name} has no place. Nothing was written.",
+                    "--keep leaves it out.",
+                )
+            made[each] = tensor
+            left.append(each)
+            unfit += [f"{each} ({why})"] if why and not kept and not _LEFT.search(each) else []
+            continue
+        weights.append(each)
+        # What was computed is taken as it is before it is rounded. Tied names have one object.
+        exactly = selection.converted(each, tensor, "float32") if isinstance(tensor, Convert) else tensor
+        if id(tensor) not in known:
+            known[id(tensor)] = making.parts(each, untagged(exactly), way, exact)
+        named = zip(making.parts(each, untagged(exactly), way, exact), known[id(tensor)].values(), strict=True)
+        taken = dict(named)
+        made.update(taken)
+        fixed.update(taken)
+    _check(path, options, weights, keep)
+    _check_names(chosen, made, weights, way)
+    told = {**way.told, way.left: list(dict.fromkeys((*map(_module, left), _HEAD)))}
+    return replace(
+        chosen,
+        names={each: each for each in made},
+        known=made,
+        tensors=made,
+        described=keymap.Flattened(made, None, frozenset(fixed)),
+        structured=False,
+        owners={alias: owner for alias, owner in chosen.owners.items() if alias in made and owner in made},
+        fixed=frozenset(fixed),
+        warnings=(*chosen.warnings, *_warnings(chosen, unfit, way)),
+        notes=(*chosen.notes, _note(name, weights, left)),
+        quantized={},
+        unmapped=chosen.unmapped or chosen,
+        quantization=Quantization(name, tuple(weights), told),
+    )
+
+
+def _is_weight(name: str, tensor: LazyTensor) -> bool:
+    """Whether a tensor is a matrix, or matrices of experts, by its name and dtype."""
+    parts = name.split(".")
+    is_of_experts = "experts" in parts and not parts[-1].endswith("bias")
+    return (
+        tensor.dtype.name in SUMMED - {"float64"}
+        and len(tensor.shape) > 1
+        and (parts[-1] == "weight" or is_of_experts)
+        and (len(tensor.shape) == 2 or is_of_experts)
+    )
+
+
+def _was_quantized(tensor: LazyTensor) -> bool:
+    return any(isinstance(each, Tiled) and isinstance(each.kernel, Dequantize) for each in _within(tensor))
+
+
+def _within(tensor: LazyTensor) -> Iterator[LazyTensor]:
+    yield tensor
+    for each in (
+        tensor.parts if isinstance(tensor, Composed) else (tensor.tensor,) if isinstance(tensor, Derived) else ()
+    ):
+        yield from _within(each)
+
+
+def _module(name: str) -> str:
+    return name.removesuffix(".weight")
+
+
+def _check(path: str, options: Options, weights: list[str], keep: Mapping[str, int]) -> None:
+    """Raise UsageError if nothing is quantized, or a glob of `keep` matches nothing."""
+    if idle := [glob for glob, count in keep.items() if not count]:
+        raise UsageError(f"--keep {idle[0]!r} matches no tensor of {path}. Nothing was written.")
+    if not weights and options.requantize:
+        raise UsageError(f"{path} has no quantized weights to requantize. Nothing was written.", "See --quantize.")
+    if not weights:
+        raise UsageError(
+            f"{path} has no weights to quantize: matrices called ….weight, or of experts, of floats. Nothing was "
+            "written."
+        )
+
+
+def _check_names(chosen: Selected, made: Mapping[str, LazyTensor], weights: list[str], way: Way) -> None:
+    """Raise UsageError if a part would have the name of another tensor."""
+    parts = len(way.format.parts.keys() & {"codes", "scale", "shape"})
+    if len(made) != len(chosen.tensors) + (parts - 1) * len(weights):
+        raise UsageError("A scale would have the name of another tensor. Nothing was written.", "See --rename.")
+
+
+def _note(name: str, weights: list[str], left: list[str]) -> str:
+    count = f"{len(weights):,} weight{'s' if len(weights) != 1 else ''}"
+    return f"quantized {count} as {name}" + (f"; as they were: {some(left)}." if left else ".")
+
+
+def _warnings(chosen: Selected, unfit: list[str], way: Way) -> Iterator[str]:
+    if unfit:
+        yield f"not quantized, as the format has no place for them: {some(unfit, form=str)}."
+    if chosen.structured and (chosen.described.values or chosen.described.inert):
+        values = some(chosen.described.values, form=str) or "objects of other classes"
+        yield f"with --quantize, tensors alone are written; what was left out beside them: {values}"

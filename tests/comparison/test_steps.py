@@ -1,0 +1,219 @@
+"""Quantized weights beside others: equal, lossless, or how many steps apart, and where."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import DATA
+from safetensors.torch import load_file, save_file
+
+import ckptconv
+from ckptconv.comparison.diff import Difference, TensorDifference
+from ckptconv.comparison.steps import _index
+from ckptconv.formats.quantized.table import WAYS
+from ckptconv.inspection.differences import overview, page_of
+
+LAYER = "model.layers.{}.mlp.{}_proj.weight"
+NAMES = [LAYER.format(layer, part) for layer in range(2) for part in ("gate", "up")]
+QUANTIZED = DATA / "quantized"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    here = tmp_path_factory.mktemp("steps") / "model"
+    here.mkdir()
+    random = torch.Generator().manual_seed(5)
+    weights = {name: torch.randn(160, 288, generator=random) * (1 + at) for at, name in enumerate(NAMES)}
+    # A step of training later.
+    later = {
+        name: weight * (1 + 0.02 * torch.randn(weight.shape, generator=random)) for name, weight in weights.items()
+    }
+    for where, tensors in ((here, weights), (here.parent / "later", later)):
+        where.mkdir(exist_ok=True)
+        tensors["model.norm.weight"] = torch.ones(4)
+        save_file({name: tensor.bfloat16() for name, tensor in tensors.items()}, where / "model.safetensors")
+        (where / "config.json").write_text("{}")
+    for way in WAYS:
+        ckptconv.convert(here, here.parent / way, quantize=way)
+    return here
+
+
+def compared(one: Path, other: Path, **options: Any) -> tuple[Difference, dict[str, TensorDifference]]:
+    found = ckptconv.diff(one, other, dequantize=True, **options)
+    return found, {tensor.name: tensor for tensor in found.tensors}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_release_that_was_quantized_of_it_is_lossless(way: str, model: Path) -> None:
+    for pair in ((model, model.parent / way), (model.parent / way, model)):
+        found, tensors = compared(*pair)
+        told = found.quantization
+        assert told is not None
+        assert (told.tensors, told.lossless, told.beyond, told.equal) == (4, 4, 0, 0)
+        assert told.scales == 4 * (2 * 3 if "block" in way else 160 * 9)
+        # Scales of int4 have 8 bits.
+        assert 0.49 < told.largest <= (0.515 if way == "int4-g32" else 0.5 + 2**-16)
+        assert 0.2 < told.mean < 0.26
+        steps = tensors[NAMES[0]].steps
+        assert steps is not None
+        assert (steps.lossless, steps.scales_differ, steps.first) == (True, 0, None)
+        assert steps.side == "ab"[pair[0] is model]
+
+
+def test_weights_of_codes_are_equal_to_what_was_made_of_them(model: Path, tmp_path: Path) -> None:
+    ckptconv.convert(model.parent / "mxfp8", tmp_path / "export", dequantize=True)
+    found, tensors = compared(model.parent / "mxfp8", tmp_path / "export")
+    assert found.equal
+    assert found.quantization is not None
+    assert (found.quantization.equal, found.quantization.largest) == (4, 0)
+    assert all(tensor.steps is None for tensor in tensors.values())
+    ckptconv.convert(model.parent / "fp8-block-ue8m0", tmp_path / "mx", requantize="mxfp8")
+    found, _ = compared(model.parent / "fp8-block-ue8m0", tmp_path / "mx")
+    assert found.equal
+
+
+# --------------------------------------------------------------------------------------------------- planted faults
+
+
+def a_scale_of_another_block(tensors: dict[str, torch.Tensor], codes: str, scale: str) -> None:
+    tensors[scale][0, 1] = tensors[scale][1, 2] if tensors[scale][1, 2] != tensors[scale][0, 1] else 3
+
+
+def halves_swapped(tensors: dict[str, torch.Tensor], codes: str, scale: str) -> None:
+    tensors[codes] = torch.cat([tensors[codes][80:], tensors[codes][:80]])
+
+
+def one_code(tensors: dict[str, torch.Tensor], codes: str, scale: str) -> None:
+    bits = tensors[codes].view(torch.uint8)
+    bits[7, 11] ^= 1 << 4
+
+
+def gate_and_up_exchanged(tensors: dict[str, torch.Tensor], codes: str, scale: str) -> None:
+    for name in (codes, scale):
+        other = name.replace("gate", "up")
+        tensors[name], tensors[other] = tensors[other], tensors[name]
+
+
+FAULTS: dict[Callable[..., None], set[str]] = {
+    a_scale_of_another_block: {NAMES[0]},
+    halves_swapped: {NAMES[0]},
+    one_code: {NAMES[0]},
+    gate_and_up_exchanged: {*NAMES[:2]},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found_and_counted_and_located(
+    fault: Callable[..., None], way: str, model: Path, tmp_path: Path
+) -> None:
+    source = model.parent / way
+    tensors = load_file(source / "model.safetensors")
+    suffixes = ("_packed", "_scale") if way == "int4-g32" else ("", "_scale_inv")
+    fault(tensors, *(NAMES[0] + suffix for suffix in suffixes))
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    save_file(tensors, tmp_path / "model.safetensors")
+    found, every = compared(model, tmp_path)
+    assert found.quantization is not None
+    assert found.quantization.beyond == len(FAULTS[fault])
+    assert found.quantization.lossless == 4 - len(FAULTS[fault])
+    assert {name for name, tensor in every.items() if tensor.steps and tensor.steps.beyond} == FAULTS[fault]
+    steps = every[NAMES[0]].steps
+    assert steps is not None
+    assert not steps.lossless
+    assert steps.largest > 0.5
+    if fault is one_code:
+        where = [7, (11 // 4 * 4 + 11 % 4) * 2 + 1] if way == "int4-g32" else [7, 11]
+        assert (steps.beyond, steps.first, steps.worst, steps.scales_differ) == (1, where, where, 0)
+    if fault is a_scale_of_another_block:
+        assert steps.scales_differ == 1
+        assert steps.first is not None
+        assert steps.first[1] // (128 if "block" in way else 32) == 1
+        assert steps.beyond <= (128 * 128 if "block" in way else 32)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_another_step_of_training_is_further_than_half_a_step(way: str, model: Path) -> None:
+    found, every = compared(model.parent / "later", model.parent / way)
+    assert found.quantization is not None
+    assert (found.quantization.lossless, found.quantization.beyond) == (0, 4)
+    for name in NAMES:
+        steps = every[name].steps
+        assert steps is not None
+        assert 0.5 < steps.largest < 4
+        assert steps.scales_differ or way == "fp8-block-ue8m0"
+
+
+# --------------------------------------------------------------------------------------------------------- arithmetic
+
+
+@pytest.mark.parametrize(("codes", "count"), [("float8_e4m3fn", 127), ("float8_e5m2", 124), ("e2m1", 8)])
+def test_codes_are_one_step_apart_and_what_lies_between_is_divided_evenly(codes: str, count: int) -> None:
+    if codes == "e2m1":
+        values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    else:
+        values = torch.arange(count, dtype=torch.uint8).view(getattr(torch, codes)).double().numpy()
+    assert (_index(codes, values) == np.arange(count)).all()
+    assert (_index(codes, -values) == -np.arange(count)).all()
+    between = values[:-1] + 0.25 * np.diff(values)
+    assert np.allclose(_index(codes, between), np.arange(count - 1) + 0.25)
+    assert _index("int", np.array([2.25])) == 2.25
+
+
+@pytest.mark.parametrize(
+    "name", ["ct-pack-int4-g128-asym", "gptq", "awq", "ct-nvfp4", "gpt-oss-mxfp4", "ct-pack-int3", "deepseek-v4"]
+)
+def test_steps_are_those_of_each_format(name: str, tmp_path: Path) -> None:
+    source = QUANTIZED / name
+    ckptconv.convert(source, tmp_path / "x", dequantize=True, dtype="fp32")
+    tensors = load_file(tmp_path / "x" / "model.safetensors")
+    moved = {each: tensor * (1 + 2**-6) if tensor.dim() > 1 else tensor for each, tensor in tensors.items()}
+    save_file(moved, tmp_path / "moved.safetensors")
+    found, _ = compared(source, tmp_path / "moved.safetensors", dtype="fp32")
+    told = found.quantization
+    assert told is not None
+    assert told.tensors == told.within_half_step > 0
+    largest = {"ct-nvfp4": 3 / 64, "gpt-oss-mxfp4": 3 / 64, "deepseek-v4": 15 / 64}.get(name)
+    if largest:  # the largest code, that many of its own last place from 0
+        assert told.largest == pytest.approx(largest, rel=1e-3)
+    assert 0 < told.mean < told.largest < 0.5
+
+
+def test_tables_have_no_steps(tmp_path: Path) -> None:
+    ckptconv.convert(QUANTIZED / "bnb-nf4", tmp_path / "x", dequantize=True, dtype="fp32")
+    tensors = load_file(tmp_path / "x" / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, tmp_path / "moved.safetensors")
+    found, _ = compared(QUANTIZED / "bnb-nf4", tmp_path / "moved.safetensors", dtype="fp32")
+    assert found.quantization is not None
+    assert found.quantization.unmeasured == found.quantization.tensors > 0
+
+
+def test_a_nan_on_the_other_side_is_beyond(model: Path, tmp_path: Path) -> None:
+    tensors = load_file(model / "model.safetensors")
+    tensors[NAMES[1]][3, 4] = torch.nan
+    save_file(tensors, tmp_path / "model.safetensors")
+    _, every = compared(model.parent / "mxfp8", tmp_path / "model.safetensors")
+    steps = every[NAMES[1]].steps
+    assert steps is not None
+    assert (steps.not_finite, steps.beyond, steps.first, steps.lossless) == (1, 1, [3, 4], False)
+
+
+# ----------------------------------------------------------------------------------------------------------- reports
+
+
+def test_it_is_in_the_text_the_page_and_the_json(model: Path) -> None:
+    found, _ = compared(model, model.parent / "fp8-block")
+    text = "\n".join("".join(span.text for span in line) for line in overview(found))
+    assert "of 4 quantized weights with 24 scales, 4 lossless; at most 0.5 steps apart" in text
+    assert "lossless" in page_of(found)
+    told = json.loads(found.to_json())
+    assert told["quantization"]["lossless"] == 4
+    row = next(each for each in told["tensors"] if each["name"] == NAMES[0])
+    assert row["steps"]["largest"] <= 0.5 + 2**-16
+    assert ckptconv.diff(model, model).quantization is None

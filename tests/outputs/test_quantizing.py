@@ -1,0 +1,159 @@
+"""Outputs whose weights are quantized: which weights, under which names, and what the configuration says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import DATA
+from safetensors.torch import load_file, save_file
+
+import ckptconv
+from ckptconv import DifferenceError, UnsupportedError, UsageError
+from ckptconv.formats.quantized.table import WAYS
+
+QUANTIZED = DATA / "quantized"
+LEFT = ["model.embed_tokens.weight", "model.layers.0.mlp.gate.weight", "lm_head.weight"]
+LEFT += ["model.layers.0.input_layernorm.weight", "model.layers.0.self_attn.q_proj.bias", "model.conv.weight"]
+WEIGHTS = ["model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.experts.0.up_proj.weight"]
+
+
+def model(here: Path, **more: torch.Tensor) -> Path:
+    """A model, with a configuration beside it."""
+    random = torch.Generator().manual_seed(2)
+    shapes = {name: (4,) if name.endswith(("bias", "norm.weight")) else (96, 64) for name in (*LEFT, *WEIGHTS)}
+    shapes["model.conv.weight"] = (4, 1, 3)
+    weights = {name: torch.randn(shape, generator=random).bfloat16() for name, shape in shapes.items()}
+    here.mkdir()
+    save_file({**weights, **more}, here / "model.safetensors")
+    (here / "config.json").write_text('{"model_type": "llama", "dtype": "bfloat16", "vocab_size": 96}')
+    return here
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_are_quantized_and_the_configuration_says_so(way: str, tmp_path: Path) -> None:
+    source, out = model(tmp_path / "m"), tmp_path / "q"
+    report = ckptconv.convert(source, out, quantize=way, verify=True)
+    assert any(f"quantized 2 weights as {way}" in note for note in report.notes)
+    told = json.loads((out / "config.json").read_text())
+    assert {"model_type", "dtype", "vocab_size", "quantization_config"} == told.keys()
+    left = told["quantization_config"][WAYS[way].left]
+    assert {name.removesuffix(".weight") for name in LEFT if "bias" not in name and "norm" not in name} == {*left}
+    assert ckptconv.verify(source, out).bytes_compared
+    # What programs are to load is what we read.
+    ckptconv.convert(out, tmp_path / "back", dequantize=True, copy_config=True)
+    before, after = (load_file(each / "model.safetensors") for each in (source, tmp_path / "back"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) == (name in LEFT) for name in before)
+    assert json.loads((tmp_path / "back" / "config.json").read_text()).keys() == {"model_type", "dtype", "vocab_size"}
+
+
+def test_more_is_kept_and_a_glob_that_matches_nothing_is_an_error(tmp_path: Path) -> None:
+    source = model(tmp_path / "m")
+    ckptconv.convert(source, tmp_path / "q", quantize="mxfp8", keep="*.q_proj.*")
+    told = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
+    assert "model.layers.0.self_attn.q_proj" in told["modules_to_not_convert"]
+    assert load_file(tmp_path / "q" / "model.safetensors")[WEIGHTS[0]].dtype == torch.bfloat16
+    for options in ({"keep": "*.none"}, {"keep": "*.weight"}, {"requantize": "mxfp8"}):
+        with pytest.raises(UsageError):
+            ckptconv.convert(source, tmp_path / "x", **{"quantize": "mxfp8", **options})
+    with pytest.raises(UsageError, match="--keep"):
+        ckptconv.convert(source, tmp_path / "x", keep="*")
+    assert not (tmp_path / "x").exists()
+
+
+def test_nan_is_refused_by_name_and_nothing_gets_its_final_name(tmp_path: Path) -> None:
+    wrong = torch.ones(4, 64)
+    wrong[3, 5] = torch.nan
+    source = model(tmp_path / "m", **{"a.weight": wrong})
+    with pytest.raises(UnsupportedError, match=r"'a\.weight' has NaN or infinity"):
+        ckptconv.convert(source, tmp_path / "q", quantize="fp8-block")
+    assert not list(tmp_path.glob("q/*.safetensors"))
+
+
+def test_groups_that_are_cut_short_are_left_and_said(tmp_path: Path) -> None:
+    source = model(tmp_path / "m", **{"a.weight": torch.ones(4, 40)})
+    report = ckptconv.convert(source, tmp_path / "q", quantize="int4-g32")
+    assert any("a.weight (rows of no multiple of 32 elements)" in each for each in report.warnings)
+    ckptconv.convert(source, tmp_path / "p", quantize="fp8-block")
+    assert load_file(tmp_path / "p" / "model.safetensors")["a.weight"].dtype == torch.float8_e4m3fn
+
+
+def test_what_is_quantized_already_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="quantized already") as refused:
+        ckptconv.convert(QUANTIZED / "mxfp8", tmp_path / "q", quantize="fp8-block")
+    assert "--requantize" in refused.value.hint
+
+
+def test_without_a_configuration_it_is_said_what_that_has_to_say(tmp_path: Path) -> None:
+    source = model(tmp_path / "m")
+    report = ckptconv.convert(source, tmp_path / "x.safetensors", quantize="mxfp8")
+    assert any('"quant_method": "mxfp8"' in each for each in report.warnings)
+
+
+def test_a_virtual_checkpoint_is_quantized_as_it_is_read(tmp_path: Path) -> None:
+    source = model(tmp_path / "m")
+    ckptconv.convert(source, tmp_path / "q", quantize="int4-g32")
+    with ckptconv.VirtualFiles(source, quantize="int4-g32") as files:
+        for name in ("model.safetensors", "config.json"):
+            assert files.read_bytes(name) == (tmp_path / "q" / name).read_bytes()
+
+
+def test_a_scale_that_was_changed_is_found(tmp_path: Path) -> None:
+    source = model(tmp_path / "m")
+    ckptconv.convert(source, tmp_path / "q", quantize="fp8-block")
+    path = tmp_path / "q" / "model.safetensors"
+    tensors = load_file(path)
+    tensors[f"{WEIGHTS[0]}_scale_inv"] *= 2
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(DifferenceError, match=r"q_proj\.weight_scale_inv"):
+        ckptconv.verify(source, tmp_path / "q")
+
+
+# ------------------------------------------------------------------------------------------------------- requantizing
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("gpt-oss-mxfp4", "fp8-block"),
+        ("ct-mxfp4", "fp8-block"),
+        ("ct-mxfp4", "mxfp8"),
+        ("block-fp8-e8m0", "mxfp8"),
+        ("block-fp8-f32-pow2", "mxfp8"),
+        ("block-fp8-u8", "fp8-block-ue8m0"),
+    ],
+)
+def test_another_format_gives_back_the_same_numbers(name: str, way: str, tmp_path: Path) -> None:
+    source = QUANTIZED / name
+    ckptconv.convert(source, tmp_path / "q", requantize=way, verify=True)
+    for place, path in ((source, "before"), (tmp_path / "q", "after")):
+        ckptconv.convert(place, tmp_path / path, dequantize=True, dtype="fp32")
+    before, after = (load_file(tmp_path / each / "model.safetensors") for each in ("before", "after"))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[each].view(torch.int32), after[each].view(torch.int32)) for each in before)
+
+
+@pytest.mark.parametrize(
+    ("name", "way"), [("block-fp8-f32", "mxfp8"), ("mxfp8", "fp8-block"), ("deepseek-v4", "fp8-block")]
+)
+def test_where_a_number_would_be_another_it_is_refused_by_name(name: str, way: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"'.+\.weight' has numbers that no codes and scales"):
+        ckptconv.convert(QUANTIZED / name, tmp_path / "q", requantize=way)
+    assert not list(tmp_path.glob("q/*.safetensors"))
+
+
+def test_weights_that_were_not_quantized_stay_as_they_are(tmp_path: Path) -> None:
+    source = tmp_path / "s"
+    shutil.copytree(QUANTIZED / "ct-mxfp4", source)
+    tensors = load_file(source / "model.safetensors")
+    save_file({**tensors, "other.weight": torch.ones(4, 64)}, source / "model.safetensors")
+    ckptconv.convert(source, tmp_path / "q", requantize="fp8-block")
+    assert load_file(tmp_path / "q" / "model.safetensors")["other.weight"].dtype == torch.float32
+    told = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
+    assert "other" in told["modules_to_not_convert"]
+    with pytest.raises(UsageError, match="no quantized weights"):
+        ckptconv.convert(model(tmp_path / "m"), tmp_path / "x", requantize="fp8-block")

@@ -1,0 +1,144 @@
+"""Codes and scales of numbers, beside what torch makes of them, and beside the evaluator."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptconv.engine.worker import Worker
+from ckptconv.errors import UnsupportedError
+from ckptconv.formats.quantized.making import parts
+from ckptconv.formats.quantized.table import WAYS
+from ckptconv.plan import Data
+from ckptconv.storage.files import Readers
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.kernels import scatter
+from ckptconv.tensors.lazy import Inline, LazyTensor
+from ckptconv.verification.evaluate import Evaluator
+
+DTYPE = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def inline(weight: torch.Tensor) -> Inline:
+    data = weight.contiguous().view(torch.uint8).numpy().tobytes()
+    return Inline(data, DTYPES[DTYPE[weight.dtype]], tuple(weight.shape))
+
+
+def made(tensor: LazyTensor, start: int = 0, stop: int | None = None, unit: int = 1 << 14) -> bytes:
+    """The bytes from `start` to `stop`, made in windows of `unit` bytes."""
+    stop = tensor.nbytes if stop is None else stop
+    with Readers() as readers:
+        worker, part = Worker(readers, None, unit), Data(0, tensor, "x")
+        return b"".join(bytes(worker.bytes_of(part, at, min(at + unit, stop))) for at in range(start, stop, unit))
+
+
+def evaluated(tensor: LazyTensor) -> bytes:
+    with Readers() as readers:
+        return Evaluator(readers).flat(tensor, 0, tensor.numel).tobytes()
+
+
+@st.composite
+def weights(draw: st.DrawFn) -> torch.Tensor:
+    shape = (*draw(st.sampled_from([(), (2,)])), draw(st.integers(1, 300)), draw(st.integers(1, 9)) * 32)
+    random = torch.Generator().manual_seed(draw(st.integers(0, 1 << 30)))
+    size = 2.0 ** draw(st.integers(-130, 100))
+    weight = torch.randn(shape, generator=random, dtype=torch.float64) * size
+    weight[..., : shape[-2] // 3, : shape[-1] // 2] = 0
+    # Numbers of very other sizes, ties, and both zeros.
+    weight[..., -1, ::3] = torch.exp2(torch.randint(-20, 4, weight[..., -1, ::3].shape, generator=random)) * size
+    weight[..., 0, 1] = -0.0
+    return weight.to(draw(st.sampled_from(list(DTYPE)))).nan_to_num()
+
+
+def expected(weight: torch.Tensor, way: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The codes, before they are packed, and the scales as numbers."""
+    rows, columns = (128, 128) if "block" in way else (1, 32)
+    m, k = weight.shape[-2:]
+    fill = (0, -k % columns, 0, -m % rows)
+    tiles = torch.nn.functional.pad(weight.float(), fill).unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
+    most = tiles.abs().amax((-3, -1))
+    largest = 7 if way == "int4-g32" else 448
+    if way in ("mxfp8", "fp8-block-ue8m0"):
+        exponent = torch.tensor([math.ceil(math.log2(each / 448)) if each else 0 for each in most.double().flatten()])
+        scale = torch.exp2(exponent.clamp(min=-126).double()).float().reshape(most.shape)
+    else:
+        scale = (most / largest).clamp(min=2.0**-126)
+        scale = scale.bfloat16().float() if way == "int4-g32" else scale
+    scale[most == 0] = 1
+    quotient = (tiles / scale[..., :, None, :, None]).flatten(-4, -3).flatten(-2)[..., :m, :k]
+    if way == "int4-g32":
+        return quotient.round().clamp(-8, 7), scale
+    return quotient.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8), scale
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(weight=weights())
+def test_codes_and_scales_are_what_torch_computes(way: str, weight: torch.Tensor) -> None:
+    if way == "int4-g32":
+        weight = weight.flatten(0, -2)
+    codes, scale, *_ = (found := parts("x.weight", inline(weight), WAYS[way], False)).values()
+    want, scales = expected(weight, way)
+    got = torch.frombuffer(bytearray(made(codes)), dtype=torch.uint8)
+    if way == "int4-g32":
+        words = got.view(torch.int32).reshape(codes.shape)
+        got = torch.stack([(words >> 4 * at & 15) - 8 for at in range(8)], -1).flatten(-2).float()
+    assert torch.equal(got.reshape(want.shape), want)
+    bits = torch.frombuffer(bytearray(made(scale)), dtype=torch.uint8)
+    numbers = {
+        "mxfp8": lambda: torch.exp2(bits.double() - 127).float(),
+        "int4-g32": lambda: bits.view(torch.bfloat16).float(),
+    }.get(way, lambda: bits.view(torch.float32))()
+    assert torch.equal(numbers.reshape(scales.shape), scales)
+    for tensor in found.values():
+        assert evaluated(tensor) == made(tensor)
+
+
+@given(weights(), st.sampled_from(list(WAYS)), st.data())
+def test_any_interval_and_any_buffer_give_the_same_bytes(weight: torch.Tensor, way: str, data: st.DataObject) -> None:
+    if way == "int4-g32":
+        weight = weight.flatten(0, -2)
+    for tensor in parts("x.weight", inline(weight), WAYS[way], False).values():
+        whole = made(tensor, unit=1 << 20)
+        start, stop = sorted(data.draw(st.integers(0, tensor.nbytes)) for _ in range(2))
+        assert made(tensor, start, stop, 1 << data.draw(st.integers(10, 16))) == whole[start:stop]
+        source = bytearray(len(whole))
+        with Readers() as readers:
+            worker = Worker(readers, None, 1 << 16)
+            for move in tensor.moves(0, tensor.nbytes, "source", 1 << 14):
+                scatter(memoryview(source), move.target, worker._result(move))
+        assert source == whole
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinity_are_refused_by_name(way: str, wrong: float) -> None:
+    weight = torch.ones(130, 64)
+    weight[129, 63] = wrong
+    for tensor in list(parts("a.weight", inline(weight), WAYS[way], False).values())[:2]:
+        for make in (made, evaluated):
+            with pytest.raises(UnsupportedError, match=r"'a\.weight' has NaN or infinity"):
+                make(tensor)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_codes_give_is_within_half_a_step(way: str) -> None:
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
+    codes, scale = expected(weight, way)
+    if way == "int4-g32":
+        steps = (weight.float() / scale.repeat_interleave(32, 1) - codes).abs()
+        assert steps.max() <= 0.5 + 2**-6  # a code of at most 7, and scales of 8 bits
+        return
+    values = np.unique(np.arange(256, dtype="u1")[np.arange(256) % 128 != 127])
+    every = torch.from_numpy(values).view(torch.float8_e4m3fn).double().unique()
+    side = 128 if "block" in way else 32
+    number = weight.double() / scale.double().repeat_interleave(128 if side == 128 else 1, 0)[:64].repeat_interleave(
+        side, 1
+    )
+    nearest = (number.flatten()[:, None] - every).abs().amin(1)
+    got = (number.flatten() - codes.view(torch.float8_e4m3fn).double().flatten()).abs()
+    assert (got <= nearest + 1e-4).all()
