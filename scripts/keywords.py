@@ -74,24 +74,26 @@ def text() -> str:
 
 
 def _classes() -> Iterator[str]:
-    """Yield a class for the options that the same calls take, for each such set of calls, then one for each call."""
-    takers: dict[str, list[str]] = {}
+    """Yield a class for the options that the same calls take, called after the first, then one for each call."""
+    takers: dict[str, tuple[str, ...]] = {}
     for name, (table, _) in TABLES.items():
         for option in table.values():
-            takers.setdefault(_field(option), []).append(name)
-    shared: dict[str, list[str]] = {}
-    bases: dict[str, list[str]] = {}
+            takers[_field(option)] = (*takers.get(_field(option), ()), name)
+    fields: dict[tuple[str, ...], list[str]] = {}
     for field, names in takers.items():
-        base = "_" + "".join(name.removesuffix("Options") for name in names) if len(names) > 1 else names[0]
-        shared.setdefault(base, []).append(field)
-        for name in names:
-            if base not in (name, *bases.get(name, ())):
-                bases.setdefault(name, []).append(base)
-    for base, fields in shared.items():
-        if base not in TABLES:
-            yield from _class(base, ["TypedDict"], "Options that these calls share.", fields)
+        fields.setdefault(names, []).append(field)
+    shared = {names: _called(own[0]) for names, own in fields.items() if len(names) > 1}
+    for names, called in shared.items():
+        calls = ", ".join(name.removesuffix("Options") for name in names)
+        yield from _class(called, ["TypedDict"], f"{calls}.", fields[names])
     for name, (_, about) in TABLES.items():
-        yield from _class(name, bases.get(name, ["TypedDict"]), about, shared.get(name, ()))
+        bases = [called for names, called in shared.items() if name in names] or ["TypedDict"]
+        yield from _class(name, bases, about, fields.get((name,), ()))
+
+
+def _called(field: str) -> str:
+    """Return what the class is called whose first field is this one: _MaxShardSize."""
+    return "_" + field.split(":", maxsplit=1)[0].strip().title().replace("_", "")
 
 
 def _class(name: str, bases: Sequence[str], about: str, fields: Iterable[str]) -> Iterator[str]:

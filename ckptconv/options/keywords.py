@@ -21,31 +21,31 @@ class TorchDType(Protocol):
     def to_real(self) -> Any: ...
 
 
-class _ConvertInspectPatchAverageMergeRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _MaxShardSize(TypedDict, total=False):
+    """Convert, Inspect, Patch, Average, Merge, Rows."""
 
     max_shard_size: int | str | None
     """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for what many processes wrote,
     else files as the input has them."""
 
 
-class _ConvertPatchAverageMergeLoadDistributedRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _Dtype(TypedDict, total=False):
+    """Convert, Patch, Average, Merge, Load, Distributed, Rows."""
 
     dtype: str | TorchDType | None
     """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
     Default: float32 for a DeepSpeed checkpoint, else keep."""
 
 
-class _ConvertInspectDiffAverageMergeOpenLoadRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _Dequantize(TypedDict, total=False):
+    """Convert, Inspect, Diff, Average, Merge, Open, Load, Rows."""
 
     dequantize: bool
     """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
 
 
-class _ConvertAverageMergeRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _Quantize(TypedDict, total=False):
+    """Convert, Average, Merge, Rows."""
 
     quantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32"] | None
     """Quantize the matrices of layers: to FP8 with a scale for 128 by 128 (fp8-block; of powers of two: fp8-block-
@@ -90,8 +90,8 @@ class _ConvertAverageMergeRows(TypedDict, total=False):
     """The same as --opaque drop."""
 
 
-class _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _Key(TypedDict, total=False):
+    """Convert, Inspect, Diff, Patch, Average, Merge, Open, Load, Distributed, Rows."""
 
     key: str | None
     """Only this subtree, such as state_dict or optimizer.state; . is all."""
@@ -100,8 +100,8 @@ class _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows(TypedDict, tot
     """The tag of a DeepSpeed run. Default: what `latest` says."""
 
 
-class _ConvertInspectDiffAverageMergeDistributedRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _Include(TypedDict, total=False):
+    """Convert, Inspect, Diff, Average, Merge, Distributed, Rows."""
 
     include: str | list[str] | tuple[str, ...] | None
     """Only names that match, such as 'model.*'; repeatable."""
@@ -110,8 +110,8 @@ class _ConvertInspectDiffAverageMergeDistributedRows(TypedDict, total=False):
     """No names that match, such as '*.bias'; repeatable."""
 
 
-class _ConvertDiffPatchAverageMergeDistributedRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _StripPrefix(TypedDict, total=False):
+    """Convert, Diff, Patch, Average, Merge, Distributed, Rows."""
 
     strip_prefix: str | None
     """Take PREFIX, such as model., off the beginning of names."""
@@ -123,23 +123,23 @@ class _ConvertDiffPatchAverageMergeDistributedRows(TypedDict, total=False):
     """Leave frozen parameters out."""
 
 
-class _ConvertInspectAverageMergeOpenDistributedRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _Map(TypedDict, total=False):
+    """Convert, Inspect, Average, Merge, Open, Distributed, Rows."""
 
     map: str | os.PathLike[str] | None
     """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
     file of rules."""
 
 
-class _ConvertInspectDiffAverageMergeOpenDistributedRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _Size(TypedDict, total=False):
+    """Convert, Inspect, Diff, Average, Merge, Open, Distributed, Rows."""
 
     size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
     """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
 
 
-class _ConvertAverageMergeOpenRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _Like(TypedDict, total=False):
+    """Convert, Average, Merge, Open, Rows."""
 
     like: str | os.PathLike[str] | None
     """Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer. What is
@@ -155,16 +155,16 @@ class _ConvertAverageMergeOpenRows(TypedDict, total=False):
     """False: Write tensors alone: no structure record, so none of the values that a checkpoint has beside them."""
 
 
-class _ConvertAverageMergeDistributedRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _ModelKey(TypedDict, total=False):
+    """Convert, Average, Merge, Distributed, Rows."""
 
     model_key: str | None
     """Put the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside
     --optimizer."""
 
 
-class _ConvertDistributedRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _OptimizerKey(TypedDict, total=False):
+    """Convert, Distributed, Rows."""
 
     optimizer_key: str | None
     """Put the optimizer states under KEY."""
@@ -173,8 +173,8 @@ class _ConvertDistributedRows(TypedDict, total=False):
     """One key for each state and setting of a parameter, as flatten_optimizer_state_dict and torchtitan have it."""
 
 
-class _ConvertDiffPatchAverageMergeRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _Jobs(TypedDict, total=False):
+    """Convert, Diff, Patch, Average, Merge, Rows."""
 
     jobs: int | str | None
     """Work in N threads. Default: what suits the machine."""
@@ -183,8 +183,8 @@ class _ConvertDiffPatchAverageMergeRows(TypedDict, total=False):
     """Most memory for all buffers together. Default: 8MiB; 24MiB where something is remote."""
 
 
-class _ConvertPatchAverageMergeFinishRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _Fsync(TypedDict, total=False):
+    """Convert, Patch, Average, Merge, Finish, Rows."""
 
     fsync: bool
     """False: Do not wait for the disk: a power cut may lose the output."""
@@ -193,8 +193,8 @@ class _ConvertPatchAverageMergeFinishRows(TypedDict, total=False):
     """Write there what was made of what, with checksums."""
 
 
-class _ConvertPatchAverageMergeRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _Clobber(TypedDict, total=False):
+    """Convert, Patch, Average, Merge, Rows."""
 
     clobber: bool
     """False: Refuse to replace an output."""
@@ -207,8 +207,8 @@ class _ConvertPatchAverageMergeRows(TypedDict, total=False):
     same as --no-copy-config. Default: from the hub, of a pipeline of diffusers, and from REF of --like."""
 
 
-class _ConvertAverageMergeFinishRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _Checksum(TypedDict, total=False):
+    """Convert, Average, Merge, Finish, Rows."""
 
     checksum: bool
     """Check the checksums of all that is read, as far as the input has any."""
@@ -217,8 +217,8 @@ class _ConvertAverageMergeFinishRows(TypedDict, total=False):
     """Write there, to be signed, the digests as OpenSSF Model Signing has them, and the provenance; needs --digest."""
 
 
-class _ConvertInspectDiffPatchAverageMergeOpenDistributedRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _SpoolDir(TypedDict, total=False):
+    """Convert, Inspect, Diff, Patch, Average, Merge, Open, Distributed, Rows."""
 
     spool_dir: str | os.PathLike[str] | None
     """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
@@ -227,36 +227,36 @@ class _ConvertInspectDiffPatchAverageMergeOpenDistributedRows(TypedDict, total=F
     """Take even files that carry an attack; nothing in them runs."""
 
 
-class _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _StorageOptions(TypedDict, total=False):
+    """Convert, Inspect, Diff, Patch, Average, Merge, Scan, Finish, Open, Load, Distributed, Rows."""
 
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
 
 
-class _ConvertInspectDiffPatchAverageMergeOpenLoadRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _Raw(TypedDict, total=False):
+    """Convert, Inspect, Diff, Patch, Average, Merge, Open, Load, Rows."""
 
     raw: bool
     """Take whole modules as the objects they are, not as their state dicts."""
 
 
-class _ConvertDiffPatchOpenLoadRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _Alone(TypedDict, total=False):
+    """Convert, Diff, Patch, Open, Load, Rows."""
 
     alone: bool
     """Take INPUT by itself even if it is one file of many, such as a rank's or a shard."""
 
 
-class _ConvertInspectOpenRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _Family(TypedDict, total=False):
+    """Convert, Inspect, Open, Rows."""
 
     family: str | None
     """The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's."""
 
 
-class _ConvertDiffPatchAverageMergeOpenLoadDistributedRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _Master(TypedDict, total=False):
+    """Convert, Diff, Patch, Average, Merge, Open, Load, Distributed, Rows."""
 
     master: bool
     """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
@@ -265,15 +265,15 @@ class _ConvertDiffPatchAverageMergeOpenLoadDistributedRows(TypedDict, total=Fals
     """A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one."""
 
 
-class _ConvertDistributed(TypedDict, total=False):
-    """Options that these calls share."""
+class _Optimizer(TypedDict, total=False):
+    """Convert, Distributed."""
 
     optimizer: str | os.PathLike[str] | None
     """Write the optimizer states there, by parameter."""
 
 
-class _ConvertRows(TypedDict, total=False):
-    """Options that these calls share."""
+class _ForHub(TypedDict, total=False):
+    """Convert, Rows."""
 
     for_hub: bool
     """Write a model to publish: its weights alone, found without --key, with config.json, tokenizer and the like,
@@ -292,55 +292,55 @@ class _ConvertRows(TypedDict, total=False):
     """Tensor parallel: OUTPUT/mp_rank_NN/ for each rank."""
 
 
-class _InspectDiff(TypedDict, total=False):
-    """Options that these calls share."""
+class _Html(TypedDict, total=False):
+    """Inspect, Diff."""
 
     html: str | os.PathLike[str] | None
     """Write a page that shows it: one file, without links."""
 
 
 class ConvertOptions(
-    _ConvertInspectPatchAverageMergeRows,
-    _ConvertPatchAverageMergeLoadDistributedRows,
-    _ConvertInspectDiffAverageMergeOpenLoadRows,
-    _ConvertAverageMergeRows,
-    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
-    _ConvertInspectDiffAverageMergeDistributedRows,
-    _ConvertDiffPatchAverageMergeDistributedRows,
-    _ConvertInspectAverageMergeOpenDistributedRows,
-    _ConvertInspectDiffAverageMergeOpenDistributedRows,
-    _ConvertAverageMergeOpenRows,
-    _ConvertAverageMergeDistributedRows,
-    _ConvertDistributedRows,
-    _ConvertDiffPatchAverageMergeRows,
-    _ConvertPatchAverageMergeFinishRows,
-    _ConvertPatchAverageMergeRows,
-    _ConvertAverageMergeFinishRows,
-    _ConvertInspectDiffPatchAverageMergeOpenDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeOpenLoadRows,
-    _ConvertDiffPatchOpenLoadRows,
-    _ConvertInspectOpenRows,
-    _ConvertDiffPatchAverageMergeOpenLoadDistributedRows,
-    _ConvertDistributed,
-    _ConvertRows,
+    _MaxShardSize,
+    _Dtype,
+    _Dequantize,
+    _Quantize,
+    _Key,
+    _Include,
+    _StripPrefix,
+    _Map,
+    _Size,
+    _Like,
+    _ModelKey,
+    _OptimizerKey,
+    _Jobs,
+    _Fsync,
+    _Clobber,
+    _Checksum,
+    _SpoolDir,
+    _StorageOptions,
+    _Raw,
+    _Alone,
+    _Family,
+    _Master,
+    _Optimizer,
+    _ForHub,
     total=False,
 ):
     """Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."""
 
 
 class InspectOptions(
-    _ConvertInspectPatchAverageMergeRows,
-    _ConvertInspectDiffAverageMergeOpenLoadRows,
-    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
-    _ConvertInspectDiffAverageMergeDistributedRows,
-    _ConvertInspectAverageMergeOpenDistributedRows,
-    _ConvertInspectDiffAverageMergeOpenDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeOpenDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeOpenLoadRows,
-    _ConvertInspectOpenRows,
-    _InspectDiff,
+    _MaxShardSize,
+    _Dequantize,
+    _Key,
+    _Include,
+    _Map,
+    _Size,
+    _SpoolDir,
+    _StorageOptions,
+    _Raw,
+    _Family,
+    _Html,
     total=False,
 ):
     """Options of `inspect`."""
@@ -353,18 +353,18 @@ class InspectOptions(
 
 
 class DiffOptions(
-    _ConvertInspectDiffAverageMergeOpenLoadRows,
-    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
-    _ConvertInspectDiffAverageMergeDistributedRows,
-    _ConvertDiffPatchAverageMergeDistributedRows,
-    _ConvertInspectDiffAverageMergeOpenDistributedRows,
-    _ConvertDiffPatchAverageMergeRows,
-    _ConvertInspectDiffPatchAverageMergeOpenDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeOpenLoadRows,
-    _ConvertDiffPatchOpenLoadRows,
-    _ConvertDiffPatchAverageMergeOpenLoadDistributedRows,
-    _InspectDiff,
+    _Dequantize,
+    _Key,
+    _Include,
+    _StripPrefix,
+    _Size,
+    _Jobs,
+    _SpoolDir,
+    _StorageOptions,
+    _Raw,
+    _Alone,
+    _Master,
+    _Html,
     total=False,
 ):
     """Options of `diff`."""
@@ -406,43 +406,43 @@ class DiffOptions(
 
 
 class PatchOptions(
-    _ConvertInspectPatchAverageMergeRows,
-    _ConvertPatchAverageMergeLoadDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
-    _ConvertDiffPatchAverageMergeDistributedRows,
-    _ConvertDiffPatchAverageMergeRows,
-    _ConvertPatchAverageMergeFinishRows,
-    _ConvertPatchAverageMergeRows,
-    _ConvertInspectDiffPatchAverageMergeOpenDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeOpenLoadRows,
-    _ConvertDiffPatchOpenLoadRows,
-    _ConvertDiffPatchAverageMergeOpenLoadDistributedRows,
+    _MaxShardSize,
+    _Dtype,
+    _Key,
+    _StripPrefix,
+    _Jobs,
+    _Fsync,
+    _Clobber,
+    _SpoolDir,
+    _StorageOptions,
+    _Raw,
+    _Alone,
+    _Master,
     total=False,
 ):
     """Options of `patch`."""
 
 
 class AverageOptions(
-    _ConvertInspectPatchAverageMergeRows,
-    _ConvertPatchAverageMergeLoadDistributedRows,
-    _ConvertInspectDiffAverageMergeOpenLoadRows,
-    _ConvertAverageMergeRows,
-    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
-    _ConvertInspectDiffAverageMergeDistributedRows,
-    _ConvertDiffPatchAverageMergeDistributedRows,
-    _ConvertInspectAverageMergeOpenDistributedRows,
-    _ConvertInspectDiffAverageMergeOpenDistributedRows,
-    _ConvertAverageMergeOpenRows,
-    _ConvertAverageMergeDistributedRows,
-    _ConvertDiffPatchAverageMergeRows,
-    _ConvertPatchAverageMergeFinishRows,
-    _ConvertPatchAverageMergeRows,
-    _ConvertAverageMergeFinishRows,
-    _ConvertInspectDiffPatchAverageMergeOpenDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeOpenLoadRows,
-    _ConvertDiffPatchAverageMergeOpenLoadDistributedRows,
+    _MaxShardSize,
+    _Dtype,
+    _Dequantize,
+    _Quantize,
+    _Key,
+    _Include,
+    _StripPrefix,
+    _Map,
+    _Size,
+    _Like,
+    _ModelKey,
+    _Jobs,
+    _Fsync,
+    _Clobber,
+    _Checksum,
+    _SpoolDir,
+    _StorageOptions,
+    _Raw,
+    _Master,
     total=False,
 ):
     """Options of `average`."""
@@ -460,56 +460,40 @@ class AverageOptions(
 
 
 class MergeOptions(
-    _ConvertInspectPatchAverageMergeRows,
-    _ConvertPatchAverageMergeLoadDistributedRows,
-    _ConvertInspectDiffAverageMergeOpenLoadRows,
-    _ConvertAverageMergeRows,
-    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
-    _ConvertInspectDiffAverageMergeDistributedRows,
-    _ConvertDiffPatchAverageMergeDistributedRows,
-    _ConvertInspectAverageMergeOpenDistributedRows,
-    _ConvertInspectDiffAverageMergeOpenDistributedRows,
-    _ConvertAverageMergeOpenRows,
-    _ConvertAverageMergeDistributedRows,
-    _ConvertDiffPatchAverageMergeRows,
-    _ConvertPatchAverageMergeFinishRows,
-    _ConvertPatchAverageMergeRows,
-    _ConvertAverageMergeFinishRows,
-    _ConvertInspectDiffPatchAverageMergeOpenDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeOpenLoadRows,
-    _ConvertDiffPatchAverageMergeOpenLoadDistributedRows,
+    _MaxShardSize,
+    _Dtype,
+    _Dequantize,
+    _Quantize,
+    _Key,
+    _Include,
+    _StripPrefix,
+    _Map,
+    _Size,
+    _Like,
+    _ModelKey,
+    _Jobs,
+    _Fsync,
+    _Clobber,
+    _Checksum,
+    _SpoolDir,
+    _StorageOptions,
+    _Raw,
+    _Master,
     total=False,
 ):
     """Options of `merge`."""
 
 
-class ScanOptions(_ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows, total=False):
+class ScanOptions(_StorageOptions, total=False):
     """Options of `scan`."""
 
 
-class FinishOptions(
-    _ConvertPatchAverageMergeFinishRows,
-    _ConvertAverageMergeFinishRows,
-    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
-    total=False,
-):
+class FinishOptions(_Fsync, _Checksum, _StorageOptions, total=False):
     """Options of `finish`."""
 
 
 class OpenOptions(
-    _ConvertInspectDiffAverageMergeOpenLoadRows,
-    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
-    _ConvertInspectAverageMergeOpenDistributedRows,
-    _ConvertInspectDiffAverageMergeOpenDistributedRows,
-    _ConvertAverageMergeOpenRows,
-    _ConvertInspectDiffPatchAverageMergeOpenDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeOpenLoadRows,
-    _ConvertDiffPatchOpenLoadRows,
-    _ConvertInspectOpenRows,
-    _ConvertDiffPatchAverageMergeOpenLoadDistributedRows,
-    total=False,
+    _Dequantize, _Key, _Map, _Size, _Like, _SpoolDir, _StorageOptions, _Raw, _Alone, _Family, _Master, total=False
 ):
     """Options of `open`."""
 
@@ -523,61 +507,52 @@ class OpenOptions(
     """Read what describes the optimizer's states now, not when they are asked for."""
 
 
-class LoadOptions(
-    _ConvertPatchAverageMergeLoadDistributedRows,
-    _ConvertInspectDiffAverageMergeOpenLoadRows,
-    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeOpenLoadRows,
-    _ConvertDiffPatchOpenLoadRows,
-    _ConvertDiffPatchAverageMergeOpenLoadDistributedRows,
-    total=False,
-):
+class LoadOptions(_Dtype, _Dequantize, _Key, _StorageOptions, _Raw, _Alone, _Master, total=False):
     """Options of `load_state_dict`."""
 
 
 class DistributedOptions(
-    _ConvertPatchAverageMergeLoadDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
-    _ConvertInspectDiffAverageMergeDistributedRows,
-    _ConvertDiffPatchAverageMergeDistributedRows,
-    _ConvertInspectAverageMergeOpenDistributedRows,
-    _ConvertInspectDiffAverageMergeOpenDistributedRows,
-    _ConvertAverageMergeDistributedRows,
-    _ConvertDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeOpenDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
-    _ConvertDiffPatchAverageMergeOpenLoadDistributedRows,
-    _ConvertDistributed,
+    _Dtype,
+    _Key,
+    _Include,
+    _StripPrefix,
+    _Map,
+    _Size,
+    _ModelKey,
+    _OptimizerKey,
+    _SpoolDir,
+    _StorageOptions,
+    _Master,
+    _Optimizer,
     total=False,
 ):
     """Options of `DistributedReader`."""
 
 
 class RowsOptions(
-    _ConvertInspectPatchAverageMergeRows,
-    _ConvertPatchAverageMergeLoadDistributedRows,
-    _ConvertInspectDiffAverageMergeOpenLoadRows,
-    _ConvertAverageMergeRows,
-    _ConvertInspectDiffPatchAverageMergeOpenLoadDistributedRows,
-    _ConvertInspectDiffAverageMergeDistributedRows,
-    _ConvertDiffPatchAverageMergeDistributedRows,
-    _ConvertInspectAverageMergeOpenDistributedRows,
-    _ConvertInspectDiffAverageMergeOpenDistributedRows,
-    _ConvertAverageMergeOpenRows,
-    _ConvertAverageMergeDistributedRows,
-    _ConvertDistributedRows,
-    _ConvertDiffPatchAverageMergeRows,
-    _ConvertPatchAverageMergeFinishRows,
-    _ConvertPatchAverageMergeRows,
-    _ConvertAverageMergeFinishRows,
-    _ConvertInspectDiffPatchAverageMergeOpenDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeScanFinishOpenLoadDistributedRows,
-    _ConvertInspectDiffPatchAverageMergeOpenLoadRows,
-    _ConvertDiffPatchOpenLoadRows,
-    _ConvertInspectOpenRows,
-    _ConvertDiffPatchAverageMergeOpenLoadDistributedRows,
-    _ConvertRows,
+    _MaxShardSize,
+    _Dtype,
+    _Dequantize,
+    _Quantize,
+    _Key,
+    _Include,
+    _StripPrefix,
+    _Map,
+    _Size,
+    _Like,
+    _ModelKey,
+    _OptimizerKey,
+    _Jobs,
+    _Fsync,
+    _Clobber,
+    _Checksum,
+    _SpoolDir,
+    _StorageOptions,
+    _Raw,
+    _Alone,
+    _Family,
+    _Master,
+    _ForHub,
     total=False,
 ):
     """Options of `split_rows`, `pack_rows` and `check_rows`."""

@@ -793,55 +793,53 @@ def _named_in(every: Mapping[str, Option], names: str) -> dict[str, Option]:
     return {name: every[name] for name in names.split()}
 
 
+# Names that stand together wherever some of the table is taken: what of a trainer's checkpoint is read, and how a
+# checkpoint is read, and reached; which tensors are taken, what they are called, and what their dtypes are.
+_READ = "tag exclude_frozen_parameters master unstack"
+_AS_IT_IS = "raw alone"
+_REACHED = "inert spool_dir storage_options"
+_TAKEN = "key include exclude"
+_NAMED = "strip_prefix rename map size"
+_WORKING = "jobs memory fsync clobber"
+_OF_TENSORS = (
+    f"max_shard_size dtype dequantize quantize requantize keep {_TAKEN} {_NAMED} tied like partial fill structure"
+)
+
 # What the calls of the library take that are no conversions.
 OPENING = _named_in(
     {**OPTIONS, **_options_in(_Opening)},
-    "key tag exclude_frozen model_rank states structure raw alone master unstack dequantize map size like inert family "
-    "spool_dir storage_options",
+    f"key tag exclude_frozen model_rank states structure {_AS_IT_IS} master unstack dequantize map size like family "
+    f"{_REACHED}",
 )
 # What an opened checkpoint gives, by names and dtypes, beside what is read of it.
 VIEWING = {**OPENING, **_named_in(OPTIONS, "partial fill")}
-LOADING = _named_in(OPTIONS, "key dtype dequantize tag raw alone master unstack storage_options")
+LOADING = _named_in(OPTIONS, f"key dtype dequantize tag {_AS_IT_IS} master unstack storage_options")
 DISTRIBUTED = _named_in(
-    OPTIONS,
-    "dtype key include exclude strip_prefix rename map size optimizer model_key optimizer_key flat_optimizer tag "
-    "exclude_frozen_parameters master unstack inert spool_dir storage_options",
+    OPTIONS, f"dtype {_TAKEN} {_NAMED} optimizer model_key optimizer_key flat_optimizer {_READ} {_REACHED}"
 )
 FINISHING = _named_in(OPTIONS, "checksum manifest attest fsync storage_options")
 INSPECTING = _named_in(
-    {**OPTIONS, **COMMAND},
-    "key include exclude dequantize map size stats as_ max_shard_size html tag inert raw family spool_dir "
-    "storage_options",
+    {**OPTIONS, **COMMAND}, f"{_TAKEN} dequantize map size stats as_ max_shard_size html tag raw family {_REACHED}"
 )
 DIFFING = _named_in(
     {**OPTIONS, **COMMAND, **COMPARING},
-    "key include exclude optimizer strip_prefix rename map size dtype dequantize rtol atol tolerance html jobs memory "
-    "tag exclude_frozen_parameters master unstack inert raw alone spool_dir storage_options delta delta_encoding "
-    "delta_checksum delta_version",
+    f"{_TAKEN} optimizer {_NAMED} dtype dequantize rtol atol tolerance html jobs memory {_READ} {_AS_IT_IS} {_REACHED} "
+    "delta delta_encoding delta_checksum delta_version",
 )
 PATCHING = _named_in(
     OPTIONS,
-    "max_shard_size dtype key strip_prefix rename copy_config tag exclude_frozen_parameters master unstack raw alone "
-    "inert jobs memory fsync clobber spool_dir manifest dry_run storage_options",
+    f"max_shard_size dtype key strip_prefix rename copy_config {_READ} {_AS_IT_IS} {_WORKING} manifest dry_run "
+    f"{_REACHED}",
 )
 MERGING = _named_in(
     OPTIONS,
-    "max_shard_size dtype dequantize quantize requantize keep key include exclude strip_prefix rename map size tied "
-    "like partial fill "
-    "structure to chunks model_key copy_config tag exclude_frozen_parameters master unstack raw opaque drop_opaque "
-    "inert jobs memory fsync clobber verify checksum spool_dir part manifest digest attest depfile dry_run "
-    "storage_options",
+    f"{_OF_TENSORS} to chunks model_key copy_config {_READ} raw opaque drop_opaque {_WORKING} verify checksum part "
+    f"manifest digest attest depfile dry_run {_REACHED}",
 )
 AVERAGING = {**_options_in(_Averaging), **MERGING}
 SCANNING = _named_in(OPTIONS, "storage_options")
 # Which tensors to convert, and how.
-TENSORS = tuple(
-    _named_in(
-        OPTIONS,
-        "max_shard_size dtype dequantize quantize requantize keep key include exclude strip_prefix rename map size "
-        "tied like partial fill structure",
-    ).values()
-)
+TENSORS = tuple(_named_in(OPTIONS, _OF_TENSORS).values())
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
