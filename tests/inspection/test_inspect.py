@@ -556,7 +556,8 @@ def test_all_rows_are_printed(driven: Page, tmp_path: Path) -> None:
 
 # What cuts text off, or keeps it in place while the rest is scrolled.
 CUTTING = re.compile(
-    r"(overflow|max-height|contain|white-space|position|min-width): (?:hidden|auto|nowrap|pre|sticky|content|clamp|\d{3})"
+    r"(overflow|max-height|contain|white-space|position|min-width): "
+    r"(?:hidden|auto|nowrap|pre|sticky|content|clamp|\d{3})"
 )
 
 
@@ -594,7 +595,8 @@ def test_nothing_is_cut_off_on_paper(driven: Page, tmp_path: Path) -> None:
             driven.js("[...document.querySelectorAll('.name')].some((each) => each.innerText.includes('…'))") is False
         )
         assert driven.js(
-            "[...document.querySelectorAll('thead th')].every((each) => each.offsetWidth || each.className.includes('share'))"
+            "[...document.querySelectorAll('thead th')].every((each) => each.offsetWidth || "
+            "each.className.includes('share'))"
         )
         assert driven.js("getComputedStyle(document.body).color") == "rgb(28, 33, 39)"
     finally:
