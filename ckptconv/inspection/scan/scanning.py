@@ -218,8 +218,14 @@ def _metadata(contents: Contents, place: Location) -> str:
 
 def _entries(contents: Contents, place: Location) -> str:
     """Read the entries of a file of torch.distributed.checkpoint that are no archives: its directory describes them."""
+
+    def action() -> None:
+        source = open_source(place.parent.path, key=".", storage_options=place.options)
+        if place.name not in source.inputs and place.entry.file.size:
+            contents.add("not-opened", f"{place} is in no description in its directory, so what is in it is not known.")
+
     if not contents.findings:
-        contents.read(lambda: open_source(place.parent.path, key=".", storage_options=place.options))
+        contents.read(action)
     return "torch.distributed.checkpoint data"
 
 
