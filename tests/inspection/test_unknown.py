@@ -139,3 +139,12 @@ def test_data_that_no_description_beside_it_mentions_is_unknown(kind: str, head:
     (tmp_path / "x/__9_9.distcp").write_bytes(head + bytes(50))
     told = {Path(file.path).name: [each.rule for each in file.findings] for file in ckptconv.scan(tmp_path).files}
     assert [name for name, rules in told.items() if rules == ["not-opened"]] == ["__9_9.distcp"]
+
+
+@pytest.mark.parametrize(
+    "kind", ["datetimes._new_DatetimeIndex", "period._new_PeriodIndex", "timedeltas._new_TimedeltaIndex"]
+)
+def test_indexes_of_pandas_are_safe(kind: str) -> None:
+    module, _, function = kind.partition(".")
+    index = name(f"pandas.core.indexes.{module}", function[5:])
+    assert found(pickled(called(name(f"pandas.core.indexes.{module}", function), index, mapped()))) <= {"unknown-name"}
