@@ -50,6 +50,8 @@ _NUMBERED = (
 )
 # The items of a step of torch_checkpointing, and what describes them all.
 _ITEM, _STEP = re.compile(r".+_\d{1,6}\.(?:pt|safetensors)"), "metadata.pkl"
+# Such an item by itself. Files of torch.save say that they are parts, and higher numbers are those of steps.
+_LIKE_ITEM = re.compile(r"model_\d{1,2}\.safetensors")
 _MOST = 1 << 26
 # How deep a tree is searched for names.
 _LEVELS = 6
@@ -374,6 +376,12 @@ KINDS = (
         "is called that of the first rank, no others are beside it, and nothing in it says that it is a part.",
         "If it is one, give the files of all ranks.",
         _of_first_rank,
+        refused=False,
+    ),
+    _Kind(
+        "is called what torch_checkpointing calls the part of a rank, and no description is beside it.",
+        "If it is one, give the step's directory.",
+        lambda file: _LIKE_ITEM.fullmatch(file.place.name) is not None,
         refused=False,
     ),
 )

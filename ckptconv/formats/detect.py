@@ -176,6 +176,7 @@ def open_source(
             ("--exclude-frozen-parameters", exclude_frozen, "DeepSpeed's", is_deepspeed),
             ("--master", master, "Megatron-core's", is_megatron),
             ("--unstack", unstack, "Megatron-core's", is_megatron),
+            ("--raw", raw, "torch.save's", source.family == torch_file.FAMILY),
         )
         if given and not is_theirs
     ]

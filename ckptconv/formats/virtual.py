@@ -41,6 +41,10 @@ _BEGINNING = f'{{"{_MARK}"'.encode()
 _GUESS = Guess(CERTAIN, "a virtual checkpoint", "virtual {} OUTPUT.virtual.json", also=("torch", "deepspeed", "dcp"))
 # The root of files below the directory of the description.
 _HERE = "."
+# Stores of fsspec that lie within another one, which such a URL does not name.
+_WITHIN = frozenset(
+    {"blockcache", "cached", "dir", "filecache", "libarchive", "reference", "simplecache", "tar", "zip"}
+)
 # With more sources than this in a remote directory, it is listed once.
 _FEW = 4
 # How a source may be packed. What a delta overwrites may be of any size, and no virtual checkpoint is made of deltas.
@@ -246,7 +250,7 @@ def _root(place: Location, told: str) -> str:
     """Return the directory that a root names. Raise UnsafeError for one that may not be read."""
     if told == _HERE:
         return place.parent.path
-    _, colon, rest = told.partition("://")
+    scheme, colon, rest = told.partition("://")
     server = rest.partition("/")[0]
     why = ""
     if is_remote(place.path):
@@ -254,7 +258,7 @@ def _root(place: Location, told: str) -> str:
     elif not told.isprintable() or "\\" in told or ".." in told.split("/"):
         why = "it has parts or characters that no such name has"
     elif is_remote(told):
-        if "::" in told or not colon or not server or any(each in told for each in "?#"):
+        if scheme in _WITHIN or "::" in told or not colon or not server or any(each in told for each in "?#"):
             why = "it is no plain URL"
         elif ":" in server.rpartition("@")[0]:
             why = "it has a password"

@@ -90,7 +90,7 @@ def idle_globs(names: Sequence[str], choice: Choice) -> dict[str, str]:
 def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:
     """Return {old: new} for `names`: strip `prefix`, then apply each rule REGEX=REPLACEMENT in turn.
 
-    Raise UsageError for an invalid rule, or if two names become one.
+    Raise UsageError for an invalid rule, if two names become one, or if one becomes empty.
     """
     stages = renaming(prefix, rules)
     if not stages:
@@ -105,7 +105,7 @@ def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str
 
 
 def collected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return {old: new} for the pairs (old, new). Raise UsageError if two names become one."""
+    """Return {old: new} for the pairs (old, new). Raise UsageError if two names become one, or one becomes empty."""
     result: dict[str, str] = {}
     taken: dict[str, str] = {}
     for old, new in pairs:
@@ -113,6 +113,11 @@ def collected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
             raise UsageError(
                 f"Renaming gives {taken[new]!r} and {old!r} the same name {new!r}. Nothing was written.",
                 "Change --strip-prefix or --rename, or leave one of them out with --exclude.",
+            )
+        if old and not new:
+            raise UsageError(
+                f"Renaming leaves nothing of the name {old!r}. Nothing was written.",
+                "Change --strip-prefix or --rename, or leave it out with --exclude.",
             )
         taken[new] = old
         result[old] = new

@@ -523,7 +523,7 @@ def of_part(target: Target, source: Source, options: Options) -> Target:
         return target
     path = join(target.path, source.folder)
     # What is there already is looked at like any output.
-    return replace(target, path=path) if source.component is None else resolve_output(path, options)
+    return replace(target, path=resolve_output(path, options).path)
 
 
 def beside(targets: Iterable[Target]) -> str:

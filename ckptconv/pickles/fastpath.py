@@ -206,7 +206,7 @@ class Phrases:
         key = _recalled(key_get, memo)[0] if key_get else str(key_text, "ascii")
         if kind is None or type(key) is not str or (first and kind.function is not stack[-1]):
             return None, pos
-        if not key_get and len(key) != length[0]:
+        if not (key.isascii() and key.isdecimal()) or (key_put and len(key) != length[0]):
             return None, pos
         lost = id_put + size_put + stride_put + hooks_put + args_put
         puts = put + key_put + location_put + lost + last_put

@@ -139,6 +139,7 @@ _FUNCTIONS = named(
     ("pandas.core.indexes.datetimes", "_new_DatetimeIndex"),
     ("pandas.core.indexes.interval", "_new_IntervalIndex"),
     ("pandas.core.indexes.period", "_new_PeriodIndex"),
+    ("pandas.core.indexes.timedeltas", "_new_TimedeltaIndex"),
     ("pandas.core.internals.blocks", "new_block"),
     ("polars._utils.unpickle", "_reconstruct"),
     ("dateutil.tz.tz", "tzlocal tzoffset tzutc"),

@@ -969,7 +969,7 @@ _RARE: dict[int, Callable[[_Machine], None]] = {
     ord("o"): _obj,
     0x81: _newobj,
     0x92: _newobj_ex,
-    ord("b"): _top(_Machine.build),
+    ord("b"): _top(lambda machine, state: machine.build(state)),
     ord("P"): _push(_persid),
     0x82: _EXTENSION,
     0x83: _EXTENSION,

@@ -29,7 +29,7 @@ _WINDOW, _FRAME, _INSTRUCTION = 1 << 17, 1 << 18, 1 << 22
 # The most marks on the stack; values below them that are kept where there are more; and of each mark then.
 _MARKS, _VALUES, _FEW = 20_000, 50_000, 8
 # The most entries of the memo that are kept, bytes of the texts among them, and characters of one.
-_ENTRIES, _TEXTS, _TEXT = 6_000_000, 1 << 23, 80
+_ENTRIES, _TEXTS, _TEXT = 6_000_000, 1 << 24, 80
 # The most names, characters of all, and entries of the memo that are out of order.
 _NAMES, _NAMED, _SPILLED = 20_000, 1 << 21, 10_000
 # The most objects that are kept with their arguments, and what these may have.
@@ -45,8 +45,10 @@ _LENGTHS = {
     0x96: ("<Q", True),
     ord("T"): ("<I", True),
 }
+# Objects that say in which file something is, in torch.distributed.checkpoint, and where they say it.
+_IN_FILES, _FILE = "_StorageInfo", "relative_path"
 # Keys whose values count: what unpicklers look up by name, and what tells how long the bytes of an array are.
-_KEYS = known.CALLED_BY_NAME | {"dtype", "shape", "numpy_array_alignment_bytes"}
+_KEYS = known.CALLED_BY_NAME | {"dtype", "shape", "numpy_array_alignment_bytes", _FILE}
 # What makes values that later calls are judged by.
 _MADE = frozenset({("_codecs", "encode"), ("numpy", "dtype")})
 _WITH_ARGUMENTS = frozenset({"getattr", "dtype"})
@@ -69,15 +71,17 @@ def survey(
     where: str,
     limits: Limits,
     met: Callable[[bytes, bytes, Global | None], None],
+    placed: Callable[[str | None], None] = lambda name: None,
 ) -> int:
     """Read the pickle that begins with byte 0 of `size` bytes, of which `read_at` returns some. Return its length.
 
     Whoever watches (`attacks.watched`) sees its names and calls, and no value. `met` is called with bytes in it, or
-    `Passed`, how they begin, and the function that is called with them, None when they are met first. Raises what
-    `load` raises, and LimitError for a pickle whose parts are too large to be judged.
+    `Passed`, how they begin, and the function that is called with them, None when they are met first; `placed` with the
+    name of each file that an object says it is in, None for one that was not kept. Raises what `load` raises, and
+    LimitError for a pickle whose parts are too large to be judged.
     """
     with no_garbage():
-        return _run(_Survey(read_at, size, vocabulary, where, limits, met)).end
+        return _run(_Survey(read_at, size, vocabulary, where, limits, met, placed)).end
 
 
 class _Memo:
@@ -163,6 +167,7 @@ class _Survey(_Machine):
         where: str,
         limits: Limits,
         met: Callable[[bytes, bytes, Global | None], None],
+        placed: Callable[[str | None], None],
     ) -> None:
         words = replace(vocabulary, builders={}, phrases=None, persistent=lambda pid: DROPPED)
         super().__init__(read_at(0, min(_WINDOW, total)), words, where, 0, limits, lean=False)
@@ -172,7 +177,7 @@ class _Survey(_Machine):
         }
         self.memo = _Memo()  # type: ignore[assignment]
         self.phrases = Phrases(_maker, is_exact=False)
-        self.read_at, self.total, self.met = read_at, total, met
+        self.read_at, self.total, self.met, self.placed = read_at, total, met, placed
         self.named = 0
         self.shared: dict[Global, Opaque] = {}
         self.objects = 0
@@ -287,6 +292,9 @@ class _Survey(_Machine):
         target = self.stack[-1]
         if type(target) is not Opaque:
             return
+        if type(target.cls) is Global and target.cls.name == _IN_FILES:
+            name = state.get(_FILE) if type(state) is dict else None
+            self.placed(name if type(name) is str else None)
         if known.calls_by_name(state):
             self.unknown_calls[f"what is in the state of {target.name[:200]}"] = None
         kept = target.state[:]

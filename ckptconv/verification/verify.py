@@ -243,6 +243,12 @@ def verify(
     elif targets and targets[0].manifest:
         asked = _with(targets[0].manifest, asked)
     if asked.optimizer and not asked.to:
+        if kind_of(asked.optimizer) == "torch":
+            raise UsageError(
+                f"{asked.optimizer} is the name of a file for torch.load, and optimizer states are written as "
+                "safetensors. Nothing was compared.",
+                "Give what --optimizer of the conversion named.",
+            )
         targets.append(_target(_place(normalize(asked.optimizer)), asked)._replace(kind="states"))
     if asked.universal:
         place = Location(real_place(normalize(asked.universal)), dict(asked.storage_options))

@@ -230,6 +230,7 @@ def test_a_file_that_is_whole_is_converted(name: str, tmp_path: Path) -> None:
     [
         (of_zero("z2_bf16_w2", "mp_rank_00_model_states.pt"), "in other files. Those come with: ckptconv zero-to-fp32"),
         (saved(STATE, "model_rank0.pt"), "nothing in it says that it is a part"),
+        (saved(STATE, "model_1.safetensors"), "what torch_checkpointing calls the part of a rank"),
     ],
 )
 def test_a_file_that_may_be_all_is_converted_with_a_warning(make: Make, words: str, tmp_path: Path) -> None:

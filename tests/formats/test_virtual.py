@@ -188,6 +188,7 @@ CHANGES: dict[str, tuple[Change, type[CkptconvError], str]] = {
     "a chained root": (lambda told: told.update(roots=["zip://x::s3://a/b"]), UnsafeError, "no plain URL"),
     "a root with a password": (lambda told: told.update(roots=["sftp://me:pw@host/x"]), UnsafeError, "a password"),
     "a root of no server": (lambda told: told.update(roots=["http:///x"]), UnsafeError, "no plain URL"),
+    "a root of a directory in a directory": (lambda told: told.update(roots=["dir://x"]), UnsafeError, "no plain URL"),
     "a root with a query": (lambda told: told.update(roots=["http://x/y?z"]), UnsafeError, "no plain URL"),
     "a source in itself": (
         lambda told: told["sources"].append(

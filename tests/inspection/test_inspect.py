@@ -193,6 +193,8 @@ def test_options_for_another_kind_of_checkpoint_are_said_to_be_of_no_use(
     assert ckptconv_here(command, *paths, "--tag", "9", "--json").json["warnings"][0].startswith("--tag is of no use")
     checkpoint = ZERO / "z2_bf16_tags_w2" / "checkpoint"
     assert ckptconv_here("inspect", checkpoint, "--tag", "global_step2").err == ""
+    told = [ckptconv_here("convert", path, "out", "--raw").err for path in ("model.safetensors", "model.pt")]
+    assert ["--raw is of no use" in each for each in told] == [True, False]
 
 
 def test_what_is_piped_is_whole(tmp_path: Path) -> None:

@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attacks.assemble import Member, called, members, name, pickled, raw, text, zipped
+from attacks.assemble import Member, called, mapped, members, name, number, pickled, raw, text, zipped
 from attacks.live import PAYLOADS, SYSTEM
 from attacks.unknown import HIDDEN, RUNNERS, STOP, wrapper
 from checkpoints import ckptconv_here
 from verdicts import fails, found
 
 import ckptconv
-from ckptconv.inspection.scan.contents import LONGEST
+from ckptconv.inspection.scan.contents import LONGEST, Contents
+from ckptconv.inspection.scan.readers import InMemory
+from ckptconv.pickles import attacks, survey
 
 # More bytes than are held of a pickle, as a value of it.
 _LENGTH = LONGEST + 5
@@ -171,3 +173,41 @@ def test_the_command_says_the_same(tmp_path: Path) -> None:
     run = ckptconv_here("scan", tmp_path)
     assert run.code == 3
     assert "invoke.run" in run.out + run.err
+
+
+def _placed(path: str) -> bytes:
+    """An entry of a description of torch.distributed.checkpoint, for a file."""
+    info = name("torch.distributed.checkpoint.filesystem", "_StorageInfo") + b")\x81"
+    return info + mapped(text("relative_path"), text(path), text("offset"), number(0)) + b"b"
+
+
+def test_files_that_long_descriptions_name_are_in_their_directory() -> None:
+    many = b"".join(_placed(f"__{rank}_0.distcp") for rank in range(300))
+    assert found(after(many)) == set()
+    assert found(after(many + _placed("../../etc/passwd") + many)) == {"path-outside"}
+    assert found(after(many + _placed("a/" * 5_000))) == {"reads-elsewhere"}
+
+
+def test_states_of_objects_are_not_kept_in_long_pickles(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = []
+    monkeypatch.setattr(
+        survey._Survey, "_drop", lambda self: kept.append(sum(len(each.state) for each in self.shared.values()))
+    )
+    assert found(after(_placed("x") * 20_000)) == set()
+    assert kept
+    assert max(kept) == 0
+
+
+def test_a_directory_of_any_length_is_read_to_its_end() -> None:
+    honest = [Member(f"{'n' * 60_000}{place}.txt", b"text") for place in range(300)]
+    assert found(zipped(honest)) == set()
+    assert found(zipped([*honest, Member("x.pkl", pickled(called(SYSTEM, text("true"))))])) == {"dangerous-call"}
+
+
+def test_findings_of_one_kind_are_counted_up_to_a_thousand() -> None:
+    evil = pickled(called(SYSTEM, text("true")))
+    contents = Contents()
+    with attacks.refused():
+        contents.look(InMemory(zipped([Member(f"{place}.pkl", evil) for place in range(1_100)]), "x.zip"))
+    assert len(contents.findings) == 1_001
+    assert "more than 1000" in list(contents.findings)[-1].message

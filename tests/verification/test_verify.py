@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 
 import ckptconv as library
 from ckptconv import convert
-from ckptconv.errors import CkptconvError, DifferenceError, UsageError
+from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UsageError
 from ckptconv.storage.files import Reader, Readers
 from ckptconv.structure import regexes
 from ckptconv.tensors import kernels
@@ -349,6 +349,14 @@ def test_tensor_parallel_ranks(tmp_path: Path) -> None:
     ranks[1].rename(ranks[0])
     (tmp_path / "other").rename(ranks[1])
     assert difference(source, tmp_path / "model", per_rank=True)["what"] == "value"
+    with pytest.raises(FailedError, match=r"mp_rank_00.*--no-clobber"):
+        convert(source, tmp_path / "model", per_rank=True, clobber=False)
+
+
+def test_optimizer_states_are_no_files_for_torch(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2)}, tmp_path / "x.pt")
+    with pytest.raises(UsageError, match=r"file for torch\.load"):
+        library.verify(tmp_path / "x.pt", optimizer=tmp_path / "x.pt")
 
 
 def test_an_output_beside_its_sharded_source(tmp_path: Path) -> None:

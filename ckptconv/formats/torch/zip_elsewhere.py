@@ -30,8 +30,8 @@ from ckptconv.formats.torch.zip_directory import (
 from ckptconv.storage.files import Reader
 
 _PICKLE = b"/data.pkl"
-# At most so many bytes of a directory are searched.
-_DIRECTORY = 1 << 24
+# Bytes of a directory that are read at a time, and the most that an entry takes.
+_WINDOW, _LONGEST = 1 << 20, ENTRY.size + 3 * 0xFFFF
 # Bytes of deflated data that may come before the first that they stand for.
 _TABLES = 1 << 10
 
@@ -115,15 +115,17 @@ def entries(reader: Reader) -> Iterator[Entry]:
     found = _directory(reader)
     if found is None:
         return
-    directory = _part(reader, found.start, min(found.size, _DIRECTORY))
-    place = 0
+    window, begin, place = b"", found.start, 0
     for _ in range(found.members):
-        if not directory.startswith(ENTRY_SIGNATURE, place) or place + ENTRY.size > len(directory):
+        if len(window) - place < _LONGEST and begin + len(window) < found.start + found.size:
+            begin += place
+            window, place = _part(reader, begin, min(_WINDOW, found.start + found.size - begin)), 0
+        if not window.startswith(ENTRY_SIGNATURE, place) or place + ENTRY.size > len(window):
             return
-        fields = ENTRY.unpack_from(directory, place)
+        fields = ENTRY.unpack_from(window, place)
         name_length, extra_length, comment_length = fields[10:13]
         place += ENTRY.size
-        yield Entry(directory[place : place + name_length], fields[3], fields[4], fields[8], fields[16])
+        yield Entry(window[place : place + name_length], fields[3], fields[4], fields[8], fields[16])
         place += name_length + extra_length + comment_length
 
 

@@ -14,7 +14,7 @@ import itertools
 import re
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -41,6 +41,7 @@ from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.survey import Passed, survey
 from ckptconv.pickles.vocabulary import WHOLE_TREES, Constructor, ExcessiveError, TruncatedError, Vocabulary
 from ckptconv.storage.files import Reader
+from ckptconv.storage.inside import leads_out
 from ckptconv.storage.seekable import Seekable
 from ckptconv.text import brief, some
 
@@ -48,6 +49,8 @@ _T = TypeVar("_T")
 HEAD = 512
 # What is inside what is inside …, and the most pickles one after the other in a file.
 _DEPTH, _PICKLES = 8, 10_000
+# The most findings of one rule, and classes, that are told of a file.
+_ALIKE = 1_000
 # The most members of a tar archive that are looked at.
 _MEMBERS = 100_000
 # The most bytes of a compressed member or file that are held in memory.
@@ -100,8 +103,9 @@ class _Room:
 class Contents:
     """What was found in a file: reasons for a verdict, and the classes that loading it needs.
 
-    `expected`: the file is meant to be a checkpoint, so that it is a finding if it cannot be read. `pickles` are the
-    pickles that were read to their ends, as messages name them. `room` is that of the outermost file.
+    `expected`: the file is meant to be a checkpoint, so that it is a finding if it cannot be read. Of findings of one
+    rule, and of classes, the first `_ALIKE` are kept. `pickles` are the pickles that were read to their ends, as
+    messages name them. `room` is that of the outermost file.
     """
 
     expected: bool = True
@@ -115,12 +119,27 @@ class Contents:
         return Contents(expected, room=self.room)
 
     def _take(self, inner: Contents) -> None:
-        self.findings.update(inner.findings)
-        self.classes.update(inner.classes)
-        self.pickles |= inner.pickles
+        self._keep(inner.findings)
+        self._need(inner.classes)
 
     def add(self, rule: str, message: str) -> None:
-        self.findings[Finding(rule, message)] = None
+        self._keep([Finding(rule, message)])
+
+    def _keep(self, findings: Iterable[Finding]) -> None:
+        for each in findings:
+            alike = sum(other.rule == each.rule for other in self.findings) if len(self.findings) >= _ALIKE else 0
+            if alike < _ALIKE:
+                self.findings[each] = None
+            elif alike == _ALIKE:
+                self.findings[Finding(each.rule, f"There are more than {_ALIKE} of this kind.")] = None
+
+    def _need(self, classes: Iterable[str]) -> None:
+        for each in classes:
+            if len(self.classes) < _ALIKE:
+                self.classes[each] = None
+            else:
+                self.classes["…"] = None
+                break
 
     # ---- any file
 
@@ -253,7 +272,7 @@ class Contents:
         names = [each for each in reading.unknown if each not in told and brief(each, 200) not in words]
         if names and not (reading.broken and not (called or words)):
             self.add("unknown-name", f"{where} names {some(names, 3, brief)}, which nobody here has looked at.")
-        self.classes.update((brief(each, 200), None) for each in called if is_needed(each))
+        self._need(brief(each, 200) for each in called if is_needed(each))
         if not reading.broken:
             for data, is_loaded in _bytes_in(reading.value):
                 self._held(InMemory(data, f"{where}: bytes in it"), depth, is_loaded)
@@ -264,8 +283,8 @@ class Contents:
         inner.look(reader, depth + 1)
         worse = [each for each in inner.findings if each.rule in _RUNNING]
         if is_loaded:
-            self.findings.update(dict.fromkeys(worse))
-            self.classes.update(inner.classes)
+            self._keep(worse)
+            self._need(inner.classes)
         else:
             for each in worse:
                 self.add("hidden", each.message)
@@ -341,8 +360,15 @@ class Contents:
         def read_at(offset: int, length: int) -> bytes:
             return reader.read_at(start + offset, length)
 
+        def placed(name: str | None) -> None:
+            why = leads_out(name) if name is not None else ""
+            if why:
+                inner.add("path-outside", f"{where} names {brief(name)}, which does not lie in its directory: {why}.")
+            elif name is None:
+                inner.add("reads-elsewhere", f"{where} names files by texts that are too long to be kept.")
+
         try:
-            return survey(read_at, reader.file.size - start, words, where=where, limits=_LIMITS, met=met)
+            return survey(read_at, reader.file.size - start, words, where=where, limits=_LIMITS, met=met, placed=placed)
         finally:
             for data in left.values():
                 look(data, is_loaded=False)
@@ -365,39 +391,40 @@ class Contents:
 
     def _zip(self, reader: Reader, depth: int) -> str:
         """Read an archive of torch as torch's; of any archive, look at each member that is no storage."""
-        found = list(zip_elsewhere.entries(reader))
-        names = {entry.name.lower().replace(b"\\", b"/") for entry in found}
-        is_torch = any(name.rpartition(b"/")[2] in _OF_TORCH for name in names)
+        told = _listed(reader)
         # torch.export and numpy read what is no storage under the names of storages.
-        is_other = any(name.endswith((b".npy", b"/archive_format")) for name in names)
-        is_other |= reader.file.path.rstrip(")").endswith((".npz", ".pt2"))
-        # Pickles too long to be held are judged as other members are.
-        long = {entry.name for entry in found if _is_long(entry)}
-        if is_torch or not found:
+        is_other = told.is_other or reader.file.path.rstrip(")").endswith((".npz", ".pt2"))
+        read: set[str] = set()
+        if told.is_torch or not told.members:
             inner = self._inner()
-            inner.read((lambda: check_zip(reader)) if long else (lambda: read_from(reader, limits=_LIMITS)), depth)
-            if is_other and found:
+            # Pickles too long to be held are judged as other members are.
+            check = (lambda: check_zip(reader)) if told.has_long else (lambda: read_from(reader, limits=_LIMITS))
+            inner.read(check, depth)
+            read = inner.pickles
+            if is_other and told.members:
                 # It is not torch's, and each member is looked at.
                 inner.findings = {each: None for each in inner.findings if each.rule != "unreadable"}
-            if is_torch or self.expected or any(each.rule in _RUNNING for each in inner.findings):
+            if told.is_torch or self.expected or any(each.rule in _RUNNING for each in inner.findings):
                 self._take(inner)
-        elif len(found) < zip_elsewhere.count(reader):
+        elif told.members < zip_elsewhere.count(reader):
             # Whoever reads the rest by other means finds what is not looked at here.
             self.add("two-readings", f"{reader.file.path} has a directory that can be read only in part.")
         # A package's members are code and pickles in directories of their own.
-        if any(name.endswith(b".data/extern_modules") for name in names):
+        if told.is_package:
             self.add("carries-code", f"{reader.file.path} is a package of torch.package: importing it runs its code.")
         known = False
-        for entry in found:
-            if is_torch and not is_other and _STORAGES.fullmatch(entry.name):
+        for entry in zip_elsewhere.entries(reader):
+            if told.is_torch and not is_other and _STORAGES.fullmatch(entry.name):
                 continue
-            if _inside(reader, entry) in self.pickles:
+            if _inside(reader, entry) in read:
                 continue
-            if (is_torch or self.expected) and zip_elsewhere.content(reader, entry, 4).startswith(_MACHINE_CODE):
+            if (told.is_torch or self.expected) and zip_elsewhere.content(reader, entry, 4).startswith(_MACHINE_CODE):
                 self.add("carries-code", f"{_inside(reader, entry)} is machine code.")
             # Only torch's own readers know how the members of its archives should be.
-            known |= bool(self._member(reader, entry, depth, only_what_runs=is_torch and entry.name not in long))
-        return "torch archive" if is_torch else "zip archive" if known or (found and self.expected) else ""
+            known |= bool(self._member(reader, entry, depth, only_what_runs=told.is_torch and not _is_long(entry)))
+        if told.is_torch:
+            return "torch archive"
+        return "zip archive" if known or (told.members and self.expected) else ""
 
     def archives(self, reader: Reader) -> bool:
         """Look at archives that lie one after the other, from the last to the first. Return whether that is all."""
@@ -669,6 +696,28 @@ def _words() -> Vocabulary:
 def _inside(reader: Reader, entry: zip_elsewhere.Entry) -> str:
     """Return how messages name a member of an archive."""
     return f"{reader.file.path} ({brief(entry.name.decode('utf-8', 'replace'), 200)[1:-1]})"
+
+
+class _Listed(NamedTuple):
+    """What the names in the directory of a zip archive tell."""
+
+    members: int
+    is_torch: bool
+    is_other: bool
+    is_package: bool
+    has_long: bool
+
+
+def _listed(reader: Reader) -> _Listed:
+    members, flags = 0, [False] * 4
+    for entry in zip_elsewhere.entries(reader):
+        members += 1
+        name = entry.name.lower().replace(b"\\", b"/")
+        flags[0] |= name.rpartition(b"/")[2] in _OF_TORCH
+        flags[1] |= name.endswith((b".npy", b"/archive_format"))
+        flags[2] |= name.endswith(b".data/extern_modules")
+        flags[3] |= _is_long(entry)
+    return _Listed(members, *flags)
 
 
 def _is_long(entry: zip_elsewhere.Entry) -> bool:

@@ -88,7 +88,7 @@ RULES: dict[str, Rule] = {
         "It cannot be opened here",
         UNKNOWN,
         "The file is an archive or compressed in a way that is not read here, such as 7z or zstandard. What is in it "
-        "was not looked at: unpack it, and scan that.",
+        "was not looked at: unpack it, and scan that. Or it is data that no description mentions.",
     ),
     "reads-elsewhere": Rule(
         "It reads from other places",

@@ -14,10 +14,9 @@ from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.instead import what_it_is
-from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.formats.weight_map import read_index
-from ckptconv.inspection.scan.contents import CLOSED, HEAD, SUFFIXES, Contents
+from ckptconv.inspection.scan.contents import CLOSED, HEAD, LONGEST, SUFFIXES, Contents
 from ckptconv.inspection.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst
 from ckptconv.options.table import SCANNING, checked, filled
 from ckptconv.pickles import attacks
@@ -203,14 +202,13 @@ def _only_unsafe(contents: Contents, kind: str, action: Callable[[], object]) ->
 
 
 def _metadata(contents: Contents, place: Location) -> str:
-    """Read the description in a directory of torch.distributed.checkpoint: it names files."""
+    """Read the description in a directory of torch.distributed.checkpoint: it names files. A long one was surveyed."""
     from ckptconv.formats.dcp.metadata import read_description
 
     reader = place.open_reader()
     try:
-        if reader.file.size > MAX_PICKLE:
-            contents.add("excessive", f"{place} has more than {MAX_PICKLE} bytes.")
-            return ""
+        if reader.file.size > LONGEST:
+            return "torch.distributed.checkpoint description"
         data = reader.read_at(0, reader.file.size)
     finally:
         reader.close()
@@ -220,8 +218,14 @@ def _metadata(contents: Contents, place: Location) -> str:
 
 def _entries(contents: Contents, place: Location) -> str:
     """Read the entries of a file of torch.distributed.checkpoint that are no archives: its directory describes them."""
+
+    def action() -> None:
+        source = open_source(place.parent.path, key=".", storage_options=place.options)
+        if place.name not in source.inputs and place.entry.file.size:
+            contents.add("not-opened", f"{place} is in no description in its directory, so what is in it is not known.")
+
     if not contents.findings:
-        contents.read(lambda: open_source(place.parent.path, key=".", storage_options=place.options))
+        contents.read(action)
     return "torch.distributed.checkpoint data"
 
 

@@ -534,6 +534,7 @@ def test_a_replacement_is_split_at_the_last_equals_sign(tmp_path: Path) -> None:
         (["--include", "*.wieght"], ["--include '*.wieght'", "matches none"]),
         (["--exclude", "*"], ["excluded"]),
         (["--rename", r"\d=0"], ["the same name"]),
+        (["--rename", ".*="], ["leaves nothing of the name"]),
         (["--rename", "nothing"], ["REGEX=REPLACEMENT"]),
         (["--rename", "(=x"], ["not a regular expression"]),
         (["--rename", r"model=\9"], [r"model=\9"]),
