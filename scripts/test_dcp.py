@@ -176,7 +176,7 @@ def by_reader(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, st
     from ckptconv import DistributedReader
 
     weights, own = get_model_state_dict(model), get_optimizer_state_dict(model, optimizer)
-    names = {"model_key": "model", "optimizer_key": "optim", "optimizer": str(states)}
+    names: dict[str, Any] = {"model_key": "model", "optimizer_key": "optim", "optimizer": str(states)}
     load({"model": weights, "optim": own}, storage_reader=DistributedReader(path, **names))
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=own)
 
