@@ -2,17 +2,23 @@
 
     python examples/load_transformers.py CONFIG_DIRECTORY CHECKPOINT
 
-With `dispatched`, accelerate places the layers on the devices that there are, and each tensor is read on its way there.
+With `dispatched`, accelerate's load_checkpoint_and_dispatch loads it: each tensor is read on its way to its device, or
+to the directory of what is offloaded.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
-from accelerate import dispatch_model, infer_auto_device_map, init_empty_weights
-from accelerate.utils import set_module_tensor_to_device
+from accelerate import init_empty_weights, load_checkpoint_and_dispatch
+from accelerate.utils import modeling
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import ckptconv
@@ -30,20 +36,36 @@ def loaded(config: Any, checkpoint: str, **options: Any) -> Any:
     return model.eval()
 
 
-def dispatched(config: Any, checkpoint: str, dtype: torch.dtype = torch.float32, **limits: Any) -> Any:
-    """Return a model whose layers accelerate has placed; `limits` are those of `infer_auto_device_map`."""
+def dispatched(config: Any, checkpoint: str, **options: Any) -> Any:
+    """Return a model that accelerate has loaded and placed; `options` are those of `load_checkpoint_and_dispatch`.
+
+    That reads an index, and calls `load_state_dict` for each file that it names: here one, which stands for the whole.
+    """
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config)
     model.tie_weights()
-    places = infer_auto_device_map(model, dtype=dtype, no_split_module_classes=model._no_split_modules, **limits)
-    with ckptconv.open(checkpoint) as tensors:
-        for name in dict(model.named_parameters()):
-            device = places[
-                max((place for place in places if f"{name}.".startswith(f"{place}." if place else "")), key=len)
-            ]
-            set_module_tensor_to_device(model, name, device, value=tensors[name].torch(), dtype=dtype)
-    model.tie_weights()
-    return dispatch_model(model, device_map=places).eval()
+    with tempfile.TemporaryDirectory() as place, ckptconv.open(checkpoint) as tensors:
+        index = Path(place, "model.safetensors.index.json")
+        index.write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "checkpoint")}))
+        with mock.patch.object(modeling, "load_state_dict", return_value=Read(tensors)):
+            model = load_checkpoint_and_dispatch(model, index, **{"device_map": "auto", **options})
+    return model.eval()
+
+
+class Read(Mapping[str, torch.Tensor]):
+    """The tensors of a checkpoint, each of which is read when it is asked for."""
+
+    def __init__(self, tensors: ckptconv.Checkpoint) -> None:
+        self._tensors = tensors
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name].torch()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
 
 
 def main() -> None:

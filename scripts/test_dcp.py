@@ -4,7 +4,8 @@
 
 Two ranks train a model with FSDP2 and AdamW on the CPU, save it with dcp.save, and train on. The checkpoint becomes
 safetensors and back again, in the layouts of torch's tutorials and of torchtitan, and as safetensors shards. dcp.load
-reads these into FSDP2 on one, two and three ranks, and into DDP; so does accelerate, where it is installed.
+reads these into FSDP2 on one, two and three ranks, and into DDP; so do accelerate and torch_checkpointing, where they
+are installed, and dcp.load with our own reader, from what was saved and from the safetensors.
 Every tensor must be the one that was saved, bit for bit; after as many further steps, the one that the first run has
 then. The exit code is 1 if one is not.
 """
@@ -170,8 +171,45 @@ def as_in_accelerate(model: nn.Module, optimizer: torch.optim.Optimizer, directo
     load_fsdp_optimizer(plugin, accelerator, optimizer, model, str(directory))
 
 
+def by_reader(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, states: Path) -> None:
+    """Any checkpoint as it lies, by our reader."""
+    from ckptconv import DistributedReader
+
+    weights, own = get_model_state_dict(model), get_optimizer_state_dict(model, optimizer)
+    names: dict[str, Any] = {"model_key": "model", "optimizer_key": "optim", "optimizer": str(states)}
+    load({"model": weights, "optim": own}, storage_reader=DistributedReader(path, **names))
+    set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=own)
+
+
+def of_itself(model: nn.Module, optimizer: torch.optim.Optimizer, directory: Path) -> None:
+    """What dcp.save wrote, by our reader."""
+    by_reader(model, optimizer, directory.parent / "saved", directory.parent / "saved")
+
+
+def of_safetensors(model: nn.Module, optimizer: torch.optim.Optimizer, directory: Path) -> None:
+    """Safetensors of weights and states, by our reader."""
+    by_reader(model, optimizer, directory.parent / "model", directory.parent / "optimizer")
+
+
+def as_steps(model: nn.Module, optimizer: torch.optim.Optimizer, directory: Path) -> None:
+    """A step of torch_checkpointing, by its own library."""
+    from torch_checkpointing import CheckpointManager, ItemSpec
+    from torch_checkpointing.default_resharder import DefaultResharder
+
+    config = CheckpointManager.Config.with_sync_save()
+    config.items = {name: ItemSpec(resharder=DefaultResharder()) for name in ("model", "optimizer")}
+    manager = CheckpointManager(config)
+    weights, states = get_model_state_dict(model), get_optimizer_state_dict(model, optimizer)
+    found = manager.load(str(directory / "step-0"), {"model": weights, "optimizer": states}, strict=True)
+    manager.close()
+    set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+
+
 LOADERS: dict[str, Callable[..., None]] = {
     "accelerate": as_in_accelerate,
+    "reader": of_itself,
+    "reader-safetensors": of_safetensors,
+    "torch_checkpointing": as_steps,
     "tutorial": as_in_tutorials,
     "tutorial-ddp": as_in_tutorials,
     "like": as_in_tutorials,
@@ -249,6 +287,8 @@ def convert(at: Path) -> None:
     ckptconv(*back, at / "like", *states, "--like", at / "saved", "--verify")
     ckptconv(*back, at / "shards", "--to", "dcp-hf", "--chunks", 4, "--verify")
     ckptconv(*back, at / "accelerate", "--to", "accelerate", *states, "--chunks", 3, "--verify")
+    step = at / "torch_checkpointing" / "step-0"
+    ckptconv(*back, step, "--to", "torch-checkpointing", *states, "--chunks", 2, "--verify")
 
 
 def main() -> int:
@@ -263,9 +303,10 @@ def main() -> int:
         return 1
     convert(at)
     wrong = 0
-    if not importlib.util.find_spec("accelerate"):
-        print("accelerate is not installed: not tried")
-        del LOADERS["accelerate"]
+    for package in ("accelerate", "torch_checkpointing"):
+        if not importlib.util.find_spec(package):
+            print(f"{package} is not installed: not tried")
+            del LOADERS[package]
     for case in LOADERS:
         for world in (2,) if case.endswith("ddp") else WORLDS:
             error = run(world, functools.partial(second_run, at, case))

@@ -243,3 +243,18 @@ def test_a_model_on_the_meta_device_is_loaded_from_distcp_files(kind: str, way: 
     other = getattr(program, way)(model.config, str(tmp_path / "step"))
     ids = torch.arange(7).reshape(1, 7)
     assert torch.equal(other(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_accelerate_offloads_what_it_loads_from_distcp_files(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    model = MODELS[kind]().eval()
+    dcp.save({"model": model.state_dict()}, checkpoint_id=tmp_path / "step", no_dist=True)
+    inner = next(name for name, _ in model.named_children())
+    places = {name: "cpu" for name, _ in model.named_children()} | {inner: "disk"}
+    other = example("load_transformers").dispatched(
+        model.config, str(tmp_path / "step"), device_map=places, offload_folder=tmp_path / "offloaded"
+    )
+    assert list((tmp_path / "offloaded").glob("*.dat"))
+    ids = torch.arange(7).reshape(1, 7)
+    assert torch.equal(other(ids).logits, model(ids).logits)

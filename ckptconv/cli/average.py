@@ -6,14 +6,13 @@ from typing import Annotated, Any
 
 import typer
 
-from ckptconv.cli.options import CONVERTING, named, taking
-from ckptconv.errors import UsageError
+from ckptconv.cli.options import CONVERTING, divided, named, taking
 from ckptconv.options.table import AVERAGING
 
 
 @taking(
     *(AVERAGING[name] for name in ("weights", "ema", "minus")),
-    *named("to chunks model_key tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
+    *named("into to chunks model_key tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
     *CONVERTING,
 )
 def average(
@@ -43,6 +42,5 @@ def average(
     from ckptconv.cli.convert import make
     from ckptconv.library.averaging import average as averaged
 
-    if len(words) < 2:
-        raise UsageError("average needs at least one STEP and an OUTPUT. Nothing was written.")
-    make("average", averaged, words[:-1], words[-1], options)
+    steps, target = divided(words, options, "average needs at least one STEP and an OUTPUT.")
+    make("average", averaged, steps, target, options)

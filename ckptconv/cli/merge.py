@@ -6,12 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ckptconv.cli.options import CONVERTING, named, taking
-from ckptconv.errors import UsageError
+from ckptconv.cli.options import CONVERTING, divided, named, taking
 
 
 @taking(
-    *named("to chunks model_key tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
+    *named("into to chunks model_key tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
     *CONVERTING,
 )
 def merge(
@@ -42,10 +41,9 @@ def merge(
     from ckptconv.cli.convert import make
     from ckptconv.library.merging import merge as merged
 
-    if len(words) < 2:
-        raise UsageError("merge needs a BASE, at least one ADAPTER, and an OUTPUT. Nothing was written.")
+    adapters, output = divided(words, options, "merge needs a BASE, at least one ADAPTER, and an OUTPUT.")
 
     def call(source: str, target: str, **given: Any) -> Any:
-        return merged(source, words[:-1], target, **given)
+        return merged(source, adapters, target, **given)
 
-    make("merge", call, base, words[-1], options)
+    make("merge", call, base, output, options)

@@ -126,6 +126,19 @@ def required(argument: str | None, options: dict[str, Any]) -> str:
     return found
 
 
+def divided(words: list[str], options: dict[str, Any], needs: str, inputs: int = 1) -> tuple[list[str], str]:
+    """Return what is read, and OUTPUT: what -o gives, which is removed from `options`, or else the last of `words`.
+
+    Raise UsageError, which says what the command `needs`, if there are fewer `inputs`.
+    """
+    output: str | None = options.pop("into", None)
+    if output is None and words:
+        *words, output = words
+    if output is None or len(words) < inputs:
+        raise UsageError(f"{needs} Nothing was written.")
+    return words, output
+
+
 def output_of(command: str, options: dict[str, Any]) -> Output:
     """Return how `command` prints what it does. Remove the options that say so from `options`."""
     from ckptconv.cli.console import Output  # not needed for --help

@@ -7,12 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from ckptconv.cli import signals
-from ckptconv.cli.options import SHOWING, named, output_of, taking
-from ckptconv.errors import UsageError
+from ckptconv.cli.options import SHOWING, divided, named, output_of, taking
 
 
 @taking(
-    *named("max_shard_size dtype key strip_prefix rename copy_config tag exclude_frozen_parameters master unstack"),
+    *named(
+        "into max_shard_size dtype key strip_prefix rename copy_config tag exclude_frozen_parameters master unstack"
+    ),
     *named("raw alone"),
     *named("jobs memory fsync clobber spool_dir manifest dry_run"),
     *SHOWING,
@@ -44,14 +45,13 @@ def patch(
     """
     from ckptconv.library.patching import patch as apply
 
-    if len(words) < 2:
-        raise UsageError("patch needs a BASE, at least one DELTA, and an OUTPUT. Nothing was written.")
+    deltas, target = divided(words, options, "patch needs a BASE, at least one DELTA, and an OUTPUT.")
     output = output_of("patch", options)
     with output.progress() as progress:
         report = apply(
             base,
-            words[:-1],
-            words[-1],
+            deltas,
+            target,
             progress=progress,
             on_total=progress.begin,
             before_commit=signals.ignore,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ckptconv.cli import signals
-from ckptconv.cli.options import LAYOUT, MAKING, SHOWING, Tables, named, output_of, taking
+from ckptconv.cli.options import LAYOUT, MAKING, SHOWING, Tables, divided, named, output_of, taking
 from ckptconv.cli.typer_compat import Command, Group
 from ckptconv.options.table import PACKING, ROWS
 
@@ -30,11 +30,15 @@ Examples:
 
 
 @rows.command("split", cls=Command)
-@taking(ROWS["names"], ROWS["decode"], *MAKING)
+@taking(*named("into"), ROWS["names"], ROWS["decode"], *MAKING)
 def rows_split(
-    table: Tables,
-    output: Annotated[
-        str, typer.Argument(metavar="OUTPUT", show_default=False, help="One .safetensors file, or a directory.")
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TABLE... OUTPUT",
+            show_default=False,
+            help="Where the table is, or its shards; then one .safetensors file, or a directory.",
+        ),
     ],
     **options: Any,
 ) -> None:
@@ -51,15 +55,19 @@ def rows_split(
     """
     from ckptconv.rows.split import split
 
-    _make_rows("rows split", split, table, output, options)
+    _make_rows("rows split", split, words, "a TABLE", options)
 
 
 @rows.command("pack", cls=Command)
-@taking(PACKING["names"], PACKING["name"], *MAKING)
+@taking(*named("into"), PACKING["names"], PACKING["name"], *MAKING)
 def rows_pack(
-    source: Annotated[list[str], typer.Argument(metavar="SOURCE...", show_default=False, help="Where the parts are.")],
-    output: Annotated[
-        str, typer.Argument(metavar="OUTPUT", show_default=False, help="A .safetensors or .pt file, or a directory.")
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE... OUTPUT",
+            show_default=False,
+            help="Where the parts are; then a file or a directory.",
+        ),
     ],
     **options: Any,
 ) -> None:
@@ -76,7 +84,7 @@ def rows_pack(
     """
     from ckptconv.rows.pack import pack
 
-    _make_rows("rows pack", pack, source, output, options)
+    _make_rows("rows pack", pack, words, "a SOURCE", options)
 
 
 @rows.command("check", cls=Command)
@@ -110,7 +118,8 @@ def rows_check(
     shown.rows_checked(report)
 
 
-def _make_rows(command: str, make: Callable[..., Any], paths: list[str], target: str, options: dict[str, Any]) -> None:
+def _make_rows(command: str, make: Callable[..., Any], words: list[str], what: str, options: dict[str, Any]) -> None:
+    paths, target = divided(words, options, f"{command} needs {what} and an OUTPUT.")
     output = output_of(command, options)
     with output.progress() as progress:
         report = make(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ckptconv.cli import signals
-from ckptconv.cli.options import SHOWING, named, output_of, taking
+from ckptconv.cli.options import SHOWING, named, output_of, required, taking
 from ckptconv.errors import StoppedError, UsageError
 from ckptconv.options.table import TENSORS
 
@@ -17,7 +17,7 @@ Checkpoint = Annotated[
 
 
 @taking(
-    *named("tag exclude_frozen_parameters master unstack raw alone"),
+    *named("into tag exclude_frozen_parameters master unstack raw alone"),
     *TENSORS,
     *named("fsync clobber manifest depfile dry_run spool_dir"),
     *SHOWING,
@@ -25,8 +25,8 @@ Checkpoint = Annotated[
 def virtual(
     source: Checkpoint,
     output: Annotated[
-        str, typer.Argument(metavar="OUTPUT", show_default=False, help="A name that ends in .virtual.json.")
-    ],
+        str | None, typer.Argument(metavar="OUTPUT", show_default=False, help="A name that ends in .virtual.json.")
+    ] = None,
     **options: Any,
 ) -> None:
     """Describe the safetensors files of a conversion, without writing them.
@@ -42,12 +42,13 @@ def virtual(
     from ckptconv.conversion import convert
     from ckptconv.formats.virtual import SUFFIX
 
-    if not output.endswith(SUFFIX):
-        raise UsageError(f"{output} is no name for a virtual checkpoint.", f"Give one that ends in {SUFFIX}.")
+    target = required(output, options)
+    if not target.endswith(SUFFIX):
+        raise UsageError(f"{target} is no name for a virtual checkpoint.", f"Give one that ends in {SUFFIX}.")
     shown = output_of("virtual", options)
     with shown.progress() as progress:
         report = convert(
-            source, output, progress=progress, on_total=progress.begin, before_commit=signals.ignore, **options
+            source, target, progress=progress, on_total=progress.begin, before_commit=signals.ignore, **options
         )
     signals.ignore()
     shown.done(report)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import ckptconv_here
+from safetensors.torch import save_file
 from terminal import shown_on
 
 from ckptconv.cli.failures import meant_by
@@ -102,9 +103,35 @@ def test_the_output_can_be_named_by_an_option(tmp_path: Path) -> None:
     assert all(path.exists() for path in (made, back, tmp_path / "c.safetensors", tmp_path / "dcp"))
 
 
+def test_commands_that_read_several_have_that_option_too(tmp_path: Path) -> None:
+    for name, value in (("a", 1.0), ("b", 3.0)):
+        save_file({"w": torch.full((4, 4), value)}, tmp_path / f"{name}.safetensors")
+    table = torch.arange(12 * 64).to(torch.uint8).reshape(12, 64)
+    table[:, :8] = torch.arange(12).reshape(12, 1).view(torch.uint8)
+    torch.save({"embeddings.t.weight": table.view(torch.float32)}, tmp_path / "in.pt")
+    layout = ("--embedding-dim", 8, "--optimizer", "exact_row_wise_adagrad")
+    a, b = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    assert ckptconv_here("diff", a, b, "--delta", tmp_path / "delta").code == 0
+    for words in (
+        ["average", a, b, "-o", tmp_path / "average.safetensors"],
+        ["patch", a, tmp_path / "delta", "-o", tmp_path / "patched.safetensors"],
+        ["virtual", a, "-o", tmp_path / "a.virtual.json"],
+        ["rows", "split", *layout, "in.pt", "-o", tmp_path / "parts"],
+        ["rows", "pack", tmp_path / "parts", "-o", tmp_path / "kv.pt"],
+    ):
+        run = ckptconv_here(*words)
+        assert run.code == 0, run.err
+        assert Path(words[-1]).exists()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (["patch", "a", "b"], "needs a BASE, at least one DELTA"),
+        (["average", "a"], "needs at least one STEP"),
+        (["merge", "a", "b"], "at least one ADAPTER"),
+        (["virtual", "a"], "OUTPUT is missing"),
+        (["rows", "split", "a"], "rows split needs a TABLE and an OUTPUT"),
         (["convert", "a.pt", "b.safetensors", "-o", "c.safetensors"], "OUTPUT is given twice"),
         (["convert", "a.pt", "b.pt", "-o", "out", "--output-dir", "d"], "-o names one output"),
         (["safetensors2pt", "a.safetensors"], "OUTPUT is missing"),

@@ -84,6 +84,10 @@ class DescribedItem:
         """Return which part of the tensor at `path` a rank has; None if it has none."""
         return next((one for ranks, one in self.tensors.get(path, ()) if rank in ranks), None)
 
+    def has_stages(self) -> bool:
+        """Whether some tensors are on ranks other than the first alone, as with pipeline stages."""
+        return any(all(0 not in ranks for ranks, _ in groups) for groups in self.tensors.values())
+
     def ranks(self) -> set[int]:
         """Return the ranks that have a part of any tensor."""
         found: set[int] = set()

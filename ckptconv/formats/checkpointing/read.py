@@ -63,6 +63,13 @@ _OTHER_SAVE = "The files are not of one save: copy those of one save, of all ran
 _WHOLE = "checkpoint"
 
 
+def _is_replica(geometry: Geometry, world: int) -> bool:
+    """Whether each of `world` ranks has the whole tensor, as the metadata says of every plain one."""
+    if not isinstance(geometry, Distributed) or any(geometry.layout.placements):
+        return False
+    return len(geometry.layout.mesh.ranks) == world
+
+
 def read(place: Location, wanted: Wanted) -> Source:
     """Open a step by its directory, or by a directory above it.
 
@@ -122,7 +129,7 @@ class _Step:
     """A step: what its directory and its metadata say, and what was read of it.
 
     `digests` are the SHA-256 of files by path, as a manifest states them; `unread` are items of which only one rank's
-    file was read, or none, and whether that has tensors.
+    file was read, or none, and whether that has tensors; `undescribed` are tensors of which the metadata says nothing.
     """
 
     directory: Location
@@ -134,6 +141,7 @@ class _Step:
     digests: dict[str, str] = field(default_factory=dict)
     unread: dict[str, bool] = field(default_factory=dict)
     large: list[str] = field(default_factory=list)
+    undescribed: list[str] = field(default_factory=list)
     bytes_read: int = 0
     _boxes: dict[Path, frozenset[tuple[Shape, Shape]]] = field(default_factory=dict)
 
@@ -361,15 +369,25 @@ class _Step:
     ) -> dict[Path, Piece]:
         """Return the tensors that a rank has of an item, each as the metadata describes it.
 
-        Raise CorruptError if file and metadata disagree.
+        Of a plain tensor, the metadata says what rank 0 has: that all ranks have it, or nothing if rank 0 has not, as
+        with pipeline stages. Raise CorruptError if file and metadata disagree otherwise.
         """
         where = f"{self._place(held)}"
         placed: dict[Path, Piece] = {}
-        expected = {path for path, groups in own.tensors.items() if any(rank in ranks for ranks, _ in groups)}
+        # Of local tensors, only other stages that are there tell that they are whole.
+        staged = rank > 0 and (held.kind == TORCH or own.has_stages())
+        expected = {
+            path
+            for path, groups in own.tensors.items()
+            if any(rank in ranks and not (rank and _is_replica(one, self.world)) for ranks, one in groups)
+        }
         for path, piece in found.items():
             at = text_path(path[1:])
             geometry = own.geometry(at, rank)
             if geometry is None:
+                if staged and self._of_stage(path, piece, own):
+                    placed[path] = piece
+                    continue
                 raise CorruptError(
                     f"{where} has {named(names_of.dotted(path))}, of which {NAME} knows nothing.", _OTHER_SAVE
                 )
@@ -382,6 +400,14 @@ class _Step:
             lost = names_of.dotted((name, *min(expected)))
             raise CorruptError(f"{where} lacks {named(lost)}, which it has by {NAME}.", _OTHER_SAVE)
         return placed
+
+    def _of_stage(self, path: Path, piece: Piece, own: DescribedItem) -> bool:
+        """Whether a tensor is plain and not on rank 0: the metadata describes none of these."""
+        found = isinstance(piece, Whole) and text_path(path[1:]) not in own.tensors
+        found = found and 0 not in self.files.ranks.pieces.get(path, ())
+        if found:
+            self.undescribed.append(names_of.dotted(path))
+        return found
 
     def _described(self, where: str, path: Path, rank: int, piece: Piece, geometry: Geometry) -> Piece:
         """Return a piece with the geometry that the metadata gives it."""
@@ -496,6 +522,11 @@ class _Step:
             warnings.append(
                 f"Values that are no tensors differ between the ranks, and are those of rank {min(ranks.files)}: "
                 f"{some([names_of.dotted(each) for each in differing])}."
+            )
+        if self.undescribed:
+            warnings.append(
+                f"{NAME} describes no plain tensor that rank 0 has not. Taken whole from the ranks that have them: "
+                f"{some([*dict.fromkeys(self.undescribed)])}."
             )
         if self.large:
             warnings.append(f"Left out: {some(self.large)}, of more than {format_size(MAX_VALUE)}.")

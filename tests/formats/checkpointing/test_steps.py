@@ -125,6 +125,31 @@ def test_version_1_is_the_same_by_path(tmp_path: Path) -> None:
     assert_same(load_with_aliases(tmp_path / "out"), EXPECTED)
 
 
+@pytest.mark.parametrize("make", [in_torch, in_safetensors])
+def test_plain_tensors_of_pipeline_stages_are_taken(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    """The library's metadata says of a plain tensor that all ranks have it if rank 0 has, and else nothing."""
+    step = make(tmp_path / "step-1")
+    if make is in_torch:
+        both = [torch.load(step / f"model_{rank}.pt", weights_only=False) for rank in range(2)]
+        del both[1]["bias"]
+        torch.save({**both[1], "count": torch.tensor(7)}, step / "model_1.pt")
+    else:
+        save_file({"weight": WEIGHT, "count": torch.tensor(7)}, step / "model_1.safetensors")
+        save_file({"bias": BIAS}, step / "model_0.safetensors")
+        own = dtensor((9, 4), REPLICA, mesh=(1,))
+        own["ranks"] = own["sharding_metadata"]["data"]["mesh_spec"]["mesh_data"] = (1,)
+        change(step, lambda tree: tree["metadata"]["model"]["nested_path_to_metadata"].update({'["weight"]': [own]}))
+    run = ckptconv_here("convert", step, tmp_path / "out.safetensors", "--no-fsync")
+    assert "Taken whole from the ranks that have them: 'model.count'." in run.err
+    assert_same(load_file(tmp_path / "out.safetensors"), {**EXPECTED, "count": torch.tensor(7)})
+
+
+def test_a_local_tensor_that_nothing_describes_is_refused(tmp_path: Path) -> None:
+    step = in_safetensors(tmp_path / "step-1")
+    save_file({"weight": WEIGHT[5:].clone(), "bias": BIAS, "more": BIAS.clone()}, step / "model_1.safetensors")
+    convert(step, tmp_path / "out").refused(4, "model.more", "knows nothing")
+
+
 def test_one_rank_needs_no_metadata(tmp_path: Path) -> None:
     (tmp_path / "step-1").mkdir()
     save_file(EXPECTED, tmp_path / "step-1" / "model_0.safetensors")
