@@ -4,9 +4,9 @@
 
 Two ranks train a model with FSDP2 and AdamW on the CPU, save it with dcp.save, and train on. The checkpoint becomes
 safetensors and back again, in the layouts of torch's tutorials and of torchtitan, and as safetensors shards. dcp.load
-reads these into FSDP2 on one, two and three ranks, and into DDP; so does accelerate, where it is installed.
-Every tensor must be the one that was saved, bit for bit; after as many further steps, the one that the first run has
-then. The exit code is 1 if one is not.
+reads these into FSDP2 on one, two and three ranks, and into DDP; so do accelerate and Lightning, where they are
+installed. Every tensor must be the one that was saved, bit for bit; after as many further steps, the one that the
+first run has then. The exit code is 1 if one is not.
 """
 
 from __future__ import annotations
@@ -170,8 +170,18 @@ def as_in_accelerate(model: nn.Module, optimizer: torch.optim.Optimizer, directo
     load_fsdp_optimizer(plugin, accelerator, optimizer, model, str(directory))
 
 
+def as_in_lightning(model: nn.Module, optimizer: torch.optim.Optimizer, directory: Path) -> None:
+    """The function with which Fabric and the Trainer load what ModelParallelStrategy saves."""
+    from lightning.fabric.strategies.model_parallel import _load_checkpoint
+
+    state = {"model": model, "optimizer": optimizer, "step": 0}
+    _load_checkpoint(directory, state)
+    assert state["step"] == STEPS
+
+
 LOADERS: dict[str, Callable[..., None]] = {
     "accelerate": as_in_accelerate,
+    "lightning": as_in_lightning,
     "tutorial": as_in_tutorials,
     "tutorial-ddp": as_in_tutorials,
     "like": as_in_tutorials,
@@ -180,9 +190,13 @@ LOADERS: dict[str, Callable[..., None]] = {
 }
 
 
+# Where the checkpoint of a case is, if its name is not that of the case.
+PLACES = {"tutorial-ddp": "tutorial", "lightning": "lightning.ckpt"}
+
+
 def second_run(directory: Path, case: str) -> None:
     model, optimizer = built(1, replicated if case.endswith("ddp") else sharded)
-    LOADERS[case](model, optimizer, directory / case.removesuffix("-ddp"))
+    LOADERS[case](model, optimizer, directory / PLACES.get(case, case))
     notes = torch.load(directory / "notes.pt")
     weights_only = case == "shards"
     compare(
@@ -249,6 +263,9 @@ def convert(at: Path) -> None:
     ckptconv(*back, at / "like", *states, "--like", at / "saved", "--verify")
     ckptconv(*back, at / "shards", "--to", "dcp-hf", "--chunks", 4, "--verify")
     ckptconv(*back, at / "accelerate", "--to", "accelerate", *states, "--chunks", 3, "--verify")
+    keys = "--model-key", "model", "--optimizer-key", "optimizer"
+    ckptconv(*back, at / "lightning.ckpt", *states, *keys, "--chunks", 2, "--verify")
+    torch.save({"step": STEPS}, at / "lightning.ckpt" / "meta.pt")
 
 
 def main() -> int:
@@ -263,9 +280,10 @@ def main() -> int:
         return 1
     convert(at)
     wrong = 0
-    if not importlib.util.find_spec("accelerate"):
-        print("accelerate is not installed: not tried")
-        del LOADERS["accelerate"]
+    for trainer in ("accelerate", "lightning"):
+        if not importlib.util.find_spec(trainer):
+            print(f"{trainer} is not installed: not tried")
+            del LOADERS[trainer]
     for case in LOADERS:
         for world in (2,) if case.endswith("ddp") else WORLDS:
             error = run(world, functools.partial(second_run, at, case))

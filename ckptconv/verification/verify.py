@@ -532,7 +532,8 @@ def _reference(targets: Sequence[Target], asked: Options) -> str:
 def _open(path: str, targets: Sequence[Target], asked: Options, recorded: ChosenMap | None) -> list[Source]:
     if is_pipe(path) and asked.per_rank:
         raise UsageError("What comes through a pipe has no ranks.")
-    place, is_torch = Location(path, dict(asked.storage_options)), targets[0].path.endswith(TORCH_SUFFIXES)
+    place = Location(path, dict(asked.storage_options))
+    is_torch = targets[0].path.endswith(TORCH_SUFFIXES) and targets[0].made_of == "weights"
     if resolved_name(normalize(path)) == resolved_name(targets[0].path) and targets[0].path.endswith(
         (SUFFIX, *TORCH_SUFFIXES)
     ):

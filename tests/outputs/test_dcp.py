@@ -519,6 +519,17 @@ def test_what_is_no_directory_is_no_output(tmp_path: Path) -> None:
         ckptconv_here("safetensors2dcp", NESTED, tmp_path / name).refused(2, "is a directory")
 
 
+def test_lightning_names_its_directories_as_files(tmp_path: Path) -> None:
+    """Lightning reads `meta.pt` beside a checkpoint of torch, whose name ends in .ckpt."""
+    output = tmp_path / "epoch=0-step=2.ckpt"
+    output.mkdir()
+    torch.save({"global_step": 2}, output / "meta.pt")
+    made(NESTED, output, "--verify")
+    assert loaded(output).keys() == loaded(made(NESTED, tmp_path / "out")).keys()
+    assert ckptconv_here("verify", NESTED, output).code == 0
+    assert torch.load(output / "meta.pt") == {"global_step": 2}
+
+
 class Surprise:
     """A class that nothing knows to be data."""
 
