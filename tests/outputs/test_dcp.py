@@ -202,6 +202,17 @@ def test_like_safetensors_shards_files_have_the_names_of_torch(tmp_path: Path) -
     assert len(list(again.glob("shard-*"))) == count
 
 
+@pytest.mark.parametrize("to", ["dcp", "dcp-hf"])
+def test_the_checkpoint_that_it_is_like_is_not_replaced(to: str, tmp_path: Path) -> None:
+    """A run that was killed while it replaced it would have nothing to be like."""
+    a_model(tmp_path / "m.safetensors")
+    there = made(tmp_path / "m.safetensors", tmp_path / "there", "--to", to, "--chunks", 2)
+    before = contents(there)
+    run = ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", there, "--to", to, "--like", there)
+    run.refused(2, "a file of the reference")
+    assert contents(there) == before
+
+
 def test_a_checkpoint_that_lacks_a_chunk_is_no_example(tmp_path: Path) -> None:
     torch.save({"model": {"w": torch.ones(6, 2)}}, tmp_path / "m.pt")
     like = one(torch.ones(6, 2), shards((6, 2), 0, 3)[:2]).write(tmp_path / "like")
