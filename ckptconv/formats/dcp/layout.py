@@ -27,7 +27,7 @@ class Box(NamedTuple):
 @dataclass(frozen=True)
 class Layout:
     """How a checkpoint is cut, by key: the shapes of its tensors, their boxes with the file of each, and the files of
-    its other values. `paths` are the paths of all of them in the state dict, `behind` those of its files on the disk."""
+    its other values. `paths` are the paths of all of them in the state dict, `behind` those of the files it lies in."""
 
     shapes: Mapping[str, Shape]
     boxes: Mapping[str, list[tuple[Box, str]]]
