@@ -338,6 +338,20 @@ def test_states_of_other_optimizers_get_what_torch_asks_for(tmp_path: Path) -> N
     assert found["param_groups"][0]["betas"] == (0.9, 0.99)
 
 
+@pytest.mark.parametrize("states", [{"exp_avg": 2}, {"state1": 2, "absmax1": 1, "qmap1": 256}], ids=["torch", "8 bits"])
+def test_a_step_stays_a_number_beside_states_that_torch_does_not_have(states: dict[str, int], tmp_path: Path) -> None:
+    """bitsandbytes keeps its step as a number, and dcp.load refuses a tensor in its place."""
+    state = {"step": 7, **{name: torch.rand(size) for name, size in states.items()}}
+    optimizer = {"state": {"w": state}, "param_groups": [{"lr": 0.5, "params": ["w"]}]}
+    dcp.save({"model": {"w": torch.rand(2)}, "optim": optimizer}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    both = [tmp_path / "m", "--optimizer", tmp_path / "o"]
+    assert ckptconv_here("dcp2safetensors", tmp_path / "saved", *both).code == 0
+    keys = "--model-key", "model", "--optimizer-key", "optim"
+    found = loaded(made(both[0], tmp_path / "out", *both[1:], *keys))["optim"]["state"]["w"]
+    assert type(found["step"]) is (torch.Tensor if "exp_avg" in states else int)
+    assert found["step"] == 7
+
+
 @pytest.mark.parametrize("case", ["z3_fp32_w4", "z2_bf16_frozen_w2", "z1_bf16_w2"])
 def test_from_deepspeed_it_is_what_becomes_safetensors(case: str, tmp_path: Path) -> None:
     source = ZERO / case / "checkpoint"
