@@ -338,6 +338,21 @@ def test_states_of_other_optimizers_get_what_torch_asks_for(tmp_path: Path) -> N
     assert found["param_groups"][0]["betas"] == (0.9, 0.99)
 
 
+@pytest.mark.parametrize("wrapped", ["module.", "_orig_mod.module."])
+def test_states_of_a_wrapped_model_have_the_names_of_its_weights(wrapped: str, tmp_path: Path) -> None:
+    """An optimizer is made of DistributedDataParallel's parameters, and the file has the weights of what is in it."""
+    weights = {"a.weight": torch.rand(3, 2), "module.b": torch.rand(2)}
+    parameters = [(wrapped + name, torch.nn.Parameter(each.clone())) for name, each in weights.items()]
+    optimizer = torch.optim.AdamW(parameters)
+    for _, parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    train = tmp_path / "train.pt"
+    torch.save({"model": weights, "optimizer": optimizer.state_dict()}, train)
+    out = made(train, tmp_path / "out", "--key", "model", "--optimizer", train)
+    assert loaded(out)["optimizer"]["state"].keys() == weights.keys()
+
+
 @pytest.mark.parametrize("states", [{"exp_avg": 2}, {"state1": 2, "absmax1": 1, "qmap1": 256}], ids=["torch", "8 bits"])
 def test_a_step_stays_a_number_beside_states_that_torch_does_not_have(states: dict[str, int], tmp_path: Path) -> None:
     """bitsandbytes keeps its step as a number, and dcp.load refuses a tensor in its place."""
