@@ -4,8 +4,8 @@
 
 Two ranks train a model with FSDP2 and AdamW on the CPU, save it with dcp.save, and train on. The checkpoint becomes
 safetensors and back again, in the layouts of torch's tutorials and of torchtitan, and as safetensors shards. dcp.load
-reads these into FSDP2 on one, two and three ranks, and into DDP; so do accelerate and torch_checkpointing, where they
-are installed, and dcp.load with our own reader, from what was saved and from the safetensors.
+reads these into FSDP2 on one, two and three ranks, and into DDP; so do accelerate, Lightning and torch_checkpointing,
+where they are installed, and dcp.load with our own reader, from what was saved and from the safetensors.
 Every tensor must be the one that was saved, bit for bit; after as many further steps, the one that the first run has
 then. The exit code is 1 if one is not.
 """
@@ -205,11 +205,21 @@ def as_steps(model: nn.Module, optimizer: torch.optim.Optimizer, directory: Path
     set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
 
 
+def as_in_lightning(model: nn.Module, optimizer: torch.optim.Optimizer, directory: Path) -> None:
+    """The function with which Fabric and the Trainer load what ModelParallelStrategy saves."""
+    from lightning.fabric.strategies.model_parallel import _load_checkpoint
+
+    state = {"model": model, "optimizer": optimizer, "step": 0}
+    _load_checkpoint(directory, state)
+    assert state["step"] == STEPS
+
+
 LOADERS: dict[str, Callable[..., None]] = {
     "accelerate": as_in_accelerate,
     "reader": of_itself,
     "reader-safetensors": of_safetensors,
     "torch_checkpointing": as_steps,
+    "lightning": as_in_lightning,
     "tutorial": as_in_tutorials,
     "tutorial-ddp": as_in_tutorials,
     "like": as_in_tutorials,
@@ -218,9 +228,13 @@ LOADERS: dict[str, Callable[..., None]] = {
 }
 
 
+# Where the checkpoint of a case is, if its name is not that of the case.
+PLACES = {"tutorial-ddp": "tutorial", "lightning": "lightning.ckpt"}
+
+
 def second_run(directory: Path, case: str) -> None:
     model, optimizer = built(1, replicated if case.endswith("ddp") else sharded)
-    LOADERS[case](model, optimizer, directory / case.removesuffix("-ddp"))
+    LOADERS[case](model, optimizer, directory / PLACES.get(case, case))
     notes = torch.load(directory / "notes.pt")
     weights_only = case == "shards"
     compare(
@@ -289,6 +303,9 @@ def convert(at: Path) -> None:
     ckptconv(*back, at / "accelerate", "--to", "accelerate", *states, "--chunks", 3, "--verify")
     step = at / "torch_checkpointing" / "step-0"
     ckptconv(*back, step, "--to", "torch-checkpointing", *states, "--chunks", 2, "--verify")
+    keys = "--model-key", "model", "--optimizer-key", "optimizer"
+    ckptconv(*back, at / "lightning.ckpt", *states, *keys, "--chunks", 2, "--verify")
+    torch.save({"step": STEPS}, at / "lightning.ckpt" / "meta.pt")
 
 
 def main() -> int:
@@ -303,7 +320,7 @@ def main() -> int:
         return 1
     convert(at)
     wrong = 0
-    for package in ("accelerate", "torch_checkpointing"):
+    for package in ("accelerate", "lightning", "torch_checkpointing"):
         if not importlib.util.find_spec(package):
             print(f"{package} is not installed: not tried")
             del LOADERS[package]

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats.source import wrapper
 from ckptconv.tensors.lazy import LazyTensor, Tagged, same_bytes
 from ckptconv.text import quoted, some
 
@@ -182,7 +183,10 @@ def named(
             "Nothing was written.",
             "Name the parameters in the training run: torch.optim.AdamW(model.named_parameters()).",
         )
-    return renamed(told, names)
+    # An optimizer may have been made of a model in a wrapper, whose own weights were saved.
+    left = len(wrapper(names.values(), model))
+    bare = {number: name[left:] for number, name in names.items()}
+    return renamed(told, bare if all(name in model for name in bare.values()) else names)
 
 
 def names_by_shape(told: Mapping[str, Any], model: Mapping[str, LazyTensor]) -> dict[str, str] | None:

@@ -293,14 +293,20 @@ def source_of(given: str | os.PathLike[str] | Source | Opened) -> str | Source:
     return source if isinstance(source, Source) else parse_path(given)
 
 
-def prefixed(names: Collection[str]) -> list[str]:
-    """Return a hint for stripping wrapper prefixes that all names share, or nothing."""
+def wrapper(names: Collection[str], known: Collection[str] = ()) -> str:
+    """Return the wrapper prefixes that all names share; no more of them than it takes until all names are `known`."""
     prefix = ""
-    while names:
+    while names and not (known and all(name[len(prefix) :] in known for name in names)):
         more = next((w for w in _WRAPPERS if all(name.startswith(prefix + w) for name in names)), "")
         if not more:
             break
         prefix += more
+    return prefix
+
+
+def prefixed(names: Collection[str]) -> list[str]:
+    """Return a hint for stripping wrapper prefixes that all names share, or nothing."""
+    prefix = wrapper(names)
     if not prefix:
         return []
     return [f"Every name begins with {prefix!r}, as wrappers of models have it; --strip-prefix {prefix} takes it off."]

@@ -1,6 +1,7 @@
 """Arrange an optimizer's states as torch's `get_optimizer_state_dict` does. Pure.
 
-Source: torch/distributed/checkpoint/state_dict.py, and torch/optim/adam.py for the settings of a group.
+Source: torch/distributed/checkpoint/state_dict.py; torch/optim/*.py for the names of states, adam.py for the settings
+of a group.
 """
 
 from __future__ import annotations
@@ -23,15 +24,23 @@ _ADAM = {
     "decoupled_weight_decay": True,
 }
 _OF_ADAM = frozenset({"exp_avg", "exp_avg_sq"})
+# The states of torch's optimizers: beside these, each keeps its step as a tensor. Others may ask for a number.
+_OF_TORCH = frozenset(
+    {
+        "acc_delta", "ax", "col_var", "eta", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq",
+        "momentum_buffer", "mu", "mu_product", "prev", "row_var", "square_avg", "step", "step_size", "sum", "variance",
+    }
+)  # fmt: skip
 _STEP, _PARAMS = "step", "params"
 
 
 def arranged(tree: Mapping[str, Any], *, flat: bool = False) -> dict[str, Any]:
     """Return {"state": {parameter: {key: value}}, "param_groups": [group]} as torch's optimizers have it.
 
-    A step that is a number becomes a tensor, as torch keeps it. Groups of Adam get the settings that torch's has and
-    others lack, at torch's defaults. With `flat`, the result is one dict with a key for each state and each setting of
-    a parameter, as `flatten_optimizer_state_dict` makes it: state.<parameter>.exp_avg, param_groups.<parameter>.lr.
+    A step that is a number becomes a tensor, as torch keeps it, but beside states that torch's optimizers do not have:
+    those are of another optimizer, which loads them as it saved them. Groups of Adam get the settings that torch's has
+    and others lack, at torch's defaults. With `flat`, the result is one dict with a key for each state and each setting
+    of a parameter, as `flatten_optimizer_state_dict` makes it: state.<parameter>.exp_avg, param_groups.<parameter>.lr.
     """
     states = {str(name): _with_step(state) for name, state in tree["state"].items()}
     is_adam = any(state.keys() >= _OF_ADAM for state in states.values() if isinstance(state, Mapping))
@@ -47,7 +56,7 @@ def arranged(tree: Mapping[str, Any], *, flat: bool = False) -> dict[str, Any]:
 
 def _with_step(state: Any) -> Any:
     step = state.get(_STEP) if isinstance(state, Mapping) else None
-    if type(step) not in (int, float):
+    if type(step) not in (int, float) or not state.keys() <= _OF_TORCH:
         return state
     return {**state, _STEP: Inline(struct.pack("<f", step), DTYPES["float32"], ())}
 

@@ -95,6 +95,8 @@ _SHARD_STEM = re.compile(rf"^pytorch_model(?={NUMBERED}$)")
 # How the name of a file ends; what ends in a number or a version, such as llama-3.1-8b and run.v2, may be a directory.
 _ENDING = re.compile(r"(?<=[^/.])\.(?!v?\d)\w+$")
 CHECKPOINT_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".json", ".distcp", ".pkl")
+# No directory of torch.distributed.checkpoint ends so. Lightning's end in .ckpt.
+_FILE_SUFFIXES = (safetensors.SUFFIX, *(suffix for suffix in CHECKPOINT_SUFFIXES if suffix != ".ckpt"))
 
 
 # How the hidden directories begin in which an output is made.
@@ -243,7 +245,7 @@ def _resolve_checkpoint(place: Location, options: Options) -> Target:
     """Return the target of a checkpoint of torch.distributed.checkpoint. It replaces nothing but an earlier output of
     its kind."""
     path = place.path
-    if place.kind not in ("directory", "missing") or path.endswith((safetensors.SUFFIX, *CHECKPOINT_SUFFIXES)):
+    if place.kind not in ("directory", "missing") or path.endswith(_FILE_SUFFIXES):
         raise UsageError(
             f"{path} is the name of a file, and a checkpoint of torch.distributed.checkpoint is a directory.",
             "Give the name of a directory.",

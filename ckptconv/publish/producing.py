@@ -81,6 +81,7 @@ class _Production:
     def check(self) -> None:
         """Raise an error if an output would replace what it is made of, or cannot be written as planned."""
         theirs = {path for one in self._references for path in files_behind(one)}
+        theirs.update(path for each in self._outputs if each.target.layout for path in each.target.layout.behind)
         own = [path for one in self._sources for path in files_behind(one)]
         spared = Spared([*own, *(file.path for file in self.inputs if file.path not in theirs)], theirs)
         for each, files in zip(self._outputs, self._read_by, strict=True):

@@ -202,6 +202,17 @@ def test_like_safetensors_shards_files_have_the_names_of_torch(tmp_path: Path) -
     assert len(list(again.glob("shard-*"))) == count
 
 
+@pytest.mark.parametrize("to", ["dcp", "dcp-hf"])
+def test_the_checkpoint_that_it_is_like_is_not_replaced(to: str, tmp_path: Path) -> None:
+    """A run that was killed while it replaced it would have nothing to be like."""
+    a_model(tmp_path / "m.safetensors")
+    there = made(tmp_path / "m.safetensors", tmp_path / "there", "--to", to, "--chunks", 2)
+    before = contents(there)
+    run = ckptconv_here("safetensors2dcp", tmp_path / "m.safetensors", there, "--to", to, "--like", there)
+    run.refused(2, "a file of the reference")
+    assert contents(there) == before
+
+
 def test_a_checkpoint_that_lacks_a_chunk_is_no_example(tmp_path: Path) -> None:
     torch.save({"model": {"w": torch.ones(6, 2)}}, tmp_path / "m.pt")
     like = one(torch.ones(6, 2), shards((6, 2), 0, 3)[:2]).write(tmp_path / "like")
@@ -325,6 +336,35 @@ def test_states_of_other_optimizers_get_what_torch_asks_for(tmp_path: Path) -> N
     asked = torch.optim.AdamW(weights).state_dict()["param_groups"][0]
     assert found["param_groups"][0].keys() == asked.keys()
     assert found["param_groups"][0]["betas"] == (0.9, 0.99)
+
+
+@pytest.mark.parametrize("wrapped", ["module.", "_orig_mod.module."])
+def test_states_of_a_wrapped_model_have_the_names_of_its_weights(wrapped: str, tmp_path: Path) -> None:
+    """An optimizer is made of DistributedDataParallel's parameters, and the file has the weights of what is in it."""
+    weights = {"a.weight": torch.rand(3, 2), "module.b": torch.rand(2)}
+    parameters = [(wrapped + name, torch.nn.Parameter(each.clone())) for name, each in weights.items()]
+    optimizer = torch.optim.AdamW(parameters)
+    for _, parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    train = tmp_path / "train.pt"
+    torch.save({"model": weights, "optimizer": optimizer.state_dict()}, train)
+    out = made(train, tmp_path / "out", "--key", "model", "--optimizer", train)
+    assert loaded(out)["optimizer"]["state"].keys() == weights.keys()
+
+
+@pytest.mark.parametrize("states", [{"exp_avg": 2}, {"state1": 2, "absmax1": 1, "qmap1": 256}], ids=["torch", "8 bits"])
+def test_a_step_stays_a_number_beside_states_that_torch_does_not_have(states: dict[str, int], tmp_path: Path) -> None:
+    """bitsandbytes keeps its step as a number, and dcp.load refuses a tensor in its place."""
+    state = {"step": 7, **{name: torch.rand(size) for name, size in states.items()}}
+    optimizer = {"state": {"w": state}, "param_groups": [{"lr": 0.5, "params": ["w"]}]}
+    dcp.save({"model": {"w": torch.rand(2)}, "optim": optimizer}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    both = [tmp_path / "m", "--optimizer", tmp_path / "o"]
+    assert ckptconv_here("dcp2safetensors", tmp_path / "saved", *both).code == 0
+    keys = "--model-key", "model", "--optimizer-key", "optim"
+    found = loaded(made(both[0], tmp_path / "out", *both[1:], *keys))["optim"]["state"]["w"]
+    assert type(found["step"]) is (torch.Tensor if "exp_avg" in states else int)
+    assert found["step"] == 7
 
 
 @pytest.mark.parametrize("case", ["z3_fp32_w4", "z2_bf16_frozen_w2", "z1_bf16_w2"])
@@ -517,6 +557,17 @@ def test_what_is_no_directory_is_no_output(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     for name in ("file", "out.pt", "out.safetensors"):
         ckptconv_here("safetensors2dcp", NESTED, tmp_path / name).refused(2, "is a directory")
+
+
+def test_lightning_names_its_directories_as_files(tmp_path: Path) -> None:
+    """Lightning reads `meta.pt` beside a checkpoint of torch, whose name ends in .ckpt."""
+    output = tmp_path / "epoch=0-step=2.ckpt"
+    output.mkdir()
+    torch.save({"global_step": 2}, output / "meta.pt")
+    made(NESTED, output, "--verify")
+    assert loaded(output).keys() == loaded(made(NESTED, tmp_path / "out")).keys()
+    assert ckptconv_here("verify", NESTED, output).code == 0
+    assert torch.load(output / "meta.pt") == {"global_step": 2}
 
 
 class Surprise:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ckptconv.errors import UsageError
@@ -13,6 +13,7 @@ from ckptconv.formats.dcp.locate import FILE, METADATA, SUFFIX, locate
 from ckptconv.formats.dcp.metadata import Description, Path, Place, Shape, named
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
+from ckptconv.storage.paths import join as join_path
 from ckptconv.tensors.lazy import Stored, Zeros
 
 
@@ -26,12 +27,13 @@ class Box(NamedTuple):
 @dataclass(frozen=True)
 class Layout:
     """How a checkpoint is cut, by key: the shapes of its tensors, their boxes with the file of each, and the files of
-    its other values. `paths` are the paths of all of them in the state dict."""
+    its other values. `paths` are the paths of all of them in the state dict, `behind` those of the files it lies in."""
 
     shapes: Mapping[str, Shape]
     boxes: Mapping[str, list[tuple[Box, str]]]
     values: Mapping[str, str]
     paths: Mapping[str, Path]
+    behind: Sequence[str] = ()
 
     @functools.cached_property
     def files(self) -> dict[str, str]:
@@ -57,7 +59,9 @@ def read_layout(place: Location) -> Layout:
             f"{place} is no checkpoint of torch.distributed.checkpoint: it has neither {METADATA} nor {SUFFIX} files.",
             "Name the directory that they are in.",
         )
-    return layout_of(describe(located.directory), str(located.directory))
+    directory = located.directory
+    behind = [join_path(directory.path, name) for name in directory.names]
+    return replace(layout_of(describe(directory), str(directory)), behind=behind)
 
 
 def layout_of(described: Description, where: str) -> Layout:
