@@ -337,6 +337,13 @@ class Options(_Given):
         group=NAMING,
     )
 
+    fill_states: bool = _deciding(
+        FLAG,
+        "Give parameters that have no optimizer states yet those of the beginning, zeros: torch's strict load asks for "
+        "them.",
+        group=NAMING,
+    )
+
     # How to work, and what to write beside the output.
     jobs: int | None = _running(
         counted(1, 256), "Work in N threads.", metavar="N", fallback="what suits the machine", env="CKPTCONV_JOBS"
@@ -779,7 +786,8 @@ VIEWING = {**OPENING, **_named_in(OPTIONS, "partial fill")}
 LOADING = _named_in(OPTIONS, "key dtype dequantize tag raw alone master unstack storage_options")
 DISTRIBUTED = _named_in(
     OPTIONS,
-    "dtype key include exclude strip_prefix rename map size optimizer model_key optimizer_key flat_optimizer tag "
+    "dtype key include exclude strip_prefix rename map size optimizer model_key optimizer_key flat_optimizer "
+    "fill_states tag "
     "exclude_frozen_parameters master unstack inert spool_dir storage_options",
 )
 FINISHING = _named_in(OPTIONS, "checksum manifest attest fsync storage_options")
