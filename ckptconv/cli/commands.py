@@ -192,7 +192,7 @@ def dcp2safetensors(
 
 @app.command("safetensors2dcp", cls=Command)
 @taking(
-    *named("into to chunks model_key optimizer_key flat_optimizer"),
+    *named("into to chunks model_key optimizer_key flat_optimizer fill_states"),
     OPTIONS["like"].explained("Cut the tensors as the checkpoint in REF is cut, with its keys, and its files."),
     OPTIONS["optimizer"].explained(
         "The optimizer states too, from PATH: what --optimizer of another conversion wrote, or a checkpoint that has "
@@ -237,7 +237,7 @@ def safetensors2dcp(
     ),
     OPTIONS["universal"].explained("Verify the universal checkpoint there."),
     *named("for_hub zero_stage fresh_optimizer per_rank opaque drop_opaque to"),
-    *named("chunks model_key optimizer_key flat_optimizer"),
+    *named("chunks model_key optimizer_key flat_optimizer fill_states"),
     OPTIONS["manifest"].explained("What the conversion wrote with that; default: in OUTPUT."),
     *TENSORS,
     *named("spool_dir"),

@@ -79,7 +79,7 @@ def carry_out(
 
 
 def _threads(file: FilePlan) -> int:
-    """Return the number of threads: that of the processors, at most four.
+    """Return the number of threads for one file.
 
     It is one if there are very many short reads and writes, and nothing is computed: threads would wait for each other
     around each.
@@ -88,7 +88,12 @@ def _threads(file: FilePlan) -> int:
         return 1
     moved = (part for part in file.parts if isinstance(part, Data) and not part.tensor.grain)
     scattered = sum(part.nbytes for part in moved if part.tensor.scattered)
-    return 1 if scattered > file.size // 2 else min(os.cpu_count() or 1, 4)
+    return 1 if scattered > file.size // 2 else usual_threads()
+
+
+def usual_threads() -> int:
+    """Return how many threads work where nothing else is asked for: as many as processors, at most four."""
+    return min(os.cpu_count() or 1, 4)
 
 
 def _in_order(
@@ -187,10 +192,16 @@ class Working(Protocol[_Work_contra]):
 
 
 def in_threads(
-    queue: Iterator[_Work_contra], workers: Sequence[Working[_Work_contra]], progress: Progress | None
+    queue: Iterator[_Work_contra],
+    workers: Sequence[Working[_Work_contra]],
+    progress: Progress | None,
+    stop: threading.Event | None = None,
 ) -> None:
-    """Carry out the tasks of `queue`, in a thread for each of `workers`. Raise what one of them raises first."""
-    taking, stop = threading.Lock(), threading.Event()
+    """Carry out the tasks of `queue`, in a thread for each of `workers`. Raise what one of them raises first.
+
+    `stop` is set when no further task is to be begun: those that are long look at it themselves.
+    """
+    taking, stop = threading.Lock(), stop or threading.Event()
     failures: list[BaseException] = []
 
     def work(worker: Working[_Work_contra]) -> None:

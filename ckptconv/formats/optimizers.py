@@ -210,10 +210,15 @@ def _distinct(model: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
 def _shape(state: Mapping[str, Any]) -> tuple[int, ...] | None:
     """Return the shape of a parameter by its states; None if they have none, or several: those of 8 bits and factored
     ones have shapes of their own, and the two factors of a square parameter look like states of a vector."""
-    if any(str(key).endswith(_FACTORS) for key in state):
+    if any(map(is_factor, state)):
         return None
     shapes = {each.shape for key, each in state.items() if isinstance(each, LazyTensor) and key != _STEP and each.shape}
     return shapes.pop() if len(shapes) == 1 else None
+
+
+def is_factor(key: Any) -> bool:
+    """Whether a state has the name of a factor, whose shape is not that of its parameter."""
+    return str(key).endswith(_FACTORS)
 
 
 def names_of_numbers(

@@ -172,6 +172,10 @@ class _OptimizerKey(TypedDict, total=False):
     flat_optimizer: bool
     """One key for each state and setting of a parameter, as flatten_optimizer_state_dict and torchtitan have it."""
 
+    fill_states: bool
+    """Give parameters that have no optimizer states yet those of the beginning, zeros: torch's strict load asks for
+    them."""
+
 
 class _Jobs(TypedDict, total=False):
     """Convert, Diff, Patch, Average, Merge, Rows."""

@@ -357,6 +357,13 @@ class Options(_Given):
         group=NAMING,
     )
 
+    fill_states: bool = _deciding(
+        FLAG,
+        "Give parameters that have no optimizer states yet those of the beginning, zeros: torch's strict load asks for "
+        "them.",
+        group=NAMING,
+    )
+
     # How to work, and what to write beside the output.
     jobs: int | None = _running(
         counted(1, 256), "Work in N threads.", metavar="N", fallback="what suits the machine", env="CKPTCONV_JOBS"
@@ -815,7 +822,8 @@ OPENING = _named_in(
 VIEWING = {**OPENING, **_named_in(OPTIONS, "partial fill")}
 LOADING = _named_in(OPTIONS, f"key dtype dequantize tag {_AS_IT_IS} master unstack storage_options")
 DISTRIBUTED = _named_in(
-    OPTIONS, f"dtype {_TAKEN} {_NAMED} optimizer model_key optimizer_key flat_optimizer {_READ} {_REACHED}"
+    OPTIONS,
+    f"dtype {_TAKEN} {_NAMED} optimizer model_key optimizer_key flat_optimizer fill_states {_READ} {_REACHED}",
 )
 FINISHING = _named_in(OPTIONS, "checksum manifest attest fsync storage_options")
 INSPECTING = _named_in(

@@ -22,9 +22,8 @@ from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, Shape, named
 from ckptconv.formats.dcp.paths import Roles, dotted
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs import safetensors, selection, writable
+from ckptconv.outputs import optimizer, safetensors, selection, writable
 from ckptconv.outputs.dcp_metadata import Saved, SavedChunk, description
-from ckptconv.outputs.optimizer import arranged
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.restore import refusal
 from ckptconv.outputs.selected import METADATA as FORMAT
@@ -104,7 +103,17 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
                 "written.",
                 "Give another --optimizer-key, or leave it out with --exclude.",
             )
-        states = arranged(_states(source, options, rename), flat=options.flat_optimizer)
+        tree = _states(source, options, rename)
+        if lacking := optimizer.unused(tree):
+            if options.fill_states:
+                tree = optimizer.filled(tree, _by_name(chosen), source.path)
+                found.warnings.append(f"{some(lacking)} have no optimizer states yet, and got zeros.")
+            else:
+                found.warnings.append(
+                    f"{some(lacking)} have no optimizer states yet. Where they are trained, torch's strict load asks "
+                    "for them: --fill-states writes zeros."
+                )
+        states = optimizer.arranged(tree, flat=options.flat_optimizer)
         _add(found, _flattened(states, key, empty), source, options)
     if options.tied == "alias" and options.to == TORCH:
         found.aliases = selection.untie({key: leaf.value for key, leaf in found.tensors.items()}, {})
@@ -159,6 +168,11 @@ def _name_of(tensor: LazyTensor, names: Mapping[int, str]) -> str | None:
     while id(tensor) not in names and isinstance(tensor, Derived):
         tensor = tensor.tensor
     return names.get(id(tensor))
+
+
+def _by_name(chosen: Selected) -> dict[str, LazyTensor]:
+    """Return the weights under all of their names."""
+    return {**chosen.tensors, **{removed: chosen.tensors[kept] for removed, kept in chosen.aliases().items()}}
 
 
 def _states(source: Source, options: Options, rename: Rename) -> Any:

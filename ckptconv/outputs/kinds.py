@@ -24,7 +24,7 @@ _OF_REFERENCE = dict.fromkeys(
     ("like", "partial", "fill"), ("A file for torch.load takes nothing from a reference: {} is for safetensors.", "")
 )
 _OF_CHECKPOINT = dict.fromkeys(
-    ("chunks", "model_key", "optimizer_key", "flat_optimizer"),
+    ("chunks", "model_key", "optimizer_key", "flat_optimizer", "fill_states"),
     ("{} is for a checkpoint of torch.distributed.checkpoint.", 'Say so: to="dcp".'),
 )
 _OF_UNIVERSAL = dict.fromkeys(

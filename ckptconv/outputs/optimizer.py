@@ -10,8 +10,10 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+from ckptconv.errors import UnsupportedError
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Inline
+from ckptconv.tensors.lazy import Inline, LazyTensor, Zeros
+from ckptconv.text import brief
 
 # The settings of torch's Adam and AdamW that other implementations do not have. `dcp.load` asks for each of them.
 _ADAM = {
@@ -31,7 +33,12 @@ _OF_TORCH = frozenset(
         "momentum_buffer", "mu", "mu_product", "prev", "row_var", "square_avg", "step", "step_size", "sum", "variance",
     }
 )  # fmt: skip
-_STEP, _PARAMS = "step", "params"
+_STEP, _PARAMS, _MOMENTUM = "step", "params", "momentum_buffer"
+# The states that are zero before the first step, in torch's optimizers and those that are like them.
+_FROM_ZERO = frozenset(
+    {_STEP, _MOMENTUM, "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "acc_delta", "grad_avg"}
+)
+_UNFILLED = "Leave --fill-states out, and load with DefaultLoadPlanner(allow_partial_load=True)."
 
 
 def arranged(tree: Mapping[str, Any], *, flat: bool = False) -> dict[str, Any]:
@@ -52,6 +59,55 @@ def arranged(tree: Mapping[str, Any], *, flat: bool = False) -> dict[str, Any]:
         settings = [(key, value) for key, value in group.items() if key != _PARAMS]
         found.update((f"param_groups.{name}.{key}", value) for name in group[_PARAMS] for key, value in settings)
     return found
+
+
+def unused(tree: Mapping[str, Any]) -> list[str]:
+    """Return the parameters of the groups that have no states: they have had no gradient yet."""
+    names = (name for group in tree.get("param_groups", ()) for name in group.get(_PARAMS, ()))
+    return [name for name in dict.fromkeys(names) if not tree["state"].get(name)]
+
+
+def filled(tree: Mapping[str, Any], weights: Mapping[str, LazyTensor], where: str) -> dict[str, Any]:
+    """Return `tree` with states for the parameters that have none, as they are before the first step.
+
+    They have the states that others of their group have, or those of all groups. Raise UnsupportedError, which names
+    the checkpoint `where`, if these differ, or begin with something else than zeros.
+    """
+    states = dict(tree["state"])
+    lacking = dict.fromkeys(unused(tree))
+    for group in tree.get("param_groups", ()):
+        names = [name for name in group[_PARAMS] if name in lacking]
+        known = [tree["state"][name] for name in group[_PARAMS] if name not in lacking] or list(tree["state"].values())
+        for name in names:
+            if name not in weights:
+                raise UnsupportedError(
+                    f"{where}: {brief(name)} has no optimizer states, and none can be made: its shape is not known, as "
+                    "it is not among the weights. Nothing was written.",
+                    _UNFILLED,
+                )
+            if len({frozenset(state) for state in known}) != 1:
+                raise UnsupportedError(
+                    f"{where}: {brief(name)} has no optimizer states, and which it is to have is not known: those of "
+                    "the other parameters differ. Nothing was written.",
+                    _UNFILLED,
+                )
+            states[name] = {key: _first(key, value, weights[name], group, where) for key, value in known[0].items()}
+    return {**tree, "state": states}
+
+
+def _first(key: str, other: Any, weight: LazyTensor, group: Mapping[str, Any], where: str) -> Any:
+    """Return the state `key` of the parameter `weight` before the first step, like the one that an `other` has."""
+    if other is None:
+        return None
+    if key not in _FROM_ZERO or (key == _MOMENTUM and group.get("dampening")):
+        raise UnsupportedError(
+            f"{where}: the state {brief(key)} is not known to be zero before the first step, so parameters that have "
+            "no states cannot get it. Nothing was written.",
+            _UNFILLED,
+        )
+    if not isinstance(other, LazyTensor):
+        return type(other)(0)
+    return Zeros(other.dtype, () if key == _STEP else weight.shape)
 
 
 def _with_step(state: Any) -> Any:

@@ -65,7 +65,8 @@ def _states(source: Source, options: Options, rename: Rename) -> Selected:
     if optimizer is None:
         raise UsageError(f"{source.path} holds no optimizer states that can be named by parameter, for --optimizer.")
     choice = Choice(options.include, options.exclude)
-    known = dict.fromkeys([*_flattened(source, source.weights, choice).tensors, *optimizer["state"]])
+    listed = (name for group in optimizer["param_groups"] for name in group["params"])
+    known = dict.fromkeys([*_flattened(source, source.weights, choice).tensors, *optimizer["state"], *listed])
     names = _names(source, known, options, choice, rename)
     states = {names[name]: state for name, state in optimizer["state"].items() if name in names}
     groups = [

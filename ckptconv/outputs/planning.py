@@ -173,14 +173,16 @@ def _dcp_output(source: Source, target: Target, options: Options) -> Output:
 
 def _accelerate_output(source: Source, target: Target, options: Options) -> Output:
     """Plan one of the directories that accelerate loads; that of the weights says what else it looks for."""
-    made = _dcp_output(source, target, options)
-    if options.model_key == NO_WEIGHTS:
+    own = target.options or options
+    made = _dcp_output(source, target, own)
+    if own.model_key == NO_WEIGHTS:
         return made
     step = dirname(target.path)
+    left = "" if options.optimizer else "There are no optimizer states (optimizer_0): --optimizer PATH writes them. "
     note = (
-        f"Schedulers and random states are left to the run: load_state takes scheduler.bin and random_states_*.pkl "
-        f"from {step}, and the Trainer trainer_state.json, scheduler.pt and rng_state_*.pth; without scheduler.pt, it "
-        "does not load the optimizer either."
+        f"{left}Schedulers and random states are left to the run: load_state takes scheduler.bin and "
+        f"random_states_*.pkl from {step}, and the Trainer trainer_state.json, scheduler.pt and rng_state_*.pth; "
+        "without scheduler.pt, it does not load the optimizer either."
     )
     return replace(made, told=replace(made.told, notes=(*made.told.notes, note)))
 
@@ -204,7 +206,7 @@ def planned(source: Source, target: Target, options: Options) -> Output:
     """Plan the output of `source` at `target`."""
     if target.kind == "directory":
         target = replace(target, stem=source.stem)
-    return _PLANS[target.kind](source, target, target.options or options)
+    return _PLANS[target.kind](source, target, options)
 
 
 def output_of(

@@ -280,7 +280,7 @@ def check_checkpoint(output: object, options: Options) -> None:
         raise UsageError("A checkpoint of torch.distributed.checkpoint needs an OUTPUT: a directory.")
     if options.universal:
         raise UsageError("--to and --universal are two outputs.", "Write one after the other.")
-    for name in ("optimizer_key", "flat_optimizer") if not options.optimizer else ():
+    for name in ("optimizer_key", "flat_optimizer", "fill_states") if not options.optimizer else ():
         if is_given(name, options):
             raise UsageError(f"{flag(name)} is about optimizer states, and none were asked for.", _STATES)
     if options.like and options.chunks is not None:

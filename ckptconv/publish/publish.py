@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.engine.checksums import Checksums
-from ckptconv.engine.execute import same
+from ckptconv.engine.execute import in_threads, same, usual_threads
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, StoppedError
 from ckptconv.formats.companions import is_companion_name
@@ -246,15 +247,15 @@ class _Run:
         # This process must complete the upload of a single remote file, whoever writes the other files.
         self._here = [executor is None or is_one_upload(each) for each in outputs]
         self._sends = any(is_remote(output.target.path) for output in outputs)
-        receives = any(is_remote(file.stored.path) for file in inputs.files)
+        self._far = self._sends or any(is_remote(file.stored.path) for file in inputs.files)
         # With uploads, half of the memory is for reading and half for sending.
-        self._memory = options.buffers(self._sends or receives) // (2 if self._sends else 1)
+        self._memory = options.buffers(self._far) // (2 if self._sends else 1)
         self._works: list[_Work] = []
         self._readers = stack.enter_context(SpoolingReaders(dict(options.storage_options), options.spool_dir))
         if any(file.packed for file in inputs.files):
             plans = (Plan(tuple(files), "") for files, here in zip(self._files, self._here, strict=True) if here)
             self._readers.expect(packed_in(plans))
-        self._syncing = Syncing()
+        self._syncing, self._noting = Syncing(), threading.Lock()
 
     @property
     def _nbytes(self) -> int:
@@ -379,16 +380,35 @@ class _Run:
             yield Task(file, work.staging, work.digested, recorded, jobs, self._memory, requests, options.digest)
 
     def _make_here(self, tasks: Sequence[tuple[_Work, Task]], counted: Progress) -> None:
-        """Write files in this process. While one waits for the disk, the next is written."""
-        for work, task in tasks:
-            on_file(self._hooks.progress, task.file.name)
-            result, seal = make(task, self._readers, counted, self._inputs.checksums)
+        """Write files in this process, several at a time, each in a thread of its own: two that write into one file
+        wait for each other. While some wait for the disk, the next are written."""
+        threads = self._options.jobs or usual_threads()
+        if self._far or self._options.digest:
+            threads = 1  # one file at a time has threads of its own for requests, or digests
+        # The largest first. Those of which a thread would make one alone when the others have ended have all threads.
+        ordered = sorted(tasks, key=lambda each: -each[1].file.size) if threads > 1 else list(tasks)
+        total = sum(task.file.size for _, task in tasks)
+        shared = sum(task.file.size * threads > total for _, task in ordered) if threads > 1 else len(ordered)
+        shared += (len(ordered) - shared) % threads
+        for each in ordered[:shared]:
+            self._make_one(each, counted)
+        if ordered[shared:]:
+            stop = threading.Event()
+            makers = [_Maker(self, counted, threads, stop) for _ in range(threads)]
+            in_threads(iter(ordered[shared:]), makers, None, stop)
+
+    def _make_one(self, each: tuple[_Work, Task], counted: Progress) -> None:
+        """Write a file in this process. Several threads may do so."""
+        work, task = each
+        on_file(self._hooks.progress, task.file.name)
+        result, seal = make(task, self._readers, counted, self._inputs.checksums)
+        with self._noting:
             self.done.tally.add(result.tally)
             work.made[task.file.name] = result.made
-            if self._options.fsync:
-                self._syncing.add(seal)
-            else:
-                seal()
+        if self._options.fsync:
+            self._syncing.add(seal)
+        else:
+            seal()
 
     def _make_elsewhere(self, tasks: Sequence[tuple[_Work, Task]], executor: Executor, counted: Progress) -> None:
         """Write files in `executor`, the largest first."""
@@ -437,6 +457,24 @@ class _Run:
         counted = Announced(self._hooks.progress, self._nbytes)
         self.done.tally.bytes_verified += verify(places, counted)
         counted.finish()
+
+
+class _Maker:
+    """Writes one file after another, each with the memory of one of `threads`, until `stop` is set."""
+
+    def __init__(self, run: _Run, counted: Progress, threads: int, stop: threading.Event) -> None:
+        self._run, self._counted, self._threads, self._stop = run, counted, threads, stop
+
+    def run(self, each: tuple[_Work, Task]) -> int:
+        work, task = each
+        own = replace(task, jobs=1, memory=task.memory // self._threads)
+        self._run._make_one((work, own), self._count)
+        return task.file.size
+
+    def _count(self, done: int) -> None:
+        if self._stop.is_set():
+            raise StoppedError("Stopped.")
+        self._counted(done)
 
 
 def commit(works: Sequence[tuple[Staging, Sequence[str]]]) -> None:

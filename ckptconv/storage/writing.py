@@ -5,13 +5,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from queue import Queue
 
 from ckptconv.errors import FailedError
 from ckptconv.process import Thread, start_threads
 from ckptconv.storage.handles import Handle, resolved
+
+# Files that are synced at a time.
+_SYNCS = 8
+# The disk begins to write a file that is to be synced each time that so many bytes more are there.
+_EARLY = 16 << 20
+# Source: linux/fs.h.
+_SYNC_FILE_RANGE_WRITE = 2
 
 
 def reason(error: OSError) -> str:
@@ -46,13 +55,15 @@ class Writer:
 class LocalWriter(Writer):
     """Writes the file `path` of `size` bytes, which is created, or reused if it belongs to this user.
 
-    `directory` is the open directory that contains it; by default the one in its path.
+    `directory` is the open directory that contains it; by default the one in its path. `durable`: it is to be synced,
+    so the disk begins to write while there is more to come.
     """
 
     positioned = True
 
-    def __init__(self, path: str, size: int, directory: Handle | None = None) -> None:
-        self._path = path
+    def __init__(self, path: str, size: int, directory: Handle | None = None, durable: bool = False) -> None:
+        self._path, self._begin = path, _begin_syncing() if durable else None
+        self._waiting = 0  # bytes written that the disk may know nothing of
         with writing(path), contextlib.ExitStack() as stack:
             here = directory or stack.enter_context(Handle.open(os.path.dirname(resolved(path))))
             name = os.path.basename(path)
@@ -78,9 +89,13 @@ class LocalWriter(Writer):
 
     def write_at(self, offset: int, data: memoryview) -> None:
         with writing(self._path):
+            self._waiting += len(data)
             while data:
                 count = os.pwrite(self._fd, data, offset)
                 data, offset = data[count:], offset + count
+            if self._begin and self._waiting >= _EARLY:
+                self._waiting = 0
+                self._begin(self._fd)
 
     def write_runs(self, offsets: Iterable[int], length: int, data: memoryview) -> None:
         fd, at = self._fd, 0
@@ -113,6 +128,20 @@ class LocalWriter(Writer):
             self._fd = -1
 
 
+@functools.cache
+def _begin_syncing() -> Callable[[int], object] | None:
+    """Return what has the disk begin to write what it lacks of an open file, without waiting; None where the system has
+    no such call."""
+    try:
+        import ctypes
+
+        call = ctypes.CDLL(None).sync_file_range
+    except (ImportError, OSError, AttributeError, TypeError):
+        return None
+    call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return lambda fd: call(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
+
+
 @contextlib.contextmanager
 def writing(path: str) -> Iterator[None]:
     """Turn an OSError into a FailedError that says what to do."""
@@ -135,37 +164,45 @@ def writing(path: str) -> Iterator[None]:
 
 
 class Syncing:
-    """Runs steps that wait for the disk in its own thread, so that the next file is written meanwhile.
+    """Runs steps that wait for the disk in threads of its own, so that the next files are written meanwhile.
 
-    At most one more step is queued: if the process is killed, only these two of the finished files lack a record. As a
-    context manager: after an exception it waits for the current step and skips the rest.
+    The file systems put what several threads wait for into one write of their journal. At most one more step is queued:
+    if the process is killed, only these of the finished files lack a record. `add` may be called from any thread. As a
+    context manager: after an exception it waits for the current steps and skips the rest.
     """
 
     def __init__(self) -> None:
         self._waiting: Queue[Callable[[], None] | None] = Queue(maxsize=1)
-        self._thread: Thread | None = None
+        self._threads: list[Thread] = []
+        self._starting = threading.Lock()
         self._failure: BaseException | None = None
         self._stopped = False
 
     def add(self, step: Callable[[], None]) -> None:
-        """Queue `step`, to be run after those before it."""
-        if self._thread is None:
-            # Known before it starts: a signal that comes meanwhile is raised by `start_threads`.
-            self._thread = Thread(self._work)
-            start_threads([self._thread])
-        if self._thread.ident is None:  # the system allows no more threads
+        """Queue `step`."""
+        with self._starting:
+            if len(self._threads) < _SYNCS:
+                # Known before it starts: a signal that comes meanwhile is raised by `start_threads`.
+                self._threads.append(Thread(self._work))
+                start_threads(self._threads[-1:])
+        if not self._running:  # the system allows no more threads
             step()
             return
         self._waiting.put(step)
 
     def finish(self) -> None:
         """Wait until every step has run. Raises the error of a step that failed."""
-        if self._thread is not None and self._thread.ident is not None:
+        for _ in self._running:
             self._waiting.put(None)
-            self._thread.join()
-        self._thread = None
+        for thread in self._running:
+            thread.join()
+        self._threads = []
         if self._failure is not None:
             raise self._failure
+
+    @property
+    def _running(self) -> list[Thread]:
+        return [thread for thread in self._threads if thread.ident is not None]
 
     def _work(self) -> None:
         for step in iter(self._waiting.get, None):
@@ -180,7 +217,7 @@ class Syncing:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._stopped = kind is not None
+        self._stopped |= kind is not None
         self.finish()
 
 

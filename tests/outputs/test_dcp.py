@@ -10,7 +10,7 @@ import pickletools
 import random
 import shutil
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import FileSystemReader, HuggingFaceStorageReader
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 import ckptconv
@@ -367,6 +368,72 @@ def test_a_step_stays_a_number_beside_states_that_torch_does_not_have(states: di
     assert found["step"] == 7
 
 
+def an_unused(tmp_path: Path, optimizer: Callable[[Any], torch.optim.Optimizer]) -> tuple[torch.nn.Module, Path]:
+    """A model of which one part has had no gradient, and its checkpoint with the optimizer's states."""
+    model = torch.nn.ModuleDict({"used": torch.nn.Linear(3, 2), "unused": torch.nn.Linear(4, 5)})
+    own = optimizer(model.named_parameters())
+    model["used"](torch.ones(3)).sum().backward()
+    own.step()
+    torch.save({"model": model.state_dict(), "optimizer": own.state_dict()}, tmp_path / "train.pt")
+    return model, tmp_path / "train.pt"
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "AdamW": torch.optim.AdamW,
+    "amsgrad": lambda parameters: torch.optim.Adam(parameters, amsgrad=True),
+    "SGD with momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, momentum=0.1, centered=True),
+    "Adamax": torch.optim.Adamax,
+    "Adadelta": torch.optim.Adadelta,
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_unused_parameters_get_on_request_the_states_that_torch_loads_and_goes_on_from(
+    optimizer: Callable[[Any], torch.optim.Optimizer], tmp_path: Path
+) -> None:
+    model, path = an_unused(tmp_path, optimizer)
+    options = "--optimizer", path, "--key", "model", "--model-key", "model"
+    out = made(path, tmp_path / "out", *options, "--fill-states", "--verify")
+    found = torch.nn.ModuleDict({"used": torch.nn.Linear(3, 2), "unused": torch.nn.Linear(4, 5)})
+    loaded_into = optimizer(found.named_parameters())
+    whole = {"model": get_model_state_dict(found), "optimizer": get_optimizer_state_dict(found, loaded_into)}
+    dcp.load(whole, checkpoint_id=str(out))
+    set_state_dict(found, loaded_into, model_state_dict=whole["model"], optim_state_dict=whole["optimizer"])
+    own = optimizer(model.named_parameters())
+    own.load_state_dict(torch.load(path)["optimizer"])
+    for _ in range(2):
+        for each, its in ((model, own), (found, loaded_into)):
+            its.zero_grad()
+            (each["used"](torch.ones(3)).sum() * each["unused"](torch.ones(4)).square().sum()).backward()
+            its.step()
+    assert_equal(found.state_dict(), model.state_dict())
+
+
+def test_unused_parameters_are_named_where_they_get_no_states(tmp_path: Path) -> None:
+    _, path = an_unused(tmp_path, torch.optim.AdamW)
+    report = ckptconv.convert(path, tmp_path / "out", to="dcp", key="model", optimizer=str(path))
+    assert any("unused.weight" in each and "--fill-states" in each for each in report.warnings)
+    assert "unused.weight" not in loaded(tmp_path / "out")["optimizer"]["state"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "why"),
+    [
+        (torch.optim.Rprop, "'step_size'|'prev'"),
+        (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, dampening=0.1), "'momentum_buffer'"),
+    ],
+    ids=["Rprop", "dampening"],
+)
+def test_states_that_do_not_begin_with_zeros_are_not_made_up(
+    optimizer: Callable[[Any], torch.optim.Optimizer], why: str, tmp_path: Path
+) -> None:
+    _, path = an_unused(tmp_path, optimizer)
+    with pytest.raises(UnsupportedError, match=why):
+        ckptconv.convert(path, tmp_path / "out", to="dcp", key="model", optimizer=str(path), fill_states=True)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("case", ["z3_fp32_w4", "z2_bf16_frozen_w2", "z1_bf16_w2"])
 def test_from_deepspeed_it_is_what_becomes_safetensors(case: str, tmp_path: Path) -> None:
     source = ZERO / case / "checkpoint"
@@ -470,6 +537,7 @@ def test_what_accelerate_reads_beside_is_left_to_the_run_and_named(tmp_path: Pat
     report = ckptconv.convert(tmp_path / "model.safetensors", tmp_path / "step", to="accelerate")
     assert [path.name for path in (tmp_path / "step").iterdir()] == ["pytorch_model_fsdp_0"]
     assert any("scheduler.pt" in note and str(tmp_path / "step") in note for note in report.notes)
+    assert any("--optimizer" in note and "optimizer_0" in note for note in report.notes)
 
 
 def test_states_are_written_without_weights(tmp_path: Path) -> None:

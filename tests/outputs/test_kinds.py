@@ -74,6 +74,7 @@ MATRIX = {
     "model_key": Row("rrrrrrrhhrh", {"model_key": "weights"}),
     "optimizer_key": Row("rrrrrrrrrrr", {"optimizer_key": "opt"}),
     "flat_optimizer": Row("rrrrrrrrrrr", {"flat_optimizer": True}),
+    "fill_states": Row("rrrrrrrrrrr", {"fill_states": True}),
     "opaque": Row("sshsssshshh", {"opaque": "drop"}, source="opaque"),
     "zero_stage": Row("rrrrrrhrrrr", {"zero_stage": 3}),
     "fresh_optimizer": Row("rrrrrrhrrrr", {"fresh_optimizer": True}),

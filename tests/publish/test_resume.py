@@ -54,24 +54,28 @@ def staging(output: Path) -> list[Path]:
 
 
 def dying(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process that kills itself where `code` says so."""
+    """Run the command line in a process that kills itself where `code` says so. It makes one file after another."""
+    if "--jobs" not in arguments:
+        arguments += ("--jobs", 1)
     code = f"import os, signal, sys\n{code}\nfrom ckptconv.cli.main import main; main(sys.argv[1:])"
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-# Sends itself a signal when the shard of that number is begun, and those before it have their records.
+# Sends itself a signal when the shard of that number is begun, those before it have their records, and no other is
+# begun after it.
 AT_SHARD = """
-import glob, time
+import glob, threading, time
 from ckptconv.publish.staging import local
-create = local.LocalStaging.create
+create, begun, creating = local.LocalStaging.create, [], threading.RLock()
 def dying(self, name, size):
-    writer = create(self, name, size)
-    if "{}" in name:
-        while len(glob.glob(self.staging + "/.record-*")) < len(self._begun) - 1:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.{})
-    return writer
+    with creating:
+        if "{0}" in name:
+            while len(glob.glob(self.staging + "/.record-*")) < len(begun):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.{1})
+        begun.append(name)
+        return create(self, name, size)
 local.LocalStaging.create = dying
 """
 # Is killed at its n-th rename.
@@ -245,7 +249,7 @@ def test_a_universal_checkpoint_goes_on_too(tmp_path: Path) -> None:
     for path in (expected, out):
         path.parent.mkdir()
     assert ckptconv_here("zero-to-fp32", source, "--universal", expected).code == 0
-    at_file = AT_SHARD.replace('"{}" in name', "len(self._begun) == {}").format(8, "SIGKILL")
+    at_file = AT_SHARD.replace('"{0}" in name', "len(begun) == {0}").format(7, "SIGKILL")
     done = dying(at_file, "zero-to-fp32", source, "--universal", out)
     assert done.returncode == -signal.SIGKILL
     assert not out.exists()

@@ -1,9 +1,10 @@
-"""Steps that wait for the disk, in a thread of their own."""
+"""Steps that wait for the disk, in threads of their own."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from typing import Any, NoReturn
 
 import pytest
@@ -11,12 +12,45 @@ import pytest
 from ckptconv.storage.writing import Syncing
 
 
-def test_steps_run_one_after_the_other() -> None:
+def test_every_step_runs() -> None:
     done: list[int] = []
     with Syncing() as syncing:
-        for number in range(9):
+        for number in range(99):
             syncing.add(lambda number=number: done.append(number))  # type: ignore[misc]
-    assert done == [*range(9)]
+    assert sorted(done) == [*range(99)]
+
+
+def test_steps_wait_for_the_disk_together() -> None:
+    """A journal of a file system is then written once for all of them."""
+    together = threading.Barrier(4, timeout=60)
+
+    def step() -> None:
+        together.wait()
+
+    with Syncing() as syncing:
+        for _ in range(4):
+            syncing.add(step)
+
+
+def test_after_an_error_the_steps_that_are_left_do_not_run() -> None:
+    done: list[int] = []
+    stopped = threading.Event()
+
+    def fail() -> NoReturn:
+        stopped.set()
+        raise OSError("the disk is gone")
+
+    def work(syncing: Syncing) -> None:
+        with syncing:
+            syncing.add(fail)
+            assert stopped.wait(60)
+            while not syncing._stopped:
+                time.sleep(0.001)
+            syncing.add(lambda: done.append(1))
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        work(Syncing())
+    assert not done
 
 
 def test_where_no_thread_can_be_started_steps_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import UnsupportedError
 from ckptconv.formats.dcp.chunks import Shape
 from ckptconv.formats.dcp.metadata import Path, named
-from ckptconv.formats.optimizers import listed, names_of_numbers
+from ckptconv.formats.optimizers import is_factor, listed, names_of_numbers
 from ckptconv.formats.ranks.join import Ranks
 from ckptconv.formats.ranks.pieces import Part, Piece, Shards, Whole, parts_of, shape_of
 from ckptconv.tensors.lazy import Concat, View, untagged
@@ -102,15 +102,18 @@ def _kind(held: Mapping[int, Piece]) -> _Kind:
 
 def _kinds(ranks: Ranks, root: Path) -> dict[str, _Kind]:
     """Return the kind of each numbered parameter, by its states, if they are of one kind, and are not others on other
-    ranks."""
+    ranks; none of one with factored states, which have shapes of their own."""
     kinds: dict[str, set[_Kind]] = {}
+    factored: set[str] = set()
     for path, held in ranks.pieces.items():
         is_state = path[: len(root) + 1] == (*root, _STATE) and len(path) > len(root) + 2 and path[-1] != _STEP
-        if is_state and not _differ(held):
+        if is_state and is_factor(path[-1]):
+            factored.add(str(path[len(root) + 1]))
+        elif is_state and not _differ(held):
             kinds.setdefault(str(path[len(root) + 1]), set()).add(_kind(held))
     # Some states are numbers, whatever the shape of their parameter.
     formed = {number: {kind for kind in own if kind.shape} or own for number, own in kinds.items()}
-    return {number: own.pop() for number, own in formed.items() if len(own) == 1}
+    return {number: own.pop() for number, own in formed.items() if len(own) == 1 and number not in factored}
 
 
 def _is_floating(held: Mapping[int, Piece]) -> bool:

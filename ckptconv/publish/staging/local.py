@@ -357,11 +357,11 @@ class LocalStaging(Staging):
         path = self.place(name)
         with writing(path), place.open(make=True) as directory:
             try:
-                writer = LocalWriter(path, size, directory)
+                writer = LocalWriter(path, size, directory, self.durable)
             except ForeignError:
                 # In our own directory this can only be a leftover.
                 directory.unlink(place.name)
-                writer = LocalWriter(path, size, directory)
+                writer = LocalWriter(path, size, directory, self.durable)
         self._begun.add(name)
         self._writers.append(writer)
         return writer

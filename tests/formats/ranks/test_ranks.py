@@ -441,6 +441,20 @@ def test_numbered_states_in_several_groups_of_equal_shapes_are_refused(tmp_path:
     assert "in 2 groups" in refused(source, tmp_path / "out", 5, "--optimizer", tmp_path / "states.safetensors")
 
 
+def test_factors_of_a_square_parameter_are_not_taken_for_states_of_a_vector(tmp_path: Path) -> None:
+    def model(mesh: Any, rank: int) -> dict[str, Any]:
+        return {"norm": placed(torch.zeros(4), mesh, Shard(0)), "square": placed(torch.zeros(4, 4), mesh, Shard(0))}
+
+    def optimizer(mesh: Any, rank: int) -> dict[str, Any]:
+        factors = {f"exp_avg_sq_{each}": placed(torch.ones(4), mesh, Shard(0)) for each in ("row", "col")}
+        return {"state": {0: {"step": 1, **factors}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+
+    source = write(tmp_path / "in", (2,), model)
+    write(source, (2,), optimizer, name="optim_rank{}.pt")
+    error = refused(source, tmp_path / "out", 5, "--optimizer", tmp_path / "states.safetensors")
+    assert "nothing tells which states are of which parameter" in error
+
+
 def test_states_that_are_local_tensors_have_the_parts_of_their_parameters(tmp_path: Path) -> None:
     source = trained(
         tmp_path,
