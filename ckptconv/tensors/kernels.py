@@ -21,7 +21,7 @@ from ckptconv.errors import UsageError
 from ckptconv.tensors.dequantize import dequantize
 from ckptconv.tensors.dtypes import DTYPES, can_cast, itemsize_of_components
 from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module, scratch
-from ckptconv.tensors.low_rank import added, lengthened, numbers, rounded
+from ckptconv.tensors.low_rank import added, lengthened, rounded
 from ckptconv.tensors.moves import (
     Bits,
     Box,
@@ -36,6 +36,7 @@ from ckptconv.tensors.moves import (
     Magnitude,
     Negate,
     Overlay,
+    Rounded,
     Runs,
     Swap,
     Tile,
@@ -43,6 +44,7 @@ from ckptconv.tensors.moves import (
     WeightedSum,
     Xor,
 )
+from ckptconv.tensors.rounding import numbers
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
@@ -143,7 +145,9 @@ def _result_size(kernel: Kernel, size: int) -> int:
     if isinstance(kernel, Gather):
         return math.prod(kernel.shape) * kernel.itemsize
     if isinstance(kernel, Tile):
-        return math.prod(kernel.counts) * DTYPES[kernel.rounded or tile_dtype(kernel.kernel)].itemsize
+        return math.prod(kernel.counts) * DTYPES[tile_dtype(kernel.kernel)].itemsize
+    if isinstance(kernel, Rounded):
+        return math.prod(kernel.tile.counts) * DTYPES[kernel.dtype].itemsize
     if isinstance(kernel, Cast):
         before, after = DTYPES[kernel.source].itemsize, DTYPES[kernel.target].itemsize
     elif isinstance(kernel, Bits):
@@ -497,17 +501,16 @@ class TileMaker(NamedTuple):
     """How a kernel makes a tile: the dtype of its elements, and the function that fills an array of them.
 
     It takes the kernel, the boxes of the inputs and their bits (unsigned integers in the shapes of the boxes), and the
-    index that the tile starts at. `round` fills one with bits of another dtype (`low_rank.rounded`).
+    index that the tile starts at.
     """
 
     dtype: str
     fill: Callable[[Any, Sequence[Box], Sequence[Array], Sequence[int], Array], None]
-    round: Callable[[Any, Sequence[Box], Sequence[Array], str, Array, Any], int] | None = None
 
 
 _TILES: dict[type[Any], TileMaker] = {
     Dequantize: TileMaker("float32", dequantize),
-    LowRank: TileMaker("float64", added, rounded),
+    LowRank: TileMaker("float64", added),
     Magnitude: TileMaker("float64", lengthened),
 }
 
@@ -518,24 +521,32 @@ def tile_dtype(kernel: TileKernel) -> str:
 
 
 def _tile(tile: Tile, data: memoryview, out: memoryview) -> int:
-    np = numpy_module()
+    maker = _TILES[type(tile.kernel)]
+    dtype = DTYPES[maker.dtype]
+    code = f"f{dtype.itemsize}" if dtype.name in ("float64", "float32", "float16") else f"u{dtype.itemsize}"
+    result = numpy_module().frombuffer(out, code).reshape(tile.counts)
+    maker.fill(tile.kernel, tile.boxes, _arrays(tile, data), tile.starts, result)
+    return 0
+
+
+def _arrays(tile: Tile, data: memoryview) -> list[Array]:
+    """Return the bits of the boxes of a tile."""
     arrays = []
     for box in tile.boxes:
         item = DTYPES[box.dtype].itemsize
         count = math.prod(box.counts)
         if box.offset + count * item > len(data):
             raise ValueError(f"{tile} leaves its {len(data)} bytes")
-        arrays.append(np.frombuffer(data, f"u{item}", count, box.offset).reshape(box.counts))
-    maker = _TILES[type(tile.kernel)]
-    if tile.rounded:
-        assert maker.round is not None
-        result = np.frombuffer(out, f"u{DTYPES[tile.rounded].itemsize}").reshape(tile.counts)
-        cast = functools.partial(_cast_array, Cast(maker.dtype, tile.rounded))
-        return maker.round(tile.kernel, tile.boxes, arrays, tile.rounded, result, cast)
-    dtype = DTYPES[maker.dtype]
-    code = f"f{dtype.itemsize}" if dtype.name in ("float64", "float32", "float16") else f"u{dtype.itemsize}"
-    maker.fill(tile.kernel, tile.boxes, arrays, tile.starts, np.frombuffer(out, code).reshape(tile.counts))
-    return 0
+        arrays.append(numpy_module().frombuffer(data, f"u{item}", count, box.offset).reshape(box.counts))
+    return arrays
+
+
+def _rounded(kernel: Rounded, data: memoryview, out: memoryview) -> int:
+    tile, target = kernel
+    assert isinstance(tile.kernel, LowRank)
+    result = numpy_module().frombuffer(out, f"u{DTYPES[target].itemsize}").reshape(tile.counts)
+    cast = functools.partial(_cast_array, Cast("float64", target))
+    return rounded(tile.kernel, tile.boxes, _arrays(tile, data), target, result, cast)
 
 
 def _cast_array(cast: Cast, values: Array) -> tuple[Array, int]:
@@ -556,4 +567,5 @@ _KERNELS: dict[type[Any], Callable[[Any, memoryview, memoryview], int]] = {
     Overlay: _overlay,
     WeightedSum: _weighted_sum,
     Tile: _tile,
+    Rounded: _rounded,
 }

@@ -31,7 +31,6 @@ from ckptconv.tensors.geometry import (
 from ckptconv.tensors.moves import (
     BLOCK,
     GAP,
-    ROUNDING,
     Assembled,
     Bits,
     Box,
@@ -40,6 +39,7 @@ from ckptconv.tensors.moves import (
     File,
     Join,
     Kernel,
+    LowRank,
     Move,
     Negate,
     Order,
@@ -50,6 +50,7 @@ from ckptconv.tensors.moves import (
     TileKernel,
     WeightedSum,
     Xor,
+    cast_after,
 )
 
 # Bytes of one move of a `Picked` tensor, which may consist of as many runs as elements; and runs, if those are longer.
@@ -406,7 +407,7 @@ class Convert(Derived):
         if stop - start != self.nbytes:
             order = "output"  # tiles cover whole tensors and could not be trimmed
         tensor, widest = self.tensor, before
-        if isinstance(tensor, Tiled) and isinstance(tensor.kernel, ROUNDING) and isinstance(self.kernel, Cast):
+        if isinstance(tensor, Tiled) and isinstance(tensor.kernel, LowRank) and isinstance(self.kernel, Cast):
             widest = tensor.parts[0].dtype.itemsize  # its own elements are never made
         widest = max(widest, after)
         for move in self.tensor.moves(first * before, last * before, order, limit * before // widest):
@@ -418,14 +419,7 @@ class Convert(Derived):
                 length // before * after,
                 tuple((count, distance // before * after) for count, distance in grid),
             )
-            yield from trim(move._replace(target=target, kernels=self._after(move.kernels)), start, stop)
-
-    def _after(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-        """Return `kernels` with this one after them."""
-        last = kernels[-1] if kernels else None
-        if isinstance(self.kernel, Cast) and isinstance(last, Tile) and isinstance(last.kernel, ROUNDING):
-            return (*kernels[:-1], last._replace(rounded=self.kernel.target))
-        return (*kernels, self.kernel)
+            yield from trim(move._replace(target=target, kernels=cast_after(move.kernels, self.kernel)), start, stop)
 
 
 class Computed(Composed):

@@ -214,8 +214,6 @@ class Magnitude(NamedTuple):
 
 # What makes a tile of a tensor of tiles of its parts.
 TileKernel: TypeAlias = "Dequantize | LowRank | Magnitude"
-# Those that round what they make themselves, if a cast follows.
-ROUNDING = (LowRank,)
 
 
 class Box(NamedTuple):
@@ -232,16 +230,27 @@ class Box(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Make the tile of `counts` elements from index `starts` on of boxes of several inputs, by `kernel`.
-
-    If `rounded` is given, its elements are cast to that dtype.
-    """
+    """Make the tile of `counts` elements from index `starts` on of boxes of several inputs, by `kernel`."""
 
     kernel: TileKernel
     starts: tuple[int, ...]
     counts: tuple[int, ...]
     boxes: tuple[Box, ...]
-    rounded: str = ""
+
+
+class Rounded(NamedTuple):
+    """Make a tile of products, and cast it to `dtype`."""
+
+    tile: Tile
+    dtype: str
+
+
+def cast_after(kernels: tuple[Kernel, ...], kernel: Kernel) -> tuple[Kernel, ...]:
+    """Return `kernels` with another after them; as one with the last, where that is faster."""
+    last = kernels[-1] if kernels else None
+    if isinstance(kernel, Cast) and isinstance(last, Tile) and isinstance(last.kernel, LowRank):
+        return (*kernels[:-1], Rounded(last, kernel.target))
+    return (*kernels, kernel)
 
 
 Kernel: TypeAlias = (
@@ -260,6 +269,7 @@ Kernel: TypeAlias = (
     | LowRank
     | Magnitude
     | Tile
+    | Rounded
 )
 
 

@@ -12,8 +12,8 @@ from ckptconv.tensors import low_rank
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.kernels import apply
 from ckptconv.tensors.lazy import Axis
-from ckptconv.tensors.low_rank import numbers
-from ckptconv.tensors.moves import Box, Cast, LowRank, Tile
+from ckptconv.tensors.moves import Box, Cast, LowRank, Rounded, Tile
+from ckptconv.tensors.rounding import numbers
 
 _STORED = ("bfloat16", "float16", "float32", "float64")
 _RIGHT = low_rank._multiply
@@ -54,7 +54,7 @@ def _tile(
         data += bytes(-len(data) % 16)
         boxes.append(Box(len(data), dtype, (0,) * 2, size, each))
         data += _bits(rng, dtype, size, kind).tobytes()
-    return Tile(LowRank(float(rng.choice([2.0, 0.3, 1e-9, -16.0]))), (0, 0), shape, tuple(boxes)), data
+    return Tile(LowRank(float(rng.choice([2.0, 0.3, 1e-9, -16.0, 1e-50]))), (0, 0), shape, tuple(boxes)), data
 
 
 def _shuffled(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
@@ -84,7 +84,7 @@ def test_what_is_rounded_is_the_sum_in_order(seed, shape, rank, dtypes, kinds, t
         patch.setattr(low_rank, "_BLOCK", 64)
         patch.setattr(low_rank, "_WIDE", 16)
         patch.setattr(low_rank, "_PICKED", 4 * rank)
-        made, count = apply((tile._replace(rounded=target),), data)
+        made, count = apply((Rounded(tile, target),), data)
     assert bytes(made) == bytes(wanted)
     assert count == overflows
 
@@ -104,7 +104,7 @@ def test_few_elements_of_a_model_are_added_up_in_order(dtype: str, monkeypatch: 
 
     monkeypatch.setattr(low_rank, "_add_some", adding)
     monkeypatch.setattr(low_rank, "_add_all", refuse)
-    apply((tile._replace(kernel=LowRank(0.1), rounded=dtype),), data)
+    apply((Rounded(tile._replace(kernel=LowRank(0.1)), dtype),), data)
     assert sum(picked) < 200 * 300 * 0.02
 
 
@@ -116,5 +116,5 @@ def test_a_sum_between_two_numbers_is_rounded_by_the_sum_in_order() -> None:
     data = b"".join(part.tobytes() for part in parts)
     offsets = (0, 8, 32)
     boxes = (Box(at, "float64", (0, 0), part.shape, each) for at, part, each in zip(offsets, parts, axes, strict=True))
-    made, _ = apply((Tile(LowRank(1.0), (0, 0), (1, 1), tuple(boxes), "float32"),), data)
+    made, _ = apply((Rounded(Tile(LowRank(1.0), (0, 0), (1, 1), tuple(boxes)), "float32"),), data)
     assert numbers("float32", np.frombuffer(made, "u4"), np.empty(1, "u4")) == [0.0]
