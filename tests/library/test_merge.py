@@ -418,7 +418,8 @@ def test_a_reference_and_a_map_are_for_what_is_merged() -> None:
     merge(base, given, "wide.safetensors", like="like.safetensors", verify=True)
     assert {tensor.dtype for tensor in load_file("wide.safetensors").values()} == {torch.float32}
     Path("my.toml").write_text(
-        '[[rule]]\nhere = "e.weight : (a + a) b"\nthere = ["e1 : a b", "e2 : a b"]\n\n[keep]\nnames = ["?", "f.weight"]\n'
+        '[[rule]]\nhere = "e.weight : (a + a) b"\nthere = ["e1 : a b", "e2 : a b"]\n\n'
+        '[keep]\nnames = ["?", "f.weight"]\n'
     )
     merge(base, given, "mapped.safetensors", map="./my.toml", verify=True)
     found = load_file("mapped.safetensors")
