@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ckptconv.cli.options import CONVERTING, named, taking
-from ckptconv.errors import UsageError
+from ckptconv.cli.options import CONVERTING, inputs_and_output, named, taking
 from ckptconv.options.table import AVERAGING
 
 
@@ -43,6 +42,5 @@ def average(
     from ckptconv.cli.convert import make
     from ckptconv.library.averaging import average as averaged
 
-    if len(words) < 2:
-        raise UsageError("average needs at least one STEP and an OUTPUT. Nothing was written.")
-    make("average", averaged, words[:-1], words[-1], options)
+    steps, target = inputs_and_output(words, "average needs at least one STEP and an OUTPUT")
+    make("average", averaged, steps, target, options)

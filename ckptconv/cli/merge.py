@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any
 
 import typer
 
-from ckptconv.cli.options import CONVERTING, named, taking
-from ckptconv.errors import UsageError
+from ckptconv.cli.options import CONVERTING, inputs_and_output, named, taking
 
 
 @taking(
@@ -42,10 +42,5 @@ def merge(
     from ckptconv.cli.convert import make
     from ckptconv.library.merging import merge as merged
 
-    if len(words) < 2:
-        raise UsageError("merge needs a BASE, at least one ADAPTER, and an OUTPUT. Nothing was written.")
-
-    def call(source: str, target: str, **given: Any) -> Any:
-        return merged(source, words[:-1], target, **given)
-
-    make("merge", call, base, words[-1], options)
+    adapters, target = inputs_and_output(words, "merge needs a BASE, at least one ADAPTER, and an OUTPUT")
+    make("merge", functools.partial(merged, base), adapters, target, options)

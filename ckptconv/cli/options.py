@@ -124,6 +124,13 @@ def required(argument: str | None, options: dict[str, Any]) -> str:
     return found
 
 
+def inputs_and_output(words: list[str], needed: str) -> tuple[list[str], str]:
+    """Return one or several inputs, and OUTPUT after them. Raise UsageError, which says what is `needed`."""
+    if len(words) < 2:
+        raise UsageError(f"{needed}. Nothing was written.")
+    return words[:-1], words[-1]
+
+
 def output_of(command: str, options: dict[str, Any]) -> Output:
     """Return how `command` prints what it does. Remove the options that say so from `options`."""
     from ckptconv.cli.console import Output  # not needed for --help

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ckptconv.cli import signals
-from ckptconv.cli.options import SHOWING, named, output_of, taking
-from ckptconv.errors import UsageError
+from ckptconv.cli.options import SHOWING, inputs_and_output, named, output_of, taking
 
 
 @taking(
@@ -44,14 +43,13 @@ def patch(
     """
     from ckptconv.library.patching import patch as apply
 
-    if len(words) < 2:
-        raise UsageError("patch needs a BASE, at least one DELTA, and an OUTPUT. Nothing was written.")
+    deltas, target = inputs_and_output(words, "patch needs a BASE, at least one DELTA, and an OUTPUT")
     output = output_of("patch", options)
     with output.progress() as progress:
         report = apply(
             base,
-            words[:-1],
-            words[-1],
+            deltas,
+            target,
             progress=progress,
             on_total=progress.begin,
             before_commit=signals.ignore,
