@@ -14,7 +14,7 @@ For `megatron` and `titan`, models of 2 GB get the names and layouts of Hugging 
 that does the same, as the frameworks' own converters do. `delta` writes what changed in one of a hundred elements.
 
 DeepSpeed, huggingface_hub and mergekit take part where they are installed: here, or in environments of their own,
-build/deepspeed-latest (which `make test-deepspeed` makes) and build/mergekit.
+build/deepspeed-latest (which `make test-deepspeed` makes) build/mergekit and build/peft.
 """
 
 from __future__ import annotations
@@ -262,13 +262,66 @@ save_file(before, sys.argv[1] + "/after.safetensors", {"format": "pt"})
 """
 KINDS = (
     *("zero", "pt", "floats", "transposed", "small", "megatron", "titan", "delta"),
-    *("fp8", "int4", "mxfp4", "states", "start"),
+    *("fp8", "int4", "mxfp4", "merge", "average", "states", "start"),
 )
 _DELTA_THEN_PATCH = """
 before=$1 after=$2 delta=$3 result=$4
 shift 4
 rm -rf "$delta"
 "$@" diff "$before" "$after" --delta "$delta" --quiet && "$@" patch "$before" "$delta" "$result" --no-fsync --quiet
+"""
+# A model of 2 GB in bfloat16 as transformers reads it, and an adapter of rank 64 for all of its layers; PEFT's way.
+MERGED = """
+import json, pathlib, sys, torch
+from safetensors.torch import save_file
+place = pathlib.Path(sys.argv[1])
+H, F, L, V, R = 2048, 8192, 15, 32000, 64
+def r(rows, columns, by): return torch.empty(rows, columns, dtype=torch.bfloat16).normal_(0, by)
+shapes = {"self_attn.q_proj": (H, H), "self_attn.k_proj": (512, H), "self_attn.v_proj": (512, H),
+          "self_attn.o_proj": (H, H), "mlp.gate_proj": (F, H), "mlp.up_proj": (F, H), "mlp.down_proj": (H, F)}
+state, factors = {"model.embed_tokens.weight": r(V, H, 0.02), "lm_head.weight": r(V, H, 0.02)}, {}
+state["model.norm.weight"] = torch.ones(H, dtype=torch.bfloat16)
+for l in range(L):
+    at = f"model.layers.{l}."
+    for name in ("input", "post_attention"):
+        state[f"{at}{name}_layernorm.weight"] = torch.ones(H, dtype=torch.bfloat16)
+    for name, (rows, columns) in shapes.items():
+        state[f"{at}{name}.weight"] = r(rows, columns, 0.02)
+        factors[f"base_model.model.{at}{name}.lora_A.weight"] = r(R, columns, 0.02)
+        factors[f"base_model.model.{at}{name}.lora_B.weight"] = r(rows, R, 0.002)
+config = dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_size=H, intermediate_size=F, vocab_size=V,
+              num_hidden_layers=L, num_attention_heads=32, num_key_value_heads=8, dtype="bfloat16")
+targets = [name.split(".")[1] for name in shapes]
+told = dict(peft_type="LORA", task_type="CAUSAL_LM", r=R, lora_alpha=2 * R, target_modules=targets)
+for name, file, tensors, words in (("base", "model", state, config), ("adapter", "adapter_model", factors, told)):
+    (place / name).mkdir(parents=True)
+    save_file(tensors, place / name / f"{file}.safetensors", {"format": "pt"})
+    (place / name / ("config.json" if name == "base" else "adapter_config.json")).write_text(json.dumps(words))
+"""
+PEFT = """
+import sys, torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+base = AutoModelForCausalLM.from_pretrained(f"{sys.argv[1]}/base", dtype=torch.bfloat16)
+merged = PeftModel.from_pretrained(base, f"{sys.argv[1]}/adapter", autocast_adapter_dtype=False).merge_and_unload()
+merged.save_pretrained(sys.argv[2], max_shard_size="1TB")
+"""
+# Three steps of 2 GB in float32, and their average in torch, a tensor at a time.
+AVERAGED = """
+import pathlib, sys, torch
+from safetensors.torch import save_file
+pathlib.Path(sys.argv[1]).mkdir()
+for step in range(3):
+    state = {f"w{n}": torch.randn(4096, 4096) for n in range(30)}
+    save_file(state, f"{sys.argv[1]}/{step}.safetensors", {"format": "pt"})
+"""
+AVERAGE = """
+import sys, torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+steps = [safe_open(f"{sys.argv[1]}/{step}.safetensors", "pt") for step in range(3)]
+made = {name: (sum(step.get_tensor(name).double() for step in steps) / 3).float() for name in steps[0].keys()}
+save_file(made, sys.argv[2], {"format": "pt"})
 """
 _PAGES = bytes(1 << 20)
 # DeepSpeed needs so many times the size of the output in memory, and a part of the machine's is in use.
@@ -577,6 +630,49 @@ def quantized_task(kind: str, directory: Path) -> Task:
     return Task(kind, f"{title}, to bfloat16", result, cases, lambda: check_same(result, theirs), theirs)
 
 
+def merged_task(directory: Path) -> Task:
+    """An adapter of rank 64, merged here and by PEFT."""
+    place, result, theirs = directory / "adapted", directory / "merged.safetensors", directory / "peft"
+    make(place, python(MERGED))
+    files = [place / "base" / "model.safetensors", place / "adapter" / "adapter_model.safetensors"]
+    line = [
+        PYTHON,
+        "-m",
+        "ckptconv",
+        "merge",
+        str(place / "base"),
+        str(place / "adapter"),
+        str(result),
+        "--no-progress",
+    ]
+    cases = [
+        *copies(result, directory / "copy"),
+        Case("`ckptconv merge --no-fsync`", [*line, "--no-fsync"], files, result, "ckptconv"),
+        Case("`ckptconv merge`", line, files, result),
+    ]
+    if interpreter := interpreter_with("peft", "peft"):
+        usual = python(PEFT, place, theirs, interpreter=interpreter)
+        cases.append(Case("PEFT's merge_and_unload", usual, files, theirs, mapped=True, others=True))
+    return Task("merge", "an adapter of rank 64 into bfloat16", result, cases, lambda: None)
+
+
+def averaged_task(directory: Path) -> Task:
+    """Three steps, averaged here and in torch."""
+    place, result, theirs = directory / "averaged", directory / "average.safetensors", directory / "torch.safetensors"
+    make(place, python(AVERAGED))
+    files = [place / f"{step}.safetensors" for step in range(3)]
+    line = [PYTHON, "-m", "ckptconv", "average", *map(str, files), str(result), "--no-progress"]
+    cases = [
+        *copies(result, directory / "copy"),
+        Case("`ckptconv average --no-fsync`", [*line, "--no-fsync"], files, result, "ckptconv"),
+        Case("`ckptconv average`", line, files, result),
+        Case(
+            "safe_open, sums in torch's float64, save_file", python(AVERAGE, place, theirs), files, theirs, mapped=True
+        ),
+    ]
+    return Task("average", "three steps in float32", result, cases, lambda: check_same(result, theirs), theirs)
+
+
 def delta_task(directory: Path) -> Task:
     """What changed in a step, beside what others need to send the new file."""
     place = directory / "steps"
@@ -679,6 +775,8 @@ def tasks(directory: Path, kinds: Sequence[str], sizes: Sequence[float]) -> Iter
         "titan": titan_task,
         "delta": delta_task,
         **{kind: functools.partial(quantized_task, kind) for kind in ("fp8", "int4", "mxfp4")},
+        "merge": merged_task,
+        "average": averaged_task,
         "states": states_task,
         "start": start_task,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any
 
 import typer
@@ -41,9 +42,5 @@ def merge(
     from ckptconv.cli.convert import make
     from ckptconv.library.merging import merge as merged
 
-    adapters, output = divided(words, options, "merge needs a BASE, at least one ADAPTER, and an OUTPUT.")
-
-    def call(source: str, target: str, **given: Any) -> Any:
-        return merged(source, adapters, target, **given)
-
-    make("merge", call, base, output, options)
+    adapters, target = divided(words, options, "merge needs a BASE, at least one ADAPTER, and an OUTPUT.")
+    make("merge", functools.partial(merged, base), adapters, target, options)

@@ -21,7 +21,7 @@ from ckptconv.errors import UsageError
 from ckptconv.tensors.dequantize import Rounding, dequantize
 from ckptconv.tensors.dtypes import DTYPES, can_cast, itemsize_of_components
 from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module, scratch
-from ckptconv.tensors.low_rank import added, lengthened, numbers, rounded
+from ckptconv.tensors.low_rank import added, lengthened, rounded
 from ckptconv.tensors.moves import (
     Bits,
     Cast,
@@ -44,6 +44,7 @@ from ckptconv.tensors.moves import (
     Xor,
 )
 from ckptconv.tensors.quantize import made_dtype, quantize
+from ckptconv.tensors.rounding import numbers
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array

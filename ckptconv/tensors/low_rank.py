@@ -13,17 +13,16 @@ of the products, which by Cauchy and Schwarz is at most the product of the lengt
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.tensors.float_formats import FORMATS, numpy_module, scratch
+from ckptconv.tensors.float_formats import numpy_module, scratch
 from ckptconv.tensors.moves import Box, LowRank
+from ckptconv.tensors.rounding import SINGLE, Casting, numbers, precision_for, round_certain
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
 
-# Rounds an array of float64: returns its bits, and how many finite numbers became infinite.
-_Casting: TypeAlias = "Callable[[Array], tuple[Array, int]]"
 # Elements that are added up in order at a time: with the sum, they stay in the first-level cache.
 _IN_ORDER = 1 << 11
 # Those of a block that a BLAS makes: with what they are added to, and what is compared, they stay in the second-level
@@ -33,9 +32,7 @@ _BLOCK, _WIDE = 1 << 15, 1 << 9
 # for which the threads that convert would wait.
 _AT_ONCE = 1 << 18
 # Factors of elements that are added up one by one, at a time.
-_PICKED = 1 << 17
-# If more than this part of a block is added up in order, all of it is.
-_FEW = 1 / 16
+_PICKED = 1 << 16
 # The largest rank for which the bound holds, as it neglects squares of the rounding error.
 _MOST_RANK = 1 << 12
 
@@ -54,16 +51,6 @@ class _Stored(NamedTuple):
         single = numpy_module().empty(self.bits.shape, "u4") if self.dtype == "bfloat16" else self.bits
         made: Array = numbers(self.dtype, self.bits, single).astype(code, copy=False)
         return made
-
-
-def numbers(dtype: str, bits: Array, single: Array) -> Array:
-    """Return numbers of a floating dtype, those of bfloat16 in `single`."""
-    if dtype != "bfloat16":
-        return bits.view(dtype)
-    single[...] = bits
-    single <<= 16
-    view: Array = single.view("f4")
-    return view
 
 
 class _Sum(NamedTuple):
@@ -146,7 +133,7 @@ def _one_nan(out: Array) -> None:
 
 
 def rounded(
-    kernel: LowRank, boxes: Sequence[Box], arrays: Sequence[Array], target: str, out: Array, cast: _Casting
+    kernel: LowRank, boxes: Sequence[Box], arrays: Sequence[Array], target: str, out: Array, cast: Casting
 ) -> int:
     """Fill `out` with the bits of what `added` makes, rounded to the dtype `target`. Return how many finite numbers
     became infinite."""
@@ -157,8 +144,8 @@ def rounded(
     with np.errstate(all="ignore"):
         for place in _blocks(out.shape, _BLOCK, _WIDE):
             if not place[0].start:
-                rounding = _Rounding(given.at((slice(None), place[1])), target, cast)
-            found = rounding.round(place[0], out[place])
+                products = _Products(given.at((slice(None), place[1])), target)
+            found = products.round(place[0], out[place], cast)
             if found is not None:
                 near.append((found[0] + place[0].start, found[1] + place[1].start))
                 continue
@@ -175,23 +162,16 @@ def rounded(
     return overflows
 
 
-class _Rounding:
-    """Makes sums by a BLAS, and rounds those of which that cannot change the result.
+class _Products:
+    """Sums with products that a BLAS makes, and how far they may be from those in order."""
 
-    The BLAS works in float32 if the dtype `target` has a third of its digits, and the inputs no more than it; else in
-    float64.
-    """
-
-    def __init__(self, given: _Sum, target: str, cast: _Casting) -> None:
+    def __init__(self, given: _Sum, target: str) -> None:
         np = numpy_module()
-        self._base, self._target, self._cast = given.base, target, cast
-        is_narrow = FORMATS[target].mantissa < 8 and all(FORMATS[each.dtype].mantissa < 24 for each in given[:3])
-        self._code, self._bits, wide, self._unit = (
-            ("f4", np.uint32, "float32", 2.0**-24) if is_narrow else ("f8", np.uint64, "float64", 2.0**-53)
-        )
-        self._dropped = FORMATS[wide].mantissa - FORMATS[target].mantissa
-        self._left = given.left.numbers(self._code) * np.array(given.scale, self._code)
-        self._right = given.right.numbers(self._code)
+        self._base, self._target = given.base, target
+        self._precision = precision_for(target, {each.dtype for each in given[:3]}, (given.scale,))
+        code = self._precision.code
+        self._left = given.left.numbers(code) * np.array(given.scale, code)
+        self._right = given.right.numbers(code)
         self._rank = len(self._right)
         # Squares that underflow are counted as if they were just below what does not.
         self._lengths = [
@@ -199,52 +179,28 @@ class _Rounding:
             for sum_, side in (("ik,ik->i", self._left), ("kj,kj->j", self._right))
         ]
 
-    def round(self, rows: slice, out: Array) -> tuple[Array, Array] | None:
-        """Fill `out` with the bits of the sums in `rows`.
-
-        Return the rows and columns in `out` of those that may round otherwise; None if they are many, or some are no
-        number or near infinity: then `out` has no meaning.
-        """
+    def round(self, rows: slice, out: Array, cast: Casting) -> tuple[Array, Array] | None:
+        """Fill `out` with the bits of the sums in `rows`. Return the rows and columns in it of those that may round
+        otherwise, or None, as `round_certain` does."""
         np = numpy_module()
-        sums, other = (
-            scratch(use, out.size * 8)[: out.size * int(self._code[1])].view(self._bits).reshape(out.shape)
+        code = self._precision.code
+        values, room = (
+            scratch(use, out.size * 8)[: out.size * int(code[1])].view(code).reshape(out.shape)
             for use in ("sums", "other")
         )
-        values, distance = sums.view(self._code), other.view(self._code)
         _multiply(self._left[rows], self._right, values)
         base = self._base.at(rows)
-        values += numbers(*base, other) if base.dtype == "bfloat16" and self._code == "f4" else base.numbers(self._code)
-        peak = float(max(values.max(), -values.min()))
-        if not peak < 2.0 ** FORMATS[self._target].bias:
-            return None
-        # What is rounded changes in the middle between two numbers: of the bits that are dropped, only the first is 1.
-        np.bitwise_or(sums, self._bits((1 << self._dropped) - 1), out=other)
-        other ^= self._bits((1 << (self._dropped - 1)) - 1)
-        np.subtract(values, distance, out=distance)
-        np.abs(distance, out=distance)
-        near = distance <= self._bounds(rows) + 4 * self._unit * peak
-        if self._target == "float16":
-            # Smaller ones are subnormal, with other middles.
-            near |= np.abs(values, out=distance) < 2.0**-14
-        if np.count_nonzero(near) > out.size * _FEW:
-            return None
-        if self._target == "bfloat16" and self._code == "f4":
-            sums += self._bits(1 << (self._dropped - 1))
-            sums >>= self._bits(self._dropped)
-            out[...] = sums
-        elif self._target == "bfloat16":
-            out[...] = self._cast(values)[0]
-        else:
-            out.view(self._target)[...] = values
-        found: tuple[Array, Array] = np.divmod(np.flatnonzero(near), out.shape[1])
-        return found
+        is_plain = base.dtype == "bfloat16" and self._precision is SINGLE
+        values += numbers(*base, room.view("u4")) if is_plain else base.numbers(code)
+        near = round_certain(values, self._bounds(rows), self._precision, self._target, out, room, cast)
+        return None if near is None else np.divmod(near, out.shape[1])
 
     def _bounds(self, rows: slice) -> Array:
         """Return for each of `rows` how far products may be from those that are added up in order: a column."""
         left, right = self._lengths[0][rows][:, None], self._lengths[1].max()
         # Sums in order are as far off; in float32, the others are all that counts. The scale is rounded, and what it is
         # multiplied by. Last what underflows.
-        errors = 1.01 * self._unit * (self._rank + 8) * (1 if self._code == "f4" else 2)
+        errors = 1.01 * self._precision.unit * (self._rank + 8) * (1 if self._precision is SINGLE else 2)
         bounds: Array = errors * left * right + (self._rank + 2) * 2.0**-126 * (1 + left + right)
         return bounds if self._rank <= _MOST_RANK else bounds + math.inf
 

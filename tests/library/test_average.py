@@ -18,7 +18,7 @@ from effort import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ckptconv import DifferenceError, UsageError, average, convert, diff, load_state_dict, verify
 from ckptconv.library.virtual import VirtualFiles
@@ -102,6 +102,16 @@ def test_the_average_is_that_of_torch() -> None:
     average(saved(*(module.state_dict() for module in modules)), "out.safetensors")
     for name, tensor in load_file("out.safetensors").items():
         torch.testing.assert_close(tensor, swa.module.state_dict()[name], rtol=1e-6, atol=1e-7)
+
+
+def test_the_moving_average_is_that_of_torch() -> None:
+    modules = [torch.nn.Linear(20, 30) for _ in range(4)]
+    moving = AveragedModel(modules[0], multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for module in modules:
+        moving.update_parameters(module)
+    average(saved(*(module.state_dict() for module in modules)), "out.safetensors", ema=0.9)
+    for name, tensor in load_file("out.safetensors").items():
+        torch.testing.assert_close(tensor, moving.module.state_dict()[name], rtol=1e-5, atol=1e-7)
 
 
 def test_a_moving_average_counts_the_last_most() -> None:

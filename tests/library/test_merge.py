@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import zero_writer as zero
 from checkpoints import DATA, ckptconv_here, contents
 from rank_files import placed
+from remote import BUCKET, S3, fresh
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
@@ -22,7 +24,7 @@ from ckptconv import CorruptError, DifferenceError, UnsupportedError, UsageError
 from ckptconv.formats import adapters
 from ckptconv.library.virtual import VirtualFiles
 from ckptconv.tensors import kernels
-from ckptconv.tensors.moves import LowRank, Tile
+from ckptconv.tensors.moves import LowRank, Rounded
 
 PEFT = DATA / "peft"
 CASES = sorted(case.name for case in PEFT.iterdir())
@@ -359,13 +361,74 @@ def test_the_manifest_names_the_adapters_and_verify_reads_them(monkeypatch: pyte
     Path("adapter/adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 4}))
     with pytest.raises(DifferenceError):
         verify("base.safetensors", "out")
-    right = kernels._KERNELS[Tile]
+    right = kernels._KERNELS[Rounded]
 
-    def wrong(tile: Tile, data: memoryview, out: memoryview) -> int:
-        kernel = tile.kernel
-        assert isinstance(kernel, LowRank)
-        return right(tile._replace(kernel=LowRank(kernel.scale * 2)), data, out)
+    def wrong(rounded: Rounded, data: memoryview, out: memoryview) -> int:
+        tile = rounded.tile
+        assert isinstance(tile.kernel, LowRank)
+        twice = tile._replace(kernel=LowRank(tile.kernel.scale * 2))
+        return right(rounded._replace(tile=twice), data, out)
 
-    monkeypatch.setitem(kernels._KERNELS, Tile, wrong)
+    monkeypatch.setitem(kernels._KERNELS, Rounded, wrong)
     with pytest.raises(DifferenceError):
         merge("base.safetensors", given, "again", verify=True)
+
+
+def large() -> tuple[str, str]:
+    """A base and an adapter that need several windows and shards."""
+    save_file(
+        {name: random(96, 64, seed=seed).bfloat16() for seed, name in enumerate("abcd")}
+        | {f"{name}.weight": random(96, 64, seed=seed).bfloat16() for seed, name in enumerate("ef")},
+        "base.safetensors",
+    )
+    return "base.safetensors", adapter({**factors("e", 96, 64), **factors("f", 96, 64)})
+
+
+def test_parts_and_executors_make_the_whole() -> None:
+    base, given = large()
+    merge(base, given, "whole", max_shard_size=20_000)
+    for part in ("0/2", "1/2"):
+        assert ckptconv_here("merge", base, given, "parts", "--max-shard-size", 20_000, "--part", part).code == 0
+    assert ckptconv_here("finish", "parts").code == 0
+    assert contents(Path("whole")) == contents(Path("parts"))
+    with ThreadPoolExecutor(2) as executor:
+        merge(base, given, "threads", max_shard_size=20_000, executor=executor)
+    merge(base, given, "small", max_shard_size=20_000, memory=1 << 16, jobs=1)
+    for other in ("threads", "small"):
+        assert all(
+            Path(other, each.name).read_bytes() == each.read_bytes() for each in Path("whole").glob("*.safetensors")
+        )
+
+
+def test_base_adapter_and_output_may_be_on_a_store(s3: S3) -> None:
+    base, given = large()
+    merge(base, given, "out.safetensors")
+    name = fresh()
+    there = [s3.put(Path(each), f"{name}/{each}") for each in (base, given)]
+    output = f"s3://{BUCKET}/{name}/merged.safetensors"
+    merge(*there, output, storage_options=s3.options, verify=True)
+    assert s3.get(f"{name}/merged.safetensors") == Path("out.safetensors").read_bytes()
+
+
+def test_a_reference_and_a_map_are_for_what_is_merged() -> None:
+    base, given = large()
+    merge(base, given, "out.safetensors")
+    wanted = load_file("out.safetensors")
+    save_file({name: tensor.float() for name, tensor in load_file(base).items()}, "like.safetensors")
+    merge(base, given, "wide.safetensors", like="like.safetensors", verify=True)
+    assert {tensor.dtype for tensor in load_file("wide.safetensors").values()} == {torch.float32}
+    Path("my.toml").write_text(
+        '[[rule]]\nhere = "e.weight : (a + a) b"\nthere = ["e1 : a b", "e2 : a b"]\n\n'
+        '[keep]\nnames = ["?", "f.weight"]\n'
+    )
+    merge(base, given, "mapped.safetensors", map="./my.toml", verify=True)
+    found = load_file("mapped.safetensors")
+    assert torch.equal(torch.cat([found["e1"], found["e2"]]), wanted["e.weight"])
+    assert torch.equal(found["f.weight"], wanted["f.weight"])
+
+
+def test_a_dry_run_tells_the_size() -> None:
+    base, given = large()
+    told = merge(base, given, "out.safetensors", dry_run=True)
+    assert not Path("out.safetensors").exists()
+    assert told.bytes_written == merge(base, given, "out.safetensors").bytes_written

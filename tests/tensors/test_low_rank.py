@@ -12,8 +12,8 @@ from ckptconv.tensors import low_rank
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.kernels import apply
 from ckptconv.tensors.lazy import Axis
-from ckptconv.tensors.low_rank import numbers
 from ckptconv.tensors.moves import Box, Cast, LowRank, Tile
+from ckptconv.tensors.rounding import numbers
 
 _STORED = ("bfloat16", "float16", "float32", "float64")
 _RIGHT = low_rank._multiply
@@ -54,7 +54,7 @@ def _tile(
         data += bytes(-len(data) % 16)
         boxes.append(Box(len(data), dtype, (0,) * 2, size, each))
         data += _bits(rng, dtype, size, kind).tobytes()
-    return Tile(LowRank(float(rng.choice([2.0, 0.3, 1e-9, -16.0]))), (0, 0), shape, tuple(boxes)), data
+    return Tile(LowRank(float(rng.choice([2.0, 0.3, 1e-9, -16.0, 1e-50]))), (0, 0), shape, tuple(boxes)), data
 
 
 def _shuffled(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
