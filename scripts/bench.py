@@ -10,11 +10,14 @@ pictures into docs/.
 `states` loads and saves a state dict of 100,000 tensors in a program, and `start` does next to nothing, for what
 imports take.
 
+`fp8`, `int4` and `mxfp4` make weights of quantized models, beside the usual program in torch and compressed-tensors.
+
 For `megatron` and `titan`, models of 2 GB get the names and layouts of Hugging Face by a map, beside a program in torch
 that does the same, as the frameworks' own converters do. `delta` writes what changed in one of a hundred elements.
 
-DeepSpeed, huggingface_hub and mergekit take part where they are installed: here, or in environments of their own,
-build/deepspeed-latest (which `make test-deepspeed` makes) build/mergekit and build/peft.
+DeepSpeed, huggingface_hub, mergekit, PEFT and compressed-tensors take part where they are installed: here, or in
+environments of their own, build/deepspeed-latest (which `make test-deepspeed` makes), build/mergekit, build/peft and
+build/compressed-tensors.
 """
 
 from __future__ import annotations
@@ -108,7 +111,7 @@ kind, place = sys.argv[1], pathlib.Path(sys.argv[2])
 place.mkdir()
 M, K, state = 4096, 7168, {}
 words = {"num_bits": 4, "type": "int" if kind == "int4" else "float", "strategy": "group", "group_size": 32}
-method = {"quant_method": "compressed-tensors", "config_groups": {"all": {"weights": words}}}
+method = {"quant_method": "compressed-tensors", "config_groups": {"all": {"targets": ["Linear"], "weights": words}}}
 for n in range(34):
     name = f"layers.{n}.weight"
     codes = torch.randint(0, 126, (M, K if kind == "fp8" else K // 2), dtype=torch.uint8)
@@ -147,6 +150,15 @@ with safe_open(sys.argv[2] + "/model.safetensors", "pt") as file:
             factor = scale.float() if kind == "int4" else torch.exp2(scale.float() - 127)
             made[name[:-7]] = (values.unflatten(1, (-1, 32)) * factor[:, :, None]).flatten(1).bfloat16()
 save_file(made, sys.argv[3])
+"""
+COMPRESSED = """
+import sys
+from compressed_tensors.entrypoints.convert import (
+    CompressedTensorsDequantizer, FP8BlockDequantizer, convert_checkpoint
+)
+kind, source, place = sys.argv[1:]
+found = FP8BlockDequantizer.from_pretrained(source) if kind == "fp8" else CompressedTensorsDequantizer(source)
+convert_checkpoint(source, place, found, device="cpu")
 """
 # A state dict in a program: what is there before, the library's import, and the call.
 STATES = """
@@ -626,6 +638,12 @@ def quantized_task(kind: str, directory: Path) -> Task:
         Case("`ckptconv convert --dequantize`", line, [file], result),
         Case("safe_open, the products in torch, save_file", usual, [file], theirs, mapped=True),
     ]
+    interpreter = interpreter_with("compressed_tensors", "compressed-tensors")
+    if interpreter:
+        place = directory / "compressed"
+        command = [*python(COMPRESSED, interpreter=interpreter), kind, str(source), str(place)]
+        name = "compressed-tensors' `convert_checkpoint`"
+        cases.append(Case(name, command, [file], place / "model.safetensors", others=True))
     title = {"fp8": "FP8 in blocks of 128 × 128", "int4": "int4 in groups of 32", "mxfp4": "MXFP4"}[kind]
     return Task(kind, f"{title}, to bfloat16", result, cases, lambda: check_same(result, theirs), theirs)
 

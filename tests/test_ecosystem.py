@@ -258,3 +258,40 @@ def test_accelerate_offloads_what_it_loads_from_distcp_files(kind: str, tmp_path
     assert list((tmp_path / "offloaded").glob("*.dat"))
     ids = torch.arange(7).reshape(1, 7)
     assert torch.equal(other(ids).logits, model(ids).logits)
+
+
+def test_dequantized_weights_and_their_configuration_are_those_of_transformers(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Qwen3Config, Qwen3ForCausalLM
+
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64}
+    config = Qwen3Config(vocab_size=97, hidden_size=128, intermediate_size=256, num_hidden_layers=1, **heads)
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(config).bfloat16()
+    stored = {}
+    for name, tensor in model.state_dict().items():
+        stored[name] = tensor
+        if name.endswith("proj.weight"):
+            rows, columns = (extent // 128 for extent in tensor.shape)
+            codes = torch.randint(0, 126, tensor.shape, dtype=torch.uint8)
+            stored[name] = codes.view(torch.float8_e4m3fn)
+            stored[f"{name}_scale_inv"] = torch.rand(rows, columns) / 1000 + 1e-4
+    source = with_config(model, tmp_path / "fp8")
+    save_file(stored, source / "model.safetensors", {"format": "pt"})
+    told = json.loads((source / "config.json").read_text())
+    words = {"quant_method": "fp8", "weight_block_size": [128, 128], "modules_to_not_convert": ["lm_head"]}
+    (source / "config.json").write_text(json.dumps({**told, "quantization_config": words}))
+    library.convert(source, tmp_path / "ours", dequantize=True, copy_config=True)
+    ours = AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype="auto")
+    theirs = AutoModelForCausalLM.from_pretrained(
+        source, quantization_config=FineGrainedFP8Config(dequantize=True), dtype=torch.bfloat16
+    )
+    expected = theirs.state_dict()
+    assert ours.state_dict().keys() == expected.keys()
+    for name, tensor in ours.state_dict().items():
+        assert tensor.dtype == torch.bfloat16
+        assert torch.equal(tensor, expected[name])
+    assert torch.equal(answers(ours), answers(theirs))
+    theirs.config.save_pretrained(tmp_path / "theirs")
+    written = [json.loads((tmp_path / place / "config.json").read_text()) for place in ("ours", "theirs")]
+    assert written[0] == written[1]

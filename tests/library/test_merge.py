@@ -24,7 +24,7 @@ from ckptconv import CorruptError, DifferenceError, UnsupportedError, UsageError
 from ckptconv.formats import adapters
 from ckptconv.library.virtual import VirtualFiles
 from ckptconv.tensors import kernels
-from ckptconv.tensors.moves import LowRank, Rounded
+from ckptconv.tensors.moves import LowRank, Tile
 
 PEFT = DATA / "peft"
 CASES = sorted(case.name for case in PEFT.iterdir())
@@ -361,15 +361,13 @@ def test_the_manifest_names_the_adapters_and_verify_reads_them(monkeypatch: pyte
     Path("adapter/adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 4}))
     with pytest.raises(DifferenceError):
         verify("base.safetensors", "out")
-    right = kernels._KERNELS[Rounded]
+    right = kernels._KERNELS[Tile]
 
-    def wrong(rounded: Rounded, data: memoryview, out: memoryview) -> int:
-        tile = rounded.tile
+    def wrong(tile: Tile, data: memoryview, out: memoryview) -> int:
         assert isinstance(tile.kernel, LowRank)
-        twice = tile._replace(kernel=LowRank(tile.kernel.scale * 2))
-        return right(rounded._replace(tile=twice), data, out)
+        return right(tile._replace(kernel=LowRank(tile.kernel.scale * 2)), data, out)
 
-    monkeypatch.setitem(kernels._KERNELS, Rounded, wrong)
+    monkeypatch.setitem(kernels._KERNELS, Tile, wrong)
     with pytest.raises(DifferenceError):
         merge("base.safetensors", given, "again", verify=True)
 

@@ -46,7 +46,7 @@ PAIRS = Inline(bytes(range(64)), U16, (32,))
 CODES = Inline(BYTES, U8, (2, 16))
 SCALES = Inline(np.array([[0.5], [3]], "<f4").tobytes(), F32, (2, 1))
 # Those that moves are made of, and that no expression names; a kernel of tiles is carried out by `Tile`.
-OF_MOVES = {moves.Gather, moves.Cut, moves.Tile, moves.Rounded}
+OF_MOVES = {moves.Gather, moves.Cut, moves.Tile}
 SAMPLES: dict[type[Any], LazyTensor] = {
     Cast: Convert(NUMBERS, Cast("float32", "bfloat16"), BF16),
     Swap: Convert(NUMBERS, Swap(4), F32),
@@ -128,12 +128,12 @@ def test_its_evaluator_finds_a_fault(kernel: type[Any], monkeypatch: pytest.Monk
 def test_its_evaluator_finds_a_fault_in_products_that_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = Convert(SAMPLES[LowRank], Cast("float64", "bfloat16"), BF16)
     assert made(tensor) == evaluated(tensor)
-    right = kernels._KERNELS[moves.Rounded]
+    right = kernels._KERNELS[moves.Tile]
 
     def wrong(told: Any, data: memoryview, out: memoryview) -> int:
         count = right(told, data, out)
         out[-1] ^= 1
         return count
 
-    monkeypatch.setitem(kernels._KERNELS, moves.Rounded, wrong)
+    monkeypatch.setitem(kernels._KERNELS, moves.Tile, wrong)
     assert made(tensor) != evaluated(tensor)

@@ -16,7 +16,16 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.quantized.configuration import Configuration
-from ckptconv.formats.quantized.table import FORMATS, OF_ACTIVATIONS, TELLING, Format, Part, Sizes
+from ckptconv.formats.quantized.table import (
+    FORMATS,
+    METHODS,
+    NOT_READ,
+    OF_ACTIVATIONS,
+    TELLING,
+    Format,
+    Part,
+    Sizes,
+)
 from ckptconv.tensors.dequantize import Part as Given
 from ckptconv.tensors.dequantize import fits
 from ckptconv.tensors.dtypes import DTYPES
@@ -61,6 +70,7 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading,
     Raise CorruptError for a part without the others, UnsupportedError for parts of no known format, of two, and for
     those that the configuration contradicts.
     """
+    _refuse_unread(tensors)
     groups = _groups(tensors)
     read = _at_once(groups, tensors, read)
     weights: dict[str, Weight] = {}
@@ -88,7 +98,23 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading,
             bare.append(name)
         elif told.method and tensor.dtype.name in ("int8", "uint8") and _is_code(name, tensor, told):
             raise _without_scale(name, tensor, told)
+    if not weights and told.method not in METHODS:
+        raise UnsupportedError(
+            f"{told.path} says that the weights are quantized by {told.method}, and none is of a known format.",
+            "The program that made them can write them as they were.",
+        )
     return Found(weights, frozenset(gone), tuple(bare))
+
+
+def _refuse_unread(tensors: Mapping[str, LazyTensor]) -> None:
+    endings = tuple(NOT_READ)
+    for name in tensors:
+        if name.endswith(endings):
+            why = next(why for ending, why in NOT_READ.items() if name.endswith(ending))
+            raise UnsupportedError(
+                f"The quantized weight that {name!r} is part of {why}: it cannot be made a weight.",
+                "The program that made it can write it as it was.",
+            )
 
 
 def _is_of_activations(name: str, tensor: LazyTensor, weights: Collection[str]) -> bool:

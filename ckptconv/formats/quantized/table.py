@@ -342,7 +342,7 @@ FORMATS: tuple[Format, ...] = (
 OF_ACTIVATIONS = frozenset(
     """
     input_scale input_scale_inv input_global_scale input_zero_point activation_scale act_scale qscale_act output_scale
-    output_zero_point k_scale v_scale q_scale kv_scale k_zero_point v_zero_point prob_output_scale
+    output_zero_point k_scale v_scale q_scale kv_scale k_zero_point v_zero_point prob_scale prob_output_scale
     """.split()  # noqa: SIM905
 )
 # Endings of names that only parts of quantized weights have: such a part without its weight is an error.
@@ -351,6 +351,19 @@ TELLING = tuple(
     _scale_inv weight_scale weight_scale_2 weight_global_scale weight_zero_point weight_packed weight_shape weight_g_idx
     .qweight .qzeros .absmax .nested_absmax .quant_map
     """.split()  # noqa: SIM905
+)
+# Endings of names that parts of weights have which are not read, and what these are.
+NOT_READ = {
+    ".SCB": "has the 8 bits of bitsandbytes",
+    "weight.bitmask": "is a sparse one (2:4) of compressed-tensors",
+    ".scale_packed": "lies in the order of marlin, made for a GPU",
+}
+# The methods that configurations name of the formats above; "" if there is no configuration.
+METHODS = frozenset(
+    (
+        *("", "fp8", "mxfp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "mxfp4", "gptq", "awq", "bitsandbytes"),
+        *("comfy", "torchao"),
+    )
 )
 
 

@@ -247,6 +247,30 @@ REFUSED: dict[str, tuple[dict[str, torch.Tensor], Mapping[str, Any] | None, type
         "m.scales",
     ),
     "another layout of GPTQ": (GPTQ_PARTS, {**GPTQ, "checkpoint_format": "marlin"}, UnsupportedError, "m.weight"),
+    "8 bits of bitsandbytes": (
+        {"w.weight": torch.zeros(8, 8, dtype=torch.int8), "w.SCB": torch.ones(8)},
+        {"quant_method": "bitsandbytes", "load_in_8bit": True},
+        UnsupportedError,
+        "w.SCB",
+    ),
+    "a sparse weight": (
+        {
+            "w.weight.compressed": codes(8, 8),
+            "w.weight.bitmask": torch.zeros(8, 2, dtype=torch.uint8),
+            "w.weight.shape": torch.tensor([8, 16]),
+            "w.weight_scale": torch.ones(8, 1),
+        },
+        {**PACKED, "format": "float-quantized", "sparsity_config": {"format": "sparse-24-bitmask"}},
+        UnsupportedError,
+        "w.weight.bitmask",
+    ),
+    "in marlin's order": (
+        {"w.weight_packed": INT4["w.weight_packed"], "w.scale_packed": torch.ones(8, 1).half()},
+        {**PACKED, "format": "marlin-24"},
+        UnsupportedError,
+        "w.scale_packed",
+    ),
+    "a method that is not known": ({"w.codes": torch.ones(3)}, {"quant_method": "aqlm"}, UnsupportedError, "aqlm"),
     "fused and padded by shards": (
         {NAME: codes(13568 // 32, 64), SCALE: torch.ones(4 * 27 // 4, 1)},
         FP8,
