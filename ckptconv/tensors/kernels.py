@@ -36,6 +36,7 @@ from ckptconv.tensors.moves import (
     Negate,
     Overlay,
     Quantize,
+    Rescale,
     Runs,
     Swap,
     Tile,
@@ -43,7 +44,7 @@ from ckptconv.tensors.moves import (
     WeightedSum,
     Xor,
 )
-from ckptconv.tensors.quantize import made_dtype, quantize
+from ckptconv.tensors.quantize import made_dtype, quantize, rescale, rescaled_dtype
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
@@ -563,6 +564,7 @@ def _doubles(dtype: str, bits: Array) -> Array:
 _TILES: dict[type[Any], TileMaker] = {
     Dequantize: TileMaker("float32", dequantize),
     Quantize: TileMaker(made_dtype, quantize),
+    Rescale: TileMaker(rescaled_dtype, rescale),
     LowRank: TileMaker("float64", _low_rank),
     Magnitude: TileMaker("float64", _magnitude),
 }

@@ -218,6 +218,19 @@ class Quantize(NamedTuple):
     name: str
 
 
+class Rescale(NamedTuple):
+    """Make of scales that are powers of two (float8_e8m0fnu), for 32 elements each, those of NVFP4, for 16: `made` is
+    "scales", float8_e4m3fn, or "global", by which they are divided, one float32.
+
+    The last part has all scales of the weight. For "scales" the first has the codes, two e2m1 in a byte, and the second
+    the scales of the tile: one too small for float8_e4m3fn is 0, and its codes have to be zeros. `name` is that of the
+    weight.
+    """
+
+    made: str
+    name: str
+
+
 class LowRank(NamedTuple):
     """Add a product of two matrices, times `scale`, in float64: the parts are what it is added to, and the factors.
 
@@ -235,7 +248,7 @@ class Magnitude(NamedTuple):
 
 
 # What makes a tile of a tensor of tiles of its parts.
-TileKernel: TypeAlias = "Dequantize | Quantize | LowRank | Magnitude"
+TileKernel: TypeAlias = "Dequantize | Quantize | Rescale | LowRank | Magnitude"
 
 
 class Box(NamedTuple):
@@ -274,6 +287,7 @@ Kernel: TypeAlias = (
     | Cut
     | Dequantize
     | Quantize
+    | Rescale
     | LowRank
     | Magnitude
     | Tile

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ckptconv.errors import UnsupportedError
+from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.tensors.dtypes import SUMMED
 from ckptconv.tensors.float_formats import float32_table, numpy_module
-from ckptconv.tensors.moves import Box, Quantize
+from ckptconv.tensors.moves import Box, Quantize, Rescale
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
@@ -200,3 +200,46 @@ def _words(codes: Array) -> Array:
     words <<= np.arange(0, 32, 4, dtype="u4")
     made: Array = np.bitwise_or.reduce(words, -1)
     return made
+
+
+# --------------------------------------------------------------------------------------------------------------- NVFP4
+
+
+def rescaled_dtype(kernel: Rescale) -> str:
+    """Return the dtype of the elements that `kernel` makes."""
+    return "float8_e4m3fn" if kernel.made == "scales" else "float32"
+
+
+def rescaled_axes(kernel: Rescale) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+    """Return the axes (`lazy.Axis`) of the parts of `kernel`: the codes, the scales of a tile, and all scales."""
+    every = ((0, 0, 1), (0, 0, 1))
+    return (((0, 1, 1), (1, 8, 1)), ((0, 1, 1), (1, 1, 2)), every) if kernel.made == "scales" else (every,)
+
+
+def rescale(kernel: Rescale, boxes: Sequence[Box], arrays: Sequence[Array], starts: Sequence[int], out: Array) -> None:
+    """Fill `out` with the tile from index `starts` on.
+
+    Raise CorruptError for a scale of NaN, UnsupportedError for one that is too small, and not for zeros alone.
+    """
+    np = numpy_module()
+    most = int(arrays[-1].max(initial=0))
+    if most == 255:
+        raise CorruptError(f"{kernel.name}: a scale is NaN.", "Download it again.")
+    # The largest scale becomes 2^8, the largest power of two of float8_e4m3fn; the other one is finite.
+    top = max(most, 8)
+    if kernel.made == "global":
+        out[...] = np.ldexp(np.float32(1), 135 - top)
+        return
+    codes, scales, _ = arrays
+    columns = np.arange(starts[1], starts[1] + out.shape[1]) // 2 - boxes[1].starts[1]
+    exponent = np.take(scales, columns, 1).astype("i2") - top + 8
+    small = exponent < -9
+    zero = ~(codes & 0x77).reshape(*out.shape, 8).any(-1)
+    if (small & ~zero).any():
+        raise UnsupportedError(
+            f"{kernel.name!r} has scales that are further apart than those of NVFP4 may be.",
+            "--dequantize --quantize rounds its weights, in another format.",
+        )
+    normal = (exponent + 7) << 3
+    powers = np.where(exponent < -6, 1 << np.clip(exponent + 9, 0, 3), normal)
+    out[...] = np.where(small, 0, powers)

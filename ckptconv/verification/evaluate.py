@@ -47,6 +47,7 @@ from ckptconv.tensors.moves import (
     Negate,
     Overlay,
     Quantize,
+    Rescale,
     Swap,
     WeightedSum,
     Xor,
@@ -735,6 +736,30 @@ def _scale_bits(dtype: str, scale: Array) -> Array:
     return single if dtype == "float32" else (single // (1 << 16)).astype("u2")
 
 
+def _rescaled(kernel: Rescale, parts: Sequence[_Given], indices: Sequence[Array]) -> Array:
+    """Return the bits of the scales of NVFP4 at `indices`, or of the one that divides them: as exact powers of two."""
+    np = _numpy()
+    every = values("float8_e8m0fnu", parts[-1].bits.reshape(-1))
+    if np.isnan(every).any():
+        raise CorruptError(f"{kernel.name}: a scale is NaN.")
+    most = max(float(every.max()), 2.0**-119) if every.size else 2.0**-119
+    if kernel.made == "global":
+        only: Array = np.full([len(each) for each in indices], 256 / most, "f4").view("u4")
+        return only
+    rows, columns = indices
+    codes, scales, _ = parts
+    own = values("float8_e8m0fnu", scales.bits[rows - scales.starts[0]][:, columns // 2 - scales.starts[1]])
+    wanted = own / most * 256
+    places = (columns * 8 - codes.starts[1])[:, None] + np.arange(8)
+    sizes = codes.bits[(rows - codes.starts[0])[:, None, None], places[None]] % 128
+    has_numbers = ((sizes % 8) + (sizes // 16)).sum(-1) > 0
+    if (has_numbers & (wanted < 2.0**-9)).any():
+        raise UnsupportedError(f"{kernel.name!r} has scales that are too far apart for NVFP4.")
+    table = np.array(_table("float8_e4m3fn"))[:127]
+    made: Array = np.where(wanted < 2.0**-9, 0, np.searchsorted(table, wanted)).astype("u1")
+    return made
+
+
 def _with_product(kernel: LowRank, parts: Sequence[_Given], indices: Sequence[Array]) -> Array:
     """Return the bits of what a product of factors is added to: each number rounded to float64, in order."""
     np = _numpy()
@@ -768,6 +793,7 @@ def _with_lengths(kernel: Magnitude, parts: Sequence[_Given], indices: Sequence[
 _TILES: dict[type, Callable[[Any, Sequence[_Given], Sequence[Array]], Array]] = {
     Dequantize: _dequantized,
     Quantize: _quantized,
+    Rescale: _rescaled,
     LowRank: _with_product,
     Magnitude: _with_lengths,
 }

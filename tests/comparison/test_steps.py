@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 import ckptconv
 from ckptconv.comparison.diff import Difference, TensorDifference
 from ckptconv.comparison.steps import _index
-from ckptconv.formats.quantized.table import WAYS
 from ckptconv.inspection.differences import overview, page_of
+from ckptconv.options.kinds import ROUNDING_WAYS
 
 LAYER = "model.layers.{}.mlp.{}_proj.weight"
 NAMES = [LAYER.format(layer, part) for layer in range(2) for part in ("gate", "up")]
@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tensors["model.norm.weight"] = torch.ones(4)
         save_file({name: tensor.bfloat16() for name, tensor in tensors.items()}, where / "model.safetensors")
         (where / "config.json").write_text("{}")
-    for way in WAYS:
+    for way in ROUNDING_WAYS:
         ckptconv.convert(here, here.parent / way, quantize=way)
     return here
 
@@ -49,7 +49,7 @@ def compared(one: Path, other: Path, **options: Any) -> tuple[Difference, dict[s
     return found, {tensor.name: tensor for tensor in found.tensors}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ROUNDING_WAYS)
 def test_a_release_that_was_quantized_of_it_is_lossless(way: str, model: Path) -> None:
     for pair in ((model, model.parent / way), (model.parent / way, model)):
         found, tensors = compared(*pair)
@@ -108,7 +108,7 @@ FAULTS: dict[Callable[..., None], set[str]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ROUNDING_WAYS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_and_counted_and_located(
     fault: Callable[..., None], way: str, model: Path, tmp_path: Path
@@ -138,7 +138,7 @@ def test_a_fault_is_found_and_counted_and_located(
         assert steps.beyond <= (128 * 128 if "block" in way else 32)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ROUNDING_WAYS)
 def test_another_step_of_training_is_further_than_half_a_step(way: str, model: Path) -> None:
     found, every = compared(model.parent / "later", model.parent / way)
     assert found.quantization is not None

@@ -14,6 +14,7 @@ from ckptconv.engine.worker import Worker
 from ckptconv.errors import UnsupportedError
 from ckptconv.formats.quantized.making import parts
 from ckptconv.formats.quantized.table import WAYS
+from ckptconv.options.kinds import ROUNDING_WAYS
 from ckptconv.plan import Data
 from ckptconv.storage.files import Readers
 from ckptconv.tensors.dtypes import DTYPES
@@ -76,7 +77,7 @@ def expected(weight: torch.Tensor, way: str) -> tuple[torch.Tensor, torch.Tensor
     return quotient.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8), scale
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ROUNDING_WAYS)
 @given(weight=weights())
 def test_codes_and_scales_are_what_torch_computes(way: str, weight: torch.Tensor) -> None:
     if way == "int4-g32":
@@ -98,7 +99,7 @@ def test_codes_and_scales_are_what_torch_computes(way: str, weight: torch.Tensor
         assert evaluated(tensor) == made(tensor)
 
 
-@given(weights(), st.sampled_from(list(WAYS)), st.data())
+@given(weights(), st.sampled_from(ROUNDING_WAYS), st.data())
 def test_any_interval_and_any_buffer_give_the_same_bytes(weight: torch.Tensor, way: str, data: st.DataObject) -> None:
     if way == "int4-g32":
         weight = weight.flatten(0, -2)
@@ -114,7 +115,7 @@ def test_any_interval_and_any_buffer_give_the_same_bytes(weight: torch.Tensor, w
         assert source == whole
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ROUNDING_WAYS)
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 def test_nan_and_infinity_are_refused_by_name(way: str, wrong: float) -> None:
     weight = torch.ones(130, 64)
@@ -125,7 +126,7 @@ def test_nan_and_infinity_are_refused_by_name(way: str, wrong: float) -> None:
                 make(tensor)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ROUNDING_WAYS)
 def test_what_codes_give_is_within_half_a_step(way: str) -> None:
     weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
     codes, scale = expected(weight, way)
