@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 # The smallest scale: no subnormal number, which processors may take for 0.
 LEAST = 2.0**-126
 # The dtypes of codes as they are stored, and of how many elements each holds the codes.
-CODES = {"float8_e4m3fn": ("float8_e4m3fn", 1), "int4": ("int32", 8)}
+CODES = {"float8_e4m3fn": ("float8_e4m3fn", 1), "int4": ("int32", 8), "e2m1": ("uint8", 2)}
+# OCP Microscaling Formats 1.0, table 5.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SCALES = frozenset(("float32", "bfloat16", "float8_e8m0fnu"))
 # Numbers that are quantized at a time.
 _CHUNK = 1 << 16
@@ -54,7 +56,7 @@ def fits(kernel: Quantize, dtype: str) -> bool:
         and kernel.rows > 0
         and kernel.columns > 0
         and kernel.columns % CODES[kernel.codes][1] == 0
-        and 0 < kernel.largest <= 448
+        and 0 < kernel.largest < 512
         and (kernel.power or kernel.scale != "float8_e8m0fnu")
         and dtype in SUMMED - {"float64"}
     )
@@ -116,6 +118,9 @@ def _made(kernel: Quantize, values: Array) -> Array:
     if kernel.codes == "int4":
         codes = np.clip(np.rint(quotient, out=quotient), -8, 7, out=quotient)
         given = codes * factor if kernel.exact else values
+    elif kernel.codes == "e2m1":
+        codes = _e2m1(quotient)
+        given = np.array([*_E2M1, *(-each for each in _E2M1)], "f4")[codes] * factor if kernel.exact else values
     else:
         codes = _e4m3(quotient)
         given = float32_table(kernel.codes).view("f4")[codes] * factor if kernel.exact else values
@@ -124,6 +129,9 @@ def _made(kernel: Quantize, values: Array) -> Array:
             f"{kernel.name!r} has numbers that no codes and scales of that format give exactly.",
             "--dequantize --quantize rounds them.",
         )
+    if kernel.codes == "e2m1":
+        pairs: Array = codes[..., ::2] | codes[..., 1::2] << 4
+        return pairs
     return _words(codes) if kernel.codes == "int4" else codes
 
 
@@ -190,6 +198,16 @@ def _e4m3(values: Array) -> Array:
         near = size.view("f4")[small] + np.array(_UNIT, "u4").view("f4")
         codes[small] = near.view("u4") - _UNIT
     made: Array = (codes | bits >> 24 & 0x80).astype("u1")
+    return made
+
+
+def _e2m1(values: Array) -> Array:
+    """Round finite float32 numbers to nearest in e2m1; those beyond its largest become that."""
+    np = numpy_module()
+    size = np.minimum(np.abs(values), np.float32(_E2M1[-1]))
+    exponent = np.clip(np.frexp(size)[1] - 1, 0, 2)
+    codes = np.rint(np.ldexp(size, 1 - exponent)).astype("u1") + (2 * exponent).astype("u1")
+    made: Array = codes + 8 * np.signbit(values).astype("u1")
     return made
 
 

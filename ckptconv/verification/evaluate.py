@@ -669,7 +669,7 @@ def _quantized(kernel: Quantize, parts: Sequence[_Given], indices: Sequence[Arra
     (given,) = parts
     *ahead, rows, columns = indices
     of_scales = kernel.made == "scales"
-    packed = 8 if kernel.codes == "int4" and not of_scales else 1
+    packed = 1 if of_scales else {"int4": 8, "e2m1": 2}.get(kernel.codes, 1)
     sides = kernel.rows, kernel.columns
     # The blocks, and from there on the numbers that are needed of each dimension.
     blocks = [each // (1 if of_scales else side) for each, side in zip((rows, columns * packed), sides, strict=True)]
@@ -694,6 +694,10 @@ def _quantized(kernel: Quantize, parts: Sequence[_Given], indices: Sequence[Arra
         exact = codes
         wide = (codes + 8).astype("u4").reshape(*codes.shape[:-1], -1, 8)
         stored = sum(wide[..., at] * np.uint32(16**at) for at in range(8))
+    elif kernel.codes == "e2m1":
+        exact = _nearest(np.clip(quotient, -6, 6), _Format(2, 0, 2))
+        nibbles = (np.searchsorted(_E2M1[:8], np.abs(exact)) + 8 * np.signbit(quotient)).astype("u1")
+        stored = nibbles[..., 0::2] + 16 * nibbles[..., 1::2]
     else:
         exact = _nearest(np.clip(quotient, -448, 448), _Format(4, -6, 8))
         fraction, exponent = np.frexp(np.abs(exact))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,35 @@ def test_weights_of_codes_are_equal_to_what_was_made_of_them(model: Path, tmp_pa
     ckptconv.convert(model.parent / "fp8-block-ue8m0", tmp_path / "mx", requantize="mxfp8")
     found, _ = compared(model.parent / "fp8-block-ue8m0", tmp_path / "mx")
     assert found.equal
+
+
+@pytest.mark.parametrize("rule", ["exponent", "largest"])
+def test_mxfp4_of_either_rule_is_lossless(rule: str, model: Path, tmp_path: Path) -> None:
+    shutil.copytree(QUANTIZED / "ct-mxfp4", tmp_path / "q")
+    weight = load_file(model / "model.safetensors")[NAMES[0]]
+    groups = weight.double().unflatten(-1, (-1, 32))
+    most = groups.abs().amax(-1)
+    exponent = (torch.frexp(most)[1] - 3 if rule == "exponent" else torch.log2(most / 6).ceil()).double()
+    number = groups / torch.exp2(exponent)[..., None]
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+    # No number of bfloat16 over a power of two is rounded; ties go to the even code.
+    distance = (number.abs()[..., None] - values).abs()
+    nearest = distance == distance.amin(-1, keepdim=True)
+    code = (nearest * (2 - torch.arange(8) % 2)).argmax(-1) + 8 * torch.signbit(number)
+    pairs = code.flatten(-2).unflatten(-1, (-1, 2))
+    tensors = {
+        "a.weight_packed": (pairs[..., 0] + 16 * pairs[..., 1]).to(torch.uint8),
+        "a.weight_scale": (exponent + 127).to(torch.uint8),
+    }
+    save_file(tensors, tmp_path / "q" / "model.safetensors")
+    save_file({"a.weight": weight}, tmp_path / "w.safetensors")
+    found, every = compared(tmp_path / "w.safetensors", tmp_path / "q")
+    told, steps = found.quantization, every["a.weight"].steps
+    assert told is not None
+    assert steps is not None
+    assert (told.lossless, told.beyond, told.scales) == (1, 0, 160 * 9)
+    # Numbers beyond the largest code become that.
+    assert (steps.largest > 0.5) == (rule == "exponent")
 
 
 # --------------------------------------------------------------------------------------------------- planted faults
@@ -178,7 +208,8 @@ def test_steps_are_those_of_each_format(name: str, tmp_path: Path) -> None:
     found, _ = compared(source, tmp_path / "moved.safetensors", dtype="fp32")
     told = found.quantization
     assert told is not None
-    assert told.tensors == told.within_half_step > 0
+    # So little changes no code of four bits.
+    assert told.tensors == told.within_half_step + told.lossless > 0
     largest = {"ct-nvfp4": 3 / 64, "gpt-oss-mxfp4": 3 / 64, "deepseek-v4": 15 / 64}.get(name)
     if largest:  # the largest code, that many of its own last place from 0
         assert told.largest == pytest.approx(largest, rel=1e-3)
