@@ -37,6 +37,7 @@ from ckptconv.tensors.lazy import (
     packed,
 )
 from ckptconv.tensors.moves import Cast, Dequantize, Quantize
+from ckptconv.tensors.quantize import CODES
 from ckptconv.tensors.slices import Span, sliced
 from ckptconv.verification.evaluate import blocks
 
@@ -49,9 +50,12 @@ HALF = 0.5 + 2.0**-16
 _BLOCK, _LARGEST = 1 << 15, 1 << 20
 # Of codes that are floats: the bits of their mantissa, and the exponents of their smallest and largest normal numbers.
 _FLOATS = {"float8_e4m3fn": (3, -6, 8), "float8_e5m2": (2, -14, 15), "e2m1": (1, 0, 2)}
-# What the largest number of a block may become, by codes; and whether scales are powers of two.
+# What the largest number of a block may become, by codes; and whether scales are powers of two. Just less than a power
+# of two: the exponent of the scale is that of the largest number less the largest of the codes (OCP Microscaling
+# Formats 1.0, section 6.3), and what is beyond the largest code becomes that.
 _RULES: Mapping[str, Sequence[tuple[float, bool]]] = {
-    "float8_e4m3fn": ((448.0, False), (448.0, True)),
+    "float8_e4m3fn": ((448.0, False), (448.0, True), (512 - 2.0**-15, True)),
+    "e2m1": ((8 - 2.0**-21, True), (6.0, True)),
     "int4": ((7.0, False), (7.5, False)),
 }
 _F32 = DTYPES["float32"]
@@ -113,7 +117,7 @@ class Quantization:
     """Of the others, how many have no element that is more than half a step apart."""
 
     beyond: int
-    """How many have such elements."""
+    """Of the others, how many have such elements."""
 
     elements_beyond: int
     """How many elements are more than half a step apart."""
@@ -173,7 +177,7 @@ def summed(pairs: Mapping[Any, Pair], steps: Mapping[Any, Steps], equal: Mapping
         equal=sum(equal.values()),
         lossless=sum(told.lossless for told in each),
         within_half_step=sum(not told.lossless and not told.beyond for told in each),
-        beyond=sum(bool(told.beyond) for told in each),
+        beyond=sum(not told.lossless and bool(told.beyond) for told in each),
         elements_beyond=sum(told.beyond for told in each),
         largest=max((told.largest for told in each), default=0.0),
         mean=total / max(elements, 1),
@@ -369,7 +373,7 @@ def _remade(pairs: Mapping[Any, tuple[Pair, str]], options: Options) -> dict[Any
     least, and whether the codes are the same then; nothing for those of which it is not known how they were
     quantized."""
     found: dict[Any, tuple[int, bool]] = {}
-    for attempt in range(2):
+    for attempt in range(max(map(len, _RULES.values()))):
         made: dict[Any, tuple[Pair, Pair]] = {}
         for key, (pair, side) in pairs.items():
             one, other = (pair.one, pair.other) if side == "a" else (pair.other, pair.one)
@@ -395,20 +399,23 @@ def _again(tensor: LazyTensor, other: LazyTensor, attempt: int) -> tuple[Pair, P
     kernel, codes, scale, dims = tensor.kernel, tensor.parts[0], tensor.parts[1], len(tensor.shape)
     kind = codes.dtype.name if kernel.codes == "own" else kernel.codes
     known = _RULES.get(kind, ()) if kernel.roles == ("scale",) and not kernel.over else ()
-    rules = [rule for rule in known if rule[1] or scale.dtype.name != "float8_e8m0fnu"]
+    of_powers = scale.dtype.name == "float8_e8m0fnu"
+    rules = [rule for rule in known if rule[1] or not of_powers] if of_powers or kind != "e2m1" else []
     if attempt >= len(rules) or other.dtype.name not in SUMMED - {"float64"} or any(tensor.starts):
         return None
     ahead = tuple(Axis(dim) for dim in range(dims - 2))
     rows, columns = (axis.den for axis in tensor.axes[1][-2:])
-    plain = (*ahead, Axis(dims - 2), Axis(dims - 1) if kind != "int4" else Axis(dims - 1, 4, 32))
+    across = {"int4": (4, 32), "e2m1": (4, 8)}.get(kind, (1, 1))
+    plain = (*ahead, Axis(dims - 2), Axis(dims - 1, *across))
     sides = (*ahead, Axis(dims - 2, 1, rows), Axis(dims - 1, 1, columns))
     largest, power = rules[attempt]
     is_known = tensor.axes[0] == plain and tensor.axes[1] == sides and rows * columns <= _LARGEST
-    is_known = is_known and (kind != "int4" or (kernel.offset == 8 and columns % 8 == 0))
+    is_known = is_known and (kind != "int4" or kernel.offset == 8) and columns % CODES[kind][1] == 0
     if not is_known or scale.dtype.name not in ("float32", "bfloat16", "float8_e8m0fnu"):
         return None
     made = [
         tiles_of(Quantize(what, kind, scale.dtype.name, rows, columns, largest, power, False, ""), other, stored.shape)
         for what, stored in (("codes", codes), ("scales", scale))
     ]
-    return Pair(codes, made[0]), Pair(scale, made[1])
+    alike = View(codes, made[0].dtype, codes.shape)
+    return Pair(alike, made[0]), Pair(scale, made[1])

@@ -52,7 +52,7 @@ class _Quantize(TypedDict, total=False):
     ue8m0) or for 32 (mxfp8), or to 4 bits with a scale for 32 (int4-g32). Embeddings, heads, norms and routers stay
     as they are."""
 
-    requantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8"] | None
+    requantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4"] | None
     """Give quantized weights another format that gives the same numbers, bit for bit; where it does not, that is an
     error."""
 

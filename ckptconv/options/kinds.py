@@ -211,9 +211,9 @@ ROW_DTYPE = Kind(_dtype_name, accepts=DTYPE.accepts)
 TIED = choice("alias", "duplicate", words=_LITERAL["alias", "duplicate"])
 OPAQUE = choice("keep", "drop", unset="")
 DIGEST = choice("sha256", "blake3", words=_LITERAL["sha256", "blake3"], unset="")
-_WAYS = ("fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32")
-WAY = choice(*_WAYS, words=_LITERAL[_WAYS], unset="")
-_EXACT_WAYS = ("fp8-block", "fp8-block-ue8m0", "mxfp8")
+ROUNDING_WAYS = ("fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32")
+WAY = choice(*ROUNDING_WAYS, words=_LITERAL[ROUNDING_WAYS], unset="")
+_EXACT_WAYS = ("fp8-block", "fp8-block-ue8m0", "mxfp8", "nvfp4")
 EXACT_WAY = choice(*_EXACT_WAYS, words=_LITERAL[_EXACT_WAYS], unset="")
 CHECKPOINT = choice(
     "dcp",

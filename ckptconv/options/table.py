@@ -248,7 +248,7 @@ class Options(_Given):
         EXACT_WAY,
         "Give quantized weights another format that gives the same numbers, bit for bit; where it does not, that is an "
         "error.",
-        metavar="fp8-block|fp8-block-ue8m0|mxfp8",
+        metavar="fp8-block|fp8-block-ue8m0|mxfp8|nvfp4",
         group=NAMING,
     )
     keep: tuple[str, ...] = _deciding(

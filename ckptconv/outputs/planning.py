@@ -305,7 +305,9 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     goal = kept[names[cast[0]]].dtype.name if cast else chosen.dtype
     if cast:
         selection.check_unscaled([name for name in cast if names[name] not in chosen.fixed], chosen.known, goal)
-    left = selection.left_alone({name: kept[name] for name in kept if name in chosen.fixed}, chosen.dtype)
+    # What is stored in the place of quantized weights was not to be cast.
+    own = chosen.quantization.parts if chosen.quantization else frozenset()
+    left = selection.left_alone({name: kept[name] for name in kept if name in chosen.fixed - own}, chosen.dtype)
     if chosen.widen_only:
         left += selection.left_wider({name: kept[name] for name in kept if name not in chosen.fixed}, chosen.dtype)
     notes = chosen.notes

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.quantized import making
 from ckptconv.formats.quantized.joining import parts_among
-from ckptconv.formats.quantized.table import WAYS, Way
+from ckptconv.formats.quantized.table import WAYS
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.selected import Quantization, Selected
@@ -59,7 +59,8 @@ def quantized(chosen: Selected, path: str, options: Options) -> Selected:
     keep = dict.fromkeys(options.keep, 0)
     made: dict[str, LazyTensor] = {}
     known: dict[int, dict[str, LazyTensor]] = {}
-    fixed, weights, left, unfit = set(chosen.fixed), [], [], []
+    parts: set[str] = set()
+    weights, left, unfit = [], [], []
     for each, tensor in chosen.tensors.items():
         kept = [glob for glob in keep if fnmatch.fnmatchcase(each, glob)]
         keep.update((glob, keep[glob] + 1) for glob in kept)
@@ -86,24 +87,25 @@ def quantized(chosen: Selected, path: str, options: Options) -> Selected:
         named = zip(making.parts(each, untagged(exactly), way, exact), known[id(tensor)].values(), strict=True)
         taken = dict(named)
         made.update(taken)
-        fixed.update(taken)
+        parts.update(taken)
     _check(path, options, weights, keep)
-    _check_names(chosen, made, weights, way)
+    if len(made) != len(chosen.tensors) - len(weights) + len(parts):
+        raise UsageError("A scale would have the name of another tensor. Nothing was written.", "See --rename.")
     told = {**way.told, way.left: list(dict.fromkeys((*map(_module, left), _HEAD)))}
     return replace(
         chosen,
         names={each: each for each in made},
         known=made,
         tensors=made,
-        described=keymap.Flattened(made, None, frozenset(fixed)),
+        described=keymap.Flattened(made, None, chosen.fixed | parts),
         structured=False,
         owners={alias: owner for alias, owner in chosen.owners.items() if alias in made and owner in made},
-        fixed=frozenset(fixed),
-        warnings=(*chosen.warnings, *_warnings(chosen, unfit, way)),
+        fixed=chosen.fixed | parts,
+        warnings=(*chosen.warnings, *_warnings(chosen, unfit)),
         notes=(*chosen.notes, _note(name, weights, left)),
         quantized={},
         unmapped=chosen.unmapped or chosen,
-        quantization=Quantization(name, tuple(weights), told),
+        quantization=Quantization(tuple(weights), frozenset(parts), told),
     )
 
 
@@ -148,19 +150,12 @@ def _check(path: str, options: Options, weights: list[str], keep: Mapping[str, i
         )
 
 
-def _check_names(chosen: Selected, made: Mapping[str, LazyTensor], weights: list[str], way: Way) -> None:
-    """Raise UsageError if a part would have the name of another tensor."""
-    parts = len(way.format.parts.keys() & {"codes", "scale", "shape"})
-    if len(made) != len(chosen.tensors) + (parts - 1) * len(weights):
-        raise UsageError("A scale would have the name of another tensor. Nothing was written.", "See --rename.")
-
-
 def _note(name: str, weights: list[str], left: list[str]) -> str:
     count = f"{len(weights):,} weight{'s' if len(weights) != 1 else ''}"
     return f"quantized {count} as {name}" + (f"; as they were: {some(left)}." if left else ".")
 
 
-def _warnings(chosen: Selected, unfit: list[str], way: Way) -> Iterator[str]:
+def _warnings(chosen: Selected, unfit: list[str]) -> Iterator[str]:
     if unfit:
         yield f"not quantized, as the format has no place for them: {some(unfit, form=str)}."
     if chosen.structured and (chosen.described.values or chosen.described.inert):

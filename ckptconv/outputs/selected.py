@@ -22,10 +22,10 @@ METADATA = {"format": "pt"}
 
 
 class Quantization(NamedTuple):
-    """What was quantized: how, the names of weights, and what a configuration says of it."""
+    """What was quantized: the names of weights, those of the parts in their place, and what a configuration says."""
 
-    way: str
     weights: tuple[str, ...]
+    parts: frozenset[str]
     told: Mapping[str, Any]
 
 

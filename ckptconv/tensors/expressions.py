@@ -46,6 +46,7 @@ from ckptconv.tensors.moves import (
     Negate,
     Overlay,
     Quantize,
+    Rescale,
     Swap,
     WeightedSum,
     Xor,
@@ -118,6 +119,7 @@ KERNELS: dict[str, tuple[type[Kernel], tuple[str, ...]]] = {
         Quantize,
         ("text", "text", "text", "count", "count", "number", "flag", "flag", "text"),
     ),
+    "rescale": (Rescale, ("text", "text")),
     "dequantize": (Dequantize, ("text", "texts", "count", "flag", "dtype name", "text")),
 }
 _NAMES = {kind.made: name for name, kind in EXPRESSIONS.items()}
@@ -371,6 +373,19 @@ def _fits_blocks(tensor: Tiled) -> bool:
     return tuple(map(tuple, tensor.axes[0])) == axes and tensor.whole == whole
 
 
+def _fits_powers(tensor: Tiled) -> bool:
+    kernel, parts = tensor.kernel, tensor.parts
+    assert isinstance(kernel, Rescale)
+    if kernel.made not in ("scales", "global") or tensor.axes != quantize.rescaled_axes(kernel) or tensor.whole:
+        return False
+    *codes, every = parts
+    if kernel.made == "global":
+        return tensor.shape == (1,) and every.dtype.name == "float8_e8m0fnu"
+    rows, groups = every.shape
+    alike = codes[1].shape == (rows, groups) and codes[0].shape == (rows, 16 * groups) and len(tensor.shape) == 2
+    return alike and [part.dtype.name for part in parts] == ["uint8", "float8_e8m0fnu", "float8_e8m0fnu"]
+
+
 def _fits_factors(tensor: Tiled) -> bool:
     if len(tensor.shape) != 2 or len(tensor.parts) != 3 or not _are_numbers(tensor):
         return False
@@ -446,6 +461,7 @@ _FITS: dict[type, Callable[[Any, DType, DType], bool]] = {
 _TILES_FIT: dict[type, Callable[[Tiled], bool]] = {
     Dequantize: _fits_codes,
     Quantize: _fits_blocks,
+    Rescale: _fits_powers,
     LowRank: _fits_factors,
     Magnitude: _fits_rows,
 }

@@ -36,6 +36,7 @@ from ckptconv.tensors.moves import (
     Negate,
     Overlay,
     Quantize,
+    Rescale,
     Runs,
     Swap,
     Tile,
@@ -43,7 +44,7 @@ from ckptconv.tensors.moves import (
     WeightedSum,
     Xor,
 )
-from ckptconv.tensors.quantize import made_dtype, quantize
+from ckptconv.tensors.quantize import made_dtype, quantize, rescale, rescaled_dtype
 from ckptconv.tensors.rounding import numbers
 
 if TYPE_CHECKING:
@@ -539,6 +540,12 @@ def _quantized(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
     return 0
 
 
+def _rescaled(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
+    assert isinstance(tile.kernel, Rescale)
+    rescale(tile.kernel, tile.boxes, arrays, tile.starts, out)
+    return 0
+
+
 @functools.cache
 def _rounding(dtype: str) -> Rounding:
     """Return how float32 that was just made, and is still in the cache, becomes `dtype`."""
@@ -559,6 +566,7 @@ def _copy(source: Array, result: Array, scratch: Array) -> int:
 _TILES: dict[type[Any], TileMaker] = {
     Dequantize: TileMaker("float32", _dequantized),
     Quantize: TileMaker(made_dtype, _quantized),
+    Rescale: TileMaker(rescaled_dtype, _rescaled),
     LowRank: TileMaker("float64", _low_rank),
     Magnitude: TileMaker("float64", _magnitude),
 }

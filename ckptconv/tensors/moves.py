@@ -202,9 +202,9 @@ class Quantize(NamedTuple):
     `made` is "codes" or "scales". A block has `rows` by `columns` of the last two dimensions; those at the edges may
     have fewer. Its scale is the largest of its absolute values over `largest`, in float32, rounded to dtype `scale`, or
     with `power` up to a power of two; 1 where all are zero. A code is the number over the scale in float32, rounded to
-    nearest, ties to even: as `codes` says a float8_e4m3fn, or for "int4" an integer from −8 on, stored 8 more, eight in
-    a 32-bit word, the first in the lowest bits. `exact`: codes times scales have to be the numbers, bit for bit. `name`
-    is that of the numbers in messages.
+    nearest, ties to even: as `codes` says a float8_e4m3fn, for "int4" an integer from −8 on, stored 8 more, eight in a
+    32-bit word, or an "e2m1", two in a byte, the first in the lowest bits. `exact`: codes times scales have to be the
+    numbers, bit for bit. `name` is that of the numbers in messages.
     """
 
     made: str
@@ -215,6 +215,19 @@ class Quantize(NamedTuple):
     largest: float
     power: bool
     exact: bool
+    name: str
+
+
+class Rescale(NamedTuple):
+    """Make of scales that are powers of two (float8_e8m0fnu), for 32 elements each, those of NVFP4, for 16: `made` is
+    "scales", float8_e4m3fn, or "global", by which they are divided, one float32.
+
+    The last part has all scales of the weight. For "scales" the first has the codes, two e2m1 in a byte, and the second
+    the scales of the tile: one too small for float8_e4m3fn is 0, and its codes have to be zeros. `name` is that of the
+    weight.
+    """
+
+    made: str
     name: str
 
 
@@ -235,7 +248,7 @@ class Magnitude(NamedTuple):
 
 
 # What makes a tile of a tensor of tiles of its parts.
-TileKernel: TypeAlias = "Dequantize | Quantize | LowRank | Magnitude"
+TileKernel: TypeAlias = "Dequantize | Quantize | Rescale | LowRank | Magnitude"
 # Those that cast what they make themselves, as they make it.
 CASTING = (Dequantize, LowRank)
 
@@ -280,6 +293,7 @@ Kernel: TypeAlias = (
     | Cut
     | Dequantize
     | Quantize
+    | Rescale
     | LowRank
     | Magnitude
     | Tile

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ckptconv.errors import UnsupportedError
+from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.tensors.dtypes import SUMMED
 from ckptconv.tensors.float_formats import float32_table, numpy_module
-from ckptconv.tensors.moves import Box, Quantize
+from ckptconv.tensors.moves import Box, Quantize, Rescale
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 # The smallest scale: no subnormal number, which processors may take for 0.
 LEAST = 2.0**-126
 # The dtypes of codes as they are stored, and of how many elements each holds the codes.
-CODES = {"float8_e4m3fn": ("float8_e4m3fn", 1), "int4": ("int32", 8)}
+CODES = {"float8_e4m3fn": ("float8_e4m3fn", 1), "int4": ("int32", 8), "e2m1": ("uint8", 2)}
+# OCP Microscaling Formats 1.0, table 5.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SCALES = frozenset(("float32", "bfloat16", "float8_e8m0fnu"))
 # Numbers that are quantized at a time.
 _CHUNK = 1 << 16
@@ -54,7 +56,7 @@ def fits(kernel: Quantize, dtype: str) -> bool:
         and kernel.rows > 0
         and kernel.columns > 0
         and kernel.columns % CODES[kernel.codes][1] == 0
-        and 0 < kernel.largest <= 448
+        and 0 < kernel.largest < 512
         and (kernel.power or kernel.scale != "float8_e8m0fnu")
         and dtype in SUMMED - {"float64"}
     )
@@ -116,6 +118,9 @@ def _made(kernel: Quantize, values: Array) -> Array:
     if kernel.codes == "int4":
         codes = np.clip(np.rint(quotient, out=quotient), -8, 7, out=quotient)
         given = codes * factor if kernel.exact else values
+    elif kernel.codes == "e2m1":
+        codes = _e2m1(quotient)
+        given = np.array([*_E2M1, *(-each for each in _E2M1)], "f4")[codes] * factor if kernel.exact else values
     else:
         codes = _e4m3(quotient)
         given = float32_table(kernel.codes).view("f4")[codes] * factor if kernel.exact else values
@@ -124,6 +129,9 @@ def _made(kernel: Quantize, values: Array) -> Array:
             f"{kernel.name!r} has numbers that no codes and scales of that format give exactly.",
             "--dequantize --quantize rounds them.",
         )
+    if kernel.codes == "e2m1":
+        pairs: Array = codes[..., ::2] | codes[..., 1::2] << 4
+        return pairs
     return _words(codes) if kernel.codes == "int4" else codes
 
 
@@ -193,6 +201,16 @@ def _e4m3(values: Array) -> Array:
     return made
 
 
+def _e2m1(values: Array) -> Array:
+    """Round finite float32 numbers to nearest in e2m1; those beyond its largest become that."""
+    np = numpy_module()
+    size = np.minimum(np.abs(values), np.float32(_E2M1[-1]))
+    exponent = np.clip(np.frexp(size)[1] - 1, 0, 2)
+    codes = np.rint(np.ldexp(size, 1 - exponent)).astype("u1") + (2 * exponent).astype("u1")
+    made: Array = codes + 8 * np.signbit(values).astype("u1")
+    return made
+
+
 def _words(codes: Array) -> Array:
     """Return integers from −8 to 7, 8 more, eight in a word."""
     np = numpy_module()
@@ -200,3 +218,46 @@ def _words(codes: Array) -> Array:
     words <<= np.arange(0, 32, 4, dtype="u4")
     made: Array = np.bitwise_or.reduce(words, -1)
     return made
+
+
+# --------------------------------------------------------------------------------------------------------------- NVFP4
+
+
+def rescaled_dtype(kernel: Rescale) -> str:
+    """Return the dtype of the elements that `kernel` makes."""
+    return "float8_e4m3fn" if kernel.made == "scales" else "float32"
+
+
+def rescaled_axes(kernel: Rescale) -> tuple[tuple[tuple[int, int, int], ...], ...]:
+    """Return the axes (`lazy.Axis`) of the parts of `kernel`: the codes, the scales of a tile, and all scales."""
+    every = ((0, 0, 1), (0, 0, 1))
+    return (((0, 1, 1), (1, 8, 1)), ((0, 1, 1), (1, 1, 2)), every) if kernel.made == "scales" else (every,)
+
+
+def rescale(kernel: Rescale, boxes: Sequence[Box], arrays: Sequence[Array], starts: Sequence[int], out: Array) -> None:
+    """Fill `out` with the tile from index `starts` on.
+
+    Raise CorruptError for a scale of NaN, UnsupportedError for one that is too small, and not for zeros alone.
+    """
+    np = numpy_module()
+    most = int(arrays[-1].max(initial=0))
+    if most == 255:
+        raise CorruptError(f"{kernel.name}: a scale is NaN.", "Download it again.")
+    # The largest scale becomes 2^8, the largest power of two of float8_e4m3fn; the other one is finite.
+    top = max(most, 8)
+    if kernel.made == "global":
+        out[...] = np.ldexp(np.float32(1), 135 - top)
+        return
+    codes, scales, _ = arrays
+    columns = np.arange(starts[1], starts[1] + out.shape[1]) // 2 - boxes[1].starts[1]
+    exponent = np.take(scales, columns, 1).astype("i2") - top + 8
+    small = exponent < -9
+    zero = ~(codes & 0x77).reshape(*out.shape, 8).any(-1)
+    if (small & ~zero).any():
+        raise UnsupportedError(
+            f"{kernel.name!r} has scales that are further apart than those of NVFP4 may be.",
+            "--dequantize --quantize rounds its weights, in another format.",
+        )
+    normal = (exponent + 7) << 3
+    powers = np.where(exponent < -6, 1 << np.clip(exponent + 9, 0, 3), normal)
+    out[...] = np.where(small, 0, powers)

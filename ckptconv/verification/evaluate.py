@@ -47,6 +47,7 @@ from ckptconv.tensors.moves import (
     Negate,
     Overlay,
     Quantize,
+    Rescale,
     Swap,
     WeightedSum,
     Xor,
@@ -668,7 +669,7 @@ def _quantized(kernel: Quantize, parts: Sequence[_Given], indices: Sequence[Arra
     (given,) = parts
     *ahead, rows, columns = indices
     of_scales = kernel.made == "scales"
-    packed = 8 if kernel.codes == "int4" and not of_scales else 1
+    packed = 1 if of_scales else {"int4": 8, "e2m1": 2}.get(kernel.codes, 1)
     sides = kernel.rows, kernel.columns
     # The blocks, and from there on the numbers that are needed of each dimension.
     blocks = [each // (1 if of_scales else side) for each, side in zip((rows, columns * packed), sides, strict=True)]
@@ -693,6 +694,10 @@ def _quantized(kernel: Quantize, parts: Sequence[_Given], indices: Sequence[Arra
         exact = codes
         wide = (codes + 8).astype("u4").reshape(*codes.shape[:-1], -1, 8)
         stored = sum(wide[..., at] * np.uint32(16**at) for at in range(8))
+    elif kernel.codes == "e2m1":
+        exact = _nearest(np.clip(quotient, -6, 6), _Format(2, 0, 2))
+        nibbles = (np.searchsorted(_E2M1[:8], np.abs(exact)) + 8 * np.signbit(quotient)).astype("u1")
+        stored = nibbles[..., 0::2] + 16 * nibbles[..., 1::2]
     else:
         exact = _nearest(np.clip(quotient, -448, 448), _Format(4, -6, 8))
         fraction, exponent = np.frexp(np.abs(exact))
@@ -735,6 +740,30 @@ def _scale_bits(dtype: str, scale: Array) -> Array:
     return single if dtype == "float32" else (single // (1 << 16)).astype("u2")
 
 
+def _rescaled(kernel: Rescale, parts: Sequence[_Given], indices: Sequence[Array]) -> Array:
+    """Return the bits of the scales of NVFP4 at `indices`, or of the one that divides them: as exact powers of two."""
+    np = _numpy()
+    every = values("float8_e8m0fnu", parts[-1].bits.reshape(-1))
+    if np.isnan(every).any():
+        raise CorruptError(f"{kernel.name}: a scale is NaN.")
+    most = max(float(every.max()), 2.0**-119) if every.size else 2.0**-119
+    if kernel.made == "global":
+        only: Array = np.full([len(each) for each in indices], 256 / most, "f4").view("u4")
+        return only
+    rows, columns = indices
+    codes, scales, _ = parts
+    own = values("float8_e8m0fnu", scales.bits[rows - scales.starts[0]][:, columns // 2 - scales.starts[1]])
+    wanted = own / most * 256
+    places = (columns * 8 - codes.starts[1])[:, None] + np.arange(8)
+    sizes = codes.bits[(rows - codes.starts[0])[:, None, None], places[None]] % 128
+    has_numbers = ((sizes % 8) + (sizes // 16)).sum(-1) > 0
+    if (has_numbers & (wanted < 2.0**-9)).any():
+        raise UnsupportedError(f"{kernel.name!r} has scales that are too far apart for NVFP4.")
+    table = np.array(_table("float8_e4m3fn"))[:127]
+    made: Array = np.where(wanted < 2.0**-9, 0, np.searchsorted(table, wanted)).astype("u1")
+    return made
+
+
 def _with_product(kernel: LowRank, parts: Sequence[_Given], indices: Sequence[Array]) -> Array:
     """Return the bits of what a product of factors is added to: each number rounded to float64, in order."""
     np = _numpy()
@@ -768,6 +797,7 @@ def _with_lengths(kernel: Magnitude, parts: Sequence[_Given], indices: Sequence[
 _TILES: dict[type, Callable[[Any, Sequence[_Given], Sequence[Array]], Array]] = {
     Dequantize: _dequantized,
     Quantize: _quantized,
+    Rescale: _rescaled,
     LowRank: _with_product,
     Magnitude: _with_lengths,
 }

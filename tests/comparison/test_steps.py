@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from safetensors.torch import load_file, save_file
 import ckptconv
 from ckptconv.comparison.diff import Difference, TensorDifference
 from ckptconv.comparison.steps import _index
-from ckptconv.formats.quantized.table import WAYS
 from ckptconv.inspection.differences import overview, page_of
+from ckptconv.options.kinds import ROUNDING_WAYS
 
 LAYER = "model.layers.{}.mlp.{}_proj.weight"
 NAMES = [LAYER.format(layer, part) for layer in range(2) for part in ("gate", "up")]
@@ -39,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tensors["model.norm.weight"] = torch.ones(4)
         save_file({name: tensor.bfloat16() for name, tensor in tensors.items()}, where / "model.safetensors")
         (where / "config.json").write_text("{}")
-    for way in WAYS:
+    for way in ROUNDING_WAYS:
         ckptconv.convert(here, here.parent / way, quantize=way)
     return here
 
@@ -49,7 +50,7 @@ def compared(one: Path, other: Path, **options: Any) -> tuple[Difference, dict[s
     return found, {tensor.name: tensor for tensor in found.tensors}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ROUNDING_WAYS)
 def test_a_release_that_was_quantized_of_it_is_lossless(way: str, model: Path) -> None:
     for pair in ((model, model.parent / way), (model.parent / way, model)):
         found, tensors = compared(*pair)
@@ -76,6 +77,35 @@ def test_weights_of_codes_are_equal_to_what_was_made_of_them(model: Path, tmp_pa
     ckptconv.convert(model.parent / "fp8-block-ue8m0", tmp_path / "mx", requantize="mxfp8")
     found, _ = compared(model.parent / "fp8-block-ue8m0", tmp_path / "mx")
     assert found.equal
+
+
+@pytest.mark.parametrize("rule", ["exponent", "largest"])
+def test_mxfp4_of_either_rule_is_lossless(rule: str, model: Path, tmp_path: Path) -> None:
+    shutil.copytree(QUANTIZED / "ct-mxfp4", tmp_path / "q")
+    weight = load_file(model / "model.safetensors")[NAMES[0]]
+    groups = weight.double().unflatten(-1, (-1, 32))
+    most = groups.abs().amax(-1)
+    exponent = (torch.frexp(most)[1] - 3 if rule == "exponent" else torch.log2(most / 6).ceil()).double()
+    number = groups / torch.exp2(exponent)[..., None]
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+    # No number of bfloat16 over a power of two is rounded; ties go to the even code.
+    distance = (number.abs()[..., None] - values).abs()
+    nearest = distance == distance.amin(-1, keepdim=True)
+    code = (nearest * (2 - torch.arange(8) % 2)).argmax(-1) + 8 * torch.signbit(number)
+    pairs = code.flatten(-2).unflatten(-1, (-1, 2))
+    tensors = {
+        "a.weight_packed": (pairs[..., 0] + 16 * pairs[..., 1]).to(torch.uint8),
+        "a.weight_scale": (exponent + 127).to(torch.uint8),
+    }
+    save_file(tensors, tmp_path / "q" / "model.safetensors")
+    save_file({"a.weight": weight}, tmp_path / "w.safetensors")
+    found, every = compared(tmp_path / "w.safetensors", tmp_path / "q")
+    told, steps = found.quantization, every["a.weight"].steps
+    assert told is not None
+    assert steps is not None
+    assert (told.lossless, told.beyond, told.scales) == (1, 0, 160 * 9)
+    # Numbers beyond the largest code become that.
+    assert (steps.largest > 0.5) == (rule == "exponent")
 
 
 # --------------------------------------------------------------------------------------------------- planted faults
@@ -108,7 +138,7 @@ FAULTS: dict[Callable[..., None], set[str]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ROUNDING_WAYS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_and_counted_and_located(
     fault: Callable[..., None], way: str, model: Path, tmp_path: Path
@@ -138,7 +168,7 @@ def test_a_fault_is_found_and_counted_and_located(
         assert steps.beyond <= (128 * 128 if "block" in way else 32)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ROUNDING_WAYS)
 def test_another_step_of_training_is_further_than_half_a_step(way: str, model: Path) -> None:
     found, every = compared(model.parent / "later", model.parent / way)
     assert found.quantization is not None
@@ -178,7 +208,8 @@ def test_steps_are_those_of_each_format(name: str, tmp_path: Path) -> None:
     found, _ = compared(source, tmp_path / "moved.safetensors", dtype="fp32")
     told = found.quantization
     assert told is not None
-    assert told.tensors == told.within_half_step > 0
+    # So little changes no code of four bits.
+    assert told.tensors == told.within_half_step + told.lossless > 0
     largest = {"ct-nvfp4": 3 / 64, "gpt-oss-mxfp4": 3 / 64, "deepseek-v4": 15 / 64}.get(name)
     if largest:  # the largest code, that many of its own last place from 0
         assert told.largest == pytest.approx(largest, rel=1e-3)

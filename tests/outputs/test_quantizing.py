@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import ckptconv
 from ckptconv import DifferenceError, UnsupportedError, UsageError
 from ckptconv.formats.quantized.table import WAYS
+from ckptconv.options.kinds import ROUNDING_WAYS
 
 QUANTIZED = DATA / "quantized"
 LEFT = ["model.embed_tokens.weight", "model.layers.0.mlp.gate.weight", "lm_head.weight"]
@@ -33,7 +34,7 @@ def model(here: Path, **more: torch.Tensor) -> Path:
     return here
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ROUNDING_WAYS)
 def test_weights_are_quantized_and_the_configuration_says_so(way: str, tmp_path: Path) -> None:
     source, out = model(tmp_path / "m"), tmp_path / "q"
     report = ckptconv.convert(source, out, quantize=way, verify=True)
@@ -122,6 +123,7 @@ def test_a_scale_that_was_changed_is_found(tmp_path: Path) -> None:
         ("gpt-oss-mxfp4", "fp8-block"),
         ("ct-mxfp4", "fp8-block"),
         ("ct-mxfp4", "mxfp8"),
+        ("ct-mxfp4", "nvfp4"),
         ("block-fp8-e8m0", "mxfp8"),
         ("block-fp8-f32-pow2", "mxfp8"),
         ("block-fp8-u8", "fp8-block-ue8m0"),
@@ -138,7 +140,12 @@ def test_another_format_gives_back_the_same_numbers(name: str, way: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("name", "way"), [("block-fp8-f32", "mxfp8"), ("mxfp8", "fp8-block"), ("deepseek-v4", "fp8-block")]
+    ("name", "way"),
+    [
+        ("block-fp8-f32", "mxfp8"),
+        ("mxfp8", "fp8-block"),
+        ("deepseek-v4", "fp8-block"),
+    ],
 )
 def test_where_a_number_would_be_another_it_is_refused_by_name(name: str, way: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"'.+\.weight' has numbers that no codes and scales"):
@@ -157,3 +164,38 @@ def test_weights_that_were_not_quantized_stay_as_they_are(tmp_path: Path) -> Non
     assert "other" in told["modules_to_not_convert"]
     with pytest.raises(UsageError, match="no quantized weights"):
         ckptconv.convert(model(tmp_path / "m"), tmp_path / "x", requantize="fp8-block")
+
+
+def of_mxfp4(here: Path, exponents: list[int], codes: int = 0x21) -> Path:
+    """A weight of MXFP4, a group of each scale in a row of its own."""
+    shutil.copytree(QUANTIZED / "ct-mxfp4", here)
+    scales = torch.tensor([[each + 127] for each in exponents], dtype=torch.uint8)
+    packed = torch.full((len(exponents), 16), 0x21, dtype=torch.uint8)
+    packed[0] = codes
+    save_file({"a.weight_packed": packed, "a.weight_scale": scales}, here / "model.safetensors")
+    return here
+
+
+@pytest.mark.parametrize("least", [-20, -119, 100])
+def test_scales_of_nvfp4_may_be_seventeen_powers_of_two_apart(least: int, tmp_path: Path) -> None:
+    source = of_mxfp4(tmp_path / "s", [least, least + 3, least + 17])
+    ckptconv.convert(source, tmp_path / "q", requantize="nvfp4", verify=True)
+    tensors = load_file(tmp_path / "q" / "model.safetensors")
+    scales = tensors["a.weight_scale"].float() / tensors["a.weight_global_scale"]
+    assert torch.equal(
+        scales, torch.exp2(torch.tensor([[least], [least + 3], [least + 17]]).double()).float().repeat(1, 2)
+    )
+    assert torch.equal(tensors["a.weight_packed"], load_file(source / "model.safetensors")["a.weight_packed"])
+    wide = of_mxfp4(tmp_path / "w", [least, least + 18])
+    with pytest.raises(UnsupportedError, match=r"'a\.weight' has scales that are further apart"):
+        ckptconv.convert(wide, tmp_path / "x", requantize="nvfp4")
+    # Zeros, of both signs, need no scale.
+    zeros = of_mxfp4(tmp_path / "z", [least, least + 18], codes=0x80)
+    ckptconv.convert(zeros, tmp_path / "y", requantize="nvfp4", verify=True)
+    assert load_file(tmp_path / "y" / "model.safetensors")["a.weight_scale"].float().tolist() == [[0, 0], [256, 256]]
+
+
+@pytest.mark.parametrize("name", ["block-fp8-e8m0", "gpt-oss-mxfp4"])
+def test_nvfp4_is_made_of_rows_of_mxfp4_alone(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="has no codes of MXFP4, row by row"):
+        ckptconv.convert(QUANTIZED / name, tmp_path / "q", requantize="nvfp4")

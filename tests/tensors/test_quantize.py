@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 
 from ckptconv.engine.worker import Worker
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats.quantized.making import parts
+from ckptconv.formats.quantized.making import parts, tiles_of
 from ckptconv.formats.quantized.table import WAYS
+from ckptconv.options.kinds import ROUNDING_WAYS
 from ckptconv.plan import Data
 from ckptconv.storage.files import Readers
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.kernels import scatter
 from ckptconv.tensors.lazy import Inline, LazyTensor
+from ckptconv.tensors.moves import Quantize
 from ckptconv.verification.evaluate import Evaluator
 
 DTYPE = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -76,7 +78,7 @@ def expected(weight: torch.Tensor, way: str) -> tuple[torch.Tensor, torch.Tensor
     return quotient.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8), scale
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ROUNDING_WAYS)
 @given(weight=weights())
 def test_codes_and_scales_are_what_torch_computes(way: str, weight: torch.Tensor) -> None:
     if way == "int4-g32":
@@ -98,7 +100,7 @@ def test_codes_and_scales_are_what_torch_computes(way: str, weight: torch.Tensor
         assert evaluated(tensor) == made(tensor)
 
 
-@given(weights(), st.sampled_from(list(WAYS)), st.data())
+@given(weights(), st.sampled_from(ROUNDING_WAYS), st.data())
 def test_any_interval_and_any_buffer_give_the_same_bytes(weight: torch.Tensor, way: str, data: st.DataObject) -> None:
     if way == "int4-g32":
         weight = weight.flatten(0, -2)
@@ -114,7 +116,7 @@ def test_any_interval_and_any_buffer_give_the_same_bytes(weight: torch.Tensor, w
         assert source == whole
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ROUNDING_WAYS)
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 def test_nan_and_infinity_are_refused_by_name(way: str, wrong: float) -> None:
     weight = torch.ones(130, 64)
@@ -125,7 +127,7 @@ def test_nan_and_infinity_are_refused_by_name(way: str, wrong: float) -> None:
                 make(tensor)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ROUNDING_WAYS)
 def test_what_codes_give_is_within_half_a_step(way: str) -> None:
     weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(1)).bfloat16()
     codes, scale = expected(weight, way)
@@ -142,3 +144,24 @@ def test_what_codes_give_is_within_half_a_step(way: str) -> None:
     nearest = (number.flatten()[:, None] - every).abs().amin(1)
     got = (number.flatten() - codes.view(torch.float8_e4m3fn).double().flatten()).abs()
     assert (got <= nearest + 1e-4).all()
+
+
+@given(weights())
+def test_codes_of_four_bits_are_the_nearest_and_even_ones_at_ties(weight: torch.Tensor) -> None:
+    kernel = Quantize("codes", "e2m1", "float8_e8m0fnu", 1, 32, 8 - 2.0**-21, True, False, "x")
+    codes = tiles_of(kernel, inline(weight), (*weight.shape[:-1], weight.shape[-1] // 2))
+    scales = tiles_of(kernel._replace(made="scales"), inline(weight), (*weight.shape[:-1], weight.shape[-1] // 32))
+    groups = weight.double().unflatten(-1, (-1, 32))
+    most = groups.abs().amax(-1)
+    # OCP Microscaling Formats 1.0, section 6.3: the exponent of the largest number, less 2.
+    exponent = (torch.frexp(most)[1] - 3).clamp(min=-126)
+    exponent[most == 0] = 0
+    assert made(scales) == evaluated(scales) == (exponent + 127).to(torch.uint8).numpy().tobytes()
+    number = (groups / torch.exp2(exponent.double())[..., None]).flatten(-2)
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+    distance = (number.abs().clamp(max=6)[..., None] - values).abs()
+    is_nearest = distance == distance.amin(-1, keepdim=True)
+    # Of two that are nearest, the one whose last bit is 0.
+    code = (is_nearest * (2 - torch.arange(8) % 2)).argmax(-1) + 8 * torch.signbit(number)
+    pairs = code.unflatten(-1, (-1, 2))
+    assert made(codes) == evaluated(codes) == (pairs[..., 0] + 16 * pairs[..., 1]).to(torch.uint8).numpy().tobytes()

@@ -26,6 +26,7 @@ from ckptconv.tensors.moves import (
     Negate,
     Overlay,
     Quantize,
+    Rescale,
     Swap,
     WeightedSum,
     Xor,
@@ -44,6 +45,7 @@ NARROW = Inline(np.array([16256, 16257], "<u2").tobytes(), BF16, (2,))
 OCTETS = Inline(BYTES, U8, (32,))
 PAIRS = Inline(bytes(range(64)), U16, (32,))
 CODES = Inline(BYTES, U8, (2, 16))
+POWERS = Inline(bytes([120, 122]), DTYPES["float8_e8m0fnu"], (2, 1))
 SCALES = Inline(np.array([[0.5], [3]], "<f4").tobytes(), F32, (2, 1))
 # Those that moves are made of, and that no expression names; a kernel of tiles is carried out by `Tile`.
 OF_MOVES = {moves.Gather, moves.Cut, moves.Tile}
@@ -74,6 +76,14 @@ SAMPLES: dict[type[Any], LazyTensor] = {
         (5, 6),
         (0, 0),
         (2, 4),
+    ),
+    Rescale: Tiled(
+        (CODES, POWERS, POWERS),
+        ((Axis(0), Axis(1, 8)), (Axis(0), Axis(1, 1, 2)), (Axis(0, 0), Axis(0, 0))),
+        Rescale("scales", "x"),
+        DTYPES["float8_e4m3fn"],
+        (2, 2),
+        (0, 0),
     ),
     Dequantize: Tiled(
         (CODES, SCALES),

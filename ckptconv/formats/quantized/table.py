@@ -229,6 +229,13 @@ _PACKED_INT = Format(
     offset="half",
     own=True,
 )
+_NVFP4 = Format(
+    "M K",
+    "e2m1",
+    {"codes": Part("+_packed", "uint8", "M K*4/8"), "scale": Part("", "float32", _GROUPED)},
+    _of_groups("float", 4, "NVFP4", "nvfp4-pack-quantized"),
+    scale=_OVER,
+)
 FORMATS: tuple[Format, ...] = (
     Format(
         "M K",
@@ -273,13 +280,7 @@ FORMATS: tuple[Format, ...] = (
         {"codes": Part("+_packed", "uint8", "M K*4/8"), "scale": Part("+_scale", _POWERS, _GROUPED)},
         _of_groups("float", 4, "MXFP4", "mxfp4-pack-quantized"),
     ),
-    Format(
-        "M K",
-        "e2m1",
-        {"codes": Part("+_packed", "uint8", "M K*4/8"), "scale": Part("", "float32", _GROUPED)},
-        _of_groups("float", 4, "NVFP4", "nvfp4-pack-quantized"),
-        scale=_OVER,
-    ),
+    _NVFP4,
     Format(
         "M K",
         "e2m1",
@@ -369,7 +370,8 @@ METHODS = frozenset(
 
 @dataclass(frozen=True)
 class Way:
-    """A way to quantize weights that needs no data: a format, read the other way.
+    """A way to quantize weights that needs no data: a format, read the other way. One of codes "e2m1" is for weights of
+    such codes alone, with other scales.
 
     Parts have the first of their names there, and shapes of `sizes`. `codes` and `scale` are what codes are and the
     dtype that scales are rounded to, `stored` the dtype that they have in the file; the largest code is `largest`, and
@@ -441,6 +443,28 @@ WAYS: Mapping[str, Way] = {
             "format": "pack-quantized",
             "quantization_status": "compressed",
             "config_groups": {"group_0": {"targets": ["Linear"], "format": "pack-quantized", "weights": _INT4}},
+        },
+        "ignore",
+    ),
+    "nvfp4": Way(
+        _NVFP4,
+        "e2m1",
+        "float8_e4m3fn",
+        "float8_e4m3fn",
+        {"B": 1, "C": 16},
+        6.0,
+        True,
+        {
+            "quant_method": "compressed-tensors",
+            "format": "nvfp4-pack-quantized",
+            "quantization_status": "compressed",
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "format": "nvfp4-pack-quantized",
+                    "weights": {**_INT4, "type": "float", "strategy": "tensor_group", "group_size": 16},
+                }
+            },
         },
         "ignore",
     ),
