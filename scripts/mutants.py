@@ -35,6 +35,36 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "tensors/rounding",
+        "distance <= bound + 4 * precision.unit * peak",
+        "distance < 0",
+        "tests/tensors/test_low_rank.py",
+    ),
+    Mutant(
+        "tensors/low_rank",
+        "errors * left * right +",
+        "errors * left * right / 64 +",
+        "tests/tensors/test_low_rank.py",
+    ),
+    Mutant(
+        "tensors/low_rank",
+        "if boxes[1].axes[0].dim:",
+        "if not boxes[1].axes[0].dim:",
+        "tests/tensors/test_low_rank.py",
+    ),
+    Mutant(
+        "outputs/adapters",
+        "told = {height < width for height",
+        "told = {height > width for height",
+        "tests/library/test_merge.py -k square",
+    ),
+    Mutant(
+        "formats/adapters",
+        'if (begun := told.get("init_lora_weights")) not in _BEGINNINGS:',
+        'if (begun := told.get("init_lora_weights")) == "pissa_":',
+        "tests/library/test_merge.py -k refused",
+    ),
+    Mutant(
         "text",
         "least <= count <= most",
         "least <= count < most",

@@ -65,6 +65,14 @@ def _shuffled(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
         out += left[:, some] @ right[some]
 
 
+def _as_far_off_as_may_be(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
+    """Be wrong by what sums in some order may be, at each element one way or the other."""
+    unit = np.finfo(out.dtype).eps / 2
+    exact, most = left.astype("f8") @ right.astype("f8"), np.abs(left).astype("f8") @ np.abs(right).astype("f8")
+    signs = np.random.default_rng(len(right)).choice([-1, 1], out.shape)
+    out[...] = exact + signs * (len(right) - 1) * unit * most
+
+
 @examples(150, *HealthCheck)
 @given(
     st.integers(0, 1 << 30),
@@ -74,7 +82,7 @@ def _shuffled(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:
     st.lists(_KINDS, min_size=3, max_size=3),
     st.booleans(),
     st.sampled_from(_STORED[:3]),
-    st.sampled_from([_RIGHT, _shuffled]),
+    st.sampled_from([_RIGHT, _shuffled, _as_far_off_as_may_be]),
 )
 def test_what_is_rounded_is_the_sum_in_order(seed, shape, rank, dtypes, kinds, turned, target, multiply) -> None:  # type: ignore[no-untyped-def]
     tile, data = _tile(np.random.default_rng(seed), shape, rank, dtypes, kinds, turned)
@@ -87,6 +95,16 @@ def test_what_is_rounded_is_the_sum_in_order(seed, shape, rank, dtypes, kinds, t
         made, count = apply((tile._replace(cast=target),), data)
     assert bytes(made) == bytes(wanted)
     assert count == overflows
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_products_may_be_as_far_off_as_the_bound_says(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tile, data = _tile(np.random.default_rng(1), (200, 300), 64, [dtype] * 3, ["model"] * 3, False)
+    tile = tile._replace(kernel=LowRank(1.0))
+    wanted, _ = apply((tile, Cast("float64", dtype)), data)
+    monkeypatch.setattr(low_rank, "_multiply", _as_far_off_as_may_be)
+    made, _ = apply((Rounded(tile, dtype),), data)
+    assert bytes(made) == bytes(wanted)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
