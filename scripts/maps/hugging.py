@@ -29,8 +29,13 @@ _MODELS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 3},
     "qwen2_moe": {"num_experts": 3, "moe_intermediate_size": 7, "shared_expert_intermediate_size": 9},
     "qwen3_moe": {"num_experts": 3, "moe_intermediate_size": 7, "mlp_only_layers": [0]},
+    "qwen3_next": {
+        "num_experts": 3, "moe_intermediate_size": 7, "shared_expert_intermediate_size": 9, "head_dim": 8,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 3, "linear_value_head_dim": 5,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "deepseek_v3": _LATENT,
-}
+}  # fmt: skip
 
 
 def cases() -> Iterator[Case]:

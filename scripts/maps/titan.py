@@ -17,10 +17,19 @@ from torchtitan.models.gpt_oss.state_dict_adapter import GptOssStateDictAdapter
 from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 
+from maps.alone import only
 from maps.cases import Case, numbered, same
+
+only(packages=("fla",))  # kernels for GPUs
+from torchtitan.models import qwen3_5  # noqa: E402
+from torchtitan.models.qwen3_5.state_dict_adapter import Qwen35StateDictAdapter  # noqa: E402
 
 PACKAGES = ("torch", "torchtitan")
 _BACKEND = "flex"
+_QWEN35 = {
+    "text_config": {"linear_num_key_heads": 2, "linear_key_head_dim": 3},
+    "vision_config": {"in_channels": 3, "temporal_patch_size": 2, "patch_size": 2},
+}
 _DEEPSEEK = {"n_routed_experts": 4, "num_hidden_layers": 3}
 # What torchtitan 0.3 adds to the names of parameters: their axes.
 _AXES = re.compile(r"_[EGDF]+$")
@@ -37,6 +46,8 @@ def cases() -> Iterator[Case]:
             {"num_attention_heads": 3, "num_key_value_heads": 1},
         ),
         ("torchtitan-qwen3-moe", qwen3_moe_model(), Qwen3StateDictAdapter, {"num_experts": 3}),
+        ("torchtitan-qwen3_5", qwen35_model(), Qwen35StateDictAdapter, _QWEN35),
+        ("torchtitan-qwen3_5-moe", qwen35_moe_model(), Qwen35StateDictAdapter, _QWEN35),
         ("torchtitan-deepseek_v3", deepseek_model(), DeepSeekV3StateDictAdapter, _DEEPSEEK),
         ("torchtitan-deepseek_v3-lite", deepseek_model(q_lora_rank=0), DeepSeekV3StateDictAdapter, _DEEPSEEK),
     ):
@@ -143,6 +154,29 @@ def qwen3_moe_model() -> Any:
         rope=CosSinRoPE.Config(dim=6, max_seq_len=64, theta=1e6),
     )  # fmt: skip
     return _around(qwen3.Qwen3Model.Config, 20, 41, layers)
+
+
+def qwen35_model() -> Any:
+    return _qwen35(qwen3_5._build_qwen35_layers, hidden_dim=28)
+
+
+def qwen35_moe_model() -> Any:
+    sizes = {"moe_hidden_dim": 7, "num_experts": 3, "top_k": 2, "shared_expert_hidden_dim": 9}
+    return _qwen35(qwen3_5._build_qwen35_moe_layers, **sizes)
+
+
+def _qwen35(build: Any, **more: Any) -> Any:
+    """Return a model whose layers `build` makes: linear attention, and then full attention."""
+    layers = build(
+        n_layers=2, dim=20, n_heads=4, n_kv_heads=2, head_dim=8, rotary_dim=4, n_key_heads=2, n_value_heads=4,
+        key_head_dim=3, value_head_dim=5, full_attention_interval=2, attn_backend=_BACKEND,
+        rope=qwen3_5.MRoPE.Config(dim=4, max_seq_len=64, theta=1e7, mrope_section=[1, 1, 0]), **more,
+    )  # fmt: skip
+    vision = qwen3_5._qwen35_vision_encoder_config(
+        dim=8, ffn_dim=12, num_layers=2, num_heads=2, patch_size=2, temporal_patch_size=2, spatial_merge_size=2,
+        out_hidden_size=20, num_position_embeddings=16,
+    )  # fmt: skip
+    return _around(qwen3_5.Qwen35Model.Config, 20, 41, layers, vision_encoder=vision)
 
 
 def gpt_oss_model() -> Any:
