@@ -4,8 +4,8 @@
 
 ZeRO-3 on four ranks trains; its checkpoint is converted for torch.distributed.checkpoint, from which FSDP2 on two ranks
 trains on; what that saves becomes a universal checkpoint, from which ZeRO-2 on one rank trains on. All steps see the
-same data on every rank, so that the mean of the gradients is exact. The weights and the optimizer's states must be those
-of one ZeRO-3 run of as many steps, bit for bit. The exit code is 1 if one is not.
+same data on every rank, so that the mean of the gradients is exact. The weights and the optimizer's states must be
+those of one ZeRO-3 run of as many steps, bit for bit. The exit code is 1 if one is not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from test_deepspeed import environment, free_port
+from test_deepspeed import environment, free_port, started
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 2  # of each of the three runs
@@ -41,12 +41,6 @@ class Model(torch.nn.Module):
         return self.head(self.norm(h)).square().mean()
 
 
-def started() -> tuple[Model, torch.optim.AdamW]:
-    torch.manual_seed(1)
-    model = Model()
-    return model, torch.optim.AdamW(model.named_parameters(), lr=0.01, foreach=False)
-
-
 def data(step: int) -> torch.Tensor:
     return torch.randint(13, (4, 7), generator=torch.Generator().manual_seed(step))
 
@@ -58,10 +52,11 @@ def noted(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 def zero(place: Path, kind: str) -> None:
     """Train with DeepSpeed, from the beginning or from what FSDP2 left."""
-    import deepspeed
+    deepspeed = started()
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-    model, optimizer = started()
+    torch.manual_seed(1)
+    model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
@@ -133,7 +128,7 @@ def launch(python: Path, place: Path, kind: str, world: int) -> None:
         with (place / f"{kind}.{rank}.txt").open("w") as log:
             own = {**settings, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             ranks.append(subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT))
-    if any([process.wait() for process in ranks]):
+    if sum(process.wait() != 0 for process in ranks):
         raise SystemExit(f"{kind} failed: see {place}/{kind}.*.txt")
 
 
