@@ -38,7 +38,8 @@ class Model(torch.nn.Module):
         h = self.embedding(words)
         for layer in self.layers:
             h = torch.tanh(layer(h))
-        return self.head(self.norm(h)).square().mean()
+        out: torch.Tensor = self.head(self.norm(h)).square().mean()
+        return out
 
 
 def data(step: int) -> torch.Tensor:
@@ -86,12 +87,13 @@ def zero(place: Path, kind: str) -> None:
 def fsdp2(place: Path) -> None:
     """Train on with FSDP2, from a checkpoint of torch.distributed.checkpoint to another."""
     import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import (
         get_model_state_dict,
         get_optimizer_state_dict,
         set_state_dict,
     )
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -100,15 +102,18 @@ def fsdp2(place: Path) -> None:
     model = Model()
     fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
-    state = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer)}
-    dcp.load(state, checkpoint_id=str(place / "for-fsdp2"))
+    state: dict[str, Any] = {
+        "model": get_model_state_dict(model),
+        "optim": get_optimizer_state_dict(model, optimizer),
+    }
+    load(state, checkpoint_id=str(place / "for-fsdp2"))
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
     for step in range(STEPS, 2 * STEPS):
         optimizer.zero_grad()
         model(data(step)).backward()
         optimizer.step()
     state = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer)}
-    dcp.save(state, checkpoint_id=str(place / "of-fsdp2"))
+    save(state, checkpoint_id=str(place / "of-fsdp2"))
 
 
 def launch(python: Path, place: Path, kind: str, world: int) -> None:
