@@ -79,6 +79,7 @@ $(AXE):
 
 test-deepspeed: $(INSTALLED)
 	$(BIN)/python scripts/test_deepspeed.py $(DEEPSPEED_FLAGS)
+	$(BIN)/python scripts/test_chain.py
 
 test-dcp: $(INSTALLED)
 	$(BIN)/python scripts/test_dcp.py

@@ -94,6 +94,11 @@ import sys
 from deepspeed.utils.zero_to_fp32 import convert_zero_checkpoint_to_fp32_state_dict as convert
 convert(sys.argv[1], sys.argv[2], max_shard_size=None, safe_serialization=False)
 """
+TO_DCP = """
+import sys
+from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
+torch_save_to_dcp(sys.argv[1], sys.argv[2])
+"""
 # Inputs of one kind that are not models.
 TRANSPOSED = """
 import sys, torch
@@ -273,7 +278,7 @@ for tensor in before.values():
 save_file(before, sys.argv[1] + "/after.safetensors", {"format": "pt"})
 """
 KINDS = (
-    *("zero", "pt", "floats", "transposed", "small", "megatron", "titan", "delta"),
+    *("zero", "universal", "pt", "dcp", "floats", "transposed", "small", "megatron", "titan", "delta"),
     *("fp8", "int4", "mxfp4", "merge", "average", "states", "start"),
 )
 _DELTA_THEN_PATCH = """
@@ -431,9 +436,14 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def files_in(path: Path) -> list[Path]:
+    """A file, or the files of a directory."""
+    return sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+
+
 def prepare(paths: Iterable[Path], cold: bool) -> None:
     """Bring `paths` into the page cache, or have them leave it."""
-    for path in paths:
+    for path in (file for each in paths for file in files_in(each)):
         with path.open("rb", buffering=0) as file:
             if cold:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -505,6 +515,51 @@ def conversions(command: str, source: Path, inputs: list[Path], result: Path, la
     if large:
         return usual
     return [*usual, convert("--no-fsync", "--checksum"), convert("--no-fsync", "--dtype", "bfloat16")]
+
+
+def directories(inputs: list[Path], result: Path, *words: object) -> list[Case]:
+    """Copies of the directory `result`, and the conversion of `words` that makes it."""
+    copy = result.with_name("copy")
+    synced = ["sh", "-c", 'cp -r "$0" "$1" && find "$1" -type f -exec sync {} +', str(result), str(copy)]
+    line = [PYTHON, "-m", "ckptconv", *map(str, words), "--json", "--no-progress"]
+    named = " ".join(["`ckptconv", *(str(word) for word in words if not isinstance(word, Path))])
+    return [
+        Case("`cp -r` of the result", ["cp", "-r", str(result), str(copy)], [result], copy),
+        Case("`cp -r` of the result, then `sync` of each file", synced, [result], copy),
+        Case(f"{named} --no-fsync`", [*line, "--no-fsync"], inputs, result),
+        Case(f"{named}`", line, inputs, result),
+    ]
+
+
+def universal_task(directory: Path, gigabytes: float) -> Task:
+    """A universal checkpoint of a training with its moments, beside DeepSpeed's own tool."""
+    source, result = directory / f"moments-{gigabytes:g}", directory / f"universal-{gigabytes:g}"
+    make(source, example("--params", str(int(gigabytes * 1e9 / 12)), "--ranks", "4"))
+    inputs, made = sorted(source.glob("*/*.pt")), result / "step"
+    cases = directories(inputs, result, "zero-to-fp32", source, "--universal", made)
+    interpreter = interpreter_with("deepspeed", "deepspeed-latest")
+    if interpreter:
+        output = directory / "ds_to_universal"
+        (step,) = source.glob("global_step*")
+        line = [interpreter, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", str(step)]
+        line += ["--output_folder", str(output)]
+        cases.append(Case("DeepSpeed's `ds_to_universal`", line, inputs, output, others=True))
+    check = [PYTHON, "-m", "ckptconv", "verify", str(source), "--universal", str(made), "--quiet"]
+    title = f"ZeRO-3, 4 ranks, {gigabytes / 12:.2g} B parameters with their moments, to a universal checkpoint"
+    return Task("universal", title, result, cases, lambda: subprocess.run(check, check=True))
+
+
+def dcp_task(directory: Path, gigabytes: float) -> Task:
+    """A model for torch.distributed.checkpoint, cut for eight ranks, beside torch's own tool."""
+    source, result = directory / f"model-{gigabytes:g}.pt", directory / f"dcp-{gigabytes:g}"
+    make(source, example("--size", f"{gigabytes}e9", "--pt"))
+    cut = "--chunks", "8"
+    cases = directories([source], result, "safetensors2dcp", source, result, *cut)
+    output = directory / "format_utils"
+    cases.append(Case("torch's `torch_save_to_dcp`", python(TO_DCP, source, output), [source], output, others=True))
+    check = [PYTHON, "-m", "ckptconv", "verify", str(source), str(result), *cut, "--quiet"]
+    title = f".pt of {gigabytes:g} GB, for torch.distributed.checkpoint"
+    return Task("dcp", title, result, cases, lambda: subprocess.run(check, check=True))
 
 
 def zero_task(directory: Path, gigabytes: float) -> Task:
@@ -780,12 +835,18 @@ def check_same(ours: Path, theirs: Path) -> None:
 
 
 def size(paths: Iterable[Path]) -> str:
-    return f"{sum(path.stat().st_size for path in paths) / 1e9:.1f} GB"
+    return f"{sum(file.stat().st_size for path in paths for file in files_in(path)) / 1e9:.1f} GB"
 
 
 def tasks(directory: Path, kinds: Sequence[str], sizes: Sequence[float]) -> Iterator[Task]:
     """The tasks asked for, their inputs made; the outputs of one are removed before the next."""
-    sized = {"zero": zero_task, "pt": pt_task, "floats": floats_task}
+    sized = {
+        "zero": zero_task,
+        "universal": universal_task,
+        "pt": pt_task,
+        "dcp": dcp_task,
+        "floats": floats_task,
+    }
     alone: dict[str, Callable[[Path], Task]] = {
         "transposed": transposed_task,
         "small": small_task,
@@ -802,7 +863,7 @@ def tasks(directory: Path, kinds: Sequence[str], sizes: Sequence[float]) -> Iter
         if kind in alone:
             yield alone[kind](directory)
         for gigabytes in sizes if kind in sized else ():
-            if kind == "floats" and gigabytes > 2:
+            if kind in ("floats", "universal", "dcp") and gigabytes > 2:
                 continue
             # The input, what is made of it, a copy, and what another converter makes.
             room = shutil.disk_usage(directory).free
@@ -824,7 +885,7 @@ def run(task: Task, rounds: int, cold: bool) -> None:
     for case in (converter, task.cases[0]):
         measure(case)
     for case in task.cases:
-        case.room = task.result.stat().st_size
+        case.room = sum(file.stat().st_size for file in files_in(task.result))
     for number in range(rounds):
         for case in (case for case in task.cases if not case.failure):
             prepare(case.inputs, cold)

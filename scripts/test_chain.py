@@ -4,8 +4,8 @@
 
 ZeRO-3 on four ranks trains; its checkpoint is converted for torch.distributed.checkpoint, from which FSDP2 on two ranks
 trains on; what that saves becomes a universal checkpoint, from which ZeRO-2 on one rank trains on. All steps see the
-same data on every rank, so that the mean of the gradients is exact. The weights and the optimizer's states must be those
-of one ZeRO-3 run of as many steps, bit for bit. The exit code is 1 if one is not.
+same data on every rank, so that the mean of the gradients is exact. The weights and the optimizer's states must be
+those of one ZeRO-3 run of as many steps, bit for bit. The exit code is 1 if one is not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from test_deepspeed import environment, free_port
+from test_deepspeed import environment, free_port, started
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 2  # of each of the three runs
@@ -38,13 +38,8 @@ class Model(torch.nn.Module):
         h = self.embedding(words)
         for layer in self.layers:
             h = torch.tanh(layer(h))
-        return self.head(self.norm(h)).square().mean()
-
-
-def started() -> tuple[Model, torch.optim.AdamW]:
-    torch.manual_seed(1)
-    model = Model()
-    return model, torch.optim.AdamW(model.named_parameters(), lr=0.01, foreach=False)
+        out: torch.Tensor = self.head(self.norm(h)).square().mean()
+        return out
 
 
 def data(step: int) -> torch.Tensor:
@@ -58,10 +53,11 @@ def noted(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 def zero(place: Path, kind: str) -> None:
     """Train with DeepSpeed, from the beginning or from what FSDP2 left."""
-    import deepspeed
+    deepspeed = started()
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-    model, optimizer = started()
+    torch.manual_seed(1)
+    model = Model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
@@ -91,12 +87,13 @@ def zero(place: Path, kind: str) -> None:
 def fsdp2(place: Path) -> None:
     """Train on with FSDP2, from a checkpoint of torch.distributed.checkpoint to another."""
     import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import (
         get_model_state_dict,
         get_optimizer_state_dict,
         set_state_dict,
     )
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -105,15 +102,18 @@ def fsdp2(place: Path) -> None:
     model = Model()
     fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
-    state = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer)}
-    dcp.load(state, checkpoint_id=str(place / "for-fsdp2"))
+    state: dict[str, Any] = {
+        "model": get_model_state_dict(model),
+        "optim": get_optimizer_state_dict(model, optimizer),
+    }
+    load(state, checkpoint_id=str(place / "for-fsdp2"))
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
     for step in range(STEPS, 2 * STEPS):
         optimizer.zero_grad()
         model(data(step)).backward()
         optimizer.step()
     state = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer)}
-    dcp.save(state, checkpoint_id=str(place / "of-fsdp2"))
+    save(state, checkpoint_id=str(place / "of-fsdp2"))
 
 
 def launch(python: Path, place: Path, kind: str, world: int) -> None:
@@ -133,7 +133,7 @@ def launch(python: Path, place: Path, kind: str, world: int) -> None:
         with (place / f"{kind}.{rank}.txt").open("w") as log:
             own = {**settings, "RANK": str(rank), "LOCAL_RANK": str(rank)}
             ranks.append(subprocess.Popen(command, env=own, stdout=log, stderr=subprocess.STDOUT))
-    if any([process.wait() for process in ranks]):
+    if sum(process.wait() != 0 for process in ranks):
         raise SystemExit(f"{kind} failed: see {place}/{kind}.*.txt")
 
 

@@ -543,8 +543,8 @@ def _round_robin(optimizer: Any, keys: Sequence[str]) -> dict[Any, Tensors]:
     return found
 
 
-def train(directory: Path) -> None:
-    """One rank's part: train and save every case of this launch."""
+def started() -> Any:
+    """DeepSpeed, quiet and with gloo between the ranks."""
     import deepspeed
 
     deepspeed.logger.setLevel("ERROR")
@@ -554,6 +554,12 @@ def train(directory: Path) -> None:
     communication: Any = sys.modules["deepspeed.comm.torch"]  # by attributes that name means torch itself
     communication.build_shm_op = lambda: None
     deepspeed.init_distributed("gloo")
+    return deepspeed
+
+
+def train(directory: Path) -> None:
+    """One rank's part: train and save every case of this launch."""
+    deepspeed = started()
     # It can be computed, if slowly, whatever DeepSpeed thinks of CPUs.
     deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
     rank = torch.distributed.get_rank()

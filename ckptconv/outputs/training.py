@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.formats.deepspeed.partitions import expert_of
 from ckptconv.formats.source import Source, Training
 from ckptconv.formats.training import FRESH, weights_key
 from ckptconv.options.table import TENSORS, Options
@@ -71,7 +72,20 @@ def resumable(source: Source, options: Options, rename: Rename = selection.renam
     training, warnings = _for_all_groups(source.training) if stage == 3 else (source.training, ())
     told = ("ZeRO-3", "--zero-stage 1 writes one for ZeRO-1 and 2") if stage == 3 else ("ZeRO-1 and 2", _FOR_3)
     notes = (f"The universal checkpoint is for {told[0]}, as INPUT is: {told[1]}.",) if stage else ()
+    warnings = (*warnings, *_of_experts(training))
     return Resumable(training, source.weights, states, dict.fromkeys(given, reason), notes, warnings)
+
+
+def _of_experts(training: Training) -> tuple[str, ...]:
+    """Return a warning where DeepSpeed does not find its experts on all ranks."""
+    if not any(map(expert_of, training.parameters)):
+        return ()
+    warning = (
+        "Experts have the numbers that they have among those of all ranks, and DeepSpeed looks for those that they "
+        "have on their own: load this universal checkpoint with ep_size=1. With another, ranks load other experts than "
+        "theirs."
+    )
+    return (warning,)
 
 
 def _for_all_groups(training: Training) -> tuple[Training, tuple[str, ...]]:
@@ -143,6 +157,7 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
     if stage in (None, 3):
         training, told = _for_all_groups(training)
         warnings.extend(told)
+    warnings.extend(_of_experts(training))
     reason = "changes nothing in a universal checkpoint, which holds fp32 masters, each once"
     idle = {**dict.fromkeys(_given(options, _SELECTING), reason), **chosen.idle(options)}
     notes = _notes(source, key if not options.key else "", optimizer is None, step, len(rest))

@@ -362,6 +362,13 @@ def test_a_parameter_without_states_begins_with_zero_moments(tmp_path: Path) -> 
     assert not loaded(parameter / "exp_avg.pt")["param"].any()
 
 
+def test_experts_are_found_by_their_numbers_on_a_rank_and_a_warning_says_so(tmp_path: Path) -> None:
+    names = [f"moe.deepspeed_moe.experts.deepspeed_experts.{number}.weight" for number in range(2)]
+    torch.save({name: torch.ones(2) for name in names}, tmp_path / "m.pt")
+    run = ckptconv_here("convert", tmp_path / "m.pt", "--universal", tmp_path / "u")
+    assert (run.code, "ep_size=1" in run.err) == (0, True)
+
+
 def test_states_that_zero_cannot_have_are_refused(tmp_path: Path) -> None:
     state = saved(tmp_path / "t.pt", named=True)
     state["optimizer"]["state"][0]["exp_avg_sq_row"] = torch.zeros(7)
