@@ -705,19 +705,16 @@ def diff_task(directory: Path) -> Task:
     """What differs between two files: nothing, or every element."""
     place, changed = directory / "steps", directory / "changed.safetensors"
     make(place, python(STEPS))
-    before, result, nothing = place / "before.safetensors", directory / "compared.safetensors", directory / "nothing"
+    before, result, nothing = place / "before.safetensors", directory / "before.safetensors", directory / "nothing"
     make(changed, python(NUDGED, before))
-    again = directory / "before-again.safetensors"
-    make(again, ["cp", str(before)])
-    cases = copies(before, result)
-    for name, other in (("equal files", again), ("every element differs", changed)):
+    cases = [*copies(result, directory / "copy"), conversion("convert", before, [before], result, "--no-fsync")]
+    for name, other in (("equal files", result), ("every element differs", changed)):
         # What is found is no failure.
         line = ["sh", "-c", '"$@" || test $? = 1', "-", PYTHON, "-m", "ckptconv", "diff", str(before), str(other)]
+        by_hand = python(COMPARE, before, other)
         cases.append(Case(f"`ckptconv diff`: {name}", [*line, "--no-progress"], [before, other], nothing))
-        cases.append(
-            Case(f"safe_open, torch: {name}", python(COMPARE, before, other), [before, other], nothing, mapped=True)
-        )
-    return Task("diff", "two files of 1 GB compared", before, cases, lambda: None)
+        cases.append(Case(f"safe_open, torch: {name}", by_hand, [before, other], nothing, mapped=True))
+    return Task("diff", "two files of 1 GB compared", result, cases, lambda: None)
 
 
 def serve_task(directory: Path) -> Task:
