@@ -13,7 +13,9 @@ imports take.
 `fp8`, `int4` and `mxfp4` make weights of quantized models, beside the usual program in torch and compressed-tensors.
 
 For `megatron` and `titan`, models of 2 GB get the names and layouts of Hugging Face by a map, beside a program in torch
-that does the same, as the frameworks' own converters do. `delta` writes what changed in one of a hundred elements.
+that does the same, as the frameworks' own converters do. `delta` writes what changed in one of a hundred elements, and
+`diff` compares files. `serve` downloads from a server here, beside nginx, and `stores` goes from S3 to S3, at moto's
+server: the processor time is then that of the server too.
 
 DeepSpeed, huggingface_hub, mergekit, PEFT and compressed-tensors take part where they are installed: here, or in
 environments of their own, build/deepspeed-latest (which `make test-deepspeed` makes), build/mergekit, build/peft and
@@ -24,16 +26,20 @@ from __future__ import annotations
 
 import argparse
 import compileall
+import contextlib
 import functools
+import getpass
 import importlib.util
 import json
 import os
 import platform
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -277,9 +283,53 @@ for tensor in before.values():
     flat[places] += 0.01
 save_file(before, sys.argv[1] + "/after.safetensors", {"format": "pt"})
 """
+# Two safetensors files compared as one would by hand.
+COMPARE = """
+import sys, torch
+from safetensors import safe_open
+with safe_open(sys.argv[1], "pt") as one, safe_open(sys.argv[2], "pt") as other:
+    for name in one.keys():
+        a, b = one.get_tensor(name).float(), other.get_tensor(name).float()
+        print(name, int((a != b).sum()), float((b - a).abs().max()), float((b - a).norm() / a.norm()))
+"""
+NUDGED = """
+import sys, torch
+from safetensors.torch import load_file, save_file
+save_file({name: tensor * 1.01 for name, tensor in load_file(sys.argv[1]).items()}, sys.argv[2], {"format": "pt"})
+"""
+# Serves the directory of a file: the paths of its own files are where nobody else has to be able to write.
+NGINX = """
+daemon off; worker_processes 1; pid {place}/pid; error_log {place}/errors; user {user};
+events {{ }}
+http {{
+    access_log off; sendfile on; tcp_nopush on;
+    client_body_temp_path {place}/body; proxy_temp_path {place}/proxy; fastcgi_temp_path {place}/fastcgi;
+    uwsgi_temp_path {place}/uwsgi; scgi_temp_path {place}/scgi;
+    server {{ listen 127.0.0.1:{port}; root {root}; }}
+}}
+"""
+MOTO = """
+import sys, time
+from moto.server import ThreadedMotoServer
+ThreadedMotoServer("127.0.0.1", int(sys.argv[1])).start()
+time.sleep(1e6)
+"""
+BUCKET = """
+import s3fs, sys
+store = s3fs.S3FileSystem()
+store.mkdir("bench")
+store.put(sys.argv[1], "bench/model.pt")
+"""
+STREAM = """
+import s3fs
+store = s3fs.S3FileSystem()
+with store.open("bench/model.pt", "rb") as source, store.open("bench/copy", "wb", block_size=16 << 20) as target:
+    while data := source.read(8 << 20):
+        target.write(data)
+"""
 KINDS = (
-    *("zero", "universal", "pt", "dcp", "floats", "transposed", "small", "megatron", "titan", "delta"),
-    *("fp8", "int4", "mxfp4", "merge", "average", "states", "start"),
+    *("zero", "universal", "pt", "dcp", "floats", "transposed", "small", "megatron", "titan", "delta", "diff"),
+    *("fp8", "int4", "mxfp4", "merge", "average", "states", "start", "serve", "stores"),
 )
 _DELTA_THEN_PATCH = """
 before=$1 after=$2 delta=$3 result=$4
@@ -357,6 +407,40 @@ class Run:
 
 
 @dataclass
+class Server:
+    """A server that is started before each run of a case, and ended after it: it listens at `port`, and `prepare` is a
+    command that is run once it does. Its processor time counts."""
+
+    command: list[str]
+    port: int
+    prepare: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Callable[[], float]]:
+        """Start it, and yield what tells the processor time that it took since then."""
+        process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            for _ in range(600):
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                    break
+                time.sleep(0.1)
+            if self.prepare:
+                subprocess.run(self.prepare, check=True)
+            before = _processor(process.pid)
+            yield lambda: _processor(process.pid) - before
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _processor(pid: int) -> float:
+    """The processor time of a process and those that it has started, in seconds."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK") + sum(map(_processor, map(int, children)))
+
+
+@dataclass
 class Case:
     """A way to make `output` out of `inputs`. `series` is what it is called in pictures, if it is to be in them.
 
@@ -371,6 +455,7 @@ class Case:
     mapped: bool = False
     room: int = 0  # bytes of the output
     others: bool = False
+    server: Server | None = None
     failure: str = ""
     runs: list[Run] = field(default_factory=list)
 
@@ -406,10 +491,12 @@ def measure(case: Case) -> Run:
     """Run `case` once. Raises RuntimeError, with what it printed, when it fails."""
     remove(case.output)
     make_room(case.room)
-    os.sync()
     launcher = [PYTHON, "-I", "-S", "-c", LAUNCHER, *case.command]
-    with tempfile.TemporaryFile("w+") as stdout:
+    serving = case.server.running() if case.server else contextlib.nullcontext(lambda: 0.0)
+    with serving as served, tempfile.TemporaryFile("w+") as stdout:
+        os.sync()
         done = subprocess.run(launcher, stdout=stdout, stderr=subprocess.PIPE, text=True, check=True)
+        beside = served()
         stdout.seek(0)
         printed = stdout.read()
     *errors, report = done.stderr.splitlines()
@@ -419,7 +506,7 @@ def measure(case: Case) -> Run:
     if "--json" in case.command:
         own = json.loads(printed)
         peak, read = own["peak_rss_bytes"], own["bytes_read"]
-    return Run(seconds, processor, peak, None if case.mapped else read)
+    return Run(seconds, processor + beside, peak, None if case.mapped else read)
 
 
 def make_room(size: int) -> None:
@@ -783,6 +870,72 @@ def delta_task(directory: Path) -> Task:
     return Task("delta", "a step that changes 1 % of 1 GB", result, cases, lambda: check_same(result, after))
 
 
+def diff_task(directory: Path) -> Task:
+    """What differs between two files: nothing, or every element."""
+    place, changed = directory / "steps", directory / "changed.safetensors"
+    make(place, python(STEPS))
+    before, result, nothing = place / "before.safetensors", directory / "before.safetensors", directory / "nothing"
+    make(changed, python(NUDGED, before))
+    cases = [*copies(result, directory / "copy"), conversion("convert", before, [before], result, "--no-fsync")]
+    for name, other in (("equal files", result), ("every element differs", changed)):
+        # What is found is no failure.
+        line = ["sh", "-c", '"$@" || test $? = 1', "-", PYTHON, "-m", "ckptconv", "diff", str(before), str(other)]
+        by_hand = python(COMPARE, before, other)
+        cases.append(Case(f"`ckptconv diff`: {name}", [*line, "--no-progress"], [before, other], nothing))
+        cases.append(Case(f"safe_open, torch: {name}", by_hand, [before, other], nothing, mapped=True))
+    return Task("diff", "two files of 1 GB compared", result, cases, lambda: None)
+
+
+def serve_task(directory: Path) -> Task:
+    """A download of what a conversion would write, beside one of what it wrote."""
+    source, result, got = directory / "model-2.pt", directory / "model-2.safetensors", directory / "downloaded"
+    make(source, example("--size", "2e9", "--pt"))
+    ours, theirs = _free_port(), _free_port()
+    line = [PYTHON, "-m", "ckptconv", "serve", str(source), "--quiet", "--port", str(ours)]
+
+    def download(port: int, name: str) -> list[str]:
+        return ["curl", "-sf", "-o", os.devnull, f"http://127.0.0.1:{port}/{name}"]
+
+    cases = [
+        *copies(result, directory / "copy"),
+        conversion("pt2safetensors", source, [source], result, "--no-fsync"),
+        Case("`ckptconv serve`", download(ours, "model.safetensors"), [source], got, server=Server(line, ours)),
+    ]
+    if nginx := shutil.which("nginx"):
+        place = directory / "nginx"
+        place.mkdir(exist_ok=True)
+        told = {"place": place, "user": getpass.getuser(), "port": theirs, "root": directory}
+        (place / "nginx.conf").write_text(NGINX.format(**told))
+        server = Server([nginx, "-c", str(place / "nginx.conf")], theirs)
+        cases.append(Case("nginx, of the converted file", download(theirs, result.name), [result], got, server=server))
+    return Task("serve", "a download of 2 GB from this machine", result, cases, lambda: None)
+
+
+def stores_task(directory: Path) -> Task:
+    """From S3 to S3, at a server on this machine."""
+    source, result = directory / "model-0.5.pt", directory / "model-0.5.safetensors"
+    make(source, example("--size", "0.5e9", "--pt"))
+    port = _free_port()
+    keys = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
+    env = ["env", f"AWS_ENDPOINT_URL=http://127.0.0.1:{port}", *(f"{name}={value}" for name, value in keys.items())]
+    server = Server([*python(MOTO), str(port)], port, [*env, *python(BUCKET, source)])
+    line = [*env, PYTHON, "-m", "ckptconv", "pt2safetensors", "s3://bench/model.pt", "s3://bench/model.safetensors"]
+    nothing = directory / "nothing"
+    cases = [
+        *copies(result, directory / "copy"),
+        conversion("pt2safetensors", source, [source], result, "--no-fsync"),
+        Case("`ckptconv pt2safetensors s3://… s3://…`", [*line, "--no-progress"], [], nothing, server=server),
+        Case("s3fs, read and written in pieces", [*env, *python(STREAM)], [], nothing, server=server, mapped=True),
+    ]
+    return Task("stores", "S3 to S3, at moto's server on this machine", result, cases, lambda: None)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
+
+
 def states_task(directory: Path) -> Task:
     """A state dict of many tensors, loaded and saved within a program; what else the program does is a case too."""
     result, theirs = directory / "states.safetensors", directory / "torch.safetensors"
@@ -856,6 +1009,9 @@ def tasks(directory: Path, kinds: Sequence[str], sizes: Sequence[float]) -> Iter
         **{kind: functools.partial(quantized_task, kind) for kind in ("fp8", "int4", "mxfp4")},
         "merge": merged_task,
         "average": averaged_task,
+        "diff": diff_task,
+        "serve": serve_task,
+        "stores": stores_task,
         "states": states_task,
         "start": start_task,
     }

@@ -161,6 +161,30 @@ MUTANTS = [
         "tests/storage tests/engine/test_coalesce.py",
     ),
     Mutant(
+        "pickles/fastpath",
+        '(number(digits, "little") << shift) or len(text) != size:',
+        '(number(digits, "little") << shift):',
+        "tests/pickles/test_fastpath.py",
+    ),
+    Mutant(
+        "formats/torch/zip_directory",
+        'return "\\0" not in lines and not any',
+        "return not any",
+        "tests/formats/torch/test_zip.py -k names",
+    ),
+    Mutant(
+        "formats/torch/zip",
+        "(packed != sizes or ZIP64 in sizes",
+        "(ZIP64 in sizes",
+        "tests/formats/torch/test_zip.py -k directory",
+    ),
+    Mutant(
+        "cli/typer_compat",
+        "each if each.name in named else _without_options(each)",
+        "_without_options(each)",
+        "tests/cli/test_help.py",
+    ),
+    Mutant(
         "pickles/machine",
         "                    if value is HOLE:\n                        raise _NotStoredError\n",
         "",

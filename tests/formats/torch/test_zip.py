@@ -34,6 +34,7 @@ from ckptconv.errors import CkptconvError, CorruptError, LimitError, Unsupported
 from ckptconv.formats.torch import objects as torch_objects
 from ckptconv.formats.torch import zip as torch_zip
 from ckptconv.formats.torch.zip import TorchFile, read_zip
+from ckptconv.formats.torch.zip_directory import are_plain
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, Opaque, Size, TorchConstant
 from ckptconv.storage import files as storage
 from ckptconv.tensors import lazy as tensors
@@ -842,6 +843,35 @@ def test_damage_to_a_directory_comes_out_the_same_whether_entries_are_read_toget
         assert told[0] == told[1]
         outcomes.add(told[0].partition(": ")[2][:20])
     assert len(outcomes) > 4
+
+
+@pytest.mark.parametrize("name", ["p/a", "p/a.b", "p/.a", "p/a..", "p/...", "p/a/b"])
+def test_plain_names(name):
+    assert are_plain(["p/data", name, "p/z"], "p/")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "q",
+        "p/a\nb",
+        "p/a\0",
+        "p/A",
+        "p/a\\b",
+        "p//a",
+        "p/a//b",
+        "p/./a",
+        "p/../a",
+        "p/.",
+        "p/..",
+        "p/a/.",
+        "p/a/..",
+        "p/a/../b",
+    ],
+)
+def test_names_that_somebody_reads_differently(name):
+    assert not are_plain(["p/data", name, "p/z"], "p/")
+    assert not are_plain(["\0/data", "\0/z"], "\0/")
 
 
 def test_other_contradictions(tmp_path):
