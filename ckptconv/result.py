@@ -137,6 +137,9 @@ class Report(Shown):
     dequantized: dict[str, int] = field(default_factory=dict)
     """How many weights were made of quantized ones, by format."""
 
+    quantized: dict[str, int] = field(default_factory=dict)
+    """How many weights were quantized, with --quantize or --requantize, by format."""
+
     dropped: dict[str, str] = field(default_factory=dict)
     """Entries left out as their class is known by name only: {entry: class}."""
 

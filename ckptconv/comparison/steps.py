@@ -37,7 +37,7 @@ from ckptconv.tensors.lazy import (
     packed,
 )
 from ckptconv.tensors.moves import Cast, Dequantize, Quantize
-from ckptconv.tensors.quantize import CODES
+from ckptconv.tensors.quantize import CODES, LARGEST_BLOCK
 from ckptconv.tensors.slices import Span, sliced
 from ckptconv.verification.evaluate import blocks
 
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 # Half a step, and what the division by the scale may be off by in float32.
 HALF = 0.5 + 2.0**-16
-# Elements that are measured at a time, and the most in a block of one scale for which codes are made again.
-_BLOCK, _LARGEST = 1 << 15, 1 << 20
+# Elements that are measured at a time.
+_BLOCK = 1 << 15
 # Of codes that are floats: the bits of their mantissa, and the exponents of their smallest and largest normal numbers.
 _FLOATS = {"float8_e4m3fn": (3, -6, 8), "float8_e5m2": (2, -14, 15), "e2m1": (1, 0, 2)}
 # What the largest number of a block may become, by codes; and whether scales are powers of two. Just less than a power
@@ -409,7 +409,7 @@ def _again(tensor: LazyTensor, other: LazyTensor, attempt: int) -> tuple[Pair, P
     plain = (*ahead, Axis(dims - 2), Axis(dims - 1, *across))
     sides = (*ahead, Axis(dims - 2, 1, rows), Axis(dims - 1, 1, columns))
     largest, power = rules[attempt]
-    is_known = tensor.axes[0] == plain and tensor.axes[1] == sides and rows * columns <= _LARGEST
+    is_known = tensor.axes[0] == plain and tensor.axes[1] == sides and rows * columns <= LARGEST_BLOCK
     is_known = is_known and (kind != "int4" or kernel.offset == 8) and columns % CODES[kind][1] == 0
     if not is_known or scale.dtype.name not in ("float32", "bfloat16", "float8_e8m0fnu"):
         return None

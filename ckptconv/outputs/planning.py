@@ -230,6 +230,8 @@ def output_of(
         head["map"] = told.map
     if sources[0].quantized:
         head["dequantized"] = dict(sorted(sources[0].quantized.formats.items()))
+    if told and told.quantized:
+        head["quantized"] = dict(told.quantized)
     if sources[0].average:
         average = sources[0].average
         terms = [seen_from(target, each.path) if each else None for each in average.terms]
@@ -340,7 +342,8 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
         taken.tensors = likeness.rows(origins, files)
     told = _told(source, described, structure, options, idle, fixed, warnings)
     notes = (*told.notes, *notes)
-    told = replace(told, quantization=quantization.told if quantization else None)
+    if quantization:
+        told = replace(told, quantization=quantization.told, quantized=quantization.formats)
     return files, aliases, replace(told, like=taken, map=record, made_of=made_of, equal=equal, notes=notes)
 
 

@@ -105,7 +105,7 @@ def quantized(chosen: Selected, path: str, options: Options) -> Selected:
         notes=(*chosen.notes, _note(name, weights, left)),
         quantized={},
         unmapped=chosen.unmapped or chosen,
-        quantization=Quantization(tuple(weights), frozenset(parts), told),
+        quantization=Quantization({name: len(weights)}, frozenset(parts), told),
     )
 
 

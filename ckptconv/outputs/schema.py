@@ -144,7 +144,7 @@ def check_heading(told: Any) -> None:
         told,
         "its heading",
         {"ckptconv", "plan", "kind", "source", "options", "aliases"},
-        {"like", "map", "digest", "deltas", "dequantized", "average", "adapters"},
+        {"like", "map", "digest", "deltas", "dequantized", "quantized", "average", "adapters"},
     )
     for name in ("ckptconv", "plan", "kind"):
         text_of(told[name], name)
@@ -165,8 +165,9 @@ def check_heading(told: Any) -> None:
     object_of(told["options"], "the record of its options")
     _texts(told["aliases"], "its aliases")
     object_of(told.get("map", {}), "its map")
-    for name, count in object_of(told.get("dequantized", {}), "its formats of quantized weights").items():
-        count_of(count, f"the number of weights that were {name}")
+    for key in ("dequantized", "quantized"):
+        for name, count in object_of(told.get(key, {}), "its formats of quantized weights").items():
+            count_of(count, f"the number of weights that {'were' if key == 'dequantized' else 'are'} {name}")
     if "average" in told:
         _check_average(told["average"])
     for path in list_of(told.get("adapters", []), "its adapters"):

@@ -22,9 +22,10 @@ METADATA = {"format": "pt"}
 
 
 class Quantization(NamedTuple):
-    """What was quantized: the names of weights, those of the parts in their place, and what a configuration says."""
+    """What was quantized: how many weights by format, the names of the parts in their place, and what a configuration
+    says."""
 
-    weights: tuple[str, ...]
+    formats: Mapping[str, int]
     parts: frozenset[str]
     told: Mapping[str, Any]
 

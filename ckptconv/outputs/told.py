@@ -20,7 +20,8 @@ class Told:
     known by name only that the record names, if that may not be all of the source's; else None. `warnings` are any
     others; `notes` are no cause for concern. `like` says what was taken over from the reference. `map` is the record of
     the map that was applied, {} where --map none left the input's out, and `made_of` says of which tensors it made
-    each. `quantization` is what a configuration says of the weights that were quantized. `equal` are tensors of which
+    each. `quantization` is what a configuration says of the weights that were quantized, and `quantized` how many there
+    are by format. `equal` are tensors of which
     the map kept one: they have to be equal.
     """
 
@@ -35,4 +36,5 @@ class Told:
     map: Mapping[str, Any] | None = None
     made_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
     quantization: Mapping[str, Any] | None = None
+    quantized: Mapping[str, int] = field(default_factory=dict)
     equal: Sequence[Equal] = ()

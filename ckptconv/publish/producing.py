@@ -163,6 +163,7 @@ class _Production:
             part=f"{options.part[0]}/{options.part[1]}" if options.part else "",
             finish=[each.target.path for each in outputs] if options.part else [],
             dequantized=dict(sources[0].quantized.formats) if sources[0].quantized else {},
+            quantized={name: count for each in outputs for name, count in each.told.quantized.items()},
             dropped={name: cls for each in outputs if each.restored for name, cls in each.restored.left_out.items()},
             recorded=recorded,
             weights_key=_weights_key(sources, options) if recorded else "",

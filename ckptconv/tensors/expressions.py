@@ -379,6 +379,8 @@ def _fits_powers(tensor: Tiled) -> bool:
     if kernel.made not in ("scales", "global") or tensor.axes != quantize.rescaled_axes(kernel) or tensor.whole:
         return False
     *codes, every = parts
+    if every.numel > quantize.MOST_SCALES:
+        return False
     if kernel.made == "global":
         return tensor.shape == (1,) and every.dtype.name == "float8_e8m0fnu"
     rows, groups = every.shape

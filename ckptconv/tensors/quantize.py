@@ -24,6 +24,8 @@ CODES = {"float8_e4m3fn": ("float8_e4m3fn", 1), "int4": ("int32", 8), "e2m1": ("
 # OCP Microscaling Formats 1.0, table 5.
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SCALES = frozenset(("float32", "bfloat16", "float8_e8m0fnu"))
+# The most numbers of a block, and the most scales of a weight that are looked at together for the largest of them.
+LARGEST_BLOCK, MOST_SCALES = 1 << 20, 8 << 20
 # Numbers that are quantized at a time.
 _CHUNK = 1 << 16
 # As bits of float32: the largest float8_e4m3fn and its smallest normal number; what makes float32 round to multiples of
@@ -55,6 +57,7 @@ def fits(kernel: Quantize, dtype: str) -> bool:
         and kernel.scale in _SCALES
         and kernel.rows > 0
         and kernel.columns > 0
+        and kernel.rows * kernel.columns <= LARGEST_BLOCK
         and kernel.columns % CODES[kernel.codes][1] == 0
         and 0 < kernel.largest < 512
         and (kernel.power or kernel.scale != "float8_e8m0fnu")

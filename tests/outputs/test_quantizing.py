@@ -43,6 +43,8 @@ def test_weights_are_quantized_and_the_configuration_says_so(way: str, tmp_path:
     assert {"model_type", "dtype", "vocab_size", "quantization_config"} == told.keys()
     left = told["quantization_config"][WAYS[way].left]
     assert {name.removesuffix(".weight") for name in LEFT if "bias" not in name and "norm" not in name} == {*left}
+    manifest = json.loads((out / ".ckptconv-manifest.json").read_text())
+    assert report.quantized == manifest["quantized"] == {way: 2}
     assert ckptconv.verify(source, out).bytes_compared
     # What programs are to load is what we read.
     ckptconv.convert(out, tmp_path / "back", dequantize=True, copy_config=True)

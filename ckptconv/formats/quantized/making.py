@@ -9,10 +9,7 @@ from ckptconv.formats.quantized.table import Way
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Axis, Convert, Inline, LazyTensor, Tagged, Tiled, View
 from ckptconv.tensors.moves import Dequantize, Quantize, Rescale
-from ckptconv.tensors.quantize import layout, made_dtype, rescaled_axes, rescaled_dtype
-
-# The most scales of a weight that are looked at together for the largest of them.
-_MOST_SCALES = 8 << 20
+from ckptconv.tensors.quantize import MOST_SCALES, layout, made_dtype, rescaled_axes, rescaled_dtype
 
 
 def unfit(tensor: LazyTensor, way: Way, exact: bool) -> str:
@@ -21,8 +18,8 @@ def unfit(tensor: LazyTensor, way: Way, exact: bool) -> str:
     dims, columns = len(tensor.shape), way.sizes["C"]
     if way.codes == "e2m1":
         found = _of_powers(tensor)
-        if found and found.parts[1].nbytes > _MOST_SCALES:
-            return f"more than {_MOST_SCALES >> 20} Mi scales"
+        if found and found.parts[1].numel > MOST_SCALES:
+            return f"more than {MOST_SCALES >> 20} Mi scales"
         return "" if found else "no codes of MXFP4, row by row"
     if dims < 2 or dims > (2 if "shape" in way.format.parts else 3):
         return f"{dims} dimension{'s' if dims != 1 else ''}"
