@@ -377,6 +377,48 @@ def test_whatever_is_written_holds_the_same_weights(case: str, tmp_path: Path) -
     assert ckptconv.diff(source, plain, dequantize=True).equal
 
 
+_STACKED = """
+about = "experts in one tensor"
+source = "these tests"
+
+[[rule]]
+one = "experts.w1 : e h d"
+hf = "experts.{e}.up_proj.weight : h d"
+
+[[rule]]
+one = "norm"
+hf = "norm.weight"
+"""
+
+
+def test_a_map_and_a_reference_see_the_weights(tmp_path: Path) -> None:
+    tensors = {"norm.weight": torch.ones(3).bfloat16()}
+    for number in range(3):
+        name = f"experts.{number}.up_proj.weight"
+        tensors |= {name: codes(130, 260, seed=number), f"{name}_scale_inv": torch.full((2, 3), 0.1 + number)}
+    source, plain = saved(tmp_path / "in", tensors), tmp_path / "plain"
+    (tmp_path / "m.toml").write_text(_STACKED)
+    ckptconv.convert(source, plain, dequantize=True)
+    ckptconv.convert(plain, tmp_path / "two", map=tmp_path / "m.toml")
+    ckptconv.convert(source, tmp_path / "one", dequantize=True, map=tmp_path / "m.toml", verify=True)
+    options: dict[str, Any] = {"dequantize": True, "map": tmp_path / "m.toml", "verify": True}
+    ckptconv.convert(source, tmp_path / "like", like=tmp_path / "two", **options)
+    ckptconv.convert(source, tmp_path / "dcp", to="dcp", **options)
+    expected = bits(load_file(tmp_path / "two" / "model.safetensors"))
+    assert expected["experts.w1"][1] == (3, 130, 260)
+    for made in ("one", "like", "dcp"):
+        assert bits(ckptconv.load_state_dict(tmp_path / made)) == expected, made
+
+
+def test_a_universal_checkpoint_has_the_products_in_float32(tmp_path: Path) -> None:
+    source, name = QUANTIZED / "block-fp8-f32", "model.layers.1.self_attn.q_proj.weight"
+    ckptconv.convert(source, tmp_path / "out", dequantize=True, universal=tmp_path / "universal", verify=True)
+    made = torch.load(tmp_path / "universal" / "zero" / name / "fp32.pt", weights_only=True)["param"]
+    assert made.dtype == torch.float32
+    expected = load_file(source / "expected.safetensors")[name]
+    assert torch.equal(made.reshape(expected.shape).bfloat16(), expected)
+
+
 def test_a_plan_reads_names_and_shapes_alone(tmp_path: Path) -> None:
     header: dict[str, Any] = {}
     at = 0
