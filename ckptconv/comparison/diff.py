@@ -266,7 +266,8 @@ def difference(
         encoder.check({name: pair for (name, _), pair in pairs.items()})
     read = compare(list(pairs.values()), options, tolerance, progress, on_total, encoder)
     of_codes = {key: pair for key, pair in pairs.items() if is_quantized(pair.one) or is_quantized(pair.other)}
-    steps = measured({key: pair for key, pair in of_codes.items() if pair.found}, options)
+    equal = {key: not (pair.found and pair.found.elements) for key, pair in of_codes.items()}
+    steps = measured({key: pair for key, pair in of_codes.items() if not equal[key]}, options)
     with no_garbage():
         changes = {key: pair.change() for key, pair in pairs.items()}
         tensors = [_compared(name, a, b, changes, tolerance is not None) for name in names]
@@ -297,9 +298,7 @@ def difference(
         tensors=sorted(tensors, key=lambda tensor: tensor.rank),
         warnings=[*one.warnings, *other.warnings, *a.warnings, *b.warnings, *idle],
         hints=list(_hints(tensors)),
-        quantization=summed(of_codes, steps, {key: not pair.found for key, pair in of_codes.items()})
-        if of_codes
-        else None,
+        quantization=summed(of_codes, steps, equal) if of_codes else None,
         bytes_compared=sum(pair.nbytes for pair in pairs.values()),
         bytes_read=one.bytes_read + other.bytes_read + read,
         seconds=time.monotonic() - started,

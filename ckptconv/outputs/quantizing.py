@@ -64,13 +64,13 @@ def quantized(chosen: Selected, path: str, options: Options) -> Selected:
     for each, tensor in chosen.tensors.items():
         kept = [glob for glob in keep if fnmatch.fnmatchcase(each, glob)]
         keep.update((glob, keep[glob] + 1) for glob in kept)
-        if each in chosen.fixed or not _is_weight(each, tensor):
+        if each in chosen.fixed or not (_was_quantized(tensor) if exact else _is_weight(each, tensor)):
             made[each] = tensor
             left += [each] if len(tensor.shape) > 1 and each.endswith(".weight") else []
             continue
         why = making.unfit(tensor, way, exact)
-        if kept or why or (_LEFT.search(each) if not exact else not _was_quantized(tensor)):
-            if why and exact and not kept and _was_quantized(tensor):
+        if kept or why or (not exact and _LEFT.search(each)):
+            if why and exact and not kept:
                 raise UnsupportedError(
                     f"{path}: {each!r} has {why}, for which {name} has no place. Nothing was written.",
                     "--keep leaves it out.",

@@ -155,6 +155,24 @@ def test_where_a_number_would_be_another_it_is_refused_by_name(name: str, way: s
     assert not list(tmp_path.glob("q/*.safetensors"))
 
 
+def test_a_map_does_not_round_what_is_requantized(tmp_path: Path) -> None:
+    """A number between two of bfloat16 would be another one."""
+    source = tmp_path / "s"
+    source.mkdir()
+    codes = torch.full((4, 64), 1.0).to(torch.float8_e4m3fn)
+    scales = {f"{name}.weight_scale_inv": torch.full((1, 1), 1 + 2.0**-12) for name in "ab"}
+    save_file({"a.weight": codes, "b.weight": codes.clone(), **scales}, source / "model.safetensors")
+    told = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (source / "config.json").write_text(json.dumps({"dtype": "bfloat16", "quantization_config": told}))
+    rules = tmp_path / "turned.toml"
+    rules.write_text('keep = ["b.weight"]\n[[rule]]\nleft = "a.weight : o i"\nright = "c.weight : i o"\n')
+    for options in ({}, {"map": rules}):
+        with pytest.raises(UnsupportedError, match=r"'[abc]\.weight' has numbers"):
+            ckptconv.convert(source, tmp_path / "x", requantize="fp8-block", **options)
+    ckptconv.convert(source, tmp_path / "y", dequantize=True, quantize="fp8-block", map=rules, verify=True)
+    assert json.loads((tmp_path / "y" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
 def test_weights_that_were_not_quantized_stay_as_they_are(tmp_path: Path) -> None:
     source = tmp_path / "s"
     shutil.copytree(QUANTIZED / "ct-mxfp4", source)

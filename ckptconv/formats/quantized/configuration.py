@@ -167,7 +167,8 @@ def _values(told: Any, key: str) -> Iterator[Any]:
 
 
 def cleaned(text: str, dtype: str) -> str:
-    """Return a config.json without what it says of quantizing, at every depth, and with `dtype` as that of the weights.
+    """Return a config.json without what it says of quantizing, at every depth, and with `dtype` as that of the weights,
+    unless that is "".
 
     Everything else stays as it is, in its order.
     """
@@ -176,13 +177,13 @@ def cleaned(text: str, dtype: str) -> str:
         if isinstance(told, dict):
             kept = {key: without(value) for key, value in told.items() if key not in (*KEYS, "expert_dtype")}
             for key in ("dtype", "torch_dtype"):
-                if isinstance(kept.get(key), str):
+                if dtype and isinstance(kept.get(key), str):
                     kept[key] = dtype
             return kept
         return [without(each) for each in told] if isinstance(told, list) else told
 
     told = without(strict_json.parse(text))
-    if not any(key in told for key in ("dtype", "torch_dtype")):
+    if dtype and not any(key in told for key in ("dtype", "torch_dtype")):
         told["dtype"] = dtype
     return json.dumps(told, indent=2, ensure_ascii=False) + "\n"
 

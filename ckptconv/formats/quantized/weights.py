@@ -99,7 +99,9 @@ def with_configuration(source: Source, storage_options: Mapping[str, Any]) -> So
         return source
     configuration.of_texts((read.files[companions.CONFIG].path, text), ("", ""), {})
     if source.quantized and source.quantized.config:
-        text = source.quantized.config.decode()
+        # Weights of float32 are made to be quantized again.
+        is_between = source.quantized.dtype == "float32"
+        text = configuration.cleaned(text, "") if is_between else source.quantized.config.decode()
     return replace(source, config=text)
 
 
