@@ -89,6 +89,36 @@ MUTANTS = [
         "tests/tensors",
     ),
     Mutant(
+        "tensors/dequantize",
+        '    kind = "u2" if len(tables) <= _CODES else "u4"',
+        '    kind = "u2"',
+        "tests/tensors/test_tiles.py",
+    ),
+    Mutant(
+        "tensors/dequantize",
+        "    if groups.ndim and array.shape[-1] % groups.shape[-1]:",
+        "    if False:",
+        "tests/tensors/test_tiles.py",
+    ),
+    Mutant(
+        "tensors/dequantize",
+        "    seen[found] = np.arange(len(found))",
+        "    seen[found] = np.arange(len(found))[::-1]",
+        "tests/tensors/test_tiles.py",
+    ),
+    Mutant(
+        "tensors/dequantize",
+        "np.copysign((values[small] + np.float32(0.75)) - np.float32(0.75), values[small])",
+        "values[small]",
+        "tests/tensors/test_tiles.py",
+    ),
+    Mutant(
+        "formats/quantized/weights",
+        "self._made.setdefault((weight.format, weight.tensor.shape, parts), made)",
+        "made",
+        "tests/formats/quantized/test_quantized.py",
+    ),
+    Mutant(
         "tensors/kernels",
         "            result[special] = source[special]",
         "            pass",

@@ -36,16 +36,27 @@ def test_the_moves_of_any_interval_make_the_products(sample: Sample, data: st.Da
         assert evaluate(tensor, 0, None, "source", limit) == whole
 
 
-@examples(60, *HealthCheck)
-@given(samples(), st.sampled_from(["bfloat16", "float16"]), st.data())
-def test_products_are_rounded_as_if_they_were_cast(sample: Sample, dtype: str, data: st.DataObject) -> None:
+@examples(150, *HealthCheck)
+@given(samples(in_bytes=True), st.sampled_from(["float32", "bfloat16", "float16"]), st.sampled_from([0, 1 / 128]))
+def test_products_are_looked_up_and_rounded_as_if_they_were_cast(sample: Sample, dtype: str, worth: float) -> None:
     tensor, bits = sample
     cast = Cast("float32", dtype)
-    rounded, _ = kernels.apply((cast,), bits.astype("<u4").tobytes())
-    converted = Convert(tensor, cast, DTYPES[dtype])
+    expected, _ = kernels.apply((cast,), bits.astype("<u4").tobytes())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dequantize, "_WORTH", data.draw(st.sampled_from([0, 1 / 64, 2])))
-        assert evaluate(converted) == rounded
+        patch.setattr(dequantize, "_WORTH", worth)
+        assert evaluate(tensor if dtype == "float32" else Convert(tensor, cast, DTYPES[dtype])) == expected
+
+
+@examples(60)
+@given(st.lists(st.floats(width=32), min_size=1, max_size=50), st.sampled_from([1.0, 2.0**-10, 2.0**-24]))
+def test_float16_between_is_the_nearest(numbers: list[float], unit: float) -> None:
+    values = np.array(numbers, "f4") * np.float32(unit)
+    with np.errstate(all="ignore"):
+        expected = values.astype("f2").astype("f4")
+        made = dequantize._rounded(values, "float16")
+    finite = ~np.isnan(values)
+    assert np.isnan(made[~finite]).all()
+    assert made[finite].tobytes() == expected[finite].tobytes()
 
 
 @examples(40, *HealthCheck)
