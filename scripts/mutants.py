@@ -191,6 +191,12 @@ MUTANTS = [
         "tests/storage tests/engine/test_coalesce.py",
     ),
     Mutant(
+        "comparison/changes",
+        "        if _LEAST <= total < math.inf:",
+        "        if total < math.inf:",
+        "tests/comparison/test_changes.py",
+    ),
+    Mutant(
         "pickles/fastpath",
         '(number(digits, "little") << shift) or len(text) != size:',
         '(number(digits, "little") << shift):',

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # Elements to measure at a time: as float64 they stay in the second-level cache.
 _BLOCK = 1 << 16
+# A sum of squares from here on does not feel those that float32 rounds to less than its least normal number.
+_LEAST = 2.0**-50
 # If more than this share of them differs, all are measured.
 _MANY = 1 / 4
 
@@ -198,8 +200,29 @@ def squares_of(data: memoryview, dtype: DType) -> Fraction:
     code, total = widened(dtype, dtype), Fraction(0)
     step = _BLOCK * dtype.itemsize
     for start in range(0, len(data) if code else 0, step):
-        total += _finite_squares(_numbers(data[start : start + step], dtype, code))
+        total += _squares(data[start : start + step], dtype, code)
     return total
+
+
+def _squares(data: memoryview, dtype: DType, code: str, without: Array | None = None) -> Fraction:
+    """Return the sum of the squares of the finite elements in `data`, but for those at the places `without`."""
+    np = numpy_module()
+    if dtype.name in ("bfloat16", "float16"):
+        # float32 holds each square exactly, unless it is too large or too small for it.
+        if dtype.name == "float16":
+            values: Array = np.frombuffer(data, "<f2").astype("f4")
+        else:
+            values = np.left_shift(np.frombuffer(data, "<u2"), 16, dtype="u4").view("f4")
+        if without is not None:
+            values[without] = 0
+        with np.errstate(all="ignore"):
+            total = float(np.square(values, out=values).sum(dtype="f8"))
+        if _LEAST <= total < math.inf:
+            return Fraction(total)
+    numbers = _numbers(data, dtype, code)
+    if without is not None:
+        numbers[without] = 0
+    return _finite_squares(numbers)
 
 
 def _compared_bits(
@@ -211,12 +234,12 @@ def _compared_bits(
     count = int(np.count_nonzero(unequal))
     if not code:
         return Measured(count, first=int(unequal.argmax()) if count else None)
-    rest = _numbers(one, dtype, code)
-    if count > len(unequal) * _MANY and tolerance is None and code == "f8" and rest.shape[1] == 1:
-        measured = _finite_changes(rest[:, 0], _numbers(other, dtype, code)[:, 0], unequal, count)
+    if count > len(unequal) * _MANY and tolerance is None and code == "f8" and dtype.kind != "c":
+        a, b = (_numbers(each, dtype, code)[:, 0] for each in (one, other))
+        measured = _finite_changes(a, b, unequal, count)
         if measured is not None:
             return measured
-    found = Measured()
+    found, places = Measured(), None
     if count:
         (places,) = np.nonzero(unequal)
         a, b = (
@@ -226,8 +249,7 @@ def _compared_bits(
         found = _measured(a, b, tolerance, bitwise=True)
         if found.first is not None:
             found.first = int(places[found.first])
-        rest[places] = 0
-    squares = _finite_squares(rest)
+    squares = _squares(one, dtype, code, places)
     found.squares = found.squares.plus(Squares(a=squares, b=squares))
     return found
 

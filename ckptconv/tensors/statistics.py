@@ -226,7 +226,7 @@ def root(value: Fraction) -> float:
 def sum_of_squares(values: Array) -> Fraction:
     """Return the sum of the squares of float64 `values`. Raise ValueError if one of them is not finite."""
     np = numpy_module()
-    with np.errstate(over="ignore", under="ignore"):
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # signalling NaNs too
         total = float(np.square(values).sum())
     if _SMALL <= total < math.inf:
         return Fraction(total)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import cmath
 import math
+import random
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -142,3 +144,15 @@ def test_numbers_at_the_ends_of_what_there_is() -> None:
     assert change.max_rel == 2
     assert all(math.isfinite(each) for each in (change.max_abs or 0, change.norm or 0, change.relative or 0))
     assert root(squares_of(one, double[0])) == 1.7e308
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("bits", [0x0FFF, 0x3FFF, 0xFFFF], ids=["tiny", "up to 2", "any, and what is not finite"])
+def test_sums_of_squares_are_exact_but_for_one_rounding_after_another(name: str, bits: int) -> None:
+    dice, dtype = random.Random(3), DTYPES[name]
+    for count in (1, 2, 700, 5_000):
+        words = [dice.randrange(bits + 1) << 8 * (dtype.itemsize - 2) | dice.randrange(2) for _ in range(count)]
+        data = memoryview(b"".join(word.to_bytes(dtype.itemsize, "little") for word in words))
+        values = torch.frombuffer(bytearray(data), dtype=getattr(torch, name)).double().tolist()
+        exact = sum((Fraction(value) ** 2 for value in values if math.isfinite(value)), Fraction(0))
+        assert abs(squares_of(data, dtype) - exact) <= exact / 2**44
