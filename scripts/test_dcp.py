@@ -6,8 +6,8 @@ Two ranks train a model with FSDP2 and AdamW on the CPU, save it with dcp.save, 
 safetensors and back again, in the layouts of torch's tutorials and of torchtitan, and as safetensors shards. dcp.load
 reads these into FSDP2 on one, two and three ranks, and into DDP; so do accelerate, Lightning and torch_checkpointing,
 where they are installed, and dcp.load with our own reader, from what was saved and from the safetensors.
-Every tensor must be the one that was saved, bit for bit; after as many further steps, the one that the first run has
-then. The exit code is 1 if one is not.
+Other optimizers are saved by async_save. Every tensor must be the one that was saved, bit for bit; after as many
+further steps, the one that the first run has then. The exit code is 1 if one is not.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +38,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
@@ -69,10 +70,28 @@ class Model(nn.Module):
         return made
 
 
-def built(seed: int, wrap: Callable[[Model], nn.Module]) -> tuple[nn.Module, torch.optim.Optimizer]:
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=3e-2, betas=(0.8, 0.95), weight_decay=0.1)
+
+
+# Optimizers with states of other names, or of some parameters only.
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, nesterov=True),
+    "adagrad": lambda model: torch.optim.Adagrad(model.parameters(), lr=1e-2),
+    "rmsprop": lambda model: torch.optim.RMSprop(model.parameters(), lr=1e-2, momentum=0.5, centered=True),
+    "radam": lambda model: torch.optim.RAdam(model.parameters(), lr=1e-2),
+    "muon": lambda model: torch.optim.Muon([each for each in model.parameters() if each.ndim == 2], lr=1e-2),
+}
+
+
+def built(
+    seed: int,
+    wrap: Callable[[Model], nn.Module],
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
+) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(seed)
     model = wrap(Model())
-    return model, torch.optim.AdamW(model.parameters(), lr=3e-2, betas=(0.8, 0.95), weight_decay=0.1)
+    return model, optimizer(model)
 
 
 def sharded(model: Model) -> nn.Module:
@@ -124,11 +143,24 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, to
 
 
 def first_run(directory: Path) -> None:
-    model, optimizer = built(0, sharded)
+    trained(directory, adamw, save)
+    for name, optimizer in OPTIMIZERS.items():
+        trained(directory / name, optimizer, save_beside)
+
+
+def save_beside(state: dict[str, Any], **where: Any) -> None:
+    made = async_save(state, **where)
+    assert isinstance(made, Future)
+    made.result()
+
+
+def trained(directory: Path, of: Callable[[nn.Module], torch.optim.Optimizer], saving: Callable[..., object]) -> None:
+    """Train, save, and train on; note what the weights and states are then and there."""
+    model, optimizer = built(0, sharded, of)
     model.seen += torch.tensor([3, 1, 4])  # type: ignore[operator]
     train(model, optimizer, 0)
     saved = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, optimizer)}
-    save(saved, checkpoint_id=directory / "saved")
+    saving(saved, checkpoint_id=directory / "saved")
     before = state_of(model, optimizer)
     train(model, optimizer, STEPS)
     after = state_of(model, optimizer)
@@ -232,8 +264,13 @@ LOADERS: dict[str, Callable[..., None]] = {
 PLACES = {"tutorial-ddp": "tutorial", "lightning": "lightning.ckpt"}
 
 
-def second_run(directory: Path, case: str) -> None:
-    model, optimizer = built(1, replicated if case.endswith("ddp") else sharded)
+def other_optimizers(directory: Path) -> None:
+    for name, optimizer in OPTIMIZERS.items():
+        second_run(directory / name, "tutorial", optimizer)
+
+
+def second_run(directory: Path, case: str, of: Callable[[nn.Module], torch.optim.Optimizer] = adamw) -> None:
+    model, optimizer = built(1, replicated if case.endswith("ddp") else sharded, of)
     LOADERS[case](model, optimizer, directory / PLACES.get(case, case))
     notes = torch.load(directory / "notes.pt")
     weights_only = case == "shards"
@@ -291,12 +328,13 @@ def ckptconv(*arguments: object) -> None:
 
 def convert(at: Path) -> None:
     """Make safetensors of what was saved, and of these everything that is loaded."""
-    ckptconv("dcp2safetensors", at / "saved", at / "model", "--optimizer", at / "optimizer")
+    for place in (at, *(at / name for name in OPTIMIZERS)):
+        ckptconv("dcp2safetensors", place / "saved", place / "model", "--optimizer", place / "optimizer")
+        given = place / "model", place / "tutorial", "--optimizer", place / "optimizer"
+        keys = "--model-key", "model", "--optimizer-key", "optim"
+        ckptconv("safetensors2dcp", *given, *keys, "--chunks", 3, "--verify")
     back = "safetensors2dcp", at / "model"
     states = "--optimizer", at / "optimizer"
-    ckptconv(
-        *back, at / "tutorial", *states, "--model-key", "model", "--optimizer-key", "optim", "--chunks", 3, "--verify"
-    )
     ckptconv(*back, at / "torchtitan", *states, "--flat-optimizer", "--chunks", 2, "--verify")
     ckptconv(*back, at / "like", *states, "--like", at / "saved", "--verify")
     ckptconv(*back, at / "shards", "--to", "dcp-hf", "--chunks", 4, "--verify")
@@ -324,9 +362,10 @@ def main() -> int:
         if not importlib.util.find_spec(package):
             print(f"{package} is not installed: not tried")
             del LOADERS[package]
-    for case in LOADERS:
-        for world in (2,) if case.endswith("ddp") else WORLDS:
-            error = run(world, functools.partial(second_run, at, case))
+    cases = {case: functools.partial(second_run, at, case) for case in LOADERS}
+    for case, job in {**cases, "other optimizers": functools.partial(other_optimizers, at)}.items():
+        for world in (2,) if case.endswith(("ddp", "optimizers")) else WORLDS:
+            error = run(world, job)
             wrong += bool(error)
             print(f"{case} on {world}: {'wrong' if error else 'right'}", flush=True)
             if error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -47,6 +48,9 @@ DEFAULT_OPTIMIZER_KEY = "optimizer"
 _ITEM = "model"
 # Metadata of the shards, as torch.distributed.checkpoint._hf_utils names it.
 _SHARDING, _VERSION = "DCP_SHARDING_INFO", {"DCP_VERSION": "1.0"}
+# Where the record has values of Megatron-core that are parts of a tensor's state, and how their keys end; its loader
+# looks for them beside the tensors.
+_OBJECTS, _OBJECT = "objects", re.compile(r".+/shard_\d+(?:\.\d+)*_\d+(?:\.\d+)*", re.DOTALL)
 # Values of these types are written once for all keys that have an equal one.
 _SHARED = frozenset({bool, int, float, str, type(None)})
 
@@ -160,6 +164,8 @@ def _weights(source: Source, chosen: Selected, empty: list[str]) -> Iterator[Lea
             # The file of a safetensors output, or the user, may give a tensor another name than its keys.
             if name is not None and name != (keys[name] or own):
                 path = (name,)
+        elif len(path) == 2 and path[0] == _OBJECTS and _OBJECT.fullmatch(str(path[1])):
+            path = path[1:]
         yield Leaf(path, value)
 
 

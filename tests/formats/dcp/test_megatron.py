@@ -7,6 +7,7 @@ import argparse
 import functools
 import io
 import json
+import pickle
 import re
 import shutil
 import tarfile
@@ -189,6 +190,18 @@ def test_values_beside_the_tensors_are_in_the_record_and_shown(tmp_path: Path) -
     assert facts["learning rate"] == 0.01
     assert "Megatron-core" in told["format"]
     assert not any("warning" in key and told[key] for key in told)
+
+
+def test_on_the_way_back_values_have_the_keys_under_which_its_loader_looks_for_them(tmp_path: Path) -> None:
+    checkpoint = unpacked("reshardable_tp2_dp2", tmp_path)
+    with ckptconv.open(checkpoint) as opened:
+        objects = set(opened.source.weights["objects"])
+    assert ckptconv_here("dcp2safetensors", checkpoint, tmp_path / "model").code == 0
+    assert ckptconv_here("safetensors2dcp", tmp_path / "model", tmp_path / "back").code == 0
+    after = set(pickle.loads((tmp_path / "back" / ".metadata").read_bytes()).state_dict_metadata)
+    assert objects
+    assert objects <= after
+    assert not [key for key in after if key.startswith("objects.")]
 
 
 def test_objects_and_tensors_in_common_pt_are_left_out_and_named(tmp_path: Path) -> None:
