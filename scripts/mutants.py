@@ -419,6 +419,18 @@ MUTANTS = [
         "tests/publish/test_resume.py tests/publish/test_crash.py",
     ),
     Mutant(
+        "storage/writing",
+        "self._stopped |= kind is not None",
+        "self._stopped = kind is not None",
+        "tests/storage/test_writing.py",
+    ),
+    Mutant(
+        "formats/ranks/states",
+        "if is_state and is_factor(path[-1]):",
+        "if False:",
+        "tests/formats/ranks/test_ranks.py",
+    ),
+    Mutant(
         "rows/buckets",
         "base = offset if least.min() >= offset else 0",
         "base = offset",
