@@ -14,8 +14,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file
 
 from ckptconv import DifferenceError, convert, finish, verify
-from ckptconv.formats import companions
 from ckptconv.errors import CorruptError
+from ckptconv.formats import companions
 from ckptconv.outputs.targets import MANIFEST as NAME
 
 MODEL = {f"layers.{number}.weight": torch.arange(40.0).reshape(4, 10) + number for number in range(3)}
