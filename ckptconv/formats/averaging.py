@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ckptconv.errors import UsageError
-from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Average, Source
 from ckptconv.plan import Input, content_of
 from ckptconv.text import brief
@@ -51,11 +49,6 @@ def weighted(
             "For what A has more than B: ckptconv average A --minus B OUT",
         )
     return found, over
-
-
-def opened(paths: Sequence[str], settings: Mapping[str, Any]) -> list[Source]:
-    """Open each of the checkpoints at `paths`, with the `settings` of `open_source`; they have no reference."""
-    return [open_source(path, **{**settings, "like": ""}) for path in paths]
 
 
 def averaged(terms: Sequence[Source], own: int, weights: Sequence[float], over: float) -> Source:

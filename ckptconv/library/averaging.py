@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.conversion import convert
-from ckptconv.formats.averaging import averaged, opened, weighted
+from ckptconv.formats.averaging import averaged, weighted
+from ckptconv.formats.opening import opened
 from ckptconv.options.table import AVERAGING, Options, checked
 from ckptconv.process import no_garbage
 from ckptconv.result import Report
@@ -58,7 +59,7 @@ def average(
     weights, over = weighted(len(paths), weights, decay, bool(minus))
     chosen = Options(**given)
     with no_garbage():
-        terms = opened([*paths, minus] if minus else paths, {**chosen.opening(), "key": chosen.key})
+        terms = [opened(path, chosen, key=chosen.key) for path in ([*paths, minus] if minus else paths)]
         source = averaged(terms, len(paths) - 1, weights, over)
     return convert(
         source,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.formats.dcp.layout import Box
-from ckptconv.formats.detect import open_source
+from ckptconv.formats.opening import opened
 from ckptconv.formats.states import with_states
 from ckptconv.library.frameworks import framework
 from ckptconv.library.memory import Memory
@@ -56,7 +56,7 @@ class DistributedReader(StorageReader):
         path = normalize(path)
         chosen = Options(**{"to": dcp.TORCH, "opaque": "drop", **options})
         is_own = bool(chosen.optimizer) and normalize(chosen.optimizer) == path
-        source = open_source(path, key=chosen.key, states=is_own, **chosen.opening())
+        source = opened(path, chosen, key=chosen.key, states=is_own)
         if chosen.optimizer:
             source = with_states(source, path, chosen.optimizer, **chosen.opening())
         found = dcp.contents(source, chosen)

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ckptconv.conversion import convert
-from ckptconv.formats.adapters import merging, opened
-from ckptconv.formats.detect import open_source
+from ckptconv.formats.adapters import merging
+from ckptconv.formats.adapters import opened as adapters_opened
+from ckptconv.formats.opening import opened
 from ckptconv.options.table import MERGING, Options, checked
 from ckptconv.process import no_garbage
 from ckptconv.result import Report
-from ckptconv.storage.paths import listed, normalize
+from ckptconv.storage.paths import listed
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -51,8 +52,8 @@ def merge(
     """
     chosen = Options(**options)
     with no_garbage():
-        source = open_source(normalize(base), **{**chosen.opening(), "like": ""}, key=chosen.key)
-        found = opened(listed(adapters, "There is no adapter to merge."), chosen.opening())
+        source = opened(base, chosen, key=chosen.key)
+        found = adapters_opened(listed(adapters, "There is no adapter to merge."), chosen.opening())
         source = merging(source, found)
     return convert(
         source,

@@ -12,7 +12,7 @@ from ckptconv.engine.execute import in_threads
 from ckptconv.engine.together import blocks_of
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats.delta import Delta, read_delta
-from ckptconv.formats.detect import open_source
+from ckptconv.formats.opening import opened
 from ckptconv.options.table import PATCHING, Options, checked
 from ckptconv.outputs.delta import check_chain, patched
 from ckptconv.outputs.planning import Output, planned
@@ -87,7 +87,7 @@ def patch(
         places = [Location(each, dict(chosen.storage_options)) for each in given]
         chain = [read_delta(place) for place in places]
         check_chain(chain)
-        source = open_source(base, **chosen.opening(), key=chosen.key)
+        source = opened(base, chosen, key=chosen.key)
         source, target = accompanied(source, target, chosen)
         made = patched(planned(source, target, chosen), chain)
         # They are inputs, which the output may not replace.

@@ -12,7 +12,7 @@ from ckptconv.engine.ranges import FileBytes
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats import virtual
 from ckptconv.formats.companions import together
-from ckptconv.formats.detect import open_source
+from ckptconv.formats.opening import opened
 from ckptconv.formats.source import Source
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs.planning import planned
@@ -154,7 +154,7 @@ def _reopened(path: str, options: dict[str, Any], version: str) -> VirtualFiles:
 def _opened(path: str, options: Options) -> Source:
     if options.per_rank or options.optimizer or options.universal:
         raise UsageError("A virtual checkpoint is made of the weights of one rank or all together.")
-    return open_source(path, key=options.key, **options.opening())
+    return opened(path, options, key=options.key, like=options.like)
 
 
 def _copy(name: str, content: LazyTensor) -> FilePlan:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.tensors.float_formats import numpy_module, scratch
 from ckptconv.tensors.moves import Box, LowRank
-from ckptconv.tensors.rounding import SINGLE, Casting, numbers, precision_for, round_certain
+from ckptconv.tensors.rounding import SINGLE, Casting, numbers, numbers_as, precision_for, round_certain
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
@@ -48,9 +48,7 @@ class _Stored(NamedTuple):
 
     def numbers(self, code: str) -> Array:
         """Return them as numpy's `code`, which holds them."""
-        single = numpy_module().empty(self.bits.shape, "u4") if self.dtype == "bfloat16" else self.bits
-        made: Array = numbers(self.dtype, self.bits, single).astype(code, copy=False)
-        return made
+        return numbers_as(code, *self)
 
 
 class _Sum(NamedTuple):

@@ -13,6 +13,7 @@ from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.tensors.dtypes import SUMMED
 from ckptconv.tensors.float_formats import float32_table, numpy_module
 from ckptconv.tensors.moves import Box, Quantize, Rescale
+from ckptconv.tensors.rounding import numbers_as
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
@@ -80,7 +81,7 @@ def quantize(
     first = [0] * len(first) if kernel.made == "scales" else first
     with np.errstate(all="ignore"):
         for at in _pieces(kernel, bits.shape):
-            made = _made(kernel, _numbers(box.dtype, bits[at]))
+            made = _made(kernel, numbers_as("f4", box.dtype, np.ascontiguousarray(bits[at])))
             sides = (kernel.rows, kernel.columns) if kernel.made == "scales" else (1, ratio)
             low = [cut.start // side for cut, side in zip(at, (*(1,) * (len(at) - 2), *sides), strict=True)]
             # Where both meet, as seen from the piece, and from the tile.
@@ -136,16 +137,6 @@ def _made(kernel: Quantize, values: Array) -> Array:
         pairs: Array = codes[..., ::2] | codes[..., 1::2] << 4
         return pairs
     return _words(codes) if kernel.codes == "int4" else codes
-
-
-def _numbers(dtype: str, bits: Array) -> Array:
-    """Return numbers of a floating dtype as float32."""
-    if dtype == "bfloat16":
-        made: Array = bits.astype("u4")
-        made <<= 16
-        return made.view("f4")
-    numbers: Array = numpy_module().ascontiguousarray(bits).view(dtype).astype("f4", copy=False)
-    return numbers
 
 
 def _most(sizes: Array, rows: int, columns: int) -> Array:

@@ -49,6 +49,13 @@ def numbers(dtype: str, bits: Array, single: Array) -> Array:
     return view
 
 
+def numbers_as(code: str, dtype: str, bits: Array) -> Array:
+    """Return numbers of a floating dtype as numpy's `code`, which holds them."""
+    single = numpy_module().empty(bits.shape, "u4") if dtype == "bfloat16" else bits
+    made: Array = numbers(dtype, bits, single).astype(code, copy=False)
+    return made
+
+
 def round_certain(
     values: Array, bound: Any, precision: Precision, target: str, out: Array, room: Array, cast: Casting
 ) -> Array | None:

@@ -22,7 +22,7 @@ from ckptconv.formats import adapters, averaging, diffusers
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.companions import is_companion_name, together
 from ckptconv.formats.delta import Delta, read_delta
-from ckptconv.formats.opening import all_opened, fitted
+from ckptconv.formats.opening import all_opened, fitted, opened
 from ckptconv.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.states import is_same
@@ -486,8 +486,8 @@ def _target(path: str, asked: Options) -> Target:
 
 def _averaged(source: Source, manifest: Manifest, asked: Options) -> Source:
     """Return `source` with the checkpoints that it was averaged with, as the manifest says."""
-    told, settings = manifest.told["average"], {**asked.opening(), "key": asked.key, "family": ""}
-    terms = [source if path is None else averaging.opened([path], settings)[0] for path in manifest.average]
+    told, any_family = manifest.told["average"], replace(asked, family="")
+    terms = [source if path is None else opened(path, any_family, key=asked.key) for path in manifest.average]
     return averaging.averaged(terms, manifest.average.index(None), told["weights"], told["over"])
 
 
