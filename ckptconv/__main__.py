@@ -9,7 +9,9 @@ def main() -> None:
     """Run the command line and exit."""
     signals.leave_at_once()
     from ckptconv.cli.main import main as run
+    from ckptconv.process import make_ours
 
+    make_ours()
     run()
 
 

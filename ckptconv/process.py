@@ -72,17 +72,54 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _LARGEST_REUSED, _MOST_KEPT = 1 << 21, 1 << 23
 
 
+class _Known:
+    """What is known of this process: whether it is our own, and not that of a program that uses the library; and the
+    most memory, in bytes, that processes which it forked have held beside it."""
+
+    ours = False
+    beside = 0
+
+
+def make_ours() -> None:
+    """Say that this process is our own: it does nothing but what ckptconv does, and may be forked."""
+    _Known.ours = True
+
+
+def is_ours() -> bool:
+    """Whether this process is our own."""
+    return _Known.ours
+
+
 def peak_rss() -> int:
-    """Return the most memory this process has held, in bytes; 0 if the system does not tell.
+    """Return the most memory this process has held, in bytes, with those that it forked; 0 if the system does not tell.
 
     Read from /proc, because the value of getrusage survives fork and exec, and so may be the parent's.
     """
+    peak = _kilobytes("status").get("VmHWM", 0) << 10
+    return peak + _Known.beside if peak else 0
+
+
+def held_beside(memory: int) -> None:
+    """Note that forked processes have together held `memory` bytes of their own."""
+    _Known.beside = max(_Known.beside, memory)
+
+
+def own_memory() -> int:
+    """Return the most memory that this process, which was forked, has held and does not share with others, in bytes."""
+    status, mapped = _kilobytes("status"), _kilobytes("smaps_rollup")
+    # What was given back since is nobody else's either.
+    held = status.get("VmRSS", 0)
+    own = mapped["Private_Clean"] + mapped["Private_Dirty"] if "Private_Dirty" in mapped else held
+    return own + status.get("VmHWM", held) - held << 10
+
+
+def _kilobytes(name: str) -> dict[str, int]:
+    """Return the figures of a file in /proc/self; none if the system does not tell."""
     try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-            match = re.search(r"^VmHWM:\s*(\d+) kB", status.read(), re.MULTILINE)
+        with open(f"/proc/self/{name}", encoding="ascii", errors="replace") as file:
+            return {key: int(size) for key, size in re.findall(r"^(\w+):\s*(\d+) kB", file.read(), re.MULTILINE)}
     except OSError:
-        return 0
-    return int(match[1]) << 10 if match else 0
+        return {}
 
 
 class Thread(threading.Thread):

@@ -341,6 +341,7 @@ class Bar(Progress):
         super().begin(total)
         if self._bar is not None:
             self._bar.close()
+        tqdm.monitor_interval = 0  # no thread that watches over it
         self._bar = tqdm(total=self.total, unit="B", unit_scale=True, leave=False, file=sys.stderr, dynamic_ncols=True)
 
     def resize(self, total: int) -> None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
+from ckptconv.engine.processes import Ended, in_processes, may_fork
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
 from ckptconv.engine.worker import Seen, Tally, Worker
 from ckptconv.plan import Data, FilePlan, Trailer
-from ckptconv.process import Thread, start_threads
+from ckptconv.process import Thread, held_beside, is_ours, start_threads
 from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import Readers
 from ckptconv.storage.prefetch import REQUESTS, Prefetch, is_read_far
@@ -23,6 +24,7 @@ from ckptconv.storage.progress import Progress
 from ckptconv.storage.records import combine
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer
+from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import BLOCK
 
@@ -61,21 +63,42 @@ def carry_out(
     jobs = jobs or _threads(file)
     # A worker holds at most four buffers of this size.
     unit = max(min(BLOCK, memory // jobs // 4, file.size + ALIGNMENT) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
-    queue = tasks(file, unit, writer.positioned, max(memory // jobs // 2, unit))
-    workers = [Worker(readers, writer, unit, digesting, seen) for _ in range(jobs)]
-    if jobs == 1:
-        for task in queue:
-            size = workers[0].run(task)
-            if progress:
-                progress(size)
-    else:
-        in_threads(queue, workers, progress)
+    queue = partial(tasks, file, unit, writer.positioned, max(memory // jobs // 2, unit))
+    start = partial(Worker, readers, writer, unit, digesting, seen)
+    ended: Sequence[Ended | Worker] = ()
+    if jobs > 1 and writer.shared and may_fork() and worth_processes(file, seen):
+        ended = _forked(queue, start, jobs, progress)
+    if not ended:
+        ended = workers = [start() for _ in range(jobs)]
+        if jobs == 1:
+            _take(queue(), workers[0], progress)
+        else:
+            in_threads(queue(), workers, progress)
     total = Tally()
-    for worker in workers:
-        total.add(worker.tally)
+    for each in ended:
+        total.add(each.tally)
     if digesting:
-        _finish(file, writer, workers, total, {} if digests is None else digests)
+        _finish(file, writer, ended, total, {} if digests is None else digests)
     return total
+
+
+def _forked(
+    queue: Callable[[], Iterator[Task]], worker: Callable[[], Worker], jobs: int, progress: Progress | None
+) -> list[Ended]:
+    """Carry out tasks in processes, as `in_processes` does."""
+    numpy_module()  # loaded here, the processes share it
+    ended = in_processes(queue, worker, jobs, progress)
+    held_beside(sum(each.memory for each in ended))
+    return ended
+
+
+def worth_processes(file: FilePlan, seen: Seen | None) -> bool:
+    """Whether processes, rather than threads, are to make `file`: most of it is computed, of files that each of them
+    can read for itself, what they read need not be `seen` here, and this process is our own."""
+    if seen or not is_ours():
+        return False
+    computed = sum(part.nbytes for part in file.parts if isinstance(part, Data) and part.tensor.computed)
+    return computed > file.size // 2 and not any(each.packed for each in file.inputs())
 
 
 def _threads(file: FilePlan) -> int:
@@ -132,16 +155,19 @@ def _take(queue: Iterator[Task], worker: Worker, progress: Progress | None) -> N
             progress(size)
 
 
-def _finish(file: FilePlan, writer: Writer, workers: Sequence[Worker], total: Tally, digests: dict[str, int]) -> None:
+def _finish(
+    file: FilePlan, writer: Writer, ended: Sequence[Worker | Ended], total: Tally, digests: dict[str, int]
+) -> None:
     """Put the CRC-32 of the tensors into `digests`, and write the trailers, which depend on them."""
     pieces: dict[str, list[tuple[int, int, int]]] = {}
-    for worker in workers:
-        for name, made in (worker.digests or {}).items():
+    for each in ended:
+        for name, made in (each.digests or {}).items():
             if isinstance(made, int):
                 digests[name] = made
             else:
                 pieces.setdefault(name, []).extend(made)
-        worker.digests = None
+        if each.digests:
+            each.digests.clear()
     digests.update((name, combine(made)) for name, made in pieces.items())
     for part in file.parts:
         # Tensors moved as tiles were never in memory in order: read them back while they are in the page cache.

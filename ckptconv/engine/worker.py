@@ -28,6 +28,9 @@ from ckptconv.tensors.moves import GAP, Assembled, File, Kernel, Move, Runs
 # Called with everything that is read for the output: the file, the runs in it, and their bytes.
 Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
 
+# By name of a tensor: its CRC-32, or (offset, bytes, CRC-32) of every piece made so far.
+Digested: TypeAlias = "dict[str, int | list[tuple[int, int, int]]]"
+
 # Converted tensors of at most a window divided by this are read together and converted at once.
 _SMALL = 8
 
@@ -124,8 +127,7 @@ class Worker:
     ) -> None:
         self.readers, self.writer, self.unit, self.seen = readers, writer, unit, seen
         self.fetches = isinstance(readers, Prefetch)
-        # By name of the tensor: its CRC-32, or (offset, bytes, CRC-32) of every piece made so far.
-        self.digests: dict[str, int | list[tuple[int, int, int]]] | None = {} if digesting else None
+        self.digests: Digested | None = {} if digesting else None
         self.window = memoryview(bytearray(unit))
         self.scratch = self.around = memoryview(b"")
         # What assembled moves are put into, by how deep they are inside one another.

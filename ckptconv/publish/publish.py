@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.engine.checksums import Checksums
-from ckptconv.engine.execute import in_threads, same, usual_threads
+from ckptconv.engine.execute import in_threads, same, usual_threads, worth_processes
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, StoppedError
 from ckptconv.formats.companions import is_companion_name
@@ -383,14 +383,18 @@ class _Run:
         """Write files in this process, several at a time, each in a thread of its own: two that write into one file
         wait for each other. While some wait for the disk, the next are written."""
         threads = self._options.jobs or usual_threads()
-        if self._far or self._options.digest:
-            threads = 1  # one file at a time has threads of its own for requests, or digests
+        seen = self._inputs.checksums.seen if self._inputs.checksums else None
+        is_forked = any(worth_processes(task.file, seen) for _, task in tasks)
+        if self._far or self._options.digest or is_forked:
+            threads = 1  # one file at a time has threads of its own for requests, or digests, or processes
         # The largest first. Those of which a thread would make one alone when the others have ended have all threads.
         ordered = sorted(tasks, key=lambda each: -each[1].file.size) if threads > 1 else list(tasks)
         total = sum(task.file.size for _, task in tasks)
         shared = sum(task.file.size * threads > total for _, task in ordered) if threads > 1 else len(ordered)
         shared += (len(ordered) - shared) % threads
         for each in ordered[:shared]:
+            if is_forked:
+                self._syncing.finish()  # where there are threads, no process is forked
             self._make_one(each, counted)
         if ordered[shared:]:
             stop = threading.Event()

@@ -29,9 +29,11 @@ def reason(error: OSError) -> str:
 
 
 class Writer:
-    """A file that is being written. `positioned` writers accept bytes in any order and from several threads."""
+    """A file that is being written. `positioned` writers accept bytes in any order and from several threads, `shared`
+    ones from forked processes too."""
 
     positioned: bool
+    shared = False
 
     def write_at(self, offset: int, data: memoryview) -> None:
         raise NotImplementedError
@@ -59,7 +61,7 @@ class LocalWriter(Writer):
     so the disk begins to write while there is more to come.
     """
 
-    positioned = True
+    positioned = shared = True
 
     def __init__(self, path: str, size: int, directory: Handle | None = None, durable: bool = False) -> None:
         self._path, self._begin = path, _begin_syncing() if durable else None

@@ -90,6 +90,11 @@ class LazyTensor:
         return False
 
     @property
+    def computed(self) -> bool:
+        """Whether elements are computed of several, which takes longer than to move them, or to cast them."""
+        return False
+
+    @property
     def grain(self) -> int:
         """The bytes of a row of a tensor that is computed by rows: cut within one, it is computed in more tiles. 0 if
         it may be cut anywhere."""
@@ -124,6 +129,10 @@ class Derived(LazyTensor):
         return self.tensor.scattered
 
     @property
+    def computed(self) -> bool:
+        return self.tensor.computed
+
+    @property
     def grain(self) -> int:
         return self.tensor.grain
 
@@ -139,6 +148,10 @@ class Composed(LazyTensor):
 
     __slots__ = ()
     parts: tuple[LazyTensor, ...]
+
+    @property
+    def computed(self) -> bool:
+        return any(part.computed for part in self.parts)
 
     def inputs(self) -> tuple[File, ...]:
         return tuple(itertools.chain.from_iterable(part.inputs() for part in self.parts))
@@ -477,6 +490,10 @@ class Computed(Composed):
     # Bytes at a multiple of which each input begins in the source of a tile.
     ALIGNMENT = 1
 
+    @property
+    def computed(self) -> bool:
+        return True
+
     def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[_TileOf]:
         """Yield tiles of at most `most` elements that cover elements `first` to `last`."""
         raise NotImplementedError
@@ -608,7 +625,7 @@ class Tiled(Computed):
 
     @property
     def grain(self) -> int:
-        return self.shape[-1] * self.dtype.itemsize if self.by_rows else 0
+        return self.shape[-1] * self.dtype.itemsize if len(self.shape) > 1 else 0
 
     @property
     def _widest(self) -> int:

@@ -1,0 +1,184 @@
+"""Carries out tasks in processes that are forked for them.
+
+Threads that compute wait for each other: numpy gives up the interpreter's lock for a few microseconds at a time, and
+each handing over costs as much. Processes do not. They have what this one has read and planned, and only what they did
+comes back. They claim tasks by numbers, which they read from a pipe. If this process is killed, there are no more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from ckptconv.engine.tasks import Task
+from ckptconv.engine.worker import Digested, Tally, Worker
+from ckptconv.errors import CkptconvError, FailedError
+from ckptconv.process import own_memory, settled
+from ckptconv.storage.progress import Progress
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+# Bytes of the number of a task; and how many numbers each process has ahead of it, so that it need not wait.
+_NUMBER, _AHEAD = 4, 2
+
+
+class Ended(NamedTuple):
+    """What a process has done: its tally, the CRC-32 of what it made, and the bytes of memory of its own."""
+
+    tally: Tally
+    digests: Digested | None
+    memory: int
+
+
+class _Raised(NamedTuple):
+    """An exception, and its cause, which it loses on the way."""
+
+    error: BaseException
+    cause: BaseException | None
+
+
+def may_fork() -> bool:
+    """Whether processes may be forked: from one with a single thread, as others may hold locks that nobody releases in
+    a copy. The libraries of macOS do not bear it."""
+    return sys.platform == "linux" and threading.active_count() == 1
+
+
+def in_processes(
+    queue: Callable[[], Iterator[Task]], worker: Callable[[], Worker], jobs: int, progress: Progress | None
+) -> list[Ended]:
+    """Carry out the tasks of `queue()`, the same each time, in `jobs` processes, each with a `worker()` of its own.
+
+    Return what each did; nothing if the system allows no process, as nothing is done then. Raise what one of them
+    raises first, and FailedError if one is killed.
+    """
+    numbers, giving = os.pipe()
+    started: dict[Connection, int] = {}
+    try:
+        # A signal comes before a process is started, or when all are known.
+        heard = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            for _ in range(jobs):
+                if not _start(queue, worker, numbers, giving, started):
+                    break
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+        return _followed(started, giving, progress)
+    finally:
+        # Who still works ends with its task: there is neither a next one nor anybody to tell.
+        os.close(numbers)
+        os.close(giving)
+        for connection in started:
+            connection.close()
+        for pid in started.values():
+            os.waitpid(pid, 0)
+
+
+def _start(
+    queue: Callable[[], Iterator[Task]],
+    worker: Callable[[], Worker],
+    numbers: int,
+    giving: int,
+    started: dict[Connection, int],
+) -> bool:
+    """Fork a process that carries out tasks, and add it to those `started`. Return whether the system allows it."""
+    from multiprocessing.connection import Pipe
+
+    told, telling = Pipe(duplex=False)
+    try:
+        with warnings.catch_warnings():
+            # Python knows of threads of libraries, which hold nothing that is wanted here.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+    except OSError:
+        told.close()
+        telling.close()
+        return False
+    if pid:
+        telling.close()
+        started[told] = pid
+        return True
+    try:
+        # Signals stay blocked: it ends when the process that started it says so, or ends.
+        os.close(giving)
+        for connection in (told, *started):
+            connection.close()
+        with settled():
+            _work(queue(), worker, numbers, telling)
+    finally:
+        os._exit(0)
+
+
+def _work(queue: Iterator[Task], worker: Callable[[], Worker], numbers: int, telling: Connection) -> None:
+    """Carry out tasks of `queue`, whose numbers come from `numbers`. Tell the size of each, then what was done, or what
+    went wrong."""
+    try:
+        working, at = worker(), 0
+        while number := os.read(numbers, _NUMBER):
+            index = int.from_bytes(number, "little")
+            task = next(itertools.islice(queue, index - at, None), None)
+            if task is None:
+                break
+            at = index + 1
+            telling.send(working.run(task))
+        telling.send(Ended(working.tally, working.digests, own_memory()))
+    except BrokenPipeError:
+        pass  # nobody wants to know any more
+    except BaseException as error:
+        _tell(error, telling)
+
+
+def _tell(error: BaseException, telling: Connection) -> None:
+    """Send `error` and its cause; that of a mistake is where it was made."""
+    cause = error.__cause__
+    if not isinstance(error, (CkptconvError, MemoryError, OSError)):
+        cause = RuntimeError(traceback.format_exc())
+        if type(error).__module__ != "builtins":  # of others, nobody knows whether they can be sent
+            error = RuntimeError(f"{type(error).__name__}: {error}")
+    telling.send(_Raised(error, cause))
+
+
+def _followed(started: dict[Connection, int], giving: int, progress: Progress | None) -> list[Ended]:
+    """Give the processes as many numbers as they use, and return what they did."""
+    from multiprocessing.connection import wait
+
+    given = itertools.count()
+
+    def give(count: int) -> None:
+        # Without end: a process ends with the first number that is none of a task's, and there is one for each.
+        os.write(giving, b"".join(next(given).to_bytes(_NUMBER, "little") for _ in range(count)))
+
+    give(_AHEAD * len(started))
+    found: dict[Connection, Ended] = {}
+    while len(found) < len(started):
+        for connection in cast("list[Connection]", wait([each for each in started if each not in found])):
+            said = _heard(connection)
+            if isinstance(said, Ended):
+                found[connection] = said
+                continue
+            give(1)
+            if progress:
+                progress(said)
+    return list(found.values())
+
+
+def _heard(connection: Connection) -> int | Ended:
+    """Return what a process tells. Raise what it raised, and FailedError if it has ended without a word."""
+    try:
+        said: int | Ended | _Raised = connection.recv()
+    except EOFError:
+        raise FailedError(
+            "A process that computed a part of the output was killed, perhaps for lack of memory. Nothing was put "
+            "under a final name.",
+            "Lower --memory or --jobs.",
+        ) from None
+    if isinstance(said, _Raised):
+        raise said.error from said.cause
+    return said
