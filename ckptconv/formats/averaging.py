@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from ckptconv.errors import UsageError
+from ckptconv.formats.quantized.weights import IDLE
 from ckptconv.formats.source import Average, Source
 from ckptconv.plan import Input, content_of
 from ckptconv.text import brief
@@ -67,10 +68,16 @@ def averaged(terms: Sequence[Source], own: int, weights: Sequence[float], over: 
         equal=[*source.equal, *itertools.chain.from_iterable(each.equal for each in every)],
         records={path: found for each in (*every, source) for path, found in each.records.items()},
         warnings=list(dict.fromkeys(text for each in terms for text in each.warnings)),
-        notes=list(dict.fromkeys(text for each in terms for text in each.notes)),
+        notes=_notes(terms),
         bytes_read=sum(each.bytes_read for each in terms),
         reread=None,
     )
+
+
+def _notes(terms: Sequence[Source]) -> list[str]:
+    found = list(dict.fromkeys(text for each in terms for text in each.notes))
+    is_any = any(each.quantized and each.quantized.formats for each in terms)
+    return [text for text in found if text != IDLE or not is_any]
 
 
 def _weighing(found: Hashable, facts: tuple[Hashable, ...]) -> Hashable:

@@ -210,7 +210,7 @@ def with_layout(
     **reaching: Any,
 ) -> Source:
     """Return `source` with the reference and the map that an output of it is to have; each "" if there is none. With
-    `dequantize`, its quantized weights become weights of `weights_dtype` first.
+    `dequantize`, its quantized weights become weights of `weights_dtype` first; "" if all of them are quantized anew.
 
     The arguments are those of `open_source`; `reaching` say how it reaches and trusts any checkpoint.
     """
@@ -219,7 +219,7 @@ def with_layout(
     if dequantize:
         from ckptconv.formats.quantized.weights import with_weights
 
-        source = with_weights(source, weights_dtype, reaching.get("storage_options") or {})
+        source = with_weights(source, weights_dtype, reaching.get("storage_options") or {}, anew=quantize)
     if quantize:
         from ckptconv.formats.quantized.weights import with_configuration
 

@@ -82,17 +82,15 @@ class Training:
 
 @dataclass(frozen=True)
 class Quantized:
-    """What was made of quantized weights: weights of `dtype`, `formats` {format: count} of them.
+    """What was made of quantized weights: weights of `dtype` ("": all are quantized anew), `formats` {format: count}.
 
     `path` is the configuration that says so, "" if none does. `again` does the same to the source when it is reread.
-    `bare` are names of 8-bit floats without scales, which were left alone. `config` is what the config.json of `path`
-    becomes.
+    `config` is what the config.json of `path` becomes.
     """
 
     dtype: str
     path: str
     formats: Mapping[str, int]
-    bare: tuple[str, ...]
     again: Callable[[Source], Source]
     config: bytes = b""
 

@@ -525,10 +525,10 @@ class Options(_Given):
 
     def dequantizing(self) -> dict[str, Any]:
         """Return what `open_source` takes of these options for quantized weights: whether weights are made of them,
-        their dtype, and whether codes are made of weights."""
+        their dtype ("" if they are not to be rounded), and whether codes are made of weights."""
         is_exact = bool(self.requantize)
         dtype = self.dtype if self.dtype not in (None, "keep") else "bfloat16"
-        dtype = "float32" if is_exact else dtype
+        dtype = "" if is_exact else dtype
         return {
             "dequantize": self.dequantize or is_exact,
             "weights_dtype": dtype,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
@@ -62,17 +62,11 @@ def merged(
     for quantized weights, and for what is not known of adapters.
     """
     changed: dict[str, LazyTensor] = {}
+    parts = parts_among(base)
+    quantized = {*parts, *parts.values()}
     for adapter, tensors in adapters:
-        work = _Work(base, changed, adapter, path)
+        work = _Work(base, changed, adapter, path, quantized)
         work.merge(tensors)
-    quantized = parts_among(base)
-    wrong = [name for name in changed if name in quantized]
-    if wrong:
-        raise UnsupportedError(
-            f"{path}: {some(wrong, 3)} {'is' if len(wrong) == 1 else 'are'} quantized, and an adapter is added to "
-            "weights. Nothing was written.",
-            "--dequantize makes weights of them.",
-        )
     first: dict[Hashable, str] = {}
     for name in changed:
         first[_place(base, ties, name)] = name
@@ -92,9 +86,15 @@ class _Work:
     """Merges one adapter: puts what it changes into `changed`."""
 
     def __init__(
-        self, base: Mapping[str, LazyTensor], changed: dict[str, LazyTensor], adapter: Adapter, path: str
+        self,
+        base: Mapping[str, LazyTensor],
+        changed: dict[str, LazyTensor],
+        adapter: Adapter,
+        path: str,
+        quantized: Collection[str],
     ) -> None:
         self._base, self._changed, self._adapter, self._path = base, changed, adapter, path
+        self._quantized = quantized
         # What is stacked in the base, by module.
         self._stored: dict[str, list[str]] = {}
         for name, tensor in base.items():
@@ -157,6 +157,7 @@ class _Work:
             if experts := self._stacks(module).get(stack):
                 self._replace_stack(full, experts, untagged(tensor))
                 return
+        self._check_weight(name)
         if name not in self._base:
             raise self._no_place(full, name)
         if tensor.shape != self._base[name].shape:
@@ -193,6 +194,7 @@ class _Work:
             self._matrix(module, found[0], lengths)
             return
         if not stacks:
+            self._check_weight(min((name for name in self._quantized if name.startswith(f"{module}.")), default=""))
             raise self._no_place(f"{_PREFIX}{module}.lora_A.weight", f"{module}.weight")
         if lengths is not None:
             raise self._unknown(module, "DoRA of stacked experts")
@@ -243,13 +245,21 @@ class _Work:
 
     def _now(self, name: str) -> LazyTensor:
         """Return the tensor of the base as it is by now."""
+        self._check_weight(name)
         tensor = untagged(self._changed.get(name, self._base[name]))
         if tensor.dtype.name not in SUMMED:
             raise UnsupportedError(
-                f"{self._path}: {name!r} is {tensor.dtype}, and an adapter is added to weights. Nothing was written.",
-                "--dequantize makes weights of quantized ones.",
+                f"{self._path}: {name!r} is {tensor.dtype}, and an adapter is added to floats of 16 bits and more. "
+                "Nothing was written."
             )
         return tensor
+
+    def _check_weight(self, name: str) -> None:
+        if name in self._quantized:
+            raise UnsupportedError(
+                f"{self._path}: {name!r} is quantized, and an adapter is added to weights. Nothing was written.",
+                "--dequantize makes weights of quantized ones.",
+            )
 
     # ---- experts
 

@@ -22,6 +22,7 @@ from torch.distributed.tensor import Shard
 
 from ckptconv import CorruptError, DifferenceError, UnsupportedError, UsageError, convert, merge, verify
 from ckptconv.formats import adapters
+from ckptconv.formats.quantized.table import WAYS
 from ckptconv.library.virtual import VirtualFiles
 from ckptconv.tensors import kernels
 from ckptconv.tensors.moves import LowRank, Tile
@@ -280,10 +281,24 @@ def test_a_quantized_base_is_merged_into_as_its_weights() -> None:
     convert(case, "once", dequantize=True)
     name, weight = next((n, t) for n, t in load_file("once/model.safetensors").items() if t.dim() == 2 and "proj" in n)
     given = adapter(factors(name.removesuffix(".weight"), *weight.shape))
-    with pytest.raises(UnsupportedError, match="--dequantize"):
-        merge(case, given, "out")
     merge(case, given, "out", dequantize=True, verify=True)
     assert not torch.equal(load_file("out/model.safetensors")[name], weight)
+
+
+@pytest.mark.parametrize("way", ["fp8-block", "int4-g32"])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_base_of_codes_is_refused_with_what_to_do(way: str, kept: bool) -> None:
+    """Whether the codes have the name of the weight or not, and for whole weights too."""
+    weight = "m.up_proj.weight"
+    save_file({weight: random(64, 64)}, "base.safetensors")
+    convert("base.safetensors", "base", quantize=way, fsync=False)
+    Path("base/config.json").write_text(json.dumps({"quantization_config": WAYS[way].told}))
+    given = {"m.up_proj.modules_to_save.weight": random(64, 64)} if kept else factors("m.up_proj", 64, 64)
+    with pytest.raises(UnsupportedError, match=r"'m\.up_proj\.weight' is quantized") as refused:
+        merge("base", adapter(given), "out")
+    assert "--dequantize" in refused.value.hint
+    report = merge("base", "adapter", "out", dequantize=True, quantize=way, verify=True)
+    assert report.quantized == {way: 1}
 
 
 def tied_model() -> str:

@@ -37,6 +37,8 @@ from ckptconv.text import some
 # Bytes of small parts by name.
 Reading: TypeAlias = "Callable[[Mapping[str, LazyTensor]], Mapping[str, bytes]]"
 _DIMENSION = re.compile(r"(\w+)(?:\*(\w+))?(?:/(\w+))?")
+# Names of scales and zero points, whatever they are for.
+_SCALE = re.compile(r"(^|[._])(scale|scale_inv|zero_point)$")
 _F32 = DTYPES["float32"]
 _WEIGHT, _TORCHAO = ".weight", "~_qdata"
 # Roles of parts that tell sizes; the largest that is read, in bytes.
@@ -56,11 +58,13 @@ class Weight(NamedTuple):
 
 class Found(NamedTuple):
     """What was found among tensors: weights by name, all names that go with them, and those of codes without scales
-    where nothing says that anything is quantized."""
+    where nothing says that anything is quantized. `unknown` are single scales that are of no weight, and of nothing
+    else that is known."""
 
     weights: Mapping[str, Weight]
     gone: frozenset[str]
     bare: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
 
 
 def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading, dtype: str) -> Found:
@@ -80,7 +84,7 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading,
         if weight is not None:
             weights[name] = weight
             gone.update(weight.parts.values())
-    bare = []
+    bare, unknown = [], []
     for name, tensor in tensors.items():
         if name in gone or name in weights:
             continue
@@ -98,12 +102,14 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading,
             bare.append(name)
         elif told.method and tensor.dtype.name in ("int8", "uint8") and _is_code(name, tensor, told):
             raise _without_scale(name, tensor, told)
+        elif weights and tensor.numel == 1 and _SCALE.search(name):
+            unknown.append(name)
     if not weights and told.method not in METHODS:
         raise UnsupportedError(
             f"{told.path} says that the weights are quantized by {told.method}, and none is of a known format.",
             "The program that made them can write them as they were.",
         )
-    return Found(weights, frozenset(gone), tuple(bare))
+    return Found(weights, frozenset(gone), tuple(bare), tuple(unknown))
 
 
 def _refuse_unread(tensors: Mapping[str, LazyTensor]) -> None:

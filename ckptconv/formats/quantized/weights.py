@@ -29,19 +29,21 @@ from ckptconv.text import some
 
 _LARGEST = 8 << 20
 USUAL = "bfloat16"
+# The note of a source without quantized weights.
+IDLE = "--dequantize changes nothing: no weight is quantized."
 
 
-def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any]) -> Source:
+def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any], *, anew: bool = False) -> Source:
     """Return `source` with the weights of `dtype` in the place of quantized ones, in every state dict that it holds.
 
-    Parts of quantized weights, and scales of activations, are gone. Read the configuration beside it, and parts that
+    `anew`: weights are to be quantized again; `dtype` is "" if all of these are, and then they are float32. Parts of quantized weights, and scales of activations, are gone. Read the configuration beside it, and parts that
     are shapes. Raise as `joining.found` does.
     """
     if source.quantized:
         return source
-    again = functools.partial(with_weights, dtype=dtype, storage_options=storage_options)
+    again = functools.partial(with_weights, dtype=dtype, storage_options=storage_options, anew=anew)
     read = read_configurations(source, storage_options)
-    made = _Weights(read.told(source.metadata), source.metadata, dtype, storage_options)
+    made = _Weights(read.told(source.metadata), source.metadata, dtype or "float32", storage_options)
     weights = made.of_tree(source.weights)
     formats = dict(made.formats)
     stored = source.stored
@@ -52,7 +54,6 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any])
         dtype,
         read.files[companions.CONFIG].path if companions.CONFIG in read.files else "",
         formats,
-        tuple(made.bare),
         again,
         configuration.cleaned(config, dtype).encode() if config else b"",
     )
@@ -65,7 +66,7 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any])
         owners={alias: owner for alias, owner in source.owners.items() if not {alias, owner} & gone},
         equal=[each for each in source.equal if each[0] not in gone],
         remarks=_without_quantization(source.remarks) if formats else source.remarks,
-        notes=[*source.notes, *_notes(quantized)],
+        notes=[*source.notes, *_notes(quantized, made, anew)],
         inputs={**source.inputs, **{name: Input(file, (file.size, file.stamp)) for name, file in read.files.items()}},
         quantized=quantized,
     )
@@ -75,17 +76,21 @@ def _without_quantization(remarks: Mapping[str, str]) -> dict[str, str]:
     return {key: text for key, text in torchao.without(remarks).items() if key != COMFY}
 
 
-def _notes(quantized: Quantized) -> Iterator[str]:
-    if not quantized.formats:
-        yield "--dequantize changes nothing: no weight is quantized."
+def _notes(quantized: Quantized, made: _Weights, anew: bool) -> Iterator[str]:
+    told = ", ".join(f"{count:,} {name}" for name, count in sorted(quantized.formats.items()))
+    if not told:
+        yield IDLE
+    elif anew:
+        yield f"weights that were quantized before: {told}."
     else:
-        told = ", ".join(f"{count:,} {name}" for name, count in sorted(quantized.formats.items()))
         yield f"made {quantized.dtype} of quantized weights: {told}."
-    if quantized.bare:
+    if made.bare:
         yield (
             f"8-bit floats without scales, of which nothing says that they are quantized, were left as they are: "
-            f"{some(quantized.bare)}."
+            f"{some(made.bare)}."
         )
+    if made.unknown:
+        yield f"scales of which nothing says what they are for were left as they are: {some(made.unknown)}."
 
 
 def with_configuration(source: Source, storage_options: Mapping[str, Any]) -> Source:
@@ -99,9 +104,7 @@ def with_configuration(source: Source, storage_options: Mapping[str, Any]) -> So
         return source
     configuration.of_texts((read.files[companions.CONFIG].path, text), ("", ""), {})
     if source.quantized and source.quantized.config:
-        # Weights of float32 are made to be quantized again.
-        is_between = source.quantized.dtype == "float32"
-        text = configuration.cleaned(text, "") if is_between else source.quantized.config.decode()
+        text = source.quantized.config.decode()
     return replace(source, config=text)
 
 
@@ -137,6 +140,7 @@ class _Weights:
         self.formats: Counter[str] = Counter()
         self.gone: set[str] = set()
         self.bare: list[str] = []
+        self.unknown: list[str] = []
         self._known: dict[int, tuple[Any, Any]] = {}
         self._made: dict[Hashable, LazyTensor] = {}
 
@@ -166,6 +170,7 @@ class _Weights:
         flat = {name: value for name, value in items.items() if isinstance(value, LazyTensor) and type(name) is str}
         found = joining.found(flat, told, lambda wanted: read_small(wanted, self._options), self._dtype)
         self.bare += found.bare
+        self.unknown += found.unknown
         if not found.weights and not found.gone:
             return given
         self.gone |= found.gone
