@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 # Elements to measure at a time, and bytes that are compared at once to find those.
-_BLOCK, _WORD = 1 << 16, 8
+_BLOCK, _WORD = 1 << 17, 8
 # If more than this share of the words differs, all are measured.
 _MANY = 1 / 4
 # Numbers whose squares a BLAS adds up without threads of its own.
@@ -254,13 +254,15 @@ def _few_places(one: memoryview, other: memoryview, itemsize: int) -> Array | No
     if not each:
         return None
     a, b = (np.frombuffer(side, f"u{_WORD}", whole) for side in (one, other))
-    (words,) = (a != b).nonzero()
-    if len(words) > whole * _MANY:
+    unequal = a != b
+    if np.count_nonzero(unequal) > whole * _MANY:
         return None
+    (words,) = unequal.nonzero()
     (inside,) = differing(a[words].data, b[words].data, itemsize).nonzero()
     (behind,) = differing(one[whole * _WORD :], other[whole * _WORD :], itemsize).nonzero()
-    places: Array = np.concatenate([words[inside // each] * each + inside % each, behind + whole * each])
-    return places
+    shift = each.bit_length() - 1
+    places: Array = (words[inside >> shift] << shift) + (inside & each - 1)
+    return np.concatenate([places, behind + whole * each]) if len(behind) else places
 
 
 def _measured_at(
