@@ -349,8 +349,8 @@ def _floats(data: memoryview, dtype: DType, use: str) -> Array:
     if dtype.name in ("float64", "float32", "float16"):
         values = np.frombuffer(data, f"<f{dtype.itemsize}")
         return values.astype("f4") if dtype.itemsize == 2 else values
-    values = np.frombuffer(kernels.apply((Cast(dtype.name, "float32"),), data)[0], "<f4")
-    return values
+    single: Array = np.frombuffer(kernels.apply((Cast(dtype.name, "float32"),), data)[0], "<f4")
+    return single
 
 
 def _doubles(numbers: Array, use: str) -> Array:
