@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ckptconv.tensors import kernels
 from ckptconv.tensors.compare import differing
 from ckptconv.tensors.dtypes import DTYPES, DType, can_cast
-from ckptconv.tensors.float_formats import numpy_module
+from ckptconv.tensors.float_formats import numpy_module, scratch
 from ckptconv.tensors.moves import Cast
 from ckptconv.tensors.statistics import HALVES, root, sum_of_squares
 
@@ -36,12 +37,16 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
-# Elements to measure at a time: as float64 they stay in the second-level cache.
-_BLOCK = 1 << 16
-# A sum of squares from here on does not feel those that float32 rounds to less than its least normal number.
-_LEAST = 2.0**-50
-# If more than this share of them differs, all are measured.
+# Elements to measure at a time, and bytes that are compared at once to find those.
+_BLOCK, _WORD = 1 << 17, 8
+# If more than this share of the words differs, all are measured.
 _MANY = 1 / 4
+# Numbers whose squares a BLAS adds up without threads of its own.
+_ROW = 1 << 13
+# Between these, sums of squares feel neither what is rounded to zero nor how many are added up.
+_LEAST, _MOST = 2.0**-480, 2.0**1000
+# Shares in float32 that are less than this far from the largest may be the largest; least of those of which that holds.
+_NEARLY, _LEAST_SHARE = 1 - 2.0**-20, 2.0**-100
 
 
 class Tolerance(NamedTuple):
@@ -139,6 +144,12 @@ class Measured:
         self.max_rel = max(self.max_rel, other.max_rel)
         self.squares = self.squares.plus(other.squares)
 
+    def add_behind(self, start: int, other: Measured) -> None:
+        """Add what was found in a block of which element `start` is the first."""
+        if other.first is not None and self.first is None:
+            self.first = start + other.first
+        self.add(other)
+
     def change(self, place: list[int] | None, values: tuple[str, str], numbers: bool) -> Change:
         """Return it as a `Change`; `place` and `values` are those of the first element. `numbers`: all elements are."""
         counts = self.elements, self.same_value, self.not_finite, place, *values
@@ -168,6 +179,10 @@ def _is_float(dtype: DType) -> bool:
     return dtype.kind == "f" or can_cast(dtype.name, "float32")
 
 
+def _is_real(dtype: DType) -> bool:
+    return _is_float(dtype) and dtype.kind != "c"
+
+
 def compared(
     one: memoryview, other: memoryview, dtypes: tuple[DType, DType], tolerance: Tolerance | None = None
 ) -> Measured:
@@ -179,116 +194,191 @@ def compared(
     code = widened(before, after)
     if not code and before != after:
         raise ValueError(f"{before} and {after} are not comparable")
-    found = Measured()
-    count = len(one) // before.itemsize
-    for start in range(0, count, _BLOCK):
-        stop = min(start + _BLOCK, count)
-        a = one[start * before.itemsize : stop * before.itemsize]
-        b = other[start * after.itemsize : stop * after.itemsize]
+    with numpy_module().errstate(all="ignore"):
         if before == after:
-            piece = _compared_bits(a, b, before, code, tolerance)
-        else:
-            piece = _measured(_numbers(a, before, code), _numbers(b, after, code), tolerance)
-        if piece.first is not None and found.first is None:
-            found.first = start + piece.first
-        found.add(piece)
-    return found
+            return _compared_bits(one, other, before, tolerance)
+        found = Measured()
+        for (start, a), (_, b) in zip(_blocks(one, before), _blocks(other, after), strict=True):
+            found.add_behind(start, _measured(_numbers(a, before, code), _numbers(b, after, code), tolerance))
+        return found
 
 
 def squares_of(data: memoryview, dtype: DType) -> Fraction:
     """Return the sum of the squares of the finite elements in `data`; 0 if they are no numbers."""
-    code, total = widened(dtype, dtype), Fraction(0)
-    step = _BLOCK * dtype.itemsize
-    for start in range(0, len(data) if code else 0, step):
-        total += _squares(data[start : start + step], dtype, code)
-    return total
+    with numpy_module().errstate(all="ignore"):
+        return _squares(data, dtype)
 
 
-def _squares(data: memoryview, dtype: DType, code: str, without: Array | None = None) -> Fraction:
-    """Return the sum of the squares of the finite elements in `data`, but for those at the places `without`."""
+def _blocks(data: memoryview, dtype: DType) -> Iterator[tuple[int, memoryview]]:
+    """Yield pieces of `data`, each behind the number of its first element."""
+    for start in range(0, len(data) // dtype.itemsize, _BLOCK):
+        yield start, data[start * dtype.itemsize : (start + _BLOCK) * dtype.itemsize]
+
+
+def _squares(data: memoryview, dtype: DType, without: Array | None = None) -> Fraction:
+    """Return the sum of the squares of the finite elements in `data`, but for those at the places `without`, which
+    ascend."""
     np = numpy_module()
-    if dtype.name in ("bfloat16", "float16"):
-        # float32 holds each square exactly, unless it is too large or too small for it.
-        if dtype.name == "float16":
-            values: Array = np.frombuffer(data, "<f2").astype("f4")
-        else:
-            values = np.left_shift(np.frombuffer(data, "<u2"), 16, dtype="u4").view("f4")
+    code, total, others, done = widened(dtype, dtype), 0.0, Fraction(0), 0
+    for start, block in _blocks(data, dtype) if code else ():
+        numbers = _doubles(_floats(block, dtype, "a"), "a") if _is_real(dtype) else _numbers(block, dtype, code)
         if without is not None:
-            values[without] = 0
-        with np.errstate(all="ignore"):
-            total = float(np.square(values, out=values).sum(dtype="f8"))
-        if _LEAST <= total < math.inf:
-            return Fraction(total)
-    numbers = _numbers(data, dtype, code)
-    if without is not None:
-        numbers[without] = 0
-    return _finite_squares(numbers)
+            stop = int(np.searchsorted(without, start + len(numbers)))
+            numbers[without[done:stop] - start] = 0
+            done = stop
+        squares = _sum_of_squares(numbers) if _is_real(dtype) else None
+        if squares is None:
+            others += _finite_squares(numbers.reshape(len(numbers), -1))
+        else:
+            total += squares
+    return Fraction(total) + others
 
 
-def _compared_bits(
-    one: memoryview, other: memoryview, dtype: DType, code: str, tolerance: Tolerance | None
-) -> Measured:
+def _compared_bits(one: memoryview, other: memoryview, dtype: DType, tolerance: Tolerance | None) -> Measured:
     """Return what differs between elements of one dtype. If few bits differ, only those are measured on both sides."""
+    places = _few_places(one, other, dtype.itemsize)
+    if places is not None:
+        return _measured_at(places, one, other, dtype, tolerance)
+    found = Measured()
+    for (start, a), (_, b) in zip(_blocks(one, dtype), _blocks(other, dtype), strict=True):
+        unequal = differing(a, b, dtype.itemsize)
+        piece = _finite_changes(a, b, dtype, unequal) if tolerance is None else None
+        found.add_behind(start, piece or _measured_at(unequal.nonzero()[0], a, b, dtype, tolerance))
+    return found
+
+
+def _few_places(one: memoryview, other: memoryview, itemsize: int) -> Array | None:
+    """Return the numbers of the elements whose bits differ; None if they are many."""
     np = numpy_module()
-    unequal = differing(one, other, dtype.itemsize)
-    count = int(np.count_nonzero(unequal))
+    whole, each = len(one) // _WORD, _WORD // itemsize
+    if not each:
+        return None
+    a, b = (np.frombuffer(side, f"u{_WORD}", whole) for side in (one, other))
+    unequal = a != b
+    if np.count_nonzero(unequal) > whole * _MANY:
+        return None
+    (words,) = unequal.nonzero()
+    (inside,) = differing(a[words].data, b[words].data, itemsize).nonzero()
+    (behind,) = differing(one[whole * _WORD :], other[whole * _WORD :], itemsize).nonzero()
+    shift = each.bit_length() - 1
+    places: Array = (words[inside >> shift] << shift) + (inside & each - 1)
+    return np.concatenate([places, behind + whole * each]) if len(behind) else places
+
+
+def _measured_at(
+    places: Array, one: memoryview, other: memoryview, dtype: DType, tolerance: Tolerance | None
+) -> Measured:
+    """Return what differs between elements of one dtype, whose bits differ at `places` alone, which ascend."""
+    np = numpy_module()
+    code, found = widened(dtype, dtype), Measured()
     if not code:
-        return Measured(count, first=int(unequal.argmax()) if count else None)
-    if count > len(unequal) * _MANY and tolerance is None and code == "f8" and dtype.kind != "c":
-        a, b = (_numbers(each, dtype, code)[:, 0] for each in (one, other))
-        measured = _finite_changes(a, b, unequal, count)
-        if measured is not None:
-            return measured
-    found, places = Measured(), None
-    if count:
-        (places,) = np.nonzero(unequal)
-        a, b = (
-            _numbers(memoryview(np.frombuffer(each, f"V{dtype.itemsize}")[places].view("u1")), dtype, code)
-            for each in (one, other)
-        )
-        found = _measured(a, b, tolerance, bitwise=True)
-        if found.first is not None:
-            found.first = int(places[found.first])
-    squares = _squares(one, dtype, code, places)
+        return Measured(len(places), first=int(places[0]) if len(places) else None)
+    for at in range(0, len(places), _BLOCK):
+        here = places[at : at + _BLOCK]
+        a, b = (np.frombuffer(side, f"V{dtype.itemsize}")[here].view("u1").data for side in (one, other))
+        piece = _finite_changes(a, b, dtype, np.ones(len(here), "?")) if tolerance is None else None
+        if piece is None:
+            piece = _measured(_numbers(a, dtype, code), _numbers(b, dtype, code), tolerance, bitwise=True)
+        if piece.first is not None:
+            piece.first = int(here[piece.first])
+        found.add_behind(0, piece)
+    squares = _squares(one, dtype, places)
     found.squares = found.squares.plus(Squares(a=squares, b=squares))
     return found
 
 
-def _finite_changes(a: Array, b: Array, unequal: Array, count: int) -> Measured | None:
-    """Return what differs between float64 numbers, of which the bits of `count` are `unequal`, in few passes.
+def _finite_changes(one: memoryview, other: memoryview, dtype: DType, unequal: Array) -> Measured | None:
+    """Return what differs between real numbers, of which the bits of some are `unequal`, in few passes.
 
-    Return None if some are not finite, or differ by more than a float64 holds; else they lose their signs.
+    Return None if they are no real numbers, some are not finite, or sums and shares are too large or small.
     """
+    if not _is_real(dtype):
+        return None
     np = numpy_module()
-    with np.errstate(all="ignore"):
-        distance = np.subtract(b, a)
-        np.abs(distance, out=distance)
-        largest = float(distance.max())
-        if not largest < math.inf:
-            return None
-        squares = Squares(*(sum_of_squares(each) for each in (distance, a, b)))
-        larger = np.maximum(np.abs(a, out=a), np.abs(b, out=b), out=a)
-        if not larger.min():
-            larger[larger == 0] = 1
-        same_value = 0 if distance.min() else count - int(np.count_nonzero(distance))
-        relative = float(np.divide(distance, larger, out=distance).max())
-    return Measured(count, same_value, 0, int(unequal.argmax()), largest, relative, squares)
+    a, b = _floats(one, dtype, "a"), _floats(other, dtype, "b")
+    # In float32, where that holds the numbers, the largest are found but for its rounding, and then computed.
+    distance, larger, share = (_room(use, len(a), a.dtype) for use in ("distance", "larger", "share"))
+    np.abs(np.subtract(b, a, out=distance), out=distance)
+    np.maximum(np.abs(a, out=larger), np.abs(b, out=share), out=larger)
+    same_value = 0
+    if not larger.min():
+        zero = larger == 0
+        same_value = int(np.count_nonzero(unequal & zero))
+        larger[zero] = 1
+    np.divide(distance, larger, out=share)
+    most = [float(each.max()) for each in (distance, share)]
+    if not (most[0] < math.inf and (most[1] > _LEAST_SHARE or not most[0])):
+        return None
+    (far,) = (share >= most[1] * _NEARLY).nonzero()
+    (wide,) = (distance >= most[0] * _NEARLY).nonzero()
+    doubles = [_doubles(each, use) for each, use in ((a, "a"), (b, "b"))]
+    x, y = doubles
+    largest = float(np.abs(y[wide] - x[wide]).max())
+    relative = float((np.abs(y[far] - x[far]) / larger[far]).max())
+    squares = [_sum_of_squares(each) for each in doubles]
+    squares.insert(0, _sum_of_squares(np.subtract(y, x, out=y)))
+    if None in squares:
+        return None
+    sums = Squares(*map(Fraction, squares))  # type: ignore[arg-type]
+    count = int(np.count_nonzero(unequal))
+    return Measured(count, same_value, 0, int(unequal.argmax()) if count else None, largest, relative, sums)
+
+
+def _sum_of_squares(numbers: Array) -> float | None:
+    """Return the sum of the squares of float64 `numbers`; None if that is too large or small for one, or not finite."""
+    np = numpy_module()
+    whole = len(numbers) // _ROW * _ROW
+    rows, rest = numbers[:whole], numbers[whole:]
+    # A BLAS adds so few with one thread.
+    total = float(np.matmul(rows.reshape(-1, 1, _ROW), rows.reshape(-1, _ROW, 1)).sum() + np.dot(rest, rest))
+    if _LEAST <= total <= _MOST:
+        return total
+    return None if total or numbers.any() else 0.0
+
+
+def _floats(data: memoryview, dtype: DType, use: str) -> Array:
+    """Return real numbers as float64 if they are, else as float32; perhaps in this thread's room for `use`, which must
+    not be written to."""
+    np = numpy_module()
+    if dtype.name == "bfloat16":
+        stored = np.frombuffer(data, "<u2")
+        room = _room(f"single {use}", len(stored), np.dtype("u4"))
+        room[...] = stored
+        values: Array = np.left_shift(room, 16, out=room).view("f4")
+        return values
+    if dtype.name in ("float64", "float32", "float16"):
+        values = np.frombuffer(data, f"<f{dtype.itemsize}")
+        return values.astype("f4") if dtype.itemsize == 2 else values
+    single: Array = np.frombuffer(kernels.apply((Cast(dtype.name, "float32"),), data)[0], "<f4")
+    return single
+
+
+def _doubles(numbers: Array, use: str) -> Array:
+    """Return `numbers` as float64, in this thread's room for `use`."""
+    room = _room(f"double {use}", len(numbers), numpy_module().dtype("f8"))
+    room[...] = numbers
+    return room
+
+
+def _room(use: str, count: int, dtype: np.dtype[Any]) -> Array:
+    """Return this thread's room for `count` numbers."""
+    room: Array = scratch(f"compared {use}", count * dtype.itemsize).view(dtype)
+    return room
 
 
 def _measured(a: Array, b: Array, tolerance: Tolerance | None, bitwise: bool = False) -> Measured:
     """Return what differs between numbers of shape (elements, halves). `bitwise`: the bits of all are known to."""
     np = numpy_module()
-    with np.errstate(all="ignore"):
-        equal = ((a == b) | (np.isnan(a) & np.isnan(b))).all(axis=1)
-        finite = (np.isfinite(a) & np.isfinite(b)).all(axis=1)
-        whole = bool(finite.all())
-        x, y = (a, b) if whole else (a[finite], b[finite])
-        distance, relative = _distances(x, y)
-        unequal = ~equal
-        if tolerance is not None:
-            unequal[finite] &= distance.astype("f8") > tolerance.allowed(x, y)
-        elif bitwise:
-            unequal[:] = True
+    equal = ((a == b) | (np.isnan(a) & np.isnan(b))).all(axis=1)
+    finite = (np.isfinite(a) & np.isfinite(b)).all(axis=1)
+    whole = bool(finite.all())
+    x, y = (a, b) if whole else (a[finite], b[finite])
+    distance, relative = _distances(x, y)
+    unequal = ~equal
+    if tolerance is not None:
+        unequal[finite] &= distance.astype("f8") > tolerance.allowed(x, y)
+    elif bitwise:
+        unequal[:] = True
     found = Measured(int(unequal.sum()))
     found.first = int(unequal.argmax()) if found.elements else None
     found.same_value = int((unequal & equal).sum())
@@ -342,13 +432,8 @@ def _numbers(data: memoryview, dtype: DType, code: str) -> Array:
         stored = np.frombuffer(data, "<u1" if dtype.kind == "b" else f"<{dtype.kind}{dtype.itemsize}")
         numbers: Array = (stored != 0 if dtype.kind == "b" else stored).astype(code)[:, None]
         return numbers
-    name = HALVES.get(dtype.name, dtype.name)
-    if name in ("float64", "float32", "float16"):
-        values = np.frombuffer(data, f"<f{DTYPES[name].itemsize}")
-    else:
-        values = np.frombuffer(kernels.apply((Cast(name, "float32"),), data)[0], "<f4")
-    with np.errstate(invalid="ignore"):  # signalling NaNs
-        halves: Array = values.astype(code).reshape(-1, 2 if dtype.kind == "c" else 1)
+    values = _floats(data, DTYPES[HALVES.get(dtype.name, dtype.name)], "numbers")
+    halves: Array = values.astype(code).reshape(-1, 2 if dtype.kind == "c" else 1)
     return halves
 
 

@@ -356,7 +356,7 @@ class _Worker:
                 self._pass(part, data)
         else:
             for part in task.parts:
-                self._compare(part, data)
+                self._compare(part, data, may_be_equal=len(task.parts) > 1)
         return len(one) + len(other)
 
     def _pass(self, part: _Part, data: memoryview) -> None:
@@ -380,9 +380,9 @@ class _Worker:
         with self._lock:
             _add(part.pair, Measured(squares=Squares(a=squares, b=squares)))
 
-    def _compare(self, part: _Part, data: memoryview) -> None:
+    def _compare(self, part: _Part, data: memoryview, may_be_equal: bool) -> None:
         pair, one, other = part.pair, data[part.one], data[part.other]
-        if pair.one.dtype == pair.other.dtype and same(one, other):
+        if may_be_equal and pair.one.dtype == pair.other.dtype and same(one, other):
             self._pass(part, data)
             return
         self._encode(part, data, is_equal=False)

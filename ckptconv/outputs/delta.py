@@ -16,6 +16,7 @@ from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import seen_from
 from ckptconv.plan import Data, FilePlan, Literal, Plan, identify
+from ckptconv.storage.overwriting import UNIT
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Joined, LazyTensor, Stored, View
 from ckptconv.tensors.moves import File, Overlay, Packed, Xor
@@ -28,7 +29,7 @@ _METHODS = {XOR: "zstandard", OVERWRITE: "overwriting"}
 # By encoding: the kernel for so many changes, and the bytes of a change for each byte of the tensor.
 _MADE_BY: dict[str, tuple[Callable[[int], Xor | Overlay], int]] = {
     XOR: (lambda changes: Xor(changes + 1), 1),
-    OVERWRITE: (Overlay, 2),
+    OVERWRITE: (Overlay, UNIT),
 }
 # Changes between encodings in a chain: each is an expression inside another.
 _MOST_NESTED = 32

@@ -14,6 +14,8 @@ from ckptconv.errors import CkptconvError
 
 # Bytes of a number, and of what is stored for each byte that changed.
 NUMBER, CHANGE = 4, 5
+# Bytes of the layout for each byte of the tensor.
+UNIT = 2
 # Bytes of the tensor, and changes, that are laid out at a time.
 _BLOCK = 1 << 16
 

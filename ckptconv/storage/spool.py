@@ -15,7 +15,7 @@ import re
 import stat
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, LimitError, UnsupportedError, UsageError
@@ -23,7 +23,7 @@ from ckptconv.storage import remote
 from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import DescriptorReader, Options, Reader, Readers, hold
 from ckptconv.storage.handles import Handle, resolved, unnamed
-from ckptconv.storage.overwriting import laid_out
+from ckptconv.storage.overwriting import UNIT, laid_out
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.writing import check_space, reason
 from ckptconv.tensors.moves import File, Packed
@@ -39,6 +39,8 @@ CHUNK = 1 << 17
 _FAR_CHUNK = 1 << 22
 # Bytes that a frame of zstandard may ask to be kept: what levels up to 20 ask for.
 _MOST_WINDOW = 1 << 25
+# Ranges of a packed file, passed over when it was unpacked, that are kept one by one.
+_MOST_KEPT = 64
 _ELSEWHERE = "Name a directory with more room: --spool-dir."
 # Paths of descriptors that were open before: a shell puts one in the place of <(...).
 _DESCRIPTOR = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/\d{1,9}")
@@ -243,7 +245,8 @@ class SpoolingReaders(Readers):
 
     The room of an unpacked file is given back once as many bytes were read as `expect` said, or as the file has if that
     is more. If more are read, it is unpacked again, which costs no more than the reads did. `bytes_unpacked` counts the
-    packed bytes that were read.
+    packed bytes that were read. What is read once, in order, and has no checksum to be compared before, is unpacked
+    where it is wanted; only what is passed over is kept in the temporary file.
     """
 
     def __init__(self, options: Options | None = None, directory: str = "") -> None:
@@ -269,44 +272,132 @@ class SpoolingReaders(Readers):
         assert file.packed is not None
         with self._table:
             content = self._contents.setdefault(file, _Content())
+        nbytes = sum(map(len, buffers))
         with content.lock:
             if content.start < 0:
-                start = self.spool.room(file.size)
-                with self.reading(file.packed.file) as reader:
-                    _unpack(file, file.packed, reader, start, self.spool)
-                content.start, content.left = start, max(file.size, self._expected.get(file, 0))
-                with self._table:
-                    self.bytes_unpacked += file.packed.nbytes
+                content.left = max(file.size, self._expected.get(file, 0))
+                content.start = self.spool.room(file.size)
+                self._unpack_anew(file, content, to=0 if self._is_read_once(file) else file.size)
+            is_next = offset >= content.unpacking.at and len(content.kept) < _MOST_KEPT
+            if is_next:
+                self._keep(content, offset)
+                for buffer in buffers:
+                    content.unpacking.into(buffer)
+            elif not content.has(offset, offset + nbytes):
+                self._unpack_anew(file, content, to=file.size)
             content.users += 1
         try:
-            DescriptorReader(file, self.spool.descriptor).fill(content.start + offset, buffers)
+            if not is_next:
+                DescriptorReader(file, self.spool.descriptor).fill(content.start + offset, buffers)
         finally:
             with content.lock:
                 content.users -= 1
-                content.left -= sum(map(len, buffers))
+                content.left -= nbytes
                 if content.left <= 0 and not content.users:
                     self.spool.give_back(content.start, file.size)
                     content.start = -1
+
+    def _is_read_once(self, file: File) -> bool:
+        """Whether a packed file is likely to be read once, and its checksum need not be compared first."""
+        assert file.packed is not None
+        width = UNIT if file.packed.method == "overwriting" else 1
+        return file.packed.crc is None and file.size == width * self._expected.get(file, 0)
+
+    def _unpack_anew(self, file: File, content: _Content, to: int) -> None:
+        """Unpack a file from its beginning, up to byte `to`, which the spool keeps."""
+        assert file.packed is not None
+        content.unpacking, content.kept = _Unpacking(file, self._chunks(file, file.packed)), []
+        with self._table:
+            self.bytes_unpacked += file.packed.nbytes
+        self._keep(content, to)
+
+    def _chunks(self, file: File, packed: Packed) -> Iterator[bytes]:
+        with self.reading(packed.file) as reader:
+            yield from UNPACKING[packed.method](file, packed, reader)
+
+    def _keep(self, content: _Content, to: int) -> None:
+        """Unpack up to byte `to`, and keep that in the spool."""
+        begin = at = content.unpacking.at
+        for made in content.unpacking.next(to - at):
+            self.spool.write_at(content.start + at, made)
+            at += len(made)
+        if to > begin:
+            content.kept.append((begin, to))
 
     def __enter__(self) -> SpoolingReaders:
         return self
 
     def close(self) -> None:
+        for content in self._contents.values():
+            content.unpacking.close()
         super().close()
         self._contents.clear()
         self.spool.close()
 
 
 class _Content:
-    """Where the content of a packed file is in the spool (-1: not there), how many more bytes are likely to be read
-    from it, and how many threads are reading."""
+    """The content of a packed file: where it is in the spool (-1: not there), which ranges of it are `kept` there, how
+    many more bytes are likely to be read from it, and how many threads are reading. `unpacking` makes the rest."""
 
-    __slots__ = ("left", "lock", "start", "users")
+    __slots__ = ("kept", "left", "lock", "start", "unpacking", "users")
 
     def __init__(self) -> None:
         self.start = -1
         self.left = self.users = 0
         self.lock = threading.Lock()
+        self.kept: list[tuple[int, int]] = []
+        self.unpacking = _Unpacking(File("", 0), iter(()))
+
+    def has(self, start: int, stop: int) -> bool:
+        """Whether the spool has bytes `start` to `stop`."""
+        return any(first <= start and stop <= last for first, last in self.kept)
+
+
+class _Unpacking:
+    """Unpacks a file once, from beginning to end; `at` bytes came out so far.
+
+    Raises CorruptError if these are not as many as the file has, or have another CRC-32 than is recorded.
+    """
+
+    def __init__(self, file: File, chunks: Iterator[bytes]) -> None:
+        self._file, self._chunks, self._rest = file, chunks, memoryview(b"")
+        self.at = self._crc = 0
+
+    def next(self, count: int) -> Iterator[memoryview]:
+        """Yield the next `count` bytes, in pieces. Those after the last must not come."""
+        stop, size = self.at + count, self._file.size
+        while self.at < stop:
+            if not self._rest:
+                self._rest = memoryview(self._chunk())
+            made, self._rest = self._rest[: stop - self.at], self._rest[stop - self.at :]
+            self.at += len(made)
+            yield made
+        if self.at == size:
+            if self._rest or any(self._chunks):
+                raise _damaged(self._file, f"it inflates to more than the {size} bytes it is said to have")
+            recorded = self._file.packed and self._file.packed.crc
+            if recorded is not None and self._crc != recorded:
+                raise _damaged(self._file, f"its checksum is {self._crc:08x}, and {recorded:08x} is recorded")
+
+    def into(self, buffer: memoryview) -> None:
+        """Fill `buffer` with the next bytes."""
+        at = 0
+        for made in self.next(len(buffer)):
+            buffer[at : at + len(made)] = made
+            at += len(made)
+
+    def _chunk(self) -> bytes:
+        made = next(self._chunks, None)
+        if made is None:
+            raise _damaged(self._file, f"it inflates to {self.at} bytes, and it is said to have {self._file.size}")
+        if self._file.packed and self._file.packed.crc is not None:
+            self._crc = crc32(made, self._crc)
+        return made
+
+    def close(self) -> None:
+        """Let go of the reader."""
+        if isinstance(self._chunks, Generator):
+            self._chunks.close()
 
 
 class _PackedReader(Reader):
@@ -318,22 +409,6 @@ class _PackedReader(Reader):
 
     def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
         self._readers.fill_unpacked(self.file, offset, buffers)
-
-
-def _unpack(file: File, packed: Packed, reader: Reader, start: int, spool: Spool) -> None:
-    """Unpack `packed` to `start` of the spool. Raises CorruptError if its size or CRC-32 is not as recorded."""
-    done = crc = 0
-    for made in UNPACKING[packed.method](file, packed, reader):
-        if done + len(made) > file.size:
-            raise _damaged(file, f"it inflates to more than the {file.size} bytes it is said to have")
-        spool.write_at(start + done, made)
-        if packed.crc is not None:
-            crc = crc32(made, crc)
-        done += len(made)
-    if done != file.size:
-        raise _damaged(file, f"it inflates to {done} bytes, and it is said to have {file.size}")
-    if packed.crc is not None and crc != packed.crc:
-        raise _damaged(file, f"its checksum is {crc:08x}, and {packed.crc:08x} is recorded")
 
 
 class Ends(NamedTuple):
@@ -421,7 +496,7 @@ def _overwriting(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
     def unpacked() -> Iterator[bytes]:
         return _zstandard(file, packed, reader)
 
-    return laid_out(unpacked, file.size // 2, lambda why: _damaged(file, why))
+    return laid_out(unpacked, file.size // UNIT, lambda why: _damaged(file, why))
 
 
 UNPACKING: dict[str, Callable[[File, Packed, Reader], Iterator[bytes]]] = {

@@ -395,6 +395,42 @@ def test_what_was_read_makes_room_for_what_comes(tmp_path: Path) -> None:
 
 @given(data=st.data())
 @examples(50)
+def test_what_is_read_once_without_a_checksum_is_unpacked_where_it_is_wanted(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    content = bytes(range(200))
+    checked = packed_file(content, tmp_path_factory.mktemp("packed") / "content")
+    assert checked.packed is not None
+    file = checked._replace(packed=checked.packed._replace(crc=None))
+    cuts = [0, *sorted(data.draw(st.sets(st.integers(1, 199)))), 200]
+    pieces = list(itertools.pairwise(cuts))
+    order = data.draw(st.permutations(pieces) | st.lists(st.sampled_from(pieces)) | st.just(pieces))
+    most_kept, spool._MOST_KEPT = spool._MOST_KEPT, data.draw(st.sampled_from([2, 64]))
+    written = 0
+    try:
+        with SpoolingReaders(directory=str(tmp_path_factory.getbasetemp())) as readers:
+            readers.expect({file: len(content)})
+            write_at = readers.spool.write_at
+
+            def counted(offset: int, made: bytes | memoryview) -> None:
+                nonlocal written
+                written += len(made)
+                write_at(offset, made)
+
+            readers.spool.write_at = counted  # type: ignore[method-assign]
+            for start, stop in order:
+                with readers.reading(file) as reader:
+                    assert reader.read_at(start, stop - start) == content[start:stop]
+    finally:
+        spool._MOST_KEPT = most_kept
+    if order == pieces:
+        assert written == 0
+    if len(set(order)) == len(order):
+        assert written <= len(content)
+
+
+@given(data=st.data())
+@examples(50)
 def test_room_is_never_given_twice(data: st.DataObject) -> None:
     room = Spool("/nowhere")
     held: list[tuple[int, int]] = []
