@@ -166,7 +166,7 @@ def named(
     if len(found) > 1:
         raise UnsupportedError(
             f"{where} holds {len(found)} optimizers ({some([name for name, _ in found])}), and the states of one are "
-            "converted. Nothing was written.",
+            "converted.",
         )
     ((at, optimizer),) = found
     told = {_STATE: _states(optimizer, model), _GROUPS: _groups(optimizer)}
@@ -179,8 +179,7 @@ def named(
         called = f"the optimizer under {at!r}" if at else "the optimizer"
         raise UnsupportedError(
             f"{where}: {called} numbers its {len(numbers)} parameters, and their shapes do not fit the "
-            f"model's {len(distinct)} tensors in exactly one order: nothing tells which states are of which parameter. "
-            "Nothing was written.",
+            f"model's {len(distinct)} tensors in exactly one order: nothing tells which states are of which parameter.",
             "Name the parameters in the training run: torch.optim.AdamW(model.named_parameters()).",
         )
     # An optimizer may have been made of a model in a wrapper, whose own weights were saved.
