@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.companions import read_configuration
 from ckptconv.formats.detect import open_source
-from ckptconv.formats.source import Adapter, Scale, Source
+from ckptconv.formats.source import Adapter, Scale, Source, computed
 from ckptconv.plan import Input
 from ckptconv.storage.location import Location
 from ckptconv.structure.regexes import ExpressionError, LimitsError, first_matches
@@ -163,17 +163,10 @@ def factor(scale: Scale, told: tuple[float, float], name: str, rank: int) -> flo
 
 def merging(source: Source, adapters: Sequence[Adapter]) -> Source:
     """Return `source`, into which `adapters` are to be merged in order."""
-    inputs: dict[str, Hashable] = {}
-    for number, adapter in enumerate(adapters):
-        inputs.update((f"{_OF_ADAPTERS}/{number}/{name}", each) for name, each in adapter.source.inputs.items())
-    sources = [adapter.source for adapter in adapters]
-    return replace(
-        source,
-        adapters=tuple(adapters),
-        inputs={**source.inputs, **inputs},
-        equal=[*source.equal, *(pair for each in sources for pair in each.equal)],
-        records={path: found for each in (*sources, source) for path, found in each.records.items()},
-        warnings=list(dict.fromkeys(text for each in (source, *sources) for text in each.warnings)),
-        bytes_read=sum(each.bytes_read for each in (source, *sources)),
-        reread=None,
-    )
+    inputs = {
+        f"{_OF_ADAPTERS}/{number}/{name}": each
+        for number, adapter in enumerate(adapters)
+        for name, each in adapter.source.inputs.items()
+    }
+    terms = [source, *(adapter.source for adapter in adapters)]
+    return computed(source, terms, inputs, adapters=tuple(adapters))

@@ -35,7 +35,8 @@ def by_parameter(trees: Iterable[tuple[str, Any]], weights: Collection[str], whe
 
     `trees` are the optimizers, each with the prefix of its parameters' names. States and groups are nested, or flat
     with the parameter's name in the key (flatten_optimizer_state_dict). Megatron puts the state before the parameter;
-    the names of the `weights` tell. Return None if there is no state. Raise CorruptError if two optimizers have a state
+    the names of the `weights` tell. Return None if there is no state, and no group of `weights` that has none, such as
+    those of plain SGD. Raise CorruptError if two optimizers have a state
     of the same parameter.
     """
     states: dict[str, dict[str, Any]] = {}
@@ -49,7 +50,8 @@ def by_parameter(trees: Iterable[tuple[str, Any]], weights: Collection[str], whe
                 raise CorruptError(f"{where}: two of its optimizers have a state of {quoted(name, _LONGEST_NAME)}.")
             states[name] = state
         groups += ({**group, "params": [prefix + name for name in group["params"]]} for group in _groups(tree))
-    return {"state": states, "param_groups": groups} if states else None
+    is_told = states or any(name in weights for group in groups for name in group["params"])
+    return {"state": states, "param_groups": groups} if is_told else None
 
 
 def _states(tree: Mapping[Any, Any], weights: Collection[str]) -> dict[str, dict[str, Any]]:
@@ -152,7 +154,9 @@ def is_optimizer_alone(tree: Any) -> bool:
     """Whether a whole checkpoint is the state dict of an optimizer, which may have no groups."""
     if not isinstance(tree, Mapping) or not _is_optimizer({_GROUPS: [], **tree}):
         return False
-    return bool(tree[_STATE]) and all(isinstance(state, Mapping) for state in tree[_STATE].values())
+    return bool(tree[_STATE] or tree.get(_GROUPS)) and all(
+        isinstance(state, Mapping) for state in tree[_STATE].values()
+    )
 
 
 def named(

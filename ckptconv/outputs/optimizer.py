@@ -62,8 +62,10 @@ def arranged(tree: Mapping[str, Any], *, flat: bool = False) -> dict[str, Any]:
 
 
 def unused(tree: Mapping[str, Any]) -> list[str]:
-    """Return the parameters of the groups that have no states: they have had no gradient yet."""
-    names = (name for group in tree.get("param_groups", ()) for name in group.get(_PARAMS, ()))
+    """Return the parameters of the groups that have no states: they have had no gradient yet. Those of SGD without
+    momentum never have any."""
+    groups = (each for each in tree.get("param_groups", ()) if "dampening" not in each or each.get("momentum"))
+    names = (name for group in groups for name in group.get(_PARAMS, ()))
     return [name for name in dict.fromkeys(names) if not tree["state"].get(name)]
 
 

@@ -178,15 +178,19 @@ def resolve(made_of: str, path: str, options: Options) -> Target:
     if made_of == "universal":
         return _resolve_tree(path, options)
     target = resolve_output(path, options)
-    if made_of != "optimizer":
-        return target
-    if target.kind not in ("file", "directory"):
-        called = "a file for torch.load" if target.kind == "torch" else "a virtual checkpoint"
-        raise UsageError(
-            f"{path} is the name of {called}, and optimizer states are written as safetensors.",
-            "Give a directory, or a name that ends in .safetensors.",
-        )
-    return replace(target, kind="states-file" if target.is_file else "states")
+    return replace(target, kind=kind_of_states(path, target.kind)) if made_of == "optimizer" else target
+
+
+def kind_of_states(path: str, kind: str) -> str:
+    """Return the kind of an output of optimizer states where one of weights would be of `kind`. Raise UsageError if
+    there is none."""
+    if kind in ("file", "directory"):
+        return "states-file" if kind == "file" else "states"
+    called = "a file for torch.load" if kind == "torch" else "a virtual checkpoint"
+    raise UsageError(
+        f"{path} is the name of {called}, and optimizer states are written as safetensors.",
+        "Give a directory, or a name that ends in .safetensors.",
+    )
 
 
 def resolve_output(path: str, options: Options) -> Target:
