@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptconv.errors import UsageError
+from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.formats import diffusers
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.dcp.layout import read_layout
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ckptconv.storage.progress import AnyProgress
 
 
+@leaving(UNWRITTEN)
 @shown
 @checked(OPTIONS)
 def convert(

@@ -14,19 +14,24 @@
 
 Every error is one short paragraph: what is wrong, in which file, what was expected and what was found; `hint` says what
 to do next. A call raises nothing else: any exception that is not listed here is a bug. After one, nothing new has a
-final name.
+final name; of a call that writes, the message says so.
 
 Examples:
     >>> try:
     ...     ckptconv.convert("no-such-file.pt", "model.safetensors")
     ... except ckptconv.CkptconvError as error:
     ...     print(error.exit_code, error.message)
-    2 no-such-file.pt does not exist.
+    2 no-such-file.pt does not exist. Nothing was written.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, ClassVar
+
+# What a call that writes leaves untouched when it fails before it begins an output, and until it publishes one.
+UNWRITTEN, UNPUBLISHED = "Nothing was written.", "Nothing was put under a final name."
 
 
 class CkptconvError(Exception):
@@ -34,6 +39,8 @@ class CkptconvError(Exception):
 
     exit_code: int = 1
     kind: ClassVar[str] = "failed"
+    # Whether the message says what was left untouched, or must not.
+    _told = False
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message, hint)
@@ -50,6 +57,21 @@ class CkptconvError(Exception):
 
 def _remade(kind: type[CkptconvError], arguments: tuple[Any, ...]) -> CkptconvError:
     return kind.__new__(kind, *arguments)
+
+
+@contextlib.contextmanager
+def leaving(untouched: str) -> Iterator[None]:
+    """Add to the message of an error of the block, or of the function that this decorates, what it leaves `untouched`;
+    "" for nothing that is known. What is nearest to the error decides. A signal says it itself."""
+    try:
+        yield
+    except StoppedError:
+        raise
+    except CkptconvError as error:
+        if untouched and not error._told and "Nothing was " not in error.message:
+            error.message += f" {untouched}"
+        error._told = True
+        raise
 
 
 class FailedError(CkptconvError):

@@ -11,7 +11,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ckptconv.cli import failures, signals
-from ckptconv.cli.console import Output, Progress, recorded, say, width
+from ckptconv.cli.console import Output, Progress, say, width
+from ckptconv.cli.reports import recorded
 from ckptconv.cli.worker import attempt
 from ckptconv.errors import CkptconvError, FailedError, StoppedError, UsageError
 from ckptconv.inspection.overview import count_of, cut, padded, printable

@@ -22,8 +22,8 @@ from ckptconv.cli.options import (
     Input,
     destination,
     named,
-    output_of,
     required,
+    run,
     taking,
 )
 from ckptconv.cli.patch import patch
@@ -264,13 +264,11 @@ def verify_(
       ckptconv verify --dtype bfloat16 runs/7b/checkpoints model/
       ckptconv verify model.safetensors model.pt
     """
+    from ckptconv.cli.reports import of_verification
     from ckptconv.verification.verify import verify
 
-    shown = output_of("verify", options)
-    with shown.progress() as progress:
-        done = verify(source, output, progress=progress, on_total=progress.begin, **options)
-    signals.ignore()
-    shown.verified(done)
+    shown, done = run("verify", options, verify, source, output)
+    shown.report(done, of_verification(done, shown.verbose))
 
 
 for each in (average, merge, diff, patch, scan, virtual, serve):
@@ -303,10 +301,7 @@ def finish_(
     """
     from ckptconv.publish.finish import finish
 
-    shown = output_of("finish", options)
-    with shown.progress() as progress:
-        report = finish(outputs, before_commit=signals.ignore, progress=progress, on_total=progress.begin, **options)
-    signals.ignore()
+    shown, report = run("finish", options, finish, outputs, before_commit=signals.ignore)
     shown.done(report)
 
 
@@ -338,16 +333,21 @@ def inspect_(
       ckptconv inspect --html model.html model.safetensors
       ckptconv inspect --stats --include '*.mlp.*' model.pt
     """
+    from ckptconv.cli.console import width
     from ckptconv.inspection.inspecting import inspect
+    from ckptconv.inspection.overview import overview
     from ckptconv.storage.paths import normalize
     from ckptconv.text import format_size
 
-    output = output_of("inspect", options)
-    with output.progress() as progress:
-        summary = inspect(path, html=html, progress=progress, on_total=progress.begin, **options)
+    output, summary = run("inspect", options, inspect, path, html=html)
     if html:
         output.note(f"wrote {html} ({format_size(os.stat(normalize(html)).st_size)})")
-    output.inspected(summary, depth)
+    if output.json:
+        output.print_json(True, summary.to_dict())
+    else:
+        for warning in summary.warnings:
+            output.warn(warning)
+        output.show(overview(summary, width=width(), depth=depth, verbose=output.verbose))
 
 
 # Packages that convert, that read outputs, and that reach stores and other machines.

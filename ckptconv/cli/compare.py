@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ckptconv.cli import signals
-from ckptconv.cli.options import SHOWING, named, output_of, taking
+from ckptconv.cli.options import SHOWING, named, run, taking
+from ckptconv.errors import DifferenceError
 from ckptconv.options.table import COMPARING
+from ckptconv.text import format_size, some
+
+if TYPE_CHECKING:
+    from ckptconv.comparison.diff import Difference
 
 
 @taking(
@@ -56,23 +60,41 @@ def diff(
       ckptconv diff step-1000/ ../Llama-3.1-8B --map torchtitan-llama3
       ckptconv diff step100/ step101/ --delta deltas/weight_v000001
     """
+    from ckptconv.cli.console import width
+    from ckptconv.cli.failures import described
+    from ckptconv.inspection import differences
     from ckptconv.inspection.comparing import diff as compare
     from ckptconv.inspection.overview import count_of
     from ckptconv.process import reuse_memory
     from ckptconv.storage.paths import is_remote, normalize
-    from ckptconv.text import format_size
 
     if not (is_remote(a) or is_remote(b)):
         reuse_memory()  # the libraries of stores need what there is
-    output = output_of("diff", options)
-    with output.progress() as progress:
-        found = compare(a, b, html=html, progress=progress, on_total=progress.begin, **options)
-    signals.ignore()
+    output, found = run("diff", options, compare, a, b, html=html)
     if html:
         output.note(f"wrote {html} ({format_size(os.stat(normalize(html)).st_size)})")
     if found.delta:
         size = format_size(found.delta.bytes)
         output.note(f"wrote {found.delta.path} ({count_of(found.delta.tensors, 'changed tensor')}, {size})")
-    output.differed(found, top)
+    if output.json:
+        fields, is_done = found.to_dict(top), found.equal or found.delta is not None
+        output.print_json(is_done, fields if is_done else {**fields, "error": described(_error(found))})
+    else:
+        for warning in found.warnings:
+            output.warn(warning)
+        output.show(differences.overview(found, width=width(), top=top, verbose=output.verbose))
     if not found.equal and not found.delta:
         raise typer.Exit(1)
+
+
+def _error(found: Difference) -> DifferenceError:
+    """Return what stands for all differences where a program looks for an error."""
+    from ckptconv.inspection.overview import count_of
+
+    differing = [tensor for tensor in found.tensors if tensor.status != "equal"]
+    return DifferenceError(
+        f"{found.input} and {found.other} differ in {len(differing):,} of {count_of(len(found.tensors), 'tensor')}: "
+        f"{some([tensor.name for tensor in differing])}.",
+        what="tensors",
+        tensor=differing[0].name,
+    )

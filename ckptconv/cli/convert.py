@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ckptconv.cli import signals
-from ckptconv.cli.options import CONVERTING, destination, named, output_of, taking
+from ckptconv.cli.options import CONVERTING, destination, named, output_of, run, taking
 from ckptconv.cli.typer_compat import Command
 from ckptconv.errors import UsageError
 from ckptconv.options.table import COMMAND, OPTIONS
@@ -127,26 +127,16 @@ def convert_one(command: str, family: str, source: str, target: str | None, opti
 
 def make(command: str, call: Callable[..., Report], source: Any, target: str | None, options: dict[str, Any]) -> None:
     """Make `target` of `source` by `call`, a function of the library, and report it."""
-    output = output_of(command, options)
     address = options.pop("dask", "")
     if options.get("part") and address:
         raise UsageError("--part and --dask are two ways to spread the work: give one of them.")
-    with output.progress() as progress, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         executor = None
         if address:
             from ckptconv.cli.dask import dask_executor
 
             executor = stack.enter_context(dask_executor(address))
-        report = call(
-            source,
-            target,
-            progress=progress,
-            on_total=progress.begin,
-            before_commit=signals.ignore,
-            executor=executor,
-            **options,
-        )
-    signals.ignore()
+        output, report = run(command, options, call, source, target, before_commit=signals.ignore, executor=executor)
     output.done(report)
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ckptconv.cli.options import named, output_of, taking
 from ckptconv.cli.typer_compat import Command, Group
+
+if TYPE_CHECKING:
+    from ckptconv.cli.console import Output
+    from ckptconv.cli.printed import Maps
+    from ckptconv.inspection.mapping import MapCheck, MapSummary
 
 maps = typer.Typer(
     name="maps",
@@ -39,7 +45,7 @@ def _listed(ctx: typer.Context, **options: Any) -> None:
         from ckptconv.inspection.mapping import summarized
         from ckptconv.structure.maps.file import catalogue, from_catalogue
 
-        output_of("maps", options).maps([summarized(from_catalogue(name)) for name in catalogue()])
+        _list(output_of("maps", options), [summarized(from_catalogue(name)) for name in catalogue()])
 
 
 @maps.command("show", cls=Command)
@@ -59,7 +65,7 @@ def maps_show(map_: MapName, **options: Any) -> None:
 
     shown = output_of("maps show", options)
     found = read_map(map_, options.pop("storage_options", {}))
-    shown.maps([summarized(found)], found.text)
+    _list(shown, [summarized(found)], found.text)
 
 
 @maps.command("check", cls=Command)
@@ -85,4 +91,46 @@ def maps_check(
     from ckptconv.inspection.mapping import check_map
 
     shown = output_of("maps check", options)
-    shown.mapped(check_map(map_, source, **options))
+    _tell(shown, check_map(map_, source, **options))
+
+
+def _list(output: Output, found: Sequence[MapSummary], text: str = "") -> None:
+    """List maps; with `text`, print the one that this is of."""
+    if output.json:
+        fields: Maps = {"maps": found}
+        if text:
+            fields["text"] = text
+        output.print_json(True, fields)
+        return
+    width = max((len(each.name) for each in found), default=0)
+    table = [f"{each.name:{width}}  {' ⇄ '.join(each.sides)}  {each.about}".rstrip() for each in found]
+    output.tell(text.splitlines() if text else table)
+
+
+def _tell(output: Output, check: MapCheck) -> None:
+    """Report a map that is sound, and what it makes of a checkpoint."""
+    for warning in check.warnings:
+        output.warn(warning)
+    if output.json:
+        fields: Maps = {
+            "maps": [check.map],
+            "precedence": check.precedence,
+            "source": check.source or None,
+        }
+        if check.direction:
+            fields["direction"], fields["made_of"] = check.direction, check.made_of
+            fields["warnings"] = check.warnings
+        output.print_json(True, fields)
+        return
+    from ckptconv.inspection.overview import count_of
+
+    told = check.map
+    sizes = f"; sizes: {', '.join(told.sizes)}" if told.sizes else ""
+    lines = [f"{told.name}: {count_of(told.rules, 'rule')}, {' ⇄ '.join(told.sides)}{sizes}"]
+    lines.extend(f"{first} goes before {second}" for first, second in check.precedence)
+    if check.direction:
+        made = count_of(len(check.made_of), "tensor")
+        lines.append(f"{check.source}: {' → '.join(check.direction)} makes {made}")
+        if output.verbose:
+            lines.extend(f"{name} ← {', '.join(of)}" for name, of in check.made_of.items())
+    output.tell(lines)

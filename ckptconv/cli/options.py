@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ckptconv.cli import signals
 from ckptconv.errors import UsageError
 from ckptconv.options.kinds import FLAG
 from ckptconv.options.table import COMMAND, OPTIONS, TENSORS, Option, RowOptions
@@ -137,6 +138,18 @@ def divided(words: list[str], options: dict[str, Any], needs: str, inputs: int =
     if output is None or len(words) < inputs:
         raise UsageError(f"{needs} Nothing was written.")
     return words, output
+
+
+def run(
+    command: str, options: dict[str, Any], call: Callable[..., Any], *given: Any, **more: Any
+) -> tuple[Output, Any]:
+    """Carry out a `command`: show the progress of `call`, a function of the library, and let no signal stop what comes
+    after it. Return how to print what it did, and what it returned."""
+    output = output_of(command, options)
+    with output.progress() as progress:
+        found = call(*given, progress=progress, on_total=progress.begin, **more, **options)
+    signals.ignore()
+    return output, found
 
 
 def output_of(command: str, options: dict[str, Any]) -> Output:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ckptconv.cli import signals
-from ckptconv.cli.options import SHOWING, divided, named, output_of, taking
+from ckptconv.cli.options import SHOWING, divided, named, run, taking
 
 
 @taking(
@@ -46,16 +46,5 @@ def patch(
     from ckptconv.library.patching import patch as apply
 
     deltas, target = divided(words, options, "patch needs a BASE, at least one DELTA, and an OUTPUT.")
-    output = output_of("patch", options)
-    with output.progress() as progress:
-        report = apply(
-            base,
-            deltas,
-            target,
-            progress=progress,
-            on_total=progress.begin,
-            before_commit=signals.ignore,
-            **options,
-        )
-    signals.ignore()
+    output, report = run("patch", options, apply, base, deltas, target, before_commit=signals.ignore)
     output.done(report)

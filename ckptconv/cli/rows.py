@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ckptconv.cli import signals
-from ckptconv.cli.options import LAYOUT, MAKING, SHOWING, Tables, divided, named, output_of, taking
+from ckptconv.cli.options import LAYOUT, MAKING, SHOWING, Tables, divided, named, run, taking
 from ckptconv.cli.typer_compat import Command, Group
 from ckptconv.options.table import PACKING, ROWS
+from ckptconv.text import format_memory, format_size
+
+if TYPE_CHECKING:
+    from ckptconv.rows.check import CheckReport
 
 rows = typer.Typer(
     name="rows",
@@ -111,19 +115,33 @@ def rows_check(
     """
     from ckptconv.rows.check import check
 
-    shown = output_of("rows check", options)
-    with shown.progress() as progress:
-        report = check(table, progress=progress, on_total=progress.begin, **options)
-    signals.ignore()
-    shown.rows_checked(report)
+    output, report = run("rows check", options, check, table)
+    output.report(report, _lines(report))
 
 
 def _make_rows(command: str, make: Callable[..., Any], words: list[str], what: str, options: dict[str, Any]) -> None:
     paths, target = divided(words, options, f"{command} needs {what} and an OUTPUT.")
-    output = output_of(command, options)
-    with output.progress() as progress:
-        report = make(
-            paths, target, progress=progress, on_total=progress.begin, before_commit=signals.ignore, **options
-        )
-    signals.ignore()
+    output, report = run(command, options, make, paths, target, before_commit=signals.ignore)
     output.done(report)
+
+
+def _lines(report: CheckReport) -> list[str]:
+    from ckptconv.inspection.overview import count_of
+
+    lines = [f"{report.input}: {report.table}: {count_of(report.rows, 'row')}, and no id twice"]
+    ids = "global ids" if report.ids == "global" else f"local ids, less than weight_id by {report.offset}"
+    if "weight_id" in report.checked:
+        lines.append(f"  headers have {ids}")
+    compared = ", ".join(report.checked) or "nothing: there is nothing of it beside the table"
+    lines.append(f"  compared with the rows: {compared}")
+    if report.bucket_size:
+        least, most = report.bucket_size
+        span = f"{least:,}" if least == most else f"{least:,} to {most:,}" if most else f"{least:,} or more"
+        lines.append(f"  a bucket spans {span} ids")
+    if report.padding:
+        lines.append(f"  {count_of(report.padding, 'row')} with something in the padding")
+    lines.append(
+        f"read {format_size(report.bytes_read)} in {max(report.seconds, 0.01):.2f} s, "
+        f"peak memory {format_memory(report.peak_rss_bytes)}"
+    )
+    return lines

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ckptconv.cli import signals
 from ckptconv.cli.options import named, output_of, taking
-from ckptconv.errors import UsageError
+from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UsageError
 from ckptconv.options.table import COMMAND
+from ckptconv.text import format_size, some
+
+if TYPE_CHECKING:
+    from ckptconv.inspection.scan.report import ScanReport
+
+# Most classes that are named.
+_NAMED = 5
 
 
 @taking(*named("sarif fail_on json quiet verbose storage_options"))
@@ -56,4 +66,68 @@ def scan(
         from ckptconv.inspection.scan.sarif import document
 
         write_whole(sarif, document(report).encode(), "the SARIF file", [each.path for each in report.files])
-    raise typer.Exit(output.scanned(report, level))
+    from ckptconv.cli.console import say
+    from ckptconv.cli.failures import described
+
+    error = _error(report, level)
+    if output.json:
+        failure = {"error": described(error)} if error else {}
+        output.print_json(error is None, {**dataclasses.asdict(report), **failure})
+    else:
+        output.tell(_lines(report, output.verbose))
+    if error:
+        say(str(error))
+        raise typer.Exit(error.exit_code)
+
+
+def _lines(report: ScanReport, verbose: bool) -> Iterator[str]:
+    """Yield a paragraph for each file that is not safe, with `verbose` for all, then the totals."""
+    from ckptconv.inspection.overview import count_of
+
+    for file in report.files:
+        if file.findings or verbose:
+            yield f"{file.verdict}: {file.path} ({file.format}, {format_size(file.bytes)})"
+            yield from (f"  {finding.rule}: {finding.message}" for finding in file.findings)
+            if file.classes and verbose:
+                yield f"  needs {some(file.classes, len(file.classes), str)}"
+    classes = list(dict.fromkeys(name for file in report.files for name in file.classes))
+    if classes:
+        most = len(classes) if verbose else _NAMED
+        yield f"torch.load with weights_only=False would import and call {some(classes, most, str)}"
+    verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in report.counts.items() if count)
+    yield f"scanned {count_of(len(report.files), 'file')} in {report.seconds:.2f} s: {verdicts or 'no checkpoint'}"
+    if report.skipped:
+        which = "it is no checkpoint" if report.skipped == 1 else "they are no checkpoints"
+        yield f"{count_of(report.skipped, 'file')} skipped: {which}"
+    if report.links:
+        yield f"{count_of(report.links, 'symbolic link')} not followed; name what they lead to, to scan that"
+
+
+def _error(report: ScanReport, fail_on: str) -> CkptconvError | None:
+    """Return the error that stands for the worst verdict that counts."""
+    from ckptconv.inspection.overview import count_of
+    from ckptconv.inspection.scan.report import ATTACK, SUSPICIOUS, UNKNOWN, UNREADABLE, counts
+
+    # The worst first: what is said of one file and of more.
+    verdicts = {
+        ATTACK: ("is an attack", "are attacks"),
+        SUSPICIOUS: ("is suspicious", "are suspicious"),
+        UNREADABLE: ("cannot be judged", "cannot be judged"),
+        UNKNOWN: ("is unknown", "are unknown"),
+    }
+    failing = {id(file) for file in report.files if any(counts(each.rule, fail_on) for each in file.findings)}
+    counted = Counter(file.verdict for file in report.files if file.verdict == UNREADABLE or id(file) in failing)
+    if not counted:
+        return None
+    told = some(
+        [
+            f"{counted[verdict]:,} {words[counted[verdict] > 1]}"
+            for verdict, words in verdicts.items()
+            if counted[verdict]
+        ],
+        form=str,
+    )
+    # A file that cannot be judged may have what counts, too.
+    return (UnsafeError if failing else CorruptError)(
+        f"Of {count_of(len(report.files), 'file')}, {told}.", "Do not load an attack." if counted[ATTACK] else ""
+    )

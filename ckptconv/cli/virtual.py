@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ckptconv.cli import signals
-from ckptconv.cli.options import SHOWING, named, output_of, required, taking
+from ckptconv.cli.options import SHOWING, named, output_of, required, run, taking
 from ckptconv.errors import StoppedError, UsageError
 from ckptconv.options.table import TENSORS
+
+if TYPE_CHECKING:
+    from ckptconv.cli.printed import Serving
 
 Checkpoint = Annotated[
     str, typer.Argument(metavar="SOURCE", show_default=False, help="A checkpoint of any format: a path or a URL.")
@@ -45,12 +48,7 @@ def virtual(
     target = required(output, options)
     if not target.endswith(SUFFIX):
         raise UsageError(f"{target} is no name for a virtual checkpoint.", f"Give one that ends in {SUFFIX}.")
-    shown = output_of("virtual", options)
-    with shown.progress() as progress:
-        report = convert(
-            source, target, progress=progress, on_total=progress.begin, before_commit=signals.ignore, **options
-        )
-    signals.ignore()
+    shown, report = run("virtual", options, convert, source, target, before_commit=signals.ignore)
     shown.done(report)
 
 
@@ -77,7 +75,11 @@ def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **optio
 
     shown = output_of("serve", options)
     with VirtualFiles(source, **options) as files, Server(files, host, port, shown.request) as server, settled():
-        shown.serving(source, server.url, {name: file.size for name, file in files.items()})
+        if shown.json:
+            served: Serving = {"input": source, "url": server.url, "files": {name: files[name].size for name in files}}
+            shown.print_json(True, served)
+        else:
+            shown.tell([server.url])
         try:
             server.serve_forever()
         except StoppedError:

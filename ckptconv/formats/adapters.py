@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.companions import read_configuration
 from ckptconv.formats.detect import open_source
-from ckptconv.formats.source import Adapter, Scale, Source
+from ckptconv.formats.source import Adapter, Scale, Source, computed
 from ckptconv.plan import Input
 from ckptconv.storage.location import Location
 from ckptconv.structure.regexes import ExpressionError, LimitsError, first_matches
@@ -65,7 +65,7 @@ def _opened(path: str, settings: Mapping[str, Any]) -> Adapter:
     file = next((each for each in (here.join(CONFIG), here.parent.join(CONFIG)) if each.kind == "file"), None)
     if file is None:
         raise UsageError(
-            f"{path} is no adapter: there is no {CONFIG} with it. Nothing was written.",
+            f"{path} is no adapter: there is no {CONFIG} with it.",
             f"Put the {CONFIG} that PEFT wrote beside it.",
         )
     told = read_configuration(file.entry.file, options)
@@ -83,16 +83,15 @@ def _scale(file: Location, told: Mapping[str, Any]) -> Scale:
     """Return what a configuration says of ranks and scales."""
     if told.get("peft_type") != "LORA":
         raise UnsupportedError(
-            f"{file} says that the adapter is of type {brief(told.get('peft_type'))}, and LORA is merged. Nothing was "
-            "written."
+            f"{file} says that the adapter is of type {brief(told.get('peft_type'))}, and LORA is merged."
         )
     asked = [name for name in _UNKNOWN if told.get(name) not in (None, False)]
     if asked:
-        raise UnsupportedError(f"{file} asks for {some(asked)}, which is not supported. Nothing was written.")
+        raise UnsupportedError(f"{file} asks for {some(asked)}, which is not supported.")
     if (begun := told.get("init_lora_weights")) not in _BEGINNINGS:
         raise UnsupportedError(
             f"{file} says that the factors began as {brief(begun)}, which takes their product away from the base: it "
-            "cannot be added to the base's files as they are. Nothing was written.",
+            "cannot be added to the base's files as they are.",
             "Save it again with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...).",
         )
     patterns = []
@@ -132,9 +131,7 @@ def settled(scale: Scale, names: Sequence[str]) -> dict[str, tuple[float, float]
             first = first_matches([[f"(.*\\.)?({pattern})$" for pattern in each] for each in patterns], names)
         except (ExpressionError, LimitsError) as error:
             every = list(dict.fromkeys(itertools.chain(*patterns)))
-            raise UnsupportedError(
-                f"The patterns of {CONFIG} are not supported: {some(every, 3)}. Nothing was written."
-            ) from error
+            raise UnsupportedError(f"The patterns of {CONFIG} are not supported: {some(every, 3)}.") from error
     ranks, alphas = (
         [default if number is None else values[each[number]] for number in numbers]
         for (values, default), each, numbers in zip(told, patterns, first, strict=True)
@@ -158,7 +155,7 @@ def factor(scale: Scale, told: tuple[float, float], name: str, rank: int) -> flo
     r, alpha = told
     if r != rank:
         raise CorruptError(
-            f"The factors of {name!r} have rank {rank}, and {CONFIG} says {r:g}. Nothing was written.",
+            f"The factors of {name!r} have rank {rank}, and {CONFIG} says {r:g}.",
             "The adapter is damaged, or its configuration is of another.",
         )
     return alpha / (r**0.5 if scale.rooted else r)
@@ -166,17 +163,10 @@ def factor(scale: Scale, told: tuple[float, float], name: str, rank: int) -> flo
 
 def merging(source: Source, adapters: Sequence[Adapter]) -> Source:
     """Return `source`, into which `adapters` are to be merged in order."""
-    inputs: dict[str, Hashable] = {}
-    for number, adapter in enumerate(adapters):
-        inputs.update((f"{_OF_ADAPTERS}/{number}/{name}", each) for name, each in adapter.source.inputs.items())
-    sources = [adapter.source for adapter in adapters]
-    return replace(
-        source,
-        adapters=tuple(adapters),
-        inputs={**source.inputs, **inputs},
-        equal=[*source.equal, *(pair for each in sources for pair in each.equal)],
-        records={path: found for each in (*sources, source) for path, found in each.records.items()},
-        warnings=list(dict.fromkeys(text for each in (source, *sources) for text in each.warnings)),
-        bytes_read=sum(each.bytes_read for each in (source, *sources)),
-        reread=None,
-    )
+    inputs = {
+        f"{_OF_ADAPTERS}/{number}/{name}": each
+        for number, adapter in enumerate(adapters)
+        for name, each in adapter.source.inputs.items()
+    }
+    terms = [source, *(adapter.source for adapter in adapters)]
+    return computed(source, terms, inputs, adapters=tuple(adapters))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from ckptconv.errors import UsageError
 from ckptconv.formats.quantized.weights import IDLE
-from ckptconv.formats.source import Average, Source
+from ckptconv.formats.source import Average, Source, computed
 from ckptconv.plan import Input, content_of
 from ckptconv.text import brief
 
@@ -54,24 +53,14 @@ def weighted(
 
 def averaged(terms: Sequence[Source], own: int, weights: Sequence[float], over: float) -> Source:
     """Return `terms[own]`, which is to be averaged with the others."""
-    source = terms[own]
-    others = [(number, each) for number, each in enumerate(terms) if number != own]
-    inputs: dict[str, Hashable] = {}
-    for number, each in others:
-        for name, found in each.inputs.items():
-            inputs[f"{OF_OTHERS}/{number}/{name}"] = _weighing(found, (own, tuple(weights), over))
-    every = [each for _, each in others]
-    return replace(
-        source,
-        average=Average(tuple(None if n == own else each for n, each in enumerate(terms)), tuple(weights), over),
-        inputs={**source.inputs, **inputs},
-        equal=[*source.equal, *itertools.chain.from_iterable(each.equal for each in every)],
-        records={path: found for each in (*every, source) for path, found in each.records.items()},
-        warnings=list(dict.fromkeys(text for each in terms for text in each.warnings)),
-        notes=_notes(terms),
-        bytes_read=sum(each.bytes_read for each in terms),
-        reread=None,
-    )
+    inputs = {
+        f"{OF_OTHERS}/{number}/{name}": _weighing(found, (own, tuple(weights), over))
+        for number, each in enumerate(terms)
+        if number != own
+        for name, found in each.inputs.items()
+    }
+    average = Average(tuple(None if n == own else each for n, each in enumerate(terms)), tuple(weights), over)
+    return replace(computed(terms[own], terms, inputs, average=average), notes=_notes(terms))
 
 
 def _notes(terms: Sequence[Source]) -> list[str]:

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from ckptconv.structure.maps.chosen import ChosenMap
 
 
+class OtherFamilyError(UsageError):
+    """What is there is not of the family that was expected."""
+
+
 @dataclass
 class Known:
     """A format of ours: its family, how it is recognized, and the module in `formats` whose `read` opens it, which is
@@ -309,7 +313,9 @@ def _choose(probe: Probe) -> _Found:
         if probe.is_file and guess.sure < CERTAIN:
             _check_beginning(probe)
         meant = (guess.place or place).path
-        raise UsageError(f"{meant} is {guess.called}.", f"Use: ckptconv {guess.command.format(shlex.quote(meant))}")
+        raise OtherFamilyError(
+            f"{meant} is {guess.called}.", f"Use: ckptconv {guess.command.format(shlex.quote(meant))}"
+        )
     return best
 
 

@@ -35,7 +35,8 @@ def by_parameter(trees: Iterable[tuple[str, Any]], weights: Collection[str], whe
 
     `trees` are the optimizers, each with the prefix of its parameters' names. States and groups are nested, or flat
     with the parameter's name in the key (flatten_optimizer_state_dict). Megatron puts the state before the parameter;
-    the names of the `weights` tell. Return None if there is no state. Raise CorruptError if two optimizers have a state
+    the names of the `weights` tell. Return None if there is no state, and no group of `weights` that has none, such as
+    those of plain SGD. Raise CorruptError if two optimizers have a state
     of the same parameter.
     """
     states: dict[str, dict[str, Any]] = {}
@@ -49,7 +50,8 @@ def by_parameter(trees: Iterable[tuple[str, Any]], weights: Collection[str], whe
                 raise CorruptError(f"{where}: two of its optimizers have a state of {quoted(name, _LONGEST_NAME)}.")
             states[name] = state
         groups += ({**group, "params": [prefix + name for name in group["params"]]} for group in _groups(tree))
-    return {"state": states, "param_groups": groups} if states else None
+    is_told = states or any(name in weights for group in groups for name in group["params"])
+    return {"state": states, "param_groups": groups} if is_told else None
 
 
 def _states(tree: Mapping[Any, Any], weights: Collection[str]) -> dict[str, dict[str, Any]]:
@@ -152,7 +154,9 @@ def is_optimizer_alone(tree: Any) -> bool:
     """Whether a whole checkpoint is the state dict of an optimizer, which may have no groups."""
     if not isinstance(tree, Mapping) or not _is_optimizer({_GROUPS: [], **tree}):
         return False
-    return bool(tree[_STATE]) and all(isinstance(state, Mapping) for state in tree[_STATE].values())
+    return bool(tree[_STATE] or tree.get(_GROUPS)) and all(
+        isinstance(state, Mapping) for state in tree[_STATE].values()
+    )
 
 
 def named(
@@ -166,7 +170,7 @@ def named(
     if len(found) > 1:
         raise UnsupportedError(
             f"{where} holds {len(found)} optimizers ({some([name for name, _ in found])}), and the states of one are "
-            "converted. Nothing was written.",
+            "converted.",
         )
     ((at, optimizer),) = found
     told = {_STATE: _states(optimizer, model), _GROUPS: _groups(optimizer)}
@@ -179,8 +183,7 @@ def named(
         called = f"the optimizer under {at!r}" if at else "the optimizer"
         raise UnsupportedError(
             f"{where}: {called} numbers its {len(numbers)} parameters, and their shapes do not fit the "
-            f"model's {len(distinct)} tensors in exactly one order: nothing tells which states are of which parameter. "
-            "Nothing was written.",
+            f"model's {len(distinct)} tensors in exactly one order: nothing tells which states are of which parameter.",
             "Name the parameters in the training run: torch.optim.AdamW(model.named_parameters()).",
         )
     # An optimizer may have been made of a model in a wrapper, whose own weights were saved.

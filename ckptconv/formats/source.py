@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptconv.errors import CkptconvError
@@ -276,6 +276,22 @@ class Source:
         if self.states_error:
             raise self.states_error
         return self.optimizer
+
+
+def computed(source: Source, terms: Sequence[Source], inputs: Mapping[str, Hashable], **how: Any) -> Source:
+    """Return `source`, one of `terms`, as one whose tensors are computed of all of them: `how` are its fields that say
+    so, and `inputs` identify what was read of the others."""
+    return replace(
+        source,
+        **how,
+        inputs={**source.inputs, **inputs},
+        equal=[pair for each in terms for pair in each.equal],
+        records={path: found for each in terms for path, found in each.records.items()},
+        warnings=list(dict.fromkeys(text for each in terms for text in each.warnings)),
+        notes=list(dict.fromkeys(text for each in terms for text in each.notes)),
+        bytes_read=sum(each.bytes_read for each in terms),
+        reread=None,
+    )
 
 
 class Opened(Protocol):

@@ -57,6 +57,6 @@ def is_same(one: str, other: str) -> bool:
 
 def _none(path: str) -> UsageError:
     return UsageError(
-        f"{path} holds no optimizer states that can be named by parameter. Nothing was written.",
+        f"{path} holds no optimizer states that can be named by parameter.",
         "Give what a conversion with --optimizer wrote, or a checkpoint that has them.",
     )

@@ -46,8 +46,7 @@ def model_alone(source: Source, key: str = "") -> Source:
     found = weights_key(tree) or (nested[0] if len(nested) == 1 and not _has_tensors(tree) else "")
     if not found:
         raise UsageError(
-            f"{source.path} holds tensors under {some(nested)}, and nothing tells which are the model. Nothing was "
-            "written.",
+            f"{source.path} holds tensors under {some(nested)}, and nothing tells which are the model.",
             "Name the model with --key; . is all.",
         )
     left = [str(name) for name in tree if name != found]
@@ -94,8 +93,7 @@ def _check_key(source: Source, optimizer: str, key: str) -> None:
     """Raise UsageError if the weights beside an optimizer have no key of their own."""
     if optimizer and key in ("", "."):
         raise UsageError(
-            f"{source.path} holds an optimizer under {optimizer!r}, and nothing tells where its model is. Nothing "
-            "was written.",
+            f"{source.path} holds an optimizer under {optimizer!r}, and nothing tells where its model is.",
             f"Name the model with --key; there are: {some(list(map(str, source.weights)))}.",
         )
 

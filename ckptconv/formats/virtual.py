@@ -122,14 +122,13 @@ def _source(path: str, file: File, roots: dict[str, int], indices: dict[File, in
     if is_held(file.path) or "::" in file.path:
         raise UsageError(
             f"{file.path} cannot be named in a virtual checkpoint, which is read again later: only files and plain "
-            "URLs can. Nothing was written.",
+            "URLs can.",
             "Put it where it has a path, and describe it there.",
         )
     root, name = _divided(path, file.path)
     if leads_out(name, root):
         raise UsageError(
-            f"{file.path} has a name that a virtual checkpoint cannot hold: {leads_out(name, root)}. Nothing was "
-            "written.",
+            f"{file.path} has a name that a virtual checkpoint cannot hold: {leads_out(name, root)}.",
             "Rename it.",
         )
     return {"root": roots.setdefault(root, len(roots)), "name": name, "size": file.size, "stamp": file.stamp}
@@ -147,7 +146,7 @@ def _divided(path: str, source: str) -> tuple[str, str]:
     elif is_remote(path):
         raise UsageError(
             f"{path} could not name {source}: on a store, a virtual checkpoint names only what is below its own "
-            "directory. Nothing was written.",
+            "directory.",
             "Write it beside the checkpoint, or to a local file.",
         )
     else:

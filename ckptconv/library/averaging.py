@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.conversion import convert
+from ckptconv.errors import UNWRITTEN, leaving
 from ckptconv.formats.averaging import averaged, weighted
 from ckptconv.formats.opening import opened
 from ckptconv.options.table import AVERAGING, Options, checked
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ckptconv.storage.progress import AnyProgress
 
 
+@leaving(UNWRITTEN)
 @checked(AVERAGING)
 def average(
     steps: Sequence[str | os.PathLike[str]],

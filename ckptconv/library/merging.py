@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ckptconv.conversion import convert
+from ckptconv.errors import UNWRITTEN, leaving
 from ckptconv.formats.adapters import merging
 from ckptconv.formats.adapters import opened as adapters_opened
 from ckptconv.formats.opening import opened
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ckptconv.storage.progress import AnyProgress
 
 
+@leaving(UNWRITTEN)
 @checked(MERGING)
 def merge(
     base: str | os.PathLike[str],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckptconv.engine.execute import in_threads
 from ckptconv.engine.together import blocks_of
-from ckptconv.errors import CorruptError, UsageError
+from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.formats.delta import Delta, read_delta
 from ckptconv.formats.opening import opened
 from ckptconv.options.table import PATCHING, Options, checked
@@ -44,6 +44,7 @@ _MOST_JOBS = 4
 _U8 = DTYPES["uint8"]
 
 
+@leaving(UNWRITTEN)
 @shown
 @checked(PATCHING)
 def patch(

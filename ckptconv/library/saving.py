@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.conversion import convert
-from ckptconv.errors import UsageError
+from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.formats.safetensors import RESERVED
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import file as torch_file
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _numbers = itertools.count()
 
 
+@leaving(UNWRITTEN)
 @checked(OPTIONS)
 def save_state_dict(
     state: Any,

@@ -103,8 +103,7 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
         present = next((name for name in chain(found.tensors, found.values) if f"{name}.".startswith(prefix)), "")
         if present:
             raise UsageError(
-                f"{named(present)} is among the weights already, where the optimizer states were to go. Nothing was "
-                "written.",
+                f"{named(present)} is among the weights already, where the optimizer states were to go.",
                 "Give another --optimizer-key, or leave it out with --exclude.",
             )
         tree = _states(source, options, rename)
@@ -203,8 +202,7 @@ def _flattened(tree: Any, path: Path, empty: list[str]) -> Iterator[Leaf]:
     if type(tree) not in MAPPINGS:
         kind = "tensor" if isinstance(tree, (LazyTensor, Composite)) else type(tree).__name__
         raise UsageError(
-            f"The state is a {kind}, and a checkpoint of torch.distributed.checkpoint is made of a dict. Nothing was "
-            "written.",
+            f"The state is a {kind}, and a checkpoint of torch.distributed.checkpoint is made of a dict.",
             "Choose a dict in it with --key.",
         )
     stack = [(path, tree)]
@@ -247,14 +245,13 @@ def _add(found: Contents, leaves: Iterable[Leaf], source: Source, options: Optio
         key = dotted(path)
         if key in found.tensors or key in found.values:
             raise UsageError(
-                f"{source.path}: two of its values would have the key {named(key)} in the checkpoint. Nothing was "
-                "written.",
+                f"{source.path}: two of its values would have the key {named(key)} in the checkpoint.",
                 "Rename one with --rename, or leave it out with --exclude.",
             )
         if isinstance(value, Composite):
             raise UnsupportedError(
                 f"{source.path}: {named(key)} is a {value.kind[:100]} tensor, and torch.distributed.checkpoint has "
-                "only dense ones. Nothing was written.",
+                "only dense ones.",
                 "Leave it out with --exclude.",
             )
         if isinstance(value, LazyTensor) and not _is_storage(value):
@@ -533,8 +530,7 @@ def _shards(tensors: Mapping[str, Leaf], placed: Iterable[tuple[str, Box, str]])
         own = files.setdefault(file, {})
         if key in own:
             raise UnsupportedError(
-                f"{named(key)} would have two chunks in one shard, which has room for one of each name. Nothing was "
-                "written.",
+                f"{named(key)} would have two chunks in one shard, which has room for one of each name.",
                 "Give --chunks N instead of --like, or write .distcp files: --to dcp.",
             )
         own[key] = cut(tensors[key].value, box), box

@@ -171,8 +171,7 @@ def check_options(kinds: Iterable[str], options: Options) -> None:
     for option in ("part", "per_rank", "optimizer", "universal") if options.for_hub else ():
         if is_given(option, options):
             raise UsageError(
-                f"{flag('for_hub')} writes a model to publish, and {flag(option)} is about something else. Nothing was "
-                "written.",
+                f"{flag('for_hub')} writes a model to publish, and {flag(option)} is about something else.",
                 "Convert twice.",
             )
     for option in dict.fromkeys(option for kind in every for option in kind.refused):

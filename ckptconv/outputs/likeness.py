@@ -139,7 +139,7 @@ def check(
     told = "; ".join(f"{len(names)} {_WORDS[what]}: {some(names, 3)}" for what, names in kinds.items())
     reference = source.reference.path if source.reference else ""
     raise DifferenceError(
-        f"{source.path} does not give the tensors of {reference}: {told}. Nothing was written.",
+        f"{source.path} does not give the tensors of {reference}: {told}.",
         " ".join(_hints(kinds, given, wanted)),
         what="reference",
         file=reference,

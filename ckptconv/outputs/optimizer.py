@@ -62,8 +62,10 @@ def arranged(tree: Mapping[str, Any], *, flat: bool = False) -> dict[str, Any]:
 
 
 def unused(tree: Mapping[str, Any]) -> list[str]:
-    """Return the parameters of the groups that have no states: they have had no gradient yet."""
-    names = (name for group in tree.get("param_groups", ()) for name in group.get(_PARAMS, ()))
+    """Return the parameters of the groups that have no states: they have had no gradient yet. Those of SGD without
+    momentum never have any."""
+    groups = (each for each in tree.get("param_groups", ()) if "dampening" not in each or each.get("momentum"))
+    names = (name for group in groups for name in group.get(_PARAMS, ()))
     return [name for name in dict.fromkeys(names) if not tree["state"].get(name)]
 
 
@@ -82,13 +84,13 @@ def filled(tree: Mapping[str, Any], weights: Mapping[str, LazyTensor], where: st
             if name not in weights:
                 raise UnsupportedError(
                     f"{where}: {brief(name)} has no optimizer states, and none can be made: its shape is not known, as "
-                    "it is not among the weights. Nothing was written.",
+                    "it is not among the weights.",
                     _UNFILLED,
                 )
             if len({frozenset(state) for state in known}) != 1:
                 raise UnsupportedError(
                     f"{where}: {brief(name)} has no optimizer states, and which it is to have is not known: those of "
-                    "the other parameters differ. Nothing was written.",
+                    "the other parameters differ.",
                     _UNFILLED,
                 )
             states[name] = {key: _first(key, value, weights[name], group, where) for key, value in known[0].items()}
@@ -102,7 +104,7 @@ def _first(key: str, other: Any, weight: LazyTensor, group: Mapping[str, Any], w
     if key not in _FROM_ZERO or (key == _MOMENTUM and group.get("dampening")):
         raise UnsupportedError(
             f"{where}: the state {brief(key)} is not known to be zero before the first step, so parameters that have "
-            "no states cannot get it. Nothing was written.",
+            "no states cannot get it.",
             _UNFILLED,
         )
     if not isinstance(other, LazyTensor):

@@ -141,7 +141,7 @@ def _tree(source: Source, options: Options, rename: Rename) -> Selected:
         if not is_flat or any(type(value) is Tagged for value in tree.values()):
             raise UsageError(
                 f"{source.path} has a structure record, which says under which keys its tensors are in a .pt file: "
-                "--strip-prefix and --rename cannot change them. Nothing was written.",
+                "--strip-prefix and --rename cannot change them.",
                 "--no-structure writes a dict of the tensors by name.",
             )
         described = described._replace(structure=None)
@@ -334,7 +334,7 @@ def _names(source: Source, flat: Mapping[str, Any], options: Options, choice: Ch
     if lost:
         raise CorruptError(
             f"{source.path} names {len(lost)} parameters whose data is nowhere in it: {', '.join(lost[:5])}"
-            f"{', …' if len(lost) > 5 else ''}. Nothing was written.",
+            f"{', …' if len(lost) > 5 else ''}.",
             "They are tied or frozen parameters of a release that did not save them; leave them out with --exclude.",
         )
     return rename(names, options.strip_prefix, options.rename)
@@ -346,7 +346,7 @@ def _check_pieces(source: Source, names: Iterable[str]) -> None:
     if found:
         raise UnsupportedError(
             f"{source.path} was saved with FSDP's LOCAL_STATE_DICT: {some(found, 1, repr)} are flat parameters, each "
-            "of them several parameters in one, whose shapes are not in the checkpoint. Nothing was written.",
+            "of them several parameters in one, whose shapes are not in the checkpoint.",
             "Load it in the training run, and save it with SHARDED_STATE_DICT or FULL_STATE_DICT.",
         )
 

@@ -81,14 +81,13 @@ class Output:
 def _torch_output(source: Source, target: Target, options: Options) -> Output:
     if source.average or source.adapters:
         raise UsageError(
-            f"{target.path} is named as a file for torch.load, and what is computed is written as safetensors. Nothing "
-            "was written.",
+            f"{target.path} is named as a file for torch.load, and what is computed is written as safetensors.",
             "Give a directory, or a name that ends in .safetensors; `ckptconv safetensors2pt` makes a .pt of it.",
         )
     if source.family != safetensors_input.FAMILY:
         raise UsageError(
             f"{target.path} is named as a file for torch.load, which is made of safetensors, and {source.path} is "
-            f"none ({source.format}). Nothing was written.",
+            f"none ({source.format}).",
             "Give a directory or a name that ends in .safetensors as OUTPUT; several inputs are converted with: "
             "ckptconv convert INPUT... --output-dir DIR",
         )
@@ -286,7 +285,7 @@ def check_growth(output: Output, available: int) -> None:
         raise LimitError(
             f"{output.target.path} would have {output.plan.nbytes} bytes, made of {available}: tensors such as "
             f"{largest.name!r} of {largest.nbytes} bytes repeat the same elements. At most {most} bytes are written of "
-            "so little. Nothing was written.",
+            "so little.",
             f"Leave it out with --exclude {largest.name!r}, or save a contiguous copy of it.",
         )
 

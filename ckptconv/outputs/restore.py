@@ -84,7 +84,7 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
         written = TorchTree(tree, options.opaque)
         file = written.plan(basename(path), _stem(path))
     except CkptconvError as error:
-        raise type(error)(f"{source.path}: {error.message} Nothing was written.", error.hint) from error
+        raise type(error)(f"{source.path}: {error.message}", error.hint) from error
     kept: dict[str, str] = {}
     if options.opaque == "keep":
         found, demoted, kept = {}, {}, found | demoted
@@ -124,7 +124,7 @@ def refusal(path: str, found: Mapping[str, str], output: str) -> UnsafeError:
     one = "an object of a class that is" if len(found) == 1 else f"{len(found)} objects of classes that are"
     return UnsafeError(
         f"{path} holds {one} known by name only: {shown(found)}. Loading {output} with them runs what they "
-        "name, so they are written only on request. Nothing was written.",
+        "name, so they are written only on request.",
         "Use --opaque keep if you trust these names, --opaque drop to write everything else, or leave them out with "
         "--exclude.",
     )

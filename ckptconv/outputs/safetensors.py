@@ -68,7 +68,7 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
 def _code(file: str, key: str, tensor: LazyTensor) -> str:
     if tensor.dtype.code is None:
         raise UnsupportedError(
-            f"{file}: {key!r} is a tensor of {tensor.dtype}, and safetensors has no such dtype. Nothing was written.",
+            f"{file}: {key!r} is a tensor of {tensor.dtype}, and safetensors has no such dtype.",
             "Leave it out with --exclude, or convert it before saving.",
         )
     return tensor.dtype.code
@@ -88,8 +88,7 @@ def _encoded(file: str, text: str) -> bytes:
     except UnicodeEncodeError as error:
         bad = error.object[error.start : error.end]
         raise UsageError(
-            f"{file}: a tensor's name holds {bad!r}, half of a surrogate pair, which is not Unicode text. Nothing was "
-            "written.",
+            f"{file}: a tensor's name holds {bad!r}, half of a surrogate pair, which is not Unicode text.",
             "Rename it with --rename.",
         ) from error
 
@@ -101,7 +100,7 @@ def _finished(file: str, header: Sequence[bytes]) -> bytes:
     length += padding
     if length > MAX_HEADER:
         raise FailedError(
-            f"{file}: its header would have {length} bytes, and safetensors allows {MAX_HEADER}. Nothing was written.",
+            f"{file}: its header would have {length} bytes, and safetensors allows {MAX_HEADER}.",
             "Write several files: a directory as OUTPUT, with a smaller --max-shard-size.",
         )
     return b"".join((length.to_bytes(8, "little"), *header, b"}", b" " * padding))

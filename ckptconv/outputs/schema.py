@@ -17,7 +17,7 @@ from ckptconv.formats.source import DIFFUSERS, MODEL
 from ckptconv.plan import NUMBERED
 from ckptconv.storage import strict_json
 from ckptconv.storage.digests import ALGORITHMS
-from ckptconv.storage.strict_json import count_of, list_of, object_of, text_of
+from ckptconv.storage.strict_json import OrNull, check
 
 if TYPE_CHECKING:
     from ckptconv.outputs.targets import Directory
@@ -36,6 +36,46 @@ _SHARD = re.compile(rf"(?:{MODEL}|{DIFFUSERS}){NUMBERED}\.safetensors")
 _OF_STAGING = re.compile(
     r"\.(lock|plan\.json|published\.json|ckptconv-manifest\.json)|\.record-[0-9a-f]{16}(\.[0-9a-f]+)?"
 )
+
+_HEADING = {
+    "ckptconv": str,
+    "plan": PLAN,
+    "kind": str,
+    "source": {
+        "format": str,
+        "family": str,
+        "inputs": {str: {"size": OrNull(int), "identity": PLAN}},
+        "model_rank?": int,
+    },
+    "options": dict,
+    "aliases": {str: str},
+    "like?": str,
+    "map?": dict,
+    "digest?": frozenset(ALGORITHMS),
+    "deltas?": [str],
+    "dequantized?": {str: int},
+    "quantized?": {str: int},
+    "average?": {"terms": [OrNull(str)], "weights": [float], "over": float},
+    "adapters?": [str],
+}
+_DIGESTS = {"file": _DIGEST, "tensors": {str: _DIGEST}}
+_MANIFEST = {**_HEADING, "files": {str: {"size": int, "tensors": {str: OrNull(_CRC)}, "digests?": _DIGESTS}}}
+_DESCRIPTION = {
+    "plan": PLAN,
+    "kind": str,
+    "parts": int,
+    "shift": int,
+    "heading": _HEADING,
+    "files": [(str, int, int)],  # name, size and number of tensors
+    "inputs?": {str: (str, int, str)},  # path, size and stamp
+}
+_RECORD = {
+    "name": str,
+    "size": int,
+    "plan": str,
+    "spans": [(int, int, OrNull(int), OrNull(str))],  # start, length, CRC-32 and name
+    "digests?": {**_DIGESTS, "algorithm": frozenset(ALGORITHMS)},
+}
 
 
 @dataclass(frozen=True)
@@ -72,27 +112,18 @@ def description(data: bytes, plan_id: str, kinds: Collection[str], directories: 
 
     `directories` are the kinds that are directories, with the names that their files may have.
     """
-    told = object_of(parse_json(data), "it", {"plan", "kind", "parts", "shift", "heading", "files"}, {"inputs"})
-    kind = text_of(told["kind"], "its kind")
+    told = check(parse_json(data), _DESCRIPTION, "it")
+    kind, parts = told["kind"], told["parts"]
     if told["plan"] != plan_id or kind not in kinds:
         raise ValueError(f"it is not of the plan {plan_id}, or of another kind of output than {' or '.join(kinds)}")
-    if not PLAN.fullmatch(plan_id):
-        raise ValueError("its plan is none")
-    parts, shift = count_of(told["parts"], "its number of parts", MOST_PARTS), count_of(told["shift"], "its shift")
-    if not parts:
-        raise ValueError("it has no parts")
-    check_heading(told["heading"])
+    if not 0 < parts <= MOST_PARTS:
+        raise ValueError(f"it is of {parts} parts")
+    _check_heading(told["heading"])
     if told["heading"]["plan"] != plan_id:
         raise ValueError("its heading is of another plan")
-    rows = told["files"]
-    if type(rows) is not list or not rows:
+    files = [(name, size, tensors) for name, size, tensors in told["files"]]
+    if not files:
         raise ValueError("it names no files")
-    files = []
-    for row in rows:
-        if type(row) is not list or len(row) != 3:
-            raise ValueError("one of its files is not described by name, size and tensors")
-        name = text_of(row[0], "the name of a file")
-        files.append((name, count_of(row[1], f"the size of {name!r}"), count_of(row[2], f"the tensors of {name!r}")))
     names = [name for name, _, _ in files]
     check_names(names)
     if kind == "file" and len(names) != 1:
@@ -105,16 +136,10 @@ def description(data: bytes, plan_id: str, kinds: Collection[str], directories: 
         _check_shards(names, directories[kind].last, gaps=told["heading"]["options"].get("partial") is True)
     elif kind in directories and directories[kind].last not in names:
         raise ValueError(f"its files lack {directories[kind].last!r}")
-    inputs = object_of(told.get("inputs", {}), "its inputs")
-    for name, found in inputs.items():
-        if type(found) is not list or len(found) != 3:
-            raise ValueError(f"the input {name!r} is not described by path, size and stamp")
-        path, size, stamp = found
-        if "\0" in text_of(path, f"the path of {name!r}"):
-            raise ValueError(f"the path of {name!r} is none")
-        count_of(size, f"the size of {name!r}")
-        text_of(stamp, f"the stamp of {name!r}")
-    return Description(plan_id, kind, parts, shift, told["heading"], files, inputs)
+    inputs = told.get("inputs", {})
+    if any("\0" in path for path, _, _ in inputs.values()):
+        raise ValueError("the path of one of its inputs is none")
+    return Description(plan_id, kind, parts, told["shift"], told["heading"], files, inputs)
 
 
 def check_names(names: Iterable[str]) -> None:
@@ -138,87 +163,33 @@ def _check_shards(names: list[str], index: str, gaps: bool) -> None:
         raise ValueError("its shards are not those of one output")
 
 
-def check_heading(told: Any) -> None:
-    """Raise ValueError unless `told` is the part of a manifest before its files."""
-    object_of(
-        told,
-        "its heading",
-        {"ckptconv", "plan", "kind", "source", "options", "aliases"},
-        {"like", "map", "digest", "deltas", "dequantized", "quantized", "average", "adapters"},
-    )
-    for name in ("ckptconv", "plan", "kind"):
-        text_of(told[name], name)
-    text_of(told.get("like", ""), "its reference")
-    if told.get("digest", ALGORITHMS[0]) not in ALGORITHMS:
-        raise ValueError(f"its digests are none of {' or '.join(ALGORITHMS)}")
-    source = told["source"]
-    object_of(source, "its source", {"format", "family", "inputs"}, {"model_rank"})
-    text_of(source["format"], "the format of its source")
-    text_of(source["family"], "the family of its source")
-    count_of(source.get("model_rank", 0), "the rank of its source")
-    for name, found in object_of(source["inputs"], "the inputs of its source").items():
-        object_of(found, f"what it says of {name!r}", {"size", "identity"})
-        if found["size"] is not None:
-            count_of(found["size"], f"the size of {name!r}")
-        if not PLAN.fullmatch(text_of(found["identity"], f"the identity of {name!r}")):
-            raise ValueError(f"the identity of {name!r} is none")
-    object_of(told["options"], "the record of its options")
-    _texts(told["aliases"], "its aliases")
-    object_of(told.get("map", {}), "its map")
-    for key in ("dequantized", "quantized"):
-        for name, count in object_of(told.get(key, {}), "its formats of quantized weights").items():
-            count_of(count, f"the number of weights that {'were' if key == 'dequantized' else 'are'} {name}")
-    if "average" in told:
-        _check_average(told["average"])
-    for path in list_of(told.get("adapters", []), "its adapters"):
-        text_of(path, "the path of an adapter")
-    if "deltas" in told:
-        if not list_of(told["deltas"], "its deltas") or told["kind"] != "weights":
-            raise ValueError("its deltas change nothing")
-        for path in told["deltas"]:
-            text_of(path, "the path of a delta")
-
-
-def _check_average(told: Any) -> None:
-    """Raise ValueError unless `told` says which checkpoints were averaged, and with which weights."""
-    object_of(told, "its average", {"terms", "weights", "over"})
-    terms = list_of(told["terms"], "the checkpoints that it is an average of")
-    numbers = [*list_of(told["weights"], "the weights of its average"), told["over"]]
-    if terms.count(None) != 1 or len(numbers) != len(terms) + 1 or not told["over"]:
-        raise ValueError("its average is none")
-    for path in terms:
-        text_of("" if path is None else path, "the path of a checkpoint")
-    if not all(type(number) is float and math.isfinite(number) for number in numbers):
-        raise ValueError("the weights of its average are no numbers")
+def _check_heading(told: Mapping[str, Any]) -> None:
+    """Raise ValueError if the members of a heading contradict one another."""
+    if average := told.get("average"):
+        terms, numbers = average["terms"], [*average["weights"], average["over"]]
+        if terms.count(None) != 1 or len(numbers) != len(terms) + 1 or not average["over"]:
+            raise ValueError("its average is none")
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError("the weights of its average are no numbers")
+    if "deltas" in told and (not told["deltas"] or told["kind"] != "weights"):
+        raise ValueError("its deltas change nothing")
 
 
 def check_manifest(told: Any) -> None:
     """Raise ValueError unless `told` is a manifest."""
-    if type(told) is not dict or type(told.get("files")) is not dict:
-        raise ValueError("it names no files")
-    check_heading({name: value for name, value in told.items() if name != "files"})
-    if not PLAN.fullmatch(told["plan"]):
-        raise ValueError("its plan is none")
+    check(told, _MANIFEST, "it")
+    _check_heading(told)
     check_names(told["files"])
     for name, found in told["files"].items():
-        digested = {"digests"} if "digest" in told else set()
-        object_of(found, f"what it says of {name!r}", {"size", "tensors", *digested})
-        count_of(found["size"], f"the size of {name!r}")
-        for tensor, crc in object_of(found["tensors"], f"what it says of the tensors of {name!r}").items():
-            if crc is not None and not _CRC.fullmatch(text_of(crc, f"the checksum of {tensor!r}")):
-                raise ValueError(f"the checksum of {tensor!r} is none")
-        if digested:
-            _check_digests(found["digests"], f"the digests of {name!r}", found["tensors"], set())
+        if ("digest" in told) != ("digests" in found):
+            raise ValueError(f"what it says of {name!r} {'lacks' if 'digest' in told else 'has'} 'digests'")
+        _check_digests(found, found["tensors"])
 
 
-def _check_digests(told: Any, what: str, tensors: Collection[str], more: set[str]) -> None:
-    """Raise ValueError unless `told` has the digest of a file and those of its `tensors`, and the keys `more`."""
-    object_of(told, what, {"file", "tensors", *more})
-    if type(told["tensors"]) is not dict or told["tensors"].keys() != set(tensors):
-        raise ValueError(f"{what} are not those of its tensors")
-    for digest in (told["file"], *told["tensors"].values()):
-        if type(digest) is not str or not _DIGEST.fullmatch(digest):
-            raise ValueError(f"{what} are none")
+def _check_digests(told: Mapping[str, Any], tensors: Collection[str]) -> None:
+    """Raise ValueError unless the digests in `told`, if there are any, are those of its `tensors`."""
+    if "digests" in told and told["digests"]["tensors"].keys() != set(tensors):
+        raise ValueError("its digests are not those of its tensors")
 
 
 def file_record(data: bytes) -> dict[str, Any]:
@@ -232,35 +203,14 @@ def object_record(data: bytes) -> dict[str, Any]:
 
 
 def _record(data: bytes, facts: Mapping[str, type]) -> dict[str, Any]:
-    found = object_of(parse_json(data), "it", {"name", "size", "plan", "spans", *facts}, {"digests"})
-    text_of(found["name"], "its name")
-    text_of(found["plan"], "its plan")
-    size = count_of(found["size"], "its size")
-    for name, kind in facts.items():
-        if type(found[name]) is not kind:
-            raise ValueError(f"its {name} is none")
-    names = set()
-    tensors = 0
-    for span in list_of(found["spans"], "its record of spans"):
-        if type(span) is not list or len(span) != 4:
-            raise ValueError("one of its spans is not of four values")
-        at, length, crc, name = span
-        if count_of(at, "the start of a span") + count_of(length, "the length of a span") > size:
+    found: dict[str, Any] = check(parse_json(data), {**_RECORD, **facts}, "it")
+    names = [name for *_, name in found["spans"] if name is not None]
+    for at, length, crc, _ in found["spans"]:
+        if at + length > found["size"]:
             raise ValueError("one of its spans ends behind the file")
-        if crc is not None:
-            count_of(crc, "a checksum", (1 << 32) - 1)
-        if name is not None:
-            names.add(text_of(name, "the name of a tensor"))
-            tensors += 1
-    if len(names) != tensors:
+        if crc is not None and crc >> 32:
+            raise ValueError("one of its checksums is none")
+    if len(set(names)) != len(names):
         raise ValueError("the name of a tensor is there twice")
-    if "digests" in found:
-        _check_digests(found["digests"], "its digests", names, {"algorithm"})
-        if found["digests"]["algorithm"] not in ALGORITHMS:
-            raise ValueError("its digests are of no known algorithm")
+    _check_digests(found, names)
     return found
-
-
-def _texts(value: Any, what: str) -> None:
-    if type(value) is not dict or not all(type(text) is str for text in value.values()):
-        raise ValueError(f"{what} are not texts")

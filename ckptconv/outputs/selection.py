@@ -111,12 +111,12 @@ def collected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     for old, new in pairs:
         if new in taken:
             raise UsageError(
-                f"Renaming gives {taken[new]!r} and {old!r} the same name {new!r}. Nothing was written.",
+                f"Renaming gives {taken[new]!r} and {old!r} the same name {new!r}.",
                 "Change --strip-prefix or --rename, or leave one of them out with --exclude.",
             )
         if old and not new:
             raise UsageError(
-                f"Renaming leaves nothing of the name {old!r}. Nothing was written.",
+                f"Renaming leaves nothing of the name {old!r}.",
                 "Change --strip-prefix or --rename, or leave it out with --exclude.",
             )
         taken[new] = old
@@ -274,6 +274,6 @@ def check_unscaled(cast: Collection[str], known: Mapping[str, LazyTensor], dtype
         are = "weight is" if len(found) == 1 else "weights are"
         raise UsageError(
             f"{len(found):,} {are} quantized ({some(found, _SHOWN)}), and a cast of their codes and scales to {dtype} "
-            "makes no weights of them. Nothing was written.",
+            "makes no weights of them.",
             f"--dequantize makes weights of {dtype} of them; --dtype keep leaves them as they are.",
         )

@@ -90,7 +90,7 @@ def _check_name(item: str) -> None:
     why = why or ("it begins with a dot" if item.startswith(".") else "")
     if why:
         raise UsageError(
-            f"{named(item)} would be an item of the step, and the name of its files: {why}. Nothing was written.",
+            f"{named(item)} would be an item of the step, and the name of its files: {why}.",
             "Put the weights under another key with --model-key.",
         )
 

@@ -178,15 +178,19 @@ def resolve(made_of: str, path: str, options: Options) -> Target:
     if made_of == "universal":
         return _resolve_tree(path, options)
     target = resolve_output(path, options)
-    if made_of != "optimizer":
-        return target
-    if target.kind not in ("file", "directory"):
-        called = "a file for torch.load" if target.kind == "torch" else "a virtual checkpoint"
-        raise UsageError(
-            f"{path} is the name of {called}, and optimizer states are written as safetensors. Nothing was written.",
-            "Give a directory, or a name that ends in .safetensors.",
-        )
-    return replace(target, kind="states-file" if target.is_file else "states")
+    return replace(target, kind=kind_of_states(path, target.kind)) if made_of == "optimizer" else target
+
+
+def kind_of_states(path: str, kind: str) -> str:
+    """Return the kind of an output of optimizer states where one of weights would be of `kind`. Raise UsageError if
+    there is none."""
+    if kind in ("file", "directory"):
+        return "states-file" if kind == "file" else "states"
+    called = "a file for torch.load" if kind == "torch" else "a virtual checkpoint"
+    raise UsageError(
+        f"{path} is the name of {called}, and optimizer states are written as safetensors.",
+        "Give a directory, or a name that ends in .safetensors.",
+    )
 
 
 def resolve_output(path: str, options: Options) -> Target:
@@ -215,7 +219,7 @@ def resolve_output(path: str, options: Options) -> Target:
     if not is_file and entry.kind != "directory" and (ending := _ENDING.search(path)):
         raise UsageError(
             f"{path} ends in {ending[0]}, which no output does: a file ends in {safetensors.SUFFIX}, or for torch.load "
-            f"in {some(TORCH_SUFFIXES, form=str)}. Nothing was written.",
+            f"in {some(TORCH_SUFFIXES, form=str)}.",
             f"Did you mean {path[: ending.start()]}{safetensors.SUFFIX}? For a directory of that name, give {path}/",
         )
     # Stores have no directories that must exist.
@@ -226,7 +230,7 @@ def resolve_output(path: str, options: Options) -> Target:
         if entry.kind == "directory":
             present = next((join(path, name) for name in place.names if is_output_name(name)), "")
         if present:
-            raise FailedError(f"{present} exists, and --no-clobber forbids replacing it. Nothing was written.")
+            raise FailedError(f"{present} exists, and --no-clobber forbids replacing it.")
     return Target(path, kind)
 
 
@@ -234,10 +238,10 @@ def _resolve_tree(path: str, options: Options) -> Target:
     """Return the target of a directory that is replaced as a whole. Raise UsageError if none can be written there."""
     check_place(path, options.storage_options)
     if is_remote(path) and "/" not in path.partition("://")[2].rstrip("/"):
-        raise UsageError(f"{path}: a file is put beside this directory, so give one below it. Nothing was written.")
+        raise UsageError(f"{path}: a file is put beside this directory, so give one below it.")
     place = Location(real_place(path), dict(options.storage_options))
     if not options.clobber and place.kind != "missing" and place.names:
-        raise FailedError(f"{place.path} exists, and --no-clobber forbids replacing it. Nothing was written.")
+        raise FailedError(f"{place.path} exists, and --no-clobber forbids replacing it.")
     return Target(place.path, "universal")
 
 
@@ -256,19 +260,17 @@ def _resolve_checkpoint(place: Location, options: Options) -> Target:
     is_ours = MANIFEST in names or any(name.startswith(_STAGING) for name in names)
     if (is_directory(names) or STEP_METADATA in names) and not is_ours:
         raise UsageError(
-            f"{path} holds a checkpoint that this program did not write, and would replace. Nothing was written.",
+            f"{path} holds a checkpoint that this program did not write, and would replace.",
             "Give a directory that does not exist yet.",
         )
     if others or any(is_directory({name: entry}) and not kind.is_file(name) for name, entry in names.items()):
         other = others[0] if others else "a checkpoint of another kind"
         raise UsageError(
-            f"{path} holds {other}: two outputs in one directory would be taken for one. Nothing was written.",
+            f"{path} holds {other}: two outputs in one directory would be taken for one.",
             "Give a directory that does not exist yet.",
         )
     if not options.clobber and kind.last in names:
-        raise FailedError(
-            f"{join(path, kind.last)} exists, and --no-clobber forbids replacing it. Nothing was written."
-        )
+        raise FailedError(f"{join(path, kind.last)} exists, and --no-clobber forbids replacing it.")
     return Target(path, options.to)
 
 
@@ -297,10 +299,10 @@ def check_file(path: str, option: str, storage_options: Mapping[str, Any]) -> No
     if is_remote(path):
         return
     if look(path).kind == "directory":
-        raise UsageError(f"{option} {path} is a directory, and a file is to be written. Nothing was written.")
+        raise UsageError(f"{option} {path} is a directory, and a file is to be written.")
     if look(dirname(path)).kind != "directory":
         raise UsageError(
-            f"{option} {path} cannot be written: there is no directory {dirname(path)}. Nothing was written.",
+            f"{option} {path} cannot be written: there is no directory {dirname(path)}.",
             "Make it first.",
         )
 
@@ -324,9 +326,7 @@ def check_place(path: str, storage_options: Mapping[str, Any], option: str = "")
             os.lstat(path)
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
-                raise FailedError(
-                    f"{called} cannot be written: {reason(error)}. Nothing was written.", "Choose a shorter name."
-                ) from error
+                raise FailedError(f"{called} cannot be written: {reason(error)}.", "Choose a shorter name.") from error
 
 
 # Files beside a checkpoint, or in it, that name the step to read.
@@ -403,9 +403,9 @@ class Spared:
     def _refused(self, hit: str, what: str, path: str) -> UsageError:
         """Return the error for `what`, written to `path`, where the spared file `hit` is."""
         shown = path if hit == path else f"{path}, which is {hit}"
-        message = f"{what} would replace {shown}, the input itself. Nothing was written."
+        message = f"{what} would replace {shown}, the input itself."
         if hit in self._of_reference:
-            message = f"{what} would replace {shown}, a file of the reference. Nothing was written."
+            message = f"{what} would replace {shown}, a file of the reference."
         return UsageError(message, "Write it to another place; rename it afterwards if it is to have this name.")
 
 
@@ -439,7 +439,7 @@ def check_spool(directory: str) -> None:
     """Raise UsageError if `directory` cannot hold spooled data, whether or not any will be spooled; UnsafeError if a
     stranger's link is on the way."""
     if directory and not os.path.isdir(resolved(directory)):
-        raise UsageError(f"--spool-dir {directory} is not a directory. Nothing was written.", "Make it first.")
+        raise UsageError(f"--spool-dir {directory} is not a directory.", "Make it first.")
 
 
 def not_a_directory(path: str) -> UsageError:
@@ -455,7 +455,7 @@ def _an_input(path: str) -> UsageError:
     It proposes no name made from the checkpoint's: that would suggest that the checkpoint had been converted.
     """
     return UsageError(
-        f"{path} is given as OUTPUT, and is an existing checkpoint. Nothing was written.",
+        f"{path} is given as OUTPUT, and is an existing checkpoint.",
         "Several inputs are converted with: ckptconv convert INPUT... --output-dir DIR. An OUTPUT is a directory, or a "
         "name that ends in .safetensors.",
     )
@@ -472,7 +472,7 @@ def default_output(source: Source, asked: Location) -> str:
         return _here(asked.path, is_directory)
     if source.family == safetensors.FAMILY:
         raise UsageError(
-            f"{source.path} is in safetensors already, so an OUTPUT is needed. Nothing was written.",
+            f"{source.path} is in safetensors already, so an OUTPUT is needed.",
             "Give a name that ends in .safetensors, a directory, or for torch.load a name that ends in .pt.",
         )
     if source.shards:
@@ -508,14 +508,12 @@ def of_part(target: Target, source: Source, options: Options) -> Target:
         return target
     if source.component is not None and target.kind != "directory":
         raise UsageError(
-            f"{target.path} cannot be made of a pipeline of diffusers, which becomes a directory of safetensors. "
-            "Nothing was written.",
+            f"{target.path} cannot be made of a pipeline of diffusers, which becomes a directory of safetensors.",
             "Give a directory, or convert one of its models by itself.",
         )
     if source.component is not None and options.part:
         raise UsageError(
-            "--part divides one output, and a pipeline of diffusers becomes one for each of its models. Nothing was "
-            "written.",
+            "--part divides one output, and a pipeline of diffusers becomes one for each of its models.",
             "Convert the models one by one.",
         )
     if target.is_file or target.is_tree:

@@ -121,7 +121,7 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
     if chosen.fixed:
         raise UnsupportedError(
             f"{source.path}: {some(sorted(chosen.fixed))} are parts of quantized or otherwise composed tensors, which "
-            "have no fp32 masters. Nothing was written.",
+            "have no fp32 masters.",
             "Convert the weights as they were before that, or leave them out with --exclude.",
         )
     aliases = selection.untie(chosen.tensors, chosen.owners)
@@ -231,7 +231,7 @@ def _complete(
                 shape = f"has the shape {list(value.shape)}" if isinstance(value, LazyTensor) else "is no plain tensor"
                 raise UnsupportedError(
                     f"{where}: the state {brief(key)} of {brief(name)} {shape}, and the parameter has "
-                    f"{list(master.shape)}: ZeRO has only states in the shape of their parameter. Nothing was written.",
+                    f"{list(master.shape)}: ZeRO has only states in the shape of their parameter.",
                     FRESH,
                 )
     without = [name for name, own in kept.items() if not keys.keys() <= own.keys()]

@@ -107,7 +107,7 @@ def _file(name: str, state: str) -> str:
 def _checked(name: str, what: str, taken: Sequence[str]) -> str:
     """Return `name`, of a file or directory, if it can be one and is not `taken`; errors begin with `what`."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise UnsafeError(f"{what}, which cannot be the name of a file or directory. Nothing was written.")
+        raise UnsafeError(f"{what}, which cannot be the name of a file or directory.")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:
@@ -115,8 +115,7 @@ def _checked(name: str, what: str, taken: Sequence[str]) -> str:
     if size > _LONGEST_NAME or name in taken:
         why = "which another file there is called" if name in taken else "which is no Unicode text, or too long"
         raise UnsupportedError(
-            f"{what}, {why}. In a universal checkpoint it would be the name of a file or directory. "
-            "Nothing was written.",
+            f"{what}, {why}. In a universal checkpoint it would be the name of a file or directory.",
             "Leave the parameter out with --exclude, or rename it with --rename.",
         )
     return name

@@ -199,6 +199,4 @@ def without_data(where: str, found: Mapping[str, str]) -> UnsupportedError:
     reason = next(iter(found.values()))
     names = [name for name, why in found.items() if why == reason]
     count = f"{len(names)} tensor{'' if len(names) == 1 else 's'}"
-    return UnsupportedError(
-        f"{where} lacks the data of {count}, {reason}: {some(names)}. Nothing was written.", _ADVICE[reason]
-    )
+    return UnsupportedError(f"{where} lacks the data of {count}, {reason}: {some(names)}.", _ADVICE[reason])

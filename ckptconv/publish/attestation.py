@@ -46,7 +46,7 @@ def statements(outputs: Sequence[tuple[str, bool, bytes]], inputs: Sequence[Mapp
 def without_digests(path: str) -> UsageError:
     """Return the error for an output without digests."""
     return UsageError(
-        f"Nothing can be attested of {path}: it was made without digests. Nothing was put under a final name.",
+        f"Nothing can be attested of {path}: it was made without digests.",
         "Give the conversion --digest sha256.",
     )
 

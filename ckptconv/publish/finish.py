@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptconv.errors import CorruptError, FailedError, UsageError
+from ckptconv.errors import CorruptError, FailedError, UsageError, leaving
 from ckptconv.options.table import FINISHING, Options, checked
 from ckptconv.outputs import universal
 from ckptconv.outputs.schema import MOST_RECORD, Description, description
@@ -21,7 +21,7 @@ from ckptconv.publish.attestation import without_digests
 from ckptconv.publish.inputs import DIGESTING, Digested, digested, files_in, found_again
 from ckptconv.publish.manifest import Made, document
 from ckptconv.publish.parts import assign
-from ckptconv.publish.publish import commit, stage_beside, staging_for
+from ckptconv.publish.publish import commit, stage_beside, staging_for, unpublished
 from ckptconv.publish.staging import remote_parts
 from ckptconv.publish.staging.area import Described, described
 from ckptconv.publish.staging.base import Staging
@@ -64,11 +64,6 @@ class _Planned:
         """Name, size in bytes and number of tensors of each file."""
         return self.told.files
 
-    @property
-    def untouched(self) -> str:
-        """The sentence for error messages that says what was not published."""
-        return "The index was not written." if is_remote(self.path) else "Nothing was put under a final name."
-
     def final(self, name: str) -> str:
         if self.kind == "tree" and name == universal.LATEST:
             return universal.pointer(self.path)
@@ -102,12 +97,14 @@ def finish(
     started = time.monotonic()
     chosen = Options(**options)
     _check_beside(chosen)
-    planned = [each for path in listed(outputs) for each in _planned(Location(path, dict(chosen.storage_options)))]
-    made_of = _found_again(planned, chosen)
-    if on_total and (chosen.checksum or made_of):
-        again = sum(size for each in planned for _, size, _ in each.files) if chosen.checksum else 0
-        on_total(again + sum(file.size for file in files_in(made_of)))
+    places = [Location(path, dict(chosen.storage_options)) for path in listed(outputs)]
     with ExitStack() as stack:
+        stack.enter_context(leaving(unpublished(places, in_parts=True)))
+        planned = [each for place in places for each in _planned(place)]
+        made_of = _found_again(planned, chosen)
+        if on_total and (chosen.checksum or made_of):
+            again = sum(size for each in planned for _, size, _ in each.files) if chosen.checksum else 0
+            on_total(again + sum(file.size for file in files_in(made_of)))
         staged = [_stage(each, chosen, counter(progress), stack) for each in planned]
         inputs: Sequence[Mapping[str, Digested]] = ()
         if made_of:
@@ -117,9 +114,10 @@ def finish(
         beside = stage_beside(described, inputs, planned[0].told.plan_id, chosen, stack)
         if before_commit:
             before_commit()
-        commit([(one.staging, one.names) for one in staged if one.names])
-        for staging in beside:
-            staging.commit([""])
+        with leaving(""):
+            commit([(one.staging, one.names) for one in staged if one.names])
+            for staging in beside:
+                staging.commit([""])
     return _report(planned, chosen, started)
 
 
@@ -164,7 +162,7 @@ def _stage(planned: _Planned, options: Options, progress: Progress | None, stack
         return _Staged(staging, [], manifest)
     if planned.kind == "file" and "digest" in planned.told.heading and not needed:
         raise UsageError(
-            f"{planned.path} is one file, which has no manifest beside it to keep its digests in. {planned.untouched}",
+            f"{planned.path} is one file, which has no manifest beside it to keep its digests in.",
             "Give --manifest FILE too.",
         )
     made = _collected(planned, staging)
@@ -263,7 +261,7 @@ def _planned(output: Location) -> list[_Planned]:
         told = description(each.data, each.plan_id, each.kinds, DIRECTORIES)
     except ValueError as error:
         raise CorruptError(
-            f"The description of the parts in {each.place} is damaged: {error}. Nothing was put under a final name.",
+            f"The description of the parts in {each.place} is damaged: {error}.",
             "Run one of the parts again, which writes it anew.",
         ) from None
     return [_Planned(real_place(path) if told.kind == "tree" else path, told, each.published)]
@@ -278,7 +276,7 @@ def _collected(planned: _Planned, staging: Staging) -> dict[str, Made]:
         if name in made and len(made[name].crcs) != count:
             raise CorruptError(
                 f"The record of {name!r} in {planned.path} is damaged: it describes {len(made[name].crcs)} tensors, "
-                f"and the plan {count}. {planned.untouched}",
+                f"and the plan {count}.",
                 f"Run {_by_part(planned, [name])} again, then finish.",
             )
     missing = [name for name, _, _ in planned.files if name not in made]
@@ -298,8 +296,7 @@ def _check(planned: _Planned, staging: Staging, progress: Progress | None) -> No
             changed.append(name)
     if changed:
         raise CorruptError(
-            f"{planned.path}: what was staged is no longer what its checksums say: {_by_part(planned, changed)}. "
-            f"{planned.untouched}",
+            f"{planned.path}: what was staged is no longer what its checksums say: {_by_part(planned, changed)}.",
             "Run the part again, then finish.",
         )
 

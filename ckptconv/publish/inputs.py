@@ -155,8 +155,7 @@ def found_again(
         counted = Counter(gone)
         others = f", and {len(counted) - 1} more" if len(counted) > 1 else ""
         raise FailedError(
-            f"The statement about {path} needs the digests of its inputs, and {gone[0]}{others} cannot be read here. "
-            "Nothing was put under a final name.",
+            f"The statement about {path} needs the digests of its inputs, and {gone[0]}{others} cannot be read here.",
             "Run finish where the parts were made, or without --attest.",
         )
     return found

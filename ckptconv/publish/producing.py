@@ -179,13 +179,11 @@ def _check_digests(outputs: Sequence[Output], options: Options) -> None:
         files = [each.target.path for each in outputs if not each.has_manifest]
         if files and not (options.manifest or options.attest or options.part):
             raise UsageError(
-                f"{files[0]} has no manifest to keep digests in. Nothing was written.",
+                f"{files[0]} has no manifest to keep digests in.",
                 "Give --manifest FILE too, or a directory as OUTPUT, without --for-hub.",
             )
     elif options.attest:
-        raise UsageError(
-            "--attest is about digests, and none were asked for. Nothing was written.", "Give --digest sha256 too."
-        )
+        raise UsageError("--attest is about digests, and none were asked for.", "Give --digest sha256 too.")
 
 
 def _opaque(sources: Sequence[Source], outputs: Sequence[Output]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import in_threads, same, usual_threads, worth_processes
 from ckptconv.engine.worker import Tally
-from ckptconv.errors import CkptconvError, CorruptError, FailedError, StoppedError
+from ckptconv.errors import UNPUBLISHED, CkptconvError, CorruptError, FailedError, StoppedError, leaving
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
@@ -214,6 +214,7 @@ def publish(
         run.open_staging()
         run.resume()
         run.announce()
+        stack.enter_context(leaving(unpublished([output.target for output in outputs], options.part or executor)))
         run.make()
         digests = run.digest_inputs()
         beside = run.describe(digests)
@@ -223,6 +224,12 @@ def publish(
         else:
             run.complete(beside)
     return run.done
+
+
+def unpublished(places: Iterable[Target | Location], in_parts: object) -> str:
+    """Return what an error says of outputs at `places` that are being made, `in_parts` or by this process alone: parts
+    in a store have their names."""
+    return "The index was not written." if in_parts and any(is_remote(each.path) for each in places) else UNPUBLISHED
 
 
 class _Run:
@@ -363,11 +370,12 @@ class _Run:
             self._verify(verify, [work.staged() for work in self._works])
         if before_commit:
             before_commit()
-        commit([(work.staging, work.names()) for work in self._works])
-        for staging in beside:
-            staging.commit([""])
-        if verify and self._sends:
-            self._verify(verify, [None for _ in self._works])
+        with leaving(""):
+            commit([(work.staging, work.names()) for work in self._works])
+            for staging in beside:
+                staging.commit([""])
+            if verify and self._sends:
+                self._verify(verify, [None for _ in self._works])
 
     def _tasks(self, work: _Work) -> Iterator[Task]:
         """Yield the files of an output that are left to write."""
@@ -451,8 +459,7 @@ class _Run:
             if isinstance(error, (CkptconvError, MemoryError)) or not isinstance(error, Exception):
                 raise
             raise FailedError(
-                f"The executor did not carry out its tasks: {type(error).__name__}: {error}. Nothing was put under a "
-                "final name.",
+                f"The executor did not carry out its tasks: {type(error).__name__}: {error}.",
                 "Run it again: what is finished stays.",
             ) from error
 

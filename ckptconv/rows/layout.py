@@ -266,7 +266,7 @@ def check_width(layout: Layout, items: int, where: str) -> None:
     asked = RowOptions(embedding_dim=layout.embedding_dim, optimizer=layout.optimizer)
     raise UsageError(
         f"{where}: its rows have {items} items of {layout.weight_dtype}, and {layout.describe()} makes "
-        f"{layout.row_items}. Nothing was written.",
+        f"{layout.row_items}.",
         could_be(items, layout.weight_dtype, asked),
     )
 

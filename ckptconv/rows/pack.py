@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptconv.errors import UsageError
+from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.formats.safetensors import SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.table import OPTIONS, PACKING, Options, RowOptions, checked
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from ckptconv.storage.progress import AnyProgress
 
 
+@leaving(UNWRITTEN)
 @shown
 @checked({**OPTIONS, **PACKING})
 def pack(

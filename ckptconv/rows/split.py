@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptconv.engine.execute import TensorReader
-from ckptconv.errors import UsageError
+from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.formats.safetensors import SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.table import LAYOUT, OPTIONS, ROWS, Options, RowOptions, checked
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _LOOK = 1 << 18
 
 
+@leaving(UNWRITTEN)
 @shown
 @checked({**OPTIONS, **LAYOUT, "names": ROWS["names"], "decode": ROWS["decode"]})
 def split(

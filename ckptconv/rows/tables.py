@@ -122,7 +122,7 @@ def _only(found: Contents) -> str:
 def _handle(found: Contents, name: str) -> UnsupportedError:
     return UnsupportedError(
         f"{found.path}: {name!r} is a {found.handles[name]}: a handle of the database that held the table while it was "
-        "trained. Its rows are not in this file. Nothing was written.",
+        "trained. Its rows are not in this file.",
         "Save the table with its rows: the tensors of its state dict, read from the handle.",
     )
 
@@ -147,7 +147,7 @@ def join(tables: Sequence[Table], where: str) -> Table:
             raise UnsupportedError(
                 f"{where}: the shards of a table have rows of one width, and {first.name!r} has "
                 f"{first.tensor.shape[1]} items of {first.tensor.dtype}, {table.name!r} {table.tensor.shape[1]} of "
-                f"{table.tensor.dtype}. Nothing was written.",
+                f"{table.tensor.dtype}.",
                 "Split tables of several widths one by one.",
             )
     beside: dict[str, LazyTensor] = {

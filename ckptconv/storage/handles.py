@@ -315,7 +315,7 @@ def _followed(directory: str, path: str) -> str | None:
     shared = around.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if leads is not None and shared and found.st_uid not in (os.geteuid(), around.st_uid):
         raise UnsafeError(
-            f"{path} is a link that another user has put there, to {leads}. Nothing was written.",
+            f"{path} is a link that another user has put there, to {leads}.",
             "Write to another place, or give the path that it leads to if that is what you want.",
         )
     return leads

@@ -138,7 +138,7 @@ def _unnamed(directory: str) -> int:
 
 def _cannot_write(directory: str, error: OSError) -> FailedError:
     return FailedError(
-        f"A temporary file in {directory} cannot be written: {reason(error)}. Nothing was written.",
+        f"A temporary file in {directory} cannot be written: {reason(error)}.",
         _ELSEWHERE if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Name another directory: --spool-dir.",
     )
 
@@ -185,7 +185,7 @@ def take_pipe(path: str, directory: str = "") -> str:
             mode = os.fstat(source).st_mode
             what = f"the pipe {name}" if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else name
             raise CorruptError(
-                f"Nothing came out of {what}: it is empty. Nothing was written.",
+                f"Nothing came out of {what}: it is empty.",
                 "Look at what the command before it says; with `set -o pipefail` the shell reports that it failed.",
             )
         hold(name, spool.descriptor)

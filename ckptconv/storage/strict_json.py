@@ -14,7 +14,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 # Most bytes of memory that a text and its values may take.
 MOST = 512 << 20
@@ -26,6 +26,7 @@ _MOST_COUNT = (1 << 63) - 1
 # Bytes of an object's members that are read at a time.
 PIECE = 1 << 20
 
+_CALLED = {str: "text", float: "number", bool: "truth value", dict: "object"}
 _MINUS_ZERO = re.compile(r"-0(?![.\deE])")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SPACE = b" \t\n\r"
@@ -173,6 +174,52 @@ def object_of(
             raise ValueError(f"{what} lacks {name!r}")
         for name in sorted(value.keys() - {*needed, *allowed}):
             raise ValueError(f"{what} has {name[:100]!r}, which is not known")
+    return value
+
+
+class OrNull(NamedTuple):
+    """What `check` takes null for, too."""
+
+    shape: Any
+
+
+def check(value: Any, shape: Any, what: str) -> Any:
+    """Return `value`, which is called `what`. Raises ValueError if it is not of the `shape`:
+
+    - `int`, a count; `str`, `float`, `bool` or `dict`; a pattern, for text that is matched as a whole; a frozenset, for
+      one of its texts;
+    - `[shape]`, a list; `(shape, shape)`, a list of so many;
+    - `{"name": shape, "name?": shape}`, an object with these members, without any of those that have the mark;
+      `{str: shape}`, one with members of any names.
+    """
+    if isinstance(shape, dict) and str in shape:
+        for name, each in object_of(value, what).items():
+            check(each, shape[str], f"{name[:100]!r} of {what}")
+    elif isinstance(shape, dict):
+        needed = [name for name in shape if name[-1] != "?"]
+        for name, each in object_of(value, what, needed, [name.rstrip("?") for name in shape]).items():
+            check(each, shape[name if name in shape else f"{name}?"], f"{name!r} of {what}")
+    elif isinstance(shape, list):
+        for each in list_of(value, what):
+            check(each, shape[0], f"one of {what}")
+    elif isinstance(shape, OrNull):
+        if value is not None:
+            check(value, shape.shape, what)
+    elif isinstance(shape, tuple):
+        if len(list_of(value, what)) != len(shape):
+            raise ValueError(f"{what} has {len(value)} values, where {len(shape)} were expected")
+        for each, its in zip(value, shape, strict=True):
+            check(each, its, f"a value of {what}")
+    elif shape is int:
+        count_of(value, what)
+    elif isinstance(shape, re.Pattern):
+        if not shape.fullmatch(text_of(value, what)):
+            raise ValueError(f"{what} is none: {_shown(value)}")
+    elif isinstance(shape, frozenset):
+        if text_of(value, what) not in shape:
+            raise ValueError(f"{what} is none of {' and '.join(sorted(shape))}: {_shown(value)}")
+    elif type(value) is not shape:
+        raise ValueError(f"{what} is no {_CALLED[shape]}: {_shown(value)}")
     return value
 
 

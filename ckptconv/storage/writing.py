@@ -266,6 +266,4 @@ def check_space(
         return
     free = found.f_bavail * found.f_frsize
     if size > free:
-        raise FailedError(
-            f"{what} needs {size} bytes, and {directory} has {free} bytes free. Nothing was written.", hint
-        )
+        raise FailedError(f"{what} needs {size} bytes, and {directory} has {free} bytes free.", hint)

@@ -22,6 +22,7 @@ from ckptconv.formats import adapters, averaging, diffusers
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.companions import is_companion_name, together
 from ckptconv.formats.delta import Delta, read_delta
+from ckptconv.formats.detect import OtherFamilyError
 from ckptconv.formats.opening import all_opened, fitted, opened
 from ckptconv.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.source import Opened, Source, source_of
@@ -34,7 +35,7 @@ from ckptconv.outputs.delta import check_base, check_chain, with_changes
 from ckptconv.outputs.kinds import KINDS, kind_of
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.selection import Rename
-from ckptconv.outputs.targets import ACCELERATE, MANIFEST, of_accelerate
+from ckptconv.outputs.targets import ACCELERATE, MANIFEST, kind_of_states, of_accelerate
 from ckptconv.outputs.training import resumable
 from ckptconv.process import no_garbage, peak_rss, settled
 from ckptconv.result import OutputFile
@@ -243,13 +244,8 @@ def verify(
     elif targets and targets[0].manifest:
         asked = _with(targets[0].manifest, asked)
     if asked.optimizer and not asked.to:
-        if kind_of(asked.optimizer) == "torch":
-            raise UsageError(
-                f"{asked.optimizer} is the name of a file for torch.load, and optimizer states are written as "
-                "safetensors. Nothing was compared.",
-                "Give what --optimizer of the conversion named.",
-            )
-        targets.append(_target(_place(normalize(asked.optimizer)), asked)._replace(kind="states"))
+        path = _place(normalize(asked.optimizer))
+        targets.append(_target(path, asked)._replace(kind=kind_of_states(path, kind_of(path))))
     if asked.universal:
         place = Location(real_place(normalize(asked.universal)), dict(asked.storage_options))
         told = read_manifest(place.join(MANIFEST))
@@ -527,11 +523,15 @@ def _open(given: str | Source, targets: Sequence[Target], asked: Options, record
     expected = replace(asked, family=asked.family or ("safetensors" if is_torch else ""))
     try:
         sources = all_opened(given, expected, made_of, recorded=recorded)
-    except UsageError as error:
-        if not is_torch or Location(normalize(given), dict(asked.storage_options)).kind == "missing":
+    except OtherFamilyError as error:
+        told = targets[0].manifest
+        if not told and not is_torch:
             raise
+        made = (
+            f"was made of another: {told.told['source']['format']}" if told else "is made of safetensors, by its name"
+        )
         raise UsageError(
-            f"{first} is named as a file for torch.load, which is made of safetensors; {given} is none.",
+            f"{error.message.rstrip('.')}, and {first} {made}.",
             "Give the source first, then what a conversion made of it: ckptconv verify SOURCE OUTPUT.",
         ) from error
     if sources[0].family == "safetensors" and not expected.family and _is_in(first, given):

@@ -13,8 +13,18 @@ from attacks.assemble import DATA, mapped, members, number, pickled, tensor, tex
 from attacks.corpus import CASES
 from checkpoints import ckptconv_here
 
+import ckptconv
 from ckptconv.cli import signals
-from ckptconv.errors import ERROR_KINDS, CkptconvError, DifferenceError, StoppedError
+from ckptconv.errors import (
+    ERROR_KINDS,
+    UNWRITTEN,
+    CkptconvError,
+    CorruptError,
+    DifferenceError,
+    FailedError,
+    StoppedError,
+    leaving,
+)
 
 TIB = 1 << 40
 # An element that is repeated to 4 TiB; its header will have 200 bytes.
@@ -27,7 +37,7 @@ ERRORS: dict[str, tuple[int, Callable[[], bytes | None], list[str], str, str]] =
         1,
         lambda: SOUND,
         ["--no-clobber"],
-        "{out} exists, and --no-clobber forbids replacing it. Nothing was written.",
+        "{out} exists, and --no-clobber forbids replacing it.",
         "",
     ),
     "usage": (2, lambda: None, [], "{path} does not exist.", ""),
@@ -58,7 +68,7 @@ ERRORS: dict[str, tuple[int, Callable[[], bytes | None], list[str], str, str]] =
         (
             f"{{out}} would have {4 * TIB + 200} bytes, made of {len(EXPANDED)}: tensors such as 'tensor' of {4 * TIB} "
             f"bytes repeat the same elements. At most {64 * len(EXPANDED) + (256 << 20)} bytes are written of so "
-            "little. Nothing was written."
+            "little."
         ),
         "Leave it out with --exclude 'tensor', or save a contiguous copy of it.",
     ),
@@ -77,6 +87,8 @@ def test_the_whole_text(kind: str, tmp_path: Path) -> None:
         output.write_bytes(b"something")
     run = ckptconv_here("pt2safetensors", path, output, *arguments)
     message = message.format(path=path, out=output)
+    if kind != "unsafe":  # which says it in its own words
+        message += " Nothing was written."
     assert (run.code, run.out) == (code, "")
     assert run.err == f"ckptconv: {message}{' ' if hint else ''}{hint}\n"
     described = ckptconv_here("pt2safetensors", path, output, *arguments, "--json").json
@@ -124,11 +136,39 @@ def test_message_and_hint_make_one_paragraph() -> None:
     assert str(DifferenceError("a differs from b.")) == "a differs from b."
 
 
+def test_who_writes_says_what_an_error_leaves_untouched(tmp_path: Path) -> None:
+    """The nearest to the error knows best: nothing was written, or nothing published, or nobody knows any more."""
+    with pytest.raises(FailedError, match=r"^x\.$"), leaving(UNWRITTEN), leaving(""):
+        raise FailedError("x.")
+    with pytest.raises(StoppedError, match=r"^x\.$"), leaving(UNWRITTEN):
+        raise StoppedError("x.")
+    path, output = tmp_path / "model.pt", tmp_path / "out.safetensors"
+    path.write_bytes(SOUND)
+
+    def fail() -> None:
+        raise FailedError("The hook failed.", "Mend it.")
+
+    with pytest.raises(FailedError) as caught:
+        ckptconv.convert(path, output, before_commit=fail)
+    assert str(caught.value) == "The hook failed. Nothing was put under a final name. Mend it."
+    ckptconv.convert(path, output, part="0/1")
+    with pytest.raises(FailedError) as caught:
+        ckptconv.finish(output, before_commit=fail)
+    assert str(caught.value) == "The hook failed. Nothing was put under a final name. Mend it."
+    path.write_bytes(SOUND[:-40])
+    for call, told in ((ckptconv.open, False), (ckptconv.inspect, False), (ckptconv.average, True)):
+        with pytest.raises(CorruptError) as broken:
+            call([path, path], output) if told else call(path)
+        assert ("Nothing was written." in broken.value.message) == told
+
+
 def test_a_choice_without_tensors_is_a_question_of_use(tmp_path: Path) -> None:
     """A state without tensors is kept by its record; a part of it that was asked for, and has none, is a slip."""
     path = tmp_path / "model.pt"
     path.write_bytes(zipped(members(pickled(mapped(text("weight"), tensor(), text("epoch"), number(7))))))
     run = ckptconv_here("pt2safetensors", path, "--key", "epoch")
     assert (run.code, run.out) == (2, "")
-    assert run.err == f"ckptconv: There is no tensor under 'epoch' of {path}: nothing to convert.\n"
+    assert (
+        run.err == f"ckptconv: There is no tensor under 'epoch' of {path}: nothing to convert. Nothing was written.\n"
+    )
     assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]

@@ -410,6 +410,33 @@ def test_unused_parameters_get_on_request_the_states_that_torch_loads_and_goes_o
     assert_equal(found.state_dict(), model.state_dict())
 
 
+@pytest.mark.parametrize("saved", ["nested", "alone", "dcp"])
+def test_plain_sgd_has_groups_and_no_states(saved: str, tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    own = torch.optim.SGD(model.parameters(), lr=0.25)
+    whole = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, own)}
+    path, states = tmp_path / "model", tmp_path / "optimizer.pt"
+    if saved == "dcp":
+        dcp.save(whole, checkpoint_id=str(path))
+    else:
+        torch.save({"model": model.state_dict(), "optimizer": own.state_dict()}, path)
+        torch.save(own.state_dict(), states)
+    report = ckptconv.convert(
+        path,
+        tmp_path / "out",
+        to="dcp",
+        key="" if saved == "dcp" else "model",
+        model_key="model",
+        optimizer=states if saved == "alone" else path,
+        verify=True,
+    )
+    assert not any("--fill-states" in each for each in report.warnings)
+    again = torch.optim.SGD(model.parameters(), lr=0.5)
+    asked = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, again)}
+    dcp.load(asked, checkpoint_id=str(tmp_path / "out"))
+    assert_equal(asked, whole)
+
+
 def test_unused_parameters_are_named_where_they_get_no_states(tmp_path: Path) -> None:
     _, path = an_unused(tmp_path, torch.optim.AdamW)
     report = ckptconv.convert(path, tmp_path / "out", to="dcp", key="model", optimizer=str(path))

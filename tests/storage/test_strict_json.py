@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptconv.storage import strict_json
-from ckptconv.storage.strict_json import members, parse
+from ckptconv.storage.strict_json import OrNull, check, members, parse
 
 NUMBERS = st.integers(-(10**30), 10**30) | st.floats(allow_nan=False, allow_infinity=False)
 SCALARS = st.none() | st.booleans() | NUMBERS | st.text()
@@ -132,3 +133,41 @@ print(peak_rss() - before - 4 * len(text))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 64 << 20
+
+
+SHAPE = {
+    "id": re.compile("[0-9a-f]{4}"),
+    "of": {str: OrNull(int)},
+    "rows?": [(str, float)],
+    "by?": frozenset({"a", "b"}),
+}
+SOUND = {"id": "00ff", "of": {"x": 3, "y": None}, "rows": [["r", 0.5]], "by": "a"}
+
+
+def test_what_has_the_shape_is_taken() -> None:
+    for value in (SOUND, {"id": "0000", "of": {}}, {**SOUND, "rows": []}):
+        assert check(value, SHAPE, "it") is value
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"id": "00ff0"}, "'id' of it is none"),
+        ({"id": 3}, "'id' of it is no text"),
+        ({"of": []}, "'of' of it is no object"),
+        ({"of": {"x": -1}}, "'x' of 'of' of it is no count"),
+        ({"of": {"x": True}}, "no count"),
+        ({"rows": {}}, "'rows' of it is no list"),
+        ({"rows": [["r"]]}, "one of 'rows' of it has 1 values, where 2"),
+        ({"rows": [["r", 1]]}, "a value of one of 'rows' of it is no number"),
+        ({"by": "c"}, "'by' of it is none of a and b"),
+        ({"more": 1}, "it has 'more', which is not known"),
+        ({"rows?": []}, "it has 'rows?', which is not known"),
+    ],
+)
+def test_what_has_another_shape_is_refused_with_its_place(change: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        check({**SOUND, **change}, SHAPE, "it")
+    for name in ("id", "of"):
+        with pytest.raises(ValueError, match=f"it lacks '{name}'"):
+            check({key: value for key, value in SOUND.items() if key != name}, SHAPE, "it")

@@ -353,10 +353,20 @@ def test_tensor_parallel_ranks(tmp_path: Path) -> None:
         convert(source, tmp_path / "model", per_rank=True, clobber=False)
 
 
-def test_optimizer_states_are_no_files_for_torch(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "what"), [("x.pt", "a file for torch.load"), ("x.virtual.json", "a virtual")])
+def test_optimizer_states_are_in_safetensors(name: str, what: str, tmp_path: Path) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "x.pt")
-    with pytest.raises(UsageError, match=r"file for torch\.load"):
-        library.verify(tmp_path / "x.pt", optimizer=tmp_path / "x.pt")
+    with pytest.raises(UsageError, match=f"is the name of {what}"):
+        library.verify(tmp_path / "x.pt", optimizer=tmp_path / name)
+
+
+def test_a_source_of_another_format_than_the_output_was_made_of_is_said_to_be_one(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "w.safetensors")
+    convert(tmp_path / "w.safetensors", tmp_path / "dcp", to="dcp")
+    convert(tmp_path / "w.safetensors", tmp_path / "out")
+    run = ckptconv_here("verify", tmp_path / "dcp", tmp_path / "out")
+    run.refused(2, "torch.distributed.checkpoint", "was made of another: safetensors", "verify SOURCE OUTPUT")
+    assert "Use:" not in run.err
 
 
 def test_an_output_beside_its_sharded_source(tmp_path: Path) -> None:

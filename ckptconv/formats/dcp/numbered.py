@@ -48,8 +48,7 @@ def pieces_error(
     names = [name for states in flat for name in states]
     return UnsupportedError(
         f"{directory}: its optimizer numbers the parameters, and {some(names, most=2, form=named)} have the shape of "
-        "none of them: they are pieces that one rank had under FSDP, and the checkpoint has lost the others. Nothing "
-        "was written.",
+        "none of them: they are pieces that one rank had under FSDP, and the checkpoint has lost the others.",
         "Save the states with FSDP.optim_state_dict, or get_optimizer_state_dict of torch.distributed.checkpoint. The "
         "model can be converted without them.",
     )

@@ -319,7 +319,7 @@ class Checkpoint:
         key = next((key for key in dcp_names.WRAPPERS if key in keys), keys[0])
         return UnsupportedError(
             f"{self.directory} has no tensors of its own, only values pickled as a whole, as a planner with "
-            f"flatten_state_dict=False saves them: {some(keys, form=named)}. Nothing was written.",
+            f"flatten_state_dict=False saves them: {some(keys, form=named)}.",
             f"--key {key} converts one of them; one rank saved it, so of a distributed tensor it has only that rank's "
             "part.",
         )

@@ -310,7 +310,7 @@ class LocalStaging(Staging):
         """Handle an invalid record: raise CorruptError in `finish`; any other run makes the file again."""
         if self.finishing:
             raise CorruptError(
-                f"The record of {name!r} in {self.staging} is damaged: {why}. Nothing was put under a final name.",
+                f"The record of {name!r} in {self.staging} is damaged: {why}.",
                 "Run its part again, then finish.",
             )
 
@@ -490,10 +490,10 @@ class TreeStaging(LocalStaging):
         is_other = os.path.lexists(self.path) and not os.path.isdir(self.path)
         present = os.listdir(self.path) if os.path.isdir(self.path) else []
         if is_other:
-            raise UsageError(f"{self.path} is a file, where a directory was to be. Nothing was written.")
+            raise UsageError(f"{self.path} is a file, where a directory was to be.")
         if present and self.marker not in present:
             raise UsageError(
-                f"{self.path} holds files of another kind, and would be replaced as a whole. Nothing was written.",
+                f"{self.path} holds files of another kind, and would be replaced as a whole.",
                 "Give a directory that does not exist yet.",
             )
         super()._prepare()

@@ -245,7 +245,7 @@ class TreeOnStore(PartsOnStore):
             present = names_in(fs, inner)
         if self.marker not in present and any(not is_sibling(name, PREFIX) for name in present):
             raise UsageError(
-                f"{self.path} holds files of another kind, and would be replaced as a whole. Nothing was written.",
+                f"{self.path} holds files of another kind, and would be replaced as a whole.",
                 "Give a directory that does not exist yet.",
             )
         return self

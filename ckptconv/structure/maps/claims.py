@@ -134,7 +134,7 @@ class Templates:
     def _limit(self) -> LimitError:
         return LimitError(
             f"The map {self._map.name} takes too long: names can be read in too many ways, as "
-            f"{self._map.sides[self._side]}. Nothing was written.",
+            f"{self._map.sides[self._side]}.",
             "Write fewer indices, and more of the names as they are.",
         )
 
@@ -331,7 +331,7 @@ def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) 
     if unclaimed and strict:
         raise UsageError(
             f"The map {map_.name} has no rule for {len(unclaimed)} of the tensors, as {map_.sides[side]}: "
-            f"{some(unclaimed)}. {_nearest(map_, side, unclaimed)} Nothing was written.",
+            f"{some(unclaimed)}. {_nearest(map_, side, unclaimed)}",
             "Add a rule for each, or list it under [keep] or [drop]; or leave it out with --exclude.",
         )
     return claims
@@ -359,7 +359,7 @@ def check_way_back(map_: Map, side: int, made: Mapping[str, tuple[Rule | None, M
     try:
         claims = claimed(map_, side, made, strict=False)
     except UsageError as error:
-        raise UsageError(f"The way back is ambiguous. {error.message} Nothing was written.", error.hint) from None
+        raise UsageError(f"The way back is ambiguous. {error.message}", error.hint) from None
     for name, (rule, values) in made.items():
         claim = claims.found.get(name)
         back = map_.rules[claim.rule] if claim else None
@@ -377,6 +377,6 @@ def check_way_back(map_: Map, side: int, made: Mapping[str, tuple[Rule | None, M
         others = "" if same else ", with other indices"
         raise UsageError(
             f"The map {map_.name} has no way back: {by} {quoted(name)}, and from {map_.sides[side]}, {owner} has that "
-            f"name{others}. Nothing was written.",
+            f"name{others}.",
             "Write the name in one of the rules so that it is told from others.",
         )

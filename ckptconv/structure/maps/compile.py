@@ -204,7 +204,7 @@ def _check_complete(use: _Use, side: int) -> None:
             lacking = tensor.name.of({**dict.fromkeys(stacks, 0), **use.values})
             raise UsageError(
                 f"{use.where}: {quoted(next(iter(use.names.values())))} is there, and {quoted(lacking)} is not, which "
-                "the rule needs too. Nothing was written."
+                "the rule needs too."
             )
         counts = [use.counts[stack] for stack in stacks]
         found = sum(number == index for number, _ in use.names)
@@ -215,8 +215,7 @@ def _check_complete(use: _Use, side: int) -> None:
             lacking = tensor.name.of({**use.values, **dict(zip(stacks, gap, strict=True))})
             raise CorruptError(
                 f"{use.where}: {quoted(lacking)} is not there, and the stack goes up to "
-                f"{', '.join(f'{stack} = {count - 1}' for stack, count in zip(stacks, counts, strict=True))}. Nothing "
-                "was written."
+                f"{', '.join(f'{stack} = {count - 1}' for stack, count in zip(stacks, counts, strict=True))}."
             )
 
 
@@ -293,7 +292,7 @@ def _solve_globals(
                     one, other = (quoted(next(iter(each.names.values()))) for each in (first, use))
                     raise UsageError(
                         f"{use.where}: {name} is {sizes[name]} by the shape of {other}, and {size} by that of {one}, "
-                        f"where {first.rule.where} has it. Nothing was written.",
+                        f"where {first.rule.where} has it.",
                         "Is this the map of the model?",
                     )
         if not found:
@@ -327,7 +326,7 @@ class _Told:
             if told is not None and told != size:
                 raise UsageError(
                     f"{use.where}: {name} is {size} by the shape of {quoted(tensor)}, and {told} by [sizes] "
-                    f"({some(alternatives, form=str)}). Nothing was written.",
+                    f"({some(alternatives, form=str)}).",
                     f"Is this the map of the model? If it is, give --size {name}={size}.",
                 )
             asked = {each for text in alternatives if isinstance(text, str) for each in Expression(text).names}
@@ -494,7 +493,7 @@ class _Made:
             first = self.made_by[name][0]
             raise UsageError(
                 f"{use.where if use else self._kept}: {some(sources)} would become {quoted(name)}, as "
-                f"{some(self.sources[name])} would by {first.where if first else self._kept}. Nothing was written."
+                f"{some(self.sources[name])} would by {first.where if first else self._kept}."
             )
         self.tensors[name] = self._same.setdefault(tensor, tensor)
         self.sources[name] = sources
@@ -529,7 +528,7 @@ def _check_decided(use: _Use, sizes: Known, named: Collection[str]) -> None:
         names = [name for name in names if name in named] or names
         raise UsageError(
             f"{use.where}: the shapes do not say how large {' and '.join(names)} "
-            f"{'is' if len(names) == 1 else 'are'}, for {quoted(next(iter(use.names.values())))}. Nothing was written.",
+            f"{'is' if len(names) == 1 else 'are'}, for {quoted(next(iter(use.names.values())))}.",
             f"Give {' '.join(f'--size {name}=NUMBER' for name in names)}.",
         )
     for tensor in tensors:
@@ -643,7 +642,7 @@ class _Assembly:
         if len(dtypes) > 1:
             raise UsageError(
                 f"{self._use.where}: {quoted(self._name)} is joined of {some(self._sources)}, which have different "
-                f"dtypes: {', '.join(dtypes)}. Nothing was written.",
+                f"dtypes: {', '.join(dtypes)}.",
                 "Give them one dtype, as with --dtype float32, or keep them apart.",
             )
         return Concat(tuple(parts), dim)

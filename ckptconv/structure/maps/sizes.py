@@ -235,8 +235,7 @@ class Equation(NamedTuple):
     def fail(self, where: str, what: str) -> UsageError:
         axes = written([self.product])
         return UsageError(
-            f"{where}: {quoted(self.tensor)} has {self.extent} in dimension {self.dim}, {axes}: {what} Nothing was "
-            "written.",
+            f"{where}: {quoted(self.tensor)} has {self.extent} in dimension {self.dim}, {axes}: {what}",
             "Is this the map of the model? Sizes come from --size, a configuration beside the checkpoint, and shapes.",
         )
 

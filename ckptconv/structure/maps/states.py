@@ -74,7 +74,7 @@ def _one_of(name: str, values: Mapping[str, Any], equal: list[Equal]) -> Any:
         elif isinstance(kept, LazyTensor) or isinstance(value, LazyTensor) or kept != value:
             raise CorruptError(
                 f"{quoted(name)} is to be made of {some(values)}, and {quoted(source)} has another value than "
-                f"{quoted(first)}. Nothing was written."
+                f"{quoted(first)}."
             )
     return kept
 
@@ -87,8 +87,7 @@ def _grouped(groups: Sequence[Mapping[str, Any]], applied: Applied) -> list[dict
         numbers = {group_of[source] for source in sources if source in group_of}
         if len(numbers) > 1:
             raise CorruptError(
-                f"{quoted(name)} is to be made of {some(sources)}, which are in different groups of the optimizer. "
-                "Nothing was written."
+                f"{quoted(name)} is to be made of {some(sources)}, which are in different groups of the optimizer."
             )
         for number in numbers:
             params[number].append(name)

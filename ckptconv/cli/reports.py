@@ -1,0 +1,142 @@
+"""What conversions and verifications print when they are done."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ckptconv.cli import likeness
+from ckptconv.inspection.overview import count_of, cut
+from ckptconv.text import format_memory, format_size, format_time, some
+
+if TYPE_CHECKING:
+    from ckptconv.result import OutputFile, Report
+    from ckptconv.verification.verify import Verification
+
+# Up to so many output files get a line each.
+FEW = 3
+# Most keys of recorded values that are named, and most cells of each.
+KEYS, KEY = 5, 60
+# Classes that every checkpoint of DeepSpeed or torch.distributed.checkpoint may name: they tell a user nothing.
+_USUAL = ("deepspeed.", "_io.BytesIO")
+
+
+def of_conversion(report: Report, verbose: bool) -> list[str]:
+    """Return what is said of a conversion."""
+    lines: list[str] = []
+    verb = "would write" if report.dry_run else "staged" if report.part else "finished" if report.finished else "wrote"
+    if report.part and not report.outputs:
+        lines.append(f"there is nothing to do for part {report.part}")
+    by_directory: dict[str, list[OutputFile]] = {}
+    for output in report.outputs:
+        by_directory.setdefault(_gathered(output.path), []).append(output)
+    for directory, outputs in by_directory.items():
+        if len(outputs) <= FEW or verbose:
+            lines.extend(f"{verb} {output.path} ({_contents(output.bytes, output.tensors)})" for output in outputs)
+        else:
+            contents = _contents(sum(output.bytes for output in outputs), sum(output.tensors for output in outputs))
+            lines.append(f"{verb} {len(outputs)} files in {directory} ({contents})")
+    lines.extend(f"{name} ← {some(of, len(of) if verbose else FEW, str)}" for name, of in report.made_of.items())
+    lines.extend(report.notes)
+    if report.like:
+        lines.extend(likeness.summary(report.like, verbose))
+    lines.extend(recorded([report]))
+    kinds = ", ".join(f"{kind} {count:,}" for kind, count in report.counts.items())
+    lines.append(f"{report.format}: {kinds or count_of(report.tensors, 'tensor')}")
+    if report.aliases and verbose:
+        lines.extend(f"  {alias} is stored as {kept}" for alias, kept in report.aliases.items())
+    elif report.aliases and "aliases" not in report.counts:
+        lines.append(f"{count_of(len(report.aliases), 'tied name')} stored once (--verbose names them)")
+    opaque = report.opaque if verbose else [name for name in report.opaque if not name.startswith(_USUAL)]
+    if opaque:
+        most = len(opaque) if verbose else KEYS
+        lines.append(f"kept as inert data, never run: {some(opaque, most, str)}")
+        named = _unlisted(opaque) if report.recorded else []
+        if named:
+            lines.append(f"safetensors2pt writes back only with --opaque keep: {some(named, most, str)}")
+    if report.checksums:
+        extra = f", for which {format_size(report.extra_bytes)} more were read" if report.extra_bytes else ""
+        lines.append(f"the checksums of {count_of(report.checksums, 'storage')} are right{extra}")
+    if report.bytes_verified:
+        lines.append(f"verified: {format_size(report.bytes_verified)} are exactly what the source gives")
+    if report.reused:
+        what = "1 file was" if report.reused == 1 else f"{report.reused:,} files were"
+        lines.append(f"{what} taken over from an interrupted run")
+    if report.part and not report.dry_run:
+        asked = " ".join(map(shlex.quote, report.finish))
+        lines.append(f"this was part {report.part}; when all are done: ckptconv finish {asked}")
+    if not report.dry_run and not report.finished:
+        # Descriptions may be read twice, and are most of a small file: more may be read than there is.
+        read = f"{format_size(report.bytes_read)} of" if report.bytes_read < report.input_bytes else "all"
+        lines.append(
+            f"read {read} {format_size(report.input_bytes)}, wrote {format_size(report.bytes_written)} "
+            f"in {_duration(report.seconds, report.bytes_written)}, peak memory {format_memory(report.peak_rss_bytes)}"
+        )
+    return lines
+
+
+def of_verification(done: Verification, verbose: bool) -> list[str]:
+    """Return what is said of a verification that found no difference."""
+    lines: list[str] = []
+    verb = "compared" if done.inert else "verified"
+    if verbose or len(done.outputs) <= FEW:
+        lines.extend(f"{verb} {file.path} ({_contents(file.bytes, file.tensors)})" for file in done.outputs)
+    else:
+        contents = _contents(sum(file.bytes for file in done.outputs), sum(file.tensors for file in done.outputs))
+        lines.append(f"{verb} {len(done.outputs)} files ({contents})")
+    if done.manifest:
+        told = ", ".join(f"{name}={value}" for name, value in done.options.items())
+        lines.append(f"converted with {told}, says {done.manifest}")
+    tied = f", {count_of(len(done.aliases), 'tied name')} among them" if done.aliases else ""
+    averaged = f" averaged with {count_of(len(done.averaged), 'other')}" if done.averaged else ""
+    merged = f" with {count_of(len(done.adapters), 'adapter')} merged" if done.adapters else ""
+    patched = f" with {count_of(len(done.deltas), 'delta')} applied" if done.deltas else ""
+    lines.append(
+        f"equal to {done.input}{averaged}{merged}{patched}: {count_of(done.tensors, 'tensor')}{tied}, "
+        f"{format_size(done.bytes_compared)} compared in {_duration(done.seconds, done.bytes_compared)}, "
+        f"peak memory {format_memory(done.peak_rss_bytes)}"
+    )
+    return lines
+
+
+def _gathered(path: str) -> str:
+    """Return the directory to report a file under. A universal checkpoint has a directory for each parameter: for
+    these it is the one that contains `zero`."""
+    directory = os.path.dirname(path) or "."
+    above, slash, _ = f"{directory}/".rpartition("/zero/")
+    return above if slash and path.endswith(".pt") else directory
+
+
+def _unlisted(classes: list[str]) -> list[str]:
+    """Return those that the way back does not write unless it is told to."""
+    from ckptconv.outputs import writable
+    from ckptconv.pickles.nodes import Global
+
+    return [name for name in classes if writable.unlisted(Global(*name.rpartition(".")[::2]))]
+
+
+def recorded(reports: Sequence[Report]) -> Iterator[str]:
+    """Yield under which keys values were recorded, once for all outputs that have them under the same."""
+    found: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for report in reports:
+        if report.recorded:
+            found.setdefault((tuple(report.recorded), report.weights_key), []).append(report.input)
+    for (under, key), inputs in found.items():
+        keys = some(under, KEYS, lambda each: cut(each, KEY))
+        alone = f"--key {key} takes the weights alone, " if key else ""
+        whose = f" of {some(inputs, FEW, str)}" if len(reports) > 1 else ""
+        yield f"values are recorded beside the tensors{whose}, under {keys}; {alone}--no-structure leaves them out"
+
+
+def _contents(size: int, tensors: int) -> str:
+    return f"{format_size(size)}, {count_of(tensors, 'tensor')}" if tensors else format_size(size)
+
+
+def _duration(seconds: float, size: int) -> str:
+    """Return how long it took, and the rate if it took a second or more."""
+    if seconds < 1:
+        return f"{max(seconds, 0.01):.2f} s"
+    shown = f"{seconds:.1f} s" if seconds < 10 else format_time(seconds)
+    return f"{shown} ({format_size(size / seconds)}/s)"
