@@ -192,8 +192,8 @@ MUTANTS = [
     ),
     Mutant(
         "comparison/changes",
-        "        if _LEAST <= total < math.inf:",
-        "        if total < math.inf:",
+        "    if _LEAST <= total <= _MOST:",
+        "    if total <= _MOST:",
         "tests/comparison/test_changes.py",
     ),
     Mutant(
