@@ -198,7 +198,7 @@ class _Products:
         left, right = self._lengths[0][rows][:, None], self._lengths[1].max()
         # Sums in order are as far off; in float32, the others are all that counts. The scale is rounded, and what it is
         # multiplied by. Last what underflows.
-        errors = 1.01 * self._precision.unit * (self._rank + 8) * (1 if self._precision is SINGLE else 2)
+        errors = 1.01 * self._precision.unit * (self._rank + 4) * (1 if self._precision is SINGLE else 2)
         bounds: Array = errors * left * right + (self._rank + 2) * 2.0**-126 * (1 + left + right)
         return bounds if self._rank <= _MOST_RANK else bounds + math.inf
 
