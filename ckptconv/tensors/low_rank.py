@@ -99,13 +99,14 @@ def _add_all(given: _Sum, out: Array) -> None:
 
 def _add_some(given: _Sum, rows: Array, columns: Array) -> Array:
     """Return the sum at some rows and columns, none of which is no number."""
-    total: Array = numpy_module().zeros(len(rows))
+    np = numpy_module()
+    total: Array = np.zeros(len(rows))
     left, right = (
         _Stored(each.dtype, bits.take(at, 1)).numbers("f8")
         for each, bits, at in ((given.left, given.left.bits.T, rows), (given.right, given.right.bits, columns))
     )
-    for one, other in zip(left, right, strict=True):
-        total += one * other
+    for products in np.multiply(left, right, out=left):
+        total += products
     total *= given.scale
     total += given.base.at((rows, columns)).numbers("f8")
     return total
