@@ -32,7 +32,7 @@ _BLOCK, _WIDE = 1 << 18, 1 << 10
 # it wakes others, for which the threads that convert would wait.
 _AT_ONCE = 1 << 18
 # Factors of elements that are added up one by one, at a time.
-_PICKED = 1 << 16
+_PICKED = 1 << 15
 # The largest rank for which the bound holds, as it neglects squares of the rounding error.
 _MOST_RANK = 1 << 12
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -16,6 +20,7 @@ import pytest
 import torch
 from checkpoints import ckptconv, ckptconv_here
 from safetensors.torch import load_file, save_file
+from terminal import shown_on
 
 from ckptconv.engine import processes
 
@@ -116,6 +121,19 @@ def test_each_shard_is_made_by_all_processes_one_after_another(steps: list[Path]
 
 def test_what_is_only_copied_or_cast_needs_none(steps: list[Path], tmp_path: Path) -> None:
     assert forks_of("convert", steps[0], tmp_path / "out.safetensors", "--dtype", "bfloat16", "--jobs", 2) == 0
+
+
+def test_a_bar_on_a_terminal_has_no_thread_that_would_forbid_it(steps: list[Path], tmp_path: Path) -> None:
+    master, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    command = [sys.executable, "-c", COUNTED.format(before="pass"), "average", *map(str, steps)]
+    streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    process = subprocess.Popen([*command, str(tmp_path / "out.safetensors"), "--jobs", "2"], **streams)
+    os.close(terminal)
+    shown = shown_on(master)
+    assert "%|" in shown
+    assert shown.split()[-1] == "2"
+    assert process.wait() == 0
 
 
 def test_the_report_and_the_checksums_are_those_of_threads(steps: list[Path], tmp_path: Path) -> None:
