@@ -36,8 +36,8 @@ class Mutant(NamedTuple):
 MUTANTS = [
     Mutant(
         "tensors/rounding",
-        "distance <= bound + 4 * precision.unit * peak",
-        "distance < 0",
+        "np.less_equal(distance, bound + ",
+        "np.less(distance, 0 * bound - ",
         "tests/tensors/test_low_rank.py",
     ),
     Mutant(
@@ -51,6 +51,24 @@ MUTANTS = [
         "if boxes[1].axes[0].dim:",
         "if not boxes[1].axes[0].dim:",
         "tests/tensors/test_low_rank.py",
+    ),
+    Mutant(
+        "tensors/lazy",
+        "if len(self.shape) > 1 else 0",
+        "if self.by_rows else 0",
+        "tests/engine/test_row_blocks.py",
+    ),
+    Mutant(
+        "engine/processes",
+        "raise said.error from said.cause",
+        "raise said.error",
+        "tests/engine/test_processes.py",
+    ),
+    Mutant(
+        "cli/console",
+        "tqdm.monitor_interval = 0",
+        "tqdm.monitor_interval = 10",
+        "tests/engine/test_processes.py",
     ),
     Mutant(
         "outputs/adapters",

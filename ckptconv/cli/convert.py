@@ -38,7 +38,10 @@ class ConvertCommand(Command):
     *named("into output_dir output_name tag exclude_frozen_parameters master unstack optimizer for_hub universal"),
     *named("zero_stage fresh_optimizer per_rank raw alone opaque drop_opaque safe_serialization"),
     *(
-        OPTIONS["jobs"].explained("Work in N threads; with --output-dir, convert N inputs at once.")
+        OPTIONS["jobs"].explained(
+            "Work in N threads; an output that is mostly computed, in N processes; with --output-dir, convert N inputs "
+            "at once."
+        )
         if option.name == "jobs"
         else option
         for option in CONVERTING

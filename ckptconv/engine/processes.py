@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from ckptconv.engine.tasks import Task
 from ckptconv.engine.worker import Digested, Tally, Worker
 from ckptconv.errors import CkptconvError, FailedError
-from ckptconv.process import own_memory, settled
+from ckptconv.process import own_memory, reuse_memory, settled
 from ckptconv.storage.progress import Progress
 
 if TYPE_CHECKING:
@@ -110,6 +110,7 @@ def _start(
         os.close(giving)
         for connection in (told, *started):
             connection.close()
+        reuse_memory()
         with settled():
             _work(queue(), worker, numbers, telling)
     finally:

@@ -181,7 +181,7 @@ class _Jobs(TypedDict, total=False):
     """Convert, Diff, Patch, Average, Merge, Rows."""
 
     jobs: int | str | None
-    """Work in N threads. Default: what suits the machine."""
+    """Work in N threads; an output that is mostly computed, in N processes. Default: what suits the machine."""
 
     memory: int | str | None
     """Most memory for all buffers together. Default: 8MiB; 24MiB where something is remote."""

@@ -366,7 +366,11 @@ class Options(_Given):
 
     # How to work, and what to write beside the output.
     jobs: int | None = _running(
-        counted(1, 256), "Work in N threads.", metavar="N", fallback="what suits the machine", env="CKPTCONV_JOBS"
+        counted(1, 256),
+        "Work in N threads; an output that is mostly computed, in N processes.",
+        metavar="N",
+        fallback="what suits the machine",
+        env="CKPTCONV_JOBS",
     )
     memory: int = _running(
         SIZE,

@@ -29,7 +29,7 @@ _AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
 # No product of finite numbers up to this rounds to infinity in a dtype: in float32 and bfloat16, and in float16.
 _LARGEST, _LARGEST_HALF = 3e38, 65504.0
 # Elements that are decoded at a time: they, and what is made of them, stay in the second-level cache.
-_CHUNK = 32 << 10
+_CHUNK = 64 << 10
 # The largest magnitudes of codes: in floats of 8 bits, and in integers, less a zero point of 8 bits.
 _LARGEST_CODE = {"float8_e5m2": 57344.0, "float8_e4m3fn": 448.0}
 _LARGEST_INTEGER = 511.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -17,18 +18,30 @@ if TYPE_CHECKING:
 
 @functools.cache
 def numpy_module() -> ModuleType:
+    return _loaded()[0]
+
+
+def blas_is_alone() -> bool:
+    """Whether OpenBLAS, by which numpy multiplies matrices, works only in the thread that calls it, however much it is
+    given: it was loaded here, and not by a program that uses the library."""
+    return _loaded()[1]
+
+
+@functools.cache
+def _loaded() -> tuple[ModuleType, bool]:
     # OpenBLAS, when loaded, starts a thread for every processor, and their stacks count as memory of this process.
     # Nothing here uses them. The setting is removed again: it is not for processes and libraries loaded later.
-    name = "OPENBLAS_NUM_THREADS"
+    name, is_first = "OPENBLAS_NUM_THREADS", "numpy" not in sys.modules
     unset = name not in os.environ
     if unset:
         os.environ[name] = "1"
+    is_alone = is_first and os.environ[name] == "1"
     try:
         import numpy
     finally:
         if unset:
             os.environ.pop(name, None)
-    return numpy
+    return numpy, is_alone
 
 
 _LOCAL = threading.local()

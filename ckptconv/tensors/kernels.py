@@ -55,7 +55,7 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 # Elements to cast at a time: a block and its temporaries stay in the second-level cache.
 _BLOCK = 1 << 16
 # Elements that are summed at a time: with the sum, and what is added to it, they stay in the second-level cache.
-_SUMMED = 1 << 14
+_SUMMED = 1 << 15
 # The tile of a transpose: elements along the rows of the source and of the result. It goes through a copy whose rows
 # are padded by a cache line (bytes): rows a power of two apart would all map to the same lines.
 _TILE = (512, 64)

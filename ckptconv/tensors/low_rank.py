@@ -16,23 +16,23 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.tensors.float_formats import numpy_module, scratch
+from ckptconv.tensors.float_formats import blas_is_alone, numpy_module, scratch
 from ckptconv.tensors.moves import Box, LowRank
-from ckptconv.tensors.rounding import SINGLE, Casting, numbers, numbers_as, precision_for, round_certain
+from ckptconv.tensors.rounding import SINGLE, Casting, Precision, numbers, numbers_as, precision_for, round_certain
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
 
 # Elements that are added up in order at a time: with the sum, they stay in the first-level cache.
 _IN_ORDER = 1 << 11
-# Those of a block that a BLAS makes: with what they are added to, and what is compared, they stay in the second-level
-# cache. A block has this many columns, if there are so many.
-_BLOCK, _WIDE = 1 << 15, 1 << 9
-# Products of numbers in one call of a BLAS. OpenBLAS makes so many in the thread that calls; for more it wakes others,
-# for which the threads that convert would wait.
+# Bytes of those of a block that a BLAS makes: with what they are added to, and what is compared, they stay in the
+# second-level cache. A block has this many columns, if there are so many.
+_BLOCK, _WIDE = 1 << 18, 1 << 10
+# Products of numbers in one call of a BLAS that has threads. OpenBLAS makes so many in the thread that calls; for more
+# it wakes others, for which the threads that convert would wait.
 _AT_ONCE = 1 << 18
 # Factors of elements that are added up one by one, at a time.
-_PICKED = 1 << 16
+_PICKED = 1 << 15
 # The largest rank for which the bound holds, as it neglects squares of the rounding error.
 _MOST_RANK = 1 << 12
 
@@ -99,13 +99,14 @@ def _add_all(given: _Sum, out: Array) -> None:
 
 def _add_some(given: _Sum, rows: Array, columns: Array) -> Array:
     """Return the sum at some rows and columns, none of which is no number."""
-    total: Array = numpy_module().zeros(len(rows))
+    np = numpy_module()
+    total: Array = np.zeros(len(rows))
     left, right = (
         _Stored(each.dtype, bits.take(at, 1)).numbers("f8")
         for each, bits, at in ((given.left, given.left.bits.T, rows), (given.right, given.right.bits, columns))
     )
-    for one, other in zip(left, right, strict=True):
-        total += one * other
+    for products in np.multiply(left, right, out=left):
+        total += products
     total *= given.scale
     total += given.base.at((rows, columns)).numbers("f8")
     return total
@@ -139,10 +140,14 @@ def rounded(
     given = _Sum.of(kernel, boxes, arrays)
     overflows = 0
     near = [(np.empty(0, "i8"),) * 2]
+    precision = precision_for(target, {each.dtype for each in given[:3]}, (given.scale,))
     with np.errstate(all="ignore"):
-        for place in _blocks(out.shape, _BLOCK, _WIDE):
+        left = _Vectors.of(given.left.numbers(precision.code) * np.array(given.scale, precision.code))
+        for place in _blocks(out.shape, _BLOCK // int(precision.code[1]), _WIDE):
             if not place[0].start:
-                products = _Products(given.at((slice(None), place[1])), target)
+                some = given.at((slice(None), place[1]))
+                right = _Vectors.of(some.right.numbers(precision.code).T)
+                products = _Products(some.base, left, right, precision, target)
             found = products.round(place[0], out[place], cast)
             if found is not None:
                 near.append((found[0] + place[0].start, found[1] + place[1].start))
@@ -154,58 +159,62 @@ def rounded(
         rows, columns = map(np.concatenate, zip(*near, strict=True))
         most = max(_PICKED // max(given.right.bits.shape[0], 1), 1)
         for at in range(0, len(rows), most):
-            some = rows[at : at + most], columns[at : at + most]
-            out[some], count = cast(_add_some(given, *some))
+            at_once = rows[at : at + most], columns[at : at + most]
+            out[at_once], count = cast(_add_some(given, *at_once))
             overflows += count
     return overflows
 
 
-class _Products:
-    """Sums with products that a BLAS makes, and how far they may be from those in order."""
+class _Vectors(NamedTuple):
+    """The rows of a matrix, and their lengths."""
 
-    def __init__(self, given: _Sum, target: str) -> None:
+    numbers: Array
+    lengths: Array
+
+    @classmethod
+    def of(cls, rows: Array) -> _Vectors:
         np = numpy_module()
-        self._base, self._target = given.base, target
-        self._precision = precision_for(target, {each.dtype for each in given[:3]}, (given.scale,))
-        code = self._precision.code
-        self._left = given.left.numbers(code) * np.array(given.scale, code)
-        self._right = given.right.numbers(code)
-        self._rank = len(self._right)
         # Squares that underflow are counted as if they were just below what does not.
-        self._lengths = [
-            np.sqrt(np.einsum(sum_, side, side) + self._rank * 2.0**-126)
-            for sum_, side in (("ik,ik->i", self._left), ("kj,kj->j", self._right))
-        ]
+        return cls(rows, np.sqrt(np.einsum("ik,ik->i", rows, rows) + rows.shape[1] * 2.0**-126))
+
+
+class _Products(NamedTuple):
+    """Sums with the products of `left` and `right` that a BLAS makes, and how far they may be from those in order."""
+
+    base: _Stored
+    left: _Vectors
+    right: _Vectors
+    precision: Precision
+    target: str
 
     def round(self, rows: slice, out: Array, cast: Casting) -> tuple[Array, Array] | None:
         """Fill `out` with the bits of the sums in `rows`. Return the rows and columns in it of those that may round
         otherwise, or None, as `round_certain` does."""
         np = numpy_module()
-        code = self._precision.code
+        code = self.precision.code
         values, room = (
-            scratch(use, out.size * 8)[: out.size * int(code[1])].view(code).reshape(out.shape)
-            for use in ("sums", "other")
+            scratch(use, out.size * int(code[1])).view(code).reshape(out.shape) for use in ("sums", "other")
         )
-        _multiply(self._left[rows], self._right, values)
-        base = self._base.at(rows)
-        is_plain = base.dtype == "bfloat16" and self._precision is SINGLE
+        _multiply(self.left.numbers[rows], self.right.numbers.T, values)
+        base = self.base.at(rows)
+        is_plain = base.dtype == "bfloat16" and self.precision is SINGLE
         values += numbers(*base, room.view("u4")) if is_plain else base.numbers(code)
-        near = round_certain(values, self._bounds(rows), self._precision, self._target, out, room, cast)
+        near = round_certain(values, self._bounds(rows), self.precision, self.target, out, room, cast)
         return None if near is None else np.divmod(near, out.shape[1])
 
     def _bounds(self, rows: slice) -> Array:
         """Return for each of `rows` how far products may be from those that are added up in order: a column."""
-        left, right = self._lengths[0][rows][:, None], self._lengths[1].max()
+        rank, left, right = self.left.numbers.shape[1], self.left.lengths[rows][:, None], self.right.lengths.max()
         # Sums in order are as far off; in float32, the others are all that counts. The scale is rounded, and what it is
         # multiplied by. Last what underflows.
-        errors = 1.01 * self._precision.unit * (self._rank + 8) * (1 if self._precision is SINGLE else 2)
-        bounds: Array = errors * left * right + (self._rank + 2) * 2.0**-126 * (1 + left + right)
-        return bounds if self._rank <= _MOST_RANK else bounds + math.inf
+        errors = 1.01 * self.precision.unit * (rank + 4) * (1 if self.precision is SINGLE else 2)
+        bounds: Array = errors * left * right + (rank + 2) * 2.0**-126 * (1 + left + right)
+        return bounds if rank <= _MOST_RANK else bounds + math.inf
 
 
 def _multiply(left: Array, right: Array, out: Array) -> None:
     """Fill `out` with the product of two matrices."""
-    side = max(math.isqrt(_AT_ONCE // max(len(right), 1)), 1)
+    side = max(out.shape) if blas_is_alone() else max(math.isqrt(_AT_ONCE // max(len(right), 1)), 1)
     for rows, columns in _blocks(out.shape, side * side, side):
         numpy_module().matmul(left[rows], right[:, columns], out=out[rows, columns])
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -16,6 +20,7 @@ import pytest
 import torch
 from checkpoints import ckptconv, ckptconv_here
 from safetensors.torch import load_file, save_file
+from terminal import shown_on
 
 from ckptconv.engine import processes
 
@@ -118,6 +123,19 @@ def test_what_is_only_copied_or_cast_needs_none(steps: list[Path], tmp_path: Pat
     assert forks_of("convert", steps[0], tmp_path / "out.safetensors", "--dtype", "bfloat16", "--jobs", 2) == 0
 
 
+def test_a_bar_on_a_terminal_has_no_thread_that_would_forbid_it(steps: list[Path], tmp_path: Path) -> None:
+    master, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    command = [sys.executable, "-c", COUNTED.format(before="pass"), "average", *map(str, steps)]
+    streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    process = subprocess.Popen([*command, str(tmp_path / "out.safetensors"), "--jobs", "2"], **streams)
+    os.close(terminal)
+    shown = shown_on(master)
+    assert "%|" in shown
+    assert shown.split()[-1] == "2"
+    assert process.wait() == 0
+
+
 def test_the_report_and_the_checksums_are_those_of_threads(steps: list[Path], tmp_path: Path) -> None:
     reports, manifests = [], []
     for place, run in (("forked", ckptconv), ("threads", ckptconv_here)):
@@ -202,12 +220,12 @@ def test_an_error_is_that_of_a_thread(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_system_keeps_its_cause(steps: list[Path], tmp_path: Path) -> None:
-    """A full disk: what is staged goes, which is known by the number of the system's error."""
+    """A full disk: the shard that is finished goes too, which only the number of the system's error tells."""
     full = """
 import errno, os, sys
 pwrite = os.pwrite
 def full(fd, data, offset):
-    if offset > 1 << 20:
+    if "00002-of" in os.readlink(f"/proc/self/fd/{fd}"):
         raise OSError(errno.ENOSPC, "No space left on device")
     return pwrite(fd, data, offset)
 os.pwrite = full

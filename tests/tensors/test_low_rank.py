@@ -89,7 +89,7 @@ def test_what_is_rounded_is_the_sum_in_order(seed, shape, rank, dtypes, kinds, t
     wanted, overflows = apply((tile, Cast("float64", target)), data)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(low_rank, "_multiply", multiply)
-        patch.setattr(low_rank, "_BLOCK", 64)
+        patch.setattr(low_rank, "_BLOCK", 512)
         patch.setattr(low_rank, "_WIDE", 16)
         patch.setattr(low_rank, "_PICKED", 4 * rank)
         made, count = apply((tile._replace(cast=target),), data)
