@@ -58,7 +58,7 @@ def test_more_is_kept_and_a_glob_that_matches_nothing_is_an_error(tmp_path: Path
     source = model(tmp_path / "m")
     ckptconv.convert(source, tmp_path / "q", quantize="mxfp8", keep="*.q_proj.*")
     told = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
-    assert "model.layers.0.self_attn.q_proj" in told["modules_to_not_convert"]
+    assert "model.layers.0.self_attn.q_proj" in told["ignored_layers"]
     assert load_file(tmp_path / "q" / "model.safetensors")[WEIGHTS[0]].dtype == torch.bfloat16
     for options in ({"keep": "*.none"}, {"keep": "*.weight"}, {"requantize": "mxfp8"}):
         with pytest.raises(UsageError):
