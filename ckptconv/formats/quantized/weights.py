@@ -37,7 +37,8 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any],
     """Return `source` with the weights of `dtype` in the place of quantized ones, in every state dict that it holds.
 
     `anew`: weights are to be quantized again; `dtype` is "" if all of these are, and then they are float32. Parts of
-    quantized weights, and scales of activations, are gone. Read the configuration beside it, and parts that are shapes. Raise as `joining.found` does.
+    quantized weights, and scales of activations, are gone. Read the configuration beside it, and parts that are shapes.
+    Raise as `joining.found` does.
     """
     if source.quantized:
         return source
