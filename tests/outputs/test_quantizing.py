@@ -97,6 +97,26 @@ def test_without_a_configuration_it_is_said_what_that_has_to_say(tmp_path: Path)
     assert any('"quant_method": "mxfp8"' in each for each in report.warnings)
 
 
+def test_a_configuration_that_is_not_copied_is_said(tmp_path: Path) -> None:
+    source = QUANTIZED / "mxfp8"
+    report = ckptconv.convert(source, tmp_path / "w", dequantize=True)
+    assert any("--copy-config" in note for note in report.notes)
+    for options in ({"copy_config": True}, {"copy_config": False}, {"to": "dcp"}):
+        report = ckptconv.convert(source, tmp_path / f"{options}", dequantize=True, **options)
+        assert not any("--copy-config" in note for note in report.notes)
+
+
+def test_a_scale_of_nothing_that_is_known_is_said(tmp_path: Path) -> None:
+    source = tmp_path / "s"
+    shutil.copytree(QUANTIZED / "mxfp8", source)
+    tensors = load_file(source / "model.safetensors")
+    more = {"a.kv_cache_scale": torch.ones(1), "a.logit.bias": torch.ones(1), "a.k_scale": torch.ones(1)}
+    save_file({**tensors, **more}, source / "model.safetensors")
+    report = ckptconv.convert(source, tmp_path / "w", dequantize=True)
+    assert any(note.endswith("left as they are: 'a.kv_cache_scale'.") for note in report.notes)
+    assert {"a.kv_cache_scale", "a.logit.bias"} <= load_file(tmp_path / "w" / "model.safetensors").keys()
+
+
 def test_a_virtual_checkpoint_is_quantized_as_it_is_read(tmp_path: Path) -> None:
     source = model(tmp_path / "m")
     ckptconv.convert(source, tmp_path / "q", quantize="int4-g32")

@@ -91,7 +91,7 @@ def _notes(quantized: Quantized, made: _Weights, anew: bool) -> Iterator[str]:
             f"{some(made.bare)}."
         )
     if made.unknown:
-        yield f"scales of which nothing says what they are for were left as they are: {some(made.unknown)}."
+        yield f"scales of which nothing says what they are for, left as they are: {some(made.unknown)}."
 
 
 def with_configuration(source: Source, storage_options: Mapping[str, Any]) -> Source:
