@@ -7,6 +7,7 @@ integers is 1, and that of floats what their last place is there. A code that is
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -374,26 +375,43 @@ def _remade(pairs: Mapping[Any, tuple[Pair, str]], options: Options) -> dict[Any
     quantized."""
     found: dict[Any, tuple[int, bool]] = {}
     for attempt in range(max(map(len, _RULES.values()))):
-        made: dict[Any, tuple[Pair, Pair]] = {}
+        made: dict[Any, list[tuple[Pair, Pair]]] = {}
         for key, (pair, side) in pairs.items():
             one, other = (pair.one, pair.other) if side == "a" else (pair.other, pair.one)
-            both = _again(one, _exact(other), attempt) if found.get(key) != (0, True) else None
-            if both:
-                made[key] = both
-        compare([each for both in made.values() for each in both], options)
-        for key, both in made.items():
-            codes, scales = (each.found.elements if each.found else 0 for each in both)
+            every = _again(one, _exact(other), attempt) if found.get(key) != (0, True) else []
+            if every:
+                made[key] = every
+        compare([each for every in made.values() for both in every for each in both], options)
+        for key, every in made.items():
+            codes, scales = (
+                sum(each.found.elements for each in side if each.found) for side in zip(*every, strict=True)
+            )
             told = scales, not codes
             if key not in found or (told[0], codes) < (found[key][0], not found[key][1]):
                 found[key] = told
     return found
 
 
-def _again(tensor: LazyTensor, other: LazyTensor, attempt: int) -> tuple[Pair, Pair] | None:
-    """Return the codes and the scales of a quantized weight, each beside those that quantizing `other` gives by one of
-    the rules that are known for it."""
+def _again(tensor: LazyTensor, other: LazyTensor, attempt: int) -> list[tuple[Pair, Pair]]:
+    """Return the codes and the scales of each quantized weight that `tensor` is joined of, beside those that quantizing
+    `other` gives by one of the rules that are known for it; nothing if there is none for one of them."""
     while isinstance(tensor, (Tagged, Convert)):
         tensor = tensor.tensor
+    if isinstance(tensor, View) and tensor.dtype == tensor.tensor.dtype:
+        return _again(tensor.tensor, View(other, other.dtype, tensor.tensor.shape), attempt)
+    if isinstance(tensor, Concat):
+        starts = itertools.accumulate((part.shape[tensor.dim] for part in tensor.parts), initial=0)
+        spans = [Span(0, 1, extent) for extent in tensor.shape]
+        every = []
+        for part, start in zip(tensor.parts, starts, strict=False):
+            spans[tensor.dim] = Span(start, 1, part.shape[tensor.dim])
+            every.append(_again(part, sliced(other, spans), attempt))
+        return [both for found in every for both in found] if all(every) else []
+    both = _alone(tensor, other, attempt)
+    return [both] if both else []
+
+
+def _alone(tensor: LazyTensor, other: LazyTensor, attempt: int) -> tuple[Pair, Pair] | None:
     if not isinstance(tensor, Tiled) or not isinstance(tensor.kernel, Dequantize) or len(tensor.shape) < 2:
         return None
     kernel, codes, scale, dims = tensor.kernel, tensor.parts[0], tensor.parts[1], len(tensor.shape)

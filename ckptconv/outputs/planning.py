@@ -106,19 +106,21 @@ def _safetensors_output(source: Source, target: Target, options: Options) -> Out
     is_model = source.family != diffusers.FAMILY
     files, aliases, told = _safetensors_files(source, target, options) if is_model else ((), {}, Told())
     contents = {name: source.content(name, file, told.quantization) for name, file in source.companions.items()}
-    if told.quantization and "config.json" not in contents:
-        told = replace(told, warnings=(*told.warnings, _unsaid(told.quantization)))
+    told = told if "config.json" in contents else _unsaid(told)
     copied = tuple(FilePlan(name, content.nbytes, _copied(content)) for name, content in contents.items())
     return output_of(target.made_of, [source], target, options, (*copied, *files), aliases, told)
 
 
-def _unsaid(quantization: Mapping[str, Any]) -> str:
-    """Return what a user has to say in a configuration that is not written."""
-    shown = {key: value for key, value in quantization.items() if not isinstance(value, list) or len(value) < 5}
-    return (
+def _unsaid(told: Told) -> Told:
+    """Return `told` with a warning of what a user has to say of quantized weights, as no configuration is written."""
+    if not told.quantization:
+        return told
+    shown = {key: value for key, value in told.quantization.items() if not isinstance(value, list) or len(value) < 5}
+    warning = (
         f"no config.json beside the weights says how they are quantized. Programs look for it there: "
         f'"quantization_config": {json.dumps(shown)}, and the modules that are left as they are.'
     )
+    return replace(told, warnings=(*told.warnings, warning))
 
 
 def _copied(content: LazyTensor) -> tuple[Copied, ...]:
@@ -129,7 +131,8 @@ def _virtual_output(source: Source, target: Target, options: Options) -> Output:
     """Plan the description of the files that a conversion of the weights to a directory would write."""
     meant = Target(dirname(target.path), "directory", stem=source.stem)
     source = replace(source, inputs=source.all_inputs())
-    real = output_of("weights", [source], meant, options, *_safetensors_files(source, meant, options))
+    files, aliases, told = _safetensors_files(source, meant, options)
+    real = output_of("weights", [source], meant, options, files, aliases, _unsaid(told))
     data = virtual.document(target.path, real.plan.files, source.format, real.plan.plan_id)
     file = FilePlan(basename(target.path), len(data), (Literal(0, data),))
     made = output_of("virtual", [source], target, options, (file,), real.aliases, real.told)

@@ -37,6 +37,9 @@ def accompanied(source: Source, target: Target, options: Options) -> tuple[Sourc
     is_known = not is_beside and (not is_remote(target.path) or (bool(asked) and not options.part))
     earlier = earlier_companions(directory) if is_known else {}
     goal = replace(target, replaces=frozenset(earlier))
+    if not asked and options.copy_config is None and source.quantized and source.quantized.config:
+        told = f"{source.quantized.path} was not copied: --copy-config writes it without what it says of quantizing."
+        return replace(source, notes=[*source.notes, told]), goal
     return (_with_companions(source, asked, directory, options, earlier) if asked else source), goal
 
 

@@ -180,6 +180,32 @@ def test_another_step_of_training_is_further_than_half_a_step(way: str, model: P
         assert steps.scales_differ or way == "fp8-block-ue8m0"
 
 
+@pytest.mark.parametrize("way", ["fp8-block", "int4-g32"])
+@pytest.mark.parametrize("fault", [False, True])
+def test_weights_that_a_map_joins_are_lossless_too(way: str, fault: bool, model: Path, tmp_path: Path) -> None:
+    weights = load_file(model / "model.safetensors")
+    if fault:
+        weights[NAMES[1]][5] *= 1.5
+    fused = {
+        f"model.layers.{n}.fused.weight": torch.cat([weights[each] for each in NAMES[2 * n : 2 * n + 2]])
+        for n in range(2)
+    }
+    save_file({**fused, "model.norm.weight": weights["model.norm.weight"]}, tmp_path / "fused.safetensors")
+    rules = tmp_path / "my.toml"
+    there = ", ".join(f'"{LAYER.format("{l}", part)} : a b"' for part in ("gate", "up"))
+    rules.write_text(f"""
+keep = ["model.norm.weight"]
+[[rule]]
+left = "model.layers.{{l}}.fused.weight : (a + a) b"
+right = [{there}]
+""")
+    found, every = compared(model.parent / way, tmp_path / "fused.safetensors", map=rules)
+    assert found.quantization is not None
+    assert (found.quantization.lossless, found.quantization.beyond) == ((1, 1) if fault else (2, 0))
+    beyond = {tensor.name for tensor in every.values() if tensor.steps and tensor.steps.beyond}
+    assert beyond == ({"model.layers.0.fused.weight"} if fault else set())
+
+
 # --------------------------------------------------------------------------------------------------------- arithmetic
 
 

@@ -58,7 +58,7 @@ def test_more_is_kept_and_a_glob_that_matches_nothing_is_an_error(tmp_path: Path
     source = model(tmp_path / "m")
     ckptconv.convert(source, tmp_path / "q", quantize="mxfp8", keep="*.q_proj.*")
     told = json.loads((tmp_path / "q" / "config.json").read_text())["quantization_config"]
-    assert "model.layers.0.self_attn.q_proj" in told["modules_to_not_convert"]
+    assert "model.layers.0.self_attn.q_proj" in told["ignored_layers"]
     assert load_file(tmp_path / "q" / "model.safetensors")[WEIGHTS[0]].dtype == torch.bfloat16
     for options in ({"keep": "*.none"}, {"keep": "*.weight"}, {"requantize": "mxfp8"}):
         with pytest.raises(UsageError):
@@ -95,6 +95,26 @@ def test_without_a_configuration_it_is_said_what_that_has_to_say(tmp_path: Path)
     source = model(tmp_path / "m")
     report = ckptconv.convert(source, tmp_path / "x.safetensors", quantize="mxfp8")
     assert any('"quant_method": "mxfp8"' in each for each in report.warnings)
+
+
+def test_a_configuration_that_is_not_copied_is_said(tmp_path: Path) -> None:
+    source = QUANTIZED / "mxfp8"
+    report = ckptconv.convert(source, tmp_path / "w", dequantize=True)
+    assert any("--copy-config" in note for note in report.notes)
+    for options in ({"copy_config": True}, {"copy_config": False}, {"to": "dcp"}):
+        report = ckptconv.convert(source, tmp_path / f"{options}", dequantize=True, **options)
+        assert not any("--copy-config" in note for note in report.notes)
+
+
+def test_a_scale_of_nothing_that_is_known_is_said(tmp_path: Path) -> None:
+    source = tmp_path / "s"
+    shutil.copytree(QUANTIZED / "mxfp8", source)
+    tensors = load_file(source / "model.safetensors")
+    more = {"a.kv_cache_scale": torch.ones(1), "a.logit.bias": torch.ones(1), "a.k_scale": torch.ones(1)}
+    save_file({**tensors, **more}, source / "model.safetensors")
+    report = ckptconv.convert(source, tmp_path / "w", dequantize=True)
+    assert any(note.endswith("left as they are: 'a.kv_cache_scale'.") for note in report.notes)
+    assert {"a.kv_cache_scale", "a.logit.bias"} <= load_file(tmp_path / "w" / "model.safetensors").keys()
 
 
 def test_a_virtual_checkpoint_is_quantized_as_it_is_read(tmp_path: Path) -> None:

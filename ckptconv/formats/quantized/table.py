@@ -429,6 +429,8 @@ WAYS: Mapping[str, Way] = {
             "weight_block_size": [1, 32],
             "scale_fmt": "ue8m0",
         },
+        # As MiniMax has it: of this method, vLLM reads no other word.
+        "ignored_layers",
     ),
     "int4-g32": Way(
         _PACKED_INT,

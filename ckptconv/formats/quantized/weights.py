@@ -37,8 +37,8 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any],
     """Return `source` with the weights of `dtype` in the place of quantized ones, in every state dict that it holds.
 
     `anew`: weights are to be quantized again; `dtype` is "" if all of these are, and then they are float32. Parts of
-    quantized weights, and scales of activations, are gone. Read the configuration beside it, and parts that are
-    shapes. Raise as `joining.found` does.
+    quantized weights, and scales of activations, are gone. Read the configuration beside it, and parts that are shapes.
+    Raise as `joining.found` does.
     """
     if source.quantized:
         return source
@@ -91,7 +91,7 @@ def _notes(quantized: Quantized, made: _Weights, anew: bool) -> Iterator[str]:
             f"{some(made.bare)}."
         )
     if made.unknown:
-        yield f"scales of which nothing says what they are for were left as they are: {some(made.unknown)}."
+        yield f"scales of which nothing says what they are for, left as they are: {some(made.unknown)}."
 
 
 def with_configuration(source: Source, storage_options: Mapping[str, Any]) -> Source:

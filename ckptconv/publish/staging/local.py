@@ -20,7 +20,7 @@ from typing import Any
 from ckptconv.errors import CorruptError, FailedError, UsageError
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.outputs.schema import MOST_RECORD, file_record
-from ckptconv.plan import FilePlan
+from ckptconv.plan import Copied, FilePlan
 from ckptconv.publish.manifest import Made, record
 from ckptconv.publish.staging.area import (
     BUSY,
@@ -371,8 +371,13 @@ class LocalStaging(Staging):
         place = self._place(file.name)
         with writing(self.path):
             with place.open() as directory:
+                synced = self.durable
+                # What is copied has no checksums, by which `finish` could trust it.
+                if self.shared and not synced and any(isinstance(part, Copied) for part in file.parts):
+                    _sync(directory, place.name)
+                    synced = True
                 now = directory.stat(place.name)
-            facts = {"plan": self.plan_id, "inode": now.st_ino, "mtime": now.st_mtime_ns, "synced": self.durable}
+            facts = {"plan": self.plan_id, "inode": now.st_ino, "mtime": now.st_mtime_ns, "synced": synced}
             self._staging.write_whole(record_of(file.name), record(file, crcs, digests, facts))
         self.recorded.add(file.name)
 

@@ -1,0 +1,86 @@
+"""Outputs that are computed: merges, averages, and quantized weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from ckptconv import average, convert, merge
+from ckptconv.result import Report
+
+LAYER = "model.layers.{}.mlp.{}_proj.weight"
+NAMES = [LAYER.format(number, part) for number in range(2) for part in ("gate", "up")]
+ROWS, COLUMNS = 136, 160
+
+
+def random(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def sources(here: Path) -> Path:
+    """Put models `a`, `b`, `c`, adapters `lora` and `dora`, and `a` quantized, as `powers`, into a directory."""
+    for seed, name in enumerate(("a", "b", "c")):
+        _model(here / name, 10 * seed)
+    _adapter(here / "lora")
+    _adapter(here / "dora", use_dora=True)
+    convert(here / "a", here / "powers", quantize="fp8-block-ue8m0", fsync=False)
+    return here
+
+
+def _model(here: Path, seed: int) -> None:
+    here.mkdir()
+    weights = {name: random(ROWS, COLUMNS, seed=seed + at) for at, name in enumerate(NAMES)}
+    save_file({name: each.bfloat16() for name, each in weights.items()}, here / "model.safetensors")
+    (here / "config.json").write_text('{"dtype": "bfloat16"}')
+
+
+def _adapter(here: Path, **told: Any) -> None:
+    here.mkdir()
+    tensors = {}
+    for at, name in enumerate(NAMES):
+        module = f"base_model.model.{name.removesuffix('.weight')}"
+        tensors[f"{module}.lora_A.weight"] = random(3, COLUMNS, seed=50 + at)
+        tensors[f"{module}.lora_B.weight"] = random(ROWS, 3, seed=60 + at)
+        if told:
+            tensors[f"{module}.lora_magnitude_vector"] = random(ROWS, seed=70 + at).abs()
+    save_file(tensors, here / "adapter_model.safetensors")
+    (here / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 3, "lora_alpha": 6, **told}))
+
+
+Job = Callable[..., Report]
+
+
+def _merging(adapter: str, **asked: Any) -> Job:
+    return lambda here, base, out, **options: merge(f"{here}/{base}", f"{here}/{adapter}", out, **asked, **options)
+
+
+def _averaging(*steps: str, minus: str = "", **asked: Any) -> Job:
+    def make(here: Any, last: str, out: Any, **options: Any) -> Report:
+        base = {"minus": f"{here}/{minus}"} if minus else {}
+        return average([f"{here}/{step}" for step in (*steps, last)], out, **base, **asked, **options)
+
+    return make
+
+
+def _converting(**asked: Any) -> Job:
+    return lambda here, source, out, **options: convert(f"{here}/{source}", out, **asked, **options)
+
+
+# What makes an output, called with where `sources` are, the name of the one that verify is to be asked of, the output,
+# and options.
+JOBS: dict[str, tuple[Job, str]] = {
+    "merge": (_merging("lora"), "a"),
+    "dora": (_merging("dora"), "a"),
+    "average": (_averaging("a", "b", weights=[1, 2, 3]), "c"),
+    "ema": (_averaging("a", ema=0.75), "b"),
+    "minus": (_averaging("a", minus="c"), "b"),
+    **{way: (_converting(quantize=way), "a") for way in ("fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32")},
+    "requantize": (_converting(requantize="mxfp8"), "powers"),
+    "merge-mxfp8": (_merging("lora", dequantize=True, quantize="mxfp8"), "powers"),
+    "average-int4": (_averaging("a", quantize="int4-g32"), "b"),
+}

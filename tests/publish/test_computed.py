@@ -1,0 +1,161 @@
+"""Merges, averages and quantized outputs are conversions like others: killed and gone on with, in parts, virtual, from
+and to stores."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from computed import JOBS, sources
+from crashes import contents, counted, failing, in_child
+from hub_server import Hub, hub_server
+from huggingface_hub import constants
+from remote import BUCKET, S3, fresh
+
+from ckptconv import VirtualFiles, finish, verify
+from ckptconv.errors import FailedError
+
+# Of each kind one, and two of them in one.
+SOME = ["dora", "average", "fp8-block", "requantize", "merge-mxfp8", "average-int4"]
+SHARDS: dict[str, Any] = {"max_shard_size": 30_000, "fsync": False}
+MANIFEST = ".ckptconv-manifest.json"
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sources(tmp_path_factory.mktemp("computed"))
+
+
+@pytest.fixture(scope="module")
+def whole(here: Path) -> dict[str, dict[str, bytes]]:
+    """What each job makes when nothing disturbs it."""
+    for job in SOME:
+        make, source = JOBS[job]
+        make(here, source, here / f"whole-{job}", **SHARDS)
+    return {job: contents(here / f"whole-{job}") for job in SOME}
+
+
+def weights(found: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in found.items() if name != MANIFEST}
+
+
+@pytest.mark.parametrize("job", SOME)
+def test_killed_at_any_moment_it_leaves_nothing_bad_and_goes_on(
+    job: str, here: Path, whole: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    make, source = JOBS[job]
+    chance, wanted = random.Random(job), whole[job]
+    out = tmp_path / "out"
+    killed = 0
+    for at in (25, chance.randint(30, 50), chance.randint(50, 68)):
+
+        def work(at: int = at) -> None:
+            counted(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            make(here, source, out, jobs=1, **SHARDS)
+
+        killed += in_child(work) == -signal.SIGKILL
+        found = contents(out) if out.exists() else {}
+        assert all(wanted[name] == data for name, data in found.items() if name != MANIFEST)
+        assert "model.safetensors.index.json" not in found or weights(found) == weights(wanted)
+    assert killed
+
+    def last() -> None:
+        make(here, source, out, before_commit=lambda: os.kill(os.getpid(), signal.SIGKILL), **SHARDS)
+
+    assert in_child(last) == -signal.SIGKILL
+    assert make(here, source, out, **SHARDS).reused >= 2
+    assert weights(contents(out)) == weights(wanted)
+    assert not [path for path in out.iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize("job", SOME)
+def test_a_full_disk_is_said_and_a_dry_run_tells_the_size(
+    job: str, here: Path, whole: dict[str, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, source = JOBS[job]
+    full = OSError(28, "No space left on device")
+    with failing(monkeypatch, "pwrite", 2, full), pytest.raises(FailedError, match="no space left"):
+        make(here, source, tmp_path / "out", **SHARDS)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    told = make(here, source, tmp_path / "dry", dry_run=True, **SHARDS)
+    assert not (tmp_path / "dry").exists()
+    stored = {name: len(data) for name, data in whole[job].items() if name.endswith(".safetensors")}
+    assert {Path(each.path).name: each.bytes for each in told.outputs if each.path.endswith(".safetensors")} == stored
+
+
+@pytest.mark.parametrize("job", SOME)
+def test_parts_make_the_whole_and_the_manifest_tells_verify_all(
+    job: str, here: Path, whole: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    make, source = JOBS[job]
+    for part in ("0/2", "1/2"):
+        make(here, source, tmp_path / "out", part=part, **SHARDS)
+    finish(tmp_path / "out")
+    assert weights(contents(tmp_path / "out")) == weights(whole[job])
+    told = json.loads((tmp_path / "out" / MANIFEST).read_text())
+    ways = {"fp8-block": "fp8-block", "requantize": "mxfp8", "merge-mxfp8": "mxfp8", "average-int4": "int4-g32"}
+    assert told.get("quantized") == ({ways[job]: 4} if job in ways else None)
+    assert ("average" in told, "adapters" in told) == ("average" in job, job in ("dora", "merge-mxfp8"))
+    assert verify(here / source, tmp_path / "out").bytes_compared
+
+
+@pytest.mark.parametrize("job", SOME)
+def test_a_virtual_checkpoint_has_the_same_files(
+    job: str, here: Path, whole: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    make, source = JOBS[job]
+    report = make(here, source, tmp_path / "x.virtual.json", **SHARDS)
+    assert any("quantization_config" in each for each in report.warnings) == ("config.json" in whole[job])
+    with VirtualFiles(tmp_path / "x.virtual.json") as files:
+        assert {name: files.read_bytes(name) for name in files} == {
+            name: data for name, data in weights(whole[job]).items() if name != "config.json"
+        }
+
+
+@pytest.mark.parametrize("job", SOME)
+def test_sources_and_output_may_be_on_a_store(job: str, here: Path, whole: dict[str, dict[str, bytes]], s3: S3) -> None:
+    make, source = JOBS[job]
+    name = fresh()
+    for each in ("a", "b", "c", "dora", "lora", "powers"):
+        s3.put(here / each, f"{name}/{each}")
+    there = f"s3://{BUCKET}/{name}"
+    make(there, source, f"{there}/out", storage_options=s3.options, verify=True, **SHARDS)
+    found = {key.rpartition("/")[2]: s3.get(key) for key in s3.keys(f"{name}/out/")}
+    assert weights(found) == weights(whole[job])
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory, here: Path) -> Iterator[Hub]:
+    with hub_server(tmp_path_factory.mktemp("hub") / "root") as served:
+        files = {
+            f"{each}/{path.name}": path.read_bytes()
+            for each in ("a", "b", "c", "dora", "lora", "powers")
+            for path in (here / each).iterdir()
+            if path.name != MANIFEST
+        }
+        served.commit("org/computed", files)
+        yield served
+
+
+@pytest.mark.parametrize("job", SOME)
+def test_sources_may_be_in_a_repository_of_the_hub(
+    job: str,
+    here: Path,
+    whole: dict[str, dict[str, bytes]],
+    hub: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    make, source = JOBS[job]
+    make("hf://org/computed", source, tmp_path / "out", storage_options=hub.options, verify=True, **SHARDS)
+    assert weights(contents(tmp_path / "out")).keys() >= weights(whole[job]).keys()
+    shards = {name: data for name, data in whole[job].items() if name.endswith((".safetensors", ".index.json"))}
+    assert {name: contents(tmp_path / "out")[name] for name in shards} == shards

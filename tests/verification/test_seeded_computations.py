@@ -1,0 +1,181 @@
+"""Faults planted into merges, averages and quantized outputs: into what computes them, and into the files. Verify finds
+each, and says where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from computed import JOBS, NAMES, sources
+from safetensors.torch import load_file, save_file
+
+from ckptconv import verify
+from ckptconv.errors import DifferenceError
+from ckptconv.outputs import planning
+from ckptconv.tensors import kernels
+from ckptconv.tensors.moves import LowRank, Magnitude, Quantize, Tile, WeightedSum
+
+Patch = pytest.MonkeyPatch
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sources(tmp_path_factory.mktemp("computed"))
+
+
+# ------------------------------------------------------------------------------------------------ what computes
+
+
+def tiles(
+    kind: type, change: Callable[[Any, np.ndarray], object] | None = None, **fields: Any
+) -> Callable[[Patch], None]:
+    """Tiles of a kernel that has other `fields`, functions of its own, or whose bits are then changed."""
+
+    def plant(patch: Patch) -> None:
+        right = kernels._KERNELS[Tile]
+
+        def wrong(tile: Tile, data: memoryview, out: memoryview) -> int:
+            if not isinstance(tile.kernel, kind):
+                return right(tile, data, out)
+            kernel = tile.kernel._replace(**{name: made(tile.kernel) for name, made in fields.items()})
+            count = right(tile._replace(kernel=kernel), data, out)
+            if change is not None:
+                change(tile, np.frombuffer(out, "u1"))
+            return count
+
+        patch.setitem(kernels._KERNELS, Tile, wrong)
+
+    return plant
+
+
+def sums(**fields: Callable[[WeightedSum], Any]) -> Callable[[Patch], None]:
+    def plant(patch: Patch) -> None:
+        right = kernels._KERNELS[WeightedSum]
+
+        def wrong(kernel: WeightedSum, data: memoryview, out: memoryview) -> int:
+            return right(kernel._replace(**{name: made(kernel) for name, made in fields.items()}), data, out)
+
+        patch.setitem(kernels._KERNELS, WeightedSum, wrong)
+
+    return plant
+
+
+def last_bit(tile: Tile, bits: np.ndarray) -> None:
+    bits[-2] ^= 1
+
+
+def another_sign(tile: Tile, bits: np.ndarray) -> None:
+    bits[7] ^= 128
+
+
+def one_bit_of_codes(tile: Tile, bits: np.ndarray) -> None:
+    if tile.kernel.made == "codes":
+        bits[0] ^= 1
+
+
+def one_scale_of_its_neighbour(tile: Tile, bits: np.ndarray) -> None:
+    if tile.kernel.made == "scales":
+        # The exponent's last bit, whatever the dtype.
+        bits[min(len(bits), 4) - 1] ^= 2
+
+
+def exchanged(one: str, other: str) -> Callable[[Patch], None]:
+    """Two tensors are stored under each other's names, with the parts of quantized ones."""
+
+    def plant(patch: Patch) -> None:
+        right = planning._file_plans
+
+        def wrong(tensors: Any, *rest: Any) -> Any:
+            made = dict(tensors)
+            for name in tensors:
+                if name.startswith(one):
+                    there = other + name.removeprefix(one)
+                    made[name], made[there] = tensors[there], tensors[name]
+            return right(made, *rest)
+
+        patch.setattr(planning, "_file_plans", wrong)
+
+    return plant
+
+
+OF_CODES = ["fp8-block", "mxfp8", "int4-g32", "requantize"]
+ANOTHER_LAYER, GATE_AND_UP = exchanged(NAMES[0], NAMES[2]), exchanged(NAMES[0], NAMES[1])
+MADE: dict[str, tuple[Callable[[Patch], None], list[str]]] = {
+    "another scale of the adapter": (tiles(LowRank, scale=lambda kernel: -kernel.scale), ["merge", "merge-mxfp8"]),
+    "the last bit of a merged weight": (tiles(LowRank, last_bit), ["merge"]),
+    "the sign of a weight of another length": (tiles(Magnitude, another_sign), ["dora"]),
+    "weights in another order": (sums(weights=lambda kernel: kernel.weights[::-1]), ["average", "ema", "minus"]),
+    "another divisor": (sums(over=lambda kernel: kernel.over * 2), ["average", "ema", "minus", "average-int4"]),
+    "a bit of a code": (tiles(Quantize, one_bit_of_codes), OF_CODES),
+    "a scale that is none of its tile": (tiles(Quantize, one_scale_of_its_neighbour), OF_CODES),
+    "another largest code": (tiles(Quantize, largest=lambda kernel: kernel.largest / 2), ["fp8-block", "int4-g32"]),
+    "powers of two": (tiles(Quantize, power=lambda kernel: not kernel.power), ["fp8-block", "fp8-block-ue8m0"]),
+    "the weight of another layer": (ANOTHER_LAYER, ["merge", "dora", "average", "fp8-block", "int4-g32", "requantize"]),
+    "gate and up exchanged": (GATE_AND_UP, ["merge", "average", "mxfp8", "average-int4"]),
+}
+
+
+@pytest.mark.parametrize(("fault", "job"), [(fault, job) for fault, (_, jobs) in MADE.items() for job in jobs])
+def test_a_fault_of_what_computes_is_found(
+    fault: str, job: str, here: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    make, source = JOBS[job]
+    MADE[fault][0](monkeypatch)
+    with pytest.raises(DifferenceError) as error:
+        make(here, source, tmp_path / "checked", verify=True, fsync=False)
+    assert error.value.difference["tensor"].startswith("model.layers.")
+    assert not list(tmp_path.glob("checked/*.safetensors"))
+    make(here, source, tmp_path / "out", fsync=False)
+    monkeypatch.undo()
+    with pytest.raises(DifferenceError) as error:
+        verify(here / source, tmp_path / "out")
+    assert error.value.difference["tensor"].startswith("model.layers.")
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+def a_byte(tensors: Tensors, name: str) -> list[int] | None:
+    """Change the lowest bit of one element, and return its index."""
+    place = tuple(extent * 2 // 3 for extent in tensors[name].shape)
+    bits = tensors[name].view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensors[name].itemsize])
+    bits[place] ^= 1
+    return list(place)
+
+
+def another_layer(tensors: Tensors, name: str) -> list[int] | None:
+    other = name.replace("layers.0", "layers.1")
+    tensors[name], tensors[other] = tensors[other], tensors[name]
+    return None
+
+
+@pytest.mark.parametrize("fault", [a_byte, another_layer])
+@pytest.mark.parametrize("job", JOBS)
+def test_a_fault_of_a_file_is_found_and_located(
+    fault: Callable[..., Any], job: str, here: Path, tmp_path: Path
+) -> None:
+    make, source = JOBS[job]
+    make(here, source, tmp_path / "out", fsync=False)
+    verify(here / source, tmp_path / "out")
+    path = tmp_path / "out" / "model.safetensors"
+    whole = path.read_bytes()
+    for name in [name for name in load_file(path) if name.startswith(NAMES[0])]:
+        path.write_bytes(whole)
+        tensors = load_file(path)
+        index = fault(tensors, name)
+        # Shapes, and scales of few powers of two, are those of the other layer.
+        if torch.equal(tensors[name], load_file(path)[name]):
+            continue
+        save_file(tensors, path, metadata={"format": "pt"})
+        with pytest.raises(DifferenceError) as error:
+            verify(here / source, tmp_path / "out")
+        found = error.value.difference
+        assert found["tensor"] == name
+        assert found["what"] == "value"
+        assert index is None or (found["index"], found["elements"]) == (index, 1)
+        assert repr(name) in str(error.value)
