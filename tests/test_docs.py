@@ -24,17 +24,31 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import site_pages as site  # noqa: E402
 
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
-_FENCED = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# An example, and what it prints: the text after it, or after one sentence that ends in a colon.
+_FENCED = re.compile(
+    r"^```(python|sh)\n(.*?)^```$(?:\n\n(?:(?!```)[^\n]+\n)*[^\n]*:)?(?:\n\n```text\n(.*?)^```$)?",
+    re.MULTILINE | re.DOTALL,
+)
+# What differs from run to run.
+_MEASURED = re.compile(r"\d+\.\d\d s\b|(?<=peak memory )\d+ MiB")
 _COMMAND = re.compile(
     r"ckptconv (convert|pt2safetensors|safetensors2pt|zero-to-fp32|dcp2safetensors|safetensors2dcp|inspect|verify|diff"
     r"|average|merge|patch|scan|finish|virtual|serve|rows \w+|maps \w+)"
 )
 
 
-def examples(language: str) -> list[tuple[str, str]]:
-    """Page and text of every example in this language."""
+def examples(language: str) -> list[tuple[str, str, str]]:
+    """Page and text of every example in this language, and what the page says that it prints."""
     found = [(page.name, match) for page in PAGES for match in _FENCED.findall(page.read_text())]
-    return [(page, text) for page, (kind, text) in found if kind == language]
+    return [(page, text, shown) for page, (kind, text, shown) in found if kind == language]
+
+
+def assert_shown(shown: str, printed: str, page: str) -> None:
+    """What is shown is what was printed, but for times and what is left out: `…` in a line, or `…` for lines."""
+    lines = [re.escape(_MEASURED.sub("…", line.rstrip())) for line in shown.splitlines() if line.strip()]
+    pattern = "".join("(?:.*\n)*?" if line == "…" else line.replace("…", ".*") + "\n" for line in lines)
+    text = "".join(f"{line.rstrip()}\n" for line in printed.splitlines() if line.strip())
+    assert re.fullmatch(pattern, text), f"{page} shows\n{shown}\nfor an example that prints\n{text}"
 
 
 def whole_rows() -> dict[str, torch.Tensor]:
@@ -49,6 +63,7 @@ def whole_rows() -> dict[str, torch.Tensor]:
 def place(tmp_path: Path) -> Path:
     """What the examples find where they run: a model, a model's checkpoint of a trainer, a run of DeepSpeed, a step
     of FSDP, and an embedding table of whole rows."""
+    torch.manual_seed(0)
     linear = torch.nn.Linear(4, 3)
     torch.save(linear.state_dict(), tmp_path / "model.pt")
     trained = {f"model.{name}": tensor for name, tensor in linear.state_dict().items()}
@@ -69,10 +84,14 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(command: list[str], place: Path) -> None:
+def run(command: list[str], place: Path) -> str:
+    """What the command prints."""
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(command, check=False, cwd=place, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run(
+        command, check=False, cwd=place, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 # Runs examples, each in a child of its own, which has torch imported already: that takes longer than all else.
@@ -109,17 +128,18 @@ def prepared() -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-@pytest.mark.parametrize(("page", "text"), examples("python"))
-def test_examples_in_python_run(page: str, text: str, place: Path, prepared: subprocess.Popen[str]) -> None:
+@pytest.mark.parametrize(("page", "text", "shown"), examples("python"))
+def test_examples_in_python_run(page: str, text: str, shown: str, place: Path, prepared: subprocess.Popen[str]) -> None:
     assert prepared.stdin is not None
     assert prepared.stdout is not None
     print(json.dumps([text, str(place)]), file=prepared.stdin, flush=True)
     assert prepared.stdout.readline() == "0\n", (place / "said").read_text()
+    assert_shown(shown, (place / "said").read_text(), page)
 
 
-@pytest.mark.parametrize(("page", "text"), examples("sh"))
-def test_examples_for_the_shell_run(page: str, text: str, place: Path) -> None:
-    run(["bash", "-euo", "pipefail", "-c", text], place)
+@pytest.mark.parametrize(("page", "text", "shown"), examples("sh"))
+def test_examples_for_the_shell_run_and_print_what_is_shown(page: str, text: str, shown: str, place: Path) -> None:
+    assert_shown(shown, run(["bash", "-euo", "pipefail", "-c", text], place), page)
 
 
 def commands() -> list[tuple[str, str, str]]:
@@ -184,7 +204,7 @@ def test_maps_that_are_shown_are_maps() -> None:
 
 
 def test_messages_that_are_quoted_are_those_of_the_program() -> None:
-    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    page = _FENCED.sub("", (ROOT / "docs" / "troubleshooting.md").read_text())
     quotes = "".join(re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)).splitlines()
     assert len(quotes) > 25
     texts = said()

@@ -69,6 +69,7 @@ def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **optio
       ckptconv serve runs/7b/checkpoints --port 8000
       HF_ENDPOINT=http://127.0.0.1:8000 python -c '... from_pretrained("any/name")'
     """
+    from ckptconv.formats.companions import CONFIG
     from ckptconv.library.server import Server
     from ckptconv.library.virtual import VirtualFiles
     from ckptconv.process import settled
@@ -80,6 +81,10 @@ def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **optio
             shown.print_json(True, served)
         else:
             shown.tell([server.url])
+        if CONFIG not in files and not shown.json:
+            shown.note(
+                f"{CONFIG}, which from_pretrained needs, is not beside SOURCE. --like REF takes it from a model."
+            )
         try:
             server.serve_forever()
         except StoppedError:

@@ -1,8 +1,8 @@
 """A model loader of vLLM: `--load-format ckptconv` loads weights from a checkpoint of any format.
 
-Source: vllm/model_executor/model_loader/base_loader.py of vLLM at commit 01f62d3, and `register_model_loader` beside
-it: a loader is registered by name, and gives the model its weights as pairs of name and tensor. vLLM calls `register`
-through its entry points.
+Source: vllm/model_executor/model_loader/base_loader.py of vLLM 0.33.0, and `register_model_loader` beside it: a loader
+is registered by name, and gives the model its weights as pairs of name and tensor. vLLM calls `register` through its
+entry points.
 """
 
 from __future__ import annotations

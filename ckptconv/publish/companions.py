@@ -62,8 +62,8 @@ def _with_companions(
     found = {name: file for one in reversed(others) for name, file in one.files.items()}
     source = replace(source, warnings=[*source.warnings, *(warning for one in others for warning in one.warnings)])
     if not found:
-        places = " and ".join(one.directory for one in others)
-        return _told(source, f"{places} {'has' if len(others) == 1 else 'have'} no such files", options)
+        places = " and ".join("the current directory" if one.directory == "." else one.directory for one in others)
+        return _told(source, f"there is no configuration, tokenizer or README in {places}", options)
     present = _present(directory)
     kept = {
         name: present[name]

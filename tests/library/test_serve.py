@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
-from checkpoints import ZERO, ckptconv_here, contents
+from checkpoints import DATA, ZERO, ckptconv_here, contents
 from dcp_checkpoints import checkpoint_of
 from jsonschema import Draft202012Validator
 from remote import a_model
@@ -36,6 +36,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "zero": (),
     "zero in bfloat16": ("--dtype", "bf16"),
     "dcp": (),
+    "step-2": (),
+    "step-2 in bfloat16": ("--dtype", "bf16"),
     "model.pt": (),
     "model.pt in shards": ("--max-shard-size", "5MB"),
     "x.virtual.json": (),
@@ -47,6 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("served")
     shutil.copytree(ZERO / "z3_fp32_w4" / "checkpoint", place / "zero")
     shutil.copytree(checkpoint_of("hsdp_2x2"), place / "dcp")
+    shutil.copytree(DATA / "checkpointing" / "2d-2x2-st" / "step-2", place / "step-2")
     torch.save(a_model(), place / "model.pt")
     ckptconv.convert(place / "model.pt", place / "x.virtual.json", fsync=False, dtype="bf16", max_shard_size="5MB")
     return place
@@ -436,6 +439,7 @@ def test_it_says_where_it_is_and_ends_when_asked(number: signal.Signals, place: 
         assert process.returncode == 0
     assert out == ""
     assert '"GET /model.safetensors HTTP/1.1" 200' in err
+    assert "config.json, which from_pretrained needs, is not beside SOURCE" in err
 
 
 def test_a_signal_that_comes_while_a_connection_is_taken_ends_it_too(served: Server) -> None:

@@ -1,7 +1,9 @@
-"""The loader of vLLM, against what vLLM asks of one."""
+"""The loader of vLLM, in vLLM itself where it is installed, and in a stand-in that asks the same of a loader."""
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -81,6 +83,14 @@ def test_weights_are_loaded_from_a_zero_checkpoint(loaders: dict[str, type], tmp
 def test_the_model_itself_may_be_the_checkpoint_and_is_cast() -> None:
     got = dict(vllm.weights(str(STEP)))
     assert {tensor.dtype for tensor in got.values()} == {tensor.dtype for tensor in load_file(EXPECTED).values()}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+def test_vllm_itself_loads_a_model(tmp_path: Path) -> None:
+    program = Path(__file__).parents[1] / "vllm_model.py"
+    done = subprocess.run([sys.executable, program, tmp_path], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "loaded 21 tensors" in done.stdout
 
 
 @pytest.mark.parametrize("extra", ["[1]", "{", 7])

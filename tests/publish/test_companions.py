@@ -93,12 +93,12 @@ def test_the_command_line(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("place", "reason"),
-    [("out.safetensors", "one file"), ("source", "the directory of the input"), ("out", "no such files")],
+    [("out.safetensors", "one file"), ("source", "the directory of the input"), ("out", "no configuration")],
 )
 def test_where_nothing_can_be_copied_that_is_said_to_who_asked_for_it(
     place: str, reason: str, source: Path, tmp_path: Path
 ) -> None:
-    if reason == "no such files":
+    if reason == "no configuration":
         for name in BROUGHT:
             (source / name).unlink()
     before = content(source)
