@@ -14,8 +14,8 @@ imports take.
 
 For `megatron` and `titan`, models of 2 GB get the names and layouts of Hugging Face by a map, beside a program in torch
 that does the same, as the frameworks' own converters do. `delta` writes what changed in one of a hundred elements, and
-`diff` compares files. `serve` downloads from a server here, beside nginx, and `stores` goes from S3 to S3, at moto's
-server: the processor time is then that of the server too.
+`diff` compares files. `serve` downloads from a server here, beside nginx, and `stores` goes from S3 to S3, at a server
+here: the processor time is then that of the server too.
 
 DeepSpeed, huggingface_hub, mergekit, PEFT and compressed-tensors take part where they are installed: here, or in
 environments of their own, build/deepspeed-latest (which `make test-deepspeed` makes), build/mergekit, build/peft and
@@ -308,17 +308,35 @@ http {{
     server {{ listen 127.0.0.1:{port}; root {root}; }}
 }}
 """
-MOTO = """
-import sys, time
-from moto.server import ThreadedMotoServer
-ThreadedMotoServer("127.0.0.1", int(sys.argv[1])).start()
-time.sleep(1e6)
-"""
-BUCKET = """
-import s3fs, sys
-store = s3fs.S3FileSystem()
-store.mkdir("bench")
-store.put(sys.argv[1], "bench/model.pt")
+# A store with one object, a file, that takes all that is sent. moto's server reads a whole object for each range.
+STORE = """
+import sys
+from aiohttp import web
+path, sizes = sys.argv[2], {}
+def xml(kind, **fields):
+    inside = "".join(f"<{name}>{value}</{name}>" for name, value in fields.items())
+    return web.Response(text=f"<{kind}>{inside}</{kind}>", content_type="application/xml")
+async def answer(request):
+    key, asked, is_read = request.match_info["key"], request.query, request.method in ("GET", "HEAD")
+    if is_read and key == "model.pt":
+        return web.FileResponse(path, headers={"ETag": '"0"'})
+    if is_read and key in sizes:
+        return web.Response(headers={"Content-Length": str(sizes[key]), "ETag": '"1"'})
+    if is_read:
+        return web.Response(status=404) if key else xml("ListBucketResult", IsTruncated="false", KeyCount=0)
+    size = 0
+    async for data in request.content.iter_any():
+        size += len(data)
+    if request.method == "PUT":
+        sizes[key] = size + sizes.get(key, 0) * ("partNumber" in asked)
+        return web.Response(headers={"ETag": '"1"'})
+    sizes.setdefault(key, 0)
+    if "uploads" in asked:
+        return xml("InitiateMultipartUploadResult", Bucket="bench", Key=key, UploadId="1")
+    return xml("CompleteMultipartUploadResult", Bucket="bench", Key=key, ETag='"1"')
+app = web.Application(client_max_size=1 << 40)
+app.router.add_route("*", "/bench/{key:.*}", answer)
+web.run_app(app, host="127.0.0.1", port=int(sys.argv[1]), print=None)
 """
 STREAM = """
 import s3fs
@@ -918,7 +936,7 @@ def stores_task(directory: Path) -> Task:
     port = _free_port()
     keys = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1"}
     env = ["env", f"AWS_ENDPOINT_URL=http://127.0.0.1:{port}", *(f"{name}={value}" for name, value in keys.items())]
-    server = Server([*python(MOTO), str(port)], port, [*env, *python(BUCKET, source)])
+    server = Server([*python(STORE), str(port), str(source)], port)
     line = [*env, PYTHON, "-m", "ckptconv", "pt2safetensors", "s3://bench/model.pt", "s3://bench/model.safetensors"]
     nothing = directory / "nothing"
     cases = [
@@ -927,7 +945,7 @@ def stores_task(directory: Path) -> Task:
         Case("`ckptconv pt2safetensors s3://… s3://…`", [*line, "--no-progress"], [], nothing, server=server),
         Case("s3fs, read and written in pieces", [*env, *python(STREAM)], [], nothing, server=server, mapped=True),
     ]
-    return Task("stores", "S3 to S3, at moto's server on this machine", result, cases, lambda: None)
+    return Task("stores", "S3 to S3, at a server on this machine", result, cases, lambda: None)
 
 
 def _free_port() -> int:

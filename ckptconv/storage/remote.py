@@ -24,7 +24,7 @@ Options = Mapping[str, Any]
 T = TypeVar("T")
 
 # Bytes that are read from a connection at a time.
-CHUNK = 1 << 17
+CHUNK = 1 << 18
 
 # Seconds to wait before each retry, about: each is multiplied by a random factor, so that clients do not retry in step.
 WAITS = (0.2, 0.6, 1.8, 5.4, 10.0)
@@ -359,22 +359,34 @@ on_wait: Callable[[str], None] = lambda text: None  # noqa: E731
 
 
 async def _soon(waited: Awaitable[T], inner: str) -> T:
-    """Return the result of `waited`. Raises HungError if it takes longer than `PATIENCE` seconds."""
+    """Return the result of `waited`. Raises HungError if it takes longer than `PATIENCE` seconds.
+
+    It is waited for in this task: there are many, and most come at once.
+    """
     import asyncio
 
-    task = asyncio.ensure_future(waited)
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    is_hung = False
+
+    def give_up() -> None:
+        nonlocal is_hung
+        is_hung = True
+        task.cancel()
+
+    text = f"Waiting for {inner}: nothing came from its server for {NOTICE:g} seconds."
+    timers = [loop.call_later(PATIENCE, give_up)]
+    if PATIENCE > NOTICE:
+        timers.append(loop.call_later(NOTICE, lambda: on_wait(text)))
     try:
-        done, _ = await asyncio.wait({task}, timeout=min(NOTICE, PATIENCE))
-        if not done and PATIENCE > NOTICE:
-            on_wait(f"Waiting for {inner}: nothing came from its server for {NOTICE:g} seconds.")
-            done, _ = await asyncio.wait({task}, timeout=PATIENCE - NOTICE)
-        if not done:
-            raise HungError(f"nothing came from its server for {PATIENCE:g} seconds")
-        return task.result()
+        return await waited
+    except asyncio.CancelledError:
+        if is_hung:
+            raise HungError(f"nothing came from its server for {PATIENCE:g} seconds") from None
+        raise
     finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait({task}, timeout=1)
+        for timer in timers:
+            timer.cancel()
 
 
 def _check_range(told: str, start: int, stop: int, size: int | None) -> None:

@@ -9,6 +9,7 @@ renamed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import threading
 import uuid
@@ -95,13 +96,38 @@ class _Body(io.RawIOBase):
     def tell(self) -> int:
         return self._at
 
-    def readinto(self, buffer: Any) -> int:
-        # Return little at a time: a caller that reads everything at once would hold it twice.
-        out = memoryview(buffer).cast("B")[:SENT_AT_A_TIME]
-        data = self._data[self._at : self._at + len(out)]
-        out[: len(data)] = data
+    def read(self, size: int | None = -1) -> bytes:
+        # Little at a time: a caller that asks for all would hold it twice.
+        most = len(self._data) if size is None or size < 0 else min(size, SENT_AT_A_TIME)
+        data = bytes(self._data[self._at : self._at + most])
         self._at += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        out = memoryview(buffer).cast("B")
+        data = self.read(len(out))
+        out[: len(data)] = data
         return len(data)
+
+
+@functools.cache
+def _send_bodies_at_once() -> None:
+    """Have aiohttp read a `_Body` in the thread that sends it. It reads any other file in a thread of its own."""
+    from aiohttp import payload
+
+    class BodyPayload(payload.Payload):
+        def __init__(self, value: _Body, *args: Any, **kwargs: Any) -> None:
+            super().__init__(value, *args, **kwargs)
+            self._size = len(value) - value.tell()
+
+        def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+            return self._value.read().decode(encoding, errors)  # type: ignore[no-any-return]
+
+        async def write(self, writer: Any) -> None:
+            while data := self._value.read(SENT_AT_A_TIME):
+                await writer.write(data)
+
+    payload.PAYLOAD_REGISTRY.register(BodyPayload, _Body, order=payload.Order.try_first)
 
 
 class S3Upload(Upload):
@@ -114,6 +140,7 @@ class S3Upload(Upload):
 
     def __init__(self, fs: Any, inner: str, size: int) -> None:
         super().__init__()
+        _send_bodies_at_once()
         self._fs, self._size = fs, size
         self._bucket, self._key, _ = fs.split_path(inner)
         self._where = {"Bucket": self._bucket, "Key": self._key}
@@ -197,6 +224,7 @@ class AzureUpload(Upload):
 
     def __init__(self, fs: Any, inner: str) -> None:
         super().__init__()
+        _send_bodies_at_once()
         self._fs, self._inner = fs, inner
         self._id = uuid.uuid4().hex[:24]
         self._blocks: dict[int, str] = {}

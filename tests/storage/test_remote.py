@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -131,6 +132,20 @@ def test_a_torch_file_is_written_to_a_store_although_its_checksums_come_late(
     for key, tensor in model.items():
         assert torch.equal(back[key], tensor)
     assert back["tied"].data_ptr() == back["layers.0.weight"].data_ptr()
+
+
+def test_what_is_sent_is_read_by_the_thread_that_sends_it(model: Path, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else aiohttp has another thread read each 64 KiB, and both wait for each other most of the time."""
+    handed_over: list[str] = []
+    usual = asyncio.base_events.BaseEventLoop.run_in_executor
+
+    def noted(self: Any, executor: Any, function: Any, *args: Any) -> Any:
+        handed_over.append(getattr(function, "__name__", ""))
+        return usual(self, executor, function, *args)
+
+    monkeypatch.setattr(asyncio.base_events.BaseEventLoop, "run_in_executor", noted)
+    convert(model, f"s3://models/{fresh()}/sent.safetensors", storage_options=s3.options)
+    assert not [name for name in handed_over if "read" in name]
 
 
 def test_the_command_line_takes_urls_storage_options_and_the_environment(
