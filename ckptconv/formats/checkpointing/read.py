@@ -25,23 +25,23 @@ from ckptconv.formats.checkpointing.metadata import (
     RAW,
     SAFETENSORS,
     TORCH,
-    Described,
     DescribedItem,
     Distributed,
     Geometry,
     Held,
     Rectangles,
+    StepMetadata,
     read_metadata,
     text_path,
 )
 from ckptconv.formats.dcp import paths as names_of
-from ckptconv.formats.dcp.chunks import Shape, Tile
+from ckptconv.formats.dcp.chunks import ChunkTile, Shape
 from ckptconv.formats.dcp.entries import MAX_VALUE
 from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.ranks.join import Ranks, lacking
-from ckptconv.formats.ranks.layouts import Layout, Mesh
-from ckptconv.formats.ranks.pieces import Part, Piece, Pieces, Shards, Whole, shape_of
-from ckptconv.formats.ranks.read import Files, Opened, bytes_of, divided, everything, states_of, weights_of
+from ckptconv.formats.ranks.layouts import Distribution, Mesh
+from ckptconv.formats.ranks.pieces import Piece, Pieces, RankPart, Shards, Whole, shape_of
+from ckptconv.formats.ranks.read import Files, RankFiles, bytes_of, divided, everything, states_of, weights_of
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import Source, Wanted, prefixed
 from ckptconv.formats.torch.container import MAX_PICKLE
@@ -85,7 +85,7 @@ def _read(path: str, located: Located, wanted: Wanted) -> Source:
     step = _Step.open(located.directory)
     step.read(wanted)
     ranks = step.files.ranks
-    opened = Opened(step.files)
+    opened = RankFiles(step.files)
     chosen = opened.weights()
     weights, equal, structured = weights_of(ranks, chosen, opened.roles.model)
     trees: dict[str, Any] = {}
@@ -133,7 +133,7 @@ class _Step:
     """
 
     directory: Location
-    described: Described | None
+    described: StepMetadata | None
     items: dict[str, Item]
     files: Files
     world: int = 1
@@ -306,7 +306,7 @@ class _Step:
                 found, told = {}, {prefix: self._value(one)}
             if own:
                 found = self._placed(name, one, rank, found, own)
-                meshes.update((piece.layout.mesh, None) for piece in found.values() if isinstance(piece, Part))
+                meshes.update((piece.layout.mesh, None) for piece in found.values() if isinstance(piece, RankPart))
             elif one.kind == SAFETENSORS and self.world > 1:
                 raise UnsupportedError(
                     f"{places[name]} holds the parts of {len(found)} tensors that rank {rank} has, and there is no "
@@ -412,9 +412,9 @@ class _Step:
     def _described(self, where: str, path: Path, rank: int, piece: Piece, geometry: Geometry) -> Piece:
         """Return a piece with the geometry that the metadata gives it."""
         name = names_of.dotted(path)
-        tensor = piece.tensor if isinstance(piece, (Whole, Part)) else None
+        tensor = piece.tensor if isinstance(piece, (Whole, RankPart)) else None
         said: Any = geometry.shape, geometry.dtype.name
-        if isinstance(piece, Part):
+        if isinstance(piece, RankPart):
             its = piece.layout
             has: Any = its.shape, piece.tensor.dtype.name
             if isinstance(geometry, Distributed):
@@ -438,7 +438,7 @@ class _Step:
                 f"{list(geometry.shape)} and {geometry.dtype}, or placed otherwise.",
                 _OTHER_SAVE,
             )
-        if isinstance(piece, Part) or tensor is None:
+        if isinstance(piece, RankPart) or tensor is None:
             return piece
         if isinstance(geometry, Distributed):
             layout = geometry.layout
@@ -446,10 +446,10 @@ class _Step:
                 return piece
             self._check_order(where, name, layout)
             inside = rank in layout.mesh.ranks
-            return Part(layout, layout.mesh.coordinate(rank) if inside else None, tensor)
+            return RankPart(layout, layout.mesh.coordinate(rank) if inside else None, tensor)
         return self._cut(where, name, tensor, geometry, self._boxes[path])
 
-    def _check_order(self, where: str, name: str, layout: Layout) -> None:
+    def _check_order(self, where: str, name: str, layout: Distribution) -> None:
         """Raise UnsupportedError if several mesh dimensions cut one of the tensor, and nothing tells in which order."""
         own = zip(layout.placements, layout.mesh.shape, strict=True)
         dims = [cut.dim for cut, ranks in own if cut and ranks > 1]
@@ -478,7 +478,7 @@ class _Step:
                 for dim, (start, size) in enumerate(zip(box.inside, box.sizes, strict=True)):
                     if size != part.shape[dim]:
                         part = Narrow(part, dim, start, size)
-            tiles.append(Tile(box.offsets, part))
+            tiles.append(ChunkTile(box.offsets, part))
         return Shards(geometry.shape, every, tuple(tiles))
 
     # ------------------------------------------------------------------------------------------------------- reports

@@ -204,7 +204,7 @@ def _inside(node: Any) -> list[tuple[str | int, Any]] | None:
 
 
 @dataclass
-class Opened:
+class RankFiles:
     """What was read of a checkpoint: the weights' files; if they were wanted, the optimizer's, or its directory."""
 
     model: Files
@@ -234,7 +234,7 @@ def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wa
     is_alone = len(model.account.records) == 1 and chosen.world is None and not any(distributed(ranks.pieces))
     if is_alone and not (wanted.states and others):
         return torch_file.read(directory.join(chosen.files[min(chosen.files)]), wanted)
-    opened = Opened(model)
+    opened = RankFiles(model)
     beside = _checkpoint_beside(directory)
     local = flat.is_local(ranks)
     if wanted.states or local:
@@ -320,7 +320,7 @@ def everything(ranks: Ranks, key: str) -> tuple[dict[str, Any], list[Equal]]:
     return {key: names_of.nest({**joined.tensors, **ranks.values}, ranks.where)}, joined.equal
 
 
-def states_of(opened: Opened) -> tuple[dict[str, Any] | None, CkptconvError | None, list[Equal]]:
+def states_of(opened: RankFiles) -> tuple[dict[str, Any] | None, CkptconvError | None, list[Equal]]:
     """Return the optimizer's states by parameter, or why they cannot be told, and what must be equal in them."""
     if opened.beside is not None:
         return opened.beside.optimizer, opened.beside.states_error, list(opened.beside.equal_states)
@@ -350,7 +350,7 @@ def states_of(opened: Opened) -> tuple[dict[str, Any] | None, CkptconvError | No
     return by_parameter(trees, list(parameters), ranks.where), None, joined.equal
 
 
-def _state_inputs(opened: Opened, beside: Location | None) -> dict[str, Hashable]:
+def _state_inputs(opened: RankFiles, beside: Location | None) -> dict[str, Hashable]:
     if opened.optimizer:
         own = opened.optimizer
         prefix = "" if own.ranks.where == opened.model.ranks.where else f"{basename(own.ranks.where)}/"
