@@ -214,10 +214,13 @@ def test_a_variable_that_was_not_set_replaces_no_input(place: Path) -> None:
 
 def test_a_glob_that_the_shell_did_not_expand_is_explained(place: Path) -> None:
     torch.save(NESTED, "a.pt")
-    assert "*.pt does not exist. The shell did not expand it; without quotes it stands for a.pt." in refused(
-        2, "convert", "*.pt"
+    assert (
+        "*.pt does not exist. Nothing was written. The shell did not expand it; without quotes it stands for a.pt."
+        in refused(2, "convert", "*.pt")
     )
-    assert "*.bin does not exist. The shell found nothing that matches it" in refused(2, "convert", "*.bin", "out")
+    assert "*.bin does not exist. Nothing was written. The shell found nothing that matches it" in refused(
+        2, "convert", "*.bin", "out"
+    )
     torch.save(NESTED, "x[1].pt")
     done("convert", "x[1].pt")
 
