@@ -41,9 +41,9 @@ from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.ranks.join import Ranks, lacking
 from ckptconv.formats.ranks.layouts import Distribution, Mesh
 from ckptconv.formats.ranks.pieces import Piece, Pieces, RankPart, Shards, Whole, shape_of
-from ckptconv.formats.ranks.read import Files, RankFiles, bytes_of, divided, everything, states_of, weights_of
+from ckptconv.formats.ranks.read import Files, RankFiles, bytes_of, divided, source_of, states_of
 from ckptconv.formats.runs import Located
-from ckptconv.formats.source import Source, Wanted, prefixed
+from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.formats.torch.packed import is_tensor
@@ -84,42 +84,18 @@ def read(place: Location, wanted: Wanted) -> Source:
 def _read(path: str, located: Located, wanted: Wanted) -> Source:
     step = _Step.open(located.directory)
     step.read(wanted)
-    ranks = step.files.ranks
     opened = RankFiles(step.files)
-    chosen = opened.weights()
-    weights, equal, structured = weights_of(ranks, chosen, opened.roles.model)
-    trees: dict[str, Any] = {}
-    if wanted.key:
-        trees, equal = everything(ranks, wanted.key)
-        structured = True
-    states, states_error, states_equal = states_of(opened) if wanted.states else (None, None, [])
-    notes, warnings = step.told(wanted, chosen)
-    account = step.files.account
-    return Source(
+    return source_of(
+        opened,
+        located,
+        wanted,
+        states_of(opened) if wanted.states else (None, None, []),
+        *step.told(wanted, opened.weights),
         format=f"torch_checkpointing of {step.world} rank{'s' * (step.world > 1)}",
         family=FAMILY,
         path=path,
-        weights=weights,
-        optimizer=states,
-        states_error=states_error,
-        trees=trees,
-        structured=structured,
-        equal=equal,
-        equal_states=states_equal,
         facts=step.facts(path),
-        opaque=[name for name in account.opaque if not name.startswith("torch.distributed")],
-        mentioned=list(account.mentioned),
-        records=account.records,
-        notes=[*([located.note] if located.note else []), *notes],
-        pointers=located.pointers,
-        warnings=[*account.warnings, *warnings],
-        hints=prefixed(list(weights)) if isinstance(weights, dict) else [],
-        inputs=account.inputs,
         digests=step.digests,
-        bytes_read=step.bytes_read + account.bytes_read,
-        default_shard_size=5 * 10**9,
-        pieces=names_of.FLAT_PARAMETER,
-        wanted=wanted,
         reread=functools.partial(_read, path, located),
     )
 
@@ -142,7 +118,6 @@ class _Step:
     unread: dict[str, bool] = field(default_factory=dict)
     large: list[str] = field(default_factory=list)
     undescribed: list[str] = field(default_factory=list)
-    bytes_read: int = 0
     _boxes: dict[Path, frozenset[tuple[Shape, Shape]]] = field(default_factory=dict)
 
     # ------------------------------------------------------------------------------------------------- the directory
@@ -182,7 +157,7 @@ class _Step:
             reader.close()
         if file.path in self.digests:
             check_digest(file.path, hashlib.sha256(data).hexdigest(), self.digests[file.path])
-        self.bytes_read += len(data)
+        self.files.account.bytes_read += len(data)
         self.files.account.inputs[name] = Input(file, (file.size, zlib.crc32(data)))
         return data
 
@@ -343,7 +318,7 @@ class _Step:
             header = safetensors.read_header(reader)
         finally:
             reader.close()
-        self.bytes_read += header.bytes_read
+        self.files.account.bytes_read += header.bytes_read
         self.files.account.inputs[held.path] = header.identity
         paths: dict[str, Path] = {}
         for path, way in own.ways.items() if own else ():
