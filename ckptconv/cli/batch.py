@@ -173,9 +173,7 @@ def _make(path: str, made: list[str]) -> None:
         except FileExistsError as error:
             if os.path.isdir(path):  # another process made it meanwhile
                 return
-            raise UsageError(
-                f"{path} is no directory: outputs cannot be written there. Nothing was written."
-            ) from error
+            raise UsageError(f"{path} is no directory: outputs cannot be written there.") from error
     made.append(path)
 
 

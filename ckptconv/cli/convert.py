@@ -13,7 +13,7 @@ import typer
 from ckptconv.cli import signals
 from ckptconv.cli.options import CONVERTING, destination, named, output_of, run, taking
 from ckptconv.cli.typer_compat import Command
-from ckptconv.errors import UsageError
+from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.options.table import COMMAND, OPTIONS
 from ckptconv.text import UNSET
 
@@ -140,6 +140,7 @@ def make(command: str, call: Callable[..., Report], source: Any, target: str | N
     output.done(report)
 
 
+@leaving(UNWRITTEN)
 def _several(words: Sequence[str], directory: str, template: str, options: dict[str, Any]) -> int:
     """Convert each of `words` to an output in `directory`; return the exit code."""
     from ckptconv.cli import batch

@@ -85,7 +85,7 @@ def _check_inside(name: str, directory: str, word: str) -> None:
     chained = is_remote(directory) and "::" in name
     if chained or "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise UsageError(
-            f"The output of {word} would be called {name!r}, which is no name in {directory}. Nothing was written.",
+            f"The output of {word} would be called {name!r}, which is no name in {directory}.",
             "Choose another --output-name.",
         )
 
@@ -101,12 +101,12 @@ def _check_apart(inputs: Sequence[InputWord], paths: Sequence[str], resolve: Cal
         place = resolve(path)
         if place in words:
             raise UsageError(
-                f"The output of {each.word} would be {path}, and {words[place]} is an input. Nothing was written.",
+                f"The output of {each.word} would be {path}, and {words[place]} is an input.",
                 "Choose another --output-dir or --output-name.",
             )
         if place in taken:
             raise UsageError(
-                f"The outputs of {taken[place]} and {each.word} would both be {path}. Nothing was written.",
+                f"The outputs of {taken[place]} and {each.word} would both be {path}.",
                 "Tell them apart with --output-name, such as '{parent}-{stem}.safetensors' or '{number}-{name}'.",
             )
         taken[place] = each.word
