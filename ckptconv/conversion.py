@@ -139,7 +139,7 @@ def _verifier(work: Sequence[tuple[Source, Target]], options: Options) -> Verifi
         staged = [
             (
                 source,
-                verification.Target(
+                verification.CheckedOutput(
                     Location(target.path, dict(options.storage_options)), target.kind, at, options=target.options
                 ),
             )

@@ -390,8 +390,8 @@ MUTANTS = [
     ),
     Mutant(
         "outputs/targets",
-        '    if made_of != "optimizer":\n        return target',
-        "    if True:\n        return target",
+        '    if kind in ("file", "directory"):\n        return',
+        "    if True:\n        return",
         "tests/outputs/test_kinds.py -k another",
     ),
     Mutant(

@@ -24,7 +24,7 @@ from ckptconv.inspection.scan.report import RULES, VERDICTS, Finding, ScannedFil
 from ckptconv.inspection.summary import Summary
 from ckptconv.result import LikeReport, Report
 from ckptconv.rows.check import CheckReport
-from ckptconv.rows.layout import Layout
+from ckptconv.rows.layout import RowLayout
 from ckptconv.tensors.statistics import Statistics
 from ckptconv.verification.verify import Verification
 
@@ -165,7 +165,7 @@ _ERROR = "urn:ckptconv:1:error#/properties/error"
 
 def schemas() -> dict[str, dict[str, Any]]:
     """Return the schema of each object, by its name."""
-    _MORE[CheckReport, "layout"] = _of_class(Layout)
+    _MORE[CheckReport, "layout"] = _of_class(RowLayout)
     return {name: _whole(name, command) for name, command in COMMANDS.items()}
 
 

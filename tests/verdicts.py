@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptconv.inspection.scan.contents import Contents
+from ckptconv.inspection.scan.contents import ScannedContents
 from ckptconv.inspection.scan.readers import InMemory
 from ckptconv.inspection.scan.report import counts
 from ckptconv.pickles import attacks
@@ -10,7 +10,7 @@ from ckptconv.pickles import attacks
 
 def found(data: bytes) -> set[str]:
     """The rules that a file breaks."""
-    contents = Contents()
+    contents = ScannedContents()
     with attacks.refused():
         contents.look(InMemory(data, "x.pkl"))
     return {finding.rule for finding in contents.findings}

@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ckptconv.cli import failures, signals
-from ckptconv.cli.console import Output, Progress, say, width
+from ckptconv.cli.console import Printer, Progress, say, width
 from ckptconv.cli.reports import recorded
 from ckptconv.cli.worker import attempt
 from ckptconv.errors import CkptconvError, FailedError, StoppedError, UsageError
@@ -39,7 +39,7 @@ _WIDE, _NARROW = 60, 12
 _START = "import sys; sys.path = [{!r}, *filter(None, sys.path)]; from ckptconv.cli.worker import main; main({})"
 
 
-class Task(NamedTuple):
+class Conversion(NamedTuple):
     """An input, its output, and about how many bytes that has."""
 
     source: str
@@ -47,7 +47,7 @@ class Task(NamedTuple):
     size: int = 0
 
 
-class Result(NamedTuple):
+class Outcome(NamedTuple):
     """What became of an input. Without a report or an error, it was not begun."""
 
     source: str
@@ -66,7 +66,7 @@ def worst(codes: Iterable[int]) -> int:
 class _Whole:
     """One bar over all inputs. What an input takes is an estimate until it is planned."""
 
-    def __init__(self, shown: Progress, tasks: Sequence[Task]) -> None:
+    def __init__(self, shown: Progress, tasks: Sequence[Conversion]) -> None:
         self._shown, self._count = shown, len(tasks)
         self._totals = [task.size for task in tasks]
         self._done = [0] * len(tasks)
@@ -110,8 +110,8 @@ class _One:
 
 
 def run(
-    tasks: Sequence[Task], options: Mapping[str, Any], at_once: int, progress: Progress
-) -> tuple[list[Result], StoppedError | None]:
+    tasks: Sequence[Conversion], options: Mapping[str, Any], at_once: int, progress: Progress
+) -> tuple[list[Outcome], StoppedError | None]:
     """Convert every task with `options`, `at_once` at a time. Return what became of each, and the signal that came."""
     whole = _Whole(progress, tasks)
     ended: dict[int, Report | CkptconvError] = {}
@@ -130,14 +130,14 @@ def run(
     return [_result(task, ended.get(number)) for number, task in enumerate(tasks)], stopped
 
 
-def _result(task: Task, end: Report | CkptconvError | None) -> Result:
+def _result(task: Conversion, end: Report | CkptconvError | None) -> Outcome:
     if isinstance(end, CkptconvError):
-        return Result(task.source, error=end)
-    return Result(task.source, report=end)
+        return Outcome(task.source, error=end)
+    return Outcome(task.source, report=end)
 
 
 def _run_here(
-    tasks: Sequence[Task], options: Mapping[str, Any], whole: _Whole, ended: dict[int, Report | CkptconvError]
+    tasks: Sequence[Conversion], options: Mapping[str, Any], whole: _Whole, ended: dict[int, Report | CkptconvError]
 ) -> None:
     """Convert in this process, one after the other. Raise StoppedError when a signal comes."""
     for number, task in enumerate(tasks):
@@ -173,9 +173,7 @@ def _make(path: str, made: list[str]) -> None:
         except FileExistsError as error:
             if os.path.isdir(path):  # another process made it meanwhile
                 return
-            raise UsageError(
-                f"{path} is no directory: outputs cannot be written there. Nothing was written."
-            ) from error
+            raise UsageError(f"{path} is no directory: outputs cannot be written there.") from error
     made.append(path)
 
 
@@ -185,7 +183,7 @@ class _Workers:
     def __init__(
         self,
         count: int,
-        tasks: Sequence[Task],
+        tasks: Sequence[Conversion],
         options: Mapping[str, Any],
         whole: _Whole,
         ended: dict[int, Report | CkptconvError],
@@ -303,7 +301,7 @@ class _Workers:
 
 
 def report(
-    output: Output, results: Sequence[Result], stopped: StoppedError | None, seconds: float, dry_run: bool
+    output: Printer, results: Sequence[Outcome], stopped: StoppedError | None, seconds: float, dry_run: bool
 ) -> None:
     """Report what became of each of several inputs. If that fails it only warns: the outputs are complete."""
     for each in results:
@@ -325,7 +323,7 @@ def report(
         say(str(summary_error(results, stopped)))
 
 
-def described(results: Sequence[Result], stopped: StoppedError | None, seconds: float) -> SeveralInputs:
+def described(results: Sequence[Outcome], stopped: StoppedError | None, seconds: float) -> SeveralInputs:
     """Return the JSON object of a whole run. It has an "error" if anything was not converted."""
     code = exit_code(results, stopped)
     reports = [each.report for each in results if each.report]
@@ -347,7 +345,7 @@ def described(results: Sequence[Result], stopped: StoppedError | None, seconds: 
     return whole
 
 
-def _described(result: Result) -> Converted | NotConverted:
+def _described(result: Outcome) -> Converted | NotConverted:
     if result.report:
         return cast("Converted", {"ok": True, **dataclasses.asdict(result.report), "input": result.source})
     return {"ok": False, "input": result.source, "error": failures.described(result.error or _not_begun(result.source))}
@@ -357,12 +355,12 @@ def _not_begun(source: str) -> StoppedError:
     return StoppedError(f"{source} was not started: a signal came first.")
 
 
-def exit_code(results: Iterable[Result], stopped: StoppedError | None) -> int:
+def exit_code(results: Iterable[Outcome], stopped: StoppedError | None) -> int:
     """Return the exit code of a run."""
     return stopped.exit_code if stopped else worst(each.error.exit_code for each in results if each.error)
 
 
-def summary_error(results: Sequence[Result], stopped: StoppedError | None) -> CkptconvError:
+def summary_error(results: Sequence[Outcome], stopped: StoppedError | None) -> CkptconvError:
     """Return the error that stands for a run in which not everything was converted."""
     errors = [each.error for each in results if each.error and not isinstance(each.error, StoppedError)]
     done = sum(each.report is not None for each in results)
@@ -376,7 +374,7 @@ def summary_error(results: Sequence[Result], stopped: StoppedError | None) -> Ck
     return type(worst_one)(text)
 
 
-def table(results: Sequence[Result], width: int | None) -> Iterator[str]:
+def table(results: Sequence[Outcome], width: int | None) -> Iterator[str]:
     """Yield the lines of a table: each input, what it was, its output, size and time, or why it has none.
 
     The lines have at most `width` cells, unless that is None.
@@ -399,7 +397,7 @@ def table(results: Sequence[Result], width: int | None) -> Iterator[str]:
         yield "  ".join(cells).rstrip()
 
 
-def _row(result: Result) -> tuple[str, ...]:
+def _row(result: Outcome) -> tuple[str, ...]:
     source = printable(result.source)
     if result.report:
         report = result.report
@@ -417,7 +415,7 @@ def first_sentence(message: str) -> str:
     return message.partition(". ")[0].rstrip(".")
 
 
-def last_line(results: Sequence[Result], whole: Mapping[str, Any], dry_run: bool) -> str:
+def last_line(results: Sequence[Outcome], whole: Mapping[str, Any], dry_run: bool) -> str:
     """Return the line below the table: how much was converted."""
     verb = "would be converted" if dry_run else "converted"
     told = f"{whole['converted']} of {count_of(len(results), 'input')} {verb}"

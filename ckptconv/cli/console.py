@@ -42,7 +42,7 @@ _STYLES = {"title": "bold", "name": "cyan", "dim": "dim", "good": "green", "warn
 
 
 @dataclasses.dataclass
-class Output:
+class Printer:
     """Where and how a command prints what it does."""
 
     command: str = ""

@@ -13,7 +13,7 @@ import typer
 from ckptconv.cli import signals
 from ckptconv.cli.options import CONVERTING, destination, named, output_of, run, taking
 from ckptconv.cli.typer_compat import Command
-from ckptconv.errors import UsageError
+from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.options.table import COMMAND, OPTIONS
 from ckptconv.text import UNSET
 
@@ -143,10 +143,11 @@ def make(command: str, call: Callable[..., Report], source: Any, target: str | N
     output.done(report)
 
 
+@leaving(UNWRITTEN)
 def _several(words: Sequence[str], directory: str, template: str, options: dict[str, Any]) -> int:
     """Convert each of `words` to an output in `directory`; return the exit code."""
     from ckptconv.cli import batch
-    from ckptconv.cli.naming import Input, output_paths
+    from ckptconv.cli.naming import InputWord, output_paths
     from ckptconv.storage.files import look
     from ckptconv.storage.paths import is_remote, normalize
     from ckptconv.storage.spool import is_pipe
@@ -166,10 +167,10 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
         entry = None
         with contextlib.suppress(Exception):
             entry = look(normalize(word), dict(stores)) if word else None
-        inputs.append((Input(word, entry is not None and entry.kind == "directory"), entry))
+        inputs.append((InputWord(word, entry is not None and entry.kind == "directory"), entry))
     outputs = output_paths([each for each, _ in inputs], normalize(directory), template)
     tasks = [
-        batch.Task(each.word, output, entry.file.size if entry is not None and entry.kind == "file" else 0)
+        batch.Conversion(each.word, output, entry.file.size if entry is not None and entry.kind == "file" else 0)
         for (each, entry), output in zip(inputs, outputs, strict=True)
     ]
     at_once, each_one = shares(options, len(words), any(map(is_remote, (*words, directory))))

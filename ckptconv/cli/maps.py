@@ -11,7 +11,7 @@ from ckptconv.cli.options import named, output_of, taking
 from ckptconv.cli.typer_compat import Command, Group
 
 if TYPE_CHECKING:
-    from ckptconv.cli.console import Output
+    from ckptconv.cli.console import Printer
     from ckptconv.cli.printed import Maps
     from ckptconv.inspection.mapping import MapCheck, MapSummary
 
@@ -94,7 +94,7 @@ def maps_check(
     _tell(shown, check_map(map_, source, **options))
 
 
-def _list(output: Output, found: Sequence[MapSummary], text: str = "") -> None:
+def _list(output: Printer, found: Sequence[MapSummary], text: str = "") -> None:
     """List maps; with `text`, print the one that this is of."""
     if output.json:
         fields: Maps = {"maps": found}
@@ -107,7 +107,7 @@ def _list(output: Output, found: Sequence[MapSummary], text: str = "") -> None:
     output.tell(text.splitlines() if text else table)
 
 
-def _tell(output: Output, check: MapCheck) -> None:
+def _tell(output: Printer, check: MapCheck) -> None:
     """Report a map that is sound, and what it makes of a checkpoint."""
     for warning in check.warnings:
         output.warn(warning)

@@ -16,7 +16,7 @@ FIELDS = ("stem", "name", "parent", "number")
 _INDEX = ".index.json"
 
 
-class Input(NamedTuple):
+class InputWord(NamedTuple):
     """An input as the user wrote it, and whether a directory is there."""
 
     word: str
@@ -24,7 +24,7 @@ class Input(NamedTuple):
 
 
 def output_paths(
-    inputs: Sequence[Input], directory: str, template: str = "", resolve: Callable[[str], str] = resolved_name
+    inputs: Sequence[InputWord], directory: str, template: str = "", resolve: Callable[[str], str] = resolved_name
 ) -> list[str]:
     """Return the path of each input's output in `directory`.
 
@@ -39,7 +39,7 @@ def output_paths(
     return paths
 
 
-def _named(each: Input, number: int, count: int, template: str) -> str:
+def _named(each: InputWord, number: int, count: int, template: str) -> str:
     fields = fields_of(each, number, count)
     if template:
         return _filled_in(template, fields)
@@ -48,7 +48,7 @@ def _named(each: Input, number: int, count: int, template: str) -> str:
     return fields["parent"] if fields["name"].endswith(_INDEX) else file_name(fields["stem"])
 
 
-def fields_of(each: Input, number: int, count: int) -> dict[str, str]:
+def fields_of(each: InputWord, number: int, count: int) -> dict[str, str]:
     """Return the values of a template's fields for the `number`-th of `count` inputs.
 
     `name` is the last part of its path, `stem` that without its suffix, or its revision on the hub; `parent` is the
@@ -85,12 +85,12 @@ def _check_inside(name: str, directory: str, word: str) -> None:
     chained = is_remote(directory) and "::" in name
     if chained or "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise UsageError(
-            f"The output of {word} would be called {name!r}, which is no name in {directory}. Nothing was written.",
+            f"The output of {word} would be called {name!r}, which is no name in {directory}.",
             "Choose another --output-name.",
         )
 
 
-def _check_apart(inputs: Sequence[Input], paths: Sequence[str], resolve: Callable[[str], str]) -> None:
+def _check_apart(inputs: Sequence[InputWord], paths: Sequence[str], resolve: Callable[[str], str]) -> None:
     """Raise UsageError for an output that has the path of another one, or of an input.
 
     All have the same number of parts below the directory, so none lies in another.
@@ -101,12 +101,12 @@ def _check_apart(inputs: Sequence[Input], paths: Sequence[str], resolve: Callabl
         place = resolve(path)
         if place in words:
             raise UsageError(
-                f"The output of {each.word} would be {path}, and {words[place]} is an input. Nothing was written.",
+                f"The output of {each.word} would be {path}, and {words[place]} is an input.",
                 "Choose another --output-dir or --output-name.",
             )
         if place in taken:
             raise UsageError(
-                f"The outputs of {taken[place]} and {each.word} would both be {path}. Nothing was written.",
+                f"The outputs of {taken[place]} and {each.word} would both be {path}.",
                 "Tell them apart with --output-name, such as '{parent}-{stem}.safetensors' or '{number}-{name}'.",
             )
         taken[place] = each.word

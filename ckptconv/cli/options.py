@@ -16,7 +16,7 @@ from ckptconv.options.kinds import FLAG
 from ckptconv.options.table import COMMAND, OPTIONS, TENSORS, Option, RowOptions
 
 if TYPE_CHECKING:
-    from ckptconv.cli.console import Output
+    from ckptconv.cli.console import Printer
 
 Input = Annotated[
     str, typer.Argument(metavar="INPUT", show_default=False, help="The file, sharded set or its index; - is a pipe.")
@@ -142,7 +142,7 @@ def divided(words: list[str], options: dict[str, Any], needs: str, inputs: int =
 
 def run(
     command: str, options: dict[str, Any], call: Callable[..., Any], *given: Any, **more: Any
-) -> tuple[Output, Any]:
+) -> tuple[Printer, Any]:
     """Carry out a `command`: show the progress of `call`, a function of the library, and let no signal stop what comes
     after it. Return how to print what it did, and what it returned."""
     output = output_of(command, options)
@@ -152,9 +152,9 @@ def run(
     return output, found
 
 
-def output_of(command: str, options: dict[str, Any]) -> Output:
+def output_of(command: str, options: dict[str, Any]) -> Printer:
     """Return how `command` prints what it does. Remove the options that say so from `options`."""
-    from ckptconv.cli.console import Output  # not needed for --help
+    from ckptconv.cli.console import Printer  # not needed for --help
 
     shown = {name: options.pop(name) for name in ("json", "quiet", "verbose") if name in options}
-    return Output(command, progress_shown=options.pop("progress", True), **shown)
+    return Printer(command, progress_shown=options.pop("progress", True), **shown)

@@ -43,7 +43,7 @@ class OtherFamilyError(UsageError):
 
 
 @dataclass
-class Known:
+class KnownFormat:
     """A format of ours: its family, how it is recognized, and the module in `formats` whose `read` opens it, which is
     imported when its turn comes."""
 
@@ -82,24 +82,24 @@ def _holds_dcp(place: Location) -> bool:
 # The order in which the formats are asked, after those of the expected family. If a directory holds things of several
 # formats, the first one wins.
 FORMATS: tuple[Format, ...] = (
-    Known(dcp.FAMILY, dcp.sniff, "dcp.read"),
-    Known(deepspeed.FAMILY, deepspeed.sniff, "deepspeed.read"),
-    Known(megatron.FAMILY, megatron.sniff, "torch.megatron"),
-    Known(meta.FAMILY, meta.sniff, "torch.meta"),
-    Known(checkpointing.FAMILY, checkpointing.sniff, "checkpointing.read"),
-    Known(ranks.FAMILY, ranks.sniff, "ranks.read"),
-    Known(dcp.FAMILY, _below(dcp.GUESS, _holds_dcp, beside=SHARDED), "dcp.read"),
-    Known(
+    KnownFormat(dcp.FAMILY, dcp.sniff, "dcp.read"),
+    KnownFormat(deepspeed.FAMILY, deepspeed.sniff, "deepspeed.read"),
+    KnownFormat(megatron.FAMILY, megatron.sniff, "torch.megatron"),
+    KnownFormat(meta.FAMILY, meta.sniff, "torch.meta"),
+    KnownFormat(checkpointing.FAMILY, checkpointing.sniff, "checkpointing.read"),
+    KnownFormat(ranks.FAMILY, ranks.sniff, "ranks.read"),
+    KnownFormat(dcp.FAMILY, _below(dcp.GUESS, _holds_dcp, beside=SHARDED), "dcp.read"),
+    KnownFormat(
         checkpointing.FAMILY,
         _below(checkpointing.GUESS, checkpointing.holds_one, expected=checkpointing.FAMILY),
         "checkpointing.read",
     ),
-    Known(ranks.FAMILY, _below(ranks.GUESS, ranks.holds_below, expected=ranks.FAMILY), "ranks.read"),
-    Known(deepspeed.FAMILY, _below(deepspeed.GUESS, deepspeed.holds_one), "deepspeed.read"),
-    Known(virtual.FAMILY, virtual.sniff, "virtual"),
-    Known(safetensors.FAMILY, safetensors.sniff, "safetensors"),
-    Known(sharded.FAMILY, sharded.sniff, "torch.sharded"),
-    Known(torch_file.FAMILY, torch_file.sniff, "torch.file"),
+    KnownFormat(ranks.FAMILY, _below(ranks.GUESS, ranks.holds_below, expected=ranks.FAMILY), "ranks.read"),
+    KnownFormat(deepspeed.FAMILY, _below(deepspeed.GUESS, deepspeed.holds_one), "deepspeed.read"),
+    KnownFormat(virtual.FAMILY, virtual.sniff, "virtual"),
+    KnownFormat(safetensors.FAMILY, safetensors.sniff, "safetensors"),
+    KnownFormat(sharded.FAMILY, sharded.sniff, "torch.sharded"),
+    KnownFormat(torch_file.FAMILY, torch_file.sniff, "torch.file"),
 )
 _Found: TypeAlias = tuple[Format, Guess]
 # Most entries of a directory that are looked at for checkpoints to suggest, and most that are suggested.

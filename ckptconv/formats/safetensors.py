@@ -144,7 +144,7 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
 
 
 @dataclass
-class FileSet:
+class TensorFiles:
     """What the files of an output hold together: tensors in order, metadata, the record, and the path of its file.
     `shards` are the paths of the files if there is an index."""
 
@@ -159,7 +159,7 @@ class FileSet:
     shards: list[str] = field(default_factory=list)
 
 
-def source_of(place: Location, found: FileSet, warnings: list[str], wanted: Wanted) -> Source:
+def source_of(place: Location, found: TensorFiles, warnings: list[str], wanted: Wanted) -> Source:
     """Return the source that the files `found` at `place` are together."""
     opaque: list[str] = []
     aliases = _aliases(found)
@@ -210,7 +210,7 @@ def source_of(place: Location, found: FileSet, warnings: list[str], wanted: Want
     )
 
 
-def _no_weights(found: FileSet, warnings: list[str]) -> CkptconvError | None:
+def _no_weights(found: TensorFiles, warnings: list[str]) -> CkptconvError | None:
     """If the tensors are those of a delta, warn of that, and return the error for whoever takes them for weights."""
     if "delta_encoding" not in found.metadata:
         return None
@@ -220,7 +220,7 @@ def _no_weights(found: FileSet, warnings: list[str]) -> CkptconvError | None:
     return UnsupportedError(what, how)
 
 
-def _restored(found: FileSet, wanted: Wanted, warnings: list[str]) -> Any:
+def _restored(found: TensorFiles, wanted: Wanted, warnings: list[str]) -> Any:
     """Return the tree that the record describes. Without one that fits, remove it if no structure is wanted."""
     try:
         return keymap.unflatten(found.tensors, found.record, live_values=False)
@@ -233,7 +233,7 @@ def _restored(found: FileSet, wanted: Wanted, warnings: list[str]) -> Any:
         raise type(error)(f"{found.record_path}: {error.message}", hint) from error
 
 
-def _aliases(found: FileSet) -> dict[str, str]:
+def _aliases(found: TensorFiles) -> dict[str, str]:
     """Return the aliases, {removed: kept}: metadata entries whose value names a tensor and whose key does not."""
     return {
         removed: kept
@@ -242,7 +242,7 @@ def _aliases(found: FileSet) -> dict[str, str]:
     }
 
 
-def _olmo(found: FileSet, place: Location) -> tuple[dict[Any, Any], list[str]]:
+def _olmo(found: TensorFiles, place: Location) -> tuple[dict[Any, Any], list[str]]:
     """Return the tree of a file whose tensor names are pickled paths; the pickles are read, never run."""
 
     def content(tensor: Stored) -> bytes:
@@ -269,9 +269,9 @@ def _olmo(found: FileSet, place: Location) -> tuple[dict[Any, Any], list[str]]:
 # ------------------------------------------------------------------------------------------------- files and indices
 
 
-def _read_single(place: Location) -> FileSet:
+def _read_single(place: Location) -> TensorFiles:
     header = _read_file(place)
-    return FileSet(
+    return TensorFiles(
         place.path,
         header.tensors,  # type: ignore[arg-type]  # this set's alone from here on
         header.metadata,
@@ -283,7 +283,7 @@ def _read_single(place: Location) -> FileSet:
     )
 
 
-def _read_set(place: Location, warnings: list[str]) -> FileSet:
+def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
     index = read_index(place)
     if index is None:
         raise CorruptError(f"{place} is no index: it has no weight_map from the names of tensors to those of files.")
@@ -299,7 +299,7 @@ def _read_set(place: Location, warnings: list[str]) -> FileSet:
             f"{place} names {len(names)} files, of which {len(missing)} are not there: {some(missing)}.",
             "Copy or download them too.",
         )
-    found = FileSet(place.path, shards=[place.parent.join(name).path for name in names], bytes_read=index.size)
+    found = TensorFiles(place.path, shards=[place.parent.join(name).path for name in names], bytes_read=index.size)
     differing: dict[str, None] = {}
     members = {name: place.parent.at(entry.file) for name, entry in entries.items()}
     for name, header in zip(names, ahead(_read_file, [*members.values()]), strict=True):

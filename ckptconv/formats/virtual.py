@@ -158,7 +158,7 @@ def _divided(path: str, source: str) -> tuple[str, str]:
 # ----------------------------------------------------------------------------------------------------------- reading
 
 
-class Described(NamedTuple):
+class VirtualDescription(NamedTuple):
     """A description that was read: the plans of its files, what their source was called, the plan id, the directories
     that it reads from, and what identifies the description itself."""
 
@@ -170,7 +170,7 @@ class Described(NamedTuple):
     size: int
 
 
-def load(place: Location, *, look: bool = True) -> Described:
+def load(place: Location, *, look: bool = True) -> VirtualDescription:
     """Read a description, and check that its sources are as they were when it was made; not without `look`, which opens
     nothing but the description.
 
@@ -197,7 +197,7 @@ def load(place: Location, *, look: bool = True) -> Described:
             f"{place} is no sound virtual checkpoint: {error}.", "Make it again with ckptconv virtual."
         ) from error
     raw = text.encode()
-    return Described(files, called, plan_id, roots, (len(raw), zlib.crc32(raw)), len(raw))
+    return VirtualDescription(files, called, plan_id, roots, (len(raw), zlib.crc32(raw)), len(raw))
 
 
 def read(place: Location, wanted: Wanted) -> Source:
@@ -209,7 +209,7 @@ def read(place: Location, wanted: Wanted) -> Source:
     from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 
     described = load(place)
-    found = safetensors.FileSet(
+    found = safetensors.TensorFiles(
         place.path, inputs={place.name: Input(place.entry.file, described.identity)}, bytes_read=described.size
     )
     grouping: dict[str, str] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ckptconv.comparison.diff import CHANGED, EQUAL, DeltaFiles, Difference
 from ckptconv.comparison.encoding import Encoder, check_installed
 from ckptconv.comparison.reading import Pair
-from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.errors import UNWRITTEN, UnsupportedError, UsageError, leaving
 from ckptconv.formats.delta import OVERWRITE
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
@@ -33,6 +33,7 @@ class AskedDelta:
     checksum: str
     version: int
 
+    @leaving(UNWRITTEN)
     def checked(self, options: Options) -> Options:
         """Return `options` with a directory for temporary data. Raise UsageError if the delta cannot be at its path,
         and what `check_installed` raises."""
@@ -46,6 +47,7 @@ class AskedDelta:
         """Return what encodes the delta while the tensors are compared, with temporary data where `options` say."""
         return Encoder(self.encoding, self.checksum, options.spool_dir)
 
+    @leaving(UNWRITTEN)
     def write(
         self,
         one: Source,
@@ -65,7 +67,7 @@ class AskedDelta:
         if unlike:
             raise UnsupportedError(
                 f"A delta gives new values to tensors that {one.path} and {other.path} both have, in one shape and "
-                f"dtype. That is not so for {some(unlike)}. No delta was written.",
+                f"dtype. That is not so for {some(unlike)}.",
                 "Leave them out with --exclude, or give names and dtypes that are in both: --rename, --dtype.",
             )
         # Names that are tied on both sides share a pair. Other readers find only the one that is kept in a base.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from ckptconv.errors import UsageError
+from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.outputs.targets import Spared, check_file
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.storage.paths import is_remote, normalize
 
 
+@leaving(UNWRITTEN)
 def check_whole(target: str, called: str) -> None:
     """Raise UsageError if `target` cannot be a local file. Call it before long work; messages say `called`."""
     if is_remote(target):
@@ -18,6 +19,7 @@ def check_whole(target: str, called: str) -> None:
     check_file(normalize(target), f"{called[:1].upper()}{called[1:]}", {})
 
 
+@leaving(UNWRITTEN)
 def write_whole(target: str, data: bytes, called: str, read: Iterable[str]) -> None:
     """Write `data`, which messages call `called` ("the page"), to the local file `target`.
 

@@ -11,7 +11,7 @@ from ckptconv.formats.detect import complete, open_source, with_layout
 from ckptconv.formats.quantized.joining import parts_among
 from ckptconv.formats.quantized.weights import surveyed
 from ckptconv.formats.source import Opened, Source, source_of
-from ckptconv.inspection.summary import Quantization, Summary, forecast, quantization, summarize, tensors_of
+from ckptconv.inspection.summary import QuantizedSummary, Summary, forecast, quantization, summarize, tensors_of
 from ckptconv.options.table import INSPECTING, Options, checked, filled
 from ckptconv.outputs.pipeline import tree_of
 from ckptconv.process import no_garbage
@@ -97,7 +97,7 @@ def inspect(
 
 def _quantized(
     source: Source, which: Options, storage_options: Mapping[str, Any], warnings: list[str]
-) -> Quantization | None:
+) -> QuantizedSummary | None:
     """Return what is quantized of the tensors that `which` choose; add why that cannot be told to `warnings`."""
     tensors, aliases, *_ = tensors_of(source, which)
     kept = {name: tensor for name, tensor in tensors.items() if name not in aliases}

@@ -108,7 +108,7 @@ class QuantizedGroup:
 
 
 @dataclass(slots=True)
-class Quantization:
+class QuantizedSummary:
     """What is quantized."""
 
     parameters: int
@@ -185,7 +185,7 @@ class Summary(Shown):
     made_of: dict[str, list[str]] | None = None
     """With --map: the tensors of which each is made."""
 
-    quantized: Quantization | None = None
+    quantized: QuantizedSummary | None = None
     """What is quantized; only if something is."""
 
     @functools.cached_property
@@ -308,7 +308,7 @@ def summarize(
     )
 
 
-def quantization(tensors: Mapping[str, LazyTensor], found: Found) -> Quantization:
+def quantization(tensors: Mapping[str, LazyTensor], found: Found) -> QuantizedSummary:
     """Return what of these `tensors` is quantized; `found` are their weights."""
     formats: dict[str, QuantizedGroup] = {}
     bits: Counter[str] = Counter()
@@ -320,7 +320,7 @@ def quantization(tensors: Mapping[str, LazyTensor], found: Found) -> Quantizatio
     for name, group in formats.items():
         group.bits_per_weight = round(bits[name] / group.parameters, 3) if group.parameters else 0.0
     others = sum(tensor.numel for name, tensor in tensors.items() if name not in found.gone)
-    return Quantization(others + sum(group.parameters for group in formats.values()), formats)
+    return QuantizedSummary(others + sum(group.parameters for group in formats.values()), formats)
 
 
 def _values(*trees: Any) -> Iterator[tuple[str, str | bool | int | float]]:

@@ -10,7 +10,7 @@ from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.library.frameworks import framework
-from ckptconv.library.memory import Memory, Wanted
+from ckptconv.library.memory import Memory, WantedArray
 from ckptconv.options.table import LOADING, Options, checked
 from ckptconv.outputs import selection
 from ckptconv.outputs.kinds import TORCH_SUFFIXES
@@ -80,7 +80,7 @@ def load_state_dict(
         return keymap.unflatten(flat, described.structure, live_values=True, lay_out=False)
 
 
-def _wanted(source: Source, described: keymap.Flattened, dtype: str | None) -> list[Wanted]:
+def _wanted(source: Source, described: keymap.Flattened, dtype: str | None) -> list[WantedArray]:
     """Return what to make arrays of: the tensors as they are cast, and the memory that they share."""
     # In torch files, tensors share memory as they did when saved; in other formats each has its own elements.
     in_place = source.family == torch_file.FAMILY
@@ -98,7 +98,7 @@ def _wanted(source: Source, described: keymap.Flattened, dtype: str | None) -> l
         facts = leaf.facts if isinstance(leaf, Tagged) else None
         if in_place and facts is not None and facts.storage is not None:
             before, storage = facts.storage_offset * _itemsize(plain[name]), facts.storage_nbytes
-        wanted.append(Wanted(name, tensor, before, storage, tied.get(name, name) if name in shared else None))
+        wanted.append(WantedArray(name, tensor, before, storage, tied.get(name, name) if name in shared else None))
     return wanted
 
 

@@ -33,7 +33,7 @@ _BUFFERS, _FAR_BUFFERS, _ALONE = 8 << 20, 24 << 20, 2 << 20
 _SHARED = 32 << 20
 
 
-class Wanted(NamedTuple):
+class WantedArray(NamedTuple):
     """A tensor of which an array is wanted, with its name for messages.
 
     `before` and `storage` are the bytes before its first element and of all of the storage that its array shares with
@@ -104,7 +104,7 @@ class Memory:
                 if self._closed and not self._users:
                     self._release()
 
-    def arrays(self, wanted: Sequence[Wanted], framework: Framework) -> list[Any]:
+    def arrays(self, wanted: Sequence[WantedArray], framework: Framework) -> list[Any]:
         """Return an array for each of `wanted`. What has to be copied is read together.
 
         Raise CorruptError for a file that has changed since it was opened, FailedError for one that cannot be read, and
@@ -147,7 +147,7 @@ class Memory:
         with self._reading() as readers:
             self._fill([tensor], [buffer], readers)
 
-    def _over(self, wanted: Wanted, framework: Framework, used: dict[File, mmap.mmap | None]) -> Any:
+    def _over(self, wanted: WantedArray, framework: Framework, used: dict[File, mmap.mmap | None]) -> Any:
         """Return an array over a map of the file; None if the tensor cannot be used as it lies there. `used` are the
         maps of the files so far."""
         stored = as_stored(wanted.tensor) if self._mapped and wanted.tensor.numel else None
@@ -196,12 +196,12 @@ class Memory:
             warnings.warn(f"{told} too large for the dtype asked for and became infinite.", stacklevel=4)
 
 
-def _key(wanted: Wanted, framework: Framework) -> Hashable:
+def _key(wanted: WantedArray, framework: Framework) -> Hashable:
     """Return the key of the array that all names tied to a tensor share; None if it has one of its own."""
     return None if wanted.key is None else (id(framework), wanted.key)
 
 
-def _check_growth(copied: Sequence[Wanted]) -> None:
+def _check_growth(copied: Sequence[WantedArray]) -> None:
     """Raise LimitError if tensors would take memory out of proportion to the files that they are made of."""
     total = sum(each.tensor.nbytes for each in copied)
     if total <= ROOM_TO_GROW:
@@ -217,7 +217,7 @@ def _check_growth(copied: Sequence[Wanted]) -> None:
         )
 
 
-def _blank(wanted: Wanted, framework: Framework) -> tuple[Any, memoryview]:
+def _blank(wanted: WantedArray, framework: Framework) -> tuple[Any, memoryview]:
     """Return a new array for a tensor, and its bytes. Raise FailedError if there is not enough memory."""
     try:
         return framework.blank(wanted.tensor)
@@ -262,9 +262,9 @@ def _map(file: File) -> mmap.mmap | None:
         raise FailedError(f"{file.path} cannot be mapped: {reason(error)}.") from error
 
 
-def batches(wanted: Iterable[Wanted], nbytes: int) -> Iterator[list[Wanted]]:
+def batches(wanted: Iterable[WantedArray], nbytes: int) -> Iterator[list[WantedArray]]:
     """Yield `wanted` in batches of at most `nbytes` bytes, but at least one tensor."""
-    batch: list[Wanted] = []
+    batch: list[WantedArray] = []
     size = 0
     for each in wanted:
         if batch and size + each.tensor.nbytes > nbytes:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import OutOfRangeError, UsageError
 from ckptconv.library.dtype import ElementType
 from ckptconv.library.frameworks import framework
-from ckptconv.library.memory import Memory, Wanted
+from ckptconv.library.memory import Memory, WantedArray
 from ckptconv.options.kinds import FLAG
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs import selection
@@ -193,9 +193,9 @@ class Tensor(Handle):
         """The expression that says where its bytes are."""
         return self._tensor
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> WantedArray:
         """Return what `Memory.arrays` makes arrays of."""
-        return Wanted(self.name, self._tensor, key=self._key)
+        return WantedArray(self.name, self._tensor, key=self._key)
 
     def _array(self, name: str, *, raw: bool = False, device: Any = None) -> Any:
         made = framework(name, FLAG.parse(raw, "raw"))
@@ -214,7 +214,7 @@ class Tensor(Handle):
         part = sliced(self._tensor, index.spans)
         # A part of a tensor is that tensor's only if it is all of it.
         whole = part is self._tensor
-        (array,) = self._memory.arrays([Wanted(self.name, part, key=self._key if whole else None)], made)
+        (array,) = self._memory.arrays([WantedArray(self.name, part, key=self._key if whole else None)], made)
         if index.flipped:
             array = made.flipped(array, index.flipped)
         if index.shape != part.shape:

@@ -37,7 +37,7 @@ class Default(str):
 # ------------------------------------------------------------------------------------------------------ kinds of value
 
 
-class Kind(NamedTuple):
+class ValueKind(NamedTuple):
     """What values an option takes.
 
     `parse` converts what a caller gave; it raises UsageError, which names the option by its second argument. `words` is
@@ -175,39 +175,39 @@ def _sizes(value: Any, called: str) -> dict[str, int]:
     return found
 
 
-def choice(*choices: str, words: Any = str, unset: Any = None) -> Kind:
+def choice(*choices: str, words: Any = str, unset: Any = None) -> ValueKind:
     def parse(value: Any, called: str) -> str:
         if not isinstance(value, str) or (value not in choices and value != unset):
             raise UsageError(f"{called} is {brief(value)}; it may be {' or '.join(choices)}.")
         return value
 
-    return Kind(parse, words, unset=unset, accepts=f"Literal[{', '.join(map(repr, choices))}]")
+    return ValueKind(parse, words, unset=unset, accepts=f"Literal[{', '.join(map(repr, choices))}]")
 
 
-def counted(least: int, most: int) -> Kind:
-    return Kind(lambda value, called: parse_count(value, called, least, most), stored=int, accepts="int | str")
+def counted(least: int, most: int) -> ValueKind:
+    return ValueKind(lambda value, called: parse_count(value, called, least, most), stored=int, accepts="int | str")
 
 
 # Choices that the command line completes; it refuses others.
 _LITERAL: Any = Literal
 _SEVERAL = "str | list[str] | tuple[str, ...]"
-TEXT = Kind(_text, unset="")
-WORD = Kind(_text)
-PATH = Kind(parse_path, unset="", accepts="str | os.PathLike[str]")
-FLAG = Kind(_flag, bool, bool, unset=False, accepts="bool")
-SWITCH = Kind(_flag, bool, bool, accepts="bool")
-TEXTS = Kind(_texts, list[str], list, unset=(), accepts=_SEVERAL)
-RULES = Kind(_rules, list[str], list, unset=(), accepts=_SEVERAL)
-NAMES = Kind(_names, list[str], dict, unset={}, accepts=f"Mapping[str, str] | {_SEVERAL}")
-SIZES = Kind(_sizes, list[str], dict, unset={}, accepts=f"Mapping[str, int] | {_SEVERAL}")
-MAPPING = Kind(_mapping, stored=dict, unset={}, accepts="Mapping[str, Any] | str")
-NUMBERS = Kind(_numbers, stored=list, accepts="str | list[float] | tuple[float, ...]")
-NUMBER = Kind(_number, stored=float, accepts="float | str")
-SIZE = Kind(parse_size, stored=int, accepts="int | str")
-PART = Kind(_part, stored=list, accepts="tuple[int, int] | list[int] | str")
-DTYPE = Kind(_dtype, _LITERAL[(*DTYPES, "fp32", "bf16", "fp16")], accepts="str | TorchDType")
-DTYPE_TEXT = Kind(_dtype, accepts=DTYPE.accepts)
-ROW_DTYPE = Kind(_dtype_name, accepts=DTYPE.accepts)
+TEXT = ValueKind(_text, unset="")
+WORD = ValueKind(_text)
+PATH = ValueKind(parse_path, unset="", accepts="str | os.PathLike[str]")
+FLAG = ValueKind(_flag, bool, bool, unset=False, accepts="bool")
+SWITCH = ValueKind(_flag, bool, bool, accepts="bool")
+TEXTS = ValueKind(_texts, list[str], list, unset=(), accepts=_SEVERAL)
+RULES = ValueKind(_rules, list[str], list, unset=(), accepts=_SEVERAL)
+NAMES = ValueKind(_names, list[str], dict, unset={}, accepts=f"Mapping[str, str] | {_SEVERAL}")
+SIZES = ValueKind(_sizes, list[str], dict, unset={}, accepts=f"Mapping[str, int] | {_SEVERAL}")
+MAPPING = ValueKind(_mapping, stored=dict, unset={}, accepts="Mapping[str, Any] | str")
+NUMBERS = ValueKind(_numbers, stored=list, accepts="str | list[float] | tuple[float, ...]")
+NUMBER = ValueKind(_number, stored=float, accepts="float | str")
+SIZE = ValueKind(parse_size, stored=int, accepts="int | str")
+PART = ValueKind(_part, stored=list, accepts="tuple[int, int] | list[int] | str")
+DTYPE = ValueKind(_dtype, _LITERAL[(*DTYPES, "fp32", "bf16", "fp16")], accepts="str | TorchDType")
+DTYPE_TEXT = ValueKind(_dtype, accepts=DTYPE.accepts)
+ROW_DTYPE = ValueKind(_dtype_name, accepts=DTYPE.accepts)
 TIED = choice("alias", "duplicate", words=_LITERAL["alias", "duplicate"])
 OPAQUE = choice("keep", "drop", unset="")
 DIGEST = choice("sha256", "blake3", words=_LITERAL["sha256", "blake3"], unset="")

@@ -42,7 +42,7 @@ from ckptconv.options.kinds import (
     WAY,
     WORD,
     Default,
-    Kind,
+    ValueKind,
     choice,
     counted,
 )
@@ -81,7 +81,7 @@ class Option:
 
     def __init__(
         self,
-        kind: Kind,
+        kind: ValueKind,
         about: str = "",
         *,
         default: Any = None,
@@ -151,7 +151,7 @@ class Option:
         return self.parse(words is not self.default if self.kind is FLAG else words, self.flags[0])
 
 
-def _option(kind: Kind, about: str = "", **settings: Any) -> Any:
+def _option(kind: ValueKind, about: str = "", **settings: Any) -> Any:
     """Return an option; for type checkers, it has the type of its value."""
     return Option(kind, about, **settings)
 

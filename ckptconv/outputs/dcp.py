@@ -63,7 +63,7 @@ class Leaf(NamedTuple):
 
 
 @dataclass
-class Contents:
+class DcpContents:
     """What a checkpoint holds, by key: the steps of its path, joined by dots. `chosen` is the selection of the weights.
 
     Of tied tensors, `aliases` {removed: kept} have their data where another key has it. Of the values with objects of
@@ -82,14 +82,14 @@ class Contents:
 # ---------------------------------------------------------------------------------------------------- the state dict
 
 
-def contents(source: Source, options: Options, rename: Rename = selection.renamed) -> Contents:
+def contents(source: Source, options: Options, rename: Rename = selection.renamed) -> DcpContents:
     """Return the state dict that the options select of `source`, and flatten it as torch does.
 
     Raise UsageError if two leaves get one key, UnsafeError for objects of classes that are not known to be data, and
     UnsupportedError for tensors that a checkpoint cannot hold.
     """
     chosen = selected(source, options, rename)
-    found = Contents(chosen)
+    found = DcpContents(chosen)
     empty: list[str] = []
     has_weights = options.model_key != NO_WEIGHTS
     leaves: Iterable[Leaf] = _weights(source, chosen, empty) if has_weights else ()
@@ -238,7 +238,7 @@ def _is_storage(value: Any) -> bool:
     return isinstance(value, Tagged) and value.facts.kind == STORAGE
 
 
-def _add(found: Contents, leaves: Iterable[Leaf], source: Source, options: Options) -> None:
+def _add(found: DcpContents, leaves: Iterable[Leaf], source: Source, options: Options) -> None:
     """Add `leaves` to `found` under their keys."""
     refused: dict[str, str] = {}
     for path, value in leaves:
@@ -343,7 +343,7 @@ def unlike(tensors: Mapping[str, Leaf], layout: Layout) -> list[str]:
 # ------------------------------------------------------------------------------------------------------ the files
 
 
-def file_plans(found: Contents, options: Options, layout: Layout | None = None) -> list[FilePlan]:
+def file_plans(found: DcpContents, options: Options, layout: Layout | None = None) -> list[FilePlan]:
     """Plan the files that hold `found`: with `layout` the chunks lie as they do there, else as `options.chunks` says.
 
     The file that makes the others a checkpoint is the last one. Raise UnsupportedError for what a file cannot hold.

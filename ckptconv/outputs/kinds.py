@@ -43,7 +43,7 @@ _OF_WEIGHTS = dict.fromkeys(
 )
 
 
-class Kind(NamedTuple):
+class OutputKind(NamedTuple):
     """A kind of output.
 
     `made_of` is the manifest's word for what it is made of, and `form` that for how it lies on a disk: "file", "tree",
@@ -73,10 +73,10 @@ _STATES = {
 _CHECKPOINT = {"copy_config": "copies nothing: from_pretrained reads no checkpoint of torch.distributed.checkpoint"}
 
 # By name. An output is of one kind, as its path and the options say.
-KINDS: Mapping[str, Kind] = {
-    "file": Kind("weights", "file", _ELSEWHERE, _SAFETENSORS, (SUFFIX,), SAFETENSORS),
-    "directory": Kind("weights", "directory", _ELSEWHERE, _SAFETENSORS, compared=SAFETENSORS),
-    "torch": Kind(
+KINDS: Mapping[str, OutputKind] = {
+    "file": OutputKind("weights", "file", _ELSEWHERE, _SAFETENSORS, (SUFFIX,), SAFETENSORS),
+    "directory": OutputKind("weights", "directory", _ELSEWHERE, _SAFETENSORS, compared=SAFETENSORS),
+    "torch": OutputKind(
         "weights",
         "file",
         {**_ELSEWHERE, **_OF_REFERENCE, **_OF_MODELS, **_OF_CODES},
@@ -84,11 +84,13 @@ KINDS: Mapping[str, Kind] = {
         TORCH_SUFFIXES,
         "torch",
     ),
-    "virtual": Kind("virtual", "file", {**_ELSEWHERE, **_OF_DATA, **_OF_MODELS}, _SAFETENSORS, (virtual.SUFFIX,), ""),
-    "states": Kind("optimizer", "directory", {**_ELSEWHERE, **_OF_MODELS}, _STATES, compared=SAFETENSORS),
-    "states-file": Kind("optimizer", "file", {**_ELSEWHERE, **_OF_MODELS}, _STATES, compared=SAFETENSORS),
+    "virtual": OutputKind(
+        "virtual", "file", {**_ELSEWHERE, **_OF_DATA, **_OF_MODELS}, _SAFETENSORS, (virtual.SUFFIX,), ""
+    ),
+    "states": OutputKind("optimizer", "directory", {**_ELSEWHERE, **_OF_MODELS}, _STATES, compared=SAFETENSORS),
+    "states-file": OutputKind("optimizer", "file", {**_ELSEWHERE, **_OF_MODELS}, _STATES, compared=SAFETENSORS),
     # What else changes nothing in a universal checkpoint depends on its source: see `training`.
-    "universal": Kind(
+    "universal": OutputKind(
         "universal",
         "tree",
         {**_OF_CHECKPOINT, **_OF_MODELS, **_OF_CODES},
@@ -98,8 +100,10 @@ KINDS: Mapping[str, Kind] = {
         },
         compared="universal",
     ),
-    "dcp": Kind("dcp", "dcp", {**_OF_UNIVERSAL, **_OF_WEIGHTS, **_OF_MODELS, **_OF_CODES}, _CHECKPOINT, compared="dcp"),
-    "dcp-hf": Kind(
+    "dcp": OutputKind(
+        "dcp", "dcp", {**_OF_UNIVERSAL, **_OF_WEIGHTS, **_OF_MODELS, **_OF_CODES}, _CHECKPOINT, compared="dcp"
+    ),
+    "dcp-hf": OutputKind(
         "dcp",
         "dcp-hf",
         {**_OF_UNIVERSAL, **_OF_WEIGHTS, **_OF_MODELS, **_OF_CODES},
@@ -110,7 +114,7 @@ KINDS: Mapping[str, Kind] = {
         },
         compared="dcp",
     ),
-    "accelerate": Kind(
+    "accelerate": OutputKind(
         "dcp",
         "dcp",
         {
@@ -130,7 +134,7 @@ KINDS: Mapping[str, Kind] = {
         _CHECKPOINT,
         compared="dcp",
     ),
-    "torch-checkpointing": Kind(
+    "torch-checkpointing": OutputKind(
         "dcp",
         "torch-checkpointing",
         {

@@ -33,7 +33,7 @@ _EXCLUDED = 3
 _TORCH_SHARD = re.compile(rf"(?:diffusion_)?pytorch_model((?:{NUMBERED})?)\.bin")
 
 
-class Kind(Protocol):
+class Typed(Protocol):
     """What is compared of a tensor: a `LazyTensor`, or anything else with a dtype and a shape."""
 
     @property
@@ -69,8 +69,8 @@ class Comparison:
 
 
 def compare(
-    given: Mapping[str, Kind],
-    wanted: Mapping[str, Kind],
+    given: Mapping[str, Typed],
+    wanted: Mapping[str, Typed],
     ties: Mapping[str, str] | None = None,
     wanted_ties: Mapping[str, str] | None = None,
     *,
@@ -124,7 +124,7 @@ def _fits(given: DType, wanted: DType, is_fixed: bool) -> bool:
 
 
 def check(
-    found: Comparison, given: Mapping[str, Kind], wanted: Mapping[str, Kind], source: Source, options: Options
+    found: Comparison, given: Mapping[str, Typed], wanted: Mapping[str, Typed], source: Source, options: Options
 ) -> None:
     """Raise DifferenceError if `source`, with its reference, has a difference that the options do not allow."""
     allowed = {"missing"} if options.partial or options.fill else set()
@@ -156,11 +156,13 @@ _WORDS = {
 }
 
 
-def _described(kind: Kind | None) -> dict[str, Any] | None:
+def _described(kind: Typed | None) -> dict[str, Any] | None:
     return None if kind is None else {"dtype": kind.dtype.name, "shape": list(kind.shape)}
 
 
-def _hints(kinds: Mapping[str, Sequence[str]], given: Mapping[str, Kind], wanted: Mapping[str, Kind]) -> Iterator[str]:
+def _hints(
+    kinds: Mapping[str, Sequence[str]], given: Mapping[str, Typed], wanted: Mapping[str, Typed]
+) -> Iterator[str]:
     """Yield what a user may do about differences."""
     missing, extra = kinds.get("missing", ()), kinds.get("extra", ())
     renaming = _renaming([name for name in wanted if name not in given], extra, given, wanted)
@@ -180,7 +182,7 @@ def _hints(kinds: Mapping[str, Sequence[str]], given: Mapping[str, Kind], wanted
 
 
 def _renaming(
-    missing: Sequence[str], extra: Sequence[str], given: Mapping[str, Kind], wanted: Mapping[str, Kind]
+    missing: Sequence[str], extra: Sequence[str], given: Mapping[str, Typed], wanted: Mapping[str, Typed]
 ) -> str:
     """Suggest the change of a prefix that gives the most names of `extra` a name of `missing` with the same shape, and
     what else it takes then; "" if there is none that helps half of either."""

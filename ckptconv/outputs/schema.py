@@ -79,7 +79,7 @@ _RECORD = {
 
 
 @dataclass(frozen=True)
-class Description:
+class PlanDescription:
     """What `finish` must know of a plan.
 
     `kind` is that of the output, as `Target.form` has it. The files were assigned to `parts` parts with `shift`,
@@ -107,7 +107,9 @@ def parse_json(data: bytes) -> Any:
         raise ValueError("it is not UTF-8 text") from None
 
 
-def description(data: bytes, plan_id: str, kinds: Collection[str], directories: Mapping[str, Directory]) -> Description:
+def description(
+    data: bytes, plan_id: str, kinds: Collection[str], directories: Mapping[str, Directory]
+) -> PlanDescription:
     """Parse the description of a plan, read from a staging directory of `plan_id`, of an output of one of `kinds`.
 
     `directories` are the kinds that are directories, with the names that their files may have.
@@ -139,7 +141,7 @@ def description(data: bytes, plan_id: str, kinds: Collection[str], directories: 
     inputs = told.get("inputs", {})
     if any("\0" in path for path, _, _ in inputs.values()):
         raise ValueError("the path of one of its inputs is none")
-    return Description(plan_id, kind, parts, told["shift"], told["heading"], files, inputs)
+    return PlanDescription(plan_id, kind, parts, told["shift"], told["heading"], files, inputs)
 
 
 def check_names(names: Iterable[str]) -> None:

@@ -64,7 +64,7 @@ class Selected:
     metadata: Mapping[str, str] = field(default_factory=lambda: dict(METADATA))
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    quantized: Mapping[str, torchao.Quantized] = field(default_factory=dict)
+    quantized: Mapping[str, torchao.QuantizedTensor] = field(default_factory=dict)
     like: likeness.Likeness | None = None
     unmapped: Selected | None = None
     applied: Applied | None = None

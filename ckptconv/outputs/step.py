@@ -19,7 +19,7 @@ from ckptconv.formats.dcp.paths import dotted, nest
 from ckptconv.formats.safetensors import SUFFIX
 from ckptconv.options.table import Options
 from ckptconv.outputs import dcp, safetensors
-from ckptconv.outputs.dcp import STEP, Contents, Leaf, boxes, cut
+from ckptconv.outputs.dcp import STEP, DcpContents, Leaf, boxes, cut
 from ckptconv.outputs.selected import METADATA
 from ckptconv.outputs.torch_tree import TorchTree
 from ckptconv.pickles.writer import dumps
@@ -34,12 +34,12 @@ _VERSION = "2.0"
 _DIMENSION = "saved_by_ckptconv"
 
 
-def checkpoint_plans(found: Contents, options: Options, layout: Layout | None = None) -> list[FilePlan]:
+def checkpoint_plans(found: DcpContents, options: Options, layout: Layout | None = None) -> list[FilePlan]:
     """Plan the checkpoint of the kind that `options.to` names; see `file_plans`, and that of `outputs.dcp`."""
     return file_plans(found, options) if options.to == STEP else dcp.file_plans(found, options, layout)
 
 
-def file_plans(found: Contents, options: Options) -> list[FilePlan]:
+def file_plans(found: DcpContents, options: Options) -> list[FilePlan]:
     """Plan the files of a step with what is `found`, as `options.chunks` ranks have it. The metadata comes last.
 
     Raise UsageError for an item whose name can be that of no file.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckptconv.errors import CorruptError, FailedError, UsageError, leaving
 from ckptconv.options.table import FINISHING, Options, checked
 from ckptconv.outputs import universal
-from ckptconv.outputs.schema import MOST_RECORD, Description, description
+from ckptconv.outputs.schema import MOST_RECORD, PlanDescription, description
 from ckptconv.outputs.targets import DIRECTORIES, MANIFEST, check_file
 from ckptconv.process import peak_rss
 from ckptconv.publish.attestation import without_digests
@@ -23,7 +23,7 @@ from ckptconv.publish.manifest import Made, document
 from ckptconv.publish.parts import assign
 from ckptconv.publish.publish import commit, stage_beside, staging_for, unpublished
 from ckptconv.publish.staging import remote_parts
-from ckptconv.publish.staging.area import Described, described
+from ckptconv.publish.staging.area import StagedParts, described
 from ckptconv.publish.staging.base import Staging
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.files import look, read_text
@@ -52,7 +52,7 @@ class _Planned:
     """
 
     path: str
-    told: Description
+    told: PlanDescription
     published: bool
 
     @property
@@ -226,7 +226,7 @@ def _published(planned: _Planned, needed: bool) -> bytes:
     return read_text(path, MOST_RECORD).encode()
 
 
-def _described(place: Location) -> list[Described]:
+def _described(place: Location) -> list[StagedParts]:
     return remote_parts.described(place) if is_remote(place.path) else described(place.path)
 
 

@@ -15,9 +15,9 @@ from ckptconv.process import peak_rss
 from ckptconv.rows.buckets import Buckets
 from ckptconv.rows.columns import part
 from ckptconv.rows.ids import Ids
-from ckptconv.rows.layout import METADATA_KEY, Layout
-from ckptconv.rows.parts import Parts
-from ckptconv.rows.tables import Table, choose, contents, join, layout_of, open_all
+from ckptconv.rows.layout import METADATA_KEY, RowLayout
+from ckptconv.rows.parts import RowParts
+from ckptconv.rows.tables import RowTable, choose, contents, join, layout_of, open_all
 from ckptconv.storage.paths import Paths, listed
 from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.storage.spool import SpoolingReaders
@@ -48,7 +48,7 @@ _COMPARED = {
 
 
 @dataclass
-class Finding:
+class RowFinding:
     """Something wrong."""
 
     check: str
@@ -99,7 +99,7 @@ class CheckReport:
     """The least and the greatest number of ids that a bucket may span; null for no upper bound. Null: there are no
     buckets."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[RowFinding] = field(default_factory=list)
     """What is wrong; empty if nothing is."""
 
     warnings: list[str] = field(default_factory=list)
@@ -145,9 +145,9 @@ def check(
     sources = open_all(paths, chosen)
     found = [contents(source) for source in sources]
     if not names and METADATA_KEY in found[0].metadata:
-        parts = Parts.choose(found[0], {}, asked)
+        parts = RowParts.choose(found[0], {}, asked)
         bucket = {name: tensor for name, tensor in found[0].tensors.items() if name == "bucket"}
-        rows, layout, keys = Table(parts.name, parts.table(), bucket), parts.layout, parts.tensors["weight_id"]
+        rows, layout, keys = RowTable(parts.name, parts.table(), bucket), parts.layout, parts.tensors["weight_id"]
     else:
         rows = join([choose(each, names) for each in found], paths[0])
         layout = layout_of(rows, asked, paths[0])
@@ -169,7 +169,7 @@ def check(
     return report
 
 
-def _check_size(table: Table) -> None:
+def _check_size(table: RowTable) -> None:
     """Raise LimitError for a table that repeats a few rows very often: reading each would take forever."""
     stored = sum(file.size for file in dict.fromkeys(table.tensor.inputs()))
     if table.tensor.nbytes > MAX_GROWTH * stored + ROOM_TO_GROW:
@@ -179,7 +179,7 @@ def _check_size(table: Table) -> None:
         )
 
 
-def _told(finding: Finding) -> str:
+def _told(finding: RowFinding) -> str:
     shown = (", ".join(f"{key} {value}" for key, value in example.items()) for example in finding.examples[:2])
     examples = "; ".join(shown)
     return f"{finding.message} ({examples}{', …' if finding.count > 2 else ''})" if examples else finding.message
@@ -191,7 +191,7 @@ class _Beside:
     def __init__(self, name: str, tensor: LazyTensor, offset: int, rows: int) -> None:
         self.name, self.tensor, self.offset = name, tensor, offset
         self.width = tensor.nbytes // rows
-        self.finding = Finding(name, _COMPARED[name], 0)
+        self.finding = RowFinding(name, _COMPARED[name], 0)
 
     def differs(self, first: int, wrong: Array, show: Callable[[int], dict[str, Any]]) -> None:
         """Note that the rows `wrong`, counted from `first`, differ. `show` describes the difference of a row."""
@@ -205,9 +205,9 @@ class _Checking:
 
     def __init__(
         self,
-        table: Table,
+        table: RowTable,
         keys: LazyTensor,
-        layout: Layout,
+        layout: RowLayout,
         report: CheckReport,
         readers: SpoolingReaders,
         asked_offset: int | None,
@@ -277,14 +277,14 @@ class _Checking:
             else:
                 yield _Beside(name, tensor, offset, rows)
                 continue
-            self._report.findings.append(Finding(name, message))
+            self._report.findings.append(RowFinding(name, message))
 
     def _bucket_counts(self) -> Buckets | None:
         tensor = self._table.beside.get("bucket")
         if tensor is None:
             return None
         if tensor.dtype.kind not in "iu":
-            self._report.findings.append(Finding("bucket", f"bucket is of {tensor.dtype}, where it counts ids"))
+            self._report.findings.append(RowFinding("bucket", f"bucket is of {tensor.dtype}, where it counts ids"))
             return None
         if tensor.numel > MOST_BUCKETS:
             raise UnsupportedError(f"There are {tensor.numel} buckets, and at most {MOST_BUCKETS} are checked.")
@@ -342,7 +342,9 @@ class _Checking:
             rows = self._rows_of(values)
             ids = "id is" if count == 1 else "ids are"
             examples = [{"id": value, "rows": rows[value]} for value in values]
-            finding = Finding("unique", f"{count:,} {ids} in the table already when they come again", count, examples)
+            finding = RowFinding(
+                "unique", f"{count:,} {ids} in the table already when they come again", count, examples
+            )
             self._report.findings.append(finding)
 
     def _rows_of(self, values: list[int]) -> dict[int, list[int]]:
@@ -368,7 +370,7 @@ class _Checking:
         verdict = self._buckets.judge(self._report.rows, self._bucket_size, offset)
         self._report.bucket_size = verdict.sizes
         if verdict.message:
-            finding = Finding("bucket", verdict.message, verdict.wrong, list(verdict.examples))
+            finding = RowFinding("bucket", verdict.message, verdict.wrong, list(verdict.examples))
             self._report.findings.append(finding)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.rows.layout import Field, Layout
+from ckptconv.rows.layout import Field, RowLayout
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Narrow, Stored, Tagged, View, Zeros
 from ckptconv.tensors.moves import Bits
@@ -57,7 +57,7 @@ def part(table: LazyTensor, field: Field) -> LazyTensor:
     return Convert(found, Bits(size, *_DECODED[field.name], size), field.dtype)
 
 
-def padding(table: LazyTensor, layout: Layout) -> LazyTensor | None:
+def padding(table: LazyTensor, layout: RowLayout) -> LazyTensor | None:
     """Return the bytes of every row that are in no field, [N, bytes]; None if there are none."""
     gaps = [column(table, gap.offset, gap.dtype, gap.items) for gap in layout.gaps()]
     return Concat(tuple(gaps), 1) if len(gaps) > 1 else gaps[0] if gaps else None

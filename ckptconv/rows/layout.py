@@ -94,7 +94,7 @@ class Field(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """The layout of a row.
 
     Every row has room for the state of a row of `max_dim` items. Dtypes are names. Use `make`, which checks them.
@@ -197,7 +197,7 @@ def _padded(count: int, unit: int = _UNIT) -> int:
     return -(-count // unit) * unit
 
 
-def _place_states(layout: Layout, dim: int) -> tuple[list[Field], int]:
+def _place_states(layout: RowLayout, dim: int) -> tuple[list[Field], int]:
     """Return the optimizer's states for embedding dimension `dim`, at offsets from the first, and their total bytes."""
     placed: list[Field] = []
     at = 0
@@ -213,7 +213,7 @@ def _place_states(layout: Layout, dim: int) -> tuple[list[Field], int]:
 # ------------------------------------------------------------------------------------------------- what is asked for
 
 
-def make(asked: RowOptions, dtype: str) -> Layout:
+def make(asked: RowOptions, dtype: str) -> RowLayout:
     """Return the layout asked for, of a table of `dtype`.
 
     Raises UsageError if something is missing or inconsistent, UnsupportedError for what whole rows cannot be.
@@ -247,7 +247,7 @@ def make(asked: RowOptions, dtype: str) -> Layout:
             what = f"{name} of {optimizer} is always {fixed}" if state else f"{optimizer} has no {name}"
             raise UsageError(f"--{name}-dtype {chosen}: {what}.")
         dtypes[f"{name}_dtype"] = chosen or fixed or DEFAULT_STATE_DTYPE
-    return Layout(dim, optimizer, dtype, max_dim=max_dim, **dtypes)
+    return RowLayout(dim, optimizer, dtype, max_dim=max_dim, **dtypes)
 
 
 def optimizer_named(name: str) -> str:
@@ -259,7 +259,7 @@ def optimizer_named(name: str) -> str:
     return plain
 
 
-def check_width(layout: Layout, items: int, where: str) -> None:
+def check_width(layout: RowLayout, items: int, where: str) -> None:
     """Raise UsageError if the rows of `where` are not as wide as `layout`, and name layouts that would fit."""
     if layout.row_items == items:
         return
@@ -285,7 +285,7 @@ def could_be(items: int, dtype: str, asked: RowOptions) -> str:
     return f"It could be {'; '.join(layout.describe() for layout in named)}{more}."
 
 
-def likeliest(items: int, dtype: str) -> Layout | None:
+def likeliest(items: int, dtype: str) -> RowLayout | None:
     """Return the likeliest layout of rows of `items` elements.
 
     None if an ordinary table of that width is likelier: embedding dimensions are round numbers.
@@ -299,13 +299,13 @@ def _roundness(dim: int) -> int:
     return min(dim & -dim, 64)
 
 
-def candidates(items: int, dtype: str, dim: int | None = None) -> set[Layout]:
+def candidates(items: int, dtype: str, dim: int | None = None) -> set[RowLayout]:
     """Return the layouts that rows of `items` elements of `dtype` may have.
 
     The widest table of the operator may be this one, or two or four times as wide. If the embedding dimension `dim` is
     given, it may also have any width.
     """
-    found: set[Layout] = set()
+    found: set[RowLayout] = set()
     for optimizer, states in OPTIMIZERS.items():
         free = {state.name for state in states if not state.dtype}
         choices = [STATE_DTYPES if name in free else (DEFAULT_STATE_DTYPE,) for name in ("momentum1", "momentum2")]
@@ -320,15 +320,15 @@ def candidates(items: int, dtype: str, dim: int | None = None) -> set[Layout]:
     return found
 
 
-def _beside_wider(kinds: tuple[str, str, str, str], factor: int, dim: int) -> Layout:
-    return Layout(dim, *kinds, dim * factor)
+def _beside_wider(kinds: tuple[str, str, str, str], factor: int, dim: int) -> RowLayout:
+    return RowLayout(dim, *kinds, dim * factor)
 
 
-def _with_room(kinds: tuple[str, str, str, str], dim: int, most: int) -> Layout:
-    return Layout(dim, *kinds, max(most, dim))
+def _with_room(kinds: tuple[str, str, str, str], dim: int, most: int) -> RowLayout:
+    return RowLayout(dim, *kinds, max(most, dim))
 
 
-def _fitting(family: Callable[[int], Layout], items: int) -> Layout | None:
+def _fitting(family: Callable[[int], RowLayout], items: int) -> RowLayout | None:
     """Return the layout, among `family(dim)` for all `dim`, whose rows have `items` elements; they widen with `dim`."""
     dims = range(_UNIT, items + 1, _UNIT)
     at = bisect.bisect_left(dims, items, key=lambda dim: family(dim).row_items)
@@ -340,7 +340,7 @@ def _fitting(family: Callable[[int], Layout], items: int) -> Layout | None:
 _STRANGE = 2
 
 
-def _unlikelihood(layout: Layout, asked: RowOptions) -> tuple[int, ...]:
+def _unlikelihood(layout: RowLayout, asked: RowOptions) -> tuple[int, ...]:
     """Sort key for layouts: as asked for, all tables of one width, usual dtypes, and round dimensions come first."""
     differing = [
         asked.embedding_dim not in (None, layout.embedding_dim),
@@ -360,14 +360,14 @@ def _unlikelihood(layout: Layout, asked: RowOptions) -> tuple[int, ...]:
 # --------------------------------------------------------------------------------------------------------- the record
 
 
-def dump(layout: Layout, name: str) -> str:
+def dump(layout: RowLayout, name: str) -> str:
     """Return the layout of the table `name` as JSON, for the metadata of the tensors into which it was split."""
     parts = [{"name": f.name, "offset": f.offset, "bytes": f.nbytes} for f in (*layout.fields(), *layout.gaps())]
     record = {"version": VERSION, "tensor": name, **vars(layout), "row_bytes": layout.row_bytes, "fields": parts}
     return json.dumps(record, separators=(",", ":"))
 
 
-def parse(text: str, where: str) -> tuple[Layout, str]:
+def parse(text: str, where: str) -> tuple[RowLayout, str]:
     """Parse the record `text` of a layout and a table's name.
 
     Raises CorruptError if it is malformed or contradicts itself, UnsupportedError for an unknown version.

@@ -20,9 +20,9 @@ from ckptconv.plan import FilePlan
 from ckptconv.publish.producing import produce
 from ckptconv.result import Report
 from ckptconv.rows.layout import METADATA_KEY
-from ckptconv.rows.parts import Parts
+from ckptconv.rows.parts import RowParts
 from ckptconv.rows.proof import verifier_of_pack
-from ckptconv.rows.tables import Contents, contents, open_all
+from ckptconv.rows.tables import RowsContents, contents, open_all
 from ckptconv.storage.paths import Paths, basename, listed, normalize
 from ckptconv.storage.progress import counter, shown
 from ckptconv.tensors.lazy import LazyTensor
@@ -67,7 +67,7 @@ def pack(
     chosen = replace(chosen, spool_dir=chosen.spool_dir or beside([target]))
     sources = open_all(listed(parts), chosen)
     found = _merged([contents(source) for source in sources])
-    chosen_parts = Parts.choose(found, names or {}, asked)
+    chosen_parts = RowParts.choose(found, names or {}, asked)
     name = name or chosen_parts.name
     planned = _plan(sources, chosen_parts, target, name)
     verify = verifier_of_pack(chosen_parts, name, planned, chosen) if chosen.verify else None
@@ -76,7 +76,7 @@ def pack(
     return replace(report, counts=counts, warnings=[*report.warnings, *chosen_parts.warnings])
 
 
-def _merged(found: Sequence[Contents]) -> Contents:
+def _merged(found: Sequence[RowsContents]) -> RowsContents:
     """Merge the contents of several checkpoints. Raises UsageError for a name that two of them have."""
     tensors: dict[str, LazyTensor] = {}
     for each in found:
@@ -87,10 +87,10 @@ def _merged(found: Sequence[Contents]) -> Contents:
     records = [each.metadata for each in found if METADATA_KEY in each.metadata]
     if len(records) > 1:
         raise UsageError(f"{len(records)} of the inputs are split tables, and one table is packed at a time.")
-    return Contents(found[0].path, tensors, {}, records[0] if records else {})
+    return RowsContents(found[0].path, tensors, {}, records[0] if records else {})
 
 
-def _plan(sources: Sequence[Source], parts: Parts, target: Target, name: str) -> Output:
+def _plan(sources: Sequence[Source], parts: RowParts, target: Target, name: str) -> Output:
     table = parts.table()
     if target.kind == "torch":
         file: FilePlan = plan_tree(basename(target.path), {name: table})

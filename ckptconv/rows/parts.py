@@ -9,8 +9,8 @@ from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.options.kinds import MOST_ITEMS
 from ckptconv.options.table import RowOptions
 from ckptconv.rows.columns import check_rows, column
-from ckptconv.rows.layout import METADATA_KEY, PAD, Field, Layout, make, optimizer_named, parse
-from ckptconv.rows.tables import Contents
+from ckptconv.rows.layout import METADATA_KEY, PAD, Field, RowLayout, make, optimizer_named, parse
+from ckptconv.rows.tables import RowsContents
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Concat, Joined, LazyTensor, View, Zeros
 from ckptconv.tensors.moves import Join
@@ -21,20 +21,20 @@ _SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Parts:
+class RowParts:
     """The tensors from which a table is packed, by their part in a row.
 
     Also the layout of the rows, their number, and the name of the table.
     """
 
-    layout: Layout
+    layout: RowLayout
     rows: int
     tensors: dict[str, LazyTensor]
     name: str
     warnings: tuple[str, ...] = ()
 
     @classmethod
-    def choose(cls, found: Contents, names: Mapping[str, str], asked: RowOptions) -> Parts:
+    def choose(cls, found: RowsContents, names: Mapping[str, str], asked: RowOptions) -> RowParts:
         """Choose the parts in `found`. Raises a `CkptconvError` if one is missing or does not fit."""
         layout, table = _layout(found, names, asked)
         places = _places(found, layout, names)
@@ -84,7 +84,7 @@ _HEADER = ("timestamp", "count", "used")
 _METADATA = Join(((4, 0, 32), (4, 32, 31), (1, 63, 1)), 8)
 
 
-def _layout(found: Contents, names: Mapping[str, str], asked: RowOptions) -> tuple[Layout, str]:
+def _layout(found: RowsContents, names: Mapping[str, str], asked: RowOptions) -> tuple[RowLayout, str]:
     """Return the layout of the rows and the name of their table: as recorded, else as asked for."""
     record = found.metadata.get(METADATA_KEY)
     if record is not None:
@@ -97,7 +97,7 @@ def _layout(found: Contents, names: Mapping[str, str], asked: RowOptions) -> tup
     return make(_completed(asked, weight), weight.dtype.name), DEFAULT_NAME
 
 
-def _places(found: Contents, layout: Layout, names: Mapping[str, str]) -> dict[str, str]:
+def _places(found: RowsContents, layout: RowLayout, names: Mapping[str, str]) -> dict[str, str]:
     """Return the names of the tensors that are parts of such rows, by part.
 
     Raises UsageError if an entry of `names` is no part, or names no tensor.
@@ -112,7 +112,7 @@ def _places(found: Contents, layout: Layout, names: Mapping[str, str]) -> dict[s
     return {part: name for part, name in places.items() if name in found.tensors}
 
 
-def _name_of(part: str, found: Contents, names: Mapping[str, str]) -> str:
+def _name_of(part: str, found: RowsContents, names: Mapping[str, str]) -> str:
     """Return the name of the tensor for `part`: as given, or equal to it, or the only one that ends with it."""
     if part in names or part in found.tensors:
         return names.get(part, part)
@@ -120,7 +120,7 @@ def _name_of(part: str, found: Contents, names: Mapping[str, str]) -> str:
     return ending[0] if len(ending) == 1 else part
 
 
-def _missing(part: str, found: Contents) -> UsageError:
+def _missing(part: str, found: RowsContents) -> UsageError:
     names = ", ".join(list(found.tensors)[:_SHOWN])
     return UsageError(
         f"{found.path} has no tensor called {part}, which every row has a part of. It has {names or 'none'}.",
@@ -137,7 +137,7 @@ def _completed(asked: RowOptions, weight: LazyTensor) -> RowOptions:
     return replace(asked, embedding_dim=weight.shape[1])
 
 
-def _check_agrees(layout: Layout, asked: RowOptions, where: str) -> None:
+def _check_agrees(layout: RowLayout, asked: RowOptions, where: str) -> None:
     """Raise UsageError if something was asked for that the record contradicts."""
     for key, value in vars(asked).items():
         if value is not None and getattr(layout, key) != (optimizer_named(value) if key == "optimizer" else value):
@@ -147,7 +147,7 @@ def _check_agrees(layout: Layout, asked: RowOptions, where: str) -> None:
             )
 
 
-def _fitted(tensor: LazyTensor, field: Field, layout: Layout, rows: int, where: str) -> LazyTensor:
+def _fitted(tensor: LazyTensor, field: Field, layout: RowLayout, rows: int, where: str) -> LazyTensor:
     """Check that `tensor` fits `field` of the rows, and return it.
 
     Momentum may come as it is saved beside a table, with its bits viewed as the weight's dtype. Raises CorruptError for
@@ -169,7 +169,7 @@ def _fitted(tensor: LazyTensor, field: Field, layout: Layout, rows: int, where: 
     return tensor
 
 
-def _fitted_pad(pad: LazyTensor, layout: Layout, rows: int, where: str) -> LazyTensor:
+def _fitted_pad(pad: LazyTensor, layout: RowLayout, rows: int, where: str) -> LazyTensor:
     check_rows(pad, rows, PAD, where)
     if pad.dtype.name != "uint8" or pad.nbytes != rows * layout.pad_bytes:
         raise CorruptError(

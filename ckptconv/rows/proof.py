@@ -15,8 +15,8 @@ from ckptconv.outputs.planning import Output
 from ckptconv.publish.publish import Verifier, final_path
 from ckptconv.rows.columns import padding, part
 from ckptconv.rows.layout import PAD
-from ckptconv.rows.parts import Parts
-from ckptconv.rows.tables import Table, contents
+from ckptconv.rows.parts import RowParts
+from ckptconv.rows.tables import RowTable, contents
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.lazy import Equal
@@ -24,16 +24,16 @@ from ckptconv.tensors.moves import BLOCK
 from ckptconv.verification.evaluate import Evaluator
 
 
-def verifier_of_split(table: Table, output: Output, options: Options) -> Verifier:
+def verifier_of_split(table: RowTable, output: Output, options: Options) -> Verifier:
     """Return a verifier that packs the parts of `table` again, and compares the result with the table."""
 
     def pairs(source: Source) -> Iterator[Equal]:
-        yield table.name, table.tensor, Parts.choose(contents(source), {}, RowOptions()).table()
+        yield table.name, table.tensor, RowParts.choose(contents(source), {}, RowOptions()).table()
 
     return lambda places, progress: _compare(pairs(_made(output, places, options)), output, options, progress)
 
 
-def verifier_of_pack(parts: Parts, name: str, output: Output, options: Options) -> Verifier:
+def verifier_of_pack(parts: RowParts, name: str, output: Output, options: Options) -> Verifier:
     """Return a verifier that splits the table `name` again, and compares each part with what it was made from."""
 
     def pairs(source: Source) -> Iterator[Equal]:

@@ -20,9 +20,9 @@ from ckptconv.plan import AssertZero, FilePlan, NotZeroError
 from ckptconv.publish.producing import produce
 from ckptconv.result import Report
 from ckptconv.rows.columns import padding, part
-from ckptconv.rows.layout import METADATA_KEY, PAD, Layout, dump
+from ckptconv.rows.layout import METADATA_KEY, PAD, RowLayout, dump
 from ckptconv.rows.proof import verifier_of_split
-from ckptconv.rows.tables import Table, layout_of, open_table
+from ckptconv.rows.tables import RowTable, layout_of, open_table
 from ckptconv.storage.paths import Paths, basename, listed, normalize
 from ckptconv.storage.progress import counter, shown
 from ckptconv.storage.spool import SpoolingReaders
@@ -93,7 +93,7 @@ def split(
 
 
 def plan_split(
-    sources: Sequence[Source], table: Table, layout: Layout, target: Target, *, decode: bool, keep_padding: bool
+    sources: Sequence[Source], table: RowTable, layout: RowLayout, target: Target, *, decode: bool, keep_padding: bool
 ) -> Output:
     """Plan the tensors of `table`. Pure.
 
@@ -110,7 +110,7 @@ def plan_split(
     return output_of("rows", sources, target, Options(), (file,), {})
 
 
-def _has_padding(table: Table, layout: Layout, options: Options) -> bool:
+def _has_padding(table: RowTable, layout: RowLayout, options: Options) -> bool:
     """Whether the padding of the first rows has a byte that is not zero."""
     pad = padding(table.tensor, layout)
     rows = min(table.tensor.shape[0], max(_LOOK // layout.row_bytes, 1))
@@ -122,6 +122,6 @@ def _has_padding(table: Table, layout: Layout, options: Options) -> bool:
         return not is_zero(reader.read(0, first.nbytes))
 
 
-def _counts(table: Table, layout: Layout, *, kept: bool) -> dict[str, int]:
+def _counts(table: RowTable, layout: RowLayout, *, kept: bool) -> dict[str, int]:
     counts = {"rows": table.tensor.shape[0], "bytes a row": layout.row_bytes}
     return counts | ({"bytes of padding a row": layout.pad_bytes} if kept else {})

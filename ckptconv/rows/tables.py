@@ -12,7 +12,7 @@ from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options, RowOptions
 from ckptconv.pickles import nodes
-from ckptconv.rows.layout import METADATA_KEY, WEIGHT_DTYPES, Layout, check_width, could_be, likeliest, make
+from ckptconv.rows.layout import METADATA_KEY, WEIGHT_DTYPES, RowLayout, check_width, could_be, likeliest, make
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import Concat, LazyTensor
 from ckptconv.text import some
@@ -27,7 +27,7 @@ _SHOWN = 8
 
 
 @dataclass
-class Contents:
+class RowsContents:
     """What an opened checkpoint holds: tensors by name, and the handles without data here, {name: class}."""
 
     path: str
@@ -36,7 +36,7 @@ class Contents:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-class Table(NamedTuple):
+class RowTable(NamedTuple):
     """A table of whole rows: its name, its tensor [N, items], and the tensors saved beside it, by kind."""
 
     name: str
@@ -44,7 +44,7 @@ class Table(NamedTuple):
     beside: dict[str, LazyTensor]
 
 
-def contents(source: Source) -> Contents:
+def contents(source: Source) -> RowsContents:
     """Return the tensors of `source` by name."""
     handles: dict[str, str] = {}
 
@@ -58,7 +58,7 @@ def contents(source: Source) -> Contents:
         tensors = keymap.describe(source.weights, leave_out=leave_out).tensors
     else:
         tensors = dict(source.weights)
-    return Contents(source.path, tensors, handles, source.metadata)
+    return RowsContents(source.path, tensors, handles, source.metadata)
 
 
 def names_of_tables(names: Iterator[str] | Sequence[str] | Mapping[str, Any]) -> list[str]:
@@ -66,7 +66,7 @@ def names_of_tables(names: Iterator[str] | Sequence[str] | Mapping[str, Any]) ->
     return [name for name in names if _TABLE.fullmatch(name)]
 
 
-def notes(found: Contents) -> Iterator[str]:
+def notes(found: RowsContents) -> Iterator[str]:
     """Yield what a user should know of the tables: which may have whole rows, which are handles without data, and
     whether the checkpoint is a split table."""
     for name in [name for name in names_of_tables(found.tensors) if "weight_id" in _beside(found, name)]:
@@ -85,7 +85,7 @@ def notes(found: Contents) -> Iterator[str]:
         yield f"a table of whole rows that was split: ckptconv rows pack {found.path} OUTPUT"
 
 
-def choose(found: Contents, names: Sequence[str]) -> Table:
+def choose(found: RowsContents, names: Sequence[str]) -> RowTable:
     """Return the table that is meant: the tensors `names` joined in order, or the only table.
 
     Raise UsageError for an unknown name or an ambiguous choice, UnsupportedError for a tensor that is no table or a
@@ -98,11 +98,11 @@ def choose(found: Contents, names: Sequence[str]) -> Table:
         if name not in found.tensors:
             others = names_of_tables(found.tensors) or list(found.tensors)
             raise UsageError(f"There is no tensor {name!r} in {found.path}.", f"There are {_listed(others)}.")
-    tables = [Table(name, found.tensors[name], _beside(found, name)) for name in names]
+    tables = [RowTable(name, found.tensors[name], _beside(found, name)) for name in names]
     return join(tables, found.path)
 
 
-def _only(found: Contents) -> str:
+def _only(found: RowsContents) -> str:
     """Return the name of the only table."""
     rows = [name for name, tensor in found.tensors.items() if len(tensor.shape) == 2]
     tables = names_of_tables(rows)
@@ -119,7 +119,7 @@ def _only(found: Contents) -> str:
     return tables[0]
 
 
-def _handle(found: Contents, name: str) -> UnsupportedError:
+def _handle(found: RowsContents, name: str) -> UnsupportedError:
     return UnsupportedError(
         f"{found.path}: {name!r} is a {found.handles[name]}: a handle of the database that held the table while it was "
         "trained. Its rows are not in this file.",
@@ -127,7 +127,7 @@ def _handle(found: Contents, name: str) -> UnsupportedError:
     )
 
 
-def join(tables: Sequence[Table], where: str) -> Table:
+def join(tables: Sequence[RowTable], where: str) -> RowTable:
     """Join a table's shards. Raise UnsupportedError for a tensor that is no table of rows, or for different widths."""
     for name, tensor, _ in tables:
         if len(tensor.shape) != 2:
@@ -155,14 +155,14 @@ def join(tables: Sequence[Table], where: str) -> Table:
         for kind in first.beside
         if all(_fits(table.beside.get(kind), first.beside[kind]) for table in tables)
     }
-    return Table(first.name, Concat(tuple(table.tensor for table in tables)), beside)
+    return RowTable(first.name, Concat(tuple(table.tensor for table in tables)), beside)
 
 
 def _fits(one: LazyTensor | None, other: LazyTensor) -> bool:
     return one is not None and (one.dtype, one.shape[1:]) == (other.dtype, other.shape[1:]) and bool(one.shape)
 
 
-def _beside(found: Contents, name: str) -> dict[str, LazyTensor]:
+def _beside(found: RowsContents, name: str) -> dict[str, LazyTensor]:
     """Return what was saved beside the table `name`, by the back end's names."""
     match = _TABLE.fullmatch(name)
     if not match:
@@ -180,7 +180,7 @@ def _listed(names: Sequence[str]) -> str:
     return some(names, _SHOWN) if names else "none at all"
 
 
-def layout_of(table: Table, asked: RowOptions, where: str) -> Layout:
+def layout_of(table: RowTable, asked: RowOptions, where: str) -> RowLayout:
     """Return the layout of `table` that was `asked` for. Raise UsageError if the table cannot have it."""
     items, dtype = table.tensor.shape[1], table.tensor.dtype.name
     try:
@@ -196,7 +196,7 @@ def layout_of(table: Table, asked: RowOptions, where: str) -> Layout:
 # ----------------------------------------------------------------------------------------------------------- opening
 
 
-def open_table(paths: Sequence[str], names: Sequence[str], options: Options) -> tuple[list[Source], Table]:
+def open_table(paths: Sequence[str], names: Sequence[str], options: Options) -> tuple[list[Source], RowTable]:
     """Open checkpoints, find the table that is meant in each, and join them in order."""
     sources = open_all(paths, options)
     tables = [choose(contents(source), names) for source in sources]

@@ -23,7 +23,7 @@ from ckptconv.structure.record import (
     DISTRUST,
     FACTORIES,
     NAMING,
-    Record,
+    StructureRecord,
     corrupt,
     expect,
     implied_name,
@@ -216,11 +216,13 @@ class _Opened:
         return self.values[-1] if index % 2 else None
 
 
-class Decoder:
+class RecordDecoder:
     """Reads one record. Mutable containers are made before their contents, so that cycles close; immutable ones are
     made from the inside out."""
 
-    def __init__(self, record: Record, flat: Mapping[str, Any], live_values: bool, lay_out: bool = True) -> None:
+    def __init__(
+        self, record: StructureRecord, flat: Mapping[str, Any], live_values: bool, lay_out: bool = True
+    ) -> None:
         self.record = record
         self.flat = flat
         self.live_values = live_values

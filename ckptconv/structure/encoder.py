@@ -307,7 +307,7 @@ class _Frame:
         return _words(key, whole=not self.prefix), key
 
 
-class Encoder:
+class RecordEncoder:
     """Writes one tree, in two passes: `survey` finds what occurs more than once, `encode` writes.
 
     `leave_out` is called with the name that a tensor in its place would have, and each `Opaque`, `Global` and
@@ -342,7 +342,7 @@ class Encoder:
         self.spoilt: dict[Hashable, int] = {}
         self.flat: dict[str, Any] = {}
         self.fixed: set[str] = set()
-        self.quantized: dict[str, torchao.Quantized] = {}
+        self.quantized: dict[str, torchao.QuantizedTensor] = {}
         self.nodes: list[Any] = []
         self.storages: list[list[Any]] = []
         self.indices: dict[Hashable, int] = {}

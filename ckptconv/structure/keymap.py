@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.structure import live
-from ckptconv.structure.decoder import Decoder
-from ckptconv.structure.encoder import METADATA, Encoder
+from ckptconv.structure.decoder import RecordDecoder
+from ckptconv.structure.encoder import METADATA, RecordEncoder
 from ckptconv.structure.record import dump, name_of, parse, tensors_of
-from ckptconv.structure.torchao import Quantized
+from ckptconv.structure.torchao import QuantizedTensor
 from ckptconv.tensors.dtypes import DTYPE_RANK
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, TensorFacts
 from ckptconv.text import brief
@@ -49,7 +49,7 @@ class Flattened(NamedTuple):
     values: tuple[str, ...] = ()
     inert: bool = False
     found: Mapping[str, Any] = MappingProxyType({})
-    quantized: Mapping[str, Quantized] = MappingProxyType({})
+    quantized: Mapping[str, QuantizedTensor] = MappingProxyType({})
 
 
 # Of a tensor of which nothing is known but its bytes.
@@ -116,7 +116,7 @@ def describe(
         kept = plain if choice is None else {name: tensor for name, tensor in plain.items() if name in choice}
         in_order = not keep_order or _in_file_order(kept)
         return Flattened(plain, None if in_order else plain_record(kept), frozenset(), apart=True)
-    encoder = Encoder(leave_out, tagged, choice)
+    encoder = RecordEncoder(leave_out, tagged, choice)
     encoder.survey(tree)
     root = encoder.encode(tree)
     flat, fixed = encoder.flat, frozenset(encoder.fixed)
@@ -154,7 +154,7 @@ def unflatten(
         return dict(flat)
     if live_values is None:
         live_values = live.is_imported() and not any(isinstance(leaf, LazyTensor) for leaf in flat.values())
-    return Decoder(parse(structure), flat, live_values, lay_out).tree()
+    return RecordDecoder(parse(structure), flat, live_values, lay_out).tree()
 
 
 def claimed_equal(flat: Mapping[str, Any], structure: str | None) -> Iterator[tuple[str, Any, Any]]:

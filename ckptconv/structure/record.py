@@ -37,7 +37,7 @@ NAMING = {"dict": (1, True), "odict": (2, True), "list": (1, False), "tuple": (1
 DISTRUST = "No tool writes such a record by accident: do not trust its source."
 
 
-class Record(NamedTuple):
+class StructureRecord(NamedTuple):
     """A parsed record. The table and the storages are lists of the right form; the nodes are not checked."""
 
     root: Any
@@ -96,7 +96,7 @@ def compacted(
     return root, [nodes[index] for index in places], [storages[index] for index in homes]
 
 
-def parse(structure: str) -> Record:
+def parse(structure: str) -> StructureRecord:
     """Parse a record. Raise UnsupportedError for an unknown version, CorruptError for text that is no record."""
     try:
         record = strict_json.parse(structure)
@@ -114,7 +114,7 @@ def parse(structure: str) -> Record:
     for storage in storages:
         valid = type(storage) is list and len(storage) == 2 and is_count(storage[0]) and type(storage[1]) is str
         expect(valid, "a storage is not a size and a dtype")
-    return Record(record["root"], nodes, storages)
+    return StructureRecord(record["root"], nodes, storages)
 
 
 # -------------------------------------------------------------------------------------------------- names of tensors
@@ -144,7 +144,7 @@ def name_of(leaf: Mapping[str, Any], implied: str | None) -> str:
     return str(name)
 
 
-def tensors_of(record: Record) -> Iterator[tuple[dict[str, Any], str | None]]:
+def tensors_of(record: StructureRecord) -> Iterator[tuple[dict[str, Any], str | None]]:
     """Yield every tensor in a record, with the name it has if it does not state one."""
     stack: list[tuple[Any, str | None]] = []
     for node in (record.root, *record.nodes):
@@ -173,12 +173,12 @@ def tensors_of(record: Record) -> Iterator[tuple[dict[str, Any], str | None]]:
 _WITHOUT_TENSORS = frozenset({"@", "float", "int", "str", "bytes", "complex"})
 
 
-def _key(record: Record, node: Any) -> Any:
+def _key(record: StructureRecord, node: Any) -> Any:
     """Return a key, with a reference resolved."""
     return node_at(record, node[1]) if type(node) is list and len(node) == 2 and node[0] == "@" else node
 
 
-def node_at(record: Record, index: Any) -> Any:
+def node_at(record: StructureRecord, index: Any) -> Any:
     """Return node `index` of the table."""
     expect(is_count(index) and index < len(record.nodes), f"it refers to node {index!r} of {len(record.nodes)}")
     return record.nodes[index]

@@ -88,7 +88,7 @@ class _UnknownError(Exception):
     """A value is of no known class."""
 
 
-class Quantized(NamedTuple):
+class QuantizedTensor(NamedTuple):
     """A quantized tensor: the text of its entry, and the names of its parts."""
 
     text: str
@@ -114,7 +114,7 @@ def prefix_of(name: str) -> str:
     return f"{module}{dot}_{own}_"
 
 
-def parts_of(known: Mapping[str, Quantized]) -> frozenset[str]:
+def parts_of(known: Mapping[str, QuantizedTensor]) -> frozenset[str]:
     """Return the names under which the parts of tensors are stored."""
     return frozenset(prefix_of(name) + part for name, told in known.items() for part in told.parts)
 
@@ -122,7 +122,7 @@ def parts_of(known: Mapping[str, Quantized]) -> frozenset[str]:
 # ---------------------------------------------------------------------------------------------------------- writing
 
 
-def described(kind: str, of_it: Mapping[str, Any]) -> Quantized | None:
+def described(kind: str, of_it: Mapping[str, Any]) -> QuantizedTensor | None:
     """Return what torchao's metadata says of a tensor: a `Composite` of this kind, with the parts `of_it`. Return None
     if it has something that the metadata cannot say."""
     cls, own = kind.rpartition(".")[2], of_it.get("attributes")
@@ -137,10 +137,10 @@ def described(kind: str, of_it: Mapping[str, Any]) -> Quantized | None:
         data = {name: _encoded(known[name], room) for name in _CLASSES[cls][1] if name in known}
     except _UnknownError:
         return None
-    return Quantized(json.dumps({"_type": cls, "_data": data, "_tensor_data_names": list(parts)}), parts)
+    return QuantizedTensor(json.dumps({"_type": cls, "_data": data, "_tensor_data_names": list(parts)}), parts)
 
 
-def metadata_of(known: Mapping[str, Quantized], names: Mapping[str, str]) -> dict[str, str]:
+def metadata_of(known: Mapping[str, QuantizedTensor], names: Mapping[str, str]) -> dict[str, str]:
     """Return the metadata of a file that holds tensors `names` {old: new}, of which those `known` by old name are
     quantized; {} if none of them is there with all its parts, under names that belong together."""
     entries: dict[str, str] = {}
@@ -213,18 +213,18 @@ def _object(value: Opaque) -> tuple[str, Any]:
 # ---------------------------------------------------------------------------------------------------------- reading
 
 
-def read(metadata: Mapping[str, str], names: Iterable[str]) -> dict[str, Quantized]:
+def read(metadata: Mapping[str, str], names: Iterable[str]) -> dict[str, QuantizedTensor]:
     """Return the quantized tensors, by name, that `metadata` describes of a file that holds tensors `names`; {} if it
     is not torchao's."""
     held = set(names)
-    found: dict[str, Quantized] = {}
+    found: dict[str, QuantizedTensor] = {}
     for name in _listed(metadata):
         told = _entry(metadata.get(name, ""))
         parts = told.get("_tensor_data_names")
         if _text(told.get("_type")) not in _CLASSES or type(parts) is not list or not parts:
             continue
         if _PARTS.issuperset(map(_text, parts)) and held.issuperset(prefix_of(name) + part for part in parts):
-            found[name] = Quantized(metadata[name], tuple(parts))
+            found[name] = QuantizedTensor(metadata[name], tuple(parts))
     return found
 
 

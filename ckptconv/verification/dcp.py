@@ -17,7 +17,7 @@ from ckptconv.formats.dcp.layout import Box, layout_of
 from ckptconv.formats.dcp.locate import METADATA
 from ckptconv.formats.dcp.metadata import named
 from ckptconv.formats.dcp.paths import dotted
-from ckptconv.formats.dcp.read import Checkpoint
+from ckptconv.formats.dcp.read import Described
 from ckptconv.formats.ranks.read import leaves
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.table import Options
@@ -47,7 +47,7 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
     if asked.to == dcp.STEP:
         return _compare_step(want, place, path, asked)
     try:
-        got = Checkpoint.open(place)
+        got = Described.open(place)
         described = got.described
         chunks = got.entries.chunks(described.tensors)
         for key, saved in described.tensors.items():
@@ -91,7 +91,7 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
     return found
 
 
-def _compare_step(want: dcp.Contents, place: Location, path: str, asked: Options) -> Compared:
+def _compare_step(want: dcp.DcpContents, place: Location, path: str, asked: Options) -> Compared:
     """Compare a step of torch_checkpointing, as `compare` does."""
     try:
         got = dict(leaves(torch_checkpointing.read(place, Wanted(key=".")).trees["."], path))

@@ -142,7 +142,7 @@ class Verification(Shown):
     """The most memory that the process had."""
 
 
-class Target(NamedTuple):
+class CheckedOutput(NamedTuple):
     """An output to verify, its `place`, and which of `KINDS` it is.
     `at` maps the names of files that are not yet in their place to where they are read. `manifest` is None if there is
     none, and so are its own `options` if they are those of the conversion."""
@@ -250,7 +250,7 @@ def verify(
         place = Location(real_place(normalize(asked.universal)), dict(asked.storage_options))
         told = read_manifest(place.join(MANIFEST))
         asked = _with(told, asked) if told and not targets else asked
-        targets.append(Target(place, "universal", manifest=told))
+        targets.append(CheckedOutput(place, "universal", manifest=told))
     if not targets:
         raise UsageError("There is no OUTPUT to verify.", "Give the file or directory that the conversion wrote.")
     # A million small objects live until the end: a garbage collector would take longer to scan them than it takes to
@@ -284,7 +284,7 @@ def verify(
 
 
 def verify_outputs(
-    outputs: Sequence[tuple[Source, Target]],
+    outputs: Sequence[tuple[Source, CheckedOutput]],
     asked: Options,
     *,
     progress: Progress | None = None,
@@ -449,7 +449,7 @@ class _Values(NamedTuple):
         )
 
 
-def _targets(path: str, asked: Options) -> list[Target]:
+def _targets(path: str, asked: Options) -> list[CheckedOutput]:
     """Return the output at `path`, or both of accelerate's in it, each with options of its own."""
     halves = of_accelerate(path, asked)
     of_both = of_accelerate(path, replace(asked, optimizer=path))
@@ -467,7 +467,7 @@ def _targets(path: str, asked: Options) -> list[Target]:
     ]
 
 
-def _target(path: str, asked: Options) -> Target:
+def _target(path: str, asked: Options) -> CheckedOutput:
     """Return the output at `path`; its manifest says what it is made of."""
     place = Location(path, dict(asked.storage_options))
     told = read_manifest(place.at(asked.manifest) if asked.manifest else place.join(MANIFEST), path)
@@ -477,7 +477,7 @@ def _target(path: str, asked: Options) -> Target:
     if not kind:
         kind = kind_of(path) if place.kind != "directory" else "directory"
         kind = "states" if told and told.kind == "optimizer" else kind
-    return Target(place, kind, manifest=told)
+    return CheckedOutput(place, kind, manifest=told)
 
 
 def _averaged(source: Source, manifest: Manifest, asked: Options) -> Source:
@@ -487,7 +487,7 @@ def _averaged(source: Source, manifest: Manifest, asked: Options) -> Source:
     return averaging.averaged(terms, manifest.average.index(None), told["weights"], told["over"])
 
 
-def _recorded_map(target: Target) -> tuple[Any, str]:
+def _recorded_map(target: CheckedOutput) -> tuple[Any, str]:
     """Return the record of the map that an output was made with, None if there is none, and what has it."""
     if target.manifest:
         return target.manifest.told.get("map"), f"The manifest of {target.path}"
@@ -513,7 +513,9 @@ def _place(path: str) -> str:
     return dirname(path) if path.endswith(INDEX_SUFFIX) else path
 
 
-def _open(given: str | Source, targets: Sequence[Target], asked: Options, recorded: ChosenMap | None) -> list[Source]:
+def _open(
+    given: str | Source, targets: Sequence[CheckedOutput], asked: Options, recorded: ChosenMap | None
+) -> list[Source]:
     made_of = {target.made_of for target in targets}
     first, is_torch = targets[0].path, targets[0].kind == "torch"
     if isinstance(given, Source):
@@ -545,7 +547,7 @@ def _is_in(output: str, directory: str) -> bool:
     return resolved_name(directory) in (resolved_name(output), resolved_name(dirname(output)))
 
 
-def _of_part(source: Source, target: Target) -> Target:
+def _of_part(source: Source, target: CheckedOutput) -> CheckedOutput:
     """Return the output of one of several sources, a tensor-parallel rank's or a component's."""
     if not source.folder:
         return target
@@ -559,7 +561,7 @@ def _of_part(source: Source, target: Target) -> Target:
 
 def _compare(
     source: Source,
-    target: Target,
+    target: CheckedOutput,
     asked: Options,
     others: frozenset[str],
     done: Verification,
@@ -647,7 +649,7 @@ def _compare_names(
     return alike
 
 
-def _copied(target: Target, asked: Options) -> list[str]:
+def _copied(target: CheckedOutput, asked: Options) -> list[str]:
     """Return the names of the files of `target` that were copied whole: of one that is staged all, otherwise those in
     its manifest, or all that are there if it was to have none."""
     told: Iterable[str] = target.at or (target.manifest.told["files"] if target.manifest else ())
@@ -656,7 +658,7 @@ def _copied(target: Target, asked: Options) -> list[str]:
     return list(filter(is_companion_name, told))
 
 
-def _with_companions(source: Source, target: Target, copied: Sequence[str]) -> Source:
+def _with_companions(source: Source, target: CheckedOutput, copied: Sequence[str]) -> Source:
     """Return `source` with the companions that were `copied` to `target`, unless it was opened with some."""
     if not copied or source.companions:
         return source
@@ -664,7 +666,7 @@ def _with_companions(source: Source, target: Target, copied: Sequence[str]) -> S
 
 
 def _compare_companions(
-    source: Source, target: Target, found: Written, copied: Iterable[str], quantization: Mapping[str, Any] | None
+    source: Source, target: CheckedOutput, found: Written, copied: Iterable[str], quantization: Mapping[str, Any] | None
 ) -> Iterator[_Pair]:
     """Yield the files that were `copied` whole, and those that they are copies of; add them to the files of `found`."""
     for name in copied:
@@ -717,7 +719,7 @@ def _expected(source: Source, asked: Options, made_of: str) -> _Expected:
     return replace(made, quantization=chosen.quantization.told) if chosen.quantization else made
 
 
-def _deltas(target: Target) -> list[Delta]:
+def _deltas(target: CheckedOutput) -> list[Delta]:
     """Return the deltas that, as the manifest says, `ckptconv patch` applied to what the source gives."""
     paths = target.manifest.deltas if target.manifest else ()
     try:
@@ -874,7 +876,7 @@ def _unreadable(path: str, why: str) -> DifferenceError:
 
 
 def _compare_universal(
-    source: Source, target: Target, asked: Options, done: Verification, attested: _Attested, wrong: _Differences
+    source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: _Attested, wrong: _Differences
 ) -> Iterator[_Pair]:
     """Compare a universal checkpoint: a file for each parameter's weights and each of its states, the common states,
     and copies of the model files."""
@@ -916,7 +918,7 @@ def _compare_universal(
 
 
 def _compare_dcp(
-    source: Source, target: Target, asked: Options, done: Verification, attested: _Attested
+    source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: _Attested
 ) -> Iterator[_Pair]:
     """Compare a checkpoint of torch.distributed.checkpoint."""
     if asked.optimizer:
@@ -926,7 +928,7 @@ def _compare_dcp(
 
 
 def _compare_plan(
-    source: Source, target: Target, asked: Options, done: Verification, attested: _Attested
+    source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: _Attested
 ) -> Iterator[_Pair]:
     """Compare an output whose format has no reader here with what a conversion plans."""
     from ckptconv.outputs import planning, targets
@@ -938,7 +940,7 @@ def _compare_plan(
 
 
 def _paired(
-    source: Source, target: Target, found: Compared, done: Verification, attested: _Attested
+    source: Source, target: CheckedOutput, found: Compared, done: Verification, attested: _Attested
 ) -> Iterator[_Pair]:
     """Yield the pairs of an output that is compared with its plan."""
     done.outputs.extend(OutputFile(join(found.path, plan.name), plan.size, plan.tensors) for plan in found.plans)

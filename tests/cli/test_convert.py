@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import ckptconv
-from ckptconv.cli.batch import SEVERITY, Result, first_sentence, table, worst
+from ckptconv.cli.batch import SEVERITY, Outcome, first_sentence, table, worst
 from ckptconv.cli.convert import repeated, shares
-from ckptconv.cli.naming import Input, output_paths
+from ckptconv.cli.naming import InputWord, output_paths
 from ckptconv.errors import CorruptError, UsageError
 
 ZERO = DATA / "zero" / "z3_bf16_w2" / "checkpoint"
@@ -214,10 +214,13 @@ def test_a_variable_that_was_not_set_replaces_no_input(place: Path) -> None:
 
 def test_a_glob_that_the_shell_did_not_expand_is_explained(place: Path) -> None:
     torch.save(NESTED, "a.pt")
-    assert "*.pt does not exist. The shell did not expand it; without quotes it stands for a.pt." in refused(
-        2, "convert", "*.pt"
+    assert (
+        "*.pt does not exist. Nothing was written. The shell did not expand it; without quotes it stands for a.pt."
+        in refused(2, "convert", "*.pt")
     )
-    assert "*.bin does not exist. The shell found nothing that matches it" in refused(2, "convert", "*.bin", "out")
+    assert "*.bin does not exist. Nothing was written. The shell found nothing that matches it" in refused(
+        2, "convert", "*.bin", "out"
+    )
     torch.save(NESTED, "x[1].pt")
     done("convert", "x[1].pt")
 
@@ -558,7 +561,7 @@ def test_no_two_outputs_have_one_name_and_none_leads_out_of_the_directory(
     def resolve(path: str) -> str:
         return path if path.startswith("s3://") else os.path.abspath(path)
 
-    inputs = [Input(word, kind) for word, kind in zip(words, kinds, strict=False)]
+    inputs = [InputWord(word, kind) for word, kind in zip(words, kinds, strict=False)]
     try:
         paths = output_paths(inputs, directory, template, resolve)
     except UsageError:
@@ -576,13 +579,13 @@ def test_no_two_outputs_have_one_name_and_none_leads_out_of_the_directory(
 def test_templates_do_not_lead_out(template: str) -> None:
     if template:
         with pytest.raises(UsageError, match="no name in out"):
-            output_paths([Input("a.pt")], "out", template)
+            output_paths([InputWord("a.pt")], "out", template)
 
 
 @pytest.mark.parametrize("template", ["{stem", "{}", "{0}", "{other}", "{stem.upper}", "{stem!r}", "{number:03}", "}"])
 def test_what_is_no_template_is_told_which_fields_there_are(template: str) -> None:
     with pytest.raises(UsageError, match=r"no template.*\{stem\}, \{name\}, \{parent\}, \{number\}"):
-        output_paths([Input("a.pt")], "out", template)
+        output_paths([InputWord("a.pt")], "out", template)
 
 
 @pytest.mark.parametrize(
@@ -604,14 +607,14 @@ def test_what_is_no_template_is_told_which_fields_there_are(template: str) -> No
     ],
 )
 def test_names_are_made_of_what_an_input_is_called(word: str, is_directory: bool, template: str, expected: str) -> None:
-    assert output_paths([Input(word, is_directory)], "out", template) == [expected]
+    assert output_paths([InputWord(word, is_directory)], "out", template) == [expected]
 
 
 def test_an_output_does_not_take_the_place_of_an_input() -> None:
     with pytest.raises(
         UsageError, match=r"The output of x/b.pt would be ./b.safetensors, and b.safetensors is an input"
     ):
-        output_paths([Input("x/b.pt"), Input("b.safetensors")], ".")
+        output_paths([InputWord("x/b.pt"), InputWord("b.safetensors")], ".")
 
 
 def test_the_exit_code_is_the_worst() -> None:
@@ -637,7 +640,7 @@ def test_the_table_fits_the_terminal(width: int | None) -> None:
     report = ckptconv.Report(
         "in", [ckptconv.result.OutputFile("out/" * 20 + "x", 10, 1)], "torch zip", 1, {}, {}, [], []
     )
-    lines = list(table([Result("in/" * 30 + "x.pt", report), Result("y.pt", error=error), Result("z")], width))
+    lines = list(table([Outcome("in/" * 30 + "x.pt", report), Outcome("y.pt", error=error), Outcome("z")], width))
     assert len(lines) == 4
     assert all(width is None or len(line) <= width for line in lines)
     assert first_sentence(error.message).endswith("x.pt is cut")

@@ -21,7 +21,7 @@ from checkpoints import ckptconv_here
 from verdicts import fails, found
 
 import ckptconv
-from ckptconv.inspection.scan.contents import LONGEST, Contents
+from ckptconv.inspection.scan.contents import LONGEST, ScannedContents
 from ckptconv.inspection.scan.readers import InMemory
 from ckptconv.pickles import attacks, survey
 
@@ -206,7 +206,7 @@ def test_a_directory_of_any_length_is_read_to_its_end() -> None:
 
 def test_findings_of_one_kind_are_counted_up_to_a_thousand() -> None:
     evil = pickled(called(SYSTEM, text("true")))
-    contents = Contents()
+    contents = ScannedContents()
     with attacks.refused():
         contents.look(InMemory(zipped([Member(f"{place}.pkl", evil) for place in range(1_100)]), "x.zip"))
     assert len(contents.findings) == 1_001

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ckptconv.errors import CkptconvError, CorruptError
 from ckptconv.formats import runs
-from ckptconv.formats.checkpointing.metadata import JSON, NAME, RAW, SAFETENSORS, TORCH, Described, Held
+from ckptconv.formats.checkpointing.metadata import JSON, NAME, RAW, SAFETENSORS, TORCH, Held, StepMetadata
 from ckptconv.formats.dcp.paths import WRAPPERS
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.ranks.locate import parsed
@@ -118,7 +118,7 @@ def check_finished(place: Location) -> None:
         )
 
 
-def items_of(place: Location, described: Described | None) -> dict[str, Item]:
+def items_of(place: Location, described: StepMetadata | None) -> dict[str, Item]:
     """Return the items in the directory of a step, by name, with the files that are there."""
     items: dict[str, Item] = {}
     used = {NAME, MANIFEST}

@@ -16,7 +16,7 @@ from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.dcp.chunks import Shape
 from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, named
 from ckptconv.formats.dcp.paths import dotted
-from ckptconv.formats.ranks.layouts import Cut, Layout, Mesh
+from ckptconv.formats.ranks.layouts import Box, Distribution, Mesh, MeshCut
 from ckptconv.formats.ranks.pieces import MAX_FACTOR, MAX_RANKS
 from ckptconv.pickles.machine import load
 from ckptconv.storage import strict_json
@@ -44,7 +44,7 @@ class Held(NamedTuple):
 class Distributed(NamedTuple):
     """A tensor that is distributed over a device mesh."""
 
-    layout: Layout
+    layout: Distribution
     dtype: DType
 
     @property
@@ -52,19 +52,11 @@ class Distributed(NamedTuple):
         return self.layout.shape
 
 
-class Rectangle(NamedTuple):
-    """A box of a tensor: where it begins in the tensor, and in what the rank has of it, and its extents."""
-
-    offsets: Shape
-    inside: Shape
-    sizes: Shape
-
-
 class Rectangles(NamedTuple):
     """The boxes that a rank has of a tensor."""
 
     shape: Shape
-    boxes: tuple[Rectangle, ...]
+    boxes: tuple[Box, ...]
     dtype: DType
 
 
@@ -97,7 +89,7 @@ class DescribedItem:
 
 
 @dataclass
-class Described:
+class StepMetadata:
     """What `metadata.pkl` says: the version, the number of ranks, and the items. `knows_strides` is whether it has a
     strided placement: 0.1.0 wrote plain ones in their place."""
 
@@ -112,7 +104,7 @@ def text_path(path: Path) -> Path:
     return tuple(map(str, path))
 
 
-def read_metadata(data: bytes, where: str, directory: str) -> Described:
+def read_metadata(data: bytes, where: str, directory: str) -> StepMetadata:
     """Return what the pickle `data` of the file `where` in `directory` describes.
 
     Raise CorruptError if it contradicts itself, UnsafeError for an attack or a path that leads out, UnsupportedError
@@ -136,7 +128,7 @@ class _Reading:
     def _corrupt(self, reason: str) -> CorruptError:
         return CorruptError(f"{self.where} is no sound metadata of a step: {reason}.", "Copy or download it again.")
 
-    def read(self, root: Any) -> Described:
+    def read(self, root: Any) -> StepMetadata:
         root = self._dict(root, "it")
         version = root.get("version", "1.0")
         if version not in _VERSIONS:
@@ -146,7 +138,7 @@ class _Reading:
         world = root.get("world_size")
         if type(world) is not int or not 0 < world <= MAX_RANKS:
             raise self._corrupt(f"its world_size is {brief(world)}")
-        found = Described(version, world)
+        found = StepMetadata(version, world)
         metadata = self._dict(root.get("metadata"), "its metadata")
         if version == "1.0":
             self._read_flat(found, metadata, self._dict(root.get("rank_to_layout_info_mappings"), "its files"))
@@ -163,7 +155,7 @@ class _Reading:
         found.knows_strides = self._strided
         return found
 
-    def _read_flat(self, found: Described, metadata: Mapping[Any, Any], files: Mapping[Any, Any]) -> None:
+    def _read_flat(self, found: StepMetadata, metadata: Mapping[Any, Any], files: Mapping[Any, Any]) -> None:
         """Read version 1.0."""
         for text, groups in metadata.items():
             path = self._path(text)
@@ -226,7 +218,7 @@ class _Reading:
             raise UnsupportedError(f"{self.where}: {path[:200]} is written as {brief(kind)}, which is not known.")
         return Held(path, kind)
 
-    def _check_files(self, found: Described) -> None:
+    def _check_files(self, found: StepMetadata) -> None:
         """Raise CorruptError if two ranks or items have one file."""
         used: dict[str, str] = {}
         for name, item in found.items.items():
@@ -239,7 +231,7 @@ class _Reading:
 
     # -------------------------------------------------------------------------------------------------------- tensors
 
-    def _add(self, found: Described, name: str, path: Path, groups: Any) -> None:
+    def _add(self, found: StepMetadata, name: str, path: Path, groups: Any) -> None:
         item, at = found.items[name], text_path(path)
         what = named(dotted((name, *path)))
         if at in item.tensors:
@@ -297,10 +289,10 @@ class _Reading:
         placements = tuple(self._placement(what, each, shape) for each in listed)
         if math.prod(cut.factor for cut in placements if cut) > MAX_FACTOR:
             raise LimitError(f"{self.where}: {what} is cut into more than {MAX_FACTOR} strided pieces.")
-        layout = Layout(mesh, placements, shape)
+        layout = Distribution(mesh, placements, shape)
         return Distributed(self._layouts.setdefault(layout, layout), self._dtype(what, data.get("dtype")))
 
-    def _placement(self, what: str, told: Any, shape: Shape) -> Cut | None:
+    def _placement(self, what: str, told: Any, shape: Shape) -> MeshCut | None:
         told = self._dict(told, f"a placement of {what}")
         kind, dim, factor = told.get("type"), told.get("dim"), told.get("split_factor", 1)
         if kind == "Replicate":
@@ -312,7 +304,7 @@ class _Reading:
         if type(factor) is not int or not 1 <= factor <= MAX_FACTOR:
             raise self._corrupt(f"{what} has a strided placement with the split factor {brief(factor)}")
         self._strided = self._strided or kind == "StridedShard"
-        return Cut(dim, factor if kind == "StridedShard" else 1)
+        return MeshCut(dim, factor if kind == "StridedShard" else 1)
 
     def _mesh(self, what: str, told: Mapping[Any, Any]) -> Mesh:
         known = self._meshes.get(id(told))
@@ -333,7 +325,7 @@ class _Reading:
         lists = [each for key in _BOXES if isinstance(each := data.get(key), (tuple, list))]
         if len(lists) != len(_BOXES) or len(set(map(len, lists))) != 1:
             raise self._corrupt(f"{what} has not as many offsets as sizes of its shards")
-        boxes = tuple(Rectangle(*(self._counts(what, each) for each in box)) for box in zip(*lists, strict=True))
+        boxes = tuple(Box(*(self._counts(what, each) for each in box)) for box in zip(*lists, strict=True))
         for box in boxes:
             if not len(box.offsets) == len(box.inside) == len(box.sizes) == len(shape):
                 raise self._corrupt(f"{what} has a shard of {len(box.sizes)} dimensions, and is of {len(shape)}")

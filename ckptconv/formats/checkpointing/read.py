@@ -25,25 +25,25 @@ from ckptconv.formats.checkpointing.metadata import (
     RAW,
     SAFETENSORS,
     TORCH,
-    Described,
     DescribedItem,
     Distributed,
     Geometry,
     Held,
     Rectangles,
+    StepMetadata,
     read_metadata,
     text_path,
 )
 from ckptconv.formats.dcp import paths as names_of
-from ckptconv.formats.dcp.chunks import Shape, Tile
+from ckptconv.formats.dcp.chunks import ChunkTile, Shape
 from ckptconv.formats.dcp.entries import MAX_VALUE
 from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.ranks.join import Ranks, lacking
-from ckptconv.formats.ranks.layouts import Layout, Mesh
-from ckptconv.formats.ranks.pieces import Part, Piece, Pieces, Shards, Whole, shape_of
-from ckptconv.formats.ranks.read import Files, Opened, bytes_of, divided, everything, states_of, weights_of
+from ckptconv.formats.ranks.layouts import Distribution, Mesh
+from ckptconv.formats.ranks.pieces import Piece, Pieces, RankPart, Shards, Whole, shape_of
+from ckptconv.formats.ranks.read import Files, RankFiles, bytes_of, divided, source_of, states_of
 from ckptconv.formats.runs import Located
-from ckptconv.formats.source import Source, Wanted, prefixed
+from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.formats.torch.packed import is_tensor
@@ -84,42 +84,18 @@ def read(place: Location, wanted: Wanted) -> Source:
 def _read(path: str, located: Located, wanted: Wanted) -> Source:
     step = _Step.open(located.directory)
     step.read(wanted)
-    ranks = step.files.ranks
-    opened = Opened(step.files)
-    chosen = opened.weights()
-    weights, equal, structured = weights_of(ranks, chosen, opened.roles.model)
-    trees: dict[str, Any] = {}
-    if wanted.key:
-        trees, equal = everything(ranks, wanted.key)
-        structured = True
-    states, states_error, states_equal = states_of(opened) if wanted.states else (None, None, [])
-    notes, warnings = step.told(wanted, chosen)
-    account = step.files.account
-    return Source(
+    opened = RankFiles(step.files)
+    return source_of(
+        opened,
+        located,
+        wanted,
+        states_of(opened) if wanted.states else (None, None, []),
+        *step.told(wanted, opened.weights),
         format=f"torch_checkpointing of {step.world} rank{'s' * (step.world > 1)}",
         family=FAMILY,
         path=path,
-        weights=weights,
-        optimizer=states,
-        states_error=states_error,
-        trees=trees,
-        structured=structured,
-        equal=equal,
-        equal_states=states_equal,
         facts=step.facts(path),
-        opaque=[name for name in account.opaque if not name.startswith("torch.distributed")],
-        mentioned=list(account.mentioned),
-        records=account.records,
-        notes=[*([located.note] if located.note else []), *notes],
-        pointers=located.pointers,
-        warnings=[*account.warnings, *warnings],
-        hints=prefixed(list(weights)) if isinstance(weights, dict) else [],
-        inputs=account.inputs,
         digests=step.digests,
-        bytes_read=step.bytes_read + account.bytes_read,
-        default_shard_size=5 * 10**9,
-        pieces=names_of.FLAT_PARAMETER,
-        wanted=wanted,
         reread=functools.partial(_read, path, located),
     )
 
@@ -133,7 +109,7 @@ class _Step:
     """
 
     directory: Location
-    described: Described | None
+    described: StepMetadata | None
     items: dict[str, Item]
     files: Files
     world: int = 1
@@ -142,7 +118,6 @@ class _Step:
     unread: dict[str, bool] = field(default_factory=dict)
     large: list[str] = field(default_factory=list)
     undescribed: list[str] = field(default_factory=list)
-    bytes_read: int = 0
     _boxes: dict[Path, frozenset[tuple[Shape, Shape]]] = field(default_factory=dict)
 
     # ------------------------------------------------------------------------------------------------- the directory
@@ -182,7 +157,7 @@ class _Step:
             reader.close()
         if file.path in self.digests:
             check_digest(file.path, hashlib.sha256(data).hexdigest(), self.digests[file.path])
-        self.bytes_read += len(data)
+        self.files.account.bytes_read += len(data)
         self.files.account.inputs[name] = Input(file, (file.size, zlib.crc32(data)))
         return data
 
@@ -306,7 +281,7 @@ class _Step:
                 found, told = {}, {prefix: self._value(one)}
             if own:
                 found = self._placed(name, one, rank, found, own)
-                meshes.update((piece.layout.mesh, None) for piece in found.values() if isinstance(piece, Part))
+                meshes.update((piece.layout.mesh, None) for piece in found.values() if isinstance(piece, RankPart))
             elif one.kind == SAFETENSORS and self.world > 1:
                 raise UnsupportedError(
                     f"{places[name]} holds the parts of {len(found)} tensors that rank {rank} has, and there is no "
@@ -343,7 +318,7 @@ class _Step:
             header = safetensors.read_header(reader)
         finally:
             reader.close()
-        self.bytes_read += header.bytes_read
+        self.files.account.bytes_read += header.bytes_read
         self.files.account.inputs[held.path] = header.identity
         paths: dict[str, Path] = {}
         for path, way in own.ways.items() if own else ():
@@ -412,9 +387,9 @@ class _Step:
     def _described(self, where: str, path: Path, rank: int, piece: Piece, geometry: Geometry) -> Piece:
         """Return a piece with the geometry that the metadata gives it."""
         name = names_of.dotted(path)
-        tensor = piece.tensor if isinstance(piece, (Whole, Part)) else None
+        tensor = piece.tensor if isinstance(piece, (Whole, RankPart)) else None
         said: Any = geometry.shape, geometry.dtype.name
-        if isinstance(piece, Part):
+        if isinstance(piece, RankPart):
             its = piece.layout
             has: Any = its.shape, piece.tensor.dtype.name
             if isinstance(geometry, Distributed):
@@ -438,7 +413,7 @@ class _Step:
                 f"{list(geometry.shape)} and {geometry.dtype}, or placed otherwise.",
                 _OTHER_SAVE,
             )
-        if isinstance(piece, Part) or tensor is None:
+        if isinstance(piece, RankPart) or tensor is None:
             return piece
         if isinstance(geometry, Distributed):
             layout = geometry.layout
@@ -446,10 +421,10 @@ class _Step:
                 return piece
             self._check_order(where, name, layout)
             inside = rank in layout.mesh.ranks
-            return Part(layout, layout.mesh.coordinate(rank) if inside else None, tensor)
+            return RankPart(layout, layout.mesh.coordinate(rank) if inside else None, tensor)
         return self._cut(where, name, tensor, geometry, self._boxes[path])
 
-    def _check_order(self, where: str, name: str, layout: Layout) -> None:
+    def _check_order(self, where: str, name: str, layout: Distribution) -> None:
         """Raise UnsupportedError if several mesh dimensions cut one of the tensor, and nothing tells in which order."""
         own = zip(layout.placements, layout.mesh.shape, strict=True)
         dims = [cut.dim for cut, ranks in own if cut and ranks > 1]
@@ -478,7 +453,7 @@ class _Step:
                 for dim, (start, size) in enumerate(zip(box.inside, box.sizes, strict=True)):
                     if size != part.shape[dim]:
                         part = Narrow(part, dim, start, size)
-            tiles.append(Tile(box.offsets, part))
+            tiles.append(ChunkTile(box.offsets, part))
         return Shards(geometry.shape, every, tuple(tiles))
 
     # ------------------------------------------------------------------------------------------------------- reports

@@ -24,7 +24,7 @@ _CUTS = 2
 _COMPARED = 512
 
 
-class Tile(NamedTuple):
+class ChunkTile(NamedTuple):
     """A box of a tensor that begins at `offsets`, and its data."""
 
     offsets: Shape
@@ -45,7 +45,7 @@ class _MisfitError(Exception):
         self.error = error
 
 
-def join(dtype: DType, shape: Shape, tiles: Sequence[Tile], what: str) -> LazyTensor:
+def join(dtype: DType, shape: Shape, tiles: Sequence[ChunkTile], what: str) -> LazyTensor:
     """Return the tensor of `dtype` and `shape` that `tiles`, none of them empty, make up. `what` names it in errors.
 
     Raise CorruptError if they leave a hole, overlap, or reach out of it; UnsupportedError if no sharding makes them.
@@ -72,7 +72,7 @@ def join(dtype: DType, shape: Shape, tiles: Sequence[Tile], what: str) -> LazyTe
         raise reason.error(f"{what}: {reason}.") from None
 
 
-def _joined(start: Shape, stop: Shape, tiles: list[Tile], cuts: int) -> LazyTensor:
+def _joined(start: Shape, stop: Shape, tiles: list[ChunkTile], cuts: int) -> LazyTensor:
     """Return the region from `start` to `stop`, in which `tiles` lie, cut at most `cuts` times, one inside another."""
     if len(tiles) == 1:
         tile = tiles[0]
@@ -102,10 +102,10 @@ def _hole(dim: int, at: int, start: Shape, stop: Shape) -> _MisfitError:
     )
 
 
-def _cut(tiles: list[Tile], dim: int) -> list[list[Tile]]:
+def _cut(tiles: list[ChunkTile], dim: int) -> list[list[ChunkTile]]:
     """Group the tiles so that the planes between groups cross none."""
     tiles.sort(key=lambda tile: tile.offsets[dim])
-    groups: list[list[Tile]] = []
+    groups: list[list[ChunkTile]] = []
     reach = -1
     for tile in tiles:
         if tile.offsets[dim] >= reach:
@@ -115,7 +115,7 @@ def _cut(tiles: list[Tile], dim: int) -> list[list[Tile]]:
     return groups
 
 
-def _misfit(start: Shape, stop: Shape, tiles: Sequence[Tile]) -> _MisfitError:
+def _misfit(start: Shape, stop: Shape, tiles: Sequence[ChunkTile]) -> _MisfitError:
     """Return why the `tiles` of a region cannot be joined: they leave a hole, overlap, or are cut in an odd way."""
     region = f"the region from {list(start)} to {list(stop)}"
     if sum(tile.tensor.numel for tile in tiles) != math.prod(high - low for low, high in zip(start, stop, strict=True)):

@@ -19,10 +19,10 @@ from typing import Any
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats import safetensors
 from ckptconv.formats.dcp.archive_templates import Patterns
-from ckptconv.formats.dcp.chunks import Tile
+from ckptconv.formats.dcp.chunks import ChunkTile
 from ckptconv.formats.dcp.chunks import join as join_tiles
 from ckptconv.formats.dcp.locate import SHARDING
-from ckptconv.formats.dcp.metadata import Chunk, Description, Place, SavedTensor, Shape, named
+from ckptconv.formats.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, Shape, named
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.zip import read_zip
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE as ZIP
@@ -80,7 +80,7 @@ class Entries:
     _headers: dict[tuple[str, int], Mapping[str, Chunk]] = field(default_factory=dict)
     _patterns: Patterns = field(default_factory=Patterns)
 
-    def find(self, places: Iterable[Place]) -> None:
+    def find(self, places: Iterable[EntryPlace]) -> None:
         """Stat the files of these places. Raise CorruptError if one is missing or too short."""
         for place in places:
             file = self.files.get(place.name) or self._look(place.name)
@@ -124,14 +124,14 @@ class Entries:
                 made[name] = joined.setdefault((tensor.dtype, tensor.shape, *tiles), made[name])
         return made
 
-    def chunks(self, saved: Mapping[str, SavedTensor]) -> dict[str, list[Tile]]:
+    def chunks(self, saved: Mapping[str, SavedTensor]) -> dict[str, list[ChunkTile]]:
         """Return the chunks of each tensor, in the order of their description. Raise CorruptError if one is not what
         the metadata says."""
         work = [
             (chunk.place, (name, index))
             for name, tensor in saved.items()
             for index, chunk in enumerate(tensor.chunks)
-            if isinstance(chunk.place, Place)
+            if isinstance(chunk.place, EntryPlace)
         ]
         found: dict[tuple[str, int], LazyTensor] = {}
         for (name, index), place, reader in self._in_order(work):
@@ -139,13 +139,13 @@ class Entries:
             found[name, index] = self._chunk(name, tensor, tensor.chunks[index], place, reader)
         return {
             name: [
-                Tile(chunk.offsets, chunk.place if isinstance(chunk.place, Stored) else found.pop((name, index)))
+                ChunkTile(chunk.offsets, chunk.place if isinstance(chunk.place, Stored) else found.pop((name, index)))
                 for index, chunk in enumerate(tensor.chunks)
             ]
             for name, tensor in saved.items()
         }
 
-    def values(self, places: Mapping[str, Place]) -> Iterator[tuple[str, TorchFile | None]]:
+    def values(self, places: Mapping[str, EntryPlace]) -> Iterator[tuple[str, TorchFile | None]]:
         """Yield each other value by name; None for one that torch.save did not write."""
         # There may be a number for each parameter, but few different ones.
         known: dict[bytes, TorchFile] = {}
@@ -160,10 +160,10 @@ class Entries:
                 known[data] = found
             yield name, found
 
-    def _in_order(self, work: Sequence[tuple[Place, Any]]) -> Iterator[tuple[Any, Place, BufferedReader]]:
+    def _in_order(self, work: Sequence[tuple[EntryPlace, Any]]) -> Iterator[tuple[Any, EntryPlace, BufferedReader]]:
         """Yield each item of `work` with a reader of its file, in the order in which they lie in the files."""
         self.find(place for place, _ in work)
-        by_file: dict[str, list[tuple[Place, Any]]] = {}
+        by_file: dict[str, list[tuple[EntryPlace, Any]]] = {}
         for item in work:
             by_file.setdefault(item[0].name, []).append(item)
         for name, items in by_file.items():
@@ -182,7 +182,9 @@ class Entries:
             self.bytes_read += reader.bytes_read
             reader.close()
 
-    def _chunk(self, name: str, tensor: SavedTensor, chunk: Chunk, place: Place, reader: BufferedReader) -> LazyTensor:
+    def _chunk(
+        self, name: str, tensor: SavedTensor, chunk: Chunk, place: EntryPlace, reader: BufferedReader
+    ) -> LazyTensor:
         """Return the data of a chunk."""
         where = f"{reader.file.path}: the chunk of {named(name)} at byte {place.offset}"
         if not place.transforms and reader.read_at(place.offset, min(place.length, len(ZIP))) != ZIP:
@@ -201,7 +203,7 @@ class Entries:
         _agree(where, (found.dtype, found.shape), (tensor.dtype, chunk.sizes))
         return found
 
-    def _alike(self, place: Place, reader: BufferedReader) -> LazyTensor | None:
+    def _alike(self, place: EntryPlace, reader: BufferedReader) -> LazyTensor | None:
         """Return the data of a chunk whose archive matches one that was read before."""
         found = None if place.transforms else self._patterns.find(reader, place.offset, place.length)
         if found is None:
@@ -209,7 +211,7 @@ class Entries:
         self.records.setdefault(reader.file.path, []).append(found.record)
         return found.tensor
 
-    def _archive(self, place: Place, reader: BufferedReader, keep: int, most: int) -> tuple[Reader, int, int]:
+    def _archive(self, place: EntryPlace, reader: BufferedReader, keep: int, most: int) -> tuple[Reader, int, int]:
         """Return the archive at `place`: a reader for it, its offset there, and its size.
 
         Of a compressed one, read `keep` bytes at either end; it may have at most `most` bytes in all.
@@ -243,7 +245,7 @@ class Entries:
     # ---- SerializationFormat.SAFETENSORS
 
     def _in_safetensors(
-        self, name: str, tensor: SavedTensor, chunk: Chunk, place: Place, reader: BufferedReader
+        self, name: str, tensor: SavedTensor, chunk: Chunk, place: EntryPlace, reader: BufferedReader
     ) -> LazyTensor:
         """Return a chunk from the safetensors file that begins at its place."""
         where = f"{reader.file.path}: the chunk of {named(name)} at {list(chunk.offsets)}"

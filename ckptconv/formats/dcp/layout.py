@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ckptconv.errors import UsageError
-from ckptconv.formats.dcp.chunks import Tile, join
+from ckptconv.formats.dcp.chunks import ChunkTile, join
 from ckptconv.formats.dcp.locate import FILE, METADATA, SUFFIX, locate
-from ckptconv.formats.dcp.metadata import Description, Path, Place, Shape, named
+from ckptconv.formats.dcp.metadata import Description, EntryPlace, Path, Shape, named
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.storage.paths import join as join_path
@@ -69,7 +69,7 @@ def layout_of(described: Description, where: str) -> Layout:
     are not all of it, once."""
     boxes = {}
     for key, tensor in described.tensors.items():
-        tiles = [Tile(chunk.offsets, Zeros(tensor.dtype, chunk.sizes)) for chunk in tensor.chunks]
+        tiles = [ChunkTile(chunk.offsets, Zeros(tensor.dtype, chunk.sizes)) for chunk in tensor.chunks]
         join(tensor.dtype, tensor.shape, tiles, f"{where}: {named(key)}")
         boxes[key] = [(Box(*chunk[:2]), _file(chunk.place)) for chunk in tensor.chunks]
     return Layout(
@@ -80,5 +80,5 @@ def layout_of(described: Description, where: str) -> Layout:
     )
 
 
-def _file(place: Place | Stored) -> str:
-    return place.name if isinstance(place, Place) else basename(place.file.path)
+def _file(place: EntryPlace | Stored) -> str:
+    return place.name if isinstance(place, EntryPlace) else basename(place.file.path)

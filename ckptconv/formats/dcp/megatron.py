@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
-from ckptconv.formats.dcp.chunks import Tile, join
+from ckptconv.formats.dcp.chunks import ChunkTile, join
 from ckptconv.formats.dcp.metadata import Description, SavedTensor, Shape, named
 from ckptconv.formats.source import Wanted
 from ckptconv.formats.torch.file import Account, read_torch
@@ -330,7 +330,7 @@ def _shaped(state: LazyTensor, shape: Shape, what: str) -> LazyTensor:
     sizes = tuple(extent // parts for parts, extent in zip(grid, shape, strict=True))
     rows = View(state, state.dtype, (math.prod(grid), length))
     tiles = [
-        Tile(
+        ChunkTile(
             tuple(at * size for at, size in zip(cell, sizes, strict=True)),
             View(Narrow(rows, 0, number, 1), state.dtype, sizes),
         )

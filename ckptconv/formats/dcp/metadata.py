@@ -35,7 +35,7 @@ MAX_DEPTH = 64
 _LONGEST_NAME = 200
 
 
-class Place(NamedTuple):
+class EntryPlace(NamedTuple):
     """`length` bytes from byte `offset` of the file `name`, to be decoded by `transforms` in turn."""
 
     name: str
@@ -49,7 +49,7 @@ class Chunk(NamedTuple):
 
     offsets: Shape
     sizes: Shape
-    place: Place | Stored
+    place: EntryPlace | Stored
 
 
 @dataclass
@@ -80,18 +80,18 @@ class Description:
     """
 
     tensors: dict[str, SavedTensor] = field(default_factory=dict)
-    values: dict[str, Place] = field(default_factory=dict)
+    values: dict[str, EntryPlace] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
     nested: bool = True
     version: str = ""
     opaque: dict[str, None] = field(default_factory=dict)
     mentioned: dict[str, None] = field(default_factory=dict)
 
-    def places(self) -> Iterator[Place]:
+    def places(self) -> Iterator[EntryPlace]:
         """Yield the places, in files, of all tensors and other values."""
         yield from self.values.values()
         for tensor in self.tensors.values():
-            yield from (chunk.place for chunk in tensor.chunks if isinstance(chunk.place, Place))
+            yield from (chunk.place for chunk in tensor.chunks if isinstance(chunk.place, EntryPlace))
 
 
 # ------------------------------------------------------------------------------------------------- words of the pickle
@@ -180,7 +180,7 @@ def _storage_info(_: Opaque | None, state: Any) -> Any:
     if not isinstance(transforms, (list, tuple)) or any(type(each) is not str for each in transforms):
         raise MalformedError("has transforms of an entry that are not text")
     state.clear()
-    return Place(name, offset, length, tuple(transforms))
+    return EntryPlace(name, offset, length, tuple(transforms))
 
 
 def _no_storage(_: Any) -> NoReturn:
@@ -282,9 +282,9 @@ def _state(value: Any, where: str, what: str) -> dict[str, Any]:
     return state
 
 
-def _places(entries: Mapping[Any, Any], where: str) -> dict[str, dict[Shape | None, Place]]:
+def _places(entries: Mapping[Any, Any], where: str) -> dict[str, dict[Shape | None, EntryPlace]]:
     """Return where the data is, by name and offsets."""
-    found: dict[str, dict[Shape | None, Place]] = {}
+    found: dict[str, dict[Shape | None, EntryPlace]] = {}
     safe: set[str] = set()
     for key, place in entries.items():
         if type(key) is not Opaque or type(key.args) is not tuple or len(key.args) != 2:
@@ -296,7 +296,7 @@ def _places(entries: Mapping[Any, Any], where: str) -> dict[str, dict[Shape | No
                 place = _storage_info(None, {**_state(place, where, "a place")})
             except MalformedError as reason:
                 raise CorruptError(f"{where}: the pickle {reason}.") from None
-        if type(place) is not Place:
+        if type(place) is not EntryPlace:
             kind = place.name if type(place) is Opaque else type(place).__name__
             raise UnsupportedError(f"{where}: the place of an entry is a {kind[:_LONGEST_NAME]}, which is not known.")
         name, offset = key.args
@@ -315,7 +315,7 @@ def _add_tensor(
     found: Description,
     name: str,
     state: Mapping[str, Any],
-    own: dict[Shape | None, Place],
+    own: dict[Shape | None, EntryPlace],
     where: str,
     of_rank: bool,
 ) -> None:
@@ -366,7 +366,7 @@ def _add_tensor(
         raise CorruptError(f"{where} has data of {named(name)} at {list(offset or ())}, where it has no chunk.")
 
 
-def _add_value(found: Description, name: str, own: dict[Shape | None, Place], where: str) -> None:
+def _add_value(found: Description, name: str, own: dict[Shape | None, EntryPlace], where: str) -> None:
     if len(own) != 1:
         raise CorruptError(f"{where} says {len(own)} times where the value {named(name)} is, and not once.")
     if name in found.tensors:

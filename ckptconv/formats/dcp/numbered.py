@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from typing import TypeAlias
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats.dcp.metadata import Description, Path, Place, SavedTensor, Shape, named
+from ckptconv.formats.dcp.metadata import Description, EntryPlace, Path, SavedTensor, Shape, named
 from ckptconv.formats.dcp.paths import dotted, split_name
 from ckptconv.text import some
 
@@ -91,5 +91,5 @@ def _files(found: Collection[_States]) -> set[str]:
         for states in found
         for tensor in states.values()
         for chunk in tensor.chunks
-        if isinstance(chunk.place, Place)
+        if isinstance(chunk.place, EntryPlace)
     }

@@ -70,8 +70,8 @@ def read(place: Location, wanted: Wanted) -> Source:
 
 
 def _read(path: str, place: Located, wanted: Wanted) -> Source:
-    checkpoint = Checkpoint.open(place.directory)
-    other = Checkpoint.open(place.optimizer) if place.optimizer else None
+    checkpoint = Described.open(place.directory)
+    other = Described.open(place.optimizer) if place.optimizer else None
     described, roles = checkpoint.described, checkpoint.roles
     chosen = [name for name, way in described.paths.items() if roles.is_model(way)]
     if not any(name in described.tensors for name in chosen) and not roles.models:
@@ -132,7 +132,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     )
 
 
-def _optimizer(model: Checkpoint, checkpoint: Checkpoint) -> tuple[dict[str, Any] | None, CkptconvError | None]:
+def _optimizer(model: Described, checkpoint: Described) -> tuple[dict[str, Any] | None, CkptconvError | None]:
     """Return the states by parameter, and the groups, of the optimizers in `checkpoint`, None if there are none; and
     why they cannot be converted."""
     described, roles = checkpoint.described, checkpoint.roles
@@ -155,7 +155,7 @@ def _optimizer(model: Checkpoint, checkpoint: Checkpoint) -> tuple[dict[str, Any
     return by_parameter(trees, model.parameters(), checkpoint.directory), None
 
 
-def _facts(path: str, checkpoint: Checkpoint) -> dict[str, Any]:
+def _facts(path: str, checkpoint: Described) -> dict[str, Any]:
     described = checkpoint.described
     chunks = sum(len(tensor.chunks) for tensor in described.tensors.values())
     facts: dict[str, Any] = {
@@ -179,7 +179,7 @@ class _Left:
     optimizers: set[str] = field(default_factory=set)
 
     @classmethod
-    def beside(cls, chosen: set[str], checkpoint: Checkpoint) -> _Left:
+    def beside(cls, chosen: set[str], checkpoint: Described) -> _Left:
         left = cls()
         for name, way in checkpoint.described.paths.items():
             if name not in chosen:
@@ -221,7 +221,7 @@ def _counted(counts: Counter[str]) -> str:
 
 
 @dataclass
-class Checkpoint:
+class Described:
     """A checkpoint whose description was read: what it holds, its format's name, and how its entries are opened."""
 
     directory: str
@@ -240,7 +240,7 @@ class Checkpoint:
         return dcp_names.Roles.of(paths.values(), [paths[name] for name in self.described.tensors])
 
     @classmethod
-    def open(cls, place: Location) -> Checkpoint:
+    def open(cls, place: Location) -> Described:
         """Open the checkpoint in the directory `place` itself."""
         entries = Entries(place)
         inputs: dict[str, Any] = {}

@@ -22,7 +22,7 @@ FUSED = ("w1", "w2", "w3")
 
 
 @dataclass(frozen=True)
-class Cut:
+class GroupCut:
     """How to cut one copy of a group out of the partitions of `ranks`.
 
     `names` are the names of the result, by those in `slices`. `sizes` are the numbers of elements that a padded
@@ -53,7 +53,7 @@ class Group:
     `fused` gives, for each parameter that holds several experts, the experts on each of those ranks.
     """
 
-    cuts: list[Cut]
+    cuts: list[GroupCut]
     fused: Mapping[str, list[list[int]]]
 
     @property
@@ -90,7 +90,7 @@ def cut_pieces(group: int, shapes: Mapping[str, Shape], optims: Sequence[OptimFi
                 f"{optim.file.path}: flat group {group} has {optim.masters[group].numel} elements, and the shapes of "
                 f"its {len(shapes)} parameters, cut for {len(optims)} ranks, give {brief(end)}."
             )
-    return Group([Cut(slices, list(range(len(optims))), {name: name for name in shapes}, pieces=True)], {})
+    return Group([GroupCut(slices, list(range(len(optims))), {name: name for name in shapes}, pieces=True)], {})
 
 
 def cut_flat(
@@ -128,7 +128,7 @@ def cut_flat(
             )
         padded.append(_check_ranks(group, slices, end, [optims[rank] for rank in ranks], world))
     if len(copies) == 1:
-        return Group([Cut(slices, copies[0], {name: name for name in shapes}, False, padded[0])], {})
+        return Group([GroupCut(slices, copies[0], {name: name for name in shapes}, False, padded[0])], {})
     for name, held_by in fused.items():
         if len(held_by) != len(copies) or any(len(held) != shapes[name][0] for held in held_by):
             sizes = ", ".join(str(len(held)) for held in held_by)
@@ -138,7 +138,7 @@ def cut_flat(
             )
     return Group(
         [
-            Cut(slices, ranks, zero_layout.global_names(shapes, ep_rank, experts.local), False, padded[ep_rank])
+            GroupCut(slices, ranks, zero_layout.global_names(shapes, ep_rank, experts.local), False, padded[ep_rank])
             for ep_rank, ranks in enumerate(copies)
         ],
         fused,

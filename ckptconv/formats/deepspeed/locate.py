@@ -48,7 +48,7 @@ _RANKS = {
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class TagFiles:
     """The files of one tag, by kind, and the names of all other files.
 
     The keys are ranks: (data-parallel, model-parallel); of experts (layer, expert, model-parallel); of layers (layer,
@@ -64,7 +64,7 @@ class Checkpoint:
     others: tuple[str, ...] = ()
 
 
-class Place(NamedTuple):
+class TagDirectory(NamedTuple):
     """A tag's directory, why it was taken if it is not the one given, and the file that named it, if any."""
 
     directory: Location
@@ -105,7 +105,7 @@ def is_rank_file(name: str) -> bool:
     return bool(kind_of(name)) or name in (LATEST, RECOVERY_SCRIPT)
 
 
-def locate(place: Location, tag: str) -> Place:
+def locate(place: Location, tag: str) -> TagDirectory:
     """Return the tag directory that `place` names: itself, the one that `tag` or `latest` names, that of the given
     file, or that of the only checkpoint in it.
 
@@ -133,15 +133,15 @@ def check_tag(path: str, tag: str) -> None:
         )
 
 
-def _locate_in(place: Location, tag: str) -> Place:
+def _locate_in(place: Location, tag: str) -> TagDirectory:
     if is_tag_directory(place.names):
         check_tag(place.path, tag)
-        return Place(place)
+        return TagDirectory(place)
     if tag:
         _check_tag(tag)
     tags = tags_in(place)
     if tag in tags:
-        return Place(place.child(tag), "the tag that was asked for")
+        return TagDirectory(place.child(tag), "the tag that was asked for")
     if not tags and LATEST not in place.names:
         return _locate_below(place, tag)
     if tag:
@@ -160,10 +160,10 @@ def _locate_in(place: Location, tag: str) -> Place:
             f"{where} names the tag {named!r}, and there is no directory of that name with checkpoint files beside it.",
             _offer(named, tags),
         )
-    return Place(place.child(named), "the tag that `latest` names", where.path)
+    return TagDirectory(place.child(named), "the tag that `latest` names", where.path)
 
 
-def _locate_below(place: Location, tag: str) -> Place:
+def _locate_below(place: Location, tag: str) -> TagDirectory:
     """Look in a run's directory for its only checkpoint, or the only one that has the tag."""
     below = checkpoints_in(place, tag)
     if len(below) == 1:
@@ -236,7 +236,7 @@ def described(kind: str, rank: tuple[int, ...]) -> str:
     return _RANKS[kind].format(**dict(zip(_KINDS[kind].groupindex, rank, strict=True)))
 
 
-def files_of(directory: Location, without: Collection[str] = ()) -> Checkpoint:
+def files_of(directory: Location, without: Collection[str] = ()) -> TagFiles:
     """Return a tag's files by kind, `without` those names. Raise CorruptError if two files claim the same rank."""
     found: dict[str, dict[tuple[int, ...], File]] = {kind: {} for kind in _KINDS}
     others = []
@@ -255,4 +255,4 @@ def files_of(directory: Location, without: Collection[str] = ()) -> Checkpoint:
             )
         found[kind][rank] = entry.file
     kinds: dict[str, Any] = {_FIELDS[kind]: files for kind, files in found.items()}
-    return Checkpoint(directory.path, **kinds, others=tuple(others))
+    return TagFiles(directory.path, **kinds, others=tuple(others))

@@ -16,7 +16,7 @@ from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.deepspeed import locate as zero_files
 from ckptconv.formats.deepspeed import model_parallel, universal
 from ckptconv.formats.deepspeed.assemble import assemble, is_whole, whole
-from ckptconv.formats.deepspeed.locate import FAMILY, Checkpoint
+from ckptconv.formats.deepspeed.locate import FAMILY, TagFiles
 from ckptconv.formats.deepspeed.records import MAX_RANKS, ModelFile, OptimFile, Reading
 from ckptconv.formats.deepspeed.weights import Weights
 from ckptconv.formats.source import Source, Training, Wanted, prefixed
@@ -65,7 +65,7 @@ class _Grid:
 class _Opened:
     """A tag's files; model files and layer files are read once and cached."""
 
-    files: Checkpoint
+    files: TagFiles
     reading: Reading
     models: dict[File, ModelFile] = field(default_factory=dict)
     layer_files: dict[File, dict[str, LazyTensor]] = field(default_factory=dict)
@@ -475,13 +475,13 @@ def _unite(opened: _Opened, grid: _Grid, ranks: Sequence[int], parts: Mapping[in
 # ---------------------------------------------------------------------------------------------------------- to be told
 
 
-def _training(files: Checkpoint, optims: Sequence[OptimFile], weights: Weights) -> Training | None:
+def _training(files: TagFiles, optims: Sequence[OptimFile], weights: Weights) -> Training | None:
     if not optims:
         return None
     return Training(weights.stage, list(weights.trainable), optims[0].common(), list(files.model.values()))
 
 
-def _facts(files: Checkpoint, grid: _Grid, model: ModelFile, weights: Weights) -> dict[str, Any]:
+def _facts(files: TagFiles, grid: _Grid, model: ModelFile, weights: Weights) -> dict[str, Any]:
     facts: dict[str, Any] = {"tag": basename(files.directory), "world size": weights.world}
     if grid.pipeline > 1:
         facts["pipeline"] = f"{grid.pipeline} stages"
@@ -494,6 +494,6 @@ def _facts(files: Checkpoint, grid: _Grid, model: ModelFile, weights: Weights) -
     return facts
 
 
-def _taken(location: Location, place: zero_files.Place) -> list[str]:
+def _taken(location: Location, place: zero_files.TagDirectory) -> list[str]:
     is_other = place.directory.path != location.path
     return [f"Took {place.directory}: {place.reason}."] if place.reason and is_other else []

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.deepspeed import partitions as zero_layout
-from ckptconv.formats.deepspeed.cuts import Cut, Group
+from ckptconv.formats.deepspeed.cuts import Group, GroupCut
 from ckptconv.formats.deepspeed.records import ModelFile, OptimFile, misfit
 from ckptconv.formats.deepspeed.weights import Weights
 from ckptconv.formats.optimizers import by_parameter, names_by_shape, renamed
@@ -120,7 +120,7 @@ def _is_whole(number: int, key: Any, group: Group, optims: Sequence[OptimFile], 
 
 
 def _whole_parameters(
-    weights: Weights, number: int, key: Any, cut: Cut, optims: Sequence[OptimFile], held: Sequence[Any]
+    weights: Weights, number: int, key: Any, cut: GroupCut, optims: Sequence[OptimFile], held: Sequence[Any]
 ) -> Iterator[tuple[str, LazyTensor]]:
     """Yield the states of the parameters of one copy of a group, where ranks have states of whole parameters.
 

@@ -221,7 +221,7 @@ def _in_parts(
     return (made if described else items), _layers(described)
 
 
-def _layers(described: Mapping[str, torchao.Quantized]) -> dict[str, Mapping[str, Any]]:
+def _layers(described: Mapping[str, torchao.QuantizedTensor]) -> dict[str, Mapping[str, Any]]:
     """Return {module: what torchao says of its weight}."""
     layers: dict[str, Mapping[str, Any]] = {}
     for name, told in described.items():
@@ -233,7 +233,7 @@ def _layers(described: Mapping[str, torchao.Quantized]) -> dict[str, Mapping[str
 def surveyed(
     source: Source,
     tensors: Mapping[str, LazyTensor],
-    described: Mapping[str, torchao.Quantized],
+    described: Mapping[str, torchao.QuantizedTensor],
     storage_options: Mapping[str, Any],
 ) -> joining.Found:
     """Return which weights are quantized among `tensors` of `source`; `described` are those of torchao in a pickle.

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.dcp.chunks import Shape, Tile
+from ckptconv.formats.dcp.chunks import ChunkTile, Shape
 from ckptconv.formats.dcp.chunks import join as join_tiles
 from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.dcp.paths import Roles, dotted
-from ckptconv.formats.ranks.layouts import Layout, Mesh, boxes, by_shards, extents, spans
-from ckptconv.formats.ranks.pieces import Part, Piece, Shards, Whole, parts_of, shape_of
+from ckptconv.formats.ranks.layouts import Distribution, Mesh, boxes, by_shards, extents, spans
+from ckptconv.formats.ranks.pieces import Piece, RankPart, Shards, Whole, parts_of, shape_of
 from ckptconv.structure import keymap
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.lazy import Equal, LazyTensor, Narrow, Tagged, untagged
@@ -95,7 +95,7 @@ class Ranks:
 
     def _shared(self, piece: Piece) -> Piece:
         """Return the piece with the layout or the list of shards that an equal piece has: there are many alike."""
-        if isinstance(piece, Part):
+        if isinstance(piece, RankPart):
             return piece._replace(layout=self._layouts.setdefault(piece.layout, piece.layout))
         if isinstance(piece, Shards):
             return piece._replace(boxes=self._layouts.setdefault(piece.boxes, piece.boxes))
@@ -172,7 +172,7 @@ class Ranks:
         elif isinstance(one, Shards):
             wholes = [self._from_shards(name, held, equal)]  # type: ignore[arg-type]
         else:
-            groups: dict[Mesh, dict[int, Part]] = {}
+            groups: dict[Mesh, dict[int, RankPart]] = {}
             for rank, piece in sorted(held.items()):
                 groups.setdefault(piece.layout.mesh, {})[rank] = piece  # type: ignore[union-attr,assignment]
             wholes = [self._from_mesh(path, parts, equal) for parts in groups.values()]
@@ -181,7 +181,7 @@ class Ranks:
 
     def _check_alike(self, path: Path, first: int, one: Piece, rank: int, other: Piece) -> None:
         """Raise CorruptError unless two ranks say the same of a tensor."""
-        kinds = {Whole: "whole", Part: "as a DTensor", Shards: "as a ShardedTensor"}
+        kinds = {Whole: "whole", RankPart: "as a DTensor", Shards: "as a ShardedTensor"}
         told = [(kinds[type(each)], str(_dtype(each)), list(shape_of(each))) for each in (one, other)]
         if isinstance(one, Shards) and isinstance(other, Shards) and one.boxes != other.boxes:
             told[1] = ("in other shards", *told[1][1:])
@@ -193,7 +193,7 @@ class Ranks:
                 _OTHER_SAVE,
             )
 
-    def _from_mesh(self, path: Path, parts: Mapping[int, Part], equal: list[Equal]) -> LazyTensor:
+    def _from_mesh(self, path: Path, parts: Mapping[int, RankPart], equal: list[Equal]) -> LazyTensor:
         name = dotted(path)
         layouts = {part.layout for part in parts.values()}
         if len(layouts) > 1:
@@ -201,7 +201,7 @@ class Ranks:
         layout = layouts.pop()
         inside = {rank: part for rank, part in parts.items() if part.coordinate is not None}
         chosen = self._fitting(path, layout, inside)
-        tiles: list[Tile] = []
+        tiles: list[ChunkTile] = []
         for part in inside.values():
             held = spans(chosen, part.coordinate or ())
             for box in boxes(held):
@@ -209,10 +209,10 @@ class Ranks:
                 for dim, (start, size) in enumerate(zip(box.inside, box.sizes, strict=True)):
                     if size != tensor.shape[dim]:
                         tensor = Narrow(tensor, dim, start, size)
-                tiles.append(Tile(box.offsets, tensor))
+                tiles.append(ChunkTile(box.offsets, tensor))
         return self._filled(name, next(iter(parts.values())).tensor.dtype, layout.shape, tiles, equal)
 
-    def _fitting(self, path: Path, layout: Layout, parts: Mapping[int, Part]) -> Layout:
+    def _fitting(self, path: Path, layout: Distribution, parts: Mapping[int, RankPart]) -> Distribution:
         """Return the layout of which the ranks' parts are, in their shapes: that which is stated, or, if it has
         strides, the same cuts in another order."""
         other = by_shards(layout) if any(cut and cut.factor > 1 for cut in layout.placements) else None
@@ -245,7 +245,7 @@ class Ranks:
         dtypes = [tile.tensor.dtype for tile in tiles]
         if not dtypes:
             raise CorruptError(f"{self.where}: no rank has a shard of {named(name)}.")
-        bare = [Tile(tile.offsets, untagged(tile.tensor)) for tile in tiles]
+        bare = [ChunkTile(tile.offsets, untagged(tile.tensor)) for tile in tiles]
         return self._filled(name, dtypes[0], one.shape, bare, equal)
 
     def _filled(
@@ -253,7 +253,7 @@ class Ranks:
         name: str,
         dtype: DType,
         shape: Shape,
-        tiles: Iterable[Tile],
+        tiles: Iterable[ChunkTile],
         equal: list[Equal],
     ) -> LazyTensor:
         """Join the tiles, each once; the others of the same place are compared with it."""
@@ -265,7 +265,7 @@ class Ranks:
                     equal.append((name, kept, tile.tensor))
         missing = sorted(self.expected - self.files.keys())
         try:
-            return join_tiles(dtype, shape, [Tile(at, one) for (at, _), one in once.items()], self._named(name))
+            return join_tiles(dtype, shape, [ChunkTile(at, one) for (at, _), one in once.items()], self._named(name))
         except CorruptError as error:
             if not missing:
                 raise
@@ -292,7 +292,7 @@ def _dtype(piece: Piece) -> DType | None:
 
 def _how(piece: Piece) -> Any:
     """Return how a tensor is distributed."""
-    return piece.layout if isinstance(piece, Part) else piece.boxes if isinstance(piece, Shards) else None
+    return piece.layout if isinstance(piece, RankPart) else piece.boxes if isinstance(piece, Shards) else None
 
 
 def _place(tensor: LazyTensor) -> Any:

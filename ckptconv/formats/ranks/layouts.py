@@ -36,21 +36,21 @@ class Mesh(NamedTuple):
         return unravelled(self.ranks.index(rank), self.shape)
 
 
-class Cut(NamedTuple):
+class MeshCut(NamedTuple):
     """How a mesh dimension cuts a tensor: along `dim`, into `factor` times as many pieces as it has ranks."""
 
     dim: int
     factor: int = 1
 
 
-class Layout(NamedTuple):
+class Distribution(NamedTuple):
     """How a tensor of `shape` is distributed over `mesh`: one placement for each mesh dimension, None for a replica.
 
     `order` lists mesh dimensions in the order in which they cut the tensor; () for their own order.
     """
 
     mesh: Mesh
-    placements: tuple[Cut | None, ...]
+    placements: tuple[MeshCut | None, ...]
     shape: Shape
     order: tuple[int, ...] = ()
 
@@ -64,7 +64,7 @@ def unravelled(position: int, shape: Shape) -> Shape:
     return tuple(reversed(indices))
 
 
-def by_shards(layout: Layout) -> Layout | None:
+def by_shards(layout: Distribution) -> Distribution | None:
     """Return the layout that makes the same cuts without strides, in another order; None if there is none.
 
     FSDP over tensor parallelism cuts so. If the extent is not divisible, the two are different.
@@ -79,12 +79,12 @@ def by_shards(layout: Layout) -> Layout | None:
         if cut.factor not in factors:
             return None
         own.insert(factors.index(cut.factor), at)
-    plain = tuple(cut and Cut(cut.dim) for cut in layout.placements)
+    plain = tuple(cut and MeshCut(cut.dim) for cut in layout.placements)
     return layout._replace(placements=plain, order=tuple(at for own in orders.values() for at in own))
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def spans(layout: Layout, coordinate: Shape) -> tuple[Spans, ...]:
+def spans(layout: Distribution, coordinate: Shape) -> tuple[Spans, ...]:
     """Return, for each dimension of the tensor, the indices that the rank at `coordinate` holds."""
     held: list[Spans] = [((0, extent),) for extent in layout.shape]
     for at in layout.order or range(len(layout.placements)):

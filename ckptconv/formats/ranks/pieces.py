@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
-from ckptconv.formats.dcp.chunks import Shape, Tile
+from ckptconv.formats.dcp.chunks import ChunkTile, Shape
 from ckptconv.formats.dcp.metadata import named
-from ckptconv.formats.ranks.layouts import Cut, Layout, Mesh, unravelled
+from ckptconv.formats.ranks.layouts import Distribution, Mesh, MeshCut, unravelled
 from ckptconv.pickles.nodes import Composite, Opaque, class_of
 from ckptconv.structure.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged
@@ -37,10 +37,10 @@ class Whole(NamedTuple):
     tensor: Tagged
 
 
-class Part(NamedTuple):
+class RankPart(NamedTuple):
     """A rank's part of a tensor that is distributed as `layout` says; None if the rank is outside the mesh."""
 
-    layout: Layout
+    layout: Distribution
     coordinate: Shape | None
     tensor: Tagged
 
@@ -50,10 +50,10 @@ class Shards(NamedTuple):
 
     shape: Shape
     boxes: frozenset[tuple[Shape, Shape]]
-    tiles: tuple[Tile, ...]
+    tiles: tuple[ChunkTile, ...]
 
 
-Piece: TypeAlias = "Whole | Part | Shards"
+Piece: TypeAlias = "Whole | RankPart | Shards"
 
 
 def is_distributed(node: Any) -> bool:
@@ -118,7 +118,7 @@ class Pieces:
 
     # ------------------------------------------------------------------------------------------------------- DTensor
 
-    def _part(self, name: str, node: Composite) -> Part:
+    def _part(self, name: str, node: Composite) -> RankPart:
         own = _attributes_of(node)
         spec = attributes(own.get("_spec"))
         shape = self._counts(name, node.parts["shape"], "a shape")
@@ -135,7 +135,7 @@ class Pieces:
         if math.prod(cut.factor for cut in placements if cut) > MAX_FACTOR:
             raise LimitError(f"{self.where}: {named(name)} is cut into more than {MAX_FACTOR} strided pieces.")
         order = self._order(name, spec.get("shard_order"), placements)
-        return Part(Layout(mesh, placements, shape, order), coordinate, tensor)
+        return RankPart(Distribution(mesh, placements, shape, order), coordinate, tensor)
 
     def _local(self, name: str, node: Any, wrapper: Composite) -> Tagged:
         if type(node) is not Tagged:
@@ -158,7 +158,7 @@ class Pieces:
             raise self._corrupt(name, f"has {what} {brief(tuple(value))}")
         return tuple(value)
 
-    def _placement(self, name: str, node: Any, shape: Shape) -> Cut | None:
+    def _placement(self, name: str, node: Any, shape: Shape) -> MeshCut | None:
         kind, own = _kind(node), attributes(node)
         if kind == "Replicate":
             return None
@@ -174,9 +174,9 @@ class Pieces:
             raise self._corrupt(name, f"has a strided placement with the split factor {brief(factor)}")
         if factor > MAX_FACTOR:
             raise LimitError(f"{self.where}: {named(name)} is cut into {factor} strided pieces; at most {MAX_FACTOR}.")
-        return Cut(dim, factor)
+        return MeshCut(dim, factor)
 
-    def _order(self, name: str, entries: Any, placements: tuple[Cut | None, ...]) -> tuple[int, ...]:
+    def _order(self, name: str, entries: Any, placements: tuple[MeshCut | None, ...]) -> tuple[int, ...]:
         """Return the mesh dimensions in the order in which they cut the tensor; () for their own order."""
         if type(entries) is not tuple:
             return ()
@@ -341,7 +341,7 @@ class Pieces:
                 raise self._corrupt(name, f"has a shard of {list(tensor.shape)} that is said to be of {list(sizes)}")
             if (offsets, sizes) not in known:
                 raise self._corrupt(name, f"has a shard at {list(offsets)}, which it does not list")
-            tiles.append(Tile(offsets, tensor))
+            tiles.append(ChunkTile(offsets, tensor))
         return Shards(shape, frozenset(known), tuple(tiles))
 
     def _box(self, name: str, own: Mapping[str, Any], shape: Shape) -> tuple[Shape, Shape]:
@@ -375,4 +375,4 @@ def shape_of(piece: Piece) -> Shape:
     """Return the shape of the tensor that it is a piece of."""
     if isinstance(piece, Whole):
         return piece.tensor.shape
-    return piece.layout.shape if isinstance(piece, Part) else piece.shape
+    return piece.layout.shape if isinstance(piece, RankPart) else piece.shape

@@ -8,7 +8,7 @@ the values in them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -204,7 +204,7 @@ def _inside(node: Any) -> list[tuple[str | int, Any]] | None:
 
 
 @dataclass
-class Opened:
+class RankFiles:
     """What was read of a checkpoint: the weights' files; if they were wanted, the optimizer's, or its directory."""
 
     model: Files
@@ -217,8 +217,9 @@ class Opened:
         ranks = self.model.ranks
         return names_of.Roles.of([*ranks.paths()], [*ranks.pieces])
 
+    @functools.cached_property
     def weights(self) -> list[Path]:
-        """Return the paths of the weights and what is beside them; all paths if the files are an optimizer's."""
+        """The paths of the weights and what is beside them; all paths if the files are an optimizer's."""
         ranks, roles = self.model.ranks, self.roles
         chosen = [each for each in ranks.paths() if roles.is_model(each)]
         if roles.models or any(each in ranks.pieces for each in chosen):
@@ -234,7 +235,7 @@ def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wa
     is_alone = len(model.account.records) == 1 and chosen.world is None and not any(distributed(ranks.pieces))
     if is_alone and not (wanted.states and others):
         return torch_file.read(directory.join(chosen.files[min(chosen.files)]), wanted)
-    opened = Opened(model)
+    opened = RankFiles(model)
     beside = _checkpoint_beside(directory)
     local = flat.is_local(ranks)
     if wanted.states or local:
@@ -245,46 +246,72 @@ def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wa
     states, states_error, states_equal = states_of(opened)
     if local:
         flat.split(ranks, opened.roles.model, states)
-    chosen_paths = opened.weights()
-    weights, equal, structured = weights_of(ranks, chosen_paths, opened.roles.model)
-    trees: dict[str, Any] = {}
-    if wanted.key:
-        trees, every = everything(ranks, wanted.key)
-        equal, structured, chosen_paths = every, True, list(ranks.paths())
-    notes, warnings = _told(directory, chosen, others, beside, ranks, wanted, chosen_paths)
+    taken = list(ranks.paths()) if wanted.key else opened.weights
+    notes, warnings = _told(directory, chosen, others, beside, ranks, wanted, taken)
     state_inputs = _state_inputs(opened, beside) if wanted.states or local else {}
     facts = _facts(directory, model, ranks)
     settings, broken = _settings(directory, found, ranks)
-    return Source(
+    return source_of(
+        opened,
+        located,
+        wanted,
+        (states if wanted.states else None, states_error if wanted.states else None, states_equal),
+        notes,
+        [*warnings, *broken],
         format=f"torch.save files of {len(ranks.files)} ranks" if len(ranks.files) > 1 else "torch.save file of a rank",
         family=FAMILY,
         path=path,
-        weights=weights,
-        optimizer=states if wanted.states else None,
-        states_error=states_error if wanted.states else None,
-        trees=trees,
-        structured=structured,
-        equal=equal,
-        equal_states=states_equal,
         facts={**facts, **{name: value for name, value in settings.items() if name not in facts}},
-        opaque=[name for name in model.account.opaque if not _is_understood(name)],
-        mentioned=list(model.account.mentioned),
         records={
             **model.account.records,
             **(opened.optimizer.account.records if opened.optimizer else {}),
             **(opened.beside.records if opened.beside else {}),
         },
-        notes=[*([located.note] if located.note else []), *notes],
-        pointers=located.pointers,
-        warnings=[*model.account.warnings, *warnings, *broken],
-        hints=prefixed(list(weights)) if isinstance(weights, dict) else [],
         inputs={**model.account.inputs, **(state_inputs if local else {})},
         state_inputs=state_inputs,
         bytes_read=sum(each.account.bytes_read for each in (model, opened.optimizer) if each),
-        default_shard_size=5 * 10**9,
-        pieces=names_of.FLAT_PARAMETER,
-        wanted=wanted,
         reread=functools.partial(_read, path, located, chosen, found),
+    )
+
+
+def source_of(
+    opened: RankFiles,
+    located: Located,
+    wanted: Wanted,
+    states: tuple[dict[str, Any] | None, CkptconvError | None, list[Equal]],
+    notes: Iterable[str],
+    warnings: Iterable[str],
+    **fields: Any,
+) -> Source:
+    """Return what is `wanted` of the files of all ranks as a source, with `states` as `states_of` gives them; `fields`
+    are the rest of its fields, and those that its files alone do not tell."""
+    ranks, account = opened.model.ranks, opened.model.account
+    weights, equal, structured = weights_of(ranks, opened.weights, opened.roles.model)
+    trees: dict[str, Any] = {}
+    if wanted.key:
+        trees, equal = everything(ranks, wanted.key)
+        structured = True
+    told = {
+        **account.told(),
+        "opaque": [name for name in account.opaque if not _is_understood(name)],
+        "warnings": [*account.warnings, *warnings],
+        "notes": [*([located.note] if located.note else []), *notes],
+        "pointers": located.pointers,
+        "hints": prefixed(list(weights)) if isinstance(weights, dict) else [],
+        "default_shard_size": 5 * 10**9,
+        "pieces": names_of.FLAT_PARAMETER,
+        "wanted": wanted,
+    }
+    optimizer, states_error, equal_states = states
+    return Source(
+        weights=weights,
+        trees=trees,
+        structured=structured,
+        equal=equal,
+        optimizer=optimizer,
+        states_error=states_error,
+        equal_states=equal_states,
+        **{**told, **fields},
     )
 
 
@@ -320,7 +347,7 @@ def everything(ranks: Ranks, key: str) -> tuple[dict[str, Any], list[Equal]]:
     return {key: names_of.nest({**joined.tensors, **ranks.values}, ranks.where)}, joined.equal
 
 
-def states_of(opened: Opened) -> tuple[dict[str, Any] | None, CkptconvError | None, list[Equal]]:
+def states_of(opened: RankFiles) -> tuple[dict[str, Any] | None, CkptconvError | None, list[Equal]]:
     """Return the optimizer's states by parameter, or why they cannot be told, and what must be equal in them."""
     if opened.beside is not None:
         return opened.beside.optimizer, opened.beside.states_error, list(opened.beside.equal_states)
@@ -350,7 +377,7 @@ def states_of(opened: Opened) -> tuple[dict[str, Any] | None, CkptconvError | No
     return by_parameter(trees, list(parameters), ranks.where), None, joined.equal
 
 
-def _state_inputs(opened: Opened, beside: Location | None) -> dict[str, Hashable]:
+def _state_inputs(opened: RankFiles, beside: Location | None) -> dict[str, Hashable]:
     if opened.optimizer:
         own = opened.optimizer
         prefix = "" if own.ranks.where == opened.model.ranks.where else f"{basename(own.ranks.where)}/"

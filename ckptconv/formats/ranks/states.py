@@ -15,7 +15,7 @@ from ckptconv.formats.dcp.chunks import Shape
 from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.optimizers import is_factor, listed, names_of_numbers
 from ckptconv.formats.ranks.join import Ranks
-from ckptconv.formats.ranks.pieces import Part, Piece, Shards, Whole, parts_of, shape_of
+from ckptconv.formats.ranks.pieces import Piece, RankPart, Shards, Whole, parts_of, shape_of
 from ckptconv.tensors.lazy import Concat, View, untagged
 
 _STATE, _GROUPS, _STEP = "state", "param_groups", "step"
@@ -125,7 +125,7 @@ def _distinct(known: Mapping[str, Mapping[int, Piece]]) -> list[tuple[str, _Kind
     found: dict[Any, tuple[str, _Kind]] = {}
     for name, own in known.items():
         one = own[min(own)]
-        tensor = one.tensor if isinstance(one, (Whole, Part)) else next((tile.tensor for tile in one.tiles), None)
+        tensor = one.tensor if isinstance(one, (Whole, RankPart)) else next((tile.tensor for tile in one.tiles), None)
         facts = getattr(tensor, "facts", None)
         key = name if facts is None or not facts.storage else (facts.storage, facts.storage_offset)
         found.setdefault(key, (name, _kind(own)))
@@ -149,9 +149,9 @@ def _describe(ranks: Ranks, path: Path, name: str, parameter: Mapping[int, Piece
     if all(not tensor.shape or tensor.shape == shape for tensor in wholes.values()):
         return
     parts = {rank: parameter.get(rank) for rank in wholes}
-    if all(isinstance(part, Part) and part.tensor.shape == wholes[rank].shape for rank, part in parts.items()):
+    if all(isinstance(part, RankPart) and part.tensor.shape == wholes[rank].shape for rank, part in parts.items()):
         for rank, part in parts.items():
-            if isinstance(part, Part):
+            if isinstance(part, RankPart):
                 held[rank] = part._replace(tensor=wholes[rank])
         return
     total = sum(tensor.numel for tensor in wholes.values())

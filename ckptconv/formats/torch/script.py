@@ -44,7 +44,7 @@ _CONSTANTS = "CONSTANTS"
 _ADVICE = "If you have the model that it was made from, save its state_dict() with torch.save, and convert that."
 
 
-class Weights(NamedTuple):
+class ScriptWeights(NamedTuple):
     """All tensors by attribute path, parameters and buffers first, and the paths of those that are neither."""
 
     tensors: OrderedDict[str, Any]
@@ -62,7 +62,7 @@ class _Class(NamedTuple):
 _UNTOLD = _Class(frozenset(), None)
 
 
-def weights(value: Any, constants: Any, read: Callable[[str], bytes | None], where: str) -> Weights:
+def weights(value: Any, constants: Any, read: Callable[[str], bytes | None], where: str) -> ScriptWeights:
     """Return the state dict of the module `value`, the content of data.pkl, and all other tensors.
 
     `constants` are the content of constants.pkl, which the program calls CONSTANTS.c0 and so on. `read` returns a
@@ -80,7 +80,7 @@ def weights(value: Any, constants: Any, read: Callable[[str], bytes | None], whe
     return finished(found, rest, where)
 
 
-def finished(found: OrderedDict[str, Any], rest: dict[str, Any], where: str) -> Weights:
+def finished(found: OrderedDict[str, Any], rest: dict[str, Any], where: str) -> ScriptWeights:
     """Return the weights `found` in archive `where`, and of `rest` all that holds other tensors, as plain data.
 
     Raises UnsupportedError if there are no tensors.
@@ -95,7 +95,7 @@ def finished(found: OrderedDict[str, Any], rest: dict[str, Any], where: str) -> 
         tensors[name] = plain[name]
     if not tensors:
         raise unsupported(where, "it holds no tensor")
-    return Weights(tensors, others)
+    return ScriptWeights(tensors, others)
 
 
 def told(others: list[str]) -> str:

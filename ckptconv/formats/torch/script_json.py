@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.torch.packed import MAX_DEPTH, Paths, is_tensor
-from ckptconv.formats.torch.script import Weights, finished, unsupported
+from ckptconv.formats.torch.script import ScriptWeights, finished, unsupported
 from ckptconv.pickles.machine import Loaded
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.vocabulary import MalformedError, RefusedError, Vocabulary
@@ -65,7 +65,7 @@ class Archive(NamedTuple):
     attributes: Callable[[Vocabulary], Loaded]
 
 
-def weights(description: bytes, archive: Archive) -> tuple[Weights, Loaded]:
+def weights(description: bytes, archive: Archive) -> tuple[ScriptWeights, Loaded]:
     """Return the weights that `description` lists, and the attributes.
 
     Raises CorruptError if it contradicts itself or the archive, UnsupportedError if its version or contents are

@@ -187,7 +187,7 @@ def _old_script(archive: _Archive, description: bytes, words: Vocabulary, limits
     return _weights_file(archive, *script_json.weights(description, needed), "little")
 
 
-def _weights_file(archive: _Archive, weights: torch_script.Weights, loaded: Loaded, byteorder: str) -> TorchFile:
+def _weights_file(archive: _Archive, weights: torch_script.ScriptWeights, loaded: Loaded, byteorder: str) -> TorchFile:
     return TorchFile(
         weights.tensors,
         archive.file,

@@ -32,7 +32,7 @@ from ckptconv.formats.torch.zip import PICKLE, check_zip
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.inspection.scan.joblib import Arrays
 from ckptconv.inspection.scan.names import LOADERS, carries_code, is_needed, is_unusual
-from ckptconv.inspection.scan.readers import InMemory, Part
+from ckptconv.inspection.scan.readers import InMemory, PartReader
 from ckptconv.inspection.scan.report import Finding
 from ckptconv.pickles import attacks
 from ckptconv.pickles.children import CHILDREN, walk
@@ -100,7 +100,7 @@ class _Room:
 
 
 @dataclass
-class Contents:
+class ScannedContents:
     """What was found in a file: reasons for a verdict, and the classes that loading it needs.
 
     `expected`: the file is meant to be a checkpoint, so that it is a finding if it cannot be read. Of findings of one
@@ -114,11 +114,11 @@ class Contents:
     pickles: set[str] = field(default_factory=set)
     room: _Room = field(default_factory=_Room)
 
-    def _inner(self, expected: bool = True) -> Contents:
+    def _inner(self, expected: bool = True) -> ScannedContents:
         """Return where to put what is found in a part of the file, before it is known whether that counts."""
-        return Contents(expected, room=self.room)
+        return ScannedContents(expected, room=self.room)
 
-    def _take(self, inner: Contents) -> None:
+    def _take(self, inner: ScannedContents) -> None:
         self._keep(inner.findings)
         self._need(inner.classes)
 
@@ -334,7 +334,9 @@ class Contents:
         self._take(inner)
         return "pickle"
 
-    def _survey(self, reader: Reader, start: int, where: str, words: Vocabulary, inner: Contents, depth: int) -> int:
+    def _survey(
+        self, reader: Reader, start: int, where: str, words: Vocabulary, inner: ScannedContents, depth: int
+    ) -> int:
         """Read a pickle that is too long to be held, and look at the bytes in it. Return its length."""
 
         # What is not loaded when the pickle is loaded, by position, or as it is.
@@ -343,7 +345,7 @@ class Contents:
         def look(data: Passed | bytes, *, is_loaded: bool) -> None:
             name = f"{where}: bytes in it"
             if isinstance(data, Passed):
-                inner._held(Part(reader, name, start + data.position, data.length), depth, is_loaded)
+                inner._held(PartReader(reader, name, start + data.position, data.length), depth, is_loaded)
             else:
                 inner._held(InMemory(data, name), depth, is_loaded)
 
@@ -433,7 +435,7 @@ class Contents:
             start = zip_elsewhere.start_of_last(reader, end)
             if start is None:
                 return False
-            self._zip(Part(reader, f"{reader.file.path} (bytes {start} to {end})", start, end - start), 1)
+            self._zip(PartReader(reader, f"{reader.file.path} (bytes {start} to {end})", start, end - start), 1)
             end = start
         return True
 
@@ -453,7 +455,7 @@ class Contents:
             return ""
         inner = self._inner(is_expected)
         if entry.method == _STORED:
-            kind = inner.look(Part(reader, path, start, entry.packed), depth + 1)
+            kind = inner.look(PartReader(reader, path, start, entry.packed), depth + 1)
         else:
             kind = inner.unpacked(path, functools.partial(zip_elsewhere.content, reader, entry), depth)
         if only_what_runs:
@@ -503,7 +505,7 @@ class Contents:
         for name, start, size in members:
             path = f"{reader.file.path} ({brief(name, 200)[1:-1]})"
             member = self._inner(name.endswith(SUFFIXES))
-            known |= bool(member.look(Part(reader, path, start, size), depth + 1))
+            known |= bool(member.look(PartReader(reader, path, start, size), depth + 1))
             self._take(member)
         return "tar archive" if known or self.expected else ""
 
@@ -518,7 +520,7 @@ class Contents:
             return "array"
         if not _is_plain(reader.read_at(begin, length)):
             start = begin + length
-            self._pickles(Part(reader, reader.file.path, start, reader.file.size - start), depth)
+            self._pickles(PartReader(reader, reader.file.path, start, reader.file.size - start), depth)
         return "array"
 
     def _safetensors(self, reader: Reader, depth: int) -> str:
@@ -584,7 +586,7 @@ class _Readings:
 
 class _Kind(NamedTuple):
     matches: Callable[[bytes, int], bool]
-    look: Callable[[Contents, Reader, int], str]
+    look: Callable[[ScannedContents, Reader, int], str]
 
 
 def _is_pickle(head: bytes, size: int) -> bool:
@@ -638,7 +640,7 @@ def _is_compressed(head: bytes, size: int) -> bool:
     return is_zlib or head.startswith((b"\x1f\x8b\x08", b"BZh", b"\xfd7zXZ\0", b"\x5d\x00\x00"))
 
 
-_NPY = _Kind(lambda head, size: head.startswith(b"\x93NUMPY"), Contents._npy)
+_NPY = _Kind(lambda head, size: head.startswith(b"\x93NUMPY"), ScannedContents._npy)
 # How archives and compressed files begin that are not opened here.
 CLOSED = {
     b"7z\xbc\xaf\x27\x1c": "a 7z archive",
@@ -651,13 +653,13 @@ CLOSED = {
 }
 # In this order: a file is of the first kind that it matches.
 _KINDS: tuple[_Kind, ...] = (
-    _Kind(lambda head, size: head.startswith(LOCAL_SIGNATURE), Contents._zip),
-    _Kind(lambda head, size: is_tar(head), Contents._tar),
-    _Kind(lambda head, size: is_stream(head), Contents._torch),
+    _Kind(lambda head, size: head.startswith(LOCAL_SIGNATURE), ScannedContents._zip),
+    _Kind(lambda head, size: is_tar(head), ScannedContents._tar),
+    _Kind(lambda head, size: is_stream(head), ScannedContents._torch),
     _NPY,
-    _Kind(looks_like, Contents._safetensors),
-    _Kind(_is_pickle, Contents._pickles),
-    _Kind(_is_compressed, Contents._compressed),
+    _Kind(looks_like, ScannedContents._safetensors),
+    _Kind(_is_pickle, ScannedContents._pickles),
+    _Kind(_is_compressed, ScannedContents._compressed),
 )
 # Rules about what would run, and not about how a file is made.
 _RUNNING = frozenset(

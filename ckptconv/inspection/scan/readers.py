@@ -7,7 +7,7 @@ from ckptconv.storage.files import Reader
 from ckptconv.tensors.moves import File
 
 
-class Part(Reader):
+class PartReader(Reader):
     """Reads `size` bytes from byte `start` of another reader as a file of their own, called `path`."""
 
     def __init__(self, reader: Reader, path: str, start: int, size: int) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 VERDICTS = (SAFE, UNKNOWN, UNREADABLE, SUSPICIOUS, ATTACK) = ("safe", "unknown", "unreadable", "suspicious", "attack")
 
 
-class Rule(NamedTuple):
+class ScanRule(NamedTuple):
     """A kind of reason for a verdict: a title, the verdict that it gives, and what a reader of a report should know."""
 
     title: str
@@ -17,8 +17,8 @@ class Rule(NamedTuple):
     help: str
 
 
-RULES: dict[str, Rule] = {
-    "dangerous-call": Rule(
+RULES: dict[str, ScanRule] = {
+    "dangerous-call": ScanRule(
         "Loading it runs programs or code",
         ATTACK,
         "A pickle in the file calls a function that starts programs, runs code, or accesses files, the network or the "
@@ -26,50 +26,50 @@ RULES: dict[str, Rule] = {
         "pickle.load, runs it. Delete the file, and tell whoever it came from. If its tensors are needed, "
         "`ckptconv convert --inert` takes them out without running anything.",
     ),
-    "path-outside": Rule(
+    "path-outside": ScanRule(
         "It names files outside its directory",
         ATTACK,
         "An index, a description or a pointer of the checkpoint names a file that is not below its own directory. "
         "Readers that follow it read, or overwrite, what is none of theirs. Delete it, and tell whoever it came from.",
     ),
-    "carries-code": Rule(
+    "carries-code": ScanRule(
         "It carries code",
         SUSPICIOUS,
         "The file holds code that runs when it is loaded or used: functions that were pickled by value, modules of "
         "torch.fx, packages of torch.package, machine code, or TorchScript that reads or writes files. Nobody but its "
         "author knows what the code does. Load it only if you trust its source, or ask for the weights alone.",
     ),
-    "unusual-call": Rule(
+    "unusual-call": ScanRule(
         "It calls what checkpoints do not call",
         SUSPICIOUS,
         "A pickle in the file calls a function of Python's standard library that is not known to be dangerous, and "
         "that no known checkpoint calls. It may be a step of an attack: to decode, to import, or to hide something.",
     ),
-    "dangerous-name": Rule(
+    "dangerous-name": ScanRule(
         "It names a dangerous function",
         SUSPICIOUS,
         "A pickle in the file names a function that no checkpoint has a reason to name, and does not call it. Loading "
         "the file imports its module, and whoever uses what was loaded may call it.",
     ),
-    "hidden": Rule(
+    "hidden": ScanRule(
         "Its data holds something that is dangerous to load",
         SUSPICIOUS,
         "A value in the file is bytes that are themselves a pickle or an archive with something dangerous in it. "
         "Loading the file leaves them as they are; a program that loads these bytes in turn runs it.",
     ),
-    "two-readings": Rule(
+    "two-readings": ScanRule(
         "It contradicts itself",
         SUSPICIOUS,
         "Two readers of the file find different things in it, or it describes what cannot be: members of one name, "
         "data before or after an archive, tensors beyond their storage. No program writes that. Attacks do, so that a "
         "scanner sees something else than torch.load.",
     ),
-    "excessive": Rule(
+    "excessive": ScanRule(
         "It asks for too much",
         SUSPICIOUS,
         "The file describes far more than a file of its size holds, so that reading it takes all memory or time.",
     ),
-    "unknown-call": Rule(
+    "unknown-call": ScanRule(
         "It calls a function that nobody has reviewed",
         UNKNOWN,
         "A pickle in the file calls a function that is in no table of what ordinary checkpoints call, or what another "
@@ -77,26 +77,26 @@ RULES: dict[str, Rule] = {
         "it. Look at the function before you load the file, or take the tensors alone: torch.load with "
         "weights_only=True, or `ckptconv convert`.",
     ),
-    "unknown-name": Rule(
+    "unknown-name": ScanRule(
         "It names classes that nobody has reviewed",
         UNKNOWN,
         "A pickle in the file names classes or functions that are in no table of what ordinary checkpoints name, most "
         "often those of the program that wrote it. Loading the file imports their modules and makes their objects. "
         "Load it only where these are yours or known to you, or take the tensors alone.",
     ),
-    "not-opened": Rule(
+    "not-opened": ScanRule(
         "It cannot be opened here",
         UNKNOWN,
         "The file is an archive or compressed in a way that is not read here, such as 7z or zstandard. What is in it "
         "was not looked at: unpack it, and scan that. Or it is data that no description mentions.",
     ),
-    "reads-elsewhere": Rule(
+    "reads-elsewhere": ScanRule(
         "It reads from other places",
         UNKNOWN,
         "A virtual checkpoint names directories or servers from which reading it takes its tensors. They were not "
         "asked. Read it only if you know them.",
     ),
-    "unreadable": Rule(
+    "unreadable": ScanRule(
         "It cannot be judged",
         UNREADABLE,
         "The file is encrypted, cut short, damaged, compressed in a way that is not supported, or may not be read. "

@@ -16,7 +16,7 @@ from ckptconv.formats.detect import open_source
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.formats.weight_map import read_index
-from ckptconv.inspection.scan.contents import CLOSED, HEAD, LONGEST, SUFFIXES, Contents
+from ckptconv.inspection.scan.contents import CLOSED, HEAD, LONGEST, SUFFIXES, ScannedContents
 from ckptconv.inspection.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst
 from ckptconv.options.table import SCANNING, checked, filled
 from ckptconv.pickles import attacks
@@ -98,7 +98,7 @@ def _files_in(place: Location, report: ScanReport) -> Iterator[Location | Scanne
                 continue
             names = here.names
         except CkptconvError as error:
-            contents = Contents()
+            contents = ScannedContents()
             contents.add("unreadable", error.message)
             yield _verdict(here.path, "directory", 0, contents)
             continue
@@ -116,7 +116,7 @@ def _files_in(place: Location, report: ScanReport) -> Iterator[Location | Scanne
 
 def _scanned(place: Location) -> ScannedFile | None:
     """Return the verdict on a file; None if it is no checkpoint."""
-    contents = Contents(expected=place.name.endswith(SUFFIXES))
+    contents = ScannedContents(expected=place.name.endswith(SUFFIXES))
     size, head, kind = 0, b"", ""
     try:
         reader = place.open_reader()
@@ -145,7 +145,7 @@ def _scanned(place: Location) -> ScannedFile | None:
     return _verdict(place.path, kind or "unknown", size, contents)
 
 
-def _verdict(path: str, kind: str, size: int, contents: Contents) -> ScannedFile:
+def _verdict(path: str, kind: str, size: int, contents: ScannedContents) -> ScannedFile:
     verdict = worst([RULES[each.rule].verdict for each in contents.findings])
     return ScannedFile(path, verdict, kind, size, list(contents.findings), list(contents.classes))
 
@@ -153,7 +153,7 @@ def _verdict(path: str, kind: str, size: int, contents: Contents) -> ScannedFile
 # -------------------------------------------------------------------------------------- files that say where others are
 
 
-def _safetensors(contents: Contents, place: Location) -> str:
+def _safetensors(contents: ScannedContents, place: Location) -> str:
     def action() -> None:
         source = open_source(place.path, family=safetensors.FAMILY, storage_options=place.options)
         suspects = [name for name in source.opaque if attacks.is_suspect(Global(*name.rpartition(".")[::2]))]
@@ -164,11 +164,11 @@ def _safetensors(contents: Contents, place: Location) -> str:
     return "safetensors"
 
 
-def _index(contents: Contents, place: Location) -> str:
+def _index(contents: ScannedContents, place: Location) -> str:
     return _only_unsafe(contents, "index", lambda: read_index(place))
 
 
-def _virtual(contents: Contents, place: Location) -> str:
+def _virtual(contents: ScannedContents, place: Location) -> str:
     def action() -> None:
         roots = virtual.load(place, look=False).roots
         elsewhere = [root for root in roots if root != place.parent.path]
@@ -179,7 +179,7 @@ def _virtual(contents: Contents, place: Location) -> str:
     return "virtual checkpoint"
 
 
-def _pointer(contents: Contents, place: Location) -> str:
+def _pointer(contents: ScannedContents, place: Location) -> str:
     """Check the file `latest` of DeepSpeed, if that is what it is."""
     if not deepspeed.tags_in(place.parent):
         return ""
@@ -190,7 +190,7 @@ def _pointer(contents: Contents, place: Location) -> str:
     return _only_unsafe(contents, "pointer", action)
 
 
-def _only_unsafe(contents: Contents, kind: str, action: Callable[[], object]) -> str:
+def _only_unsafe(contents: ScannedContents, kind: str, action: Callable[[], object]) -> str:
     """Read a file that names others; that it is no sound one of its kind says nothing of what loading it would run."""
     try:
         action()
@@ -201,7 +201,7 @@ def _only_unsafe(contents: Contents, kind: str, action: Callable[[], object]) ->
     return kind
 
 
-def _metadata(contents: Contents, place: Location) -> str:
+def _metadata(contents: ScannedContents, place: Location) -> str:
     """Read the description in a directory of torch.distributed.checkpoint: it names files. A long one was surveyed."""
     from ckptconv.formats.dcp.metadata import read_description
 
@@ -216,7 +216,7 @@ def _metadata(contents: Contents, place: Location) -> str:
     return "torch.distributed.checkpoint description"
 
 
-def _entries(contents: Contents, place: Location) -> str:
+def _entries(contents: ScannedContents, place: Location) -> str:
     """Read the entries of a file of torch.distributed.checkpoint that are no archives: its directory describes them."""
 
     def action() -> None:
@@ -233,7 +233,7 @@ class _Special(NamedTuple):
     """A file that names others, or is described by others."""
 
     matches: Callable[[Location, bytes], bool]
-    look: Callable[[Contents, Location], str]
+    look: Callable[[ScannedContents, Location], str]
 
 
 _SPECIAL = (

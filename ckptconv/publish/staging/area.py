@@ -77,7 +77,7 @@ PUBLISHED = ".published.json"
 FILE, TREE, OLD, BUSY = "file", "tree", "old", "publishing"
 
 
-class Described(NamedTuple):
+class StagedParts(NamedTuple):
     """A staging directory of an output in parts.
 
     Its path, the plan id from its name, the kinds of output that are staged there, and the description in it.
@@ -91,14 +91,14 @@ class Described(NamedTuple):
     published: bool
 
 
-def described(path: str) -> list[Described]:
+def described(path: str) -> list[StagedParts]:
     """Return the staging directories of the output `path` that contain parts.
 
     Raises ForeignError if the only ones belong to another user, and CorruptError for an invalid description.
     """
     path = resolved(path)
     parent, name = os.path.split(path)
-    all_found: list[Described] = []
+    all_found: list[StagedParts] = []
     foreign: list[ForeignError] = []
     for directory, prefix, kinds in ((path, PREFIX, tuple(DIRECTORIES)), (parent, hidden(name), ("file", "tree"))):
         with contextlib.suppress(OSError), Handle.open(directory) as home:
@@ -114,7 +114,7 @@ def described(path: str) -> list[Described]:
     return all_found
 
 
-def _description_in(home: Handle, token: str, plan_id: str, kinds: tuple[str, ...]) -> Iterator[Described]:
+def _description_in(home: Handle, token: str, plan_id: str, kinds: tuple[str, ...]) -> Iterator[StagedParts]:
     if not stat.S_ISDIR(home.stat(token).st_mode):
         return
     with home.own(token) as staging:
@@ -127,7 +127,7 @@ def _description_in(home: Handle, token: str, plan_id: str, kinds: tuple[str, ..
                     "Run one of the parts again, which writes it anew.",
                 ) from None
             if data is not None:
-                yield Described(staging.path, plan_id, kinds, data, name == PUBLISHED)
+                yield StagedParts(staging.path, plan_id, kinds, data, name == PUBLISHED)
                 return
 
 

@@ -22,7 +22,7 @@ from ckptconv.outputs.schema import MOST_DESCRIPTION, MOST_RECORD, object_record
 from ckptconv.outputs.targets import DIRECTORIES, MANIFEST
 from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import record
-from ckptconv.publish.staging.area import DESCRIPTION, PREFIX, Described, is_sibling, record_of
+from ckptconv.publish.staging.area import DESCRIPTION, PREFIX, StagedParts, is_sibling, record_of
 from ckptconv.publish.staging.base import Staging
 from ckptconv.publish.staging.remote import UploadStaging, names_in
 from ckptconv.storage import remote
@@ -34,7 +34,7 @@ from ckptconv.storage.writing import Writer
 from ckptconv.tensors.moves import File
 
 
-def described(output: Location) -> list[Described]:
+def described(output: Location) -> list[StagedParts]:
     """Return the staging directories of plans for `output`, as `area.described` does for a disk."""
     found = []
     for name in directories(output):
@@ -42,7 +42,9 @@ def described(output: Location) -> list[Described]:
             place = output.join(name)
             data = _get(place.join(DESCRIPTION), MOST_DESCRIPTION)
             if data is not None:
-                found.append(Described(place.path, name[len(PREFIX) :], (*DIRECTORIES, "tree"), data, published=False))
+                found.append(
+                    StagedParts(place.path, name[len(PREFIX) :], (*DIRECTORIES, "tree"), data, published=False)
+                )
     return found
 
 

@@ -19,7 +19,7 @@ from ckptconv.errors import CorruptError, LimitError, UsageError
 from ckptconv.structure.maps.claims import Claims, Use, check_way_back, claimed, source_side
 from ckptconv.structure.maps.file import Map
 from ckptconv.structure.maps.notation import Axis, Node, Product, Rule, Sum, Tensor, axes_in, expand, written
-from ckptconv.structure.maps.sizes import Alternatives, Equation, Expression, Known, resolve, solve
+from ckptconv.structure.maps.sizes import Alternatives, Equation, Expression, KnownSizes, resolve, solve
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Concat, LazyTensor, Zeros
@@ -254,9 +254,9 @@ def _solved(
     tensors: Mapping[str, LazyTensor],
     known: Mapping[str, int],
     shapes: Mapping[str, Sequence[int]],
-) -> Known:
+) -> KnownSizes:
     """Return the sizes of one use of a rule, as far as they are decided."""
-    sizes = Known(known)
+    sizes = KnownSizes(known)
     number = use.rule.number
     sizes.sizes.update((axis.partition(".")[2], size) for axis, size in known.items() if axis.startswith(f"{number}."))
     for stack, count in use.counts.items():
@@ -313,7 +313,7 @@ class _Told:
     given: frozenset[str]
     unchecked: dict[str, str] = field(default_factory=dict)
 
-    def check(self, use: _Use, found: Known) -> None:
+    def check(self, use: _Use, found: KnownSizes) -> None:
         """Raise UsageError for a size of a use that is not what the map says."""
         axes = {name for side in use.rule.sides for tensor in side for axis in _axes(tensor) for name in axis.names}
         for name in self.sizes.keys() & axes & found.sizes.keys() - self.given:
@@ -345,7 +345,7 @@ class _Piece(NamedTuple):
     steps: dict[str, tuple[int, int]]
 
 
-def _pieces_of(rule: Rule, side: int, sizes: Known) -> Iterator[_Piece]:
+def _pieces_of(rule: Rule, side: int, sizes: KnownSizes) -> Iterator[_Piece]:
     """Yield the pieces of a side that are no padding, in order."""
     for index, tensor in enumerate(rule.sides[side]):
         for boxes in itertools.product(*(list(_boxes(dim, sizes)) for dim in tensor.dims or ())):
@@ -354,7 +354,7 @@ def _pieces_of(rule: Rule, side: int, sizes: Known) -> Iterator[_Piece]:
                 yield _Piece(index, tuple(start for start, _ in boxes), steps)
 
 
-def _boxes(product: Product, sizes: Known) -> Iterator[tuple[int, dict[str, int]]]:
+def _boxes(product: Product, sizes: KnownSizes) -> Iterator[tuple[int, dict[str, int]]]:
     """Yield the pieces of a composed axis: where each begins, and the step of each of its axes."""
     steps = list(itertools.accumulate((sizes.node(node) for node in reversed(product[1:])), operator.mul, initial=1))
     choices: list[list[tuple[int, dict[str, int]]]] = []
@@ -401,7 +401,7 @@ class _Made:
         # Equal expressions are one object, so that tied tensors stay tied.
         self._same: dict[LazyTensor, LazyTensor] = {}
         # Layers have the same shapes, and then the same sizes and pieces.
-        self._solved: dict[object, tuple[Known, list[_Piece]]] = {}
+        self._solved: dict[object, tuple[KnownSizes, list[_Piece]]] = {}
 
     def keep(self, name: str) -> None:
         self._add(name, self._given[name], (name,))
@@ -441,7 +441,7 @@ class _Made:
                     raise LimitError(f"{use.where} joins parts of tensors: with these more than {MAX_JOINED} in all.")
         self._check_all_used(use, made)
 
-    def _sizes_and_pieces(self, use: _Use) -> tuple[Known, list[_Piece]]:
+    def _sizes_and_pieces(self, use: _Use) -> tuple[KnownSizes, list[_Piece]]:
         side, rule = self._side, use.rule
         shapes = frozenset((index, self._given[name].shape) for (index, _), name in use.names.items())
         targets = rule.sides[1 - side] if self._shapes else ()
@@ -514,7 +514,7 @@ def _expanded(tensor: Tensor) -> Iterator[tuple[tuple[Axis, ...], ...]]:
     yield from itertools.product(*(list(expand(dim)) for dim in tensor.dims or ()))
 
 
-def _check_decided(use: _Use, sizes: Known, named: Collection[str]) -> None:
+def _check_decided(use: _Use, sizes: KnownSizes, named: Collection[str]) -> None:
     """Raise UsageError for sizes that nothing decides, and for those that make more elements than can be counted.
 
     `named` are those that the map lists.
@@ -545,7 +545,7 @@ class _Assembly:
         use: _Use,
         side: int,
         given: Mapping[str, LazyTensor],
-        sizes: Known,
+        sizes: KnownSizes,
         pieces: Sequence[_Piece],
         fixed: Mapping[str, int],
         name: str,

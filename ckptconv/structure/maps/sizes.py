@@ -167,7 +167,7 @@ def _of_config(config: Mapping[str, Any], name: str) -> int | None:
 # ----------------------------------------------------------------------------------------------------- from shapes
 
 
-class Known:
+class KnownSizes:
     """The sizes that are known for one use of a rule: those of the map, then those that its shapes decide."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
@@ -240,7 +240,7 @@ class Equation(NamedTuple):
         )
 
 
-def solve(equations: Iterable[Equation], known: Known, where: str) -> None:
+def solve(equations: Iterable[Equation], known: KnownSizes, where: str) -> None:
     """Add to `known` what the shapes decide: equations with one unknown, until there is none.
 
     Then, products of unknowns are divided by one another. Raise UsageError for shapes that do not fit.
@@ -275,7 +275,7 @@ def solve(equations: Iterable[Equation], known: Known, where: str) -> None:
             return
 
 
-def _divided(products: Mapping[tuple[str, ...], int], known: Known) -> bool:
+def _divided(products: Mapping[tuple[str, ...], int], known: KnownSizes) -> bool:
     """Find an unknown as the quotient of two known products of unknowns; return whether there was one."""
     for names, size in products.items():
         for others, other in products.items():
@@ -293,6 +293,6 @@ def _divided(products: Mapping[tuple[str, ...], int], known: Known) -> bool:
     return False
 
 
-def _sizes_in(equation: Equation, known: Known) -> str:
+def _sizes_in(equation: Equation, known: KnownSizes) -> str:
     found = {axis.name: known.of(axis) for axis in axes_in(equation.product) if axis.number is None}
     return ", ".join(f"{name} = {'?' if size is None else size}" for name, size in found.items()) or "numbers alone"

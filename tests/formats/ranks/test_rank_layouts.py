@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from ckptconv.formats.ranks.layouts import Cut, Layout, Mesh, boxes, by_shards, extents, spans
+from ckptconv.formats.ranks.layouts import Distribution, Mesh, MeshCut, boxes, by_shards, extents, spans
 
 
 @st.composite
-def layouts(draw: Any) -> Layout:
+def layouts(draw: Any) -> Distribution:
     shape = tuple(draw(st.lists(st.integers(0, 11), min_size=1, max_size=2)))
     mesh = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
-    cut = st.builds(Cut, st.integers(0, len(shape) - 1), st.integers(1, 4))
+    cut = st.builds(MeshCut, st.integers(0, len(shape) - 1), st.integers(1, 4))
     placements = tuple(draw(st.one_of(st.none(), cut)) for _ in mesh)
-    return Layout(Mesh(tuple(range(int(torch.tensor(mesh).prod()))), mesh), placements, shape)
+    return Distribution(Mesh(tuple(range(int(torch.tensor(mesh).prod()))), mesh), placements, shape)
 
 
-def torchs(layout: Layout, coordinate: tuple[int, ...]) -> torch.Tensor:
+def torchs(layout: Distribution, coordinate: tuple[int, ...]) -> torch.Tensor:
     """The elements, by number, that torch gives to the rank at `coordinate`."""
     held = torch.arange(int(torch.tensor(layout.shape).prod())).reshape(layout.shape)
     for at, cut in enumerate(layout.placements):
@@ -36,7 +36,7 @@ def torchs(layout: Layout, coordinate: tuple[int, ...]) -> torch.Tensor:
 
 @examples(60)
 @given(layouts())
-def test_each_rank_holds_what_torch_gives_it(layout: Layout) -> None:
+def test_each_rank_holds_what_torch_gives_it(layout: Distribution) -> None:
     numbers = torch.arange(int(torch.tensor(layout.shape).prod())).reshape(layout.shape)
     for coordinate in product(*map(range, layout.mesh.shape)):
         held = spans(layout, coordinate)
@@ -52,7 +52,7 @@ def test_strides_are_the_same_cuts_in_another_order_where_the_extent_is_divisibl
     """Tensor parallelism cuts first, and FSDP then, though its mesh dimension is the first."""
     mesh = Mesh(tuple(range(8)), (4, 2))
     for extent, same in ((16, True), (9, False)):
-        strided = Layout(mesh, (Cut(0, 2), Cut(0)), (extent,))
+        strided = Distribution(mesh, (MeshCut(0, 2), MeshCut(0)), (extent,))
         other = by_shards(strided)
         assert other is not None
         assert other.order == (1, 0)
@@ -61,4 +61,4 @@ def test_strides_are_the_same_cuts_in_another_order_where_the_extent_is_divisibl
 
 
 def test_a_split_factor_that_no_order_of_the_mesh_makes_has_no_other_order() -> None:
-    assert by_shards(Layout(Mesh(tuple(range(4)), (2, 2)), (Cut(0, 3), Cut(0)), (12,))) is None
+    assert by_shards(Distribution(Mesh(tuple(range(4)), (2, 2)), (MeshCut(0, 3), MeshCut(0)), (12,))) is None
