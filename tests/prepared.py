@@ -22,6 +22,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+import ckptconv
+
 _CALLING = """#!{python} -IS
 import json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as server:
@@ -42,7 +44,7 @@ def prepared_program(place: Path) -> Iterator[Path]:
     program = programs / "ckptconv"
     program.write_text(_CALLING.format(python=sys.executable, address=str(address)))
     program.chmod(0o755)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(ckptconv.__file__).parents[1])}
     with subprocess.Popen(
         [sys.executable, __file__, str(address)], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
     ) as server:
@@ -53,8 +55,6 @@ def prepared_program(place: Path) -> Iterator[Path]:
 
 
 def _serve(address: str) -> None:
-    import ckptconv
-
     for module in pkgutil.walk_packages(ckptconv.__path__, "ckptconv."):
         with contextlib.suppress(ImportError):
             if not module.name.endswith("__main__"):

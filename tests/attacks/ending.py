@@ -23,6 +23,8 @@ from pathlib import Path
 
 from counting import counted
 
+import ckptconv
+
 # Inputs of more bytes than that are large.
 LARGE = 300_000
 # So many seconds of a processor are more than any of them take together, on any machine.
@@ -49,8 +51,7 @@ def endings(tasks: Iterable[tuple[str, Path, Path]], canary: Path) -> list[Endin
     """How the conversions of `tasks` end: of each its command, input and output."""
     asked = "".join(json.dumps([command, *map(str, paths)]) + "\n" for command, *paths in tasks)
     command = [sys.executable, "-m", "attacks.ending", str(canary)]
-    tests = Path(__file__).parents[1]
-    paths = os.pathsep.join([str(tests), str(tests.parent)])
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(ckptconv.__file__).parents[1])])
     done = subprocess.run(
         command, input=asked, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths}
     )
