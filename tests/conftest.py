@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,8 @@ _WISHES = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR")
 for _name in [name for name in os.environ if name in _WISHES or name.startswith("CKPTCONV_")]:
     if _name != EFFORT:
         del os.environ[_name]
+# Compiled modules are kept: tests start Python some thousand times.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Where the tests run in the background of a script, signals of the keyboard are ignored, by all processes from then on.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,6 +42,15 @@ def pytest_collection_finish() -> None:
     """Let torch work in one thread: its threads wait for each other by spinning, and there are other workers."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory for the PATH with `ckptconv`, which starts at once."""
+    from prepared import prepared_program
+
+    with prepared_program(tmp_path_factory.mktemp("program")) as directory:
+        yield directory
 
 
 @pytest.fixture(scope="session")

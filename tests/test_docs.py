@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import DATA, ZERO
+from checkpoints import DATA, ZERO, ckptconv_here
 
 from ckptconv.structure.maps.file import parse_map
 
@@ -84,9 +84,10 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(command: list[str], place: Path) -> str:
-    """What the command prints."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+def run(command: list[str], place: Path, *programs: Path) -> str:
+    """What the command prints; programs are looked for in the directories `programs` first."""
+    paths = [*programs, Path(sys.executable).parent, os.environ["PATH"]]
+    environment = {**os.environ, "PATH": os.pathsep.join(map(str, paths))}
     done = subprocess.run(
         command, check=False, cwd=place, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -138,8 +139,10 @@ def test_examples_in_python_run(page: str, text: str, shown: str, place: Path, p
 
 
 @pytest.mark.parametrize(("page", "text", "shown"), examples("sh"))
-def test_examples_for_the_shell_run_and_print_what_is_shown(page: str, text: str, shown: str, place: Path) -> None:
-    assert_shown(shown, run(["bash", "-euo", "pipefail", "-c", text], place), page)
+def test_examples_for_the_shell_run_and_print_what_is_shown(
+    page: str, text: str, shown: str, place: Path, program: Path
+) -> None:
+    assert_shown(shown, run(["bash", "-euo", "pipefail", "-c", text], place, program), page)
 
 
 def commands() -> list[tuple[str, str, str]]:
@@ -155,15 +158,14 @@ def commands() -> list[tuple[str, str, str]]:
 
 def options_of(command: str, known: dict[str, set[str]]) -> set[str]:
     if command not in known:
-        done = subprocess.run(
-            [sys.executable, "-m", "ckptconv", *command.split(), "--help"],
-            capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"},
-        )  # fmt: skip
-        known[command] = set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", done.stdout.replace(",", " ")))
+        told = ckptconv_here(*command.split(), "--help")
+        assert told.code == 0, told.err
+        known[command] = set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", told.out.replace(",", " ")))
     return known[command]
 
 
-def test_every_option_that_is_mentioned_exists() -> None:
+def test_every_option_that_is_mentioned_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     known: dict[str, set[str]] = {}
     assert commands()
     for page, command, rest in commands():
@@ -198,6 +200,16 @@ def said() -> list[str]:
     return found
 
 
+def follow(parts: list[str], text: str) -> bool:
+    """Whether the parts are in the text, one after the other."""
+    at = 0
+    for part in parts:
+        if (found := text.find(part, at)) < 0:
+            return False
+        at = found + len(part)
+    return True
+
+
 def test_maps_that_are_shown_are_maps() -> None:
     shown = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs" / "maps.md").read_text(), re.MULTILINE | re.DOTALL)
     assert [len(parse_map(text, "maps.md").rules) for text in shown] == [4, 1, 1, 1, 2]
@@ -209,5 +221,5 @@ def test_messages_that_are_quoted_are_those_of_the_program() -> None:
     assert len(quotes) > 25
     texts = said()
     for quote in quotes:
-        pattern = re.compile(".*".join(map(re.escape, quote.strip("… ").split("…"))), re.DOTALL)
-        assert any(map(pattern.search, texts)), f"the program does not say {quote!r}"
+        parts = quote.strip("… ").split("…")
+        assert any(follow(parts, text) for text in texts), f"the program does not say {quote!r}"

@@ -14,6 +14,7 @@ import fuzz
 import pytest
 from differential.cases import KINDS, Case
 from differential.hunt import Hunter, told
+from effort import TIMES
 from torch_reference import Attack
 
 from ckptconv.formats import safetensors
@@ -27,7 +28,7 @@ CASES = {"pickle": 500, "zip": 100, "tar": 160, "stream": 100, "safetensors": 15
 @pytest.mark.parametrize("reader", fuzz.READERS)
 @pytest.mark.filterwarnings("ignore")
 def test_changed_checkpoints_are_refused_or_read_as_torch_reads_them(reader: str) -> None:
-    ends = fuzz.run(reader, seed=0, rounds=150)
+    ends = fuzz.run(reader, seed=0, rounds=60 * TIMES)
     assert len(ends) > 1, "changes that change nothing"
 
 
@@ -40,7 +41,7 @@ def hunter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hunter]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_read_is_what_the_common_readers_read(kind: str, hunter: Hunter) -> None:
-    hunt = hunter.hunt(kind, seed=0, cases=CASES[kind])
+    hunt = hunter.hunt(kind, seed=0, cases=CASES[kind] * TIMES)
     assert not hunt.findings, "\n".join(told(hunt))
     assert hunt.ends["read, others read it"] > 5, "cases that nobody reads"
     assert any(end.startswith("refused") for end in hunt.ends), "cases that are all sound"

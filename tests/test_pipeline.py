@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,11 +34,20 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make(place: Path, *arguments: str, shard: str = "200") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["make", *arguments, f"SHARD={shard}"],
-        cwd=place, env=environment(), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+Make = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def make(place: Path, program: Path) -> Make:
+    """Runs make where the example is."""
+
+    def run(*arguments: str, shard: str = "200") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["make", *arguments, f"SHARD={shard}"],
+            cwd=place, env=environment(program), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    return run
 
 
 def environment(*programs: Path) -> dict[str, str]:
@@ -70,13 +80,13 @@ ALL = {
 }
 
 
-def test_everything_is_converted_at_once_and_then_there_is_nothing_to_do(place: Path) -> None:
-    done = make(place, "-j4")
+def test_everything_is_converted_at_once_and_then_there_is_nothing_to_do(place: Path, make: Make) -> None:
+    done = make("-j4")
     assert done.returncode == 0, done.stderr
     first = outputs(place)
     assert set(first) == ALL
     assert load_file(place / "models/epoch=3.safetensors")["w"][0, 0] == 1
-    again = make(place, "-j4")
+    again = make("-j4")
     assert "Nothing to be done" in again.stdout
     assert outputs(place) == first
 
@@ -90,46 +100,46 @@ def test_everything_is_converted_at_once_and_then_there_is_nothing_to_do(place: 
         ("runs/eight/latest", f"converted/eight/{INDEX}"),
     ],
 )
-def test_a_change_converts_what_depends_on_it(place: Path, change: str, target: str) -> None:
-    assert make(place, "-j4").returncode == 0
+def test_a_change_converts_what_depends_on_it(place: Path, make: Make, change: str, target: str) -> None:
+    assert make("-j4").returncode == 0
     before = outputs(place)
     later = time.time() + 5
     os.utime(place / change, (later, later))
-    assert make(place, "-j2").returncode == 0
+    assert make("-j2").returncode == 0
     assert made(before, outputs(place)) == {target}
 
 
-def test_a_run_that_is_one_file_is_converted_once(place: Path) -> None:
+def test_a_run_that_is_one_file_is_converted_once(place: Path, make: Make) -> None:
     one = {f"converted/{name}/model.safetensors" for name in ("seven", "eight")}
-    assert make(place, "-j4", shard="5GB").returncode == 0
+    assert make("-j4", shard="5GB").returncode == 0
     first = outputs(place)
     assert set(first) == {name for name in ALL if not name.startswith("converted")} | one
-    assert "Nothing to be done" in make(place, "-j4", shard="5GB").stdout
+    assert "Nothing to be done" in make("-j4", shard="5GB").stdout
     later = time.time() + 5
     os.utime(place / "runs/seven/global_step3/bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt", (later, later))
-    assert make(place, "-j4", shard="5GB").returncode == 0
+    assert make("-j4", shard="5GB").returncode == 0
     assert made(first, outputs(place)) == {"converted/seven/model.safetensors"}
 
 
-def test_a_run_may_become_several_files_and_one_again(place: Path) -> None:
+def test_a_run_may_become_several_files_and_one_again(place: Path, make: Make) -> None:
     for shard, last in (("5GB", "model.safetensors"), ("200", INDEX), ("5GB", "model.safetensors")):
         later = time.time() + 5
         os.utime(place / "runs/seven/latest", (later, later))
-        assert make(place, shard=shard).returncode == 0
+        assert make(shard=shard).returncode == 0
         assert (place / "converted/seven" / last).exists()
         os.utime(place / "runs/seven/latest", (0, 0))
-        assert "Nothing to be done" in make(place, shard=shard).stdout
+        assert "Nothing to be done" in make(shard=shard).stdout
 
 
-def test_a_broken_input_stops_make_and_leaves_nothing_of_it(place: Path) -> None:
-    assert make(place).returncode == 0
+def test_a_broken_input_stops_make_and_leaves_nothing_of_it(place: Path, make: Make) -> None:
+    assert make().returncode == 0
     before = outputs(place)
     broken = place / "models" / "first.pt"
     broken.write_bytes(broken.read_bytes()[:300])
     later = time.time() + 5
     os.utime(broken, (later, later))
     torch.save({"w": torch.zeros(2)}, place / "models" / "new.pt")
-    done = make(place, "-k", "-j4")
+    done = make("-k", "-j4")
     assert done.returncode == 2
     assert "models/first.pt" in done.stderr
     assert "Traceback" not in done.stderr
@@ -155,7 +165,7 @@ main.main(sys.argv[1:])
 """
 
 
-def test_a_pipeline_that_is_interrupted_goes_on_where_it_was(place: Path) -> None:
+def test_a_pipeline_that_is_interrupted_goes_on_where_it_was(place: Path, make: Make) -> None:
     torch.save({"w": torch.zeros(30, 30).t()}, place / "models" / "large.pt")
     program = place / "bin" / "ckptconv"
     program.parent.mkdir()
@@ -174,7 +184,7 @@ def test_a_pipeline_that_is_interrupted_goes_on_where_it_was(place: Path) -> Non
     assert running.returncode != 0
     assert "models/large.safetensors" not in outputs(place)
     assert not list(place.glob("models/.large*")), "nothing is left of what was interrupted"
-    done = make(place, "-j4")
+    done = make("-j4")
     assert done.returncode == 0, done.stderr
     assert set(outputs(place)) == ALL | {"models/large.safetensors"}
     assert load_file(place / "models" / "large.safetensors")["w"].shape == (30, 30)

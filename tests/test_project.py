@@ -267,20 +267,11 @@ def test_the_job_for_kubernetes_runs_commands_that_exist_as_the_user_of_the_imag
     assert list((tmp_path / "model").glob("*.safetensors"))
 
 
-@pytest.fixture
-def on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ckptconv` on the PATH is that of this checkout."""
-    program = tmp_path / "bin" / "ckptconv"
-    program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ckptconv "$@"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-
-
-@pytest.mark.usefixtures("on_path")
 @pytest.mark.parametrize("hook", read(".pre-commit-hooks.yaml"), ids=lambda hook: hook["id"])
-def test_hooks_for_other_projects_refuse_what_they_should(hook: dict[str, Any], tmp_path: Path) -> None:
+def test_hooks_for_other_projects_refuse_what_they_should(
+    hook: dict[str, Any], program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(program), prepend=":")
     assert hook["language"] == "python"
     sound = next((ROOT / "tests/data/torch").rglob("*.pt"))
     attack = tmp_path / "attack of ours.pt"

@@ -184,11 +184,11 @@ def test_damage_comes_out_the_same_at_once_and_opcode_by_opcode(location: Callab
     tree |= {f"w{n}": torch.zeros(2, 3) for n in range(4)}
     written = pickled(tree, location)
     read = 0
-    for changed in itertools.islice(mutations(written, random.Random(7)), 1500):
+    for changed in itertools.islice(mutations(written, random.Random(7)), 600):
         fast, _, count = outcome(changed, at_once=True)
         assert fast == outcome(changed, at_once=False)[0]
         read += count
-    assert read > 2000
+    assert read > 800
 
 
 @contextmanager

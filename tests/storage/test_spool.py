@@ -78,8 +78,7 @@ def expected(plain: Path) -> bytes:
 # ------------------------------------------------------------------------------------------------- deflated storages
 
 
-@pytest.mark.parametrize("level", [0, 1, 9])
-@pytest.mark.parametrize("jobs", [1, 3])
+@pytest.mark.parametrize(("level", "jobs"), [(0, 1), (1, 1), (9, 1), (1, 3)])
 def test_a_deflated_archive_is_converted_like_the_plain_one(
     level: int, jobs: int, plain: Path, expected: bytes, tmp_path: Path
 ) -> None:

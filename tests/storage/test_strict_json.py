@@ -107,15 +107,15 @@ def test_text_that_is_not_utf8_is_told_with_its_place() -> None:
 
 
 HOSTILE = {
-    "lists": '"[" + "[]," * 30_000_000 + "[]]"',
-    "objects": '"[" + "{}," * 30_000_000 + "{}]"',
-    "numbers": '"[" + "1000," * 20_000_000 + "0]"',
-    "members": '"{" + ",".join(f\'"{i}":0\' for i in range(9_000_000)) + "}"',
+    "lists": '"[" + "[]," * 4_000_000 + "[]]"',
+    "objects": '"[" + "{}," * 20_000_000 + "{}]"',
+    "numbers": '"[" + "1000," * 6_000_000 + "0]"',
+    "members": '"{" + ",".join(f\'"{i}":0\' for i in range(2_000_000)) + "}"',
 }
 
 
 @pytest.mark.parametrize("made", HOSTILE.values(), ids=HOSTILE)
-def test_a_text_that_would_take_gigabytes_takes_little_more_than_itself(made: str) -> None:
+def test_a_text_that_would_take_too_much_takes_little_more_than_itself(made: str) -> None:
     code = f"""
 from ckptconv.process import peak_rss
 from ckptconv.storage.strict_json import members, parse

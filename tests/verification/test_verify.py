@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import ZERO, Run, ckptconv, ckptconv_here
-from effort import examples
+from effort import TIMES, examples
 from evaluate import evaluate
 from hypothesis import given
 from hypothesis import strategies as st
@@ -395,15 +395,16 @@ def test_every_single_bit_of_a_file_counts(tmp_path: Path) -> None:
     opened = library.open(source)
     whole = output.read_bytes()
     unnoticed = []
-    for byte in range(len(whole)):
-        for bit in range(8):
-            flip(output, byte, bit)
-            try:
-                library.verify(opened, output)
-                unnoticed.append((byte, bit))
-            except DifferenceError:
-                pass
-            flip(output, byte, bit)
+    # Two or three bits of every byte, and in a thorough run all.
+    for number in range(0, 8 * len(whole), 3 if TIMES == 1 else 1):
+        byte, bit = divmod(number, 8)
+        flip(output, byte, bit)
+        try:
+            library.verify(opened, output)
+            unnoticed.append((byte, bit))
+        except DifferenceError:
+            pass
+        flip(output, byte, bit)
     assert not unnoticed
     assert output.read_bytes() == whole
     assert verified(source, output).tensors == 3

@@ -31,6 +31,7 @@ class TestTar(ContainerSuite):
     container = "tar archive"
     dtypes = tuple(CLASSES)
     known_from = 512
+    many = 4_000  # to write and to read them takes long
     cost = (450, 1100, 700)
 
     def save(self, value: Any, path: Path, **options: Any) -> Path:

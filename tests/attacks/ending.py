@@ -1,0 +1,108 @@
+"""Converts files of the corpus in a process of its own, without torch, and tells how each ended.
+
+    python -m attacks.ending CANARY     started by `endings`
+
+It gets a line of JSON for each: the command, the input and the output, which is in a directory of its own. It answers
+with one, an `Ending`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from counting import counted
+
+import ckptconv
+
+# Inputs of more bytes than that are large.
+LARGE = 300_000
+# So many seconds of a processor are more than any of them take together, on any machine.
+SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a conversion ended: exit code and messages of the command line, and how many functions were `called`, or 0 if
+    they were not counted: to count takes several times as long, and a `LARGE` input may take long.
+
+    `written`: what is then in the output's directory. `canary`: it was made. `peak`: most bytes of memory until then.
+    """
+
+    code: object
+    err: str
+    called: int
+    written: list[str]
+    canary: bool
+    peak: int
+
+
+def endings(tasks: Iterable[tuple[str, Path, Path]], canary: Path) -> list[Ending]:
+    """How the conversions of `tasks` end: of each its command, input and output."""
+    asked = "".join(json.dumps([command, *map(str, paths)]) + "\n" for command, *paths in tasks)
+    command = [sys.executable, "-m", "attacks.ending", str(canary)]
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(ckptconv.__file__).parents[1])])
+    done = subprocess.run(
+        command, input=asked, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths}
+    )
+    assert done.returncode == 0, done.stderr
+    told = [Ending(**json.loads(line)) for line in done.stdout.splitlines()]
+    assert len(told) == asked.count("\n"), done.stderr
+    return told
+
+
+def size_of(source: Path) -> int:
+    """The bytes of a file, or of all files of a directory."""
+    files = source.rglob("*") if source.is_dir() else [source]
+    return sum(file.lstat().st_size for file in files)
+
+
+def _peak() -> int:
+    with open("/proc/self/status") as status:
+        return int(next(line.split()[1] for line in status if line.startswith("VmHWM"))) << 10
+
+
+def _code_of(arguments: list[str]) -> object:
+    """What the command line ends with."""
+    from ckptconv.cli import main
+
+    try:
+        main.main(arguments)
+    except SystemExit as ended:
+        return ended.code
+    return None
+
+
+def _answer(canary: str) -> None:
+    import typer
+
+    from ckptconv.cli import main
+
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    main.app = typer.main.get_command(main.app)  # once, and not for each file
+    for line in sys.stdin:
+        arguments = json.loads(line)
+        err = io.StringIO()
+        # Without the garbage of those before, and what is imported.
+        gc.collect()
+        gc.get_freeze_count() or gc.freeze()
+        work = functools.partial(_code_of, [*arguments, "--no-fsync"])
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
+            called, code = (0, work()) if size_of(Path(arguments[1])) > LARGE else counted(work)
+        written = os.listdir(os.path.dirname(arguments[-1]))
+        ending = Ending(code, err.getvalue(), called, written, os.path.lexists(canary), _peak())
+        print(json.dumps(asdict(ending)), flush=True)
+
+
+if __name__ == "__main__":
+    _answer(sys.argv[1])
