@@ -6,6 +6,7 @@ import contextlib
 import gc
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -81,13 +82,14 @@ class _Known:
 
 
 def make_ours() -> None:
-    """Say that this process is our own: it does nothing but what ckptconv does, and may be forked."""
+    """Say that this process is our own: it does nothing but what ckptconv does."""
     _Known.ours = True
 
 
-def is_ours() -> bool:
-    """Whether this process is our own."""
-    return _Known.ours
+def is_forkable() -> bool:
+    """Whether this process may be forked: it is our own, and the libraries of its system bear it. Those of macOS do
+    not."""
+    return _Known.ours and sys.platform == "linux"
 
 
 def peak_rss() -> int:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from ckptconv.engine.processes import Ended, in_processes, may_fork
+from ckptconv.engine.processes import Ended, in_processes
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
 from ckptconv.engine.worker import Seen, Tally, Worker
 from ckptconv.plan import Data, FilePlan, Trailer
-from ckptconv.process import Thread, held_beside, is_ours, start_threads
+from ckptconv.process import Thread, held_beside, is_forkable, start_threads
 from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import Readers
 from ckptconv.storage.prefetch import REQUESTS, Prefetch, is_read_far
@@ -66,7 +66,7 @@ def carry_out(
     queue = partial(tasks, file, unit, writer.positioned, max(memory // jobs // 2, unit))
     start = partial(Worker, readers, writer, unit, digesting, seen)
     ended: Sequence[Ended | Worker] = ()
-    if jobs > 1 and writer.shared and may_fork() and worth_processes(file, seen):
+    if jobs > 1 and writer.shared and worth_processes(file, seen):
         ended = _forked(queue, start, jobs, progress)
     if not ended:
         ended = workers = [start() for _ in range(jobs)]
@@ -94,8 +94,8 @@ def _forked(
 
 def worth_processes(file: FilePlan, seen: Seen | None) -> bool:
     """Whether processes, rather than threads, are to make `file`: most of it is computed, of files that each of them
-    can read for itself, what they read need not be `seen` here, and this process is our own."""
-    if seen or not is_ours():
+    can read for itself, what they read need not be `seen` here, and this process may be forked."""
+    if seen or not is_forkable():
         return False
     computed = sum(part.nbytes for part in file.parts if isinstance(part, Data) and part.tensor.computed)
     return computed > file.size // 2 and not any(each.packed for each in file.inputs())

@@ -7,10 +7,10 @@ comes back. They claim tasks by numbers, which they read from a pipe. If this pr
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
-import sys
 import threading
 import traceback
 import warnings
@@ -45,20 +45,17 @@ class _Raised(NamedTuple):
     cause: BaseException | None
 
 
-def may_fork() -> bool:
-    """Whether processes may be forked: from one with a single thread, as others may hold locks that nobody releases in
-    a copy. The libraries of macOS do not bear it."""
-    return sys.platform == "linux" and threading.active_count() == 1
-
-
 def in_processes(
     queue: Callable[[], Iterator[Task]], worker: Callable[[], Worker], jobs: int, progress: Progress | None
 ) -> list[Ended]:
     """Carry out the tasks of `queue()`, the same each time, in `jobs` processes, each with a `worker()` of its own.
 
-    Return what each did; nothing if the system allows no process, as nothing is done then. Raise what one of them
-    raises first, and FailedError if one is killed.
+    Return what each did. Return nothing if none can be started, as nothing is done then: the system allows no more, or
+    this process has other threads, whose locks nobody would release in a copy. Raise what one of them raises first, and
+    FailedError if one is killed.
     """
+    if threading.active_count() > 1:
+        return []
     numbers, giving = os.pipe()
     started: dict[Connection, int] = {}
     try:
@@ -91,16 +88,16 @@ def _start(
     """Fork a process that carries out tasks, and add it to those `started`. Return whether the system allows it."""
     from multiprocessing.connection import Pipe
 
-    told, telling = Pipe(duplex=False)
-    try:
-        with warnings.catch_warnings():
-            # Python knows of threads of libraries, which hold nothing that is wanted here.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-    except OSError:
-        told.close()
-        telling.close()
-        return False
+    with contextlib.ExitStack() as stack:
+        try:
+            told, telling = map(stack.enter_context, Pipe(duplex=False))
+            with warnings.catch_warnings():
+                # Python knows of threads of libraries, which hold nothing that is wanted here.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+        except OSError:
+            return False
+        stack.pop_all()
     if pid:
         telling.close()
         started[told] = pid

@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,7 @@ from checkpoints import ckptconv, ckptconv_here
 from safetensors.torch import load_file, save_file
 from terminal import shown_on
 
-from ckptconv.engine import processes
-
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 MIB = 1 << 20
 # The program itself, which says at its end how often it forked.
 COUNTED = """
@@ -185,14 +183,11 @@ def test_digests_follow_what_is_written_in_the_process_that_writes(steps: list[P
     assert forks_of("average", *steps, tmp_path / "out.safetensors", *options) == 0
 
 
-def test_nothing_is_forked_while_another_thread_may_hold_a_lock() -> None:
-    assert processes.may_fork() == (sys.platform == "linux" and threading.active_count() == 1)
-    ended = threading.Event()
-    thread = threading.Thread(target=ended.wait)
-    thread.start()
-    assert not processes.may_fork()
-    ended.set()
-    thread.join()
+def test_nothing_is_forked_while_another_thread_may_hold_a_lock(steps: list[Path], tmp_path: Path) -> None:
+    thread = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    process = started(thread + COUNTED.format(before="pass"), "average", *steps, tmp_path / "out.safetensors", "-q")
+    assert process.communicate(timeout=600)[1] == "0\n"
+    assert is_average(tmp_path / "out.safetensors", steps)
 
 
 # ------------------------------------------------------------------------------------------------------------- errors
@@ -283,7 +278,6 @@ def wait_until_gone(pids: list[int]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_all_with_nothing_left(number: signal.Signals, steps: list[Path], tmp_path: Path) -> None:
     process, pids = held(steps, tmp_path / "out.safetensors")
@@ -296,7 +290,6 @@ def test_a_signal_ends_all_with_nothing_left(number: signal.Signals, steps: list
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 def test_a_process_that_is_killed_is_one_sentence(steps: list[Path], tmp_path: Path) -> None:
     process, pids = held(steps, tmp_path / "out.safetensors")
     os.kill(pids[0], signal.SIGKILL)
@@ -308,7 +301,6 @@ def test_a_process_that_is_killed_is_one_sentence(steps: list[Path], tmp_path: P
     assert not (tmp_path / "out.safetensors").exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 def test_after_a_kill_the_rest_end_and_until_then_nobody_else_writes(steps: list[Path], tmp_path: Path) -> None:
     output = tmp_path / "out.safetensors"
     process, pids = held(steps, output)
