@@ -28,7 +28,9 @@ from ckptconv.tensors import kernels
 from ckptconv.tensors.moves import LowRank, Tile
 
 PEFT = DATA / "peft"
-CASES = sorted(case.name for case in PEFT.iterdir())
+# Of each element, all rows would be needed.
+REFUSED = ["dora-conv1d", "dora-embedding"]
+CASES = sorted(case.name for case in PEFT.iterdir() if case.name not in REFUSED)
 Tensors = dict[str, torch.Tensor]
 
 
@@ -84,6 +86,16 @@ def test_it_is_what_peft_makes(case: str) -> None:
         unit = torch.finfo(tensor.dtype).eps * largest
         assert float((tensor.double() - wanted[name].double()).abs().max()) <= unit, name
         assert not torch.equal(tensor, base[name])
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_peft_makes_and_is_not_made_here_is_refused_by_name(case: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"'(c_fc|embed_tokens)\.weight' is not supported: DoRA of"):
+        merge(PEFT / case / "base", PEFT / case / "adapter", "out")
+
+
+def test_ten_kinds_are_those_of_peft() -> None:
+    assert len(CASES) >= 10
 
 
 def test_products_are_added_in_float64_and_rounded_once() -> None:
