@@ -124,6 +124,11 @@ class CorruptError(CkptconvError):
     kind = "corrupt"
 
 
+def damaged(message: str) -> CorruptError:
+    """Return the error for a file that is not as it was written."""
+    return CorruptError(message, "Copy or download it again.")
+
+
 class LimitError(CorruptError):
     """The input asks for more than any honest file of its size needs."""
 

@@ -1,4 +1,4 @@
-"""All that is printed: reports on stdout; progress, warnings and errors on stderr; one JSON object with --json."""
+"""How commands print: reports on stdout; progress, warnings and errors on stderr; one JSON object with --json."""
 
 from __future__ import annotations
 

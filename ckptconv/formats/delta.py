@@ -18,7 +18,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.errors import UnsupportedError, UsageError, damaged
 from ckptconv.formats.safetensors import read_header
 from ckptconv.formats.weight_map import read_index
 from ckptconv.plan import Input
@@ -36,7 +36,6 @@ ZSTD = "zstd"
 # The most bytes of a tensor of which a u4 counts how many changed, and where.
 MOST_OVERWRITTEN = (1 << 32) - 1
 _VERSION = re.compile(r"\d{1,18}")
-_AGAIN = "Copy or download it again."
 # Bytes of the header of a frame: RFC 8878, section 3.1.1.
 _MOST_OF_HEAD = 18
 
@@ -93,7 +92,7 @@ def read_delta(place: Location) -> Delta:
     for name in dict.fromkeys(index.weight_map.values()):
         file = place.join(name)
         if file.kind != "file":
-            raise CorruptError(f"{file} is missing, and {where} names it.", _AGAIN)
+            raise damaged(f"{file} is missing, and {where} names it.")
         reader = file.open_reader()
         try:
             header = read_header(reader)
@@ -105,16 +104,12 @@ def read_delta(place: Location) -> Delta:
         inputs[name] = header.identity
         listed = {key for key, value in index.weight_map.items() if value == name}
         if listed != header.tensors.keys():
-            raise CorruptError(
-                f"{file} does not hold what {where} says: {some(sorted(listed ^ header.tensors.keys()), 3)}.", _AGAIN
-            )
+            raise damaged(f"{file} does not hold what {where} says: {some(sorted(listed ^ header.tensors.keys()), 3)}.")
         for key, tensor in header.tensors.items():
             if tensor.dtype.name != "uint8" or len(tensor.shape) != 1:
-                raise CorruptError(
-                    f"{file}: {key!r} is a tensor of {tensor.dtype} {tensor.shape}, and a delta holds bytes.", _AGAIN
-                )
+                raise damaged(f"{file}: {key!r} is a tensor of {tensor.dtype} {tensor.shape}, and a delta holds bytes.")
             if key not in header.metadata:
-                raise CorruptError(f"{file} has no checksum of {key!r}, so it cannot be verified.", _AGAIN)
+                raise damaged(f"{file} has no checksum of {key!r}, so it cannot be verified.")
             payloads[key], checksums[key] = tensor, header.metadata[key]
     return Delta(
         place.path,
@@ -153,5 +148,5 @@ def _known(place: Location, told: Mapping[str, Any], key: str, known: tuple[str,
 def _version(place: Location, told: Mapping[str, Any], key: str) -> int:
     value = told.get(key)
     if type(value) is not str or not _VERSION.fullmatch(value):
-        raise CorruptError(f"{place}: its {key} is {brief(value)}, where digits were expected.", _AGAIN)
+        raise damaged(f"{place}: its {key} is {brief(value)}, where digits were expected.")
     return int(value)

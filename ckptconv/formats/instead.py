@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.errors import CorruptError, UnsupportedError, damaged
 
 _CORRUPT, _UNSUPPORTED = CorruptError, UnsupportedError
 _AGAIN = "Download it again, and look at what the server says."
@@ -70,9 +70,7 @@ def what_it_is(head: bytes, size: int) -> CorruptError | UnsupportedError | None
     if not size:
         return CorruptError("is empty (0 bytes).", "It was probably never written: look for another copy.")
     if not head.strip(b"\0"):
-        return CorruptError(
-            "begins with zeros only: space was reserved for it, and not filled.", "Copy or download it again."
-        )
+        return damaged("begins with zeros only: space was reserved for it, and not filled.")
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
         return UnsupportedError("is a safetensors file already.", "It needs no conversion.")
     if head[257:262] == b"ustar":

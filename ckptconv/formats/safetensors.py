@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError
+from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError, damaged
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.source import DIFFUSERS, MODEL, Source, StoredTensors, Wanted
@@ -324,9 +324,7 @@ def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
 def _check_contents(path: str, index: str, tensors: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     lacking = sorted(wanted.keys() - tensors.keys())
     if lacking:
-        raise CorruptError(
-            f"{path} lacks {_tensors(lacking)} that {basename(index)} says it holds: {some(lacking)}.", _AGAIN
-        )
+        raise damaged(f"{path} lacks {_tensors(lacking)} that {basename(index)} says it holds: {some(lacking)}.")
     extra = sorted(tensors.keys() - wanted.keys())
     if extra:
         raise CorruptError(

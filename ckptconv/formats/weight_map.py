@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CorruptError
+from ckptconv.errors import damaged
 from ckptconv.storage import strict_json
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
@@ -34,7 +34,7 @@ def read_index(place: Location) -> Index | None:
     try:
         told = strict_json.parse(text)
     except ValueError as error:
-        raise CorruptError(f"{place} is not a sound index: {error}.", "Copy or download it again.") from None
+        raise damaged(f"{place} is not a sound index: {error}.") from None
     weight_map, metadata = (told.get("weight_map"), told.get("metadata")) if type(told) is dict else (None, None)
     metadata = {} if metadata is None else metadata
     if type(weight_map) is not dict or type(metadata) is not dict:

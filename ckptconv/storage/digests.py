@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
-from ckptconv.errors import CorruptError, UsageError
+from ckptconv.errors import UsageError, damaged
 from ckptconv.process import Thread, start_threads
 from ckptconv.storage.crc import adler32
 from ckptconv.storage.writing import Writer
@@ -91,10 +91,7 @@ def digests_of(
 def check_digest(path: str, found: str, stated: str) -> None:
     """Raise CorruptError if the SHA-256 of a file is not the stated one."""
     if found != stated:
-        raise CorruptError(
-            f"{path} has the SHA-256 {found}, and its checkpoint states {stated}: it was changed or damaged.",
-            "Copy or download it again.",
-        )
+        raise damaged(f"{path} has the SHA-256 {found}, and its checkpoint states {stated}: it was changed or damaged.")
 
 
 class _Hashing:

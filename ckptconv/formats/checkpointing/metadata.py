@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from ckptconv.errors import CorruptError, LimitError, UnsupportedError
+from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
 from ckptconv.formats.dcp.chunks import Shape
 from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, named
 from ckptconv.formats.dcp.paths import dotted
@@ -126,7 +126,7 @@ class _Reading:
     _strided: bool = False
 
     def _corrupt(self, reason: str) -> CorruptError:
-        return CorruptError(f"{self.where} is no sound metadata of a step: {reason}.", "Copy or download it again.")
+        return damaged(f"{self.where} is no sound metadata of a step: {reason}.")
 
     def read(self, root: Any) -> StepMetadata:
         root = self._dict(root, "it")

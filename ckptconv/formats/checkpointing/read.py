@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.errors import CorruptError, UnsupportedError, damaged
 from ckptconv.formats import safetensors
 from ckptconv.formats.checkpointing import locate as steps
 from ckptconv.formats.checkpointing.locate import FAMILY, MANIFEST, Item, check_finished, is_file, items_of
@@ -38,7 +38,7 @@ from ckptconv.formats.dcp import paths as names_of
 from ckptconv.formats.dcp.chunks import ChunkTile, Shape
 from ckptconv.formats.dcp.entries import MAX_VALUE
 from ckptconv.formats.dcp.metadata import Path, named
-from ckptconv.formats.ranks.join import Ranks, lacking
+from ckptconv.formats.ranks.join import Ranks, lacking, other_save
 from ckptconv.formats.ranks.layouts import Distribution, Mesh
 from ckptconv.formats.ranks.pieces import Piece, Pieces, RankPart, Shards, Whole, shape_of
 from ckptconv.formats.ranks.read import Files, RankFiles, bytes_of, divided, source_of, states_of
@@ -58,7 +58,6 @@ from ckptconv.tensors.lazy import LazyTensor, Narrow, Tagged, TensorFacts
 from ckptconv.text import brief, format_size, some
 
 _HEX = re.compile(r"[0-9a-fA-F]{64}")
-_OTHER_SAVE = "The files are not of one save: copy those of one save, of all ranks, to a directory of their own."
 # The item of a library that saves the whole state of a rank in one file: its contents are the state.
 _WHOLE = "checkpoint"
 
@@ -136,10 +135,9 @@ class _Step:
             step.world, step.version = step.described.world, step.described.version
             over = [each for item in step.items.values() for each in item.files.items() if each[0] >= step.world]
             if over:
-                raise CorruptError(
+                raise other_save(
                     f"{directory.join(over[0][1].path)} is of rank {over[0][0]}, and {NAME} says that there are "
-                    f"{step.world} ranks.",
-                    _OTHER_SAVE,
+                    f"{step.world} ranks."
                 )
         else:
             step.world = max((max(item.files) + 1 for item in step.items.values() if item.has_tensors), default=1)
@@ -363,9 +361,7 @@ class _Step:
                 if staged and self._of_stage(path, piece, own):
                     placed[path] = piece
                     continue
-                raise CorruptError(
-                    f"{where} has {named(names_of.dotted(path))}, of which {NAME} knows nothing.", _OTHER_SAVE
-                )
+                raise other_save(f"{where} has {named(names_of.dotted(path))}, of which {NAME} knows nothing.")
             expected.discard(at)
             if isinstance(geometry, Rectangles) and path not in self._boxes:
                 every = (one.boxes for _, one in own.tensors[at] if isinstance(one, Rectangles))
@@ -373,7 +369,7 @@ class _Step:
             placed[path] = self._described(where, path, rank, piece, geometry)
         if expected:
             lost = names_of.dotted((name, *min(expected)))
-            raise CorruptError(f"{where} lacks {named(lost)}, which it has by {NAME}.", _OTHER_SAVE)
+            raise other_save(f"{where} lacks {named(lost)}, which it has by {NAME}.")
         return placed
 
     def _of_stage(self, path: Path, piece: Piece, own: DescribedItem) -> bool:
@@ -407,11 +403,10 @@ class _Step:
         else:
             agrees = tensor.dtype.name == geometry.dtype.name and len(tensor.shape) == len(geometry.shape)
         if not agrees:
-            raise CorruptError(
+            raise other_save(
                 f"{where} has {named(name)} with the shape {list(shape_of(piece))}"
                 f"{'' if tensor is None else f' and dtype {tensor.dtype}'}, and {NAME} describes it with "
-                f"{list(geometry.shape)} and {geometry.dtype}, or placed otherwise.",
-                _OTHER_SAVE,
+                f"{list(geometry.shape)} and {geometry.dtype}, or placed otherwise."
             )
         if isinstance(piece, RankPart) or tensor is None:
             return piece
@@ -513,4 +508,4 @@ def _json(data: bytes, where: str) -> Any:
         return strict_json.parse(data.decode())
     except (ValueError, RecursionError) as error:
         why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise CorruptError(f"{where} is not sound: {why}.", "Copy or download it again.") from None
+        raise damaged(f"{where} is not sound: {why}.") from None

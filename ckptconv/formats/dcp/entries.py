@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.errors import CorruptError, UnsupportedError, damaged
 from ckptconv.formats import safetensors
 from ckptconv.formats.dcp.archive_templates import Patterns
 from ckptconv.formats.dcp.chunks import ChunkTile
@@ -45,7 +45,6 @@ _SMALL = 1 << 11
 _ATOMS = frozenset({bool, int, float, str, type(None)})
 # Bytes kept at either end of a compressed entry: an archive of one tensor has a few KiB beside its data.
 _ENDS = 1 << 16
-_AGAIN = "Copy or download it again."
 
 
 class _Ends(Reader):
@@ -88,10 +87,9 @@ class Entries:
                 raise self._lacking()
             self.files[place.name] = file
             if place.offset + place.length > file.size:
-                raise CorruptError(
+                raise damaged(
                     f"{file.path} has {file.size} bytes, and an entry of {place.length} bytes is said to begin at byte "
-                    f"{place.offset}: it was cut short, or is of another save.",
-                    _AGAIN,
+                    f"{place.offset}: it was cut short, or is of another save."
                 )
 
     def _look(self, name: str) -> File | None:
@@ -253,10 +251,9 @@ class Entries:
         if key not in self._headers:
             head = reader.read_at(place.offset, min(16, reader.file.size - place.offset))
             if not safetensors.looks_like(head, reader.file.size - place.offset):
-                raise CorruptError(
+                raise damaged(
                     f"{where} is no archive of torch.save: at byte {place.offset} is {head!r}. The file is of another "
-                    "save, or damaged.",
-                    _AGAIN,
+                    "save, or damaged."
                 )
             header = safetensors.read_header(reader, place.offset)
             self._headers[key] = {
@@ -304,7 +301,7 @@ def _check_packed(archive: Reader, records: Records) -> None:
     parts.append((at, len(rest), zlib.crc32(rest)))
     assert archive.file.packed is not None
     if combine(part for part in parts if part[1]) != archive.file.packed.crc:
-        raise CorruptError(f"{archive.file.path}: the checksum of its tensor is wrong: it has changed.", _AGAIN)
+        raise damaged(f"{archive.file.path}: the checksum of its tensor is wrong: it has changed.")
 
 
 def offsets_of(

@@ -27,6 +27,12 @@ _T = TypeVar("_T")
 
 PER_RANK = "Convert each rank for itself with --per-rank."
 
+
+def _unjoined(message: str) -> UnsupportedError:
+    """Return the error for tensor-parallel ranks that cannot be joined."""
+    return UnsupportedError(message, PER_RANK)
+
+
 # ------------------------------------------------------------------------------------------------ pipeline stages
 
 # Bytes of each parameter that are compared to tell whether a layer is a tied module.
@@ -164,10 +170,9 @@ def _learn(tables: Sequence[Table[Any]], names: Sequence[str], where: str) -> No
         wrong = brief(asked[error.at].patterns[error.number], 80)
         raise CorruptError(f"{where}: {wrong} in universal_checkpoint_info is no pattern: {error}.") from None
     except LimitsError:
-        raise UnsupportedError(
+        raise _unjoined(
             f"{where}: patterns in universal_checkpoint_info cannot be used: they take too long to be matched with so "
-            "many names.",
-            PER_RANK,
+            "many names."
         ) from None
     for table, first in zip(asked, found, strict=True):
         table.learn(names, first)
@@ -254,7 +259,7 @@ def read_patterns(info: Mapping[str, Any], names: Sequence[str], where: str) -> 
     widths = _dict(info, "sub_param_shard_widths", where)
     maps = _dict(info, "affine_map", where)
     if maps and maps.get("version", 1) != 1:
-        raise UnsupportedError(f"{where}: the affine_map in it is of a version that is not known.", PER_RANK)
+        raise _unjoined(f"{where}: the affine_map in it is of a version that is not known.")
     found = Patterns(
         **tables,
         sub_parameters=Table(entry for part in parts for entry in _sub_parameters(part, widths, where)),
@@ -393,7 +398,7 @@ class _Merger:
         patterns = self.patterns
         reason = patterns.unsupported.get(name)
         if reason is not None:
-            raise UnsupportedError(f"{self.where}: how {name!r} was cut cannot be told: {reason}.", PER_RANK)
+            raise _unjoined(f"{self.where}: how {name!r} was cut cannot be told: {reason}.")
         try:
             placed = patterns.maps.get(name)
             if placed is not None:
@@ -415,9 +420,8 @@ class _Merger:
         if patterns.replicated.get(name):
             return self.equal(name, slices)
         if patterns.averaged.get(name):
-            raise UnsupportedError(
-                f"{self.where}: {name!r} is to be the average of its tensor-parallel ranks, which is not supported.",
-                PER_RANK,
+            raise _unjoined(
+                f"{self.where}: {name!r} is to be the average of its tensor-parallel ranks, which is not supported."
             )
         if patterns.halves.get(name):
             return _interleave(slices, 0, [[part.shape[0] // 2 for part in slices]] * 2)
@@ -527,10 +531,9 @@ def read_map(described: Any, ranks: int) -> PieceMap:
         cut = {dim for _, size, *_ in blocks for dim in range(len(shape)) if size[dim] != shape[dim]}
         cut |= {dim for each in slices for dim in range(len(shape)) if each[dim] != shape[dim]}
         if len(cut) > 1 or any(scale != 1.0 for *_, scale in blocks):
-            raise UnsupportedError(
+            raise _unjoined(
                 "A parameter of shape "
-                f"{list(shape)} was cut along several dimensions, or scaled, which is not supported.",
-                PER_RANK,
+                f"{list(shape)} was cut along several dimensions, or scaled, which is not supported."
             )
         dim = min(cut, default=0)
         pieces = []
@@ -559,7 +562,7 @@ def _along(shape: Shape, block: Shape, dim: int, place: Any) -> int:
     if len(strides) != len(shape) or any(
         size > 1 and stride != want for size, stride, want in zip(block, strides, expected, strict=True)
     ):
-        raise UnsupportedError(f"A part of a parameter of shape {list(shape)} is spread out in it.", PER_RANK)
+        raise _unjoined(f"A part of a parameter of shape {list(shape)} is spread out in it.")
     step = expected[dim] if shape else 1
     if offset % step or (not shape and offset):
         raise ValueError(f"a block begins at element {offset} of {list(shape)}")

@@ -23,9 +23,6 @@ from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.lazy import Equal, LazyTensor, Narrow, Tagged, untagged
 from ckptconv.text import some
 
-# A tensor that is stored twice: its name, and both.
-_OTHER_SAVE = "The files are not of one save: copy those of one save, of all ranks, to a directory of their own."
-
 
 @dataclass
 class Joined:
@@ -61,10 +58,9 @@ class Ranks:
     def add(self, rank: int, file: str, pieces: Mapping[Path, Piece], meshes: Iterable[Mesh], world: int) -> None:
         """Add the pieces of a rank, one of `world` if that is not 0. Raise CorruptError if there is a file of it."""
         if rank in self.files:
-            raise CorruptError(
+            raise other_save(
                 f"{self.where}: {self.files[rank]} and {file} both say that they are of rank {rank}: one of them is a "
-                "copy.",
-                _OTHER_SAVE,
+                "copy."
             )
         self.files[rank] = file
         self.expected.update(range(world), *(mesh.ranks for mesh in meshes))
@@ -127,10 +123,9 @@ class Ranks:
                 is_plain = all(isinstance(piece, Whole) for piece in held.values())
                 if have and len(have) < len(those) and not (is_plain and optimizers.optimizer_of(path) is not None):
                     lacking = next(rank for rank in those if rank not in held)
-                    raise CorruptError(
+                    raise other_save(
                         f"{self.where}: {self.file_of(have[0], path)} has {named(dotted(path))}, and "
-                        f"{self.file_of(lacking, path)} has not.",
-                        _OTHER_SAVE,
+                        f"{self.file_of(lacking, path)} has not."
                     )
 
     # -------------------------------------------------------------------------------------------------------- joining
@@ -187,17 +182,16 @@ class Ranks:
             told[1] = ("in other shards", *told[1][1:])
         if None not in (_dtype(one), _dtype(other)) and told[0] != told[1]:
             texts = [f"{dtype} {shape}, {how}" for how, dtype, shape in told]
-            raise CorruptError(
+            raise other_save(
                 f"{self.where}: {named(dotted(path))} is {texts[0]}, in {self.file_of(first, path)}, and {texts[1]}, "
-                f"in {self.file_of(rank, path)}.",
-                _OTHER_SAVE,
+                f"in {self.file_of(rank, path)}."
             )
 
     def _from_mesh(self, path: Path, parts: Mapping[int, RankPart], equal: list[Equal]) -> LazyTensor:
         name = dotted(path)
         layouts = {part.layout for part in parts.values()}
         if len(layouts) > 1:
-            raise CorruptError(f"{self.where}: the ranks disagree on how {named(name)} is placed.", _OTHER_SAVE)
+            raise other_save(f"{self.where}: the ranks disagree on how {named(name)} is placed.")
         layout = layouts.pop()
         inside = {rank: part for rank, part in parts.items() if part.coordinate is not None}
         chosen = self._fitting(path, layout, inside)
@@ -273,6 +267,13 @@ class Ranks:
 
     def _named(self, name: str) -> str:
         return f"{self.where}: {named(name)}"
+
+
+def other_save(message: str) -> CorruptError:
+    """Return the error for files that contradict one another."""
+    return CorruptError(
+        message, "The files are not of one save: copy those of one save, of all ranks, to a directory of their own."
+    )
 
 
 def lacking(where: str, missing: list[int], files: Mapping[int, str]) -> CorruptError:

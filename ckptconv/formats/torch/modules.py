@@ -157,7 +157,7 @@ class _Modules:
         """Add to `saved` what the state dict of `module` and its submodules has, to `rest` their other attributes."""
         shown = brief(prefix[:-1] or module.name, 200)
         if any(each is module for each in above):
-            raise CorruptError(f"{self._where} has a module, {shown}, that contains itself.", _RAW)
+            raise self._broken(f"has a module, {shown}, that contains itself")
         if len(above) > MAX_DEPTH:
             raise self._refused(f"has modules that are nested more than {MAX_DEPTH} levels deep")
         state = _state_of(module)
@@ -167,7 +167,7 @@ class _Modules:
             return
         for field in _FIELDS:
             if not isinstance(state[field], dict):
-                raise CorruptError(f"{self._where} has a module, {shown}, whose {field} is no dictionary.", _RAW)
+                raise self._broken(f"has a module, {shown}, whose {field} is no dictionary")
         for name, value in state["_parameters"].items():
             self._add_tensor(saved, prefix, name, value)
         passing = state.get(_NOT_SAVED)
@@ -191,7 +191,7 @@ class _Modules:
             inner = self._join(prefix, name) + "."
             called = brief(inner[:-1], 200)
             if type(child) is not Opaque:
-                raise CorruptError(f"{self._where} has {called} among its modules, which is none.", _RAW)
+                raise self._broken(f"has {called} among its modules, which is none")
             if not _is_module(child):
                 of = brief(child.name, 200)
                 raise self._refused(f"has a module, {called}, of the class {of}, that has a state of its own making")
@@ -203,24 +203,25 @@ class _Modules:
         # Parameters of unknown classes stay what they are: objects.
         if not is_tensor(value) and type(value) is not Opaque:
             called = brief(self._join(prefix, name), 200)
-            raise CorruptError(f"{self._where} has a parameter, {called}, that is no tensor.", _RAW)
+            raise self._broken(f"has a parameter, {called}, that is no tensor")
         self._add(saved, prefix, name, detached(value))
 
     def _add(self, saved: dict[str, Any], prefix: str, name: Any, value: Any) -> None:
         path = self._join(prefix, name)
         if path in saved:
-            raise CorruptError(f"{self._where} has two parameters named {brief(path, 200)}.", _RAW)
+            raise self._broken(f"has two parameters named {brief(path, 200)}")
         saved[path] = value
 
     def _join(self, prefix: str, name: Any) -> str:
         if type(name) is not str:
-            raise CorruptError(
-                f"{self._where} has a module with an attribute named {brief(name)}, which is no text.", _RAW
-            )
+            raise self._broken(f"has a module with an attribute named {brief(name)}, which is no text")
         return self._paths.join(prefix, name)
 
     def _refused(self, reason: str) -> UnsupportedError:
         return UnsupportedError(f"{self._where} {reason}.", _RAW)
+
+    def _broken(self, reason: str) -> CorruptError:
+        return CorruptError(f"{self._where} {reason}.", _RAW)
 
     # ---- what to say
 
