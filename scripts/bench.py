@@ -45,6 +45,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
+import measured
 import plots
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -1171,6 +1172,8 @@ def write(done: Sequence[Task], lines: list[str], cold: bool) -> None:
     report = DOCS / "benchmarks-cold.md" if cold else REPORT
     title = "# Benchmarks, with nothing of the input in memory" if cold else "# Benchmarks"
     report.write_text("\n".join([title, "", *shown, *([""] if shown else []), *lines]))
+    if not cold:
+        measured.write(REPORT.read_text())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

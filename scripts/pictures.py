@@ -2,7 +2,7 @@
 
     pictures.py [DIRECTORY]      default: docs/
 
-Runs every command of `SCENES` on examples that are made for it (3 GB of disk), and draws what it really printed.
+Runs every command of `SCENES` on examples that are made for it, and draws what it really printed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ import plots
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "scripts" / "make_example.py"
 COLUMNS = 112
-# What is shown in each picture; the commands run in a directory that holds `run`, `checkpoints` and `stranger.pt`.
+# What is shown in each picture; the commands run in a directory that holds `checkpoints` and `stranger.pt`.
 SCENES = {
-    "convert": ["ckptconv convert run model", "ckptconv verify run model"],
     "inspect": ["ckptconv inspect --depth 3 --as fp32 checkpoints"],
     "errors": [
         "ckptconv zero-to-fp32 -t global_step4 checkpoints model",
@@ -34,7 +33,6 @@ SCENES = {
     ],
 }
 EXAMPLE_OPTIONS = {
-    "run": ["--params", "500e6", "--ranks", "4", "--sparse"],
     "checkpoints": ["--params", "20e6", "--ranks", "4", "--frozen-blocks", "1"],
 }
 # The steps of a conversion, as CONTRIBUTING.md has them.

@@ -101,23 +101,34 @@ def lines(title: str, across: str, up: str, series: Mapping[str, Sequence[tuple[
     return _picture(_HEIGHT, title, parts)
 
 
-def bars(title: str, groups: Mapping[str, Sequence[tuple[str, float]]], mark: float = 1.0) -> str:
-    """A bar for each (name, value) of each group, with its value, and a line at `mark`."""
+def bars(
+    title: str,
+    groups: Mapping[str, Sequence[tuple[str, float]]],
+    mark: float = 1.0,
+    notes: Mapping[tuple[str, str], str] | None = None,
+) -> str:
+    """A bar for each (name, value) of each group, with its value, and a line at `mark`.
+
+    `notes`, by group and name, stand beside the values.
+    """
+    notes = notes or {}
     names = list(dict.fromkeys(name for group in groups.values() for name, _ in group))
     longest = max(value for group in groups.values() for _, value in group)
-    left, right = 210, WIDTH - _RIGHT - 50
+    left, right = 210, WIDTH - _RIGHT - (130 if notes else 50)
     scale = (right - left) / max(longest, mark)
     parts: list[str] = []
     y = float(_TOP)
     for heading, group in groups.items():
         parts.append(_text(16, y + 12, heading, kind="faint"))
+        y += 24 if notes else 0
         for name, value in group:
             colour = _COLOURS[names.index(name) % len(_COLOURS)]
             parts.append(_text(left - 10, y + 14, name, "end"))
             parts.append(
                 f'<rect x="{left}" y="{y:.1f}" width="{value * scale:.1f}" height="18" rx="2" fill="{colour}"/>'
             )
-            parts.append(_text(left + value * scale + 7, y + 14, f"{value:.1f} ×" if value < 100 else f"{value:.0f} ×"))
+            said = [f"{value:.1f} ×" if value < 100 else f"{value:.0f} ×", *filter(None, [notes.get((heading, name))])]
+            parts.append(_text(left + value * scale + 7, y + 14, ", ".join(said)))
             y += 24
         y += 14
     parts.append(_line(left + mark * scale, _TOP - 8, left + mark * scale, y - 10, "mark"))

@@ -21,6 +21,7 @@ from ckptconv.structure.maps.file import parse_map
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import measured  # noqa: E402
 import site_pages as site  # noqa: E402
 
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -185,6 +186,12 @@ def test_links_of_the_readme_work_on_a_package_index() -> None:
     for shown, target in re.findall(r"(!?)\[[^\]]*\]\(([^)]+)\)", (ROOT / "README.md").read_text()):
         assert target.startswith(("https://", "#")), target
         assert target.startswith(site.PICTURES) or not shown, f"{target} is a page that shows the picture"
+
+
+def test_the_readme_shows_the_figures_of_the_benchmarks() -> None:
+    table, picture = measured.made((ROOT / "docs" / "benchmarks.md").read_text())
+    assert f"{measured.BEGIN}\n\n{table}\n\n{measured.END}" in measured.README.read_text()
+    assert measured.PICTURE.read_text() == picture
 
 
 def said() -> list[str]:
