@@ -211,8 +211,20 @@ MUTANTS = [
     Mutant(
         "comparison/changes",
         "    if _LEAST <= total <= _MOST:",
-        "    if total <= _MOST:",
+        "    if _LEAST <= total:",
         "tests/comparison/test_changes.py",
+    ),
+    Mutant(
+        "comparison/changes",
+        "(share >= most[1] * _NEARLY)",
+        "(share >= most[1])",
+        "tests/comparison/test_changes.py",
+    ),
+    Mutant(
+        "storage/spool",
+        "is_next = offset >= content.unpacking.at and",
+        "is_next = offset != content.unpacking.at - 1 and",
+        "tests/storage/test_spool.py",
     ),
     Mutant(
         "pickles/fastpath",

@@ -118,12 +118,14 @@ def _send_bodies_at_once() -> None:
     class BodyPayload(payload.Payload):
         def __init__(self, value: _Body, *args: Any, **kwargs: Any) -> None:
             super().__init__(value, *args, **kwargs)
-            self._size = len(value) - value.tell()
+            self._start = value.tell()
+            self._size = len(value) - self._start
 
         def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
             return self._value.read().decode(encoding, errors)  # type: ignore[no-any-return]
 
         async def write(self, writer: Any) -> None:
+            self._value.seek(self._start)  # it is sent anew where a connection that was kept turns out to be closed
             while data := self._value.read(SENT_AT_A_TIME):
                 await writer.write(data)
 

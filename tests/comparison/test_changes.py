@@ -156,3 +156,16 @@ def test_sums_of_squares_are_exact_but_for_one_rounding_after_another(name: str,
         values = torch.frombuffer(bytearray(data), dtype=getattr(torch, name)).double().tolist()
         exact = sum((Fraction(value) ** 2 for value in values if math.isfinite(value)), Fraction(0))
         assert abs(squares_of(data, dtype) - exact) <= exact / 2**44
+
+
+@pytest.mark.parametrize("share", [1, 50], ids=["all differ", "few differ"])
+def test_of_numbers_that_differ_nearly_alike_the_largest_difference_is_found(share: int) -> None:
+    """In float32, in which they are compared first, many of these differences and shares are the same."""
+    dice, dtype = random.Random(5), (DTYPES["float32"], DTYPES["float32"])
+    a = torch.tensor([dice.uniform(1, 2) for _ in range(4_000)])
+    b = torch.where(torch.arange(len(a)) % share == 0, -a * (1 + 2**-22), a)
+    found = compared(*(memoryview(each.numpy().tobytes()) for each in (a, b)), dtype)
+    pairs = [(Fraction(x), Fraction(y)) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+    assert found.max_abs == max(abs(y - x) for x, y in pairs)
+    assert found.max_rel == max(float(abs(y - x) / max(abs(x), abs(y))) for x, y in pairs)
+    assert found.elements == sum(x != y for x, y in pairs)
