@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import pkgutil
+import select
 import signal
 import socket
 import subprocess
@@ -46,12 +47,11 @@ def prepared_program(place: Path) -> Iterator[Path]:
     program.chmod(0o755)
     environment = {**os.environ, "PYTHONPATH": str(Path(ckptconv.__file__).parents[1])}
     with subprocess.Popen(
-        [sys.executable, __file__, str(address)], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        [sys.executable, __file__, str(address)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as server:
         assert server.stdout is not None
         assert server.stdout.read(1) == b"!"
-        yield programs
-        server.terminate()
+        yield programs  # and then its input ends
 
 
 def _serve(address: str) -> None:
@@ -67,7 +67,8 @@ def _serve(address: str) -> None:
         listening.listen(64)
         gc.freeze()
         os.write(1, b"!")
-        while True:
+        # Until the input ends: whoever started this goes, however that is.
+        while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
             asking, _ = listening.accept()
             with asking:
                 _, streams, _, _ = socket.recv_fds(asking, 1, 3)
