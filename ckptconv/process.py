@@ -44,7 +44,7 @@ def spare_memory() -> None:
 
     Call this only in a process of our own. It works only with the GNU C library.
     """
-    _share_pool(1 << 18, 1 << 18)
+    _share_pool(_RECEIVED, 1 << 22)
 
 
 def reuse_memory() -> None:
@@ -69,6 +69,8 @@ def _share_pool(mapped: int, kept: int) -> None:
 
 # Source: malloc.h of the GNU C library.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+# Bytes: just more than the 256 KiB into which asyncio receives, which would otherwise be mapped for each piece.
+_RECEIVED = (1 << 18) + (1 << 14)
 # Bytes: larger than any array of a block, and than all of them together.
 _LARGEST_REUSED, _MOST_KEPT = 1 << 21, 1 << 23
 
