@@ -448,7 +448,7 @@ def test_signals_while_something_went_wrong_are_an_end_too(options: list[str], t
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_signals_while_something_is_told_come_too_late(options: list[str], tmp_path: Path) -> None:
-    code = MEANWHILE.format(function="usual", place="console.Output.failed")
+    code = MEANWHILE.format(function="usual", place="console.Printer.failed")
     code, out, err = ended(python(code, "pt2safetensors", tmp_path / "missing.pt", *options))
     assert code == 2
     assert "does not exist" in err

@@ -40,7 +40,7 @@ from zero_writer import (
 
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UnsupportedError, UsageError
-from ckptconv.formats.detect import open_source
+from ckptconv.formats.detect import OtherFamilyError, open_source
 from ckptconv.structure import regexes
 
 
@@ -1426,7 +1426,7 @@ def test_any_file_of_a_tag_means_the_tag(tmp_path: Path) -> None:
         assert source.path == str(checkpoint / TAG)
         assert any(str(checkpoint / TAG) in note for note in source.notes)
     (checkpoint / "notes.txt").write_text("This run went well.")
-    refused(checkpoint / "notes.txt", UsageError, "notes.txt is a single file")
+    refused(checkpoint / "notes.txt", OtherFamilyError, "notes.txt is a single file")
 
 
 def test_tags_are_listed_in_the_order_of_their_numbers(tmp_path: Path) -> None:
