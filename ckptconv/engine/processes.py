@@ -173,8 +173,7 @@ def _heard(connection: Connection) -> int | Ended:
         said: int | Ended | _Raised = connection.recv()
     except EOFError:
         raise FailedError(
-            "A process that computed a part of the output was killed, perhaps for lack of memory. Nothing was put "
-            "under a final name.",
+            "A process that computed a part of the output was killed, perhaps for lack of memory.",
             "Lower --memory or --jobs.",
         ) from None
     if isinstance(said, _Raised):

@@ -124,7 +124,7 @@ class _Work:
         if bool(lengths) != self._adapter.scale.dora:
             raise CorruptError(
                 f"{self._adapter.source.path} {'has' if lengths else 'lacks'} DoRA's lengths, and its configuration "
-                "says otherwise. Nothing was written."
+                "says otherwise."
             )
         # The factors of what is wrapped first first.
         modules: dict[str, list[_Factors]] = {}
@@ -239,7 +239,7 @@ class _Work:
         if left.shape[1] != right.shape[0] or rest:
             raise CorruptError(
                 f"{self._adapter.source.path}: the factors of {module!r} have {left.shape[1]} columns and "
-                f"{right.shape[0]} rows, which do not fit. Nothing was written."
+                f"{right.shape[0]} rows, which do not fit."
             )
         return factor(self._adapter.scale, self._told[module], module, rank)
 
@@ -249,15 +249,14 @@ class _Work:
         tensor = untagged(self._changed.get(name, self._base[name]))
         if tensor.dtype.name not in SUMMED:
             raise UnsupportedError(
-                f"{self._path}: {name!r} is {tensor.dtype}, and an adapter is added to floats of 16 bits and more. "
-                "Nothing was written."
+                f"{self._path}: {name!r} is {tensor.dtype}, and an adapter is added to floats of 16 bits and more."
             )
         return tensor
 
     def _check_weight(self, name: str) -> None:
         if name in self._quantized:
             raise UnsupportedError(
-                f"{self._path}: {name!r} is quantized, and an adapter is added to weights. Nothing was written.",
+                f"{self._path}: {name!r} is quantized, and an adapter is added to weights.",
                 "--dequantize makes weights of quantized ones.",
             )
 
@@ -290,7 +289,7 @@ class _Work:
             told = "none" if not fits else "more than one"
             raise CorruptError(
                 f"{self._adapter.source.path}: the shapes of the factors of {module!r} fit {told} of the stacked "
-                f"parameters {some(stacks)}. Nothing was written."
+                f"parameters {some(stacks)}."
             )
         yield from zip(found, fits[0], strict=True)
 
@@ -356,18 +355,18 @@ class _Work:
     # ---- errors
 
     def _unknown(self, name: str, why: str) -> UnsupportedError:
-        return UnsupportedError(f"{self._adapter.source.path}: {name!r} is not supported: {why}. Nothing was written.")
+        return UnsupportedError(f"{self._adapter.source.path}: {name!r} is not supported: {why}.")
 
     def _no_place(self, full: str, name: str) -> CorruptError:
         return CorruptError(
-            f"{self._adapter.source.path} has {full!r}, and {self._path} has no {name!r} for it. Nothing was written.",
+            f"{self._adapter.source.path} has {full!r}, and {self._path} has no {name!r} for it.",
             "It is an adapter of another model, or of a tensor that this base ties to another and does not store.",
         )
 
     def _other_shape(self, full: str, shape: Sequence[int], name: str) -> CorruptError:
         return CorruptError(
             f"{self._adapter.source.path}: {full!r} is for a tensor of shape {list(shape)}, and {name!r} of "
-            f"{self._path} has {list(self._base[name].shape)}. Nothing was written.",
+            f"{self._path} has {list(self._base[name].shape)}.",
             "It is an adapter of another model.",
         )
 

@@ -59,7 +59,7 @@ def averaged(terms: Sequence[Term], own: Term, average: Average, stored_as: Call
         if quantized := dict.fromkeys(parts_among(term.tensors).values()):
             raise UsageError(
                 f"{term.path}: {some(quantized, 3)} {'is' if len(quantized) == 1 else 'are'} quantized, and codes have "
-                "no average. Nothing was written.",
+                "no average.",
                 "--dequantize averages the weights that they stand for.",
             )
     terms = [term if term is own else _named_alike(term, own) for term in terms]
@@ -117,7 +117,7 @@ def _check_alike(path: str, theirs: Mapping[str, LazyTensor], other: str, tensor
     ):
         if found:
             raise DifferenceError(
-                f"{lacks} lacks {some(sorted(found), 3)}, which {has} has. Nothing was written.",
+                f"{lacks} lacks {some(sorted(found), 3)}, which {has} has.",
                 "Average checkpoints of one model, with one set of names; convert one of them first to rename its "
                 "tensors. --exclude leaves tensors out.",
                 what="missing",
@@ -129,7 +129,7 @@ def _check_alike(path: str, theirs: Mapping[str, LazyTensor], other: str, tensor
         if found_shape != tensor.shape or number != _is_number(tensor):
             told = [f"{each.dtype} {list(each.shape)}" for each in (tensors[name], tensor)]
             raise DifferenceError(
-                f"{other}: {name!r} is {told[0]}, and in {path} it is {told[1]}. Nothing was written.",
+                f"{other}: {name!r} is {told[0]}, and in {path} it is {told[1]}.",
                 "Average checkpoints of one model.",
                 what="shape" if found_shape != tensor.shape else "dtype",
                 tensor=name,

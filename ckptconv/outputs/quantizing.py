@@ -41,10 +41,10 @@ def quantized(chosen: Selected, path: str, options: Options) -> Selected:
     if not name:
         return chosen
     if options.quantize and options.requantize:
-        raise UsageError("--quantize rounds, and --requantize does not. Nothing was written.", "Give one of them.")
+        raise UsageError("--quantize rounds, and --requantize does not.", "Give one of them.")
     if chosen.like:
         raise UsageError(
-            "--like takes dtypes from a reference, and codes have those of their format. Nothing was written.",
+            "--like takes dtypes from a reference, and codes have those of their format.",
             "Convert twice.",
         )
     way, exact = WAYS[name], bool(options.requantize)
@@ -53,7 +53,7 @@ def quantized(chosen: Selected, path: str, options: Options) -> Selected:
         way = replace(way, power=True)
     if (codes := dict.fromkeys(parts_among(chosen.tensors).values())) and not exact:
         raise UsageError(
-            f"{path}: {some(codes, 3)} {'is' if len(codes) == 1 else 'are'} quantized already. Nothing was written.",
+            f"{path}: {some(codes, 3)} {'is' if len(codes) == 1 else 'are'} quantized already.",
             f"--requantize {name} changes the format where nothing is lost; --dequantize makes weights of them first.",
         )
     keep = dict.fromkeys(options.keep, 0)
@@ -72,7 +72,7 @@ def quantized(chosen: Selected, path: str, options: Options) -> Selected:
         if kept or why or (not exact and _LEFT.search(each)):
             if why and exact and not kept:
                 raise UnsupportedError(
-                    f"{path}: {each!r} has {why}, for which {name} has no place. Nothing was written.",
+                    f"{path}: {each!r} has {why}, for which {name} has no place.",
                     "--keep leaves it out.",
                 )
             made[each] = tensor
@@ -90,7 +90,7 @@ def quantized(chosen: Selected, path: str, options: Options) -> Selected:
         parts.update(taken)
     _check(path, options, weights, keep)
     if len(made) != len(chosen.tensors) - len(weights) + len(parts):
-        raise UsageError("A scale would have the name of another tensor. Nothing was written.", "See --rename.")
+        raise UsageError("A scale would have the name of another tensor.", "See --rename.")
     told = {**way.told, way.left: list(dict.fromkeys((*map(_module, left), _HEAD)))}
     return replace(
         chosen,
@@ -140,14 +140,11 @@ def _module(name: str) -> str:
 def _check(path: str, options: Options, weights: list[str], keep: Mapping[str, int]) -> None:
     """Raise UsageError if nothing is quantized, or a glob of `keep` matches nothing."""
     if idle := [glob for glob, count in keep.items() if not count]:
-        raise UsageError(f"--keep {idle[0]!r} matches no tensor of {path}. Nothing was written.")
+        raise UsageError(f"--keep {idle[0]!r} matches no tensor of {path}.")
     if not weights and options.requantize:
-        raise UsageError(f"{path} has no quantized weights to requantize. Nothing was written.", "See --quantize.")
+        raise UsageError(f"{path} has no quantized weights to requantize.", "See --quantize.")
     if not weights:
-        raise UsageError(
-            f"{path} has no weights to quantize: matrices called ….weight, or of experts, of floats. Nothing was "
-            "written."
-        )
+        raise UsageError(f"{path} has no weights to quantize: matrices called ….weight, or of experts, of floats.")
 
 
 def _note(name: str, weights: list[str], left: list[str]) -> str:
