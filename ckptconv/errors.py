@@ -32,6 +32,8 @@ from typing import Any, ClassVar
 
 # What a call that writes leaves untouched when it fails before it begins an output, and until it publishes one.
 UNWRITTEN, UNPUBLISHED = "Nothing was written.", "Nothing was put under a final name."
+# What to do about a file that is not as it was written.
+AGAIN = "Copy or download it again."
 
 
 class CkptconvError(Exception):
@@ -126,7 +128,7 @@ class CorruptError(CkptconvError):
 
 def damaged(message: str) -> CorruptError:
     """Return the error for a file that is not as it was written."""
-    return CorruptError(message, "Copy or download it again.")
+    return CorruptError(message, AGAIN)
 
 
 class LimitError(CorruptError):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError, damaged
+from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError, damaged
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.source import DIFFUSERS, MODEL, Source, StoredTensors, Wanted
@@ -70,7 +70,6 @@ _LEVELS, _LARGEST = 125, (1 << 1024) - (1 << 970) - 1
 _TOLD = 20
 # Bytes of the first request for a remote file.
 _FAR = 1 << 18
-_AGAIN = "Copy or download it again."
 
 
 def sniff(probe: Probe) -> Guess | None:
@@ -575,7 +574,7 @@ def _corrupt(path: str, reason: str) -> CorruptError:
 
 
 def _truncated(path: str, reason: str) -> TruncatedError:
-    return TruncatedError(f"{path} is not a sound safetensors file: {reason}.", _AGAIN)
+    return TruncatedError(f"{path} is not a sound safetensors file: {reason}.", AGAIN)
 
 
 def _are_counts(values: list[Any]) -> bool:

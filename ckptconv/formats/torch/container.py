@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError
+from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsafeError
 from ckptconv.pickles import attacks
 from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.nodes import Global
@@ -24,7 +24,6 @@ _SEARCHED = 1 << 26
 _PROTOCOLS = (b"\x80\x02", b"\x80\x03")
 # Bytes of a refused file that are searched for an attack: files that are nothing else are short.
 SCANNED = 1 << 20
-AGAIN = "Copy or download it again."
 
 _containers = itertools.count()
 

@@ -17,8 +17,8 @@ import re
 import struct
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.torch.container import AGAIN, SCANNED, Pickles, TorchFile, first_identity, refuse_attack
+from ckptconv.errors import AGAIN, CorruptError, UnsupportedError
+from ckptconv.formats.torch.container import SCANNED, Pickles, TorchFile, first_identity, refuse_attack
 from ckptconv.formats.torch.objects import Storage, storage_dtype, vocabulary
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Constructor, Limits, MalformedError

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
+from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.instead import OTHER_ARCHIVES, plain_pickle, what_it_is
 from ckptconv.formats.torch import script as torch_script
 from ckptconv.formats.torch import script_json
@@ -389,12 +389,12 @@ class _Archive:
                 return self.corrupt(
                     "the last end record in it does not reach its end: it was cut short, something was appended, or "
                     "its comment contains another end record, which torch takes and other readers do not",
-                    "Copy or download it again.",
+                    AGAIN,
                 )
             return TruncatedError(
                 f"{self._name} is not a sound zip archive: it begins like one, but its {self.size} bytes do not end "
                 "with a directory: it was cut short, or something was appended.",
-                "Copy or download it again.",
+                AGAIN,
             )
         return CorruptError(
             f"{self.file.path} is not a torch checkpoint: it is no zip archive, and begins with {head[:16]!r}.",
