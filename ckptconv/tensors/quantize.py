@@ -81,7 +81,7 @@ def quantize(
     first = [0] * len(first) if kernel.made == "scales" else first
     with np.errstate(all="ignore"):
         for at in _pieces(kernel, bits.shape):
-            made = _made(kernel, numbers_as("f4", box.dtype, np.ascontiguousarray(bits[at])))
+            made = _made(kernel, np.ascontiguousarray(numbers_as("f4", box.dtype, bits[at])))
             sides = (kernel.rows, kernel.columns) if kernel.made == "scales" else (1, ratio)
             low = [cut.start // side for cut, side in zip(at, (*(1,) * (len(at) - 2), *sides), strict=True)]
             # Where both meet, as seen from the piece, and from the tile.
