@@ -81,10 +81,10 @@ def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **optio
             shown.print_json(True, served)
         else:
             shown.tell([server.url])
-        if CONFIG not in files and not shown.json:
-            shown.note(
-                f"{CONFIG}, which from_pretrained needs, is not beside SOURCE. --like REF takes it from a model."
-            )
+            if CONFIG not in files:
+                shown.note(
+                    f"{CONFIG}, which from_pretrained needs, is not beside SOURCE. --like REF takes it from a model."
+                )
         try:
             server.serve_forever()
         except StoppedError:
