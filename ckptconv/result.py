@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ckptconv.later import dataclass
 from ckptconv.text import Shown
 
 

@@ -17,6 +17,7 @@ from ckptconv.cli.failures import described
 from ckptconv.cli.terminal import can_rewrite, coloured, has_colours
 from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.inspection.overview import cut, printable
+from ckptconv.later import dataclass
 from ckptconv.storage import remote
 from ckptconv.storage.writing import reason
 from ckptconv.text import format_size, format_time
@@ -41,7 +42,7 @@ SHORT, WIDE_ENOUGH = 24, 72
 _STYLES = {"title": "bold", "name": "cyan", "dim": "dim", "good": "green", "warning": "yellow"}
 
 
-@dataclasses.dataclass
+@dataclass
 class Printer:
     """Where and how a command prints what it does."""
 

@@ -7,10 +7,10 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckptconv.cli.terminal import coloured, has_colours
+from ckptconv.later import dataclass
 from ckptconv.options.kinds import FLAG
 from ckptconv.options.table import GROUPS, REPORTING, Option
 

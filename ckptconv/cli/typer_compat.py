@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import os
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import typer
 import typer.main
+
+from ckptconv.later import dataclass
 
 # The class of typer's errors about a command line, which has no public name.
 WRONG_USAGE: type[Any] = typer.BadParameter.__bases__[0]

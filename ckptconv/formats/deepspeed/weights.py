@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ckptconv.errors import CkptconvError
+from ckptconv.later import dataclass
 from ckptconv.tensors.lazy import Equal, LazyTensor
 
 
