@@ -27,8 +27,11 @@ Examples:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any, ClassVar
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, ClassVar
 
 # What a call that writes leaves untouched when it fails before it begins an output, and until it publishes one.
 UNWRITTEN, UNPUBLISHED = "Nothing was written.", "Nothing was put under a final name."

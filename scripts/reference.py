@@ -1,29 +1,34 @@
 """Write the reference of the command line, and that of the JSON objects, from what the program knows itself.
 
-python scripts/reference.py             writes cli.md, json.md, map-catalogue.md and man in docs, and the schemas
+python scripts/reference.py             writes cli.md, json.md, map-catalogue.md and man in docs, schemas and help
 python scripts/reference.py --check     says which of them are out of date
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import schemas
 import typer
 
 from ckptconv.cli.commands import app
-from ckptconv.cli.help import Flag, Help, help_of
+from ckptconv.cli.help import BRIEF, OWN, Flag, Help, as_json
 from ckptconv.errors import ERROR_KINDS, StoppedError
-from ckptconv.options.table import GROUPS
+from ckptconv.options import GROUPS, REPORTING
+from ckptconv.options.kinds import FLAG
+from ckptconv.options.table import Option
 from ckptconv.structure.maps.file import catalogue, from_catalogue
 from ckptconv.version import __version__
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+HELP = ROOT / "ckptconv" / "cli" / "reference.json"
 SCHEMAS = ROOT / "ckptconv" / "cli" / "schemas"
 CASES = ROOT / "tests" / "data" / "maps"
 MADE = "This page is made by `scripts/reference.py`; do not edit it."
@@ -42,12 +47,69 @@ def commands() -> Iterator[Help]:
 
 def _below(command: Any, path: str, above: Any) -> Iterator[Help]:
     with command.make_context(path, [], parent=above, resilient_parsing=True) as context:
-        yield help_of(command, path, command.get_params(context))
+        yield _help(command, path, command.get_params(context))
         for name, each in getattr(command, "commands", {}).items():
             yield from _below(each, f"{path} {name}", context)
 
 
-def variables(flags: list[Flag]) -> dict[str, str]:
+def _help(command: Any, path: str, parameters: list[Any]) -> Help:
+    """Return the help of a command of typer's, which has these parameters and is called by `path`."""
+    commands: dict[str, Any] = getattr(command, "commands", {})
+    known: Mapping[str, Option] = getattr(command.callback, "options", {})
+    about: Mapping[str, str] = getattr(command.callback, "arguments", {})
+    arguments = {each.metavar: (each, about[each.name]) for each in parameters if each.param_type_name == "argument"}
+    names = [name if each.required else f"[{name}]" for name, (each, _) in arguments.items()]
+    paragraphs, examples = _told(command.help)
+    name = path.partition(" ")[2]
+    return Help(
+        path=path,
+        usage=" ".join([path, "[OPTIONS]", *names, *(["COMMAND …"] if commands else [])]),
+        summary=paragraphs[0],
+        paragraphs=paragraphs[1:],
+        examples=examples,
+        arguments={name: about for name, (_, about) in arguments.items()},
+        flags=[
+            _flag(each, known.get(each.name), name, REPORTING if known else OWN)
+            for each in parameters
+            if each.param_type_name == "option" and not each.hidden
+        ],
+        commands={name: _summary(each) for name, each in commands.items()},
+    )
+
+
+def _told(text: str) -> tuple[list[str], list[str]]:
+    """Return the paragraphs of a command's docstring, and the lines of its examples."""
+    before, _, after = text.partition("\b\nExamples:\n")
+    examples, _, more = after.partition("\n\n")
+    lines = textwrap.dedent(examples).splitlines()
+    return [" ".join(each.split()) for each in f"{before}\n\n{more}".split("\n\n") if each.strip()], lines
+
+
+def _summary(command: Any) -> str:
+    """Return the first sentence of a command's help."""
+    return re.split(r"(?<=[.?])\s", _told(command.help)[0][0])[0]
+
+
+def _flag(parameter: Any, option: Option | None, command: str, others: str) -> Flag:
+    names = (*parameter.opts, *parameter.secondary_opts)
+    if option is None:
+        about = f"Show all options; {BRIEF} shows the most used." if BRIEF in names else parameter.help or ""
+        return Flag(names, "", about, others)
+    return Flag(
+        names,
+        option.metavar or "",
+        option.about,
+        option.group,
+        option.default_of(command),
+        f"{option.env}=0" if option.env and option.kind is FLAG else option.env,
+        option.common is True or command in str(option.common).split(),
+        [each for each in get_args(option.kind.words) if isinstance(each, str)],
+        option.kind is FLAG,
+        parameter.multiple,
+    )
+
+
+def variables(flags: Iterable[Flag]) -> dict[str, str]:
     """Return {variable: what it is for} of the options that have one."""
     found = {}
     for flag in flags:
@@ -334,6 +396,7 @@ def pages() -> dict[Path, str]:
     """Return {file: text} of all that this script writes."""
     manual = {DOCS / "man" / name: text for name, text in man_pages().items()}
     return {
+        HELP: as_json(commands()),
         DOCS / "cli.md": cli_page(),
         DOCS / "json.md": json_page(),
         DOCS / "map-catalogue.md": maps_page(),

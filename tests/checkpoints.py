@@ -19,11 +19,12 @@ import typer
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from ckptconv.cli import commands
 from ckptconv.cli import main as main_
 
 DATA = Path(__file__).parent / "data"
 ZERO = DATA / "zero"
-COMMAND = typer.main.get_command(main_.app)
+COMMAND = typer.main.get_command(commands.app)
 
 
 @dataclass
@@ -60,7 +61,7 @@ def ckptconv_here(*arguments: object) -> Run:
     """Run the command line in this process: ten times as fast, and the same but for what only a process has."""
     out, err = io.StringIO(), io.StringIO()
     # Typer builds its commands anew at every call.
-    built = mock.patch.object(main_, "app", COMMAND)
+    built = mock.patch.object(commands, "app", COMMAND)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     code = None
     try:

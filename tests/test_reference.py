@@ -22,6 +22,7 @@ def test_what_is_in_docs_is_as_it_would_be_made_now() -> None:
 def test_a_page_that_was_changed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "DOCS", tmp_path)
     monkeypatch.setattr(reference, "SCHEMAS", tmp_path / "schemas")
+    monkeypatch.setattr(reference, "HELP", tmp_path / "reference.json")
     pages = reference.pages()
     monkeypatch.setattr(reference, "pages", lambda: pages)
     assert len(reference.stale()) == len(pages) > 10

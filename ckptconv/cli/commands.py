@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,10 +28,10 @@ from ckptconv.cli.patch import patch
 from ckptconv.cli.rows import rows
 from ckptconv.cli.scan import scan
 from ckptconv.cli.typer_compat import App, Command, Group
+from ckptconv.cli.versions import versions
 from ckptconv.cli.virtual import serve, virtual
 from ckptconv.errors import UsageError
 from ckptconv.options.table import OPTIONS, TENSORS
-from ckptconv.version import __version__
 
 if TYPE_CHECKING:
     pass
@@ -348,25 +346,3 @@ def inspect_(
         for warning in summary.warnings:
             output.warn(warning)
         output.show(overview(summary, width=width(), depth=depth, verbose=output.verbose))
-
-
-# Packages that convert, that read outputs, and that reach stores and other machines.
-PARTS = ("torch", "safetensors", "numpy", "fsspec", "s3fs", "gcsfs", "adlfs", "huggingface_hub", "distributed")
-
-
-def versions() -> list[str]:
-    """Return the versions of this program, of Python, and of the packages it uses."""
-    found: dict[str, str] = {}
-    # Read the versions from directory names: importlib.metadata takes as long to import as everything else.
-    for directory in sys.path:
-        with contextlib.suppress(OSError):
-            for entry in os.listdir(directory or "."):
-                name, _, rest = entry.partition("-")
-                if rest.endswith(".dist-info"):
-                    found.setdefault(name.lower(), rest.removesuffix(".dist-info"))
-    python = ".".join(map(str, sys.version_info[:3]))
-    return [
-        f"ckptconv {__version__}",
-        f"Python {python}",
-        *(f"{name} {found[name]}" for name in PARTS if name in found),
-    ]

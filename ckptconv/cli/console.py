@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
 import sys
 import threading
 import time
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.cli import likeness
 from ckptconv.cli.failures import described
-from ckptconv.cli.terminal import can_rewrite, coloured, has_colours
+from ckptconv.cli.terminal import can_rewrite, coloured, columns, has_colours
 from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.inspection.overview import cut, printable
 from ckptconv.later import dataclass
@@ -151,7 +150,7 @@ def _plain(value: Any) -> Any:
 
 def width() -> int | None:
     """Return the width of the terminal in cells; None if there is none."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return columns() if sys.stdout.isatty() else None
 
 
 def say(text: str) -> None:

@@ -1,37 +1,49 @@
-"""The help of a command, as data and as text. The reference and the man pages are made of the same data."""
+"""The help of each command, as data and as text. The reference, the manual pages and completion are made of it too.
+
+The data are in reference.json, which scripts/reference.py makes of the commands: so that help needs none of these.
+"""
 
 from __future__ import annotations
 
-import re
-import shutil
+import os
 import sys
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
 
-from ckptconv.cli.terminal import coloured, has_colours
-from ckptconv.later import dataclass
-from ckptconv.options.kinds import FLAG
-from ckptconv.options.table import GROUPS, REPORTING, Option
+from ckptconv.options import GROUPS
 
-# Widest text, and widest column of options beside their help.
-WIDTH, COLUMN = 80, 30
-_OWN = "Options"  # the heading of options that no command shares
-_BRIEF = "-h"
+TYPE_CHECKING = False  # typing takes longer to import than all of this
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from typing import Any
+
+# Widest text, widest column of options beside their help, and narrowest text.
+WIDTH, COLUMN, NARROWEST = 80, 30, 40
+OWN = "Options"  # the heading of options that no command shares
+BRIEF, LONG = "-h", "--help"
 _HELD = "\xa0"  # a blank at which no line ends
+REFERENCE = os.path.join(os.path.dirname(__file__), "reference.json")
 
 
-class Flag(NamedTuple):
+class Flag:
     """An option in the help: its names, what stands after them, its help, its default in words, its environment
-    variable. `group` is its heading; `common`: the short help has it."""
+    variable. `group` is its heading; `common`: the short help has it. `values` are those that it may have, if they are
+    few; a `switch` takes none, and `repeats` may be given more than once."""
 
-    names: tuple[str, ...]
-    metavar: str
-    about: str
-    group: str
-    default: str = ""
-    env: str = ""
-    common: bool = False
+    def __init__(
+        self,
+        names: Iterable[str],
+        metavar: str,
+        about: str,
+        group: str,
+        default: str = "",
+        env: str = "",
+        common: bool = False,
+        values: Iterable[str] = (),
+        switch: bool = True,
+        repeats: bool = False,
+    ) -> None:
+        self.names, self.metavar, self.about, self.group = tuple(names), metavar, about, group
+        self.default, self.env, self.common = default, env, common
+        self.values, self.switch, self.repeats = tuple(values), switch, repeats
 
     @property
     def words(self) -> str:
@@ -47,82 +59,66 @@ class Flag(NamedTuple):
         return " ".join(told)
 
 
-@dataclass(frozen=True)
 class Help:
     """What the help of a command says. `commands` maps the commands of a group to their summaries."""
 
-    path: str
-    usage: str
-    summary: str
-    paragraphs: list[str]
-    examples: list[str]
-    arguments: dict[str, str]
-    flags: list[Flag]
-    commands: dict[str, str]
+    def __init__(
+        self,
+        path: str,
+        usage: str,
+        summary: str,
+        paragraphs: Sequence[str],
+        examples: Sequence[str],
+        arguments: Mapping[str, str],
+        flags: Sequence[Flag],
+        commands: Mapping[str, str],
+    ) -> None:
+        self.path, self.usage, self.summary, self.paragraphs = path, usage, summary, paragraphs
+        self.examples, self.arguments, self.flags, self.commands = examples, arguments, flags, commands
 
     def groups(self) -> Iterator[tuple[str, list[Flag]]]:
         """Yield each heading with its options, in order."""
-        for heading in (_OWN, *GROUPS):
+        for heading in (OWN, *GROUPS):
             flags = [flag for flag in self.flags if flag.group == heading]
             if flags:
                 yield heading, flags
 
 
-def help_of(command: Any, path: str, parameters: Iterable[Any]) -> Help:
-    """Return the help of a command of typer's, which has these parameters and is called by `path`."""
-    commands: dict[str, Any] = getattr(command, "commands", {})
-    parameters = list(parameters)
-    known: Mapping[str, Option] = getattr(command.callback, "options", {})
-    about: Mapping[str, str] = getattr(command.callback, "arguments", {})
-    arguments = {each.metavar: (each, about[each.name]) for each in parameters if each.param_type_name == "argument"}
-    names = [name if each.required else f"[{name}]" for name, (each, _) in arguments.items()]
-    paragraphs, examples = _told(command.help)
-    name = path.partition(" ")[2]
-    return Help(
-        path=path,
-        usage=" ".join([path, "[OPTIONS]", *names, *(["COMMAND …"] if commands else [])]),
-        summary=paragraphs[0],
-        paragraphs=paragraphs[1:],
-        examples=examples,
-        arguments={name: about for name, (_, about) in arguments.items()},
-        flags=[
-            _flag(each, known, name, REPORTING if known else _OWN)
-            for each in parameters
-            if each.param_type_name == "option" and not each.hidden
-        ],
-        commands={name: summary_of(each) for name, each in commands.items()},
-    )
+# --------------------------------------------------------------------------------------------------------------- data
 
 
-def _told(text: str) -> tuple[list[str], list[str]]:
-    """Return the paragraphs of a command's docstring, and the lines of its examples."""
-    before, _, after = text.partition("\b\nExamples:\n")
-    examples, _, more = after.partition("\n\n")
-    lines = textwrap.dedent(examples).splitlines()
-    return [" ".join(each.split()) for each in f"{before}\n\n{more}".split("\n\n") if each.strip()], lines
+def as_json(every: Iterable[Help]) -> str:
+    """Return the text of reference.json: an option that several commands have is in it once."""
+    import json
+
+    flags: dict[str, int] = {}
+    commands = {}
+    for told in every:
+        numbers = [flags.setdefault(json.dumps(vars(each), ensure_ascii=False), len(flags)) for each in told.flags]
+        commands[told.path] = json.dumps({**vars(told), "flags": numbers}, ensure_ascii=False)
+    listed = ",\n".join(flags)
+    named = ",\n".join(f"{json.dumps(path)}: {text}" for path, text in commands.items())
+    return f'{{"flags": [\n{listed}\n],\n"commands": {{\n{named}\n}}}}\n'
 
 
-def summary_of(command: Any) -> str:
-    """Return the first sentence of a command's help."""
-    return re.split(r"(?<=[.?])\s", _told(command.help)[0][0])[0]
+def read() -> dict[str, Help]:
+    """Return the help of every command, by its path: "ckptconv rows split"."""
+    import json
+
+    with open(REFERENCE, encoding="utf-8") as file:
+        found: Any = json.load(file)
+    flags = [Flag(**each) for each in found["flags"]]
+    return {
+        path: Help(**{**told, "flags": [flags[number] for number in told["flags"]]})
+        for path, told in found["commands"].items()
+    }
 
 
-def _flag(parameter: Any, known: Mapping[str, Option], command: str, others: str) -> Flag:
-    option = known.get(parameter.name)
-    names = (*parameter.opts, *parameter.secondary_opts)
-    if option is None:
-        if _BRIEF in names:
-            return Flag(names, "", f"Show all options; {_BRIEF} shows the most used.", others)
-        return Flag(names, "", parameter.help or "", others)
-    return Flag(
-        names,
-        option.metavar or "",
-        option.about,
-        option.group,
-        option.default_of(command),
-        f"{option.env}=0" if option.env and option.kind is FLAG else option.env,
-        option.common is True or command in str(option.common).split(),
-    )
+def asked_for(arguments: Sequence[str]) -> str | None:
+    """Return the help that these words of a command line ask for, if they ask for nothing else."""
+    *path, last = arguments or [BRIEF]
+    told = read().get(" ".join(["ckptconv", *path])) if last in (BRIEF, LONG) else None
+    return shown(told, brief=last == BRIEF) + "\n" if told else None
 
 
 # ---------------------------------------------------------------------------------------------------------------- text
@@ -130,8 +126,9 @@ def _flag(parameter: Any, known: Mapping[str, Option], command: str, others: str
 
 def shown(told: Help, brief: bool = False) -> str:
     """Return the help as it is printed: in colours where stdout has them. `brief`: the most used options only."""
-    width = min(shutil.get_terminal_size().columns, WIDTH)
-    text = "\n".join(_lines(told, brief, max(width, 40)))
+    from ckptconv.cli.terminal import coloured, columns, has_colours
+
+    text = "\n".join(_lines(told, brief, max(min(columns(), WIDTH), NARROWEST)))
     if not has_colours(sys.stdout):
         return text
     from rich.text import Text
@@ -146,6 +143,8 @@ def shown(told: Help, brief: bool = False) -> str:
 
 
 def _lines(told: Help, brief: bool, width: int) -> Iterator[str]:
+    import textwrap
+
     yield from textwrap.wrap(f"Usage: {told.usage}", width, subsequent_indent="  ")
     yield ""
     for paragraph in (told.summary, *([] if brief else told.paragraphs)):
@@ -180,6 +179,8 @@ def _listed(entries: Mapping[str, str], width: int) -> Iterator[str]:
 
 
 def _wrapped(text: str, indent: str, width: int) -> list[str]:
+    import textwrap
+
     lines = textwrap.wrap(
         text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import NoReturn
 
 from ckptconv.cli import signals
-from ckptconv.cli.commands import app
-from ckptconv.cli.options import output_of
-from ckptconv.cli.typer_compat import Call
+from ckptconv.cli.call import Call
 from ckptconv.errors import CkptconvError, StoppedError, UsageError
+
+TYPE_CHECKING = False  # typing takes longer to import than what help needs
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def _mend_streams() -> None:
@@ -32,12 +33,17 @@ def _mend_streams() -> None:
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
     call = Call()
+    _mend_streams()
+    told = _told(arguments)
+    if told is None:  # while a signal still ends the process at once
+        import ckptconv.cli.commands  # noqa: F401
     try:
         try:
             signals.raise_stopped()
-            _mend_streams()
-            code = _run(arguments, call)
+            code = _run(arguments, call, told)
         finally:
             signals.ignore()
     except StoppedError as error:  # it came outside the command: before, after, or while another error was handled
@@ -47,23 +53,39 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
+def _told(arguments: list[str]) -> tuple[str, int] | None:
+    """Return what to print, and the exit code, where only words are asked for: the version, help, or what completes a
+    command line. Nothing that a command needs is imported for it. None: a command is called."""
+    if "_CKPTCONV_COMPLETE" in os.environ:
+        from ckptconv.cli.completion import answered
+
+        return answered(os.environ)
+    if arguments == ["--version"]:
+        from ckptconv.cli.versions import versions
+
+        return "".join(f"{each}\n" for each in versions()), 0
+    if not arguments or arguments[-1] in ("-h", "--help"):
+        from ckptconv.cli.help import asked_for
+
+        text = asked_for(arguments)
+        return (text, 0 if arguments else UsageError.exit_code) if text else None
+    return None
+
+
 def _report(error: CkptconvError, arguments: list[str], call: Call) -> None:
+    from ckptconv.cli.options import output_of
+
     output_of(call.command or "", {"json": "--json" in arguments}).failed(error, call.input)
 
 
-def _run(arguments: list[str], call: Call) -> int:
-    """Run a command and return its exit code. Every error becomes one paragraph."""
-    if not arguments:
-        app(["-h"], standalone_mode=False, prog_name="ckptconv")
-        return UsageError.exit_code
-    if arguments[0] == "help":
-        arguments = [*arguments[1:], "--help"]
-    if any("://" in argument for argument in arguments):
-        from ckptconv.process import spare_memory
-
-        spare_memory()
+def _run(arguments: list[str], call: Call, told: tuple[str, int] | None) -> int:
+    """Print what is `told`, or run a command, and return the exit code. Every error becomes one paragraph."""
     try:
-        code = app(arguments, standalone_mode=False, prog_name="ckptconv", obj=call)
+        if told is not None:
+            text, code = told
+            print(text, end="")
+        else:
+            code = _called(arguments, call)
         sys.stdout.flush()
     except BaseException as error:
         from ckptconv.cli.failures import failure_of
@@ -74,4 +96,15 @@ def _run(arguments: list[str], call: Call) -> int:
         signals.ignore()  # the code is known
         _report(failure, arguments, call)
         return failure.exit_code
+    return code
+
+
+def _called(arguments: list[str], call: Call) -> int:
+    from ckptconv.cli.commands import app
+
+    if any("://" in argument for argument in arguments):
+        from ckptconv.process import spare_memory
+
+        spare_memory()
+    code = app(arguments, standalone_mode=False, prog_name="ckptconv", obj=call)
     return code if isinstance(code, int) else 0

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, TextIO
+import sys
 
+TYPE_CHECKING = False  # typing takes longer to import than all of this
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import TextIO
+
     from rich.console import Console
+
+# The width of a stream that does not tell it.
+_USUAL = 80
 
 
 def can_rewrite(stream: TextIO) -> bool:
@@ -18,6 +24,16 @@ def can_rewrite(stream: TextIO) -> bool:
     with contextlib.suppress(OSError, ValueError):
         return all(os.get_terminal_size(stream.fileno()))
     return False
+
+
+def columns() -> int:
+    """Return how many cells are in a line: as COLUMNS says, or the terminal of stdout, or the usual number."""
+    found = os.environ.get("COLUMNS", "")
+    if found.strip().isdecimal() and int(found):
+        return int(found)
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or _USUAL  # type: ignore[union-attr]
+    return _USUAL
 
 
 def has_colours(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:

@@ -2,3 +2,14 @@
 
 In: what a caller gave, from Python, the command line, the environment or a manifest. Out: `Options` and `RowOptions`.
 """
+
+from __future__ import annotations
+
+# The groups of the help, in order.
+GROUPS = (TAKE, NAMING, OUTPUT, RUNNING, REPORTING) = (
+    "What to take",
+    "Names and types",
+    "Output",
+    "Running",
+    "Reporting",
+)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ckptconv.errors import UsageError
 from ckptconv.later import dataclass
+from ckptconv.options import NAMING, OUTPUT, REPORTING, RUNNING, TAKE
 from ckptconv.options.kinds import (
     CHECKPOINT,
     DIGEST,
@@ -48,14 +49,6 @@ from ckptconv.options.kinds import (
 )
 from ckptconv.text import brief
 
-# The groups of the help, in order.
-GROUPS = (TAKE, NAMING, OUTPUT, RUNNING, REPORTING) = (
-    "What to take",
-    "Names and types",
-    "Output",
-    "Running",
-    "Reporting",
-)
 # Options with this group are for Python only.
 LIBRARY = "library"
 # The value of --map for none where the input's record names one.

@@ -18,9 +18,11 @@ from checkpoints import ckptconv_here
 from safetensors.torch import save_file
 from terminal import shown_on
 
+from ckptconv.cli.completion import answered
 from ckptconv.cli.failures import meant_by
 from ckptconv.cli.terminal import has_colours
-from ckptconv.options.table import COMMAND, GROUPS, LIBRARY, OPTIONS, PACKING, ROWS, UsageError
+from ckptconv.options import GROUPS
+from ckptconv.options.table import COMMAND, LIBRARY, OPTIONS, PACKING, ROWS, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -363,6 +365,46 @@ COMPLETED = {
     "ckptconv zero-to-fp32 'my\\ run' --ta": ["--tag"],
     "ckptconv pt2safetensors mod": [],
 }
+
+
+# Of a line that ends where the cursor is, what may stand there.
+TYPED = {
+    "ckptconv rows ": ["split", "pack", "check"],
+    "ckptconv --show-completion --v": ["--version"],
+    "ckptconv convert --dtype=bf1": ["bf16"],
+    "ckptconv convert --tied ": ["alias", "duplicate"],
+    "ckptconv convert --key --dtype ": [],  # --dtype is the key's value
+    "ckptconv convert --json --js": [],  # it is there
+    "ckptconv convert --include a --incl": ["--include"],  # it may be there again
+    "ckptconv convert -t x --ta": [],
+    "ckptconv convert -- --ta": [],
+    "ckptconv zero_to_fp32 --ta": ["--tag"],
+    "ckptconv convert 'my run' --ta": ["--tag"],
+    "ckptconv convert 'my run --ta": [],  # the quote is open
+    "ckptconv no-command con": ["convert"],
+    "ckptconv convert mod": [],
+}
+
+
+@pytest.mark.parametrize(("line", "words"), TYPED.items())
+def test_a_line_is_completed_where_it_ends(line: str, words: list[str]) -> None:
+    answer = answered({"_CKPTCONV_COMPLETE": "complete_fish", "_TYPER_COMPLETE_ARGS": line})
+    assert answer is not None
+    assert [each.partition("\t")[0] for each in answer[0].split("\n") if each] == words
+    asks = {"_CKPTCONV_COMPLETE": "complete_fish", "_TYPER_COMPLETE_ARGS": line}
+    assert answered({**asks, "_TYPER_COMPLETE_FISH_ACTION": "is-args"}) == ("", int(not words))
+
+
+def test_each_shell_is_told_in_its_own_words() -> None:
+    line = {"_TYPER_COMPLETE_ARGS": "ckptconv scan --s"}
+    about = "Write the verdicts as SARIF 2.1.0 too, for code hosts."
+    zsh = f"""_arguments '*: :(("--sarif":"{about}"\n"--storage-options":"Settings"""
+    answers = {shell: answered({**line, "_CKPTCONV_COMPLETE": f"complete_{shell}"}) for shell in ("zsh", "fish")}
+    asked = {"_CKPTCONV_COMPLETE": "complete_pwsh", **line, "_TYPER_COMPLETE_WORD_TO_COMPLETE": "--s"}
+    assert (answers["zsh"] or ("",))[0].startswith(zsh)
+    assert (answers["fish"] or ("",))[0].startswith(f"--sarif\t{about}\n")
+    assert (answered(asked) or ("",))[0].startswith(f"--sarif:::{about}\n")
+    assert answered({"_CKPTCONV_COMPLETE": "complete_no-shell"}) is None
 
 
 @pytest.fixture

@@ -776,6 +776,20 @@ def test_it_starts_with_next_to_nothing_beside_its_command_line_library(tmp_path
     assert HEAVY.isdisjoint(done.stderr.split())
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["-h"], ["convert", "--help"], ["help", "rows", "split"], []])
+@pytest.mark.parametrize(
+    "asked", [{}, {"_CKPTCONV_COMPLETE": "complete_bash", "COMP_WORDS": "x con", "COMP_CWORD": "1"}]
+)
+def test_what_is_only_told_needs_no_command_line_library(arguments: list[str], asked: dict[str, str]) -> None:
+    code = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
+    code += "from ckptconv.cli.main import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **asked})
+    assert done.stdout
+    needless = {"typer", "click", "dataclasses", "inspect", "typing", "shutil", "ckptconv.options.table"}
+    assert (HEAVY | needless).isdisjoint(done.stderr.split())
+
+
 def test_the_version_tells_what_else_has_a_part() -> None:
     printed = ckptconv("--version").out.splitlines()
     assert printed[0] == f"ckptconv {version('ckptconv')}"

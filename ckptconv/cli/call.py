@@ -1,0 +1,39 @@
+"""What is known of a call of the program."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing takes longer to import than what help needs
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Call:
+    """What is known of a call of the program, for the report of a failure: the command, and its first argument."""
+
+    def __init__(self) -> None:
+        self.command: str | None = None
+        self.input: str | None = None
+
+    def note(self, path: str, command: Any, args: list[str]) -> None:
+        """Take the command that `path` names, and its input from `args`, the words after its name."""
+        if not hasattr(command, "commands"):
+            self.command = path.partition(" ")[2]
+            self.input = _first_argument(command.params, args)
+
+
+def _first_argument(parameters: list[Any], args: list[str]) -> str | None:
+    """Return the first of `args` that is no option's; None if there is none, or an unknown option hides which it is."""
+    options = {name: each for each in parameters for name in (*each.opts, *each.secondary_opts)}
+    words = iter(args)
+    for word in words:
+        if word == "--":
+            return next(words, None)
+        if word == "-" or not word.startswith("-"):
+            return word
+        name, equals, _ = word.partition("=")
+        option = options.get(name.replace("_", "-"))
+        if option is None:
+            return None
+        if not option.is_flag and not equals:
+            next(words, None)
+    return None
