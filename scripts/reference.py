@@ -94,7 +94,7 @@ def _flag(parameter: Any, option: Option | None, command: str, others: str) -> F
     names = (*parameter.opts, *parameter.secondary_opts)
     if option is None:
         about = f"Show all options; {BRIEF} shows the most used." if BRIEF in names else parameter.help or ""
-        return Flag(names, "", about, others)
+        return Flag(sorted(names), "", about, others)  # those of the help come from a set
     return Flag(
         names,
         option.metavar or "",
