@@ -11,7 +11,6 @@ from ckptconv.comparison.diff import CHANGED, DTYPE, EQUAL, ONLY_A, ONLY_B, SHAP
 from ckptconv.comparison.steps import Quantization, Steps
 from ckptconv.inspection.module_tree import TensorInfo
 from ckptconv.inspection.overview import Line, Span, cells, count_of, cut, fitted, padded, printable
-from ckptconv.inspection.page import numbers, page_with, tensors_of
 from ckptconv.text import format_memory, format_size
 
 # Most tensors that are listed by default, and most cells of a name if there is no screen to fit into.
@@ -228,6 +227,8 @@ def page_of(found: Difference) -> str:
             elements *= extent
         for place, more in enumerate((1, elements, row.bytes)):
             total[place] += more
+    from ckptconv.inspection.page import page_with, tensors_of  # it imports much
+
     return page_with(
         name,
         {
@@ -284,6 +285,8 @@ def _dtype(tensor: TensorDifference) -> str:
 
 def _numbers(change: Change) -> list[Any]:
     sizes = change.relative, change.max_abs, change.norm, change.norm_a, change.norm_b
+    from ckptconv.inspection.page import numbers
+
     return numbers((change.elements, *sizes, change.same_value))
 
 
