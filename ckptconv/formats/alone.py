@@ -254,9 +254,11 @@ def _of_flat_parameters(file: _File) -> bool:
         below: dict[int, Any] = {}
         for node in level:
             held = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
-            below.update((id(value), value) for value in held if isinstance(value, (Mapping, list)))
-            names = (name for name in node if type(name) is str) if isinstance(node, Mapping) else ()
-            if any("flat_param" in name and FLAT_PARAMETER.search(name) for name in names):
+            # There may be a million, of few types.
+            kinds = {kind for kind in {*map(type, held)} if issubclass(kind, (Mapping, list))}
+            below.update((id(value), value) for value in held if type(value) in kinds)
+            keys = node if isinstance(node, Mapping) else ()
+            if any(FLAT_PARAMETER.search(key) for key in keys if type(key) is str and "flat_param" in key):
                 return True
         level = [*below.values()]
     return False

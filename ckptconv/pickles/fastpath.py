@@ -7,6 +7,7 @@ does not match exactly is left to the machine.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -16,6 +17,7 @@ from ckptconv.pickles.vocabulary import Maker, Phrase
 # Memo entry for a value that a lean run does not keep.
 HOLE: Any = object()
 
+_LENGTH = struct.Struct("<I")
 _GET = rb"(?:h.|j....)"
 _INT = rb"(?:K.|M..|J....)"
 _INTS = rb"(\)|%(i)b\x85|%(i)b%(i)b\x86|%(i)b%(i)b%(i)b\x87|\((?:%(i)b){0,64}t)" % {b"i": _INT}
@@ -66,15 +68,20 @@ def _recalled(gets: bytes, memo: list[Any]) -> list[Any]:
     return [memo[place] if place < len(memo) else HOLE for place in places]
 
 
+def _text(data: bytes) -> Any:
+    """Return a string as pickles spell it; HOLE if it is none."""
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return HOLE
+
+
 def _name(data: bytes, pos: int, memo: list[Any]) -> tuple[Any, int]:
     """Return the string that is spelled out or fetched from the memo at `pos`, or HOLE; and the position after it."""
     opcode = data[pos : pos + 1]
     if opcode == b"X":
         end = pos + 5 + int.from_bytes(data[pos + 1 : pos + 5], "little")
-        try:
-            return str(data[pos + 5 : end], "utf-8", "surrogatepass"), end
-        except UnicodeDecodeError:
-            return HOLE, end
+        return _text(data[pos + 5 : end]), end
     if opcode not in (b"h", b"j"):
         return HOLE, pos
     end = pos + (2 if opcode == b"h" else 5)
@@ -154,24 +161,29 @@ class Phrases:
     ) -> tuple[int, int]:
         """Make the tensors of the entries of a dict from `pos` on, keys and values, that are like `entry`. Return how
         many they are, and the position after them."""
-        count, number = 0, int.from_bytes
+        count, number, length_at = 0, int.from_bytes, _LENGTH.unpack_from
         size, start, stop, shift, between = entry.size, entry.start, entry.stop, 8 * entry.start, entry.between
         expected, step = entry.fixed + len(memo) * entry.step, (len(between) + 3) * entry.step
-        while data.startswith(b"X", pos):
-            at = pos + 5 + number(data[pos + 1 : pos + 5], "little")
+        last = len(data) - 4
+        while pos < last and data[pos] == 0x58:
+            at = pos + 5 + length_at(data, pos + 1)[0]
             text = data[at : at + size]
             digits = text[start:stop]
             # What is cut short would equal what ends in zeros.
             if number(text, "little") != expected + (number(digits, "little") << shift) or len(text) != size:
                 break
-            key = str(digits, "ascii", "replace")
-            made = make(key) if digits.isdigit() else None
+            if not digits.isdigit():
+                break
+            key = digits.decode()
+            made = make(key)
             if made is None:
                 break
             try:
-                name = str(data[pos + 5 : at], "utf-8", "surrogatepass")
+                name: Any = data[pos + 5 : at].decode()
             except UnicodeDecodeError:
-                break
+                name = _text(data[pos + 5 : at])
+                if name is HOLE:
+                    break
             stack += name, made
             memo += (name, key, *between, made)
             expected += step

@@ -198,13 +198,18 @@ class FirstDtypes:
     def __init__(self, count: int) -> None:
         self._codes = bytearray(count)
 
-    def agrees(self, number: int, dtype: DType) -> bool:
-        """Whether this is the first reference to storage `number`, or `dtype` is that of the first; remember it."""
-        code = self._CODES[dtype.name]
-        known = self._codes[number]
-        if not known:
-            self._codes[number] = code
-        return known in (0, code)
+    def agreeing(self, dtype: DType) -> Callable[[int], bool]:
+        """Return a function: whether this is the first reference to a storage, by its number, or `dtype` is that of the
+        first; it remembers it."""
+        code, codes = self._CODES[dtype.name], self._codes
+
+        def agrees(number: int) -> bool:
+            known = codes[number]
+            if not known:
+                codes[number] = known = code
+            return known == code
+
+        return agrees
 
 
 def _in_order(tensor: LazyTensor, storage: Storage) -> LazyTensor:
@@ -345,13 +350,14 @@ class _Tensors:
         if find is None or offset < 0:
             return None
         shape, strides = geometry.shape, geometry.strides
+        new = tuple.__new__  # what TensorFacts calls
 
         def make(key: str) -> Tagged | None:
             place = find(key)
             if place is None:
                 return None
             file, at, identity = place
-            facts = TensorFacts("tensor", flag, None, identity, nbytes, offset, strides)
+            facts = new(TensorFacts, ("tensor", flag, None, identity, nbytes, offset, strides))
             return Tagged(Stored(file, at + start, dtype, shape, strides), facts)
 
         return make

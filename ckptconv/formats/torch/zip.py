@@ -16,7 +16,7 @@ import itertools
 import operator
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -232,7 +232,7 @@ class _Storages:
 
     def _agrees(self, row: int, wanted: StorageId) -> bool:
         """Whether torch.load gives this storage this dtype. It makes an empty storage anew each time."""
-        return self._dtypes is None or not wanted.numel or self._dtypes.agrees(row, wanted.dtype)
+        return self._dtypes is None or not wanted.numel or self._dtypes.agreeing(wanted.dtype)(row)
 
     def resolve(self, pid: Any) -> Storage:
         wanted = storage_id(pid)
@@ -272,12 +272,13 @@ class _Storages:
             return None
         archive, first = self._archive, self._first
         rows, prefix, sizes, methods = archive.rows, archive.prefix + self._folder, archive.sizes, archive.methods
-        payloads, agrees = archive.payloads, self._agrees
+        payloads = archive.payloads
         file, start, nbytes = archive.file, archive.start, wanted.numel * wanted.dtype.itemsize
+        agrees = self._dtypes.agreeing(wanted.dtype) if self._dtypes and wanted.numel else None
 
         def place(key: str) -> tuple[File, int, int] | None:
             row = rows.get(prefix + key)
-            if row is None or sizes[row] != nbytes or methods[row] != _STORED or not agrees(row, wanted):
+            if row is None or sizes[row] != nbytes or methods[row] != _STORED or (agrees and not agrees(row)):
                 return None
             return file, start + payloads[row], first + row
 
@@ -324,6 +325,8 @@ class _Archive:
         # Where storages are: those of the state first.
         self.folders = (script_json.RECORDS,) if self.is_old_script else (_STORAGES, _OF_CONSTANTS)
         self._check_names()
+        # Whether it is a TorchScript archive: a program with its weights.
+        self.is_script = self.is_old_script or self._has_code()
 
     def corrupt(self, reason: str, hint: str = "") -> CorruptError:
         return CorruptError(f"{self._name} is not a sound zip archive: {reason}.", hint)
@@ -634,13 +637,9 @@ class _Archive:
             seen.add(found)
             self._check_odd(len(seen))
 
-    @property
-    def is_script(self) -> bool:
-        """Whether it is a TorchScript archive: a program with its weights."""
-        if self.is_old_script:
-            return True
-        code = self.prefix + "code/"
-        return self.prefix + "constants.pkl" in self.rows or any(name.startswith(code) for name in self.rows)
+    def _has_code(self) -> bool:
+        code = itertools.repeat(self.prefix + "code/")
+        return self.prefix + "constants.pkl" in self.rows or any(map(str.startswith, self.rows, code))
 
     def _overlap(self, row: int, end: int) -> CorruptError:
         return self.corrupt(
@@ -774,15 +773,26 @@ class _Archive:
 
     def records(self) -> Records:
         """Return the storages' places and checksums; of compressed ones, only the checksums."""
-        found = sorted((row for _, row in self.storages()), key=self.payloads.__getitem__)
-        packed = [row for row in found if self.methods[row]]
-        rows = [row for row in found if not self.methods[row]] if packed else found
-        return Records(
-            array.array("Q", map(self.start.__add__, map(self.payloads.__getitem__, rows))),
-            array.array("Q", map(self.sizes.__getitem__, rows)),
-            array.array("I", map(self.crcs.__getitem__, rows)),
-            array.array("I", map(self.crcs.__getitem__, packed)),
-        )
+        beginnings = tuple(self.prefix + folder for folder in self.folders)
+        rows = [row for name, row in self.rows.items() if name.startswith(beginnings)]
+        places = [*map(self.payloads.__getitem__, rows)]
+        if places != sorted(places):
+            rows.sort(key=self.payloads.__getitem__)
+        packed = array.array("I")
+        if any(self._column(self.methods, rows)):
+            packed.extend(self.crcs[row] for row in rows if self.methods[row])
+            rows = [row for row in rows if not self.methods[row]]
+        offsets = self._column(self.payloads, rows)
+        if self.start:
+            offsets = array.array("Q", map(self.start.__add__, offsets))
+        return Records(offsets, self._column(self.sizes, rows), self._column(self.crcs, rows), packed)
+
+    @staticmethod
+    def _column(column: array.array[int], rows: Sequence[int]) -> array.array[int]:
+        """Return what a column has in `rows`; where these follow one another, as mostly, by one copy."""
+        if rows and rows == [*range(rows[0], rows[0] + len(rows))]:
+            return column[rows[0] : rows[0] + len(rows)]
+        return array.array(column.typecode, map(column.__getitem__, rows))
 
     # ---- small members
 
