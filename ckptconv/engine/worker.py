@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
-from typing import TypeAlias, TypeGuard
+from typing import TypeAlias
 
 from ckptconv.engine.tasks import Piece, RowBlock, Task, Tile, Window, is_dense
 from ckptconv.later import dataclass
@@ -22,7 +22,7 @@ from ckptconv.storage.prefetch import Prefetch, is_read_far
 from ckptconv.storage.records import combine
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors import kernels
-from ckptconv.tensors.lazy import Convert, LazyTensor, Stored
+from ckptconv.tensors.lazy import Convert, Stored
 from ckptconv.tensors.moves import GAP, Assembled, File, Kernel, Move, Runs
 
 # Called with everything that is read for the output: the file, the runs in it, and their bytes.
@@ -76,11 +76,10 @@ class _Alike:
     ranges: list[tuple[int, int]]
 
 
-def _is_simple(tensor: LazyTensor, start: int, stop: int) -> TypeGuard[Convert]:
+def _is_simple(tensor: Convert, start: int, stop: int) -> bool:
     """Whether bytes `start` to `stop` of `tensor` are whole elements, converted from elements dense in a file."""
     return (
-        type(tensor) is Convert
-        and start < stop
+        start < stop
         and is_dense(tensor.tensor)
         and not start % tensor.dtype.itemsize
         and not stop % tensor.dtype.itemsize
@@ -189,13 +188,14 @@ class Worker:
         near: File | None = None
         ranges: list[tuple[int, memoryview]] = []
         alike: list[_Alike] = []
+        begin, small = window.start, self.unit // _SMALL
         for part, start, stop in window.pieces:
-            base = part.offset - window.start
+            base = part.offset - begin
             if isinstance(part, Literal):
                 out[base + start : base + stop] = part.data[start:stop]
                 continue
             tensor = part.tensor
-            if stop - start <= self.unit // _SMALL and _is_simple(tensor, start, stop):
+            if type(tensor) is Convert and stop - start <= small and _is_simple(tensor, start, stop):
                 _add_alike(alike, tensor, start, stop, base + start, self.unit)
                 continue
             if is_dense(tensor):

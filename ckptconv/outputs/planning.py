@@ -305,15 +305,16 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     names = {} if of_states else chosen.names
     aliases = chosen.recorded_aliases() if options.tied == "alias" else {}
     structure = chosen.structure(aliases)
-    kept = {name: chosen.cast(name) for name in tensors if name not in aliases}
-    cast = [old for old, new in names.items() if new in kept and kept[new].dtype != tensors[new].dtype]
+    kept = chosen.stored(aliases)
+    changed = [old for old, new in names.items() if new in kept and kept[new] is not tensors[new]]
+    cast = [old for old in changed if kept[names[old]].dtype != tensors[names[old]].dtype]
     goal = kept[names[cast[0]]].dtype.name if cast else chosen.dtype
     if cast:
         selection.check_unscaled([name for name in cast if names[name] not in chosen.fixed], chosen.known, goal)
     # What is stored in the place of quantized weights was not to be cast.
     own = chosen.quantization.parts if chosen.quantization else frozenset()
     left = selection.left_alone({name: kept[name] for name in kept if name in chosen.fixed - own}, chosen.dtype)
-    if chosen.widen_only:
+    if chosen.widen_only and chosen.dtype != "keep":
         left += selection.left_wider({name: kept[name] for name in kept if name not in chosen.fixed}, chosen.dtype)
     notes = chosen.notes
     lacking = likeness.left_out(chosen.like, source.path) if chosen.like else ()

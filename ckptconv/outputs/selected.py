@@ -81,6 +81,12 @@ class Selected:
             return tensor
         return selection.converted(name, tensor, dtype, self.widen_only)
 
+    def stored(self, aliases: Mapping[str, str]) -> dict[str, LazyTensor]:
+        """Return the tensors but for `aliases`, by their new names, each cast as it is stored."""
+        if self.dtype == "keep" and not self.like:
+            return {name: tensor for name, tensor in self.tensors.items() if name not in aliases}
+        return {name: self.cast(name) for name in self.tensors if name not in aliases}
+
     def aliases(self) -> dict[str, str]:
         """Return the names whose bytes another name already holds: {removed: kept}."""
         if self.like or self.of_states or (self.described.apart and not self.owners):

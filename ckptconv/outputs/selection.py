@@ -221,7 +221,7 @@ def scales(flat: Mapping[str, LazyTensor]) -> set[str]:
     for name in flat:
         if _BNB_STATE in name:
             found.update(name.partition(_BNB_STATE)[0] + part for part in _BNB_PARTS)
-        elif f".{name}".endswith(_BNB_SCALE) or _BNB_OPTIMIZER in f".{name}":
+        elif (dotted := f".{name}").endswith(_BNB_SCALE) or _BNB_OPTIMIZER in dotted:
             found.add(name)
     return found & flat.keys()
 

@@ -722,9 +722,9 @@ class _Archive:
                 or not window.startswith(raw, at)
                 or method != methods[row]
                 or (flags ^ all_flags[row]) & _SAID_TWICE
-                or (size != sizes[row] and size not in (ZIP64, 0))
-                or (packed != packed_sizes[row] and packed not in (ZIP64, 0))
-                or (crc != crcs[row] and crc)
+                or (size and size != ZIP64 and size != sizes[row])
+                or (packed and packed != ZIP64 and packed != packed_sizes[row])
+                or (crc and crc != crcs[row])
             ):
                 raise self._other_member(row, raw)
             at += name_length
