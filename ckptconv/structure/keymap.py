@@ -225,7 +225,8 @@ def plain_record(names: Iterable[str]) -> str:
 
 
 def _plain_tensors(tree: Any, tagged: bool) -> dict[str, Any] | None:
-    """Return the tensors of the most common state dict: ordinary ones, each alone in its storage, with ASCII names.
+    """Return the tensors of the most common state dict: ordinary ones, lazy or torch's, each alone in its storage, with
+    ASCII names.
 
     Such a tree needs neither a survey nor, in file order, a record. Tensors without facts, as of safetensors, are alone
     if none begins where another does. Return None for any other tree.
@@ -238,7 +239,9 @@ def _plain_tensors(tree: Any, tagged: bool) -> dict[str, Any] | None:
         if type(name) is not str or not name.isascii() or name == METADATA:
             return None
         tensor, facts = (value.tensor, value.facts) if type(value) is Tagged else (value, _NO_FACTS)
-        if type(tensor) is not Stored or tensor.dtype.code is None or not tensor.contiguous:
+        if live.is_ordinary(value):
+            tensor, facts = live.bare(value)
+        elif type(tensor) is not Stored or tensor.dtype.code is None or not tensor.contiguous:
             return None
         storage = facts.storage if facts is not _NO_FACTS else (tensor.file.path, tensor.offset)
         if (

@@ -63,7 +63,11 @@ def _is_number(dtype: Any) -> bool:
 def dtype_name(tensor: Any) -> str:
     """Return the name of the dtype of a LazyTensor or a torch tensor, as in `tensors.DTYPES`; of others, its text."""
     dtype = tensor.dtype
-    return dtype.name if type(dtype) is DType else str(dtype).removeprefix("torch.")
+    return dtype.name if type(dtype) is DType else _text_of(dtype).removeprefix("torch.")
+
+
+# There are many tensors, of few dtypes on few devices.
+_text_of = functools.lru_cache(maxsize=256)(str)
 
 
 # ---------------------------------------------------------------------------------------------------- live to inert
@@ -86,24 +90,33 @@ def is_plain(tensor: Any) -> bool:
     )
 
 
+def is_ordinary(value: Any) -> bool:
+    """Whether `value` is a torch tensor of no other class, whose elements are in C order and safetensors has."""
+    torch = sys.modules.get("torch")
+    if torch is None or type(value) is not torch.Tensor:
+        return False
+    dtype = DTYPES.get(dtype_name(value))
+    return dtype is not None and dtype.code is not None and is_plain(value) and value.is_contiguous()
+
+
 def bare(tensor: Any) -> tuple[Any, TensorFacts]:
     """Return a plain torch tensor detached, and the facts beside its bytes. Raise UsageError if it has no storage."""
     torch = sys.modules["torch"]
-    if hasattr(tensor, "full_tensor"):
+    kind = type(tensor)
+    if kind is not torch.Tensor and hasattr(tensor, "full_tensor"):
         raise UsageError(
             "The tree holds a DTensor, of which this process has a part.",
             "Call full_tensor() on it, in all processes, or save it with torch.distributed.checkpoint.",
         )
-    if is_storage(tensor):
+    if kind is not torch.Tensor and is_storage(tensor):
         dtype = getattr(tensor, "dtype", torch.uint8)
         tensor = torch.empty(0, dtype=dtype, device=tensor.device).set_(tensor)
         data, facts = bare(tensor)
         return data, facts._replace(kind="storage")
-    kind = type(tensor)
     attributes = vars(tensor) or None
-    data = tensor
-    if tensor.requires_grad or kind is not torch.Tensor or attributes:
-        data = tensor.detach().as_subclass(torch.Tensor)
+    data, told, requires_grad = tensor, "tensor", tensor.requires_grad
+    if requires_grad or kind is not torch.Tensor or attributes:
+        data, told = tensor.detach().as_subclass(torch.Tensor), _tensor_kind(tensor)
     # Store the values that torch's conjugate and negative flags stand for.
     data = data.resolve_conj().resolve_neg()
     try:
@@ -113,10 +126,10 @@ def bare(tensor: Any) -> tuple[Any, TensorFacts]:
         raise UsageError(f"A {_class_name(kind)} has no data of its own that could be stored: {error}.") from error
     shares = address and data.numel()
     return data, TensorFacts(
-        _tensor_kind(tensor),
-        tensor.requires_grad,
+        told,
+        requires_grad,
         attributes,
-        (str(data.device), address) if shares else None,
+        (_text_of(data.device), address) if shares else None,
         nbytes,
         data.storage_offset(),
         tuple(data.stride()),

@@ -276,6 +276,58 @@ def test_the_short_way_for_plain_state_dicts_leads_where_the_long_one_does(tree:
         assert list(short.tensors) == list(long.tensors)
 
 
+def _named_by(value: torch.Tensor) -> torch.Tensor:
+    value.note = "here"  # type: ignore[attr-defined]
+    return value
+
+
+SHARED = torch.arange(6.0)
+KINDS_OF_LEAVES = {
+    "ordinary": torch.ones(2, 3),
+    "scalar": torch.tensor(3),
+    "of_bool": torch.tensor([True]),
+    "empty": torch.ones(0, 2),
+    "transposed": torch.ones(2, 3).T,
+    "part": SHARED[2:],
+    "whole": SHARED,
+    "again": SHARED,
+    "with_gradients": torch.ones(2, requires_grad=True),
+    "parameter": torch.nn.Parameter(torch.ones(2)),
+    "buffer": torch.nn.Buffer(torch.ones(2)),
+    "named": _named_by(torch.ones(2)),
+    "complex": torch.ones(2, dtype=torch.complex64),
+    "wide_complex": torch.ones(2, dtype=torch.complex128),
+    "conjugate": torch.tensor([1 + 2j]).conj(),
+    "negative": torch.tensor([1 + 2j]).conj().imag,
+    "sparse": torch.ones(2).to_sparse(),
+    "lazy": lazy(),
+    "long" * 100: torch.ones(1),
+    "ä": torch.ones(1),
+}
+
+
+@pytest.mark.parametrize("name", KINDS_OF_LEAVES)
+def test_it_leads_there_for_live_tensors_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for other, keep_order in itertools.product(KINDS_OF_LEAVES, (True, False)):
+        tree = {key: KINDS_OF_LEAVES[key] for key in (name, other)}
+        short = describe(tree, keep_order=keep_order)
+        with monkeypatch.context() as patched:
+            patched.setattr(keymap, "_plain_tensors", lambda tree, tagged: None)
+            long = describe(tree, keep_order=keep_order)
+        assert (short.structure, short.fixed, [*short.tensors]) == (long.structure, long.fixed, [*long.tensors])
+        for key, tensor in short.tensors.items():
+            assert type(tensor) is type(long.tensors[key])
+            if isinstance(tensor, torch.Tensor):
+                assert tensor.dtype == long.tensors[key].dtype
+                assert torch.equal(tensor, long.tensors[key])
+
+
+def test_an_ordinary_state_dict_of_torch_is_not_surveyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keymap.RecordEncoder, "survey", lambda *_: pytest.fail("it took the long way"))
+    tree = {"a": torch.ones(2), "b": torch.zeros(3, dtype=torch.bfloat16)}
+    assert flatten(tree) == (tree, None)
+
+
 @pytest.mark.parametrize("tagged", [False, True])
 def test_tensors_with_the_same_bytes_do_not_lie_apart(tagged: bool) -> None:
     tensor = lazy()
