@@ -56,7 +56,7 @@ def _help(command: Any, path: str, parameters: list[Any]) -> Help:
     """Return the help of a command of typer's, which has these parameters and is called by `path`."""
     commands: dict[str, Any] = getattr(command, "commands", {})
     known: Mapping[str, Option] = getattr(command.callback, "options", {})
-    about: Mapping[str, str] = getattr(command.callback, "arguments", {})
+    about: Mapping[str, str] = getattr(getattr(command.callback, "__wrapped__", None), "arguments", {})
     arguments = {each.metavar: (each, about[each.name]) for each in parameters if each.param_type_name == "argument"}
     names = [name if each.required else f"[{name}]" for name, (each, _) in arguments.items()]
     paragraphs, examples = _told(command.help)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,43 +47,56 @@ LAYOUT = list(RowOptions.table.values())
 MAKING = [*LAYOUT, *named("jobs memory fsync clobber spool_dir dry_run verify"), *SHOWING]
 
 
-def taking(*options: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def taking(*options: Option) -> Callable[[Callable[..., None]], _Taking]:
     """Decorate a command: add `options` after its arguments, and pass it by name the values that were given, on the
     command line or by environment variables."""
+    return lambda function: _Taking(function, options)
 
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(function, eval_str=True)
-        own = [each for each in signature.parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
-        added = [_parameter(option) for option in options]
 
-        # This function has no defaults: before Python 3.11, `get_type_hints`, which typer calls, changes the annotation
-        # of a parameter whose default is None.
-        def command(**given: Any) -> None:
-            words = {option: given.pop(option.name) for option in options}
-            values = {
-                option.name: option.of_words(each)
-                for option, each in words.items()
-                if each not in (None, ()) and (each or option.kind is not FLAG)
-            }
-            others = {option.name: option for option in options if option.name not in values}
-            found = {name: value for name, each in others.items() if (value := each.of_environment()) is not None}
-            try:
-                function(**given, **values, **found)
-            except UsageError as error:
-                if not found:
-                    raise
-                raise _about_variables(error, [others[name] for name in found]) from error
+class _Taking:
+    """A command that takes more options than its function names. Its parameters are made when typer asks for them: of
+    the commands, one is called."""
 
-        command.__name__, command.__doc__ = function.__name__, function.__doc__
-        command.__signature__ = signature.replace(parameters=own + added)  # type: ignore[attr-defined]
-        command.__annotations__ = {parameter.name: parameter.annotation for parameter in own + added}
-        command.options = {option.name: option for option in options}  # type: ignore[attr-defined]
-        command.arguments = {  # type: ignore[attr-defined]
-            each.name: _about(each) for each in own if not isinstance(each.default, bool)
+    def __init__(self, function: Callable[..., None], options: Sequence[Option]) -> None:
+        self._function = function
+        self.options = {option.name: option for option in options}
+        self.__name__, self.__doc__ = function.__name__, function.__doc__
+
+    def __call__(self, **given: Any) -> None:
+        words = {option: given.pop(name) for name, option in self.options.items()}
+        values = {
+            option.name: option.of_words(each)
+            for option, each in words.items()
+            if each not in (None, ()) and (each or option.kind is not FLAG)
         }
-        return command
+        others = {name: option for name, option in self.options.items() if name not in values}
+        found = {name: value for name, each in others.items() if (value := each.of_environment()) is not None}
+        try:
+            self._function(**given, **values, **found)
+        except UsageError as error:
+            if not found:
+                raise
+            raise _about_variables(error, [others[name] for name in found]) from error
 
-    return decorate
+    @functools.cached_property
+    def _own(self) -> list[inspect.Parameter]:
+        found = inspect.signature(self._function, eval_str=True).parameters.values()
+        return [each for each in found if each.kind is each.POSITIONAL_OR_KEYWORD]
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """The help of each argument, by its name."""
+        return {each.name: _about(each) for each in self._own if not isinstance(each.default, bool)}
+
+    @functools.cached_property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.Signature([*self._own, *map(_parameter, self.options.values())])
+
+    # Before Python 3.11, `get_type_hints`, which typer calls, changes the annotation of a parameter whose default is
+    # None, where it finds the default: this has none.
+    @property
+    def __annotations__(self) -> dict[str, Any]:  # type: ignore[override]
+        return {name: each.annotation for name, each in self.__signature__.parameters.items()}
 
 
 def _about(argument: inspect.Parameter) -> str:

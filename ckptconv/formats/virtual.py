@@ -13,7 +13,6 @@ import zlib
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote
 
 from ckptconv.errors import CorruptError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats.format import CERTAIN, Guess, Probe
@@ -152,7 +151,11 @@ def _divided(path: str, source: str) -> tuple[str, str]:
     else:
         root = dirname(source)
         name = source[len(root.rstrip("/")) + 1 :]
-    return root, unquote(name) if is_quoted(source) else name
+    if not is_quoted(source):
+        return root, name
+    from urllib.parse import unquote
+
+    return root, unquote(name)
 
 
 # ----------------------------------------------------------------------------------------------------------- reading

@@ -13,9 +13,7 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Any, Literal, overload
-from urllib.parse import unquote
 
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, UsageError
 from ckptconv.later import dataclass
@@ -199,6 +197,9 @@ def _list_remote(directory: str, options: Options | None) -> dict[str, Entry]:
         raise
     except Exception as error:
         raise FailedError(f"{directory} cannot be listed: {remote.why(error)}.", remote.hint(error)) from error
+    from pathlib import PurePosixPath
+    from urllib.parse import unquote
+
     entries = {}
     for row in rows:
         name = PurePosixPath(row["name"].rstrip("/")).name

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -193,7 +192,7 @@ class Handle:
 
         It is not synced. A power cut may remove or damage it; that is detected, as it is JSON to the last byte.
         """
-        temporary = f"{name}.{secrets.token_hex(4)}"
+        temporary = f"{name}.{os.urandom(4).hex()}"
         fd = self.create(temporary)
         try:
             rest = memoryview(data)
@@ -274,7 +273,7 @@ def unnamed(directory: Handle) -> int:
             with contextlib.suppress(OSError, FailedError):
                 os.close(directory.open_own(name))
                 directory.unlink(name)
-    name = _PROBE + secrets.token_hex(8)
+    name = _PROBE + os.urandom(8).hex()
     fd = directory.create(name, 0o600)
     with contextlib.suppress(OSError):
         directory.unlink(name)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import PurePosixPath
 from typing import TypeAlias, cast
-from urllib.parse import quote, unquote
 
 from ckptconv.errors import UsageError
 from ckptconv.later import regex
@@ -57,6 +55,8 @@ def join(directory: str, *names: str) -> str:
     if is_remote(directory):
         before, place, after = _chained(directory)
         if is_quoted(place):
+            from urllib.parse import quote
+
             names = tuple(quote(name, safe=_PLAIN) for name in names)
         return before + "/".join([place.rstrip("/"), *names]) + after
     return os.path.join(directory, *names)
@@ -70,6 +70,9 @@ def is_quoted(place: str) -> bool:
 def basename(path: str) -> str:
     """Return the name of the file or directory that a path or URL leads to."""
     if is_remote(path):
+        from pathlib import PurePosixPath
+        from urllib.parse import unquote
+
         place = _chained(path)[1]
         name = PurePosixPath(place.rstrip("/")).name
         return unquote(name) if is_quoted(place) else name

@@ -7,9 +7,7 @@ it is the requested range and version, and a file that is read whole has to matc
 
 from __future__ import annotations
 
-import datetime
 import errno
-import random
 import re
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
@@ -175,6 +173,8 @@ def retrying(action: Callable[[], T], stop: threading.Event | None = None) -> T:
             hangs += isinstance(error, HungError)
             if not is_transient(error) or hangs == HANGS:
                 raise
+            import random  # it takes long to import, and is rarely needed
+
             if stop.wait(wait * random.uniform(0.5, 1.5)):
                 raise
     return action()
@@ -284,7 +284,7 @@ def stamp(row: Mapping[str, Any]) -> str:
     """Return what identifies this version of a file, as far as its file system says; "" if it does not."""
     value = next((row[key] for key in _STAMPS if row.get(key)), "")
     # Some file systems give a time in one form in a listing, and in another for a single file.
-    seconds = value.timestamp() if isinstance(value, datetime.datetime) else value
+    seconds = value.timestamp() if hasattr(value, "timestamp") else value
     return f"{seconds:f}" if isinstance(seconds, float) else str(seconds)
 
 

@@ -12,7 +12,6 @@ import contextlib
 import copy
 import json
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -147,7 +146,7 @@ class LocalStaging(Staging):
             if not self.is_file or self.shared:
                 raise
             # A single file can be staged under any other name.
-            self.token += f"-{secrets.token_hex(4)}"
+            self.token += f"-{os.urandom(4).hex()}"
             self._enter(home)
         # Remove leftovers of other plans, unless this run makes parts: parts of another plan may be waiting for
         # `finish`.
