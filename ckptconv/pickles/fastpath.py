@@ -30,7 +30,7 @@ _PHRASE = regex(
     rb"(%(int)b)%(ints)b(r....)?%(ints)b(r....)?([\x88\x89])(%(get)b)\)R(r....)t(r....)R(r....)"
     % {b"get": _GET, b"int": _INT, b"ints": _INTS},
     re.DOTALL,
-).match
+)
 _PIECES = regex(rb"K(.)|M(..)|J(....)", re.DOTALL)
 _GETS = regex(rb"h(.)|j(....)", re.DOTALL)
 # By length in bytes, as little-endian integers: consecutive LONG_BINPUTs from memo index 0 on, and what to add to them
@@ -196,7 +196,7 @@ class Phrases:
         """Make the tensor of the phrase at `pos`, after the key of a dict unless it is the `first`. Return its kind, or
         None, and the position after it."""
         name, at = (None, pos) if first else _name(data, pos, memo)
-        found = None if name is HOLE else _PHRASE(data, at)
+        found = None if name is HOLE else _PHRASE.match(data, at)
         if not found:
             return None, pos
         (

@@ -147,10 +147,10 @@ _END_OF_FRAME = b"\0"
 # Python itself reads integers of no more digits.
 _MAX_DIGITS = 4300
 # Numbers in text, as picklers write them. CPython's two unpicklers accept other forms, each its own.
-_WHOLE = regex(rb"0|-?[1-9][0-9]*").fullmatch
-_REAL = regex(rb"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?").fullmatch
+_WHOLE = regex(rb"0|-?[1-9][0-9]*")
+_REAL = regex(rb"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 # Valid escapes in strings; group 1 is a backslash that begins none.
-_ESCAPES = regex(rb"\\(?:[\\'\"abfnrtv\n]|[0-3]?[0-7]{1,2}(?![0-7])|[0-3][0-7]{2}|x[0-9a-fA-F]{2})|(\\)").finditer
+_ESCAPES = regex(rb"\\(?:[\\'\"abfnrtv\n]|[0-3]?[0-7]{1,2}(?![0-7])|[0-3][0-7]{2}|x[0-9a-fA-F]{2})|(\\)")
 # As numbers are spelled that have no digits. Each NaN is an object, and a key, of its own.
 _SPECIAL = frozenset((b"inf", b"-inf", b"nan"))
 # A tuple followed by one of these opcodes is hardly ever referred to again. Before REDUCE and BINPERSID it is the
@@ -889,7 +889,7 @@ def _digits(machine: _Machine, line: bytes) -> int:
     # A byte holds 2.4 digits.
     if len(line) > min(machine.limits.int_bytes * 12 // 5, _MAX_DIGITS):
         raise ExcessiveError(f"has an integer of {len(line)} digits")
-    if _WHOLE(line):
+    if _WHOLE.fullmatch(line):
         return int(line)
     machine.odd(f"has {brief(line)[1:]} where a number should be")
     try:
@@ -905,7 +905,7 @@ def _int(machine: _Machine) -> Any:
 
 def _text_float(machine: _Machine) -> float:
     line = machine.line()
-    value = float(line) if _REAL(line) or line in _SPECIAL else None
+    value = float(line) if _REAL.fullmatch(line) or line in _SPECIAL else None
     # For a number that is too large, one of CPython's unpicklers makes infinity; the other refuses it.
     if value is None or (math.isinf(value) and line not in _SPECIAL):
         machine.odd(f"has {brief(line)[1:]} where a number should be")
@@ -932,7 +932,7 @@ def _string(machine: _Machine) -> Any:
     line = machine.line()
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
         raise MalformedError("has a string without quotes")
-    if any(found[1] for found in _ESCAPES(line[1:-1])):
+    if any(found[1] for found in _ESCAPES.finditer(line[1:-1])):
         # Python only warns, and reads something else.
         machine.odd("has a string with an invalid escape")
         return ""
