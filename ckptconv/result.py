@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from ckptconv.later import dataclass
 from ckptconv.text import Shown
 
 

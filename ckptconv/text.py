@@ -13,13 +13,12 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from ckptconv.errors import UsageError
-from ckptconv.later import regex
 
 # The hint for a word of a command line that is empty.
 UNSET = "Is it a variable of the shell that was not set?"
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {letter: 1 << (10 * power) for power, letter in enumerate(("", "K", "M", "G", "T", "P"))}
-_SIZE = regex(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)
 
 # Where batch systems say which of how many a process is: its number, the lowest number there is, and how many there
 # are. Of each the first that is set counts.

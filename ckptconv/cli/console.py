@@ -16,7 +16,6 @@ from ckptconv.cli.failures import described
 from ckptconv.cli.terminal import can_rewrite, coloured, columns, has_colours
 from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.inspection.overview import cut, printable
-from ckptconv.later import dataclass
 from ckptconv.storage import remote
 from ckptconv.storage.writing import reason
 from ckptconv.text import format_size, format_time
@@ -41,7 +40,7 @@ SHORT, WIDE_ENOUGH = 24, 72
 _STYLES = {"title": "bold", "name": "cyan", "dim": "dim", "good": "green", "warning": "yellow"}
 
 
-@dataclass
+@dataclasses.dataclass
 class Printer:
     """Where and how a command prints what it does."""
 

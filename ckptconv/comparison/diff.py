@@ -7,7 +7,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -17,7 +17,6 @@ from ckptconv.comparison.reading import Pair, compare
 from ckptconv.comparison.steps import Quantization, Steps, is_quantized, measured, summed
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats.source import Source
-from ckptconv.later import dataclass
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.pipeline import selected

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import TypeAlias
 
 from ckptconv.engine.tasks import Piece, RowBlock, Task, Tile, Window, is_dense
-from ckptconv.later import dataclass
 from ckptconv.plan import AssertZero, Data, Literal, NotZeroError, Trailer
 from ckptconv.storage.coalesce import BLOCK as NEARBY
 from ckptconv.storage.coalesce import are_near, blocks

@@ -6,6 +6,7 @@ Source: PEFT 0.21, tuners/lora (config.py, layer.py) and utils/other.get_pattern
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,6 @@ from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.companions import read_configuration
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Adapter, Scale, Source, computed
-from ckptconv.later import regex
 from ckptconv.plan import Input
 from ckptconv.storage.location import Location
 from ckptconv.structure.regexes import ExpressionError, LimitsError, first_matches
@@ -42,7 +42,7 @@ _UNKNOWN = (
 _BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 _MOST_RANK = 1 << 20
 # A pattern in which no character but a dot means something else than itself.
-_PLAIN = regex(r"[\w.]+")
+_PLAIN = re.compile(r"[\w.]+")
 
 
 def opened(paths: Sequence[str], settings: Mapping[str, Any]) -> list[Adapter]:

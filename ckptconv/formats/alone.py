@@ -25,7 +25,6 @@ from ckptconv.formats.deepspeed.locate import identity
 from ckptconv.formats.ranks.locate import parsed
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch.megatron import RANK, parallel_sizes
-from ckptconv.later import regex
 from ckptconv.pickles.children import walk
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
@@ -36,23 +35,23 @@ _HOW = "Or convert what is in it with --alone."
 # Keys of a DeepSpeed optimizer under which a rank's part of the master weights is, and keys of its model files.
 _PARTITIONS = frozenset({"single_partition_of_fp32_groups", "fp32_flat_groups"})
 _OF_DEEPSPEED = frozenset({"ds_version", "dp_world_size", "mp_world_size"})
-_UNIVERSAL = regex(r"fp32\.pt|exp_avg\.pt|exp_avg_sq\.pt")
+_UNIVERSAL = re.compile(r"fp32\.pt|exp_avg\.pt|exp_avg_sq\.pt")
 # A file of a set with an index; diffusers puts the variant, as in fp16, before the numbers or behind.
-_OF_INDEX = regex(r".*-\d{5}-of-(?P<of>\d{5})(?:\.[\w-]+)?\.(?:bin|pt|pth|ckpt|safetensors)")
-_META = regex(r"consolidated\.(\d{2,3})\.(?:pth|pt|safetensors)")
+_OF_INDEX = re.compile(r".*-\d{5}-of-(?P<of>\d{5})(?:\.[\w-]+)?\.(?:bin|pt|pth|ckpt|safetensors)")
+_META = re.compile(r"consolidated\.(\d{2,3})\.(?:pth|pt|safetensors)")
 # Megatron's directory of a rank, and that of NeMo.
-_RANKS = (RANK, regex(r"tp_rank_(\d{1,6})(?:_pp_rank_(\d{1,6}))?"))
+_RANKS = (RANK, re.compile(r"tp_rank_(\d{1,6})(?:_pp_rank_(\d{1,6}))?"))
 # Files with numbers of ranks: of vLLM and SGLang, TensorRT-LLM, fairseq, DeepSeek.
 _NUMBERED = (
-    regex(r"model-rank-(\d{1,6})-part-(\d{1,6})\.safetensors"),
-    regex(r"(?:.*[-_.])?rank[-_]?(\d{1,6})\.safetensors"),
-    regex(r".*-model_part-(\d{1,6})(?:-shard(\d{1,6}))?\.pt"),
-    regex(r"model\d{1,6}-mp(?P<of>\d{1,6})\.safetensors"),
+    re.compile(r"model-rank-(\d{1,6})-part-(\d{1,6})\.safetensors"),
+    re.compile(r"(?:.*[-_.])?rank[-_]?(\d{1,6})\.safetensors"),
+    re.compile(r".*-model_part-(\d{1,6})(?:-shard(\d{1,6}))?\.pt"),
+    re.compile(r"model\d{1,6}-mp(?P<of>\d{1,6})\.safetensors"),
 )
 # The items of a step of torch_checkpointing, and what describes them all.
-_ITEM, _STEP = regex(r".+_\d{1,6}\.(?:pt|safetensors)"), "metadata.pkl"
+_ITEM, _STEP = re.compile(r".+_\d{1,6}\.(?:pt|safetensors)"), "metadata.pkl"
 # Such an item by itself. Files of torch.save say that they are parts, and higher numbers are those of steps.
-_LIKE_ITEM = regex(r"model_\d{1,2}\.safetensors")
+_LIKE_ITEM = re.compile(r"model_\d{1,2}\.safetensors")
 _MOST = 1 << 26
 # How deep a tree is searched for names.
 _LEVELS = 6

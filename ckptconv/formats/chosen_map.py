@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import companions
 from ckptconv.formats.source import Source
-from ckptconv.later import regex
 from ckptconv.options.table import NO_MAP
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote
@@ -19,7 +19,7 @@ from ckptconv.structure.record import MAP_KEY
 # Files that tell sizes: that of transformers, or else the one that Meta has beside Llama.
 _CONFIGS = (companions.CONFIG, companions.PARAMS)
 # In the name of a tensor that holds all layers.
-_STACK = regex(r"layers\.(?![\d{])")
+_STACK = re.compile(r"layers\.(?![\d{])")
 
 
 def with_map(source: Source, named: str, sizes: Mapping[str, int], options: Mapping[str, object]) -> Source:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError
 from ckptconv.formats.source import Source
-from ckptconv.later import dataclass
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote

@@ -13,13 +13,14 @@ Source: slime, backends/megatron_utils/update_weight/update_weight_from_disk_del
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.errors import UnsupportedError, UsageError, damaged
 from ckptconv.formats.safetensors import read_header
 from ckptconv.formats.weight_map import read_index
-from ckptconv.later import dataclass, regex
 from ckptconv.plan import Input
 from ckptconv.storage.digests import hasher
 from ckptconv.storage.files import Reader
@@ -34,7 +35,7 @@ CHECKSUMS = ("adler32", "xxh3-128", "blake3")
 ZSTD = "zstd"
 # The most bytes of a tensor of which a u4 counts how many changed, and where.
 MOST_OVERWRITTEN = (1 << 32) - 1
-_VERSION = regex(r"\d{1,18}")
+_VERSION = re.compile(r"\d{1,18}")
 # Bytes of the header of a frame: RFC 8878, section 3.1.1.
 _MOST_OF_HEAD = 18
 

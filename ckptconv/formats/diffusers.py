@@ -7,20 +7,20 @@ Names that begin with _ describe the pipeline, [null, null] is a component that 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats import companions, runs
 from ckptconv.formats.source import Source
-from ckptconv.later import regex
 from ckptconv.storage.location import Location
 from ckptconv.text import some
 
 FAMILY = "diffusers"
 _INDEX = "model_index.json"
 # Classes that are no models: they have settings alone.
-_OF_SETTINGS = regex(r".*(?:Tokenizer|Scheduler|Processor|FeatureExtractor)(?:Fast)?")
+_OF_SETTINGS = re.compile(r".*(?:Tokenizer|Scheduler|Processor|FeatureExtractor)(?:Fast)?")
 
 
 class Pipeline(NamedTuple):

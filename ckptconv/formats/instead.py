@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
 from ckptconv.errors import CorruptError, UnsupportedError, damaged
-from ckptconv.later import regex
 
 _CORRUPT, _UNSUPPORTED = CorruptError, UnsupportedError
 _AGAIN = "Download it again, and look at what the server says."
@@ -42,7 +43,7 @@ _BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str
     ),
 )
 # The beginning of pickles of protocols 0 and 1, which have no header: a container put into the memo, or a name.
-_PICKLE_BEGINS = regex(rb"[(\]})]+[dlt]?(?:q[\0\1]|p[01]\n)|\(*c[\w.]+\n[\w.]+\n(?:[q(}\])]|p\d)")
+_PICKLE_BEGINS = re.compile(rb"[(\]})]+[dlt]?(?:q[\0\1]|p[01]\n)|\(*c[\w.]+\n[\w.]+\n(?:[q(}\])]|p\d)")
 # Members of other zip archives: the last part of a name, what the archive is, what to do.
 OTHER_ARCHIVES = (
     ("archive_format", "an archive of torch.export (.pt2)", _EXPORTED),

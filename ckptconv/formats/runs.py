@@ -9,21 +9,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats import safetensors
 from ckptconv.formats.torch import sharded
-from ckptconv.later import dataclass, regex
 from ckptconv.storage.location import Location
 from ckptconv.text import some
 
 # Where HuggingFaceStorageWriter puts the shards that it consolidates into an ordinary set.
 SHARDED = "sharded"
 # Names that frameworks give the directory of a model; of an optimizer beside it; of a training step.
-_MODELS = regex(r"pytorch_model_fsdp_\d+|model_and_optim|model|checkpoint|dcp|sharded|dist_ckpt|(?:model_)?weights")
-_OPTIMIZERS = regex(r"optimizer_\d+|optimizer|optim")
-_STEP = regex(r"(?:step|global_step|checkpoint|iter|epoch)?[-_=]?(\d+)")
+_MODELS = re.compile(
+    r"pytorch_model_fsdp_\d+|model_and_optim|model|checkpoint|dcp|sharded|dist_ckpt|(?:model_)?weights"
+)
+_OPTIMIZERS = re.compile(r"optimizer_\d+|optimizer|optim")
+_STEP = re.compile(r"(?:step|global_step|checkpoint|iter|epoch)?[-_=]?(\d+)")
 # Files that say which step is the last: Megatron's and verl's, SkyRL's, EasyR1's; of a JSON file, under which key.
 _POINTERS = {
     "latest_checkpointed_iteration.txt": None,

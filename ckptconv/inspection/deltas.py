@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ckptconv.comparison.diff import CHANGED, EQUAL, DeltaFiles, Difference
 from ckptconv.comparison.encoding import Encoder, check_installed
@@ -12,7 +12,6 @@ from ckptconv.comparison.reading import Pair
 from ckptconv.errors import UNWRITTEN, UnsupportedError, UsageError, leaving
 from ckptconv.formats.delta import OVERWRITE
 from ckptconv.formats.source import Source
-from ckptconv.later import dataclass
 from ckptconv.options.table import Options
 from ckptconv.outputs.delta import delta_files
 from ckptconv.outputs.planning import output_of

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.formats.chosen_map import read_map
 from ckptconv.formats.detect import open_source
-from ckptconv.later import dataclass
 from ckptconv.options.table import Options
 from ckptconv.outputs.pipeline import selected
 from ckptconv.storage.paths import normalize

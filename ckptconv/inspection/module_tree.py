@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from ckptconv.later import dataclass, regex
 
 if TYPE_CHECKING:
     from ckptconv.tensors.statistics import Statistics
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 DEEPEST = 60
 # Key of a tensor inside the module of the same name. No part of a name has a dot.
 _ITSELF = "."
-_NUMBER = regex(r"\d{1,9}")
+_NUMBER = re.compile(r"\d{1,9}")
 
 
 @dataclass(slots=True)

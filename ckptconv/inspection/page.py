@@ -20,7 +20,6 @@ from typing import Any
 from ckptconv.inspection.module_tree import TensorInfo
 from ckptconv.inspection.overview import printable
 from ckptconv.inspection.summary import Summary
-from ckptconv.later import regex
 from ckptconv.tensors.statistics import Statistics
 from ckptconv.text import format_size
 from ckptconv.version import __version__
@@ -28,8 +27,8 @@ from ckptconv.version import __version__
 _TEMPLATE = "page.html"
 # The largest integer that every number of JavaScript up to it is.
 _EXACT = 2**53
-_BLOCK = regex(r"\{\{(style|script)\}\}(.*?)\{\{end\}\}", re.DOTALL)
-_FIELD = regex(r"\{\{(policy|title|data)\}\}")
+_BLOCK = re.compile(r"\{\{(style|script)\}\}(.*?)\{\{end\}\}", re.DOTALL)
+_FIELD = re.compile(r"\{\{(policy|title|data)\}\}")
 
 
 def page_of(summary: Summary) -> str:

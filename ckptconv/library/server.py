@@ -20,7 +20,6 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from ckptconv.errors import CkptconvError, FailedError, StoppedError
-from ckptconv.later import regex
 from ckptconv.library.virtual import VirtualFile, VirtualFiles
 from ckptconv.storage.writing import reason
 from ckptconv.version import __version__
@@ -30,17 +29,17 @@ MAX_CONNECTIONS = 32
 # Seconds that a connection may be idle, and that a client may take to accept a piece of data.
 IDLE, ACCEPTING = 60.0, 120.0
 # Names of a repository and of a revision: anything that is one part of a path, or two for a repository.
-_RESOLVE = regex(r"/(?:[^/]+/)?[^/]+/resolve/[^/]+/(?P<name>.+)")
-_MODEL = regex(r"/api/models/(?:[^/]+/)?[^/]+(?:/revision/[^/]+)?")
-_TREE = regex(r"/api/models/(?:[^/]+/)?[^/]+/tree/[^/]+(?P<below>/.*)?")
-_PATHS = regex(r"/api/models/(?:[^/]+/)?[^/]+/paths-info/[^/]+")
-_REFS = regex(r"/api/models/(?:[^/]+/)?[^/]+/refs")
+_RESOLVE = re.compile(r"/(?:[^/]+/)?[^/]+/resolve/[^/]+/(?P<name>.+)")
+_MODEL = re.compile(r"/api/models/(?:[^/]+/)?[^/]+(?:/revision/[^/]+)?")
+_TREE = re.compile(r"/api/models/(?:[^/]+/)?[^/]+/tree/[^/]+(?P<below>/.*)?")
+_PATHS = re.compile(r"/api/models/(?:[^/]+/)?[^/]+/paths-info/[^/]+")
+_REFS = re.compile(r"/api/models/(?:[^/]+/)?[^/]+/refs")
 # The most bytes of a form with names of files.
 _MOST_OF_FORM = 1 << 20
-_RANGE = regex(r"bytes=\s*(?:(\d{1,19})-(\d{0,19})|-(\d{1,19}))\s*")
+_RANGE = re.compile(r"bytes=\s*(?:(\d{1,19})-(\d{0,19})|-(\d{1,19}))\s*")
 _NAMES = ("localhost", "localhost.localdomain")
 # A name or an address, and a port.
-_HOST = regex(r"(?:\[(?P<address>[^\[\]]*)\]|(?P<name>[^\[\]:@/]*))(?::\d*)?")
+_HOST = re.compile(r"(?:\[(?P<address>[^\[\]]*)\]|(?P<name>[^\[\]:@/]*))(?::\d*)?")
 
 
 class Server(ThreadingHTTPServer):

@@ -11,10 +11,10 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from ckptconv.errors import UsageError
-from ckptconv.later import dataclass
 from ckptconv.options import NAMING, OUTPUT, REPORTING, RUNNING, TAKE
 from ckptconv.options.kinds import (
     CHECKPOINT,

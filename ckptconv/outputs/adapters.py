@@ -8,6 +8,7 @@ parameters of experts, which PEFT calls by their stack, `base_layer` stands once
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,7 +16,6 @@ from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.adapters import factor, settled
 from ckptconv.formats.quantized.joining import parts_among
 from ckptconv.formats.source import Adapter
-from ckptconv.later import regex
 from ckptconv.structure.maps.memory import in_files, stacks_of
 from ckptconv.tensors.dtypes import DTYPES, SUMMED
 from ckptconv.tensors.lazy import Axis, Concat, LazyTensor, Tiled, View, same_bytes, untagged
@@ -25,14 +25,14 @@ from ckptconv.text import some
 
 _F64 = DTYPES["float64"]
 _PREFIX = "base_model.model."
-_FACTOR = regex(
+_FACTOR = re.compile(
     r"(?P<module>.+?)(?P<depth>(?:\.base_layer)*)\.lora_(?P<embedding>embedding_)?(?P<side>[AB])(?:\.(?!weight$)[^.]+)?"
     r"(?:\.weight)?"
 )
-_LENGTHS = regex(r"(?P<module>.+)\.lora_magnitude_vector(?:\.(?!weight$)[^.]+)?(?:\.weight)?")
-_KEPT = regex(r"\.(?:base_layer|modules_to_save(?:\.(?!weight$|bias$)[^.]+)?)(?=\.)")
+_LENGTHS = re.compile(r"(?P<module>.+)\.lora_magnitude_vector(?:\.(?!weight$)[^.]+)?(?:\.weight)?")
+_KEPT = re.compile(r"\.(?:base_layer|modules_to_save(?:\.(?!weight$|bias$)[^.]+)?)(?=\.)")
 # What modules_to_save take the place of: the base's own.
-_REPLACED = regex(r"\.original_module\.")
+_REPLACED = re.compile(r"\.original_module\.")
 
 
 class _Factors(NamedTuple):

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ from ckptconv.formats.dcp.locate import METADATA
 from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, Shape, named
 from ckptconv.formats.dcp.paths import Roles, dotted
 from ckptconv.formats.source import Source
-from ckptconv.later import dataclass, regex
 from ckptconv.options.table import Options
 from ckptconv.outputs import optimizer, safetensors, selection, writable
 from ckptconv.outputs.dcp_metadata import Saved, SavedChunk, description
@@ -51,7 +50,7 @@ _ITEM = "model"
 _SHARDING, _VERSION = "DCP_SHARDING_INFO", {"DCP_VERSION": "1.0"}
 # Where the record has values of Megatron-core that are parts of a tensor's state, and how their keys end; its loader
 # looks for them beside the tensors.
-_OBJECTS, _OBJECT = "objects", regex(r".+/shard_\d+(?:\.\d+)*_\d+(?:\.\d+)*", re.DOTALL)
+_OBJECTS, _OBJECT = "objects", re.compile(r".+/shard_\d+(?:\.\d+)*_\d+(?:\.\d+)*", re.DOTALL)
 # Values of these types are written once for all keys that have an equal one.
 _SHARED = frozenset({bool, int, float, str, type(None)})
 

@@ -8,13 +8,12 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ckptconv.errors import DifferenceError
 from ckptconv.formats import safetensors
 from ckptconv.formats.source import Source
-from ckptconv.later import dataclass, regex
 from ckptconv.options.table import Options
 from ckptconv.outputs.targets import is_output_name
 from ckptconv.plan import NUMBERED, Data, FilePlan, shard_names
@@ -31,7 +30,7 @@ _TRIED = 50
 # Names that a suggestion leaves out one by one.
 _EXCLUDED = 3
 # torch's name for the files of a sharded set, of which an output of the same files has its own.
-_TORCH_SHARD = regex(rf"(?:diffusion_)?pytorch_model((?:{NUMBERED})?)\.bin")
+_TORCH_SHARD = re.compile(rf"(?:diffusion_)?pytorch_model((?:{NUMBERED})?)\.bin")
 
 
 class Typed(Protocol):

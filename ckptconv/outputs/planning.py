@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import LimitError, UsageError
@@ -12,7 +12,6 @@ from ckptconv.formats import diffusers, virtual
 from ckptconv.formats import safetensors as safetensors_input
 from ckptconv.formats.safetensors import SUFFIX
 from ckptconv.formats.source import MODEL, Source
-from ckptconv.later import dataclass
 from ckptconv.options.table import Options
 from ckptconv.outputs import kinds, likeness, safetensors, selection
 from ckptconv.outputs.pipeline import selected

@@ -11,7 +11,6 @@ from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.quantized import making
 from ckptconv.formats.quantized.joining import parts_among
 from ckptconv.formats.quantized.table import WAYS
-from ckptconv.later import regex
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.selected import Quantization, Selected
@@ -23,7 +22,7 @@ from ckptconv.text import some
 
 # Modules that engines compute in the dtype of activations: embeddings and heads, norms, routers, what scores and
 # projects beside the layers in DeepSeek's models, and towers of other senses.
-_LEFT = regex(
+_LEFT = re.compile(
     r"(^|\.)(lm_head|output_layer|embed_out|head|score|classifier|wte|wpe|router|gate|shared_expert_gate|eh_proj"
     r"|weights_proj|visual|vision\w*)(\.|$)|^output\.weight$|embed|norm",
     re.IGNORECASE,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptconv.errors import CkptconvError, UnsafeError, UsageError
 from ckptconv.formats.source import Source
-from ckptconv.later import dataclass
 from ckptconv.options.table import NO_MAP, Options
 from ckptconv.outputs import selection, writable
 from ckptconv.outputs.mapped import map_back

@@ -7,12 +7,13 @@ not write raises ValueError, whose text says what is wrong with "it".
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.formats.source import DIFFUSERS, MODEL
-from ckptconv.later import dataclass, regex
 from ckptconv.plan import NUMBERED
 from ckptconv.storage import strict_json
 from ckptconv.storage.digests import ALGORITHMS
@@ -26,13 +27,15 @@ MOST_DESCRIPTION, MOST_RECORD = 32 << 20, 256 << 20
 MOST_PARTS = 10**9 - 1
 
 # A plan id, and the CRC-32 of a tensor as written in a manifest.
-PLAN = regex(r"[0-9a-f]{16}")
-_CRC = regex(r"[0-9a-f]{8}")
+PLAN = re.compile(r"[0-9a-f]{16}")
+_CRC = re.compile(r"[0-9a-f]{8}")
 # A digest of one of `ALGORITHMS`: each has 32 bytes.
-_DIGEST = regex(r"[0-9a-f]{64}")
-_SHARD = regex(rf"(?:{MODEL}|{DIFFUSERS}){NUMBERED}\.safetensors")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_SHARD = re.compile(rf"(?:{MODEL}|{DIFFUSERS}){NUMBERED}\.safetensors")
 # Names in staging directories that are not output files.
-_OF_STAGING = regex(r"\.(lock|plan\.json|published\.json|ckptconv-manifest\.json)|\.record-[0-9a-f]{16}(\.[0-9a-f]+)?")
+_OF_STAGING = re.compile(
+    r"\.(lock|plan\.json|published\.json|ckptconv-manifest\.json)|\.record-[0-9a-f]{16}(\.[0-9a-f]+)?"
+)
 
 _HEADING = {
     "ckptconv": str,

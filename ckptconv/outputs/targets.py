@@ -8,7 +8,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
@@ -18,7 +18,6 @@ from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.dcp.layout import Layout
 from ckptconv.formats.dcp.locate import FILE, METADATA, is_directory
 from ckptconv.formats.source import DIFFUSERS, MODEL, Source
-from ckptconv.later import dataclass, regex
 from ckptconv.options.table import Options
 from ckptconv.outputs.kinds import KINDS, TORCH_SUFFIXES, flag, is_given, kind_of
 from ckptconv.plan import NUMBERED
@@ -33,7 +32,7 @@ from ckptconv.text import some
 MANIFEST = ".ckptconv-manifest.json"
 # Names of the files of an output. A new output replaces those that an earlier one left.
 _OUTPUT_NAMES = {
-    stem: regex(
+    stem: re.compile(
         rf"{stem}({NUMBERED})?\.safetensors|{stem}\.safetensors\.index\.json|"
         rf"ckptconv\.structure\.json|{re.escape(MANIFEST)}"
     )
@@ -74,9 +73,9 @@ class Directory(NamedTuple):
 
 # Checkpoints of torch.distributed.checkpoint have the names that torch gives them. Of safetensors shards, which have no
 # index, the first comes last: without it, readers see that the others are no checkpoint.
-_CHECKPOINT_NAMES = regex(rf"{FILE.pattern}|{re.escape(METADATA)}|{re.escape(MANIFEST)}")
-_STEP_NAMES = regex(rf"[^/]+_\d+\.(?:pt|safetensors)|{re.escape(STEP_METADATA)}|{re.escape(MANIFEST)}")
-_SHARDS_NAMES = regex(_OF_RANK.replace(".", r"\.").format(r"\d{5}") + f"|{re.escape(MANIFEST)}")
+_CHECKPOINT_NAMES = re.compile(rf"{FILE.pattern}|{re.escape(METADATA)}|{re.escape(MANIFEST)}")
+_STEP_NAMES = re.compile(rf"[^/]+_\d+\.(?:pt|safetensors)|{re.escape(STEP_METADATA)}|{re.escape(MANIFEST)}")
+_SHARDS_NAMES = re.compile(_OF_RANK.replace(".", r"\.").format(r"\d{5}") + f"|{re.escape(MANIFEST)}")
 # How a directory lies on a disk whose files have the names of diffusers.
 _OF_DIFFUSERS = "diffusers"
 # By how an output lies on a disk: see `Target.form`.
@@ -92,9 +91,9 @@ DIRECTORIES = {
 
 
 # A single file of a sharded set gets the name that it would have among the others.
-_SHARD_STEM = regex(rf"^pytorch_model(?={NUMBERED}$)")
+_SHARD_STEM = re.compile(rf"^pytorch_model(?={NUMBERED}$)")
 # How the name of a file ends; what ends in a number or a version, such as llama-3.1-8b and run.v2, may be a directory.
-_ENDING = regex(r"(?<=[^/.])\.(?!v?\d)\w+$")
+_ENDING = re.compile(r"(?<=[^/.])\.(?!v?\d)\w+$")
 CHECKPOINT_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".json", ".distcp", ".pkl")
 # No directory of torch.distributed.checkpoint ends so. Lightning's end in .ckpt.
 _FILE_SUFFIXES = (safetensors.SUFFIX, *(suffix for suffix in CHECKPOINT_SUFFIXES if suffix != ".ckpt"))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from ckptconv.later import dataclass
 from ckptconv.result import LikeReport
 from ckptconv.tensors.lazy import Equal
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsafeError, UnsupportedError
-from ckptconv.later import dataclass
 from ckptconv.outputs import writable
 from ckptconv.outputs.torch_storage import Placed, overlaps, storage_of, strides_of
 from ckptconv.outputs.torch_zip import file_plan

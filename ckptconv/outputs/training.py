@@ -11,14 +11,13 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.deepspeed.partitions import expert_of
 from ckptconv.formats.source import Source, Training
 from ckptconv.formats.training import FRESH, weights_key
-from ckptconv.later import dataclass
 from ckptconv.options.table import TENSORS, Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.pipeline import selected

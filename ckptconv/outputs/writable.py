@@ -8,10 +8,10 @@ are never written.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
-from ckptconv.later import regex
 from ckptconv.options.table import Options
 from ckptconv.pickles import attacks
 from ckptconv.pickles.known import CLASSES, ENUMS, MENTIONED, TENSORS, named
@@ -34,8 +34,8 @@ _CALLED = _NUMPY | _RECONSTRUCT | _GETATTR | {_DEFAULTDICT, _FRACTION}
 # Types of keys that hash quickly, and cannot be crafted to share a hash.
 _KEYS = frozenset({str, int, float, bool, bytes, type(None)})
 _SMALL = 1 << 60
-_RATIO = regex(r"-?[0-9]{1,4000}(/[0-9]{1,4000})?")
-_MEMBER = regex(r"[A-Za-z][A-Za-z0-9_]{0,99}")
+_RATIO = re.compile(r"-?[0-9]{1,4000}(/[0-9]{1,4000})?")
+_MEMBER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 _TENSOR_NAMES = frozenset(map(str, TENSORS))
 
 

@@ -11,7 +11,6 @@ import struct
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from ckptconv.later import regex
 from ckptconv.pickles.vocabulary import Maker, Phrase
 
 # Memo entry for a value that a lean run does not keep.
@@ -24,15 +23,15 @@ _INTS = rb"(\)|%(i)b\x85|%(i)b%(i)b\x86|%(i)b%(i)b%(i)b\x87|\((?:%(i)b){0,64}t)"
 # The opcodes of one tensor, as torch.save writes them once the memo has 256 entries. They begin after the function that
 # makes the tensor. For an entry of a dict, they begin after the key: first comes its LONG_BINPUT, unless the key was in
 # the memo before, then the function. So is the key of a storage that several tensors share.
-_PHRASE = regex(
+_PHRASE = re.compile(
     rb"(?:(r....)?(%(get)b))?\(\((%(get)b%(get)b)(?:X(.)\0\0\0([0-9]{1,20})(r....)|(%(get)b))"
     rb"(%(get)b|X.\0\0\0[a-z]{1,16}(?::[0-9]{1,4})?)(r....)?(%(int)b)t(r....)Q"
     rb"(%(int)b)%(ints)b(r....)?%(ints)b(r....)?([\x88\x89])(%(get)b)\)R(r....)t(r....)R(r....)"
     % {b"get": _GET, b"int": _INT, b"ints": _INTS},
     re.DOTALL,
 )
-_PIECES = regex(rb"K(.)|M(..)|J(....)", re.DOTALL)
-_GETS = regex(rb"h(.)|j(....)", re.DOTALL)
+_PIECES = re.compile(rb"K(.)|M(..)|J(....)", re.DOTALL)
+_GETS = re.compile(rb"h(.)|j(....)", re.DOTALL)
 # By length in bytes, as little-endian integers: consecutive LONG_BINPUTs from memo index 0 on, and what to add to them
 # for each index that the first one is higher.
 _FIRST_PUTS = {5 * n: sum((0x72 | at << 8) << 40 * at for at in range(n)) for n in range(10)}

@@ -20,13 +20,14 @@ import codecs
 import contextlib
 import functools
 import math
+import re
 import struct
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
-from ckptconv.later import dataclass, regex
 from ckptconv.pickles import attacks, known
 from ckptconv.pickles.containers import BUILTINS, CONSTANTS, SET_COST, TAKES_ARGUMENTS, Deques, Keys, python, today
 from ckptconv.pickles.fastpath import HOLE, Phrases
@@ -147,10 +148,10 @@ _END_OF_FRAME = b"\0"
 # Python itself reads integers of no more digits.
 _MAX_DIGITS = 4300
 # Numbers in text, as picklers write them. CPython's two unpicklers accept other forms, each its own.
-_WHOLE = regex(rb"0|-?[1-9][0-9]*")
-_REAL = regex(rb"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_WHOLE = re.compile(rb"0|-?[1-9][0-9]*")
+_REAL = re.compile(rb"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 # Valid escapes in strings; group 1 is a backslash that begins none.
-_ESCAPES = regex(rb"\\(?:[\\'\"abfnrtv\n]|[0-3]?[0-7]{1,2}(?![0-7])|[0-3][0-7]{2}|x[0-9a-fA-F]{2})|(\\)")
+_ESCAPES = re.compile(rb"\\(?:[\\'\"abfnrtv\n]|[0-3]?[0-7]{1,2}(?![0-7])|[0-3][0-7]{2}|x[0-9a-fA-F]{2})|(\\)")
 # As numbers are spelled that have no digits. Each NaN is an object, and a key, of its own.
 _SPECIAL = frozenset((b"inf", b"-inf", b"nan"))
 # A tuple followed by one of these opcodes is hardly ever referred to again. Before REDUCE and BINPERSID it is the

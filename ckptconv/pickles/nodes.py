@@ -8,11 +8,10 @@ nodes here. None of them runs, imports or opens anything.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.later import dataclass
 from ckptconv.text import some
 
 _T = TypeVar("_T", bound=tuple[Any, ...])

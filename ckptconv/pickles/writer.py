@@ -7,14 +7,15 @@ Source: CPython's `Lib/pickle.py`; each type becomes what Python 3 writes for it
 
 from __future__ import annotations
 
+import re
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from types import GeneratorType
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UnsupportedError, UsageError
-from ckptconv.later import dataclass, regex
 from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Size, TorchConstant
 from ckptconv.pickles.set_order import ordered
 from ckptconv.tensors.dtypes import DTYPES
@@ -401,13 +402,13 @@ def _ordered(value: OrderedDict[Any, Any]) -> Call:
 
 # Names of torch's constants. Others that a record holds are refused, because torch would look them up.
 _CONSTANT_NAMES = {
-    "dtype": regex(rf"{'|'.join(DTYPES)}|u?int[1-7]"),
-    "qscheme": regex("per_(tensor|channel)_(affine|symmetric)|per_channel_affine_float_qparams"),
-    "memory_format": regex("contiguous_format|channels_last|channels_last_3d|preserve_format"),
-    "layout": regex("strided|_mkldnn|jagged|sparse_(coo|csr|csc|bsr|bsc)"),
-    "device": regex("[a-z][a-z0-9_]{0,50}(:[0-9]{1,9})?"),
+    "dtype": re.compile(rf"{'|'.join(DTYPES)}|u?int[1-7]"),
+    "qscheme": re.compile("per_(tensor|channel)_(affine|symmetric)|per_channel_affine_float_qparams"),
+    "memory_format": re.compile("contiguous_format|channels_last|channels_last_3d|preserve_format"),
+    "layout": re.compile("strided|_mkldnn|jagged|sparse_(coo|csr|csc|bsr|bsc)"),
+    "device": re.compile("[a-z][a-z0-9_]{0,50}(:[0-9]{1,9})?"),
 }
-_NUMPY_DTYPE = regex("([<>|=])([biufcSUV])([0-9]{1,9})|([<>])([mM])8(?:\\[([0-9]{0,9})([A-Za-z]{1,2})\\])?")
+_NUMPY_DTYPE = re.compile("([<>|=])([biufcSUV])([0-9]{1,9})|([<>])([mM])8(?:\\[([0-9]{0,9})([A-Za-z]{1,2})\\])?")
 
 
 def _constant(value: TorchConstant) -> Any:

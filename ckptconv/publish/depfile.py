@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Iterable, Sequence
 
 from ckptconv.errors import UsageError
-from ckptconv.later import regex
 
 # How to escape characters that are special to make. "=" would make the rule an assignment, "&" a grouped target. ";"
 # begins a recipe, even after a backslash. As the result of a function they are plain: make expands it too late for
@@ -23,7 +23,7 @@ _ESCAPED = {
 _NOWHERE, _IN_NO_TARGET = frozenset("\\()\x7f"), frozenset("%|")
 # As a target, a name such as .IGNORE or .ONESHELL changes how make runs, and make strips a leading "./". With the
 # current directory in front (its blanks escaped by a backslash) it is an ordinary file.
-_SPECIAL = regex(r"\.[A-Z_]+")
+_SPECIAL = re.compile(r"\.[A-Z_]+")
 _HERE = "$(subst $() ,\\ ,$(CURDIR))/"
 # As the first input, such a word would begin the definition of a variable.
 _WORDS = ("define", "undefine", "export", "unexport", "override", "private")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError, UsageError, leaving
-from ckptconv.later import dataclass, regex
 from ckptconv.options.table import FINISHING, Options, checked
 from ckptconv.outputs import universal
 from ckptconv.outputs.schema import MOST_RECORD, PlanDescription, description
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from ckptconv.options.keywords import FinishOptions
     from ckptconv.storage.progress import AnyProgress
 
-_RANK = regex(r"mp_rank_\d+")
+_RANK = re.compile(r"mp_rank_\d+")
 # Number of missing files to name for each part.
 _NAMED = 3
 

@@ -18,9 +18,9 @@ import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ckptconv.later import dataclass
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Trailer
 from ckptconv.storage.digests import Digests
 

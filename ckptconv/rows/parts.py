@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.later import dataclass
 from ckptconv.options.kinds import MOST_ITEMS
 from ckptconv.options.table import RowOptions
 from ckptconv.rows.columns import check_rows, column

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
-from ckptconv.later import dataclass, regex
 from ckptconv.options.table import Options, RowOptions
 from ckptconv.pickles import nodes
 from ckptconv.rows.layout import METADATA_KEY, WEIGHT_DTYPES, RowLayout, check_width, could_be, likeliest, make
@@ -18,7 +18,7 @@ from ckptconv.tensors.lazy import Concat, LazyTensor
 from ckptconv.text import some
 
 # FBGEMM and TorchRec name embedding tables like this; the tensors beside one share the prefix.
-_TABLE = regex(r"(?P<prefix>.*(?:^|\.)(?:embeddings|embedding_bags)\.(?P<table>[^.]+)\.)weight")
+_TABLE = re.compile(r"(?P<prefix>.*(?:^|\.)(?:embeddings|embedding_bags)\.(?P<table>[^.]+)\.)weight")
 # Tensors beside a key-value back end's table: ids by bucket, the number in each, and a part of each row's header.
 COMPANIONS = ("weight_id", "bucket", "metadata")
 # Handles of such a back end, which are pickled without the data behind them.

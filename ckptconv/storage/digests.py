@@ -12,12 +12,11 @@ import importlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
 from ckptconv.errors import UsageError, damaged
-from ckptconv.later import dataclass
 from ckptconv.process import Thread, start_threads
 from ckptconv.storage.crc import adler32
 from ckptconv.storage.writing import Writer

@@ -13,10 +13,10 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, overload
 
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, UsageError
-from ckptconv.later import dataclass
 from ckptconv.storage import remote
 from ckptconv.storage.paths import is_quoted, is_remote, join
 from ckptconv.storage.writing import reason

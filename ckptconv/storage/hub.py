@@ -10,15 +10,14 @@ import re
 from typing import Any
 
 from ckptconv.errors import CkptconvError, FailedError, UsageError
-from ckptconv.later import regex
 from ckptconv.storage import remote
 
 _SCHEME = "hf://"
 # A / in a revision is written %2F, but for those of pull requests and of converted files.
-_REVISION = regex(r"^(hf://(?:[^/@]+/){0,2}[^/@]+)@(?:refs/(?:pr|convert)/[^/]+|[^/]*)")
+_REVISION = re.compile(r"^(hf://(?:[^/@]+/){0,2}[^/@]+)@(?:refs/(?:pr|convert)/[^/]+|[^/]*)")
 # What people copy instead: the name of a repository, and a page about it or about what is in it.
-_NAME = regex(r"[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w.-]+)?", re.ASCII)
-_PAGE = regex(
+_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w.-]+)?", re.ASCII)
+_PAGE = re.compile(
     r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repository>(?:datasets/)?[\w.-]+/[\w.-]+)"
     r"(?:/(?:tree|blob)/(?P<revision>[^/?#]+)(?P<below>(?:/[^/?#]+)*))?/?(?:[?#].*)?"
 )

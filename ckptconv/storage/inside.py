@@ -6,15 +6,16 @@ system, a server, or a proxy before that. Pure.
 
 from __future__ import annotations
 
+import re
+
 from ckptconv.errors import UnsafeError
-from ckptconv.later import regex
 from ckptconv.storage.paths import is_remote
 
 _LONGEST = 200
-_CONTROL = regex(r"[\x00-\x1f\x7f]")
-_DRIVE = regex(r"[A-Za-z]:")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_DRIVE = re.compile(r"[A-Za-z]:")
 # Characters and escapes that do not stand for themselves in a URL.
-_OF_URLS = regex(r"[?#]|%[0-9A-Fa-f]{2}")
+_OF_URLS = re.compile(r"[?#]|%[0-9A-Fa-f]{2}")
 
 
 def leads_out(name: str, directory: str = "") -> str:

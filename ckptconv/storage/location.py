@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckptconv.later import dataclass
 from ckptconv.storage import files, paths, remote
 from ckptconv.tensors.moves import File
 

@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from ckptconv.later import regex
 from ckptconv.storage.crc import crc32
 
 # Longer objects are not checked with algorithms that run in Python itself, at some 10 MB a second.
@@ -23,8 +22,8 @@ _AMAZON = "x-amz-checksum-"
 # Headers with the MD5 of a whole object, and headers with lists of digests by algorithm.
 _MD5 = ("content-md5", "x-ms-blob-content-md5")
 _LISTS = ("x-goog-hash", "digest", "repr-digest", "content-digest")
-_LISTED = regex(r"([A-Za-z0-9-]+)=:?([A-Za-z0-9+/=]+):?")
-_PLAIN_ETAG = regex(r'"([0-9a-f]{32})"')
+_LISTED = re.compile(r"([A-Za-z0-9-]+)=:?([A-Za-z0-9+/=]+):?")
+_PLAIN_ETAG = re.compile(r'"([0-9a-f]{32})"')
 
 
 class _Sum(Protocol):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias, cast
 
 from ckptconv.errors import UsageError
-from ckptconv.later import regex
 from ckptconv.storage.handles import resolved
 from ckptconv.text import UNSET, parse_path
 
@@ -17,7 +17,7 @@ Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 _PLAIN = "/~!$&'()*+,;=:@"
 
 
-_URL = regex(r"^[A-Za-z][A-Za-z0-9+.-]*(::|://)")
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*(::|://)")
 
 
 def is_remote(path: str) -> bool:

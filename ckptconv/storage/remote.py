@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ckptconv.errors import CkptconvError, FailedError, UsageError
-from ckptconv.later import regex
 from ckptconv.storage.object_checksums import Check, of_headers, of_s3
 from ckptconv.text import install
 
@@ -52,7 +51,7 @@ _PASSING_ERRNOS = {
     errno.ENETRESET, errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED, getattr(errno, "EREMOTEIO", errno.EIO),
 }  # fmt: skip
 # A path in a repository of the Hugging Face hub at a commit, with the scheme or without.
-_PINNED = regex(r"(?:hf://)?(?:(?:models|datasets|spaces|kernels)/)?[^/@]+/[^/@]+@[0-9a-f]{40}(?:/|$)")
+_PINNED = re.compile(r"(?:hf://)?(?:(?:models|datasets|spaces|kernels)/)?[^/@]+/[^/@]+@[0-9a-f]{40}(?:/|$)")
 _LASTING_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
 
 

@@ -11,6 +11,7 @@ import bisect
 import errno
 import io
 import os
+import re
 import stat
 import threading
 import zlib
@@ -18,7 +19,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, LimitError, UnsupportedError, UsageError
-from ckptconv.later import regex
 from ckptconv.storage import remote
 from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import DescriptorReader, Options, Reader, Readers, hold
@@ -43,7 +43,7 @@ _MOST_WINDOW = 1 << 25
 _MOST_KEPT = 64
 _ELSEWHERE = "Name a directory with more room: --spool-dir."
 # Paths of descriptors that were open before: a shell puts one in the place of <(...).
-_DESCRIPTOR = regex(r"/dev/stdin|/(?:dev|proc/self)/fd/\d{1,9}")
+_DESCRIPTOR = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/\d{1,9}")
 
 
 def default_directory() -> str:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple, NoReturn, TypeAlias
-
-from ckptconv.later import regex
 
 # Most bytes of memory that a text and its values may take.
 MOST = 512 << 20
@@ -28,10 +27,10 @@ _MOST_COUNT = (1 << 63) - 1
 PIECE = 1 << 20
 
 _CALLED = {str: "text", float: "number", bool: "truth value", dict: "object"}
-_MINUS_ZERO = regex(r"-0(?![.\deE])")
-_SURROGATE = regex(r"\\u[dD][89a-fA-F]")
+_MINUS_ZERO = re.compile(r"-0(?![.\deE])")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SPACE = b" \t\n\r"
-_COMMA = regex(rb"[ \t\n\r]*(,?)[ \t\n\r]*")
+_COMMA = re.compile(rb"[ \t\n\r]*(,?)[ \t\n\r]*")
 
 # Makes the value of an object from its members. Raises ValueError if it cannot.
 Hook: TypeAlias = "Callable[[list[tuple[str, Any]]], Any]"
@@ -213,7 +212,7 @@ def check(value: Any, shape: Any, what: str) -> Any:
             check(each, its, f"a value of {what}")
     elif shape is int:
         count_of(value, what)
-    elif hasattr(shape, "fullmatch"):
+    elif isinstance(shape, re.Pattern):
         if not shape.fullmatch(text_of(value, what)):
             raise ValueError(f"{what} is none: {_shown(value)}")
     elif isinstance(shape, frozenset):

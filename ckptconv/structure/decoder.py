@@ -16,7 +16,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CorruptError, LimitError
-from ckptconv.later import regex
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.structure import live
 from ckptconv.structure.dtype_views import seen_as
@@ -48,10 +47,10 @@ COLLIDING = 32
 # The deepest nesting of tuples in a key: Python hashes them by recursion without a limit.
 KEY_DEPTH = 1000
 
-_FLOAT = regex(r"-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf)", re.ASCII)
-_NAN = regex(r"nan:[0-9a-f]{16}")
-_NUMPY_DTYPE = regex(r"[<>|=]?([biufcSUVMm])([0-9]{1,9})(?:\[.*\])?", re.ASCII)
-_INTEGER = regex(r"-?0x[0-9a-f]+")
+_FLOAT = re.compile(r"-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf)", re.ASCII)
+_NAN = re.compile(r"nan:[0-9a-f]{16}")
+_NUMPY_DTYPE = re.compile(r"[<>|=]?([biufcSUVMm])([0-9]{1,9})(?:\[.*\])?", re.ASCII)
+_INTEGER = re.compile(r"-?0x[0-9a-f]+")
 # The value of a tensor that was left out.
 _DROPPED: Any = object()
 _UNREAD: Any = object()

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.later import regex
 from ckptconv.pickles.children import ATOMS
 from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.pickles.set_order import ordered
@@ -51,7 +51,7 @@ _FACTORY_NAMES = {kind: name for name, kind in FACTORIES.items()}
 
 # -------------------------------------------------------------------------------------------------- words and texts
 
-_SURROGATES = regex("[\ud800-\udfff]")
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def _words(key: Any, whole: bool = False) -> str:

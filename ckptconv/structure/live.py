@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,7 +16,6 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
-from ckptconv.later import regex
 from ckptconv.pickles.nodes import (
     COMPOSITES,
     SPARSE,
@@ -340,7 +340,7 @@ def _assemble(node: Composite) -> Any:
 
 # ---------------------------------------------------------------------------------------------------- inert to live
 
-_NUMPY_DTYPE = regex(r"[<>|=](?:[biufcSUV]\d{1,9}|[mM]8(?:\[\d{0,9}[A-Za-z]{1,2}\])?)")
+_NUMPY_DTYPE = re.compile(r"[<>|=](?:[biufcSUV]\d{1,9}|[mM]8(?:\[\d{0,9}[A-Za-z]{1,2}\])?)")
 
 
 @functools.cache

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckptconv.later import regex
 from ckptconv.pickles.nodes import Composite, Global, Opaque, Size, TorchConstant
 from ckptconv.storage import strict_json
 from ckptconv.tensors.dtypes import DTYPES
@@ -77,7 +77,7 @@ _ENUMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 _TUPLES = {"Float8MMConfig": ("torchao.float8.inference", ("emulate", "use_fast_accum", "pad_inner_dim"))}
 _DTYPE = "torch.dtype"
-_WORD = regex(r"[a-z][a-z0-9_]{0,60}")
+_WORD = re.compile(r"[a-z][a-z0-9_]{0,60}")
 # Levels of an attribute, its values, which a few shared lists could multiply, and the characters of a text. An honest
 # one has three levels and some twenty values.
 _DEEPEST, _MOST, _LONGEST = 16, 256, 100

@@ -13,10 +13,9 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeAlias
 
-from ckptconv.later import dataclass
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import (
     bands,

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.later import dataclass
 from ckptconv.tensors.dtypes import DTYPES, DType, can_cast
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import Convert, LazyTensor, View

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -17,7 +17,6 @@ from ckptconv.formats import safetensors
 from ckptconv.formats.safetensors import INDEX_SUFFIX, METADATA, SUFFIX
 from ckptconv.formats.source import MODEL
 from ckptconv.formats.weight_map import read_index
-from ckptconv.later import dataclass
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote, join

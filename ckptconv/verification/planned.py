@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ckptconv.errors import DifferenceError
-from ckptconv.later import dataclass
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Part, Trailer
 from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location

@@ -6,8 +6,9 @@ A step has `metadata.pkl` if its library can reshard it. Without that, its files
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ckptconv.errors import CkptconvError, CorruptError
 from ckptconv.formats import runs
@@ -17,7 +18,6 @@ from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.ranks.locate import parsed
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
-from ckptconv.later import dataclass, regex
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.storage.location import Location
 
@@ -26,13 +26,13 @@ GUESS = Guess(CERTAIN, "a step of torch_checkpointing", "pt2safetensors {}", als
 MANIFEST = "_integrity_manifest.json"
 # What a step is called while it is written.
 _UNFINISHED = "tmp_"
-_STEP = regex(r"(?:tmp_)?step[-_]\d{1,18}")
+_STEP = re.compile(r"(?:tmp_)?step[-_]\d{1,18}")
 # What metadata says near its beginning.
 _WORDS = (b"nested_path_to_metadata", b"sharding_metadata")
 _BEGINNING = 4096
 # A file of an item and rank, and a directory of a rank.
-_FILE = regex(r"(.+?)[-_.](?:rank[-_.]?)?(\d{1,6})(\.[A-Za-z][A-Za-z0-9]*)")
-_RANK = regex(r"rank[-_]?(\d{1,6})")
+_FILE = re.compile(r"(.+?)[-_.](?:rank[-_.]?)?(\d{1,6})(\.[A-Za-z][A-Za-z0-9]*)")
+_RANK = re.compile(r"rank[-_]?(\d{1,6})")
 _KINDS = {".safetensors": SAFETENSORS, ".json": JSON, **dict.fromkeys((".pt", ".pth", ".ckpt"), TORCH)}
 
 

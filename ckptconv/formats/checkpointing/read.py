@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, damaged
@@ -46,7 +47,6 @@ from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.formats.torch.packed import is_tensor
-from ckptconv.later import dataclass, regex
 from ckptconv.pickles.children import walk
 from ckptconv.plan import Input
 from ckptconv.storage import strict_json
@@ -57,7 +57,7 @@ from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor, Narrow, Tagged, TensorFacts
 from ckptconv.text import brief, format_size, some
 
-_HEX = regex(r"[0-9a-fA-F]{64}")
+_HEX = re.compile(r"[0-9a-fA-F]{64}")
 # The item of a library that saves the whole state of a rank in one file: its contents are the state.
 _WHOLE = "checkpoint"
 

@@ -13,7 +13,7 @@ import math
 import zlib
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, damaged
@@ -26,7 +26,6 @@ from ckptconv.formats.dcp.metadata import Chunk, Description, EntryPlace, SavedT
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.zip import read_zip
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE as ZIP
-from ckptconv.later import dataclass
 from ckptconv.storage import strict_json
 from ckptconv.storage.files import BufferedReader, Reader
 from ckptconv.storage.location import Location

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import runs
 from ckptconv.formats.format import CERTAIN, POSSIBLE, Guess, Probe
-from ckptconv.later import regex
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname
@@ -19,10 +19,10 @@ METADATA = ".metadata"
 # The class that `.metadata` names after its first few bytes.
 _CLASS = b"torch.distributed.checkpoint.metadata"
 SUFFIX = ".distcp"
-RANK = regex(r"__(\d{1,9})\.metadata")
+RANK = re.compile(r"__(\d{1,9})\.metadata")
 # What torch calls the files of a rank.
-FILE = regex(r"__\d+_\d+\.distcp")
-SHARD = regex(r"shard-(\d{5})-.*\.safetensors")
+FILE = re.compile(r"__\d+_\d+\.distcp")
+SHARD = re.compile(r"shard-(\d{5})-.*\.safetensors")
 # The key, in a safetensors file's metadata, of where each tensor begins in the tensor that it is a chunk of.
 SHARDING = "DCP_SHARDING_INFO"
 # Bytes of a file that tell whether it is metadata.

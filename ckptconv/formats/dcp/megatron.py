@@ -16,7 +16,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
@@ -24,7 +24,6 @@ from ckptconv.formats.dcp.chunks import ChunkTile, join
 from ckptconv.formats.dcp.metadata import Description, SavedTensor, Shape, named
 from ckptconv.formats.source import Wanted
 from ckptconv.formats.torch.file import Account, read_torch
-from ckptconv.later import dataclass, regex
 from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
@@ -43,12 +42,12 @@ _MOST_LAYERS, _MOST_SHARDS = 1 << 14, 1 << 20
 # States that are the parameter itself, in fp32.
 _MASTERS = ("fp32_param", "param")
 # States in the buffers of a distributed optimizer: those of many parameters one after the other.
-_BUFFER = regex(
+_BUFFER = re.compile(
     r"(?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_\d+\.(?:gbuf_idx_\d+\..+|param_state/.+)", re.DOTALL
 )
 # Weights of the experts of all ranks, which are named alike whatever class they are of.
-_GROUPED = regex(r".+\.mlp\.experts\.experts\.linear_fc[12]\.weight", re.DOTALL)
-_LAYERS = regex(r"((?:.+\.)?layers)\.(?!\d+\.)(.+)", re.DOTALL)
+_GROUPED = re.compile(r".+\.mlp\.experts\.experts\.linear_fc[12]\.weight", re.DOTALL)
+_LAYERS = re.compile(r"((?:.+\.)?layers)\.(?!\d+\.)(.+)", re.DOTALL)
 _NAMESPACES = (Global("argparse", "Namespace"), Global("types", "SimpleNamespace"))
 _KEYS = (str, int, float, bool, type(None))
 _KEPT = (bool, int, float, complex, str, bytes, type(None), Size, TorchConstant, NumpyScalar, NumpyArray)

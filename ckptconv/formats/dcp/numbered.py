@@ -9,17 +9,17 @@ Every rank saves its own under the same name, DCP keeps that of one rank, and no
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator
 from typing import TypeAlias
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.formats.dcp.metadata import Description, EntryPlace, Path, SavedTensor, Shape, named
 from ckptconv.formats.dcp.paths import dotted, split_name
-from ckptconv.later import regex
 from ckptconv.text import some
 
 # A state of a numbered parameter, below its optimizer.
-_STATE = regex(r"state\.(\d+)\.([^.]+)")
+_STATE = re.compile(r"state\.(\d+)\.([^.]+)")
 _STEP = "step"
 # The states of a parameter, by name.
 _States: TypeAlias = dict[str, SavedTensor]

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.errors import CorruptError
 from ckptconv.formats import nesting
 from ckptconv.formats.dcp.metadata import Path, named
-from ckptconv.later import dataclass, regex
 
 # Keys under which training loops put their model; the first one present is meant.
 WRAPPERS = ("model", "model_state_dict", "state_dict", "module")
 # Megatron numbers several optimizers, in names with dots.
-_OPTIMIZER = regex(r"(?:chained_\d+\.)?optim(?:izer)?s?(?:_states?(?:_dict)?)?(?:[_-]?\d+)?")
-_WHOLE_NAME = regex(rf"({_OPTIMIZER.pattern})\.(.+)", re.DOTALL)
+_OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optim(?:izer)?s?(?:_states?(?:_dict)?)?(?:[_-]?\d+)?")
+_WHOLE_NAME = re.compile(rf"({_OPTIMIZER.pattern})\.(.+)", re.DOTALL)
 # The entries of torch's optimizers: nested, or flat with the parameter's name in the key.
 _STATE, _GROUPS = "state", "param_groups"
 # FSDP's name for several parameters flattened into one; its LOCAL_STATE_DICT has only these.
-FLAT_PARAMETER = regex(r"(?:^|\.)_?flat_param(?:_\d+)?(?=$|\.)")
+FLAT_PARAMETER = re.compile(r"(?:^|\.)_?flat_param(?:_\d+)?(?=$|\.)")
 # Keys that trainers put beside a model whose names are at the top; no model has modules with these names.
 _TRAINING = frozenset({"train_state", "lr_scheduler", "lr_schedulers", "dataloader", "data_loader", "rng_state"})
 

@@ -11,7 +11,7 @@ import functools
 import zlib
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
@@ -36,7 +36,6 @@ from ckptconv.formats.optimizers import by_parameter
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import Source, Wanted, prefixed
 from ckptconv.formats.torch.container import MAX_PICKLE
-from ckptconv.later import dataclass
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite
 from ckptconv.plan import Input

@@ -9,10 +9,10 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ckptconv.later import regex
 from ckptconv.tensors.lazy import Concat, LazyTensor, Narrow, Partitioned, Stored, View
 
 Shape = tuple[int, ...]
@@ -22,7 +22,7 @@ MOST_WAYS = 1000
 
 # Prefix of the names of modules that several layers of a pipeline share.
 TIED = "tied_modules."
-_EXPERT = regex(r"(.*\bdeepspeed_experts\.)(\d+)(\..*)")
+_EXPERT = re.compile(r"(.*\bdeepspeed_experts\.)(\d+)(\..*)")
 
 
 class Slice(NamedTuple):

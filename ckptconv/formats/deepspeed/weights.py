@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError
-from ckptconv.later import dataclass
 from ckptconv.tensors.lazy import Equal, LazyTensor
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.later import dataclass
 from ckptconv.storage import strict_json
 
 # Keys under which a configuration says how weights are quantized, at any depth.

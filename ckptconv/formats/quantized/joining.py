@@ -8,6 +8,7 @@ import functools
 import itertools
 import json
 import math
+import re
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,7 +26,6 @@ from ckptconv.formats.quantized.table import (
     Part,
     Sizes,
 )
-from ckptconv.later import regex
 from ckptconv.tensors.dequantize import Part as Given
 from ckptconv.tensors.dequantize import fits
 from ckptconv.tensors.dtypes import DTYPES
@@ -36,9 +36,9 @@ from ckptconv.text import some
 
 # Bytes of small parts by name.
 Reading: TypeAlias = "Callable[[Mapping[str, LazyTensor]], Mapping[str, bytes]]"
-_DIMENSION = regex(r"(\w+)(?:\*(\w+))?(?:/(\w+))?")
+_DIMENSION = re.compile(r"(\w+)(?:\*(\w+))?(?:/(\w+))?")
 # Names of scales and zero points, whatever they are for.
-_SCALE = regex(r"(^|[._])(scale|scale_inv|zero_point)$")
+_SCALE = re.compile(r"(^|[._])(scale|scale_inv|zero_point)$")
 _F32 = DTYPES["float32"]
 _WEIGHT, _TORCHAO = ".weight", "~_qdata"
 # Roles of parts that tell sizes; the largest that is read, in bytes.

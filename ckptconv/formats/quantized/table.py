@@ -14,10 +14,10 @@ What is no dimension of the weight comes from the configuration.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ckptconv.formats.quantized.configuration import Configuration, Weights
-from ckptconv.later import dataclass
 
 # Sizes by name, as a configuration or a part tells them; a text stands for the size of another name.
 Sizes: TypeAlias = "Mapping[str, Any]"

@@ -8,7 +8,7 @@ its bytes are read. Every rank must hold the same names, but for ranks of differ
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
@@ -18,7 +18,6 @@ from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.dcp.paths import Roles, dotted
 from ckptconv.formats.ranks.layouts import Distribution, Mesh, boxes, by_shards, extents, spans
 from ckptconv.formats.ranks.pieces import Piece, RankPart, Shards, Whole, parts_of, shape_of
-from ckptconv.later import dataclass
 from ckptconv.structure import keymap
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.lazy import Equal, LazyTensor, Narrow, Tagged, untagged

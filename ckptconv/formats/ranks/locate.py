@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.formats import runs
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
 from ckptconv.formats.torch import file as torch_file
-from ckptconv.later import dataclass, regex
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
@@ -24,12 +23,14 @@ from ckptconv.text import some
 FAMILY = torch_file.FAMILY
 GUESS = Guess(CERTAIN, "a checkpoint with a file for each rank", "pt2safetensors {}")
 # The number of a rank, and the words before it. DeepSpeed's and Megatron's files are formats of their own.
-_RANK = regex(r"(?<![a-zA-Z])(?<!mp_)(?<!pp_)(?:rank|fsdp|dp|shard|gpu|worker|process|proc)[-_.]?(\d{1,6})(?![0-9])")
+_RANK = re.compile(
+    r"(?<![a-zA-Z])(?<!mp_)(?<!pp_)(?:rank|fsdp|dp|shard|gpu|worker|process|proc)[-_.]?(\d{1,6})(?![0-9])"
+)
 # A number that any name ends in: a rank's if the files say so, as those of torch's own checkpoint_0.pt, else a step's.
-_NUMBER = regex(r"(?<![0-9])(?<!of[-_])(\d{1,6})(?=(?:[-_]of[-_]\d+)?\.[a-z]+$)")
-_WORLD = regex(r"(?:(?<![a-zA-Z])(?:world(?:[-_]?size)?|ws)[-_]?|[-_]of[-_])(\d{1,6})(?![0-9])")
+_NUMBER = re.compile(r"(?<![0-9])(?<!of[-_])(\d{1,6})(?=(?:[-_]of[-_]\d+)?\.[a-z]+$)")
+_WORLD = re.compile(r"(?:(?<![a-zA-Z])(?:world(?:[-_]?size)?|ws)[-_]?|[-_]of[-_])(\d{1,6})(?![0-9])")
 MODEL, OPTIMIZER, OTHER = "model", "optimizer", "other"
-_WORDS = regex(r"[a-z]+")
+_WORDS = re.compile(r"[a-z]+")
 _OPTIMIZERS = frozenset({"optim", "optimizer", "optimizers", "opt", "optimstate"})
 _OTHERS = frozenset(
     {"extra", "rng", "random", "scheduler", "sched", "lr", "dataloader", "loader", "data", "sampler", "progress"}

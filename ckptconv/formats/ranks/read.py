@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError
@@ -29,7 +29,6 @@ from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import Account, read_torch
 from ckptconv.formats.torch.packed import is_tensor
-from ckptconv.later import dataclass
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite, class_of
 from ckptconv.storage.ahead import ahead

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsafeError
-from ckptconv.later import dataclass
 from ckptconv.pickles import attacks
 from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.nodes import Global

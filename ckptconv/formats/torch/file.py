@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError
@@ -13,7 +14,6 @@ from ckptconv.formats.torch.container import SCANNED, TorchFile, is_pickle, refu
 from ckptconv.formats.torch.modules import Taken
 from ckptconv.formats.torch.modules import taken as modules_taken
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
-from ckptconv.later import dataclass, regex
 from ckptconv.pickles import attacks
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
 from ckptconv.plan import Input
@@ -26,7 +26,7 @@ GUESS = Guess(LIKELY, "a single file", "pt2safetensors {}")
 # Suffixes of files that torch.save wrote.
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 # Names of the files of a sharded set.
-SHARD = regex(r"(.+)-(\d{5})-of-(\d{5})(\.(?:bin|pt|pth|ckpt))")
+SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:bin|pt|pth|ckpt))")
 
 
 def sniff(probe: Probe) -> Guess | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
@@ -21,27 +21,28 @@ from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.parts import Parts, read_all, tensors_in
-from ckptconv.later import dataclass, regex
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
 FAMILY = torch_file.FAMILY
-RANK = regex(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_(\d{1,6}))?")
+RANK = re.compile(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_(\d{1,6}))?")
 # The names of the file, of old releases too.
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 _GUESS = Guess(CERTAIN, "a checkpoint of Megatron-LM", "pt2safetensors {} OUTPUT")
 # State dicts of a rank: of its virtual pipeline stages, if it has several.
-_STATE = regex(r"model(\d{0,4})")
-_LAYER = regex(r"(decoder\.layers\.)(\d{1,6})(\..+)", re.DOTALL)
+_STATE = re.compile(r"model(\d{0,4})")
+_LAYER = re.compile(r"(decoder\.layers\.)(\d{1,6})(\..+)", re.DOTALL)
 # The number of an expert among those of its rank, as Megatron-core's layers and Transformer Engine's have it.
-_EXPERT = regex(r"(.+\.mlp\.experts\.(?:local_experts\.|linear_fc\d\.(?:weight|bias)))(\d{1,6})((?:\..+)?)", re.DOTALL)
+_EXPERT = re.compile(
+    r"(.+\.mlp\.experts\.(?:local_experts\.|linear_fc\d\.(?:weight|bias)))(\d{1,6})((?:\..+)?)", re.DOTALL
+)
 # How the tensor-parallel ranks share out a tensor: by rows, by columns, or not at all. What no line has stays in parts:
 # the first matrix of a feed-forward layer holds gate and up side by side in each rank, or only one of them.
 _ROWS, _COLUMNS, _WHOLE = 0, 1, None
 _SHARES: tuple[tuple[re.Pattern[str], int | None], ...] = tuple(
-    (regex(rf".*(?:{names}).*", re.DOTALL), share)
+    (re.compile(rf".*(?:{names}).*", re.DOTALL), share)
     for names, share in (
         (
             r"norm|router|linear_proj\.bias|linear_fc2\.bias|gate_weight|_down_proj\.|position_embeddings|inv_freq",
@@ -52,7 +53,7 @@ _SHARES: tuple[tuple[re.Pattern[str], int | None], ...] = tuple(
     )
 )
 # Experts of a rank in one tensor, as old releases had them: nothing tells them apart.
-_GROUPED = regex(r".+\.mlp\.experts\.weight[12]", re.DOTALL)
+_GROUPED = re.compile(r".+\.mlp\.experts\.weight[12]", re.DOTALL)
 # The kinds of model-parallel ranks, in the order of the numbers in names; the last is the first's name in old releases.
 _KINDS = ("tensor_model", "pipeline_model", "expert_model", "model")
 _LEFT_OUT = "_extra_state"

@@ -16,7 +16,6 @@ from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.later import regex
 from ckptconv.pickles.nodes import (
     COMPOSITES,
     QUANTIZERS,
@@ -150,7 +149,7 @@ _TENSOR_DTYPES = {
     for kind in ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
 }
 _VARIABLES = (Global("torch.autograd.variable", "Variable"), Global("torch.nn.parameter", "Parameter"))
-_STORAGE_CLASS = regex(r"(\w+?)Storage(?:Base)?")
+_STORAGE_CLASS = re.compile(r"(\w+?)Storage(?:Base)?")
 
 
 def storage_dtype(cls: Any) -> DType | None:
@@ -671,7 +670,7 @@ CONSTANTS: dict[tuple[str, str], Any] = {
 
 
 # The syntax of a torch.device: the index is part of the name, or a second argument.
-_DEVICE = regex("[a-z][a-z0-9_]{0,50}(:(?:0|[1-9][0-9]{0,3}))?")
+_DEVICE = re.compile("[a-z][a-z0-9_]{0,50}(:(?:0|[1-9][0-9]{0,3}))?")
 
 
 def _size(args: tuple[Any, ...]) -> Any:
@@ -699,7 +698,7 @@ def _layout(args: tuple[Any, ...]) -> Any:
 
 # ------------------------------------------------------------------------------------------------------------ numpy
 
-_NUMPY_DTYPE = regex(r"([<>|=]?)([biufcSUVmM])(0|[1-9][0-9]{0,8})")
+_NUMPY_DTYPE = re.compile(r"([<>|=]?)([biufcSUVmM])(0|[1-9][0-9]{0,8})")
 # Element sizes in bytes that numpy has for each kind.
 _NUMPY_SIZES = {
     "b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8, 12, 16), "c": (8, 16, 24, 32), "m": (8,), "M": (8,)

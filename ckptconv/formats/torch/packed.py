@@ -7,12 +7,12 @@ Sources: `_save_to_state_dict` of the modules in `torch/ao/nn/quantized`; `def_p
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError, LimitError
-from ckptconv.later import regex
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite, Global, Opaque
 from ckptconv.tensors.dtypes import DTYPES
@@ -29,8 +29,8 @@ _LINEAR, _EMBEDDING = f"{_CLASSES}LinearPackedParamsBase", f"{_CLASSES}Embedding
 _CONV = tuple(f"{_CLASSES}Conv{dims}dPackedParamsBase" for dims in (2, 3))
 
 # Torch's quantized modules; in TorchScript the name begins with __torch__, and may have a number.
-_QUANTIZED = regex(r"(?:__torch__\.)?torch(?:\.ao)?\.nn(?:\.intrinsic)?\.quantized\.(?:\w+\.)*(\w+)")
-_CONVOLUTION = regex(r"Conv(?:Transpose)?[123]d|Conv(?:Add)?ReLU[123]d|ConvAdd2d")
+_QUANTIZED = re.compile(r"(?:__torch__\.)?torch(?:\.ao)?\.nn(?:\.intrinsic)?\.quantized\.(?:\w+\.)*(\w+)")
+_CONVOLUTION = re.compile(r"Conv(?:Transpose)?[123]d|Conv(?:Add)?ReLU[123]d|ConvAdd2d")
 # What they save beside parameters and buffers.
 _SCALED = ("scale", "zero_point")
 _HAVE_SCALES = frozenset(("Linear", "LinearReLU", "LinearLeakyReLU", "LinearTanh", "QFunctional"))

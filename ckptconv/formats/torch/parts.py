@@ -7,14 +7,13 @@ there once, under its own name; it must be equal in all. What is known to be sha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CorruptError
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import FAMILY, Account, read_torch
-from ckptconv.later import dataclass
 from ckptconv.storage.ahead import ahead
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import Concat, Equal, LazyTensor, untagged

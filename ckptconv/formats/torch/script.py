@@ -28,13 +28,12 @@ from ckptconv.formats.torch.packed import (
     is_tensor,
     scales_of,
 )
-from ckptconv.later import regex
 from ckptconv.pickles.nodes import Global, Opaque, Size, TorchConstant
 from ckptconv.pickles.vocabulary import Constructor, MalformedError, Vocabulary
 from ckptconv.text import brief, some
 
-_NAMES = regex(r'\[((?:"[^"\\]*", ?)*)\]')
-_MODULE = regex(r"class ([^()]+)\(Module\):")
+_NAMES = re.compile(r'\[((?:"[^"\\]*", ?)*)\]')
+_MODULE = re.compile(r"class ([^()]+)\(Module\):")
 # The package of an archive's own classes.
 _PACKAGE = "__torch__"
 # The function that makes a sparse tensor, and the numbers of its layouts in C++.

@@ -9,6 +9,7 @@ the attributes, and nothing distinguishes them from other tensors.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -18,7 +19,6 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.torch.packed import MAX_DEPTH, Paths, is_tensor
 from ckptconv.formats.torch.script import ScriptWeights, finished, unsupported
-from ckptconv.later import regex
 from ckptconv.pickles.machine import Loaded
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.vocabulary import MalformedError, RefusedError, Vocabulary
@@ -46,7 +46,7 @@ _KINDS = {
 }
 _QUANTIZED = {"Char": "QInt8", "Byte": "QUInt8", "Int": "QInt32"}
 _ITEM_SIZES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "QInt32": 4, "Half": 2, "Short": 2}
-_INTEGER = regex("-?[0-9]{1,19}")
+_INTEGER = re.compile("-?[0-9]{1,19}")
 _TENSOR_FROM_ID = ("torch.jit._pickle", "build_tensor_from_id")
 # Objects of torch 1.1, whose state is the index of a tensor, or a list.
 _TENSOR_ID, _INT_LIST = ("__main__", "TensorID"), ("__main__", "IntList")

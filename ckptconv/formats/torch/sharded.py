@@ -7,6 +7,7 @@ files are pytorch_model-00001-of-00002.bin and so on.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,7 +19,6 @@ from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import GUESS, SHARD, Account, read_torch
 from ckptconv.formats.weight_map import read_index
-from ckptconv.later import regex
 from ckptconv.storage.ahead import ahead, entries_of
 from ckptconv.storage.hub import is_hub
 from ckptconv.storage.location import Location
@@ -31,7 +31,7 @@ INDEX_SUFFIX = ".index.json"
 _FOREIGN = tuple(f"{suffix}{INDEX_SUFFIX}" for suffix in (".safetensors", ".h5", ".msgpack"))
 # Those of transformers, and of diffusers; and of either a variant, such as fp16.
 _WHOLES = ("pytorch_model.bin", "diffusion_pytorch_model.bin")
-_VARIANT = regex(r"(?:diffusion_)?pytorch_model\.[\w-]+\.bin")
+_VARIANT = re.compile(r"(?:diffusion_)?pytorch_model\.[\w-]+\.bin")
 # Names of a list that a message shows.
 _SHOWN = 5
 

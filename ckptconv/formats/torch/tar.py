@@ -13,13 +13,13 @@ This module interprets them as tarfile does, but only to decide whether the file
 from __future__ import annotations
 
 import array
+import re
 import struct
 from typing import Any, NamedTuple
 
 from ckptconv.errors import AGAIN, CorruptError, UnsupportedError
 from ckptconv.formats.torch.container import SCANNED, Pickles, TorchFile, first_identity, refuse_attack
 from ckptconv.formats.torch.objects import Storage, storage_dtype, vocabulary
-from ckptconv.later import regex
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Constructor, Limits, MalformedError
 from ckptconv.storage.files import Reader
@@ -44,7 +44,7 @@ _DIRECTORY = b"5"
 _NO_DATA = (*_LINKS, b"3", b"4", _DIRECTORY, b"6")
 _KNOWN = (*_HEADERS, *_NO_DATA)
 _MAX_PAX = 1 << 20
-_RECORD = regex(rb"(\d{1,9}) ([^=]+)=")
+_RECORD = re.compile(rb"(\d{1,9}) ([^=]+)=")
 # Pax keys that affect a member's name or extent, and those that a header for a single member may have.
 _TELLING, _OWN = ("path", "size", "linkpath", "GNU."), ("path", "size")
 # torch writes these members.

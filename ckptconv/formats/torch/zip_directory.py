@@ -14,8 +14,6 @@ import zlib
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from ckptconv.later import regex
-
 # The records of a zip archive, and their signatures.
 LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 LOCAL_SIGNATURE = b"PK\x03\x04"
@@ -38,7 +36,7 @@ _ZIP64_COUNT = 0xFFFF
 END_RECORDS = END64.size + LOCATOR.size + END.size
 TAIL = END_RECORDS + (1 << 16)
 # Names that file systems and Python's zipfile rewrite: they turn \\ into /, and drop empty parts, `.` and `..`.
-_ODD = regex(r"\\|^/|//|(?:^|/)\.\.?(?:/|$)", re.MULTILINE)
+_ODD = re.compile(r"\\|^/|//|(?:^|/)\.\.?(?:/|$)", re.MULTILINE)
 _LEFT_OUT = ("", ".", "..")
 # What lines of names contain if one matches `_ODD`: searching for these takes a tenth of the time.
 _ODD_PARTS = (

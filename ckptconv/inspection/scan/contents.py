@@ -15,7 +15,7 @@ import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError
@@ -34,7 +34,6 @@ from ckptconv.inspection.scan.joblib import Arrays
 from ckptconv.inspection.scan.names import LOADERS, carries_code, is_needed, is_unusual
 from ckptconv.inspection.scan.readers import InMemory, PartReader
 from ckptconv.inspection.scan.report import Finding
-from ckptconv.later import dataclass, regex
 from ckptconv.pickles import attacks
 from ckptconv.pickles.children import CHILDREN, walk
 from ckptconv.pickles.machine import load
@@ -64,16 +63,16 @@ SUFFIXES = (
     ".npz", ".mar", ".nemo", ".p", ".t7", ".torch", ".sav",
 )  # fmt: skip
 # Members of torch's archives that are the bytes of tensors.
-_STORAGES = regex(rb"[^/]+/(?:data|constants|tensors)/[^/.]+", re.DOTALL)
+_STORAGES = re.compile(rb"[^/]+/(?:data|constants|tensors)/[^/.]+", re.DOTALL)
 # In the code of TorchScript: operators that read and write files.
-_FILES_IN_CODE = regex(rb"\b(?:torch|ops\.aten|ops\.prim)\.(?:save|from_file|load)\(")
+_FILES_IN_CODE = re.compile(rb"\b(?:torch|ops\.aten|ops\.prim)\.(?:save|from_file|load)\(")
 _MACHINE_CODE = (b"\x7fELF", b"MZ\x90", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 # In a header of numpy, types of numbers, texts, times and raw bytes.
-_PLAIN_IN_NPY = regex(r"[<>|=]?[?biufcmMSaUV][0-9]*(?:\[\w+\])?")
+_PLAIN_IN_NPY = re.compile(r"[<>|=]?[?biufcmMSaUV][0-9]*(?:\[\w+\])?")
 # numpy itself reads no longer header unless it is told to.
 _MOST_NPY = 10_000
 # What readers call the pickle on which the rest depends.
-_MAIN = regex(r"\((?:[^()]*data\.pkl|the object|(?:the )?pickle(?: \d+)?)\)$")
+_MAIN = re.compile(r"\((?:[^()]*data\.pkl|the object|(?:the )?pickle(?: \d+)?)\)$")
 _ENCRYPTED, _STORED, _DEFLATED = 0x41, 0, 8
 # Longer pickles are judged without being held.
 LONGEST = 1 << 19

@@ -8,16 +8,16 @@ array of objects is a pickle of its own.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
-from ckptconv.later import regex
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.vocabulary import MalformedError
 from ckptconv.storage.files import Reader
 
 _WRAPPER = Global("joblib.numpy_pickle", "NumpyArrayWrapper")
-_DTYPE = regex(r"[<>|=]?([?biufcmMSaUVO])([0-9]{0,9})")
+_DTYPE = re.compile(r"[<>|=]?([?biufcmMSaUVO])([0-9]{0,9})")
 # What is in a dtype in a dtype.
 _DEPTH = 32
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError
-from ckptconv.later import regex
 from ckptconv.outputs.schema import MOST_DESCRIPTION
 from ckptconv.outputs.targets import DIRECTORIES
 from ckptconv.storage.handles import ForeignError, Handle, resolved
@@ -23,7 +23,7 @@ PATIENCE = 60.0
 
 # How the names of hidden siblings of an output end: with the plan id, or `BUSY`, then perhaps a random suffix. Earlier
 # releases appended `-parts`.
-_ENDING = regex(r"[0-9A-Za-z]+(-parts|-[0-9a-f]{8})?")
+_ENDING = re.compile(r"[0-9A-Za-z]+(-parts|-[0-9a-f]{8})?")
 
 
 # Bytes of the output's name to repeat in a hidden name; with the rest it stays within the limits of file systems.

@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
 from ckptconv.errors import CkptconvError, FailedError, StoppedError
-from ckptconv.later import dataclass
 from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import Made, made
 from ckptconv.storage.crc import crc32

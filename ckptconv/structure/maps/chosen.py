@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import UsageError
-from ckptconv.later import dataclass
 from ckptconv.options.kinds import SIZES
 from ckptconv.structure.maps.compile import Applied, Cast, apply_map, unchanged
 from ckptconv.structure.maps.file import MAX_BYTES, Map, parse_map

@@ -9,11 +9,10 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import UsageError
-from ckptconv.later import dataclass, regex
 from ckptconv.structure.maps.notation import MAX_LENGTH, Rule, make_rules
 from ckptconv.structure.maps.sizes import MAX_SIZE, Alternatives, Expression
 from ckptconv.text import brief, quoted, some
@@ -28,8 +27,8 @@ _RULE_WORDS = ("about", "note")
 # The keys of globs of both sides.
 _BOTH = ("names", "both", "tensors", "globs", "patterns")
 # A line that begins a rule, and an index in a glob.
-_HEADER = regex(r"\s*\[\[\s*rule\s*\]\]")
-_INDEX = regex(r"\{\w+\}")
+_HEADER = re.compile(r"\s*\[\[\s*rule\s*\]\]")
+_INDEX = re.compile(r"\{\w+\}")
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,10 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import UsageError
-from ckptconv.later import dataclass, regex
 from ckptconv.text import quoted, some
 
 # Limits: parentheses inside one another, characters and axes of a tensor, alternatives of it, tensors of a side, and
@@ -21,14 +20,14 @@ MAX_DEPTH, MAX_LENGTH, MAX_AXES, MAX_ALTERNATIVES, MAX_TENSORS, MAX_PIECES = 16,
 MAX_IN_PART = 2
 PADDING = "_"
 
-_TOKEN = regex(r"\s*(?:([()+])|([A-Za-z][A-Za-z0-9_]*|\d{1,18}|_)(?![A-Za-z0-9_])|(\S))")
+_TOKEN = re.compile(r"\s*(?:([()+])|([A-Za-z][A-Za-z0-9_]*|\d{1,18}|_)(?![A-Za-z0-9_])|(\S))")
 # What separates a name from the axes: a colon with a space before or after it, or at the end.
-_COLON = regex(r"\s+:(?=\s|$)|:(?=\s|$)|\s+:")
-_INDEX = regex(r"\{([^{}]*)\}")
+_COLON = re.compile(r"\s+:(?=\s|$)|:(?=\s|$)|\s+:")
+_INDEX = re.compile(r"\{([^{}]*)\}")
 # What is in the braces: the index, and what a name adds to it, a number or a size.
-_SHIFTED = regex(r"\s*([A-Za-z][A-Za-z0-9_]*)\s*(?:\+\s*([A-Za-z]\w*|\d{1,9})\s*)?")
+_SHIFTED = re.compile(r"\s*([A-Za-z][A-Za-z0-9_]*)\s*(?:\+\s*([A-Za-z]\w*|\d{1,9})\s*)?")
 # Separates alternatives of a tensor.
-_OR = regex(r"\s\|\s")
+_OR = re.compile(r"\s\|\s")
 
 
 # -------------------------------------------------------------------------------------------------------------- axes

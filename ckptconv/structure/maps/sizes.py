@@ -8,12 +8,12 @@ map. Division is exact.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UsageError
-from ckptconv.later import regex
 from ckptconv.structure.maps.notation import Axis, Product, Sum, axes_in, written
 from ckptconv.text import quoted
 
@@ -21,7 +21,7 @@ from ckptconv.text import quoted
 Alternatives: TypeAlias = "tuple[int | str, ...]"
 # The largest size, as the largest number of elements that is counted; characters and parentheses of an expression.
 MAX_SIZE, MAX_LENGTH, MAX_DEPTH = (1 << 63) - 1, 200, 16
-_TOKEN = regex(r"\s*(?:([-+*/()])|(\d{1,18})(?![\w.])|([A-Za-z_][\w]*(?:\.\w+)*)|(\S))")
+_TOKEN = re.compile(r"\s*(?:([-+*/()])|(\d{1,18})(?![\w.])|([A-Za-z_][\w]*(?:\.\w+)*)|(\S))")
 
 
 # ------------------------------------------------------------------------------------------------------- expressions
