@@ -7,7 +7,6 @@ equal blocks too: those that were passed before its first difference was found a
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,12 +24,12 @@ from ckptconv.storage.files import Readers, is_far
 from ckptconv.storage.prefetch import Prefetch
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.spool import SpoolingReaders
-from ckptconv.tensors.compare import number_of, place_of, same
+from ckptconv.tensors.compare import place_of, same
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import LazyTensor, packed
-from ckptconv.tensors.slices import Span, sliced
-from ckptconv.verification.evaluate import blocks, shown
+from ckptconv.verification.evaluate import shown
+from ckptconv.verification.runs import Run, runs
 
 # Bytes of both sides together that are compared at a time, at most and with little memory, and the least that is worth
 # a thread of its own. A thread has up to four times that in buffers.
@@ -53,7 +52,7 @@ class Pair:
     other: LazyTensor
     found: Measured | None = None
     first: tuple[int, bytes, bytes] | None = None
-    runs: list[_Run] | None = None
+    runs: list[Run] | None = None
 
     @property
     def dtypes(self) -> tuple[DType, DType]:
@@ -63,11 +62,6 @@ class Pair:
     def nbytes(self) -> int:
         """The bytes of both tensors."""
         return self.one.nbytes + self.other.nbytes
-
-    @property
-    def scattered(self) -> bool:
-        """Whether one of both is stored in an order that makes C order slow."""
-        return self.one.scattered or self.other.scattered
 
     def change(self) -> Change | None:
         """Return what differs; None if all bytes are equal."""
@@ -88,37 +82,11 @@ class Encoding(Protocol):
         """Take the next bytes of a pair."""
 
 
-class _Run(NamedTuple):
-    """A part of both tensors of a pair: elements `start` to `stop` in C order, or a box.
-
-    A box is given by the index of its first element and its extent along each dimension; its elements are counted from
-    0 to `stop`.
-    """
-
-    start: int
-    stop: int
-    box: tuple[list[int], list[int]] | None = None
-
-    def of(self, tensor: LazyTensor) -> LazyTensor:
-        """Return the tensor whose elements these are."""
-        if self.box is None:
-            return tensor
-        return sliced(tensor, [Span(start, 1, count) for start, count in zip(*self.box, strict=True)])
-
-    def number(self, index: int, shape: Sequence[int]) -> int:
-        """Return the number, in C order in a tensor of `shape`, of element `index` of this run."""
-        if self.box is None:
-            return self.start + index
-        starts, counts = self.box
-        inside = place_of(index, counts)
-        return number_of([start + at for start, at in zip(starts, inside, strict=True)], shape)
-
-
 class _Part(NamedTuple):
     """A run of a pair in a task: where its bytes of each side are in the window."""
 
     pair: Pair
-    run: _Run
+    run: Run
     one: slice
     other: slice
 
@@ -174,15 +142,10 @@ def compare(
 # -------------------------------------------------------------------------------------------------------------- tasks
 
 
-def _runs(pairs: Iterable[Pair], unit: int) -> Iterator[tuple[Pair, _Run]]:
+def _runs(pairs: Iterable[Pair], unit: int) -> Iterator[tuple[Pair, Run]]:
     """Yield the runs that cover all pairs, in the order of their first side's files."""
     for pair in sorted(pairs, key=lambda pair: pair.one.origin()):
-        if pair.scattered:
-            larger = max(pair.one, pair.other, key=lambda tensor: tensor.dtype.itemsize)
-            for starts, counts in blocks(larger, unit // 2) if larger.numel else ():
-                yield pair, _Run(0, math.prod(counts), (starts, counts))
-        else:
-            yield from _whole([pair], unit)
+        yield from ((pair, run) for run in runs(pair.one, pair.other, unit))
 
 
 def _in_order(pairs: Iterable[Pair], unit: int) -> Iterator[Iterable[_Task]]:
@@ -200,10 +163,10 @@ def _in_order(pairs: Iterable[Pair], unit: int) -> Iterator[Iterable[_Task]]:
         yield _tasks(_whole(small, unit), unit)
 
 
-def _whole(pairs: Sequence[Pair], unit: int) -> Iterator[tuple[Pair, _Run]]:
+def _whole(pairs: Sequence[Pair], unit: int) -> Iterator[tuple[Pair, Run]]:
     """Yield the runs that cover all pairs in C order."""
     for pair in pairs:
-        yield from ((pair, run) for run in _within(_Run(0, pair.one.numel), pair, unit))
+        yield from ((pair, run) for run in _within(Run(0, pair.one.numel), pair, unit))
 
 
 def _one_by_one(tasks: Iterable[_Task]) -> Iterator[Iterable[_Task]]:
@@ -211,23 +174,21 @@ def _one_by_one(tasks: Iterable[_Task]) -> Iterator[Iterable[_Task]]:
     return ((task,) for task in tasks)
 
 
-def _within(run: _Run, pair: Pair, unit: int) -> Iterator[_Run]:
+def _within(run: Run, pair: Pair, unit: int) -> Iterator[Run]:
     """Cut a run into such as fit a window."""
-    step = max(unit // sum(dtype.itemsize for dtype in pair.dtypes), 1)
-    for start in range(run.start, run.stop, step):
-        yield _Run(start, min(start + step, run.stop))
+    return run.cut(max(unit // sum(dtype.itemsize for dtype in pair.dtypes), 1))
 
 
-def _cut(pair: Pair, unit: int) -> Iterator[_Run]:
+def _cut(pair: Pair, unit: int) -> Iterator[Run]:
     """Yield the runs of a pair that were not measured, and forget them."""
     runs, pair.runs = pair.runs or (), None
     for run in runs:
         yield from (run,) if run.box else _within(run, pair, unit)
 
 
-def _tasks(runs: Iterable[tuple[Pair, _Run]], unit: int, measuring: bool = False) -> Iterator[_Task]:
+def _tasks(runs: Iterable[tuple[Pair, Run]], unit: int, measuring: bool = False) -> Iterator[_Task]:
     """Yield the tasks: small tensors are read together. `measuring`: only the first side is read."""
-    taken: list[tuple[Pair, _Run]] = []
+    taken: list[tuple[Pair, Run]] = []
     size = 0
     for pair, run in runs:
         item = pair.one.dtype.itemsize + pair.other.dtype.itemsize
@@ -241,7 +202,7 @@ def _tasks(runs: Iterable[tuple[Pair, _Run]], unit: int, measuring: bool = False
         yield _task(taken, measuring)
 
 
-def _task(taken: Sequence[tuple[Pair, _Run]], measuring: bool) -> _Task:
+def _task(taken: Sequence[tuple[Pair, Run]], measuring: bool) -> _Task:
     size = sum((run.stop - run.start) * pair.one.dtype.itemsize for pair, run in taken)
     stop, half = size, -(-size // ALIGNMENT) * ALIGNMENT
     places = (0, half)
@@ -260,11 +221,11 @@ def _task(taken: Sequence[tuple[Pair, _Run]], measuring: bool) -> _Task:
     return _Task(Window(0, stop, [*ones, *others]), parts, size, half, bitwise)
 
 
-def _slice(start: int, run: _Run, dtype: DType) -> slice:
+def _slice(start: int, run: Run, dtype: DType) -> slice:
     return slice(start, start + (run.stop - run.start) * dtype.itemsize)
 
 
-def _piece(tensor: LazyTensor, run: _Run, place: slice) -> Piece:
+def _piece(tensor: LazyTensor, run: Run, place: slice) -> Piece:
     """Return the piece that puts a run of `tensor` at `place` of a window from 0 on."""
     start, stop = (number * tensor.dtype.itemsize for number in (run.start, run.stop))
     return Piece(Data(place.start - start, tensor, ""), start, stop)
@@ -407,18 +368,18 @@ def _add(pair: Pair, found: Measured) -> None:
         pair.found.add(found)
 
 
-def _appended(runs: list[_Run], run: _Run) -> list[_Run]:
+def _appended(runs: list[Run], run: Run) -> list[Run]:
     """Return `runs` and `run`, with those in C order that touch made one: blocks end in about the order they begin."""
     if runs and run.box is None and runs[-1].stop == run.start:
-        runs[-1] = _Run(runs[-1].start, run.stop)
+        runs[-1] = Run(runs[-1].start, run.stop)
         return runs
     runs.append(run)
     if run.box is not None or len(runs) < _RUNS:
         return runs
-    merged: list[_Run] = []
+    merged: list[Run] = []
     for each in sorted(runs):
         if merged and merged[-1].stop == each.start:
-            merged[-1] = _Run(merged[-1].start, each.stop)
+            merged[-1] = Run(merged[-1].start, each.stop)
         else:
             merged.append(each)
     return merged

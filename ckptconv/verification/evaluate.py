@@ -52,6 +52,7 @@ from ckptconv.tensors.moves import (
     WeightedSum,
     Xor,
 )
+from ckptconv.verification.runs import Run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -184,6 +185,10 @@ class Evaluator(_Asking["Array"]):
             return self._bytes(tensor.file, tensor.offset + start * item, (stop - start) * item)
         return self.flat(tensor, start, stop).tobytes()
 
+    def bits(self, tensor: LazyTensor, run: Run) -> bytes:
+        """Return the bytes of the elements of a run."""
+        return self.raw(tensor, run.start, run.stop) if run.box is None else self.box(tensor, *run.box).tobytes()
+
     def _make(self, make: Callable[..., Array], *given: Any) -> Array:
         return make(*given)
 
@@ -294,26 +299,6 @@ def footprint(tensor: LazyTensor, start: int, stop: int) -> list[Range]:
     noted = _Footprint()
     noted.flat(tensor, start, stop)
     return noted.ranges
-
-
-def blocks(tensor: LazyTensor, size: int = 0) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield boxes of at most `size` bytes (0: `BLOCK`) that cover `tensor`, with sides as equal as its shape allows.
-
-    Such a box consists of runs that are not too short, in whatever order the file stores the elements.
-    """
-    limit = max((size or BLOCK) // tensor.dtype.itemsize, 1)
-    sides = [1] * len(tensor.shape)
-    while True:
-        small = [d for d, side in enumerate(sides) if side < tensor.shape[d]]
-        grown = min(small, key=lambda dim: sides[dim], default=None)
-        if grown is None or math.prod(sides) * 2 > limit:
-            break
-        sides[grown] = min(sides[grown] * 2, tensor.shape[grown])
-    for starts in itertools.product(
-        *(range(0, extent, side) for extent, side in zip(tensor.shape, sides, strict=True))
-    ):
-        counts = [min(side, extent - at) for side, extent, at in zip(sides, tensor.shape, starts, strict=True)]
-        yield list(starts), counts
 
 
 # ------------------------------------------------------------------------------------------------------- geometry

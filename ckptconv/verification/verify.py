@@ -47,11 +47,11 @@ from ckptconv.storage.prefetch import Prefetch, Range, is_read_far
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.structure import keymap
 from ckptconv.structure.record import dump, parse, tensors_of
-from ckptconv.tensors.compare import differing, number_of, place_of
+from ckptconv.tensors.compare import differing, place_of
 from ckptconv.tensors.lazy import LazyTensor, packed, same_bytes, whole
 from ckptconv.text import Shown, quoted, some
 from ckptconv.verification import dcp, planned, renaming
-from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Evaluator, blocks, footprint, shown
+from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Evaluator, footprint, shown
 from ckptconv.verification.output import Written, read_directory, read_file, recorded_map
 from ckptconv.verification.planned import Compared
 from ckptconv.verification.provenance import (
@@ -65,6 +65,7 @@ from ckptconv.verification.provenance import (
     read_manifest,
 )
 from ckptconv.verification.records import without_storages
+from ckptconv.verification.runs import Run, is_scattered, runs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -195,20 +196,18 @@ class _Pair(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Elements `start` to `stop` of a pair in C order, compared in one step.
-
-    `far`: some are read from remote files. `scattered`: one of the two is stored in an order that makes C order slow.
-    """
+    """Elements of a pair that are fetched together. `far`: some are in remote files."""
 
     pair: _Pair
     start: int
     stop: int
     far: bool
-    scattered: bool
 
     @property
-    def nbytes(self) -> int:
-        return (self.stop - self.start) * self.pair.got.dtype.itemsize
+    def runs(self) -> Iterable[Run]:
+        """What is compared in one step."""
+        want, got, _, _ = self.pair
+        return runs(want, got, 2 * BLOCK) if is_scattered(want, got) else (Run(self.start, self.stop),)
 
 
 @bars.shown
@@ -319,7 +318,7 @@ def verify_outputs(
             evaluator = Evaluator(prefetch)
             for piece in prefetch.over(_pieces(pairs)):
                 _compare_elements(evaluator, piece, progress or (lambda count: None), attested, wrong)
-                done.bytes_compared += piece.nbytes
+                done.bytes_compared += (piece.stop - piece.start) * piece.pair.got.dtype.itemsize
         # The prefetch also reads small gaps between the wanted ranges.
         done.bytes_read += evaluator.bytes_read + prefetch.bytes_fetched - prefetch.bytes_used
     wrong.check()
@@ -394,12 +393,12 @@ class _Differences:
         """Add a difference of names, dtypes or shapes."""
         self._errors.append(error)
 
-    def add_values(self, pair: _Pair, first: int, count: int, bits: Callable[[LazyTensor], bytes]) -> None:
-        """Add `count` elements of a tensor that differ, of which number `first` is the first; `bits` reads that of
-        either tensor."""
+    def add_values(self, pair: _Pair, first: int, count: int, raw: Callable[[LazyTensor, int, int], bytes]) -> None:
+        """Add `count` elements of a tensor that differ, of which number `first` is the first; `raw` reads elements."""
         known = self._values.get(id(pair))
         if known is None or first < known.first:
-            known = _Values(pair, first, known.elements if known else 0, bits(pair.want), bits(pair.got))
+            want, got = (raw(tensor, first, first + 1) for tensor in (pair.want, pair.got))
+            known = _Values(pair, first, known.elements if known else 0, want, got)
         self._values[id(pair)] = known._replace(elements=known.elements + count)
 
     def check(self) -> None:
@@ -1014,12 +1013,13 @@ def _check_archive(path: str, here: str) -> None:
 
 def _pieces(pairs: Iterable[_Pair]) -> Iterator[_Piece]:
     for pair in pairs:
-        numel = pair.got.numel
-        far = any(is_far(file.stored.path) for tensor in (pair.want, pair.got) for file in tensor.inputs())
-        scattered = pair.want.scattered or pair.got.scattered
-        count = max(numel if scattered else (FAR_BLOCK if far else BLOCK) // pair.got.dtype.itemsize, 1)
-        for start in range(0, numel, count):
-            yield _Piece(pair, start, min(start + count, numel), far, scattered)
+        want, got, _, _ = pair
+        far = any(is_far(file.stored.path) for tensor in (want, got) for file in tensor.inputs())
+        if is_scattered(want, got):
+            yield _Piece(pair, 0, got.numel, far)
+        else:
+            for start, stop, _ in runs(want, got, 2 * (FAR_BLOCK if far else BLOCK)):
+                yield _Piece(pair, start, stop, far)
 
 
 def _needs(piece: _Piece) -> Iterator[Range]:
@@ -1032,52 +1032,22 @@ def _compare_elements(
     evaluator: Evaluator, piece: _Piece, progress: Progress, attested: _Attested, wrong: _Differences
 ) -> None:
     """Compare the bits of the elements of a piece, and add those that differ to `wrong`."""
-    pair = piece.pair
-    compare = _compare_in_tiles if piece.scattered else _compare_in_order
-    first, count = compare(evaluator, piece, progress, attested)
-    if first is not None:
-        wrong.add_values(pair, first, count, lambda tensor: evaluator.flat(tensor, first, first + 1).tobytes())
-
-
-def _compare_in_order(
-    evaluator: Evaluator, piece: _Piece, progress: Progress, attested: _Attested
-) -> tuple[int | None, int]:
-    """Return the number, in C order, of the first element that differs (None if there is none), and how many do."""
-    (want, got, _, _), start, stop, _, _ = piece
-    one, other = evaluator.raw(want, start, stop), evaluator.raw(got, start, stop)
-    if len(one) != len(other) or len(one) != piece.nbytes:
-        raise AssertionError(f"an evaluator gave {len(one)} and {len(other)} bytes of {stop - start} elements")
-    progress(piece.nbytes)
-    if one != other:
-        unequal = differing(one, other, got.dtype.itemsize)
-        return start + int(unequal.argmax()), int(unequal.sum())
-    attested.add(piece.pair, other)
-    return None, 0
-
-
-def _compare_in_tiles(
-    evaluator: Evaluator, piece: _Piece, progress: Progress, attested: _Attested
-) -> tuple[int | None, int]:
-    """Do the same for a whole tensor, box by box rather than in C order."""
-    want, got, _, _ = piece.pair
-    first: int | None = None
-    total = 0
-    for starts, counts in blocks(got):
-        one, other = (evaluator.box(tensor, starts, counts) for tensor in (want, got))
-        if one.shape != tuple(counts) or other.shape != tuple(counts):
-            raise AssertionError(f"an evaluator gave {one.shape} and {other.shape} elements of {counts}")
-        mine, theirs = one.tobytes(), other.tobytes()
-        if mine != theirs:
-            unequal = differing(mine, theirs, got.dtype.itemsize)
-            total += int(unequal.sum())
-            # A box's first in C order is also its first in the tensor's.
-            place = place_of(int(unequal.argmax()), counts)
-            at = number_of([start + index for start, index in zip(starts, place, strict=True)], got.shape)
-            first = at if first is None else min(first, at)
-        progress(one.nbytes)
-    if first is None:
-        attested.read(evaluator, piece.pair)
-    return first, total
+    pair, equal = piece.pair, True
+    want, got, _, _ = pair
+    for run in piece.runs:
+        one, other = (evaluator.bits(tensor, run) for tensor in (want, got))
+        size = (run.stop - run.start) * got.dtype.itemsize
+        if len(one) != len(other) or len(one) != size:
+            raise AssertionError(f"an evaluator gave {len(one)} and {len(other)} bytes of {run}")
+        progress(size)
+        if one != other:
+            unequal, equal = differing(one, other, got.dtype.itemsize), False
+            first = run.number(int(unequal.argmax()), got.shape)
+            wrong.add_values(pair, first, int(unequal.sum()), evaluator.raw)
+        elif run.box is None:
+            attested.add(pair, other)
+    if equal and is_scattered(want, got):
+        attested.read(evaluator, pair)
 
 
 # ----------------------------------------------------------------------------------------------------------- wording
