@@ -61,9 +61,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Bytes compared at a time, of local and of remote files; then elements cast at a time: numpy holds several float64
-# numbers for each.
-BLOCK, FAR_BLOCK = 1 << 19, 1 << 22
+# Elements cast at a time: numpy holds several float64 numbers for each.
 CAST_BLOCK = 1 << 15
 # A footprint lists up to this many runs one by one; of more, it gives one range from the first to the last.
 _RUNS = 1 << 12

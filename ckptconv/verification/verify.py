@@ -51,7 +51,7 @@ from ckptconv.tensors.compare import differing, place_of
 from ckptconv.tensors.lazy import LazyTensor, packed, same_bytes, whole
 from ckptconv.text import Shown, quoted, some
 from ckptconv.verification import dcp, planned, renaming
-from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Evaluator, footprint, shown
+from ckptconv.verification.evaluate import Evaluator, footprint, shown
 from ckptconv.verification.output import Written, read_directory, read_file, recorded_map
 from ckptconv.verification.planned import Compared
 from ckptconv.verification.provenance import (
@@ -80,6 +80,8 @@ Progress: TypeAlias = Callable[[int], object]
 _RESERVED = ("format", "total_size", "ckptconv.structure", "ckptconv.map")
 _SHOWN = 5
 _AGAIN = "It was changed since it was written, or the source was; convert again."
+# Bytes compared at a time, of local and of remote files.
+_BLOCK, _FAR_BLOCK = 1 << 19, 1 << 22
 # Bytes that are prefetched from remote files before they are compared.
 PREFETCH_MEMORY = 24 << 20
 # The file beside a universal checkpoint that holds its name.
@@ -207,7 +209,7 @@ class _Piece(NamedTuple):
     def runs(self) -> Iterable[Run]:
         """What is compared in one step."""
         want, got, _, _ = self.pair
-        return runs(want, got, 2 * BLOCK) if is_scattered(want, got) else (Run(self.start, self.stop),)
+        return runs(want, got, 2 * _BLOCK) if is_scattered(want, got) else (Run(self.start, self.stop),)
 
 
 @bars.shown
@@ -314,7 +316,7 @@ def verify_outputs(
         on_total(sum(pair.got.nbytes for pair in pairs))
     with settled(), SpoolingReaders(dict(asked.storage_options), asked.spool_dir) as readers:
         readers.expect(packed(tensor for pair in pairs for tensor in (pair.want, pair.got)))
-        with Prefetch(readers, readers.spool, _needs, memory=PREFETCH_MEMORY, request=FAR_BLOCK) as prefetch:
+        with Prefetch(readers, readers.spool, _needs, memory=PREFETCH_MEMORY, request=_FAR_BLOCK) as prefetch:
             evaluator = Evaluator(prefetch)
             for piece in prefetch.over(_pieces(pairs)):
                 _compare_elements(evaluator, piece, progress or (lambda count: None), attested, wrong)
@@ -366,7 +368,7 @@ class _Attested:
     def read(self, evaluator: Evaluator, pair: _Pair) -> None:
         """Compute the CRC of a tensor that was not compared in C order, by reading it again."""
         if pair.name in self._crcs.get(pair.path, {}):
-            step = max(BLOCK // pair.got.dtype.itemsize, 1)
+            step = max(_BLOCK // pair.got.dtype.itemsize, 1)
             for start in range(0, pair.got.numel, step):
                 self.add(pair, evaluator.raw(pair.got, start, min(start + step, pair.got.numel)))
 
@@ -1018,7 +1020,7 @@ def _pieces(pairs: Iterable[_Pair]) -> Iterator[_Piece]:
         if is_scattered(want, got):
             yield _Piece(pair, 0, got.numel, far)
         else:
-            for start, stop, _ in runs(want, got, 2 * (FAR_BLOCK if far else BLOCK)):
+            for start, stop, _ in runs(want, got, 2 * (_FAR_BLOCK if far else _BLOCK)):
                 yield _Piece(pair, start, stop, far)
 
 

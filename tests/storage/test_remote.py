@@ -51,7 +51,7 @@ from ckptconv.storage.prefetch import Range, coalesce
 from ckptconv.storage.spool import Spool
 from ckptconv.storage.uploads import part_size
 from ckptconv.tensors.moves import File
-from ckptconv.verification import evaluate, verify
+from ckptconv.verification import verify
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import make_example
@@ -543,7 +543,7 @@ def test_what_there_is_no_room_for_is_verified_all_the_same(
     s3: S3, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify, "PREFETCH_MEMORY", 2 * KIB)
-    monkeypatch.setattr(evaluate, "BLOCK", 64 * KIB)
+    monkeypatch.setattr(verify, "_BLOCK", 64 * KIB)
     torch.save({"t": torch.randn(40, 1000).t(), "w": torch.randn(500)}, tmp_path / "model.pt")
     name = fresh()
     url = s3.put(tmp_path / "model.pt", f"{name}/model.pt")
