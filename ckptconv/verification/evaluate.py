@@ -42,6 +42,7 @@ from ckptconv.tensors.moves import (
     Conjugate,
     Dequantize,
     File,
+    Join,
     LowRank,
     Magnitude,
     Negate,
@@ -540,6 +541,7 @@ def joined(expression: Joined, parts: Sequence[Array]) -> Array:
             # a ^ b without carries: the bits that are in either, less those that are in both
             result = (result | part) - (result & part)
         return result
+    assert isinstance(kernel, Join)
     for part, (_, shift, width) in zip(parts, kernel.kinds, strict=True):
         if part.size and int(part.max()) >= 1 << width:
             raise UsageError(f"A value is {int(part.max())}, and is to be stored in {width} bits.")
