@@ -14,7 +14,7 @@ from ckptconv.cli import failures, signals
 from ckptconv.cli.console import Printer, Progress, say, width
 from ckptconv.cli.reports import recorded
 from ckptconv.cli.worker import attempt
-from ckptconv.errors import CkptconvError, FailedError, StoppedError, UsageError
+from ckptconv.errors import UNPUBLISHED, CkptconvError, FailedError, StoppedError, UsageError
 from ckptconv.inspection.overview import count_of, cut, padded, printable
 from ckptconv.process import peak_rss
 from ckptconv.storage.handles import resolved
@@ -279,8 +279,7 @@ class _Workers:
             self._end(
                 number,
                 FailedError(
-                    f"{self._tasks[number].source}: the process that converted it ended with {how}. Nothing was put "
-                    "under a final name.",
+                    f"{self._tasks[number].source}: the process that converted it ended with {how}. {UNPUBLISHED}",
                     "If memory ran out, lower --memory or --jobs.",
                 ),
             )

@@ -44,12 +44,14 @@ def carry_out(
     seen: Seen | None = None,
     digests: dict[str, int] | None = None,
     requests: int = REQUESTS,
+    forked: bool = False,
 ) -> Tally:
     """Write `file` with `writer`.
 
     `memory` (bytes) bounds the buffers of all `jobs` threads together; `jobs` None means as many as are useful. At most
     `requests` requests to remote files run at a time. `seen` is called, by any of the threads, with every piece of data
-    that is read. If `digests` is given, the CRC-32 of every tensor that is not empty is put into it, by name.
+    that is read. If `digests` is given, the CRC-32 of every tensor that is not empty is put into it, by name. `forked`:
+    the file is worth processes (`worth_processes`), rather than threads.
     """
     digesting = file.digested or digests is not None
     far = any(map(is_read_far, file.inputs()))
@@ -66,7 +68,7 @@ def carry_out(
     queue = partial(tasks, file, unit, writer.positioned, max(memory // jobs // 2, unit))
     start = partial(Worker, readers, writer, unit, digesting, seen)
     ended: Sequence[Ended | Worker] = ()
-    if jobs > 1 and writer.shared and worth_processes(file, seen):
+    if jobs > 1 and writer.shared and forked:
         ended = _forked(queue, start, jobs, progress)
     if not ended:
         ended = workers = [start() for _ in range(jobs)]

@@ -28,7 +28,8 @@ class Task:
 
     `digested`: compute the CRC-32 of its tensors. `recorded`: write a record when it is finished. `memory` (bytes)
     bounds the buffers of all `jobs` threads together (`jobs` None: as many as are useful). `requests` bounds the
-    concurrent requests to remote storage. `digest` is the algorithm of its content digests; "": compute none.
+    concurrent requests to remote storage. `digest` is the algorithm of its content digests; "": compute none. `forked`:
+    processes make it, rather than threads.
     """
 
     file: FilePlan
@@ -39,6 +40,7 @@ class Task:
     memory: int
     requests: int
     digest: str = ""
+    forked: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def make(
             seen=checksums.seen if checksums else None,
             digests=crcs,
             requests=task.requests,
+            forked=task.forked,
         )
     except BaseException:
         if digesting:

@@ -392,7 +392,8 @@ class _Run:
         wait for each other. While some wait for the disk, the next are written."""
         threads = self._options.jobs or usual_threads()
         seen = self._inputs.checksums.seen if self._inputs.checksums else None
-        is_forked = any(worth_processes(task.file, seen) for _, task in tasks)
+        tasks = [(work, replace(task, forked=worth_processes(task.file, seen))) for work, task in tasks]
+        is_forked = any(task.forked for _, task in tasks)
         if self._far or self._options.digest or is_forked:
             threads = 1  # one file at a time has threads of its own for requests, or digests, or processes
         # The largest first. Those of which a thread would make one alone when the others have ended have all threads.

@@ -268,7 +268,7 @@ def verify(
         if told_by and told_by.average:
             sources = [_averaged(one, told_by, asked) for one in sources]
         if told_by and told_by.adapters:
-            merged = adapters.opened(told_by.adapters, asked.opening())
+            merged = adapters.read_adapters(told_by.adapters, asked.opening())
             sources = [adapters.merging(one, merged) for one in sources]
         sources = fitted(sources, source, asked, {target.made_of for target in targets})
     pairs = [(kept_apart(one, target.path), _of_part(one, target)) for one in sources for target in targets]
