@@ -322,7 +322,7 @@ def _side(source: Source, options: Options, optimizer: bool) -> _Side:
     _add(side, weights)
     _check_growth(source, side.tensors.values())
     if optimizer:
-        _add(side, selected(source, asked, made_of="optimizer"), _STATES)
+        _add(side, selected(source, asked, holds="optimizer"), _STATES)
     return side
 
 

@@ -502,7 +502,7 @@ def commit(works: Sequence[tuple[Staging, Sequence[str]]]) -> None:
         done.append(staging.path)
 
 
-def _description(output: Output, parts: int, shift: int, made_of: Mapping[str, File]) -> bytes:
+def _description(output: Output, parts: int, shift: int, named: Mapping[str, File]) -> bytes:
     """Return what `finish` needs to know of a plan, as JSON: its files, how to publish them, and what they are made
     of."""
     target, files = output.target, output.plan.files
@@ -514,7 +514,7 @@ def _description(output: Output, parts: int, shift: int, made_of: Mapping[str, F
             "shift": shift,
             "heading": output.heading,
             "files": [[file.name, file.size, file.tensors] for file in files],
-            "inputs": described(made_of),
+            "inputs": described(named),
         }
     ).encode()
 

@@ -15,7 +15,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
 from ckptconv.formats import adapters, averaging, diffusers
@@ -71,10 +71,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ckptconv.options.keywords import ConvertOptions
-    from ckptconv.storage.progress import AnyProgress
+    from ckptconv.storage.progress import AnyProgress, Progress
     from ckptconv.structure.maps.chosen import ChosenMap
-
-Progress: TypeAlias = Callable[[int], object]
 
 # Metadata entries that are never aliases: a tensor with such a name is stored.
 _RESERVED = ("format", "total_size", "ckptconv.structure", "ckptconv.map")
@@ -161,9 +159,9 @@ class CheckedOutput(NamedTuple):
         return self.place.path
 
     @property
-    def made_of(self) -> str:
-        """What it is made of, as manifests call it."""
-        return KINDS[self.kind].made_of
+    def holds(self) -> str:
+        """What is in it, as manifests call it."""
+        return KINDS[self.kind].holds
 
 
 @dataclass
@@ -270,7 +268,7 @@ def verify(
         if told_by and told_by.adapters:
             merged = adapters.read_adapters(told_by.adapters, asked.opening())
             sources = [adapters.merging(one, merged) for one in sources]
-        sources = fitted(sources, source, asked, {target.made_of for target in targets})
+        sources = fitted(sources, source, asked, {target.holds for target in targets})
     pairs = [(kept_apart(one, target.path), _of_part(one, target)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[-1 if asked.to else 0].manifest
@@ -517,15 +515,15 @@ def _place(path: str) -> str:
 def _open(
     given: str | Source, targets: Sequence[CheckedOutput], asked: Options, recorded: ChosenMap | None
 ) -> list[Source]:
-    made_of = {target.made_of for target in targets}
+    holds = {target.holds for target in targets}
     first, is_torch = targets[0].path, targets[0].kind == "torch"
     if isinstance(given, Source):
-        return all_opened(given, asked, made_of, recorded=recorded)
+        return all_opened(given, asked, holds, recorded=recorded)
     if KINDS[kind_of(first)].form == "file" and is_same(given, first):
         raise UsageError(f"{given} is both SOURCE and OUTPUT.", "Give what was converted, then what was made of it.")
     expected = replace(asked, family=asked.family or ("safetensors" if is_torch else ""))
     try:
-        sources = all_opened(given, expected, made_of, recorded=recorded)
+        sources = all_opened(given, expected, holds, recorded=recorded)
     except OtherFamilyError as error:
         told = targets[0].manifest
         if not told and not is_torch:
@@ -539,7 +537,7 @@ def _open(
         ) from error
     if sources[0].family == "safetensors" and not expected.family and _is_in(first, given):
         # An output may lie in the directory of its source: then the source is the torch checkpoint there.
-        return all_opened(given, replace(asked, family="torch"), made_of, recorded=recorded)
+        return all_opened(given, replace(asked, family="torch"), holds, recorded=recorded)
     return sources
 
 
@@ -594,7 +592,7 @@ def _compare(
         known = [ending for kind in KINDS.values() if kind.compared for ending in kind.suffixes]
         raise UsageError(f"{target.path} is no output: a file ends in {', '.join(known)}, else it is a directory.")
     is_model = source.family != diffusers.FAMILY
-    expected = _expected(source, asked, target.made_of) if is_model else _NOTHING
+    expected = _expected(source, asked, target.holds) if is_model else _NOTHING
     metadata = expected.metadata
     if is_file:
         found = read_file(target.path, here, metadata)
@@ -606,7 +604,7 @@ def _compare(
     if deltas:
         expected = _patched(expected, found, deltas)
     pairs = _compare_names(source, expected, found, asked, wrong)
-    of_weights = target.made_of == "weights"
+    of_weights = target.holds == "weights"
     if of_weights:
         copied = _copied(target, asked)
         source = _with_companions(source, target, copied)
@@ -616,7 +614,7 @@ def _compare(
         _check_shards(found, asked)
     if target.manifest:
         inputs = source.all_inputs() if of_weights else {**source.inputs, **source.state_inputs}
-        told = target.manifest, source, inputs, target.made_of, found, deltas
+        told = target.manifest, source, inputs, target.holds, found, deltas
         attested.checks.append(functools.partial(check_safetensors, *told))
         attested.expect(target.manifest, found)
     counted = Counter(found.homes.values())
@@ -710,9 +708,9 @@ def _other_kind(pair: _Pair) -> DifferenceError | None:
     return None
 
 
-def _expected(source: Source, asked: Options, made_of: str) -> _Expected:
+def _expected(source: Source, asked: Options, holds: str) -> _Expected:
     """Return the weights or states that the options select, with every name, aliases included."""
-    chosen = selected(source, asked, _rename(asked), made_of)
+    chosen = selected(source, asked, _rename(asked), holds)
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
     if chosen.of_states:
         tensors.update((removed, tensors[kept]) for removed, kept in chosen.owners.items())
@@ -948,7 +946,7 @@ def _paired(
     done.tensors += found.tensors
     attested.checks.append(functools.partial(attested.check_frames, found))
     if target.manifest:
-        told = target.manifest, source, dict(source.inputs), target.made_of, found
+        told = target.manifest, source, dict(source.inputs), target.holds, found
         attested.checks.append(functools.partial(check_compared, *told))
     for want, got, home, name in found.pairs:
         pair = _Pair(want, got, home, name)

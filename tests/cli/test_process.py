@@ -614,7 +614,7 @@ def test_long_runs_say_how_far_they_are_on_stderr(small: Path, tmp_path: Path) -
 
 def test_names_of_files_do_not_steer_the_terminal() -> None:
     """A universal checkpoint has a file for every parameter, whose name may hold anything."""
-    for shown in (report.Progress(), report.Bar(), report.Lines()):
+    for shown in (report.Counting(), report.OneBar(), report.Lines()):
         shown.on_file("zero/\x1b[2J\x07\r\u202egpj/fp32.pt")
         assert shown.current.isprintable()
 
