@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias, TypeGuard
 
-from ckptconv.plan import AssertZero, Copied, Data, FilePlan, Literal, Trailer
+from ckptconv.plan import Checked, Copied, Data, FilePlan, Literal, Trailer
 from ckptconv.storage.coalesce import blocks
 from ckptconv.storage.prefetch import Range, is_read_far
 from ckptconv.tensors.lazy import Concat, LazyTensor, Stored, StridedRows, Tagged, View, strided_rows
@@ -30,7 +30,7 @@ SPARSE = 4
 class Piece(NamedTuple):
     """Bytes `start` to `stop` of a part."""
 
-    part: Literal | Data | AssertZero | Copied
+    part: Literal | Data | Checked | Copied
     start: int
     stop: int
 
@@ -89,7 +89,7 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0) -> Iterato
                 yield Window(start, part.offset, pieces)
             pieces, start = [], at
             continue
-        if isinstance(part, AssertZero):
+        if isinstance(part, Checked):
             nbytes = part.tensor.nbytes
             yield from (RowBlock([Piece(part, low, min(low + unit, nbytes))]) for low in range(0, nbytes, unit))
             continue
@@ -136,7 +136,7 @@ def _only_transposed(tensor: LazyTensor) -> bool:
     return _only_transposed(tensor.tensor) if isinstance(tensor, (Tagged, View)) else isinstance(tensor, Stored)
 
 
-_Shared: TypeAlias = "tuple[Data | AssertZero, StridedRows]"
+_Shared: TypeAlias = "tuple[Data | Checked, StridedRows]"
 
 
 def _sharing_rows(file: FilePlan, unit: int) -> list[list[_Shared]]:
@@ -144,7 +144,7 @@ def _sharing_rows(file: FilePlan, unit: int) -> list[list[_Shared]]:
     strided = [
         (part, found)
         for part in file.parts
-        if isinstance(part, (Data, AssertZero))
+        if isinstance(part, (Data, Checked))
         and not is_dense(part.tensor)
         and (found := strided_rows(part.tensor)) is not None
     ]

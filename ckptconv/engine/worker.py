@@ -13,7 +13,7 @@ from operator import itemgetter
 from typing import TypeAlias, TypeGuard
 
 from ckptconv.engine.tasks import Piece, RowBlock, Task, Tile, Window, is_dense
-from ckptconv.plan import AssertZero, Data, Literal, NotZeroError, Trailer
+from ckptconv.plan import Checked, Data, Literal, Trailer
 from ckptconv.storage.coalesce import BLOCK as NEARBY
 from ckptconv.storage.coalesce import are_near, blocks
 from ckptconv.storage.crc import crc32
@@ -245,10 +245,7 @@ class Worker:
         return size
 
     def _divide(self, block: RowBlock) -> int:
-        """Read the sources of the pieces of `block` together, and write each tensor.
-
-        Raises NotZeroError for a piece of an `AssertZero` that is not all zeros.
-        """
+        """Read the sources of the pieces of `block` together, and write or check each tensor."""
         pieces = [
             (piece, list(piece.part.tensor.moves(piece.start, piece.stop, "output", self.unit)))
             for piece in block.pieces
@@ -269,8 +266,8 @@ class Worker:
                 if self.digests is not None:
                     self._digest(part, start, out)
                 written += len(out)
-            elif isinstance(part, AssertZero) and not kernels.is_zero(out):
-                raise NotZeroError(f"{part.name} holds something, and was to be left out.")
+            elif isinstance(part, Checked):
+                part.check(out)
         return written
 
     def _of_read(self, move: Move, data: memoryview, out: memoryview | None) -> memoryview:

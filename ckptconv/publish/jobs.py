@@ -11,7 +11,7 @@ from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import carry_out
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, FailedError
-from ckptconv.plan import AssertZero, Data, FilePlan, Plan
+from ckptconv.plan import Checked, Data, FilePlan, Plan
 from ckptconv.publish.manifest import Made
 from ckptconv.publish.staging.base import Staging
 from ckptconv.storage.digests import DigestingWriter
@@ -143,4 +143,4 @@ def _made(task: Task, known: Elsewhere) -> Result:
 def packed_in(plans: Iterable[Plan]) -> Counter[File]:
     """Return the packed files that `plans` read, with the bytes of tensors that come from each."""
     parts = (part for plan in plans for file in plan.files for part in file.parts)
-    return packed(part.tensor for part in parts if isinstance(part, (Data, AssertZero)))
+    return packed(part.tensor for part in parts if isinstance(part, (Data, Checked)))
