@@ -355,13 +355,10 @@ def _literal(place: Location) -> bytes:
     """
     if is_companion_name(place.name):
         return b""
-    reader = place.open_reader()
-    try:
+    with place.open_reader() as reader:
         if place.path.endswith(SUFFIX):
             return reader.read_at(0, 8 + int.from_bytes(reader.read_at(0, 8), "little"))
         data = reader.read_at(0, reader.file.size)
-    finally:
-        reader.close()
     return data if place.name == FILE_NAME else (json.dumps(parse_json(data), indent=2, sort_keys=True) + "\n").encode()
 
 
@@ -369,13 +366,10 @@ def _members(place: Location, example: str) -> dict[str, int]:
     """Return the CRC-32 of each "tensor" that a manifest lists for a torch file: its storages by the names of their zip
     records, or, for a file copied whole, the file."""
     if example and "/" not in example:
-        reader = place.open_reader()
-        try:
+        with place.open_reader() as reader:
             crc = 0
             for at in range(0, reader.file.size, BLOCK):
                 crc = zlib.crc32(reader.read_at(at, min(BLOCK, reader.file.size - at)), crc)
-        finally:
-            reader.close()
         return {place.name: crc}
     with contextlib.closing(place.open_reader()) as reader:
         opened = io.BufferedReader(Seekable(reader), _BUFFER)
