@@ -11,15 +11,17 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from ckptconv.comparison.changes import Change, Measured, Squares, Tolerance, compared, squares_of, widened
 from ckptconv.engine.execute import in_threads
+from ckptconv.engine.processes import in_processes
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Piece, Window
 from ckptconv.engine.worker import Worker
 from ckptconv.options.table import Options
 from ckptconv.plan import Data
-from ckptconv.process import settled
+from ckptconv.process import is_forkable, settled
 from ckptconv.storage.files import Readers, is_far
 from ckptconv.storage.prefetch import Prefetch
 from ckptconv.storage.progress import Progress
@@ -37,6 +39,8 @@ _UNIT, _LEAST_UNIT, _BUFFERS = 1 << 20, 1 << 16, 4
 _MOST_JOBS = 4
 # Most runs of small tensors that are read together.
 _MOST_RUNS = 512
+# Bytes of both sides for which processes are worth starting.
+_WORTH_PROCESSES = 1 << 26
 # A list of runs that is longer than this is merged.
 _RUNS = 256
 
@@ -80,6 +84,26 @@ class Encoding(Protocol):
 
     def add(self, pair: Pair, one: memoryview, other: memoryview, is_equal: bool) -> None:
         """Take the next bytes of a pair."""
+
+    def reserve(self, count: int) -> None:
+        """Get ready to be copied into so many processes."""
+
+    def share(self, number: int) -> None:
+        """From now on, work in process `number` of these, for the pairs that it takes."""
+
+    def done(self) -> Any:
+        """Return what was encoded in this process."""
+
+    def include(self, done: Any) -> None:
+        """Take what was encoded in another."""
+
+
+class _Done(NamedTuple):
+    """What a process has done: the bytes read, what it found in which of the pairs, and what it encoded."""
+
+    bytes_read: int
+    found: list[tuple[int, Measured | None, tuple[int, bytes, bytes] | None, list[Run] | None]]
+    encoded: Any
 
 
 class _Part(NamedTuple):
@@ -130,12 +154,21 @@ def compare(
         readers.expect(packed(tensor for pair in pairs for tensor in (pair.one, pair.other)))
         # A conversion keeps the other half for uploads.
         comparing = _Comparing(readers, unit, jobs, memory // 2 if far else 0, tolerance, progress, encoder)
-        groups = _in_order(pairs, unit) if encoder else _one_by_one(_tasks(_runs(pairs, unit), unit))
-        comparing.carry_out(groups, sum(pair.nbytes for pair in pairs))
+        comparing.carry_out(
+            pairs,
+            lambda: _in_order(pairs, unit) if encoder else _one_by_one(_tasks(_runs(pairs, unit), unit)),
+            sum(pair.nbytes for pair in pairs),
+        )
         comparing.measure_only()
         left = [pair for pair in pairs if pair.runs and pair.found and widened(*pair.dtypes)]
-        passed = ((pair, run) for pair in left for run in _cut(pair, unit))
-        comparing.carry_out(_one_by_one(_tasks(passed, unit, measuring=True)), sum(pair.one.nbytes for pair in left))
+        passed = [(pair, pair.runs or []) for pair in left]
+        for pair in pairs:
+            pair.runs = None
+        comparing.carry_out(
+            left,
+            lambda: _one_by_one(_tasks(_cut(passed, unit), unit, measuring=True)),
+            sum(pair.one.nbytes for pair in left),
+        )
         return comparing.bytes_read + readers.bytes_unpacked
 
 
@@ -179,11 +212,11 @@ def _within(run: Run, pair: Pair, unit: int) -> Iterator[Run]:
     return run.cut(max(unit // sum(dtype.itemsize for dtype in pair.dtypes), 1))
 
 
-def _cut(pair: Pair, unit: int) -> Iterator[Run]:
-    """Yield the runs of a pair that were not measured, and forget them."""
-    runs, pair.runs = pair.runs or (), None
-    for run in runs:
-        yield from (run,) if run.box else _within(run, pair, unit)
+def _cut(passed: Iterable[tuple[Pair, list[Run]]], unit: int) -> Iterator[tuple[Pair, Run]]:
+    """Yield the runs of pairs that were not measured."""
+    for pair, left in passed:
+        for run in left:
+            yield from ((pair, each) for each in ((run,) if run.box else _within(run, pair, unit)))
 
 
 def _tasks(runs: Iterable[tuple[Pair, Run]], unit: int, measuring: bool = False) -> Iterator[_Task]:
@@ -235,8 +268,8 @@ def _piece(tensor: LazyTensor, run: Run, place: slice) -> Piece:
 
 
 class _Comparing:
-    """Carries out tasks of at most `unit` bytes, in `jobs` threads. If something is remote, that is one, and `ahead`
-    bytes are prefetched for it; else 0. `bytes_read` counts what was read."""
+    """Carries out tasks of at most `unit` bytes, in `jobs` processes or threads. If something is remote, that is one
+    thread, and `ahead` bytes are prefetched for it; else 0. `bytes_read` counts what was read."""
 
     def __init__(
         self,
@@ -257,21 +290,51 @@ class _Comparing:
         """From now on, take what is read as read before: for those blocks of which a side is read again."""
         self._progress = self._encoder = None
 
-    def carry_out(self, groups: Iterator[Iterable[_Task]], nbytes: int) -> None:
-        """Carry out groups of tasks, which read about `nbytes`."""
+    def carry_out(self, pairs: Sequence[Pair], groups: Callable[[], Iterator[Iterable[_Task]]], nbytes: int) -> None:
+        """Carry out `groups()` of tasks for `pairs`, the same each time, which read about `nbytes`."""
         if self._ahead:
             needs = Needs(self._unit)
             with Prefetch[_Task](
                 self._readers, self._readers.spool, lambda task: needs(task.window), memory=self._ahead
             ) as prefetch:
                 workers = [self._worker(prefetch)]
-                workers[0].run(prefetch.over(itertools.chain.from_iterable(groups)))
+                workers[0].run(prefetch.over(itertools.chain.from_iterable(groups())))
             self.bytes_read += prefetch.bytes_fetched
         else:
             jobs = min(self._jobs, nbytes // self._unit + 1)
+            if jobs > 1 and nbytes >= _WORTH_PROCESSES and self._forked(pairs, groups, jobs):
+                return
             workers = [self._worker(self._readers) for _ in range(jobs)]
-            in_threads(groups, workers, None)
+            in_threads(groups(), workers, None)
         self.bytes_read += sum(worker.bytes_read for worker in workers)
+
+    def _forked(self, pairs: Sequence[Pair], groups: Callable[[], Iterator[Iterable[_Task]]], jobs: int) -> bool:
+        """Carry out tasks in processes. Return whether that was possible: then all is done."""
+        packed = (file for pair in pairs for side in (pair.one, pair.other) for file in side.inputs() if file.packed)
+        if not is_forkable() or any(packed):
+            return False
+        if self._encoder:
+            self._encoder.reserve(jobs)
+        ended = in_processes(groups, [partial(self._alone, pairs, number) for number in range(jobs)], self._progress)
+        for done in ended:
+            self.bytes_read += done.bytes_read
+            for index, found, first, left in done.found:
+                pair = pairs[index]
+                if found:
+                    _add(pair, found)
+                _meet(pair, first)
+                for run in left or ():
+                    pair.runs = _appended(pair.runs or [], run)
+            if self._encoder:
+                self._encoder.include(done.encoded)
+        return bool(ended)
+
+    def _alone(self, pairs: Sequence[Pair], number: int) -> _Alone:
+        """Return what works in process `number`, of which this one is a copy."""
+        if self._encoder:
+            self._encoder.share(number)
+        self._progress = None  # the first process is told
+        return _Alone(self._worker(self._readers), pairs, self._encoder)
 
     def _worker(self, readers: Readers | Prefetch[_Task]) -> _Worker:
         worker = Worker(readers, None, self._unit + ALIGNMENT)  # type: ignore[arg-type]
@@ -294,6 +357,7 @@ class _Worker:
 
     @property
     def bytes_read(self) -> int:
+        """The bytes read so far."""
         return self._worker.tally.bytes_read
 
     def run(self, group: Iterable[_Task]) -> int:
@@ -347,18 +411,46 @@ class _Worker:
             self._pass(part, data)
             return
         self._encode(part, data, is_equal=False)
-        found = compared(one, other, pair.dtypes, self._tolerance)
+        known = pair.found.sizes if pair.found else None
+        found = compared(one, other, pair.dtypes, self._tolerance, known)
         first = None
         if found.first is not None:
             bits = (
                 bytes(side[found.first * dtype.itemsize :][: dtype.itemsize])
                 for side, dtype in zip((one, other), pair.dtypes, strict=True)
             )
-            first = (part.run.number(found.first, pair.one.shape), *bits)
+            first = part.run.number(found.first, pair.one.shape), next(bits), next(bits)
         with self._lock:
             _add(pair, found)
-            if first is not None and (pair.first is None or first < pair.first):
-                pair.first = first  # type: ignore[assignment]
+            _meet(pair, first)
+
+
+class _Alone:
+    """Compares in a process of its own, to which `pairs` are as new."""
+
+    def __init__(self, worker: _Worker, pairs: Sequence[Pair], encoder: Encoding | None) -> None:
+        self._worker, self._pairs, self._encoder = worker, pairs, encoder
+        for pair in pairs:
+            pair.found = pair.first = pair.runs = None
+
+    def run(self, group: Iterable[_Task]) -> int:
+        """Compare the runs of tasks. Return the bytes read for them."""
+        return self._worker.run(group)
+
+    def done(self) -> _Done:
+        """Return what was found and encoded here."""
+        found = [
+            (index, pair.found, pair.first, pair.runs)
+            for index, pair in enumerate(self._pairs)
+            if pair.found or pair.runs
+        ]
+        return _Done(self._worker.bytes_read, found, self._encoder and self._encoder.done())
+
+
+def _meet(pair: Pair, first: tuple[int, bytes, bytes] | None) -> None:
+    """Take note of an element that differs, if none before it does."""
+    if first is not None and (pair.first is None or first < pair.first):
+        pair.first = first
 
 
 def _add(pair: Pair, found: Measured) -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from ckptconv.engine.processes import Ended, in_processes
+from ckptconv.engine.processes import in_processes
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
-from ckptconv.engine.worker import Seen, Tally, Worker
+from ckptconv.engine.worker import Done, Seen, Tally, Worker
 from ckptconv.plan import Data, FilePlan, Trailer
-from ckptconv.process import Thread, held_beside, is_forkable, start_threads
+from ckptconv.process import Thread, is_forkable, start_threads
 from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import Readers
 from ckptconv.storage.prefetch import REQUESTS, Prefetch, is_read_far
@@ -24,7 +24,6 @@ from ckptconv.storage.progress import Progress
 from ckptconv.storage.records import combine
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer
-from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import BLOCK
 
@@ -58,7 +57,7 @@ def carry_out(
     if far or not writer.positioned:
         worker = _in_order(file, writer, readers, memory, progress, seen, requests if far else 0, digesting)
         if digesting:
-            _finish(file, writer, [worker], worker.tally, {} if digests is None else digests)
+            _finish(file, writer, [worker.done()], worker.tally, {} if digests is None else digests)
         return worker.tally
     if file.size <= BLOCK:
         jobs = 1  # there is nothing to share
@@ -67,31 +66,22 @@ def carry_out(
     unit = max(min(BLOCK, memory // jobs // 4, file.size + ALIGNMENT) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
     queue = partial(tasks, file, unit, writer.positioned, max(memory // jobs // 2, unit))
     start = partial(Worker, readers, writer, unit, digesting, seen)
-    ended: Sequence[Ended | Worker] = ()
+    ended: Sequence[Done] = ()
     if jobs > 1 and writer.shared and forked:
-        ended = _forked(queue, start, jobs, progress)
+        ended = in_processes(queue, [start] * jobs, progress)
     if not ended:
-        ended = workers = [start() for _ in range(jobs)]
+        workers = [start() for _ in range(jobs)]
         if jobs == 1:
             _take(queue(), workers[0], progress)
         else:
             in_threads(queue(), workers, progress)
+        ended = [worker.done() for worker in workers]
     total = Tally()
     for each in ended:
         total.add(each.tally)
     if digesting:
         _finish(file, writer, ended, total, {} if digests is None else digests)
     return total
-
-
-def _forked(
-    queue: Callable[[], Iterator[Task]], worker: Callable[[], Worker], jobs: int, progress: Progress | None
-) -> list[Ended]:
-    """Carry out tasks in processes, as `in_processes` does."""
-    numpy_module()  # loaded here, the processes share it
-    ended = in_processes(queue, worker, jobs, progress)
-    held_beside(sum(each.memory for each in ended))
-    return ended
 
 
 def worth_processes(file: FilePlan, seen: Seen | None) -> bool:
@@ -157,9 +147,7 @@ def _take(queue: Iterator[Task], worker: Worker, progress: Progress | None) -> N
             progress(size)
 
 
-def _finish(
-    file: FilePlan, writer: Writer, ended: Sequence[Worker | Ended], total: Tally, digests: dict[str, int]
-) -> None:
+def _finish(file: FilePlan, writer: Writer, ended: Sequence[Done], total: Tally, digests: dict[str, int]) -> None:
     """Put the CRC-32 of the tensors into `digests`, and write the trailers, which depend on them."""
     pieces: dict[str, list[tuple[int, int, int]]] = {}
     for each in ended:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TypeAlias, TypeGuard
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 from ckptconv.engine.tasks import Piece, RowBlock, Task, Tile, Window, is_dense
 from ckptconv.plan import Checked, Data, Literal, Trailer
@@ -49,6 +49,13 @@ class Tally:
         self.bytes_written += other.bytes_written
         self.bytes_verified += other.bytes_verified
         self.overflows += other.overflows
+
+
+class Done(NamedTuple):
+    """What a worker has done: its tally, and the CRC-32 of what it made, if that was asked for."""
+
+    tally: Tally
+    digests: Digested | None
 
 
 @dataclass
@@ -149,6 +156,10 @@ class Worker:
             size = self._place(task) if isinstance(task, Tile) else self._divide(task)
         self.tally.bytes_written += size
         return size
+
+    def done(self) -> Done:
+        """Return what was done so far."""
+        return Done(self.tally, self.digests)
 
     def _fill(self, window: Window) -> int:
         out = self.assemble(window)
