@@ -249,6 +249,8 @@ class Magnitude(NamedTuple):
 
 # What makes a tile of a tensor of tiles of its parts.
 TileKernel: TypeAlias = "Dequantize | Quantize | Rescale | LowRank | Magnitude"
+# Those that make each element of one, wherever it is.
+ELEMENTWISE = (Cast, Swap, Negate, Conjugate, Bits)
 # Those that cast what they make themselves, as they make it.
 CASTING = (Dequantize, LowRank)
 
