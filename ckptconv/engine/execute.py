@@ -64,7 +64,7 @@ def carry_out(
     jobs = jobs or _threads(file)
     # A worker holds at most four buffers of this size.
     unit = max(min(BLOCK, memory // jobs // 4, file.size + ALIGNMENT) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
-    queue = partial(tasks, file, unit, writer.positioned, max(memory // jobs // 2, unit))
+    queue = partial(tasks, file, unit, writer.positioned, max(memory // jobs - 2 * unit, unit))
     start = partial(Worker, readers, writer, unit, digesting, seen)
     ended: Sequence[Done] = ()
     if jobs > 1 and writer.shared and forked:
@@ -99,11 +99,19 @@ def _threads(file: FilePlan) -> int:
     It is one if there are very many short reads and writes, and nothing is computed: threads would wait for each other
     around each.
     """
-    if file.size < _SHORT * len(file.parts):
-        return 1
+    return 1 if _is_of_short_parts(file) or is_scattered(file) else usual_threads()
+
+
+def _is_of_short_parts(file: FilePlan) -> bool:
+    return file.size < _SHORT * len(file.parts)
+
+
+def is_scattered(file: FilePlan) -> bool:
+    """Whether most of `file` is stored in another order, as transposed matrices are, and only moved."""
+    if _is_of_short_parts(file):
+        return False
     moved = (part for part in file.parts if isinstance(part, Data) and not part.tensor.grain)
-    scattered = sum(part.nbytes for part in moved if part.tensor.scattered)
-    return 1 if scattered > file.size // 2 else usual_threads()
+    return sum(part.nbytes for part in moved if part.tensor.scattered) > file.size // 2
 
 
 def usual_threads() -> int:

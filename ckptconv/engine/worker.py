@@ -7,6 +7,7 @@ tensors, a window contains a thousand, so they are handled together where possib
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
@@ -22,8 +23,9 @@ from ckptconv.storage.prefetch import Prefetch, is_read_far
 from ckptconv.storage.records import combine
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors import kernels
+from ckptconv.tensors.geometry import slices
 from ckptconv.tensors.lazy import Convert, LazyTensor, Stored
-from ckptconv.tensors.moves import GAP, Assembled, File, Kernel, Move, Runs
+from ckptconv.tensors.moves import ELEMENTWISE, GAP, Assembled, File, Gather, Kernel, Move, Runs
 
 # Called with everything that is read for the output: the file, the runs in it, and their bytes.
 Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
@@ -118,10 +120,10 @@ def _add_alike(known: list[_Alike], tensor: Convert, start: int, stop: int, at: 
 
 
 class Worker:
-    """The buffers of one thread: at most four of `unit`, the size of a window, or two of the size of a tile.
+    """The buffers of one thread: at most four of `unit`, the size of a window, or a tile, and two of `unit`.
 
-    A window may need one, its reads two, and the results of its kernels one; a tile reads as much as it makes. Moves
-    that are assembled take another.
+    A window may need one, its reads two, and the results of its kernels one. A tile is read whole, and made and written
+    piece by piece; if it cannot be, it has half the size. Moves that are assembled take another.
     """
 
     def __init__(
@@ -246,14 +248,41 @@ class Worker:
         self.tally.overflows += overflows
 
     def _place(self, tile: Tile) -> int:
-        target = tile.move.target
-        size = target.nbytes
-        if len(self.window) < size:
-            self.window = memoryview(bytearray(size))
-        result = self._result(tile.move, self.window[:size])
         assert self.writer is not None
-        self.writer.write_runs(target.shifted(tile.part.offset).offsets(), target.length, result)
-        return size
+        target = tile.move.target.shifted(tile.part.offset)
+        offsets, length = target.offsets(), target.length
+        at = left = 0  # where the run begins that is not yet whole, and how much of it is missing
+        for data in self._pieces(tile.move):
+            if not left and not len(data) % length:
+                self.writer.write_runs(itertools.islice(offsets, len(data) // length), length, data)
+                continue
+            while data:
+                if not left:
+                    at, left = next(offsets), length
+                size = min(left, len(data))
+                self.writer.write_at(at, data[:size])
+                data, at, left = data[size:], at + size, left - size
+        return target.nbytes
+
+    def _pieces(self, move: Move) -> Iterator[memoryview]:
+        """Yield the bytes that `move` makes, in the order of its target, each piece valid until the next.
+
+        What is only put in another order, and converted, is made piece by piece, of what was read at once.
+        """
+        gather, *steps = move.kernels or (None,)
+        size = move.target.nbytes
+        if isinstance(gather, Gather) and isinstance(move.source, Runs) and all(type(k) in ELEMENTWISE for k in steps):
+            item = size // math.prod(gather.shape)
+            data = self._packed(move.file, move.source)
+            for start, piece in slices(gather, self.unit // max(item, gather.itemsize)):
+                out = self.window[: math.prod(piece.shape) * item]
+                result, overflows = kernels.apply((piece, *steps), data[start:], out)
+                self.tally.overflows += overflows
+                yield result
+            return
+        if move.kernels and len(self.window) < size:
+            self.window = memoryview(bytearray(size))
+        yield self._result(move, self.window[:size] if move.kernels else None)
 
     def _divide(self, block: RowBlock) -> int:
         """Read the sources of the pieces of `block` together, and write or check each tensor."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.engine.checksums import Checksums
-from ckptconv.engine.execute import in_threads, same, usual_threads, worth_processes
+from ckptconv.engine.execute import in_threads, is_scattered, same, usual_threads, worth_processes
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import UNPUBLISHED, CkptconvError, CorruptError, FailedError, StoppedError, leaving
 from ckptconv.formats.companions import is_companion_name
@@ -255,8 +255,6 @@ class _Run:
         self._here = [executor is None or is_one_upload(each) for each in outputs]
         self._sends = any(is_remote(output.target.path) for output in outputs)
         self._far = self._sends or any(is_remote(file.stored.path) for file in inputs.files)
-        # With uploads, half of the memory is for reading and half for sending.
-        self._memory = options.buffers(self._far) // (2 if self._sends else 1)
         self._works: list[_Work] = []
         self._readers = stack.enter_context(SpoolingReaders(dict(options.storage_options), options.spool_dir))
         if any(file.packed for file in inputs.files):
@@ -385,7 +383,9 @@ class _Run:
             # No records for a single file, which is made again until it has its final name, or for files without
             # tensors, which are quickly made again.
             recorded = options.part is not None or (bool(file.tensors) and not work.output.target.is_file)
-            yield Task(file, work.staging, work.digested, recorded, jobs, self._memory, requests, options.digest)
+            # With uploads, half of the memory is for reading and half for sending.
+            memory = options.buffers(self._far, is_scattered(file)) // (2 if self._sends else 1)
+            yield Task(file, work.staging, work.digested, recorded, jobs, memory, requests, options.digest)
 
     def _make_here(self, tasks: Sequence[tuple[_Work, Task]], counted: Progress) -> None:
         """Write files in this process, several at a time, each in a thread of its own: two that write into one file
