@@ -26,6 +26,8 @@ for _name in [name for name in os.environ if name in _WISHES or name.startswith(
 # Compiled modules are kept: tests start Python some thousand times, and each worker imports all of them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# What is written here need not outlive the machine: whether it is asked to be kept is seen, the disk not waited for.
+os.fsync = os.fstat  # type: ignore[assignment]
 # Where the tests run in the background of a script, signals of the keyboard are ignored, by all processes from then on.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
