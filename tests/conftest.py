@@ -45,12 +45,11 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def program() -> Path:
     """A directory for the PATH with `ckptconv`, which starts at once."""
-    from prepared import prepared_program
+    from prepared import prepared
 
-    with prepared_program(tmp_path_factory.mktemp("program")) as directory:
-        yield directory
+    return prepared().programs
 
 
 @pytest.fixture(scope="session")
