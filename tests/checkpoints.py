@@ -56,10 +56,9 @@ def ckptconv(*arguments: object, timeout: float = 600, **kwargs: Any) -> Run:
 
 
 def ckptconv_forked(*arguments: object, **options: Any) -> Run:
-    """Run the command line in a process that starts at once (`prepared`); `options` are those of `Server.python`."""
-    process = prepared().python(PROGRAM, *arguments, **options)
-    out, err = process.communicate()
-    return _checked(process.wait(), out, err)
+    """Run the command line in a process that starts at once (`prepared`); `options` are those of `Server.run`."""
+    done = prepared().run(PROGRAM, *arguments, **options)
+    return _checked(done.returncode, done.stdout, done.stderr)
 
 
 def _checked(code: int, out: str, err: str) -> Run:

@@ -26,7 +26,9 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Mapping
+from io import TextIOWrapper
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import IO, Any
 
 import ckptconv
@@ -57,7 +59,7 @@ class Process:
         streams: Mapping[str, int | IO[Any] | None],
     ) -> None:
         given, self.returncode = [], None
-        ours: dict[str, IO[str] | None] = {}
+        ours: dict[str, TextIOWrapper | None] = {}
         opened = []
         for name, stream in streams.items():
             ours[name] = None
@@ -104,10 +106,8 @@ class Process:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def communicate(self, timeout: float = 600) -> tuple[str, str]:
-        """Close its stdin, and return what it has written when it has ended."""
-        if self.stdin is not None:
-            self.stdin.close()
+    def communicate(self, content: bytes = b"", timeout: float = 600) -> tuple[str, str]:
+        """Give it `content`, close its stdin, and return what it has written when it has ended."""
         found = {"stdout": "", "stderr": ""}
 
         def read(name: str, stream: IO[str]) -> None:
@@ -122,6 +122,9 @@ class Process:
         ]
         for thread in reading:
             thread.start()
+        if self.stdin is not None and not self.stdin.closed:
+            with contextlib.suppress(BrokenPipeError), self.stdin:
+                self.stdin.buffer.write(content)
         self.wait(timeout)
         for thread in reading:
             thread.join()
@@ -164,6 +167,12 @@ class Server:
         """A process that runs `code`; without a stdin, it has an empty one."""
         streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
         return Process(self._address, code, list(map(str, arguments)), cwd, os.environ if env is None else env, streams)
+
+    def run(self, code: str, *arguments: object, content: bytes = b"", **options: Any) -> CompletedProcess[str]:
+        """How a process ends that `python` starts, which reads `content`."""
+        process = self.python(code, *arguments, **{"stdin": subprocess.PIPE, **options})
+        out, err = process.communicate(content)
+        return CompletedProcess([code, *map(str, arguments)], process.wait(), out, err)
 
 
 @functools.cache

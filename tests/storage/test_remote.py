@@ -61,7 +61,7 @@ import make_example
 def proxy(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """A link to the server that can be broken, to one that does not wait long before it tries again."""
     monkeypatch.setattr(remote, "WAITS", (0.01,) * 2)
-    with proxy_to(s3.endpoint) as made:
+    with proxy_to(s3) as made:
         yield made
 
 
