@@ -53,18 +53,26 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def program() -> Path:
     """A directory for the PATH with `ckptconv`, which starts at once."""
-    from prepared import prepared_program
+    from prepared import prepared
 
-    with prepared_program(tmp_path_factory.mktemp("program")) as directory:
-        yield directory
+    return prepared().programs
 
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3]:
-    """A server that speaks S3. Starting one takes a second: all tests of a worker use this, under `fresh` names."""
+    """A small server that speaks S3. All tests of a worker use this, under `fresh` names."""
     from remote import s3_server
 
     with s3_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[S3]:
+    """moto's server, which takes seconds to start, for tests that ask how S3 itself answers."""
+    from remote import moto_server
+
+    with moto_server() as server:
         yield server
