@@ -94,7 +94,7 @@ def convert(
         targets = checkpoints(output, chosen)
     else:
         named = {"weights": output, "optimizer": chosen.optimizer or None, "universal": chosen.universal or None}
-        targets = [resolve(made_of, path, chosen) for made_of, path in named.items() if path is not None]
+        targets = [resolve(holds, path, chosen) for holds, path in named.items() if path is not None]
     check_options([target.kind for target in targets] or ["directory"], chosen)
     wanted = chosen.spool_dir
     check_spool(wanted)
@@ -102,12 +102,12 @@ def convert(
     with contextlib.ExitStack() as stack:
         # A million small objects live until the end: collecting garbage among them takes longer than making them.
         with no_garbage():
-            made_of = {target.made_of for target in targets} or {"weights"}
+            holds = {target.holds for target in targets} or {"weights"}
             if not targets and not isinstance(source, Source) and is_pipe(normalize(source)):
                 raise UsageError(
                     "What comes through a pipe needs an OUTPUT: a directory, or a name that ends in .safetensors."
                 )
-            sources = fitted(all_opened(source, chosen, made_of), source, chosen, made_of)
+            sources = fitted(all_opened(source, chosen, holds), source, chosen, holds)
             if not targets:
                 asked = source.path if isinstance(source, Source) else normalize(source)
                 beside_it = default_output(sources[0], Location(asked, dict(chosen.storage_options)))
@@ -166,7 +166,7 @@ def _work(sources: list[Source], targets: Sequence[Target], options: Options) ->
     for number, source in enumerate(sources):
         for target in targets:
             taken, goal = source, of_part(target, source, options)
-            if target.made_of in ("weights", "virtual"):
+            if target.holds in ("weights", "virtual"):
                 taken, goal = accompanied(source, goal, options)
                 sources[number] = taken
             if taken.family != diffusers.FAMILY or taken.companions:

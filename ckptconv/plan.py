@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from ckptconv.errors import CorruptError
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
 
@@ -58,15 +57,15 @@ class Trailer:
 
 
 @dataclass(frozen=True, slots=True)
-class AssertZero:
-    """A tensor that the output leaves out because all its bytes are zero. They are read to check that.
+class Checked:
+    """A tensor that the output leaves out. Its bytes are read, and `check` raises if they may not be left out.
 
-    Carrying out the plan raises `NotZeroError` if a byte is not zero.
+    `check` is a function of a module, so that it can be pickled; it gets them piece by piece.
     """
 
     offset: int
     tensor: LazyTensor
-    name: str
+    check: Callable[[memoryview], None]
 
     @property
     def nbytes(self) -> int:
@@ -85,10 +84,6 @@ class Copied(NamedTuple):
         return self.tensor.nbytes
 
 
-class NotZeroError(CorruptError):
-    """A tensor that the plan leaves out as zeros is not: another plan is needed, which keeps it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Input:
     """A file that was read, as an entry of `Source.inputs`: where it is, and what tells its content from others."""
@@ -97,7 +92,7 @@ class Input:
     content: Hashable
 
 
-Part: TypeAlias = Literal | Data | Trailer | AssertZero | Copied
+Part: TypeAlias = Literal | Data | Trailer | Checked | Copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +117,7 @@ class FilePlan:
         seen: dict[File, None] = {}
         before: tuple[File, ...] = ()
         for part in self.parts:
-            if isinstance(part, (Data, AssertZero, Copied)):
+            if isinstance(part, (Data, Checked, Copied)):
                 inputs = part.tensor.inputs()
                 # Most tensors are in the same files as the one before.
                 if inputs != before:

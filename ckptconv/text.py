@@ -213,6 +213,16 @@ def _shown(value: Any, limit: int, levels: int) -> str:
     return kind.__name__
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a string has no lone surrogates, which neither UTF-8 nor JSON can represent."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return False
+    return True
+
+
 class Shown:
     """A dataclass that a notebook shows as a table of its fields. Those that are empty are left out."""
 

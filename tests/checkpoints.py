@@ -16,6 +16,7 @@ from unittest import mock
 
 import torch
 import typer
+from prepared import PROGRAM, prepared
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -49,12 +50,22 @@ class Run:
 
 
 def ckptconv(*arguments: object, timeout: float = 600, **kwargs: Any) -> Run:
-    """Run the command line in a process of its own."""
+    """Run the command line in a new interpreter, for what only that tells: its memory, and what it imports."""
     command = [sys.executable, "-m", "ckptconv", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, **kwargs)
-    assert "Traceback" not in done.stderr, done.stderr
-    assert "mistake in ckptconv" not in done.stderr, done.stderr
-    return Run(done.returncode, done.stdout, done.stderr)
+    return _checked(done.returncode, done.stdout, done.stderr)
+
+
+def ckptconv_forked(*arguments: object, **options: Any) -> Run:
+    """Run the command line in a process that starts at once (`prepared`); `options` are those of `Server.run`."""
+    done = prepared().run(PROGRAM, *arguments, **options)
+    return _checked(done.returncode, done.stdout, done.stderr)
+
+
+def _checked(code: int, out: str, err: str) -> Run:
+    assert "Traceback" not in err, err
+    assert "mistake in ckptconv" not in err, err
+    return Run(code, out, err)
 
 
 def ckptconv_here(*arguments: object) -> Run:
@@ -73,9 +84,7 @@ def ckptconv_here(*arguments: object) -> Run:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     assert isinstance(code, int)
-    assert "Traceback" not in err.getvalue(), err.getvalue()
-    assert "mistake in ckptconv" not in err.getvalue(), err.getvalue()
-    return Run(code, out.getvalue(), err.getvalue())
+    return _checked(code, out.getvalue(), err.getvalue())
 
 
 def copy_of(case: str, tmp_path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -22,8 +23,11 @@ _WISHES = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR")
 for _name in [name for name in os.environ if name in _WISHES or name.startswith("CKPTCONV_")]:
     if _name != EFFORT:
         del os.environ[_name]
-# Compiled modules are kept: tests start Python some thousand times.
+# Compiled modules are kept: tests start Python some thousand times, and each worker imports all of them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+# What is written here need not outlive the machine: whether it is asked to be kept is seen, the disk not waited for.
+os.fsync = os.fstat  # type: ignore[assignment]
 # Where the tests run in the background of a script, signals of the keyboard are ignored, by all processes from then on.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,24 +43,36 @@ settings.load_profile("any machine")
 
 
 def pytest_collection_finish() -> None:
-    """Let torch work in one thread: its threads wait for each other by spinning, and there are other workers."""
+    """Let torch work in one thread: its threads wait for each other by spinning, and there are other workers.
+
+    What is imported and collected stays: the collector need not go over it at each full collection.
+    """
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def program() -> Path:
     """A directory for the PATH with `ckptconv`, which starts at once."""
-    from prepared import prepared_program
+    from prepared import prepared
 
-    with prepared_program(tmp_path_factory.mktemp("program")) as directory:
-        yield directory
+    return prepared().programs
 
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3]:
-    """A server that speaks S3. Starting one takes a second: all tests of a worker use this, under `fresh` names."""
+    """A small server that speaks S3. All tests of a worker use this, under `fresh` names."""
     from remote import s3_server
 
     with s3_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[S3]:
+    """moto's server, which takes seconds to start, for tests that ask how S3 itself answers."""
+    from remote import moto_server
+
+    with moto_server() as server:
         yield server

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import TIMES
 
 # What changes something on the disk.
 CALLS = ("open", "pwrite", "write", "ftruncate", "fsync", "replace", "rename", "unlink", "rmdir", "mkdir")
@@ -33,22 +34,36 @@ def in_child(work: Callable[[], Any]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def counted(after: int, act: Callable[[], None]) -> list[int]:
-    """Have `act` called before the call to the system that comes after so many; the list holds how many there were."""
-    made = [0]
+def counted(at: int, act: Callable[[], None]) -> list[str]:
+    """Have `act` called before the call to the system of this number, from 1; the list holds what was called."""
+    made: list[str] = []
 
-    def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(name: str) -> Callable[..., Any]:
+        call = getattr(os, name)
+
         def counting(*arguments: Any, **options: Any) -> Any:
-            made[0] += 1
-            if made[0] == after:
+            made.append(name)
+            if len(made) == at:
                 act()
             return call(*arguments, **options)
 
         return counting
 
     for name in CALLS:
-        setattr(os, name, wrapped(getattr(os, name)))
+        setattr(os, name, wrapped(name))
     return made
+
+
+def moments(made: list[str]) -> list[int]:
+    """Numbers of calls before which to kill: of each kind the first, one in the middle, and the last. In a thorough
+    run, of all."""
+    if TIMES > 1:
+        return [*range(1, len(made) + 1)]
+    found = set()
+    for name in CALLS:
+        places = [number for number, each in enumerate(made, 1) if each == name]
+        found |= set(places[:1] + places[len(places) // 2 :][:1] + places[-1:])
+    return sorted(found)
 
 
 def stepped(after: int) -> list[int]:

@@ -338,7 +338,7 @@ def _lasting(value: Any) -> Any:
 def of_s3() -> dict[str, Any]:
     """What conversions from and to a store ask of it, and make there."""
     found = {}
-    with tempfile.TemporaryDirectory() as where, s3_server() as s3, proxy_to(s3.endpoint) as proxy:
+    with tempfile.TemporaryDirectory() as where, s3_server() as s3, proxy_to(s3) as proxy:
         place = Path(where)
         torch.save(a_model(), place / "model.pt")
         s3.put(place / "model.pt", "model.pt")

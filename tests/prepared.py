@@ -1,14 +1,17 @@
-"""The program `ckptconv` for scripts that call it often: all is imported once, by a server that forks for each call.
+"""Processes that start at once: servers that have everything imported already, and fork for each call.
 
-    python prepared.py DIRECTORY     started by `prepared_program`
+    python prepared.py ADDRESS [MODULE ...]     started by `prepared`
 
-What a call is given goes to the child: arguments, directory, environment, and the streams themselves. Signals do not:
-where it matters what the process is, the usual program is started.
+What a call is given goes to the child: code, arguments, directory, environment, and the streams themselves. It has a
+process number of its own, and takes signals. Where it matters what a new interpreter is (its memory, what it has
+imported, the moments before it hears signals, its standard streams), the usual one is started.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -19,49 +22,177 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Mapping
+from io import TextIOWrapper
 from pathlib import Path
+from subprocess import CompletedProcess
+from typing import IO, Any
 
 import ckptconv
 
-_CALLING = """#!{python} -IS
+PROGRAM = "import sys; from ckptconv.__main__ import main; main()"
+_CALLING = f"""#!{{python}} -IS
 import json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as server:
-    server.connect({address!r})
+    server.connect({{address!r}})
     socket.send_fds(server, [b"!"], [0, 1, 2])
-    server.sendall(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]).encode())
+    server.sendall(json.dumps([{PROGRAM!r}, sys.argv[1:], os.getcwd(), dict(os.environ)]).encode())
     server.shutdown(socket.SHUT_WR)
-    code = server.recv(1)
-sys.exit(code[0] if code else "the child of the server has died")
+    code = int(server.makefile().readlines()[1])
+sys.exit(code if code >= 0 else 128 - code)
 """
 
 
-@contextlib.contextmanager
-def prepared_program(place: Path) -> Iterator[Path]:
-    """A directory for the PATH, below `place`, in which `ckptconv` is, for as long as the block runs."""
-    programs, address = place / "bin", place / "socket"
-    programs.mkdir()
-    program = programs / "ckptconv"
-    program.write_text(_CALLING.format(python=sys.executable, address=str(address)))
-    program.chmod(0o755)
-    environment = {**os.environ, "PYTHONPATH": str(Path(ckptconv.__file__).parents[1])}
-    with subprocess.Popen(
-        [sys.executable, __file__, str(address)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as server:
-        assert server.stdout is not None
-        assert server.stdout.read(1) == b"!"
-        yield programs  # and then its input ends
+class Process:
+    """A child of a server, which is used as `subprocess.Popen` is; its streams are texts."""
+
+    def __init__(
+        self,
+        address: str,
+        code: str,
+        arguments: list[str],
+        cwd: Path | None,
+        env: Mapping[str, str],
+        streams: Mapping[str, int | IO[Any] | None],
+    ) -> None:
+        given, self.returncode = [], None
+        ours: dict[str, TextIOWrapper | None] = {}
+        opened = []
+        for name, stream in streams.items():
+            ours[name] = None
+            if stream == subprocess.PIPE:
+                reading, writing = os.pipe()
+                stream, kept = (reading, writing) if name == "stdin" else (writing, reading)
+                ours[name] = open(kept, "w" if name == "stdin" else "r")  # noqa: SIM115
+                opened.append(stream)
+            elif stream in (None, subprocess.DEVNULL):
+                stream = os.open(os.devnull, os.O_RDWR)
+                opened.append(stream)
+            elif stream == subprocess.STDOUT:
+                stream = given[1]
+            given.append(stream if isinstance(stream, int) else stream.fileno())
+        self.stdin, self.stdout, self.stderr = ours["stdin"], ours["stdout"], ours["stderr"]
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.connect(address)
+        socket.send_fds(self._server, [b"!"], given)
+        self._server.sendall(json.dumps([code, arguments, str(cwd or Path.cwd()), dict(env)]).encode())
+        self._server.shutdown(socket.SHUT_WR)
+        for each in opened:
+            os.close(each)
+        self._told = self._server.makefile()
+        self.pid = int(self._told.readline())
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self._server], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+    def wait(self, timeout: float = 600) -> int:
+        if self.returncode is None:
+            if not select.select([self._server], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            self.returncode = int(self._told.readline())
+            self._told.close()
+            self._server.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self, content: bytes = b"", timeout: float = 600) -> tuple[str, str]:
+        """Give it `content`, close its stdin, and return what it has written when it has ended."""
+        found = {"stdout": "", "stderr": ""}
+
+        def read(name: str, stream: IO[str]) -> None:
+            with stream:
+                found[name] = stream.read()
+
+        streams = {"stdout": self.stdout, "stderr": self.stderr}
+        reading = [
+            threading.Thread(target=read, args=(name, stream), daemon=True)
+            for name, stream in streams.items()
+            if stream is not None and not stream.closed
+        ]
+        for thread in reading:
+            thread.start()
+        if self.stdin is not None and not self.stdin.closed:
+            with contextlib.suppress(BrokenPipeError), self.stdin:
+                self.stdin.buffer.write(content)
+        self.wait(timeout)
+        for thread in reading:
+            thread.join()
+        return found["stdout"], found["stderr"]
 
 
-def _serve(address: str) -> None:
+class Server:
+    """A server that has all of ckptconv imported, and `modules`, for as long as this process runs."""
+
+    def __init__(self, *modules: str) -> None:
+        self._place = tempfile.TemporaryDirectory()
+        self._address = f"{self._place.name}/socket"
+        # A directory for the PATH, in which `ckptconv` is.
+        self.programs = Path(self._place.name) / "bin"
+        self.programs.mkdir()
+        program = self.programs / "ckptconv"
+        program.write_text(_CALLING.format(python=sys.executable, address=self._address))
+        program.chmod(0o755)
+        environment = {**os.environ, "PYTHONPATH": str(Path(ckptconv.__file__).parents[1])}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, self._address, *modules],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.read(1) == b"!"
+        atexit.register(self._process.communicate)
+
+    def python(
+        self,
+        code: str,
+        *arguments: object,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: int | IO[Any] | None = None,
+        stdout: int | IO[Any] | None = subprocess.PIPE,
+        stderr: int | IO[Any] | None = subprocess.PIPE,
+    ) -> Process:
+        """A process that runs `code`; without a stdin, it has an empty one."""
+        streams = {"stdin": stdin, "stdout": stdout, "stderr": stderr}
+        return Process(self._address, code, list(map(str, arguments)), cwd, os.environ if env is None else env, streams)
+
+    def run(self, code: str, *arguments: object, content: bytes = b"", **options: Any) -> CompletedProcess[str]:
+        """How a process ends that `python` starts, which reads `content`."""
+        process = self.python(code, *arguments, **{"stdin": subprocess.PIPE, **options})
+        out, err = process.communicate(content)
+        return CompletedProcess([code, *map(str, arguments)], process.wait(), out, err)
+
+
+@functools.cache
+def prepared(*modules: str) -> Server:
+    """The server that has these modules imported, besides ckptconv and numpy. It ends when this process does."""
+    return Server(*modules)
+
+
+# ------------------------------------------------------------------------------------------------------- the server
+
+
+def _serve(address: str, modules: list[str]) -> None:
     for module in pkgutil.walk_packages(ckptconv.__path__, "ckptconv."):
         with contextlib.suppress(ImportError):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
-    importlib.import_module("numpy")
-    assert "torch" not in sys.modules
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    for name in ("numpy", *modules):
+        importlib.import_module(name)
+    assert "torch" in modules or "torch" not in sys.modules
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that tell how the children end
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen(64)
@@ -74,42 +205,56 @@ def _serve(address: str) -> None:
                 _, streams, _, _ = socket.recv_fds(asking, 1, 3)
                 if not os.fork():
                     listening.close()
-                    _call(asking, streams)
+                    _tell(asking, streams)
                 for stream in streams:
                     os.close(stream)
 
 
-def _call(asking: socket.socket, streams: list[int]) -> None:
-    """Be the program, and end."""
-    code = 1
+def _tell(asking: socket.socket, streams: list[int]) -> None:
+    """Start what was asked for, and tell its number, and how it ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    with asking.makefile("rb") as told:
+        code, arguments, place, environment = json.load(told)
+    pid = os.fork()
+    if not pid:
+        asking.close()
+        _run(code, arguments, place, environment, streams)
+    for stream in (0, 1, 2, *streams):
+        os.close(stream)
+    with contextlib.suppress(OSError):  # nobody may want to know
+        asking.sendall(b"%d\n" % pid)
+        asking.sendall(b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    os._exit(0)
+
+
+def _run(code: str, arguments: list[str], place: str, environment: dict[str, str], streams: list[int]) -> None:
+    """Be the process, and end."""
+    status = 1
     try:
-        with asking.makefile("rb") as told:
-            arguments, place, environment = json.load(told)
         for number, name in enumerate(("stdin", "stdout", "stderr")):
             os.dup2(streams[number], number)
-            os.close(streams[number])
-            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            how = {"mode": "w" if number else "r", "buffering": 1 if number == 2 else -1}
+            setattr(sys, name, open(number, closefd=False, **how))  # type: ignore[call-overload] # noqa: SIM115
+        for stream in set(streams):
+            os.close(stream)
         os.chdir(place)
         os.environ.clear()
         os.environ.update(environment)
         sys.argv[1:] = arguments
-        code = _ended()
+        status = _ended(code)
+        threading._shutdown()  # type: ignore[attr-defined]
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:
         traceback.print_exc()
     finally:
-        asking.sendall(bytes([code & 255]))
-        os._exit(code)
+        os._exit(status & 255)
 
 
-def _ended() -> int:
-    """How the command line ends."""
-    from ckptconv.__main__ import main
-
+def _ended(code: str) -> int:
+    """How `code` ends."""
     try:
-        main()
+        exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
     except SystemExit as ended:
         if isinstance(ended.code, str):
             print(ended.code, file=sys.stderr)
@@ -119,4 +264,4 @@ def _ended() -> int:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    _serve(sys.argv[1], sys.argv[2:])

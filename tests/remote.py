@@ -1,4 +1,4 @@
-"""Servers for the tests: moto's S3 and Azurite in processes of their own, and HTTP servers in threads of this one."""
+"""Servers for the tests: a small S3 and HTTP servers in threads of this process, moto's S3 and Azurite in their own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import torch
+from s3_store import Answer, Store
 from safetensors.torch import load_file
 
 from ckptconv import convert
@@ -60,10 +62,13 @@ def fresh(prefix: str = "out") -> str:
 class S3:
     """A server that speaks S3, with one bucket. `options` are what fsspec needs to reach it."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, upstream: Upstream) -> None:
         import botocore.session
 
-        self.endpoint = endpoint
+        self.endpoint, self.upstream = endpoint, upstream
+        self.made = contextlib.ExitStack()
+        # Those that nobody uses now. For each new address s3fs makes a client, which takes longer than most tests.
+        self.proxies: list[Proxy] = []
         self.options = {"endpoint_url": endpoint, "key": "test", "secret": "test"}
         self.client = botocore.session.get_session().create_client(
             "s3",
@@ -138,12 +143,23 @@ threading.Event().wait()
 
 
 @contextlib.contextmanager
-def s3_server() -> Iterator[S3]:
-    """moto's server, for as long as the block runs. Tests share one: the fixture `s3`."""
+def moto_server() -> Iterator[S3]:
+    """moto's server, for as long as the block runs. Tests share one: the fixture `moto`."""
     with process_serving([sys.executable, "-c", _MOTO], CREDENTIALS) as endpoint:
-        server = S3(endpoint)
+        server = S3(endpoint, forwarding(endpoint))
         server.client.create_bucket(Bucket=BUCKET)
-        yield server
+        with server.made:
+            yield server
+
+
+@contextlib.contextmanager
+def s3_server() -> Iterator[S3]:
+    """A small server of our own, for as long as the block runs. Tests share one: the fixture `s3`."""
+    store = Store(BUCKET)
+    with _proxy(store.answer) as unspoilt:
+        server = S3(unspoilt.endpoint, store.answer)
+        with server.made:
+            yield server
 
 
 # ----------------------------------------------------------------------------------------------------------- Azure
@@ -246,16 +262,38 @@ class Asked:
         return self.method == "GET" and self.range is not None
 
 
+# What answers a request: its method, path with the query, headers and body.
+Upstream = Callable[[str, str, Mapping[str, str], bytes], Answer]
+
+
+def forwarding(url: str) -> Upstream:
+    """What another server answers."""
+    place = url.removeprefix("http://")
+
+    def answer(method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        with contextlib.closing(http.client.HTTPConnection(place, timeout=600)) as upstream:
+            upstream.request(method, path, body or None, dict(headers))
+            found = upstream.getresponse()
+            return Answer(found.status, dict(found.getheaders()), found.read())
+
+    return answer
+
+
 class Proxy:
     """Passes requests on to a server, and spoils the answers by `rule` and `change`. `asked` are those that came."""
 
-    def __init__(self, upstream: str) -> None:
-        self.upstream = upstream.removeprefix("http://")
+    def __init__(self, upstream: Upstream) -> None:
+        self.upstream = upstream
+        self.endpoint = ""
+        self.lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """Spoil nothing, and forget what was asked for."""
         self.rule: Rule = lambda asked: ""
         self.change: Change = lambda asked, headers, data: (headers, data)
         self.asked: list[Asked] = []
-        self.endpoint = ""
-        self.lock = threading.Lock()
+        self._times: Counter[tuple[str, str, str]] = Counter()
         self.released = threading.Event()
 
     def release(self) -> None:
@@ -266,8 +304,8 @@ class Proxy:
     def take(self, method: str, path: str, headers: dict[str, str]) -> tuple[Asked, str]:
         with self.lock:
             key = (method, path, wanted_range(headers))
-            before = sum((each.method, each.path, wanted_range(each.headers)) == key for each in self.asked)
-            asked = Asked(method, path, headers, before)
+            asked = Asked(method, path, headers, self._times[key])
+            self._times[key] += 1
             self.asked.append(asked)
         return asked, self.rule(asked)
 
@@ -278,6 +316,7 @@ class Proxy:
 
 class _Passing(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     proxy: Proxy
 
     def log_message(self, *_: object) -> None:
@@ -285,7 +324,11 @@ class _Passing(BaseHTTPRequestHandler):
 
     def _body(self) -> bytes:
         if "chunked" not in self.headers.get("Transfer-Encoding", ""):
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            size = int(self.headers.get("Content-Length", 0))
+            data = self.rfile.read(size)
+            if len(data) < size:
+                raise ConnectionError  # who sent it is gone
+            return data
         data = b""
         while size := int(self.rfile.readline().split(b";")[0], 16):
             data += self.rfile.read(size)
@@ -307,25 +350,21 @@ class _Passing(BaseHTTPRequestHandler):
         if fault.isdigit():
             self._answer(int(fault), {}, b"")
             return
-        upstream = http.client.HTTPConnection(self.proxy.upstream, timeout=600)
         kept = ("connection", "transfer-encoding", "expect", "content-length")
         headers = {key: value for key, value in self.headers.items() if key.lower() not in kept}
-        upstream.request(self.command, self.path, body or None, headers)
-        answer = upstream.getresponse()
-        data = answer.read()
-        upstream.close()
+        status, answered, data = self.proxy.upstream(self.command, self.path, headers, body)
         if fault == "lost":
             self._drop()
             return
-        found = {key: value for key, value in answer.getheaders() if key.lower() not in kept}
+        length = next((value for key, value in answered.items() if key.lower() == "content-length"), "0")
+        found = {key: value for key, value in answered.items() if key.lower() not in kept}
         found, data = self.proxy.change(asked, found, data)
         if fault == "cut":
-            self._answer(answer.status, found, data, len(data) // 2)
+            self._answer(status, found, data, len(data) // 2)
             self._drop()
             return
         data = {"short": data[: len(data) // 2], "long": data + b"!"}.get(fault, data)
-        size = int(answer.getheader("Content-Length") or 0) if self.command == "HEAD" else len(data)
-        self._answer(answer.status, found, data, size=size)
+        self._answer(status, found, data, size=int(length) if self.command == "HEAD" else len(data))
 
     def _answer(
         self, status: int, headers: dict[str, str], data: bytes, sent: int | None = None, size: int | None = None
@@ -368,10 +407,28 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def proxy_to(upstream: str) -> Iterator[Proxy]:
+def _proxy(upstream: Upstream) -> Iterator[Proxy]:
     proxy = Proxy(upstream)
     with serving(type("Passing", (_Passing,), {"proxy": proxy})) as proxy.endpoint:
         yield proxy
+
+
+@contextlib.contextmanager
+def proxy_to(upstream: str | S3) -> Iterator[Proxy]:
+    """A proxy to a server, for as long as the block runs; to S3, one that was used before, if there is any."""
+    if isinstance(upstream, str):
+        with _proxy(forwarding(upstream)) as proxy:
+            yield proxy
+        return
+    if not upstream.proxies:
+        upstream.proxies.append(upstream.made.enter_context(_proxy(upstream.upstream)))
+    proxy = upstream.proxies.pop()
+    proxy.reset()
+    try:
+        yield proxy
+    finally:
+        proxy.release()
+        upstream.proxies.append(proxy)
 
 
 # ------------------------------------------------------------------------------------------------------------ HTTP

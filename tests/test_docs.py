@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from checkpoints import DATA, ZERO, ckptconv_here
+from prepared import prepared
 
 from ckptconv.structure.maps.file import parse_map
 
@@ -96,47 +95,12 @@ def run(command: list[str], place: Path, *programs: Path) -> str:
     return done.stdout
 
 
-# Runs examples, each in a child of its own, which has torch imported already: that takes longer than all else.
-PREPARED = """
-import json, os, sys, traceback
-import torch
-import ckptconv
-for line in sys.stdin:
-    text, place = json.loads(line)
-    child = os.fork()
-    if not child:
-        os.chdir(place)
-        said = os.open("said", os.O_WRONLY | os.O_CREAT)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
-        code = 1
-        try:
-            exec(compile(text, "example", "exec"), {"__name__": "__main__"})
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-@pytest.fixture(scope="module")
-def prepared() -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-c", PREPARED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        yield process
-
-
 @pytest.mark.parametrize(("page", "text", "shown"), examples("python"))
-def test_examples_in_python_run(page: str, text: str, shown: str, place: Path, prepared: subprocess.Popen[str]) -> None:
-    assert prepared.stdin is not None
-    assert prepared.stdout is not None
-    print(json.dumps([text, str(place)]), file=prepared.stdin, flush=True)
-    assert prepared.stdout.readline() == "0\n", (place / "said").read_text()
-    assert_shown(shown, (place / "said").read_text(), page)
+def test_examples_in_python_run(page: str, text: str, shown: str, place: Path) -> None:
+    process = prepared("torch").python(text, cwd=place, stderr=subprocess.STDOUT)
+    printed, _ = process.communicate()
+    assert process.wait() == 0, printed
+    assert_shown(shown, printed, page)
 
 
 @pytest.mark.parametrize(("page", "text", "shown"), examples("sh"))

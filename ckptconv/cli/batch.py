@@ -11,10 +11,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ckptconv.cli import failures, signals
-from ckptconv.cli.console import Printer, Progress, say, width
+from ckptconv.cli.console import Counting, Printer, say, width
 from ckptconv.cli.reports import recorded
 from ckptconv.cli.worker import attempt
-from ckptconv.errors import CkptconvError, FailedError, StoppedError, UsageError
+from ckptconv.errors import UNPUBLISHED, CkptconvError, FailedError, StoppedError, UsageError
 from ckptconv.inspection.overview import count_of, cut, padded, printable
 from ckptconv.process import peak_rss
 from ckptconv.storage.handles import resolved
@@ -66,7 +66,7 @@ def worst(codes: Iterable[int]) -> int:
 class _Whole:
     """One bar over all inputs. What an input takes is an estimate until it is planned."""
 
-    def __init__(self, shown: Progress, tasks: Sequence[Conversion]) -> None:
+    def __init__(self, shown: Counting, tasks: Sequence[Conversion]) -> None:
         self._shown, self._count = shown, len(tasks)
         self._totals = [task.size for task in tasks]
         self._done = [0] * len(tasks)
@@ -110,7 +110,7 @@ class _One:
 
 
 def run(
-    tasks: Sequence[Conversion], options: Mapping[str, Any], at_once: int, progress: Progress
+    tasks: Sequence[Conversion], options: Mapping[str, Any], at_once: int, progress: Counting
 ) -> tuple[list[Outcome], StoppedError | None]:
     """Convert every task with `options`, `at_once` at a time. Return what became of each, and the signal that came."""
     whole = _Whole(progress, tasks)
@@ -279,8 +279,7 @@ class _Workers:
             self._end(
                 number,
                 FailedError(
-                    f"{self._tasks[number].source}: the process that converted it ended with {how}. Nothing was put "
-                    "under a final name.",
+                    f"{self._tasks[number].source}: the process that converted it ended with {how}. {UNPUBLISHED}",
                     "If memory ran out, lower --memory or --jobs.",
                 ),
             )

@@ -61,11 +61,11 @@ class Printer:
     def warn(self, text: str) -> None:
         say(f"warning: {text}")
 
-    def progress(self) -> Progress:
+    def progress(self) -> Counting:
         """Return a bar on a terminal, plain lines elsewhere, and nothing if quiet."""
         if self.quiet or not self.progress_shown:
-            return Progress()
-        return Bar() if can_rewrite(sys.stderr) else Lines()
+            return Counting()
+        return OneBar() if can_rewrite(sys.stderr) else Lines()
 
     def report(self, found: Any, lines: Iterable[str]) -> None:
         """Print what a command has done: as JSON the dataclass that it `found`, else `lines`, unless quiet."""
@@ -158,7 +158,7 @@ def say(text: str) -> None:
         print(f"ckptconv: {printable(text)}", file=sys.stderr, flush=True)
 
 
-class Progress:
+class Counting:
     """Counts bytes written, from any thread. Shows nothing itself."""
 
     def __init__(self) -> None:
@@ -195,7 +195,7 @@ class Progress:
         """Leave the terminal as it was."""
 
 
-class Lines(Progress):
+class Lines(Counting):
     """Prints a plain line every few seconds, for logs."""
 
     def begin(self, total: int) -> None:
@@ -215,7 +215,7 @@ class Lines(Progress):
         )
 
 
-class Bar(Progress):
+class OneBar(Counting):
     """One bar with bytes, rate and the time left."""
 
     _bar: tqdm[Any] | None = None

@@ -75,21 +75,22 @@ def convert_(
     """
     options.pop("safe_serialization", None)
     directory, template = options.pop("output_dir", None), options.pop("output_name", "")
-    if directory == "":
-        # Without it, the last input would be taken for the output, and replaced.
-        raise UsageError("--output-dir is empty. Nothing was written.", UNSET)
-    if directory is not None and "into" in options:
-        raise UsageError("-o names one output, and --output-dir is for several.", "Leave one of them out.")
-    if directory is not None:
-        raise typer.Exit(_several(words, directory, template, options))
-    if template:
-        raise UsageError("--output-name names outputs in a directory.", "Give the directory too: --output-dir DIR.")
-    output = destination(words[1] if len(words) > 1 else None, options)
-    if len(words) > 2:
-        raise UsageError(
-            f"There are {len(words)} arguments, where INPUT and OUTPUT were expected. Nothing was written.",
-            f"To convert each of them: ckptconv convert {repeated(ctx.meta[_WORDS])} --output-dir DIR",
-        )
+    with leaving(UNWRITTEN):
+        if directory == "":
+            # Without it, the last input would be taken for the output, and replaced.
+            raise UsageError("--output-dir is empty.", UNSET)
+        if directory is not None and "into" in options:
+            raise UsageError("-o names one output, and --output-dir is for several.", "Leave one of them out.")
+        if directory is not None:
+            raise typer.Exit(_several(words, directory, template, options))
+        if template:
+            raise UsageError("--output-name names outputs in a directory.", "Give the directory too: --output-dir DIR.")
+        output = destination(words[1] if len(words) > 1 else None, options)
+        if len(words) > 2:
+            raise UsageError(
+                f"There are {len(words)} arguments, where INPUT and OUTPUT were expected.",
+                f"To convert each of them: ckptconv convert {repeated(ctx.meta[_WORDS])} --output-dir DIR",
+            )
     convert_one("convert", "", words[0], output, options)
 
 
@@ -143,7 +144,6 @@ def make(command: str, call: Callable[..., Report], source: Any, target: str | N
     output.done(report)
 
 
-@leaving(UNWRITTEN)
 def _several(words: Sequence[str], directory: str, template: str, options: dict[str, Any]) -> int:
     """Convert each of `words` to an output in `directory`; return the exit code."""
     from ckptconv.cli import batch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ckptconv.cli import signals
-from ckptconv.errors import UsageError
+from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.options.kinds import FLAG
 from ckptconv.options.table import COMMAND, OPTIONS, TENSORS, Option, RowOptions
 
@@ -122,24 +122,25 @@ def _parameter(option: Option) -> inspect.Parameter:
     )
 
 
+@leaving(UNWRITTEN)
 def destination(argument: str | None, options: dict[str, Any]) -> str | None:
     """Return OUTPUT: the `argument`, or what -o gives, which is removed from `options`. Raise UsageError for both."""
     named: str | None = options.pop("into", None)
     if named is not None and argument is not None:
-        raise UsageError(
-            f"OUTPUT is given twice: {argument}, and {named} with -o. Nothing was written.", "Leave one out."
-        )
+        raise UsageError(f"OUTPUT is given twice: {argument}, and {named} with -o.", "Leave one out.")
     return argument if named is None else named
 
 
+@leaving(UNWRITTEN)
 def required(argument: str | None, options: dict[str, Any]) -> str:
     """Return OUTPUT likewise; raise UsageError if there is none."""
     found = destination(argument, options)
     if found is None:
-        raise UsageError("OUTPUT is missing. Nothing was written.", "It follows INPUT, or -o.")
+        raise UsageError("OUTPUT is missing.", "It follows INPUT, or -o.")
     return found
 
 
+@leaving(UNWRITTEN)
 def divided(words: list[str], options: dict[str, Any], needs: str, inputs: int = 1) -> tuple[list[str], str]:
     """Return what is read, and OUTPUT: what -o gives, which is removed from `options`, or else the last of `words`.
 
@@ -149,7 +150,7 @@ def divided(words: list[str], options: dict[str, Any], needs: str, inputs: int =
     if output is None and words:
         *words, output = words
     if output is None or len(words) < inputs:
-        raise UsageError(f"{needs} Nothing was written.")
+        raise UsageError(needs)
     return words, output
 
 

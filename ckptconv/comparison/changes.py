@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 # Elements to measure at a time, and bytes that are compared at once to find those.
-_BLOCK, _WORD = 1 << 17, 8
+_BLOCK, _WORD = 1 << 16, 8
 # If more than this share of the words differs, all are measured.
 _MANY = 1 / 4
 # Numbers whose squares a BLAS adds up without threads of its own.
@@ -46,7 +46,14 @@ _ROW = 1 << 13
 # Between these, sums of squares feel neither what is rounded to zero nor how many are added up.
 _LEAST, _MOST = 2.0**-480, 2.0**1000
 # Shares in float32 that are less than this far from the largest may be the largest; least of those of which that holds.
-_NEARLY, _LEAST_SHARE = 1 - 2.0**-20, 2.0**-100
+_NEARLY, _MORE, _LEAST_SHARE = 1 - 2.0**-20, 1 + 2.0**-20, 2.0**-100
+
+
+class Sizes(NamedTuple):
+    """The largest change that is known, and the largest relative to its numbers."""
+
+    max_abs: float = 0
+    max_rel: float = 0.0
 
 
 class Tolerance(NamedTuple):
@@ -120,6 +127,8 @@ class Squares(NamedTuple):
 
     def plus(self, other: Squares) -> Squares:
         """Return the sums of both."""
+        if not any(other):
+            return self
         return Squares(self.change + other.change, self.a + other.a, self.b + other.b)
 
 
@@ -134,6 +143,11 @@ class Measured:
     max_abs: float = 0
     max_rel: float = 0.0
     squares: Squares = field(default_factory=Squares)
+
+    @property
+    def sizes(self) -> Sizes:
+        """The largest changes."""
+        return Sizes(self.max_abs, self.max_rel)
 
     def add(self, other: Measured) -> None:
         """Add what was found in other elements, except which is the first."""
@@ -184,11 +198,16 @@ def _is_real(dtype: DType) -> bool:
 
 
 def compared(
-    one: memoryview, other: memoryview, dtypes: tuple[DType, DType], tolerance: Tolerance | None = None
+    one: memoryview,
+    other: memoryview,
+    dtypes: tuple[DType, DType],
+    tolerance: Tolerance | None = None,
+    known: Sizes | None = None,
 ) -> Measured:
     """Compare the bytes of as many elements of two dtypes.
 
-    Raise ValueError if the dtypes differ and are not comparable (`widened`).
+    The largest changes need not be told if they are no larger than those `known`, from other elements. Raise ValueError
+    if the dtypes differ and are not comparable (`widened`).
     """
     before, after = dtypes
     code = widened(before, after)
@@ -196,7 +215,7 @@ def compared(
         raise ValueError(f"{before} and {after} are not comparable")
     with numpy_module().errstate(all="ignore"):
         if before == after:
-            return _compared_bits(one, other, before, tolerance)
+            return _compared_bits(one, other, before, tolerance, known or Sizes())
         found = Measured()
         for (start, a), (_, b) in zip(_blocks(one, before), _blocks(other, after), strict=True):
             found.add_behind(start, _measured(_numbers(a, before, code), _numbers(b, after, code), tolerance))
@@ -234,16 +253,19 @@ def _squares(data: memoryview, dtype: DType, without: Array | None = None) -> Fr
     return Fraction(total) + others
 
 
-def _compared_bits(one: memoryview, other: memoryview, dtype: DType, tolerance: Tolerance | None) -> Measured:
+def _compared_bits(
+    one: memoryview, other: memoryview, dtype: DType, tolerance: Tolerance | None, known: Sizes
+) -> Measured:
     """Return what differs between elements of one dtype. If few bits differ, only those are measured on both sides."""
     places = _few_places(one, other, dtype.itemsize)
     if places is not None:
-        return _measured_at(places, one, other, dtype, tolerance)
-    found = Measured()
+        return _measured_at(places, one, other, dtype, tolerance, known)
+    found, sums = Measured(max_abs=known.max_abs, max_rel=known.max_rel), [0.0, 0.0, 0.0]
     for (start, a), (_, b) in zip(_blocks(one, dtype), _blocks(other, dtype), strict=True):
         unequal = differing(a, b, dtype.itemsize)
-        piece = _finite_changes(a, b, dtype, unequal) if tolerance is None else None
-        found.add_behind(start, piece or _measured_at(unequal.nonzero()[0], a, b, dtype, tolerance))
+        piece = _finite_changes(a, b, dtype, unequal, found.sizes, sums) if tolerance is None else None
+        found.add_behind(start, piece or _measured_at(unequal.nonzero()[0], a, b, dtype, tolerance, found.sizes))
+    found.squares = found.squares.plus(Squares(*map(Fraction, sums)))
     return found
 
 
@@ -266,29 +288,33 @@ def _few_places(one: memoryview, other: memoryview, itemsize: int) -> Array | No
 
 
 def _measured_at(
-    places: Array, one: memoryview, other: memoryview, dtype: DType, tolerance: Tolerance | None
+    places: Array, one: memoryview, other: memoryview, dtype: DType, tolerance: Tolerance | None, known: Sizes
 ) -> Measured:
     """Return what differs between elements of one dtype, whose bits differ at `places` alone, which ascend."""
     np = numpy_module()
-    code, found = widened(dtype, dtype), Measured()
+    code, sums = widened(dtype, dtype), [0.0, 0.0, 0.0]
+    found = Measured(max_abs=known.max_abs, max_rel=known.max_rel)
     if not code:
         return Measured(len(places), first=int(places[0]) if len(places) else None)
     for at in range(0, len(places), _BLOCK):
         here = places[at : at + _BLOCK]
         a, b = (np.frombuffer(side, f"V{dtype.itemsize}")[here].view("u1").data for side in (one, other))
-        piece = _finite_changes(a, b, dtype, np.ones(len(here), "?")) if tolerance is None else None
+        piece = _finite_changes(a, b, dtype, np.ones(len(here), "?"), found.sizes, sums) if tolerance is None else None
         if piece is None:
             piece = _measured(_numbers(a, dtype, code), _numbers(b, dtype, code), tolerance, bitwise=True)
         if piece.first is not None:
             piece.first = int(here[piece.first])
         found.add_behind(0, piece)
-    squares = _squares(one, dtype, places)
-    found.squares = found.squares.plus(Squares(a=squares, b=squares))
+    equal = _squares(one, dtype, places)
+    found.squares = found.squares.plus(Squares(*map(Fraction, sums))).plus(Squares(a=equal, b=equal))
     return found
 
 
-def _finite_changes(one: memoryview, other: memoryview, dtype: DType, unequal: Array) -> Measured | None:
-    """Return what differs between real numbers, of which the bits of some are `unequal`, in few passes.
+def _finite_changes(
+    one: memoryview, other: memoryview, dtype: DType, unequal: Array, known: Sizes, sums: list[float]
+) -> Measured | None:
+    """Return what differs between real numbers, of which the bits of some are `unequal`, in few passes. The largest
+    changes are those `known` if none is larger. The sums of squares are added to `sums`, in the order of `Squares`.
 
     Return None if they are no real numbers, some are not finite, or sums and shares are too large or small.
     """
@@ -297,31 +323,52 @@ def _finite_changes(one: memoryview, other: memoryview, dtype: DType, unequal: A
     np = numpy_module()
     a, b = _floats(one, dtype, "a"), _floats(other, dtype, "b")
     # In float32, where that holds the numbers, the largest are found but for its rounding, and then computed.
-    distance, larger, share = (_room(use, len(a), a.dtype) for use in ("distance", "larger", "share"))
+    distance, larger, other_size = (_room(use, len(a), a.dtype) for use in ("distance", "larger", "double a"))
     np.abs(np.subtract(b, a, out=distance), out=distance)
-    np.maximum(np.abs(a, out=larger), np.abs(b, out=share), out=larger)
-    same_value = 0
-    if not larger.min():
+    np.maximum(np.abs(a, out=larger), np.abs(b, out=other_size), out=larger)
+    most = float(distance.max())
+    if not most < math.inf:
+        return None
+    max_abs, max_rel = known
+    x, y = (_doubles(each, use) for each, use in ((a, "a"), (b, "b")))
+    if most * _MORE > max_abs:
+        wide = _at_least(distance, most * _NEARLY)
+        max_abs = max(max_abs, float(np.abs(y[wide] - x[wide]).max()))
+    share = np.divide(distance, larger, out=distance)
+    largest_share, same_value = float(share.max()), 0
+    if math.isnan(largest_share):
         zero = larger == 0
         same_value = int(np.count_nonzero(unequal & zero))
-        larger[zero] = 1
-    np.divide(distance, larger, out=share)
-    most = [float(each.max()) for each in (distance, share)]
-    if not (most[0] < math.inf and (most[1] > _LEAST_SHARE or not most[0])):
+        share[zero] = 0
+        largest_share = float(share.max())
+    if most and largest_share <= _LEAST_SHARE:
         return None
-    (far,) = (share >= most[1] * _NEARLY).nonzero()
-    (wide,) = (distance >= most[0] * _NEARLY).nonzero()
-    doubles = [_doubles(each, use) for each, use in ((a, "a"), (b, "b"))]
-    x, y = doubles
-    largest = float(np.abs(y[wide] - x[wide]).max())
-    relative = float((np.abs(y[far] - x[far]) / larger[far]).max())
-    squares = [_sum_of_squares(each) for each in doubles]
+    if largest_share * _MORE > max_rel:
+        far = _at_least(share, largest_share * _NEARLY)
+        max_rel = max(max_rel, float((np.abs(y[far] - x[far]) / larger[far]).max()))
+    squares = [_sum_of_squares(each) for each in (x, y)]
     squares.insert(0, _sum_of_squares(np.subtract(y, x, out=y)))
     if None in squares:
         return None
-    sums = Squares(*map(Fraction, squares))  # type: ignore[arg-type]
+    for index, square in enumerate(squares):
+        sums[index] += square or 0
     count = int(np.count_nonzero(unequal))
-    return Measured(count, same_value, 0, int(unequal.argmax()) if count else None, largest, relative, sums)
+    return Measured(count, same_value, 0, int(unequal.argmax()) if count else None, max_abs, max_rel)
+
+
+def _at_least(numbers: Array, least: float) -> Array:
+    """Return the places of the `numbers` that are at least so large, which are few."""
+    np = numpy_module()
+    mask = np.zeros(-(-len(numbers) // _WORD) * _WORD, "?")
+    np.greater_equal(numbers, least, out=mask[: len(numbers)])
+    return _places_in(mask, *(mask.view(f"u{_WORD}") != 0).nonzero())
+
+
+def _places_in(mask: Array, words: Array) -> Array:
+    """Return where `mask` is true, which is only in those `words` of it."""
+    (inside,) = mask.view(f"u{_WORD}")[words].view("?").nonzero()
+    places: Array = (words[inside >> 3] << 3) + (inside & 7)
+    return places
 
 
 def _sum_of_squares(numbers: Array) -> float | None:

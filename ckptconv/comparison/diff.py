@@ -21,6 +21,7 @@ from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.selected import Selected
+from ckptconv.outputs.told import idle_sentences
 from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.storage.progress import Progress
@@ -278,7 +279,7 @@ def difference(
     counts = Counter(tensor.status for tensor in tensors)
     a.choice.used |= b.choice.used
     unused = selection.idle_globs(list(dict.fromkeys([*a.known, *b.known])), a.choice)
-    idle = [f"{option} {why}." for option, why in [*unused.items(), *a.idle.items()] if option in {*unused, *b.idle}]
+    idle = {option: why for option, why in ({**unused, **a.idle} | unused).items() if option in {*unused, *b.idle}}
     found = [change for change in changes.values() if change]
     return Difference(
         input=one.path,
@@ -296,7 +297,7 @@ def difference(
         max_rel=max((change.max_rel or 0 for change in found), default=0),
         norm=root(sum((pair.found.squares.change for pair in pairs.values() if pair.found), Fraction(0))),
         tensors=sorted(tensors, key=lambda tensor: tensor.rank),
-        warnings=[*one.warnings, *other.warnings, *a.warnings, *b.warnings, *idle],
+        warnings=[*one.warnings, *other.warnings, *a.warnings, *b.warnings, *idle_sentences(idle)],
         hints=list(_hints(tensors)),
         quantization=summed(of_codes, steps, equal) if of_codes else None,
         bytes_compared=sum(pair.nbytes for pair in pairs.values()),
@@ -321,7 +322,7 @@ def _side(source: Source, options: Options, optimizer: bool) -> _Side:
     _add(side, weights)
     _check_growth(source, side.tensors.values())
     if optimizer:
-        _add(side, selected(source, asked, made_of="optimizer"), _STATES)
+        _add(side, selected(source, asked, holds="optimizer"), _STATES)
     return side
 
 

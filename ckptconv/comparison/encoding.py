@@ -6,7 +6,7 @@ The size of what is encoded is known only afterwards, and the header of a file b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.comparison.reading import Pair
 from ckptconv.errors import UnsupportedError
@@ -34,8 +34,10 @@ _U8 = DTYPES["uint8"]
 
 
 class Places(NamedTuple):
-    """Where the payload of a tensor is in the spool, as (offset, bytes), and the checksum of the new tensor."""
+    """Where the payload of a tensor is in the spool of a number, as (offset, bytes), and the checksum of the new
+    tensor."""
 
+    spool: int
     runs: Sequence[tuple[int, int]]
     checksum: str
 
@@ -43,22 +45,29 @@ class Places(NamedTuple):
     def nbytes(self) -> int:
         return sum(size for _, size in self.runs)
 
-    def payload(self, file: File) -> LazyTensor:
-        """Return the payload, as bytes of the spool's file."""
+    def payload(self, files: Sequence[File]) -> LazyTensor:
+        """Return the payload, as bytes of the spool's file, which is one of `files`."""
+        file = files[self.spool]
         parts = tuple(Stored(file, start, _U8, (length,), (1,)) for start, length in self.runs)
         return parts[0] if len(parts) == 1 else Concat(parts)
 
 
-class Encoder:
-    """Encodes what changes in tensors, while these are compared: a context manager, which owns a temporary file.
+# By the identity of a pair, and encoding; and which encodings all pairs may have.
+_Made: TypeAlias = "tuple[dict[int, dict[str, Places]], dict[str, bool]]"
 
-    `encoding` is one of `ENCODINGS`, or "auto": then xor, or overwrite where that is smaller, which it is if very few
-    bytes change. The blocks of a pair come in order, from one thread. `check_installed` tells whether it can be done.
+
+class Encoder:
+    """Encodes what changes in tensors, while these are compared: a context manager, which owns temporary files.
+
+    There is one of `spools` for each process that encodes. `encoding` is one of `ENCODINGS`, or "auto": then xor, or
+    overwrite where that is smaller, which it is if very few bytes change. The blocks of a pair come in order, from one
+    thread. `check_installed` tells whether it can be done.
     """
 
     def __init__(self, encoding: str, checksum: str, spool_dir: str) -> None:
         self._encoding, self._checksum = encoding, checksum
-        self.spool = Spool(spool_dir)
+        self.spools = [Spool(spool_dir)]
+        self._spool = 0
         # Whether all tensors can be overwritten, or changed by xor.
         self._kinds = {kind: encoding in (kind, AUTO) for kind in ENCODINGS}
         self._open: dict[int, _Encoded] = {}
@@ -68,7 +77,28 @@ class Encoder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.spool.close()
+        for spool in self.spools:
+            spool.close()
+
+    def reserve(self, count: int) -> None:
+        """Get ready to be copied into so many processes."""
+        self.spools += [Spool(self.spools[0].directory) for _ in range(count - len(self.spools))]
+        _ = [spool.descriptor for spool in self.spools]  # opened here, they can be read here
+
+    def share(self, number: int) -> None:
+        """From now on, encode in process `number` of these, for the pairs that it takes."""
+        self._spool = number
+
+    def done(self) -> _Made:
+        """Return what was encoded in this process."""
+        return self._made, self._kinds
+
+    def include(self, done: _Made) -> None:
+        """Take what was encoded in another process, which is a copy of this one."""
+        made, kinds = done
+        self._made.update(made)
+        for kind, is_able in kinds.items():
+            self._kinds[kind] &= is_able
 
     def check(self, pairs: Mapping[str, Pair]) -> None:
         """Raise UnsupportedError for a tensor with more bytes than positions in a delta that overwrites can count."""
@@ -87,15 +117,17 @@ class Encoder:
         """Encode the next bytes of a pair; those after its last must not come."""
         if pair.one.dtype != pair.other.dtype:
             return
-        state = self._open.get(id(pair)) or _Encoded(self.spool, pair.one.nbytes, hasher(self._checksum), self._kinds)
-        self._open[id(pair)] = state
+        state = self._open.get(id(pair))
+        if state is None:
+            state = _Encoded(self.spools[self._spool], pair.one.nbytes, hasher(self._checksum), self._kinds)
+            self._open[id(pair)] = state
         state.add(one, other, is_equal)
         if self._encoding == AUTO and state.is_dense:
             self._kinds[OVERWRITE] = False
         if state.at == pair.one.nbytes:
             del self._open[id(pair)]
             if state.changed:
-                self._made[id(pair)] = state.finish()
+                self._made[id(pair)] = {kind: Places(self._spool, *each) for kind, each in state.finish().items()}
 
     def made(self, pairs: Iterable[Pair]) -> tuple[str, list[Places]]:
         """Return the encoding, and where what changes in each of `pairs` is."""
@@ -144,12 +176,12 @@ class _Encoded:
         else:
             self.changed += 1  # some are, and how many does not matter
 
-    def finish(self) -> dict[str, Places]:
-        """Return where it is, by encoding."""
+    def finish(self) -> dict[str, tuple[list[tuple[int, int]], str]]:
+        """Return where it is in the spool, and the checksum of the new tensor, by encoding."""
         found = {}
         checksum = self._hashing.hexdigest()
         if self._xor is not None:
-            found[XOR] = Places(self._xor.finish(), checksum)
+            found[XOR] = self._xor.finish(), checksum
         if self._kinds[OVERWRITE]:
             # Positions come before values, and their number before both: they were kept until all are known.
             made = _Compressed(self._spool, NUMBER + CHANGE * self._values.nbytes)
@@ -157,7 +189,7 @@ class _Encoded:
             for kept in (self._positions, self._values):
                 for data in kept.taken():
                     made.add(data)
-            found[OVERWRITE] = Places(made.finish(), checksum)
+            found[OVERWRITE] = made.finish(), checksum
         return found
 
 

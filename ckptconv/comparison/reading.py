@@ -7,30 +7,31 @@ equal blocks too: those that were passed before its first difference was found a
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from ckptconv.comparison.changes import Change, Measured, Squares, Tolerance, compared, squares_of, widened
 from ckptconv.engine.execute import in_threads
+from ckptconv.engine.processes import in_processes
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Piece, Window
 from ckptconv.engine.worker import Worker
 from ckptconv.options.table import Options
 from ckptconv.plan import Data
-from ckptconv.process import settled
+from ckptconv.process import is_forkable, settled
 from ckptconv.storage.files import Readers, is_far
 from ckptconv.storage.prefetch import Prefetch
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.spool import SpoolingReaders
-from ckptconv.tensors.compare import number_of, place_of, same
+from ckptconv.tensors.compare import place_of, same
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import LazyTensor, packed
-from ckptconv.tensors.slices import Span, sliced
-from ckptconv.verification.evaluate import blocks, shown
+from ckptconv.verification.evaluate import shown
+from ckptconv.verification.runs import Run, runs
 
 # Bytes of both sides together that are compared at a time, at most and with little memory, and the least that is worth
 # a thread of its own. A thread has up to four times that in buffers.
@@ -38,6 +39,8 @@ _UNIT, _LEAST_UNIT, _BUFFERS = 1 << 20, 1 << 16, 4
 _MOST_JOBS = 4
 # Most runs of small tensors that are read together.
 _MOST_RUNS = 512
+# Bytes of both sides for which processes are worth starting.
+_WORTH_PROCESSES = 1 << 26
 # A list of runs that is longer than this is merged.
 _RUNS = 256
 
@@ -53,7 +56,7 @@ class Pair:
     other: LazyTensor
     found: Measured | None = None
     first: tuple[int, bytes, bytes] | None = None
-    runs: list[_Run] | None = None
+    runs: list[Run] | None = None
 
     @property
     def dtypes(self) -> tuple[DType, DType]:
@@ -63,11 +66,6 @@ class Pair:
     def nbytes(self) -> int:
         """The bytes of both tensors."""
         return self.one.nbytes + self.other.nbytes
-
-    @property
-    def scattered(self) -> bool:
-        """Whether one of both is stored in an order that makes C order slow."""
-        return self.one.scattered or self.other.scattered
 
     def change(self) -> Change | None:
         """Return what differs; None if all bytes are equal."""
@@ -87,38 +85,32 @@ class Encoding(Protocol):
     def add(self, pair: Pair, one: memoryview, other: memoryview, is_equal: bool) -> None:
         """Take the next bytes of a pair."""
 
+    def reserve(self, count: int) -> None:
+        """Get ready to be copied into so many processes."""
 
-class _Run(NamedTuple):
-    """A part of both tensors of a pair: elements `start` to `stop` in C order, or a box.
+    def share(self, number: int) -> None:
+        """From now on, work in process `number` of these, for the pairs that it takes."""
 
-    A box is given by the index of its first element and its extent along each dimension; its elements are counted from
-    0 to `stop`.
-    """
+    def done(self) -> Any:
+        """Return what was encoded in this process."""
 
-    start: int
-    stop: int
-    box: tuple[list[int], list[int]] | None = None
+    def include(self, done: Any) -> None:
+        """Take what was encoded in another."""
 
-    def of(self, tensor: LazyTensor) -> LazyTensor:
-        """Return the tensor whose elements these are."""
-        if self.box is None:
-            return tensor
-        return sliced(tensor, [Span(start, 1, count) for start, count in zip(*self.box, strict=True)])
 
-    def number(self, index: int, shape: Sequence[int]) -> int:
-        """Return the number, in C order in a tensor of `shape`, of element `index` of this run."""
-        if self.box is None:
-            return self.start + index
-        starts, counts = self.box
-        inside = place_of(index, counts)
-        return number_of([start + at for start, at in zip(starts, inside, strict=True)], shape)
+class _Done(NamedTuple):
+    """What a process has done: the bytes read, what it found in which of the pairs, and what it encoded."""
+
+    bytes_read: int
+    found: list[tuple[int, Measured | None, tuple[int, bytes, bytes] | None, list[Run] | None]]
+    encoded: Any
 
 
 class _Part(NamedTuple):
     """A run of a pair in a task: where its bytes of each side are in the window."""
 
     pair: Pair
-    run: _Run
+    run: Run
     one: slice
     other: slice
 
@@ -162,27 +154,31 @@ def compare(
         readers.expect(packed(tensor for pair in pairs for tensor in (pair.one, pair.other)))
         # A conversion keeps the other half for uploads.
         comparing = _Comparing(readers, unit, jobs, memory // 2 if far else 0, tolerance, progress, encoder)
-        groups = _in_order(pairs, unit) if encoder else _one_by_one(_tasks(_runs(pairs, unit), unit))
-        comparing.carry_out(groups, sum(pair.nbytes for pair in pairs))
+        comparing.carry_out(
+            pairs,
+            lambda: _in_order(pairs, unit) if encoder else _one_by_one(_tasks(_runs(pairs, unit), unit)),
+            sum(pair.nbytes for pair in pairs),
+        )
         comparing.measure_only()
         left = [pair for pair in pairs if pair.runs and pair.found and widened(*pair.dtypes)]
-        passed = ((pair, run) for pair in left for run in _cut(pair, unit))
-        comparing.carry_out(_one_by_one(_tasks(passed, unit, measuring=True)), sum(pair.one.nbytes for pair in left))
+        passed = [(pair, pair.runs or []) for pair in left]
+        for pair in pairs:
+            pair.runs = None
+        comparing.carry_out(
+            left,
+            lambda: _one_by_one(_tasks(_cut(passed, unit), unit, measuring=True)),
+            sum(pair.one.nbytes for pair in left),
+        )
         return comparing.bytes_read + readers.bytes_unpacked
 
 
 # -------------------------------------------------------------------------------------------------------------- tasks
 
 
-def _runs(pairs: Iterable[Pair], unit: int) -> Iterator[tuple[Pair, _Run]]:
+def _runs(pairs: Iterable[Pair], unit: int) -> Iterator[tuple[Pair, Run]]:
     """Yield the runs that cover all pairs, in the order of their first side's files."""
     for pair in sorted(pairs, key=lambda pair: pair.one.origin()):
-        if pair.scattered:
-            larger = max(pair.one, pair.other, key=lambda tensor: tensor.dtype.itemsize)
-            for starts, counts in blocks(larger, unit // 2) if larger.numel else ():
-                yield pair, _Run(0, math.prod(counts), (starts, counts))
-        else:
-            yield from _whole([pair], unit)
+        yield from ((pair, run) for run in runs(pair.one, pair.other, unit))
 
 
 def _in_order(pairs: Iterable[Pair], unit: int) -> Iterator[Iterable[_Task]]:
@@ -200,10 +196,10 @@ def _in_order(pairs: Iterable[Pair], unit: int) -> Iterator[Iterable[_Task]]:
         yield _tasks(_whole(small, unit), unit)
 
 
-def _whole(pairs: Sequence[Pair], unit: int) -> Iterator[tuple[Pair, _Run]]:
+def _whole(pairs: Sequence[Pair], unit: int) -> Iterator[tuple[Pair, Run]]:
     """Yield the runs that cover all pairs in C order."""
     for pair in pairs:
-        yield from ((pair, run) for run in _within(_Run(0, pair.one.numel), pair, unit))
+        yield from ((pair, run) for run in _within(Run(0, pair.one.numel), pair, unit))
 
 
 def _one_by_one(tasks: Iterable[_Task]) -> Iterator[Iterable[_Task]]:
@@ -211,23 +207,21 @@ def _one_by_one(tasks: Iterable[_Task]) -> Iterator[Iterable[_Task]]:
     return ((task,) for task in tasks)
 
 
-def _within(run: _Run, pair: Pair, unit: int) -> Iterator[_Run]:
+def _within(run: Run, pair: Pair, unit: int) -> Iterator[Run]:
     """Cut a run into such as fit a window."""
-    step = max(unit // sum(dtype.itemsize for dtype in pair.dtypes), 1)
-    for start in range(run.start, run.stop, step):
-        yield _Run(start, min(start + step, run.stop))
+    return run.cut(max(unit // sum(dtype.itemsize for dtype in pair.dtypes), 1))
 
 
-def _cut(pair: Pair, unit: int) -> Iterator[_Run]:
-    """Yield the runs of a pair that were not measured, and forget them."""
-    runs, pair.runs = pair.runs or (), None
-    for run in runs:
-        yield from (run,) if run.box else _within(run, pair, unit)
+def _cut(passed: Iterable[tuple[Pair, list[Run]]], unit: int) -> Iterator[tuple[Pair, Run]]:
+    """Yield the runs of pairs that were not measured."""
+    for pair, left in passed:
+        for run in left:
+            yield from ((pair, each) for each in ((run,) if run.box else _within(run, pair, unit)))
 
 
-def _tasks(runs: Iterable[tuple[Pair, _Run]], unit: int, measuring: bool = False) -> Iterator[_Task]:
+def _tasks(runs: Iterable[tuple[Pair, Run]], unit: int, measuring: bool = False) -> Iterator[_Task]:
     """Yield the tasks: small tensors are read together. `measuring`: only the first side is read."""
-    taken: list[tuple[Pair, _Run]] = []
+    taken: list[tuple[Pair, Run]] = []
     size = 0
     for pair, run in runs:
         item = pair.one.dtype.itemsize + pair.other.dtype.itemsize
@@ -241,7 +235,7 @@ def _tasks(runs: Iterable[tuple[Pair, _Run]], unit: int, measuring: bool = False
         yield _task(taken, measuring)
 
 
-def _task(taken: Sequence[tuple[Pair, _Run]], measuring: bool) -> _Task:
+def _task(taken: Sequence[tuple[Pair, Run]], measuring: bool) -> _Task:
     size = sum((run.stop - run.start) * pair.one.dtype.itemsize for pair, run in taken)
     stop, half = size, -(-size // ALIGNMENT) * ALIGNMENT
     places = (0, half)
@@ -260,11 +254,11 @@ def _task(taken: Sequence[tuple[Pair, _Run]], measuring: bool) -> _Task:
     return _Task(Window(0, stop, [*ones, *others]), parts, size, half, bitwise)
 
 
-def _slice(start: int, run: _Run, dtype: DType) -> slice:
+def _slice(start: int, run: Run, dtype: DType) -> slice:
     return slice(start, start + (run.stop - run.start) * dtype.itemsize)
 
 
-def _piece(tensor: LazyTensor, run: _Run, place: slice) -> Piece:
+def _piece(tensor: LazyTensor, run: Run, place: slice) -> Piece:
     """Return the piece that puts a run of `tensor` at `place` of a window from 0 on."""
     start, stop = (number * tensor.dtype.itemsize for number in (run.start, run.stop))
     return Piece(Data(place.start - start, tensor, ""), start, stop)
@@ -274,8 +268,8 @@ def _piece(tensor: LazyTensor, run: _Run, place: slice) -> Piece:
 
 
 class _Comparing:
-    """Carries out tasks of at most `unit` bytes, in `jobs` threads. If something is remote, that is one, and `ahead`
-    bytes are prefetched for it; else 0. `bytes_read` counts what was read."""
+    """Carries out tasks of at most `unit` bytes, in `jobs` processes or threads. If something is remote, that is one
+    thread, and `ahead` bytes are prefetched for it; else 0. `bytes_read` counts what was read."""
 
     def __init__(
         self,
@@ -296,21 +290,51 @@ class _Comparing:
         """From now on, take what is read as read before: for those blocks of which a side is read again."""
         self._progress = self._encoder = None
 
-    def carry_out(self, groups: Iterator[Iterable[_Task]], nbytes: int) -> None:
-        """Carry out groups of tasks, which read about `nbytes`."""
+    def carry_out(self, pairs: Sequence[Pair], groups: Callable[[], Iterator[Iterable[_Task]]], nbytes: int) -> None:
+        """Carry out `groups()` of tasks for `pairs`, the same each time, which read about `nbytes`."""
         if self._ahead:
             needs = Needs(self._unit)
             with Prefetch[_Task](
                 self._readers, self._readers.spool, lambda task: needs(task.window), memory=self._ahead
             ) as prefetch:
                 workers = [self._worker(prefetch)]
-                workers[0].run(prefetch.over(itertools.chain.from_iterable(groups)))
+                workers[0].run(prefetch.over(itertools.chain.from_iterable(groups())))
             self.bytes_read += prefetch.bytes_fetched
         else:
             jobs = min(self._jobs, nbytes // self._unit + 1)
+            if jobs > 1 and nbytes >= _WORTH_PROCESSES and self._forked(pairs, groups, jobs):
+                return
             workers = [self._worker(self._readers) for _ in range(jobs)]
-            in_threads(groups, workers, None)
+            in_threads(groups(), workers, None)
         self.bytes_read += sum(worker.bytes_read for worker in workers)
+
+    def _forked(self, pairs: Sequence[Pair], groups: Callable[[], Iterator[Iterable[_Task]]], jobs: int) -> bool:
+        """Carry out tasks in processes. Return whether that was possible: then all is done."""
+        packed = (file for pair in pairs for side in (pair.one, pair.other) for file in side.inputs() if file.packed)
+        if not is_forkable() or any(packed):
+            return False
+        if self._encoder:
+            self._encoder.reserve(jobs)
+        ended = in_processes(groups, [partial(self._alone, pairs, number) for number in range(jobs)], self._progress)
+        for done in ended:
+            self.bytes_read += done.bytes_read
+            for index, found, first, left in done.found:
+                pair = pairs[index]
+                if found:
+                    _add(pair, found)
+                _meet(pair, first)
+                for run in left or ():
+                    pair.runs = _appended(pair.runs or [], run)
+            if self._encoder:
+                self._encoder.include(done.encoded)
+        return bool(ended)
+
+    def _alone(self, pairs: Sequence[Pair], number: int) -> _Alone:
+        """Return what works in process `number`, of which this one is a copy."""
+        if self._encoder:
+            self._encoder.share(number)
+        self._progress = None  # the first process is told
+        return _Alone(self._worker(self._readers), pairs, self._encoder)
 
     def _worker(self, readers: Readers | Prefetch[_Task]) -> _Worker:
         worker = Worker(readers, None, self._unit + ALIGNMENT)  # type: ignore[arg-type]
@@ -333,6 +357,7 @@ class _Worker:
 
     @property
     def bytes_read(self) -> int:
+        """The bytes read so far."""
         return self._worker.tally.bytes_read
 
     def run(self, group: Iterable[_Task]) -> int:
@@ -386,18 +411,46 @@ class _Worker:
             self._pass(part, data)
             return
         self._encode(part, data, is_equal=False)
-        found = compared(one, other, pair.dtypes, self._tolerance)
+        known = pair.found.sizes if pair.found else None
+        found = compared(one, other, pair.dtypes, self._tolerance, known)
         first = None
         if found.first is not None:
             bits = (
                 bytes(side[found.first * dtype.itemsize :][: dtype.itemsize])
                 for side, dtype in zip((one, other), pair.dtypes, strict=True)
             )
-            first = (part.run.number(found.first, pair.one.shape), *bits)
+            first = part.run.number(found.first, pair.one.shape), next(bits), next(bits)
         with self._lock:
             _add(pair, found)
-            if first is not None and (pair.first is None or first < pair.first):
-                pair.first = first  # type: ignore[assignment]
+            _meet(pair, first)
+
+
+class _Alone:
+    """Compares in a process of its own, to which `pairs` are as new."""
+
+    def __init__(self, worker: _Worker, pairs: Sequence[Pair], encoder: Encoding | None) -> None:
+        self._worker, self._pairs, self._encoder = worker, pairs, encoder
+        for pair in pairs:
+            pair.found = pair.first = pair.runs = None
+
+    def run(self, group: Iterable[_Task]) -> int:
+        """Compare the runs of tasks. Return the bytes read for them."""
+        return self._worker.run(group)
+
+    def done(self) -> _Done:
+        """Return what was found and encoded here."""
+        found = [
+            (index, pair.found, pair.first, pair.runs)
+            for index, pair in enumerate(self._pairs)
+            if pair.found or pair.runs
+        ]
+        return _Done(self._worker.bytes_read, found, self._encoder and self._encoder.done())
+
+
+def _meet(pair: Pair, first: tuple[int, bytes, bytes] | None) -> None:
+    """Take note of an element that differs, if none before it does."""
+    if first is not None and (pair.first is None or first < pair.first):
+        pair.first = first
 
 
 def _add(pair: Pair, found: Measured) -> None:
@@ -407,18 +460,18 @@ def _add(pair: Pair, found: Measured) -> None:
         pair.found.add(found)
 
 
-def _appended(runs: list[_Run], run: _Run) -> list[_Run]:
+def _appended(runs: list[Run], run: Run) -> list[Run]:
     """Return `runs` and `run`, with those in C order that touch made one: blocks end in about the order they begin."""
     if runs and run.box is None and runs[-1].stop == run.start:
-        runs[-1] = _Run(runs[-1].start, run.stop)
+        runs[-1] = Run(runs[-1].start, run.stop)
         return runs
     runs.append(run)
     if run.box is not None or len(runs) < _RUNS:
         return runs
-    merged: list[_Run] = []
+    merged: list[Run] = []
     for each in sorted(runs):
         if merged and merged[-1].stop == each.start:
-            merged[-1] = _Run(merged[-1].start, each.stop)
+            merged[-1] = Run(merged[-1].start, each.stop)
         else:
             merged.append(each)
     return merged

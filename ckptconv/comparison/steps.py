@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,7 +40,7 @@ from ckptconv.tensors.lazy import (
 from ckptconv.tensors.moves import Cast, Dequantize, Quantize
 from ckptconv.tensors.quantize import CODES, LARGEST_BLOCK
 from ckptconv.tensors.slices import Span, sliced
-from ckptconv.verification.evaluate import blocks
+from ckptconv.verification.runs import Run, runs
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
@@ -285,8 +285,8 @@ def _measured(worker: Worker, pair: Pair, weight: _Weight, other: LazyTensor, si
     worst: int | None = None
     is_finite = True
     shape = weight.numbers.shape
-    for place, sides in _blocks(pair, shape):
-        numbers, factors, theirs = (_read(worker, tensor, sides) for tensor in (weight.numbers, weight.factors, other))
+    for run in runs(pair.one, pair.other, _BLOCK * sum(dtype.itemsize for dtype in pair.dtypes)):
+        numbers, factors, theirs = (_read(worker, tensor, run) for tensor in (weight.numbers, weight.factors, other))
         with np.errstate(all="ignore"):
             distance = np.abs(_index(weight.codes, theirs / factors) - _index(weight.codes, numbers / factors))
         distance[(theirs == numbers) | (np.isnan(theirs) & np.isnan(numbers))] = 0
@@ -296,13 +296,13 @@ def _measured(worker: Worker, pair: Pair, weight: _Weight, other: LazyTensor, si
         not_finite += int(np.count_nonzero(wrong))
         beyond += int(np.count_nonzero(far))
         if far.any():
-            at = place(int(far.argmax()))
+            at = run.number(int(far.argmax()), shape)
             first = at if first is None else min(first, at)
         distance[wrong] = 0
         total += float(distance.sum())
         most = int(distance.argmax())
         if distance[most] > largest:
-            largest, worst = float(distance[most]), place(most)
+            largest, worst = float(distance[most]), run.number(most, shape)
     steps = Steps(
         side=side,
         lossless=False,
@@ -318,34 +318,11 @@ def _measured(worker: Worker, pair: Pair, weight: _Weight, other: LazyTensor, si
     return steps, is_finite
 
 
-def _blocks(pair: Pair, shape: Sequence[int]) -> Iterator[tuple[Any, Any]]:
-    """Yield what is measured at a time: the function that gives the number in C order of an element of it, and what
-    `_read` takes."""
-    if not pair.scattered:
-        for start in range(0, pair.one.numel, _BLOCK):
-            yield start.__add__, (start, min(start + _BLOCK, pair.one.numel))
-        return
-    for starts, counts in blocks(pair.one, _BLOCK * pair.one.dtype.itemsize) if pair.one.numel else ():
-
-        def place(index: int, starts: list[int] = starts, counts: list[int] = counts) -> int:
-            inside = place_of(index, counts)
-            number = 0
-            for extent, start, at in zip(shape, starts, inside, strict=True):
-                number = number * extent + start + at
-            return number
-
-        yield place, [Span(start, 1, count) for start, count in zip(starts, counts, strict=True)]
-
-
-def _read(worker: Worker, tensor: LazyTensor, sides: Any) -> Array:
+def _read(worker: Worker, tensor: LazyTensor, run: Run) -> Array:
     """Return part of a tensor as float64."""
     np = numpy_module()
-    if isinstance(sides, tuple):
-        start, stop = (each * tensor.dtype.itemsize for each in sides)
-    else:
-        tensor = sliced(tensor, sides)
-        start, stop = 0, tensor.nbytes
-    data = worker.bytes_of(Data(0, tensor, ""), start, stop)
+    start, stop = (each * tensor.dtype.itemsize for each in (run.start, run.stop))
+    data = worker.bytes_of(Data(0, run.of(tensor), ""), start, stop)
     if tensor.dtype.name != "float64":
         data, _ = kernels.apply((Cast(tensor.dtype.name, "float64"),), data)
     numbers: Array = np.frombuffer(data, "<f8").copy()

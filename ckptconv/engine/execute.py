@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from ckptconv.engine.processes import Ended, in_processes
+from ckptconv.engine.processes import in_processes
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
-from ckptconv.engine.worker import Seen, Tally, Worker
+from ckptconv.engine.worker import Done, Seen, Tally, Worker
 from ckptconv.plan import Data, FilePlan, Trailer
-from ckptconv.process import Thread, held_beside, is_forkable, start_threads
+from ckptconv.process import Thread, is_forkable, start_threads
 from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import Readers
 from ckptconv.storage.prefetch import REQUESTS, Prefetch, is_read_far
@@ -24,7 +24,6 @@ from ckptconv.storage.progress import Progress
 from ckptconv.storage.records import combine
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer
-from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import BLOCK
 
@@ -44,52 +43,45 @@ def carry_out(
     seen: Seen | None = None,
     digests: dict[str, int] | None = None,
     requests: int = REQUESTS,
+    forked: bool = False,
 ) -> Tally:
     """Write `file` with `writer`.
 
     `memory` (bytes) bounds the buffers of all `jobs` threads together; `jobs` None means as many as are useful. At most
     `requests` requests to remote files run at a time. `seen` is called, by any of the threads, with every piece of data
-    that is read. If `digests` is given, the CRC-32 of every tensor that is not empty is put into it, by name.
+    that is read. If `digests` is given, the CRC-32 of every tensor that is not empty is put into it, by name. `forked`:
+    the file is worth processes (`worth_processes`), rather than threads.
     """
     digesting = file.digested or digests is not None
     far = any(map(is_read_far, file.inputs()))
     if far or not writer.positioned:
         worker = _in_order(file, writer, readers, memory, progress, seen, requests if far else 0, digesting)
         if digesting:
-            _finish(file, writer, [worker], worker.tally, {} if digests is None else digests)
+            _finish(file, writer, [worker.done()], worker.tally, {} if digests is None else digests)
         return worker.tally
     if file.size <= BLOCK:
         jobs = 1  # there is nothing to share
     jobs = jobs or _threads(file)
     # A worker holds at most four buffers of this size.
     unit = max(min(BLOCK, memory // jobs // 4, file.size + ALIGNMENT) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
-    queue = partial(tasks, file, unit, writer.positioned, max(memory // jobs // 2, unit))
+    queue = partial(tasks, file, unit, writer.positioned, max(memory // jobs - 2 * unit, unit))
     start = partial(Worker, readers, writer, unit, digesting, seen)
-    ended: Sequence[Ended | Worker] = ()
-    if jobs > 1 and writer.shared and worth_processes(file, seen):
-        ended = _forked(queue, start, jobs, progress)
+    ended: Sequence[Done] = ()
+    if jobs > 1 and writer.shared and forked:
+        ended = in_processes(queue, [start] * jobs, progress)
     if not ended:
-        ended = workers = [start() for _ in range(jobs)]
+        workers = [start() for _ in range(jobs)]
         if jobs == 1:
             _take(queue(), workers[0], progress)
         else:
             in_threads(queue(), workers, progress)
+        ended = [worker.done() for worker in workers]
     total = Tally()
     for each in ended:
         total.add(each.tally)
     if digesting:
         _finish(file, writer, ended, total, {} if digests is None else digests)
     return total
-
-
-def _forked(
-    queue: Callable[[], Iterator[Task]], worker: Callable[[], Worker], jobs: int, progress: Progress | None
-) -> list[Ended]:
-    """Carry out tasks in processes, as `in_processes` does."""
-    numpy_module()  # loaded here, the processes share it
-    ended = in_processes(queue, worker, jobs, progress)
-    held_beside(sum(each.memory for each in ended))
-    return ended
 
 
 def worth_processes(file: FilePlan, seen: Seen | None) -> bool:
@@ -107,11 +99,19 @@ def _threads(file: FilePlan) -> int:
     It is one if there are very many short reads and writes, and nothing is computed: threads would wait for each other
     around each.
     """
-    if file.size < _SHORT * len(file.parts):
-        return 1
+    return 1 if _is_of_short_parts(file) or is_scattered(file) else usual_threads()
+
+
+def _is_of_short_parts(file: FilePlan) -> bool:
+    return file.size < _SHORT * len(file.parts)
+
+
+def is_scattered(file: FilePlan) -> bool:
+    """Whether most of `file` is stored in another order, as transposed matrices are, and only moved."""
+    if _is_of_short_parts(file):
+        return False
     moved = (part for part in file.parts if isinstance(part, Data) and not part.tensor.grain)
-    scattered = sum(part.nbytes for part in moved if part.tensor.scattered)
-    return 1 if scattered > file.size // 2 else usual_threads()
+    return sum(part.nbytes for part in moved if part.tensor.scattered) > file.size // 2
 
 
 def usual_threads() -> int:
@@ -155,9 +155,7 @@ def _take(queue: Iterator[Task], worker: Worker, progress: Progress | None) -> N
             progress(size)
 
 
-def _finish(
-    file: FilePlan, writer: Writer, ended: Sequence[Worker | Ended], total: Tally, digests: dict[str, int]
-) -> None:
+def _finish(file: FilePlan, writer: Writer, ended: Sequence[Done], total: Tally, digests: dict[str, int]) -> None:
     """Put the CRC-32 of the tensors into `digests`, and write the trailers, which depend on them."""
     pieces: dict[str, list[tuple[int, int, int]]] = {}
     for each in ended:

@@ -14,27 +14,39 @@ import signal
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
-from ckptconv.engine.tasks import Task
-from ckptconv.engine.worker import Digested, Tally, Worker
 from ckptconv.errors import CkptconvError, FailedError
-from ckptconv.process import own_memory, reuse_memory, settled
+from ckptconv.process import held_beside, own_memory, reuse_memory, settled
 from ckptconv.storage.progress import Progress
+from ckptconv.tensors.float_formats import numpy_module
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 # Bytes of the number of a task; and how many numbers each process has ahead of it, so that it need not wait.
 _NUMBER, _AHEAD = 4, 2
+_Task = TypeVar("_Task")
+_Done = TypeVar("_Done")
+_Task_contra = TypeVar("_Task_contra", contravariant=True)
+_Done_co = TypeVar("_Done_co", covariant=True)
 
 
-class Ended(NamedTuple):
-    """What a process has done: its tally, the CRC-32 of what it made, and the bytes of memory of its own."""
+class Telling(Protocol[_Task_contra, _Done_co]):
+    """Carries out tasks, and can tell another process what was done."""
 
-    tally: Tally
-    digests: Digested | None
+    def run(self, task: _Task_contra, /) -> int:
+        """Carry out `task`. Return how many bytes that were."""
+
+    def done(self) -> _Done_co:
+        """Return what was done, as something that can be pickled."""
+
+
+class _Ended(NamedTuple):
+    """What a process has done, and the bytes of memory of its own."""
+
+    done: object
     memory: int
 
 
@@ -46,9 +58,11 @@ class _Raised(NamedTuple):
 
 
 def in_processes(
-    queue: Callable[[], Iterator[Task]], worker: Callable[[], Worker], jobs: int, progress: Progress | None
-) -> list[Ended]:
-    """Carry out the tasks of `queue()`, the same each time, in `jobs` processes, each with a `worker()` of its own.
+    queue: Callable[[], Iterator[_Task]],
+    workers: Sequence[Callable[[], Telling[_Task, _Done]]],
+    progress: Progress | None,
+) -> list[_Done]:
+    """Carry out the tasks of `queue()`, the same each time, in a process for each of `workers`, which it calls.
 
     Return what each did. Return nothing if none can be started, as nothing is done then: the system allows no more, or
     this process has other threads, whose locks nobody would release in a copy. Raise what one of them raises first, and
@@ -56,18 +70,19 @@ def in_processes(
     """
     if threading.active_count() > 1:
         return []
+    numpy_module()  # loaded here, the processes share it
     numbers, giving = os.pipe()
     started: dict[Connection, int] = {}
     try:
         # A signal comes before a process is started, or when all are known.
         heard = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            for _ in range(jobs):
+            for worker in workers:
                 if not _start(queue, worker, numbers, giving, started):
                     break
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, heard)
-        return _followed(started, giving, progress)
+        ended = _followed(started, giving, progress)
     finally:
         # Who still works ends with its task: there is neither a next one nor anybody to tell.
         os.close(numbers)
@@ -76,11 +91,13 @@ def in_processes(
             connection.close()
         for pid in started.values():
             os.waitpid(pid, 0)
+    held_beside(sum(each.memory for each in ended))
+    return [cast("_Done", each.done) for each in ended]
 
 
 def _start(
-    queue: Callable[[], Iterator[Task]],
-    worker: Callable[[], Worker],
+    queue: Callable[[], Iterator[_Task]],
+    worker: Callable[[], Telling[_Task, _Done]],
     numbers: int,
     giving: int,
     started: dict[Connection, int],
@@ -114,7 +131,9 @@ def _start(
         os._exit(0)
 
 
-def _work(queue: Iterator[Task], worker: Callable[[], Worker], numbers: int, telling: Connection) -> None:
+def _work(
+    queue: Iterator[_Task], worker: Callable[[], Telling[_Task, _Done]], numbers: int, telling: Connection
+) -> None:
     """Carry out tasks of `queue`, whose numbers come from `numbers`. Tell the size of each, then what was done, or what
     went wrong."""
     try:
@@ -126,7 +145,7 @@ def _work(queue: Iterator[Task], worker: Callable[[], Worker], numbers: int, tel
                 break
             at = index + 1
             telling.send(working.run(task))
-        telling.send(Ended(working.tally, working.digests, own_memory()))
+        telling.send(_Ended(working.done(), own_memory()))
     except BrokenPipeError:
         pass  # nobody wants to know any more
     except BaseException as error:
@@ -143,7 +162,7 @@ def _tell(error: BaseException, telling: Connection) -> None:
     telling.send(_Raised(error, cause))
 
 
-def _followed(started: dict[Connection, int], giving: int, progress: Progress | None) -> list[Ended]:
+def _followed(started: dict[Connection, int], giving: int, progress: Progress | None) -> list[_Ended]:
     """Give the processes as many numbers as they use, and return what they did."""
     from multiprocessing.connection import wait
 
@@ -154,11 +173,11 @@ def _followed(started: dict[Connection, int], giving: int, progress: Progress | 
         os.write(giving, b"".join(next(given).to_bytes(_NUMBER, "little") for _ in range(count)))
 
     give(_AHEAD * len(started))
-    found: dict[Connection, Ended] = {}
+    found: dict[Connection, _Ended] = {}
     while len(found) < len(started):
         for connection in cast("list[Connection]", wait([each for each in started if each not in found])):
             said = _heard(connection)
-            if isinstance(said, Ended):
+            if isinstance(said, _Ended):
                 found[connection] = said
                 continue
             give(1)
@@ -167,13 +186,13 @@ def _followed(started: dict[Connection, int], giving: int, progress: Progress | 
     return list(found.values())
 
 
-def _heard(connection: Connection) -> int | Ended:
+def _heard(connection: Connection) -> int | _Ended:
     """Return what a process tells. Raise what it raised, and FailedError if it has ended without a word."""
     try:
-        said: int | Ended | _Raised = connection.recv()
+        said: int | _Ended | _Raised = connection.recv()
     except EOFError:
         raise FailedError(
-            "A process that computed a part of the output was killed, perhaps for lack of memory.",
+            "A process that did a part of the work was killed, perhaps for lack of memory.",
             "Lower --memory or --jobs.",
         ) from None
     if isinstance(said, _Raised):

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias, TypeGuard
 
-from ckptconv.plan import AssertZero, Copied, Data, FilePlan, Literal, Trailer
+from ckptconv.plan import Checked, Copied, Data, FilePlan, Literal, Trailer
 from ckptconv.storage.coalesce import blocks
 from ckptconv.storage.prefetch import Range, is_read_far
-from ckptconv.tensors.lazy import Concat, LazyTensor, Stored, StridedRows, Tagged, View, strided_rows
+from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Stored, StridedRows, Tagged, View, strided_rows
 from ckptconv.tensors.moves import BLOCK, Assembled, File, Move, Runs
 from ckptconv.tensors.tiling import is_interleaved, joined_tiles
 
@@ -30,7 +30,7 @@ SPARSE = 4
 class Piece(NamedTuple):
     """Bytes `start` to `stop` of a part."""
 
-    part: Literal | Data | AssertZero | Copied
+    part: Literal | Data | Checked | Copied
     start: int
     stop: int
 
@@ -62,8 +62,8 @@ Task: TypeAlias = Window | Tile | RowBlock | Trailer
 def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0) -> Iterator[Task]:
     """Yield the tasks that make `file`.
 
-    Windows have at most `unit` bytes. Tiles have at most twice that, or `tile` if they are only transposed. A trailer
-    is a task, in its place, only if the writer is not `positioned`; otherwise it is left out.
+    Windows have at most `unit` bytes. Tiles have at most twice that, or `tile` if they are only transposed and
+    converted. A trailer is a task, in its place, only if the writer is not `positioned`; otherwise it is left out.
     """
     pieces: list[Piece] = []
     start = at = 0
@@ -89,7 +89,7 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0) -> Iterato
                 yield Window(start, part.offset, pieces)
             pieces, start = [], at
             continue
-        if isinstance(part, AssertZero):
+        if isinstance(part, Checked):
             nbytes = part.tensor.nbytes
             yield from (RowBlock([Piece(part, low, min(low + unit, nbytes))]) for low in range(0, nbytes, unit))
             continue
@@ -97,9 +97,9 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0) -> Iterato
             if pieces:
                 yield Window(start, part.offset, pieces)
             if is_interleaved(part.tensor):
-                moves = joined_tiles(part.tensor, max(tile // 2, unit))
+                moves = joined_tiles(part.tensor, max(tile // 3, unit))
             else:
-                most = tile if tile and _only_transposed(part.tensor) else 2 * unit
+                most = tile if tile and _made_by_pieces(part.tensor) else 2 * unit
                 moves = part.tensor.moves(0, size, "source", most)
             yield from (Tile(part, move) for move in moves)
             pieces, start = [], at
@@ -129,14 +129,16 @@ def _step(part: Literal | Data | Copied, unit: int) -> int:
     return grain if 0 < grain <= unit // _FEW_ROWS else ALIGNMENT
 
 
-def _only_transposed(tensor: LazyTensor) -> bool:
-    """Whether a tile of `tensor` takes two buffers only: what is read, and the same bytes in their order."""
+def _made_by_pieces(tensor: LazyTensor) -> bool:
+    """Whether a tile of `tensor` takes one buffer only, of what is read: it is put in its order piece by piece."""
     if isinstance(tensor, Concat):
-        return all(map(_only_transposed, tensor.parts))
-    return _only_transposed(tensor.tensor) if isinstance(tensor, (Tagged, View)) else isinstance(tensor, Stored)
+        return all(map(_made_by_pieces, tensor.parts))
+    if isinstance(tensor, (Tagged, View, Convert)):
+        return _made_by_pieces(tensor.tensor)
+    return isinstance(tensor, Stored)
 
 
-_Shared: TypeAlias = "tuple[Data | AssertZero, StridedRows]"
+_Shared: TypeAlias = "tuple[Data | Checked, StridedRows]"
 
 
 def _sharing_rows(file: FilePlan, unit: int) -> list[list[_Shared]]:
@@ -144,7 +146,7 @@ def _sharing_rows(file: FilePlan, unit: int) -> list[list[_Shared]]:
     strided = [
         (part, found)
         for part in file.parts
-        if isinstance(part, (Data, AssertZero))
+        if isinstance(part, (Data, Checked))
         and not is_dense(part.tensor)
         and (found := strided_rows(part.tensor)) is not None
     ]

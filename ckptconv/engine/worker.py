@@ -7,13 +7,14 @@ tensors, a window contains a thousand, so they are handled together where possib
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 from ckptconv.engine.tasks import Piece, RowBlock, Task, Tile, Window, is_dense
-from ckptconv.plan import AssertZero, Data, Literal, NotZeroError, Trailer
+from ckptconv.plan import Checked, Data, Literal, Trailer
 from ckptconv.storage.coalesce import BLOCK as NEARBY
 from ckptconv.storage.coalesce import are_near, blocks
 from ckptconv.storage.crc import crc32
@@ -22,8 +23,9 @@ from ckptconv.storage.prefetch import Prefetch, is_read_far
 from ckptconv.storage.records import combine
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors import kernels
-from ckptconv.tensors.lazy import Convert, Stored
-from ckptconv.tensors.moves import GAP, Assembled, File, Kernel, Move, Runs
+from ckptconv.tensors.geometry import slices
+from ckptconv.tensors.lazy import Convert, LazyTensor, Stored
+from ckptconv.tensors.moves import ELEMENTWISE, GAP, Assembled, File, Gather, Kernel, Move, Runs
 
 # Called with everything that is read for the output: the file, the runs in it, and their bytes.
 Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
@@ -49,6 +51,13 @@ class Tally:
         self.bytes_written += other.bytes_written
         self.bytes_verified += other.bytes_verified
         self.overflows += other.overflows
+
+
+class Done(NamedTuple):
+    """What a worker has done: its tally, and the CRC-32 of what it made, if that was asked for."""
+
+    tally: Tally
+    digests: Digested | None
 
 
 @dataclass
@@ -110,10 +119,10 @@ def _add_alike(known: list[_Alike], tensor: Convert, start: int, stop: int, at: 
 
 
 class Worker:
-    """The buffers of one thread: at most four of `unit`, the size of a window, or two of the size of a tile.
+    """The buffers of one thread: at most four of `unit`, the size of a window, or a tile, and two of `unit`.
 
-    A window may need one, its reads two, and the results of its kernels one; a tile reads as much as it makes. Moves
-    that are assembled take another.
+    A window may need one, its reads two, and the results of its kernels one. A tile is read whole, and made and written
+    piece by piece; if it cannot be, it has half the size. Moves that are assembled take another.
     """
 
     def __init__(
@@ -148,6 +157,10 @@ class Worker:
             size = self._place(task) if isinstance(task, Tile) else self._divide(task)
         self.tally.bytes_written += size
         return size
+
+    def done(self) -> Done:
+        """Return what was done so far."""
+        return Done(self.tally, self.digests)
 
     def _fill(self, window: Window) -> int:
         out = self.assemble(window)
@@ -235,20 +248,44 @@ class Worker:
         self.tally.overflows += overflows
 
     def _place(self, tile: Tile) -> int:
-        target = tile.move.target
-        size = target.nbytes
-        if len(self.window) < size:
-            self.window = memoryview(bytearray(size))
-        result = self._result(tile.move, self.window[:size])
         assert self.writer is not None
-        self.writer.write_runs(target.shifted(tile.part.offset).offsets(), target.length, result)
-        return size
+        target = tile.move.target.shifted(tile.part.offset)
+        offsets, length = target.offsets(), target.length
+        at = left = 0  # where the run begins that is not yet whole, and how much of it is missing
+        for data in self._pieces(tile.move):
+            if not left and not len(data) % length:
+                self.writer.write_runs(itertools.islice(offsets, len(data) // length), length, data)
+                continue
+            while data:
+                if not left:
+                    at, left = next(offsets), length
+                size = min(left, len(data))
+                self.writer.write_at(at, data[:size])
+                data, at, left = data[size:], at + size, left - size
+        return target.nbytes
+
+    def _pieces(self, move: Move) -> Iterator[memoryview]:
+        """Yield the bytes that `move` makes, in the order of its target, each piece valid until the next.
+
+        What is only put in another order, and converted, is made piece by piece, of what was read at once.
+        """
+        gather, *steps = move.kernels or (None,)
+        size = move.target.nbytes
+        if isinstance(gather, Gather) and isinstance(move.source, Runs) and all(type(k) in ELEMENTWISE for k in steps):
+            item = size // math.prod(gather.shape)
+            data = self._packed(move.file, move.source)
+            for start, piece in slices(gather, self.unit // max(item, gather.itemsize)):
+                out = self.window[: math.prod(piece.shape) * item]
+                result, overflows = kernels.apply((piece, *steps), data[start:], out)
+                self.tally.overflows += overflows
+                yield result
+            return
+        if move.kernels and len(self.window) < size:
+            self.window = memoryview(bytearray(size))
+        yield self._result(move, self.window[:size] if move.kernels else None)
 
     def _divide(self, block: RowBlock) -> int:
-        """Read the sources of the pieces of `block` together, and write each tensor.
-
-        Raises NotZeroError for a piece of an `AssertZero` that is not all zeros.
-        """
+        """Read the sources of the pieces of `block` together, and write or check each tensor."""
         pieces = [
             (piece, list(piece.part.tensor.moves(piece.start, piece.stop, "output", self.unit)))
             for piece in block.pieces
@@ -269,8 +306,8 @@ class Worker:
                 if self.digests is not None:
                     self._digest(part, start, out)
                 written += len(out)
-            elif isinstance(part, AssertZero) and not kernels.is_zero(out):
-                raise NotZeroError(f"{part.name} holds something, and was to be left out.")
+            elif isinstance(part, Checked):
+                part.check(out)
         return written
 
     def _of_read(self, move: Move, data: memoryview, out: memoryview | None) -> memoryview:

@@ -45,16 +45,16 @@ _MOST_RANK = 1 << 20
 _PLAIN = re.compile(r"[\w.]+")
 
 
-def opened(paths: Sequence[str], settings: Mapping[str, Any]) -> list[Adapter]:
-    """Open each of the adapters at `paths`, with the `settings` of `open_source`.
+def read_adapters(paths: Sequence[str], settings: Mapping[str, Any]) -> list[Adapter]:
+    """Read each of the adapters at `paths`, with the `settings` of `open_source`.
 
     Raise UsageError for one without a configuration, UnsupportedError for one that is not LoRA's, CorruptError for a
     configuration that is none.
     """
-    return [_opened(path, settings) for path in paths]
+    return [_read(path, settings) for path in paths]
 
 
-def _opened(path: str, settings: Mapping[str, Any]) -> Adapter:
+def _read(path: str, settings: Mapping[str, Any]) -> Adapter:
     plain = {"like": "", "map": "", "size": None, "dequantize": False, "family": "", "key": ""}
     options = dict(settings.get("storage_options") or {})
     given = Location(path, options)

@@ -283,13 +283,11 @@ def _world_size(place: Location) -> Any:
     """Return how many ranks the metadata of a step names; None if it does not tell."""
     from ckptconv.pickles.machine import load
 
-    reader = place.open_reader()
-    try:
-        told = load(reader.read_at(0, min(reader.file.size, _MOST)), where=place.path).value
-    except CkptconvError:
-        return None
-    finally:
-        reader.close()
+    with place.open_reader() as reader:
+        try:
+            told = load(reader.read_at(0, min(reader.file.size, _MOST)), where=place.path).value
+        except CkptconvError:
+            return None
     return told.get("world_size") if isinstance(told, Mapping) else None
 
 

@@ -93,14 +93,11 @@ def read_delta(place: Location) -> Delta:
         file = place.join(name)
         if file.kind != "file":
             raise damaged(f"{file} is missing, and {where} names it.")
-        reader = file.open_reader()
-        try:
+        with file.open_reader() as reader:
             header = read_header(reader)
             # Of a store, each would be a request.
             if not is_remote(file.path):
                 sizes.update(_sizes(reader, header.tensors))
-        finally:
-            reader.close()
         inputs[name] = header.identity
         listed = {key for key, value in index.weight_map.items() if value == name}
         if listed != header.tensors.keys():

@@ -50,11 +50,8 @@ class Probe:
     @functools.cached_property
     def head(self) -> tuple[bytes, int]:
         """The first bytes of a file, at most HEAD, and its size."""
-        reader = self.place.open_reader()
-        try:
+        with self.place.open_reader() as reader:
             return reader.read_at(0, min(reader.file.size, HEAD)), reader.file.size
-        finally:
-            reader.close()
 
 
 class Format(Protocol):

@@ -45,22 +45,22 @@ def opened(
 def all_opened(
     given: str | os.PathLike[str] | Source,
     options: Options,
-    made_of: Collection[str],
+    holds: Collection[str],
     *,
     recorded: ChosenMap | None = None,
 ) -> list[Source]:
-    """Open `given` with everything that outputs `made_of` weights, states and so on need (see `Kind.made_of`): one
+    """Open `given` with everything that outputs need which hold weights, states and so on (see `Kind.holds`): one
     source, or with `per_rank` one for each tensor-parallel rank, or those of a pipeline of diffusers.
 
     A pipe is read now.
     """
     path = given.path if isinstance(given, Source) else normalize(given)
     has_own_states = bool(options.to and options.optimizer) and is_same(path, options.optimizer)
-    goes_on = "universal" in made_of and not options.fresh_optimizer
+    goes_on = "universal" in holds and not options.fresh_optimizer
     wanted: dict[str, Any] = {
-        "key": "" if set(made_of) == {"optimizer"} else options.key,
-        "states": "optimizer" in made_of or has_own_states or goes_on,
-        "like": options.like if {"weights", "virtual"} & set(made_of) else "",
+        "key": "" if set(holds) == {"optimizer"} else options.key,
+        "states": "optimizer" in holds or has_own_states or goes_on,
+        "like": options.like if {"weights", "virtual"} & set(holds) else "",
         "recorded": recorded,
     }
     if options.per_rank and not isinstance(given, Source) and is_pipe(path):
@@ -75,15 +75,15 @@ def all_opened(
 
 
 def fitted(
-    sources: Sequence[Source], given: str | os.PathLike[str] | Source, options: Options, made_of: Collection[str]
+    sources: Sequence[Source], given: str | os.PathLike[str] | Source, options: Options, holds: Collection[str]
 ) -> list[Source]:
     """Return `sources`, opened as `given`, with the part of them that is a model, what a training goes on from, or the
-    optimizer's states of another checkpoint, where outputs `made_of` such things need that."""
+    optimizer's states of another checkpoint, where outputs that hold such things need that."""
     asked = given.path if isinstance(given, Source) else normalize(given)
     made = list(sources)
     if options.for_hub:
         made = [model_alone(one, options.key) for one in made]
-    if "universal" in made_of:
+    if "universal" in holds:
         made = [with_training(one, options) for one in made]
     if options.to and options.optimizer:
         made = [with_states(one, asked, options.optimizer, **options.opening()) for one in made]

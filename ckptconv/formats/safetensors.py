@@ -250,12 +250,9 @@ def _olmo(found: TensorFiles, place: Location) -> tuple[dict[Any, Any], list[str
                 f"{tensor.file.path}: a pickled value is stored as {tensor.nbytes} bytes of {tensor.dtype}; at most "
                 f"{MAX_PICKLE} bytes of uint8 are read."
             )
-        reader = place.at(tensor.file).open_reader()
-        try:
+        with place.at(tensor.file).open_reader() as reader:
             found.bytes_read += tensor.nbytes
             return reader.read_at(tensor.offset, tensor.nbytes)
-        finally:
-            reader.close()
 
     def storage(pid: Any) -> NoReturn:
         raise MalformedError("has a persistent id, which nothing in this file answers")
@@ -269,7 +266,7 @@ def _olmo(found: TensorFiles, place: Location) -> tuple[dict[Any, Any], list[str
 
 
 def _read_single(place: Location) -> TensorFiles:
-    header = _read_file(place)
+    header = header_of(place)
     return TensorFiles(
         place.path,
         header.tensors,  # type: ignore[arg-type]  # this set's alone from here on
@@ -301,7 +298,7 @@ def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
     found = TensorFiles(place.path, shards=[place.parent.join(name).path for name in names], bytes_read=index.size)
     differing: dict[str, None] = {}
     members = {name: place.parent.at(entry.file) for name, entry in entries.items()}
-    for name, header in zip(names, ahead(_read_file, [*members.values()]), strict=True):
+    for name, header in zip(names, ahead(header_of, [*members.values()]), strict=True):
         _check_contents(members[name].path, place.path, header.tensors, wanted.pop(name))
         found.tensors.update(header.tensors)
         told = found.metadata
@@ -372,13 +369,10 @@ class _Place(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _read_file(place: Location) -> Header:
+def header_of(place: Location) -> Header:
     """Read the header of a file."""
-    reader = place.at(place.file or place.entry.file).open_reader()
-    try:
+    with place.at(place.file or place.entry.file).open_reader() as reader:
         return read_header(reader)
-    finally:
-        reader.close()
 
 
 def read_header(reader: Reader, base: int = 0) -> Header:

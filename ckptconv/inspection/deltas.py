@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -74,10 +75,13 @@ class AskedDelta:
         ties = {tensor.name: tensor.tied for tensor in found.tensors}
         changed = {name: pair for name, pair in changed.items() if changed.get(ties[name]) is not pair}
         encoding, places = encoder.made(changed.values())
-        name = f"<the changes in {encoder.spool.descriptor}>"
-        with held(name, encoder.spool.descriptor):
-            file = look(name).file
-            payloads = {key: place.payload(file) for key, place in zip(changed, places, strict=True)}
+        with contextlib.ExitStack() as stack:
+            spools = []
+            for spool in encoder.spools:
+                name = f"<the changes in {spool.descriptor}>"
+                stack.enter_context(held(name, spool.descriptor))
+                spools.append(look(name).file)
+            payloads = {key: place.payload(spools) for key, place in zip(changed, places, strict=True)}
             sums = {key: place.checksum for key, place in zip(changed, places, strict=True)}
             files = delta_files(payloads, sums, encoding, self.checksum, self.version)
             inputs = {f"a/{path}": each for path, each in one.inputs.items()}

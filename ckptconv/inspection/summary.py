@@ -22,6 +22,7 @@ from ckptconv.outputs.mapped import with_owners
 from ckptconv.outputs.pipeline import tree_of
 from ckptconv.outputs.planning import planned
 from ckptconv.outputs.targets import Target
+from ckptconv.outputs.told import idle_sentences
 from ckptconv.pickles.children import ATOMS
 from ckptconv.pickles.nodes import TorchConstant
 from ckptconv.plan import Data, Plan
@@ -301,7 +302,7 @@ def summarize(
         classes=list(source.mentioned),
         tables=list(tables),
         notes=[*source.notes, *source.hints],
-        warnings=[*source.warnings, *(f"{option} {reason}." for option, reason in idle.items())],
+        warnings=[*source.warnings, *idle_sentences(idle)],
         bytes_read=source.bytes_read,
         not_finite=None if found is None else [name for name in flat if name in found and not found[name].is_finite],
         made_of=made_of,

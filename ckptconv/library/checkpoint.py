@@ -273,7 +273,7 @@ class _States(Tensors):
     def _selected(self) -> Selected:
         inert = bool(self._checkpoint._given.get("inert"))
         source = complete(self._checkpoint.source, states=True, inert=inert)
-        return selected(source, Options(), made_of="optimizer")
+        return selected(source, Options(), holds="optimizer")
 
 
 class _Branch:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from ckptconv.conversion import convert
 from ckptconv.errors import UNWRITTEN, leaving
-from ckptconv.formats.adapters import merging
-from ckptconv.formats.adapters import opened as adapters_opened
+from ckptconv.formats.adapters import merging, read_adapters
 from ckptconv.formats.opening import opened
 from ckptconv.options.table import MERGING, Options, checked
 from ckptconv.process import no_garbage
@@ -55,7 +54,7 @@ def merge(
     chosen = Options(**options)
     with no_garbage():
         source = opened(base, chosen, key=chosen.key)
-        found = adapters_opened(listed(adapters, "There is no adapter to merge."), chosen.opening())
+        found = read_adapters(listed(adapters, "There is no adapter to merge."), chosen.opening())
         source = merging(source, found)
     return convert(
         source,

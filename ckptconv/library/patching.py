@@ -177,7 +177,7 @@ class _Checker:
             raise CorruptError(
                 f"{name!r} would not be what {delta.path} says: its {delta.checksum} is {hashing.hexdigest()}, and "
                 f"{delta.checksums[name]} was expected. {self._base} is not the checkpoint that the delta was made "
-                "from, or one of both is damaged. Nothing was put under a final name.",
+                "from, or one of both is damaged.",
                 "Give the base that the first delta changes, and all deltas in order.",
             )
         return self._tensors[name].nbytes

@@ -184,7 +184,8 @@ class _Jobs(TypedDict, total=False):
     """Work in N threads; an output that is mostly computed, in N processes. Default: what suits the machine."""
 
     memory: int | str | None
-    """Most memory for all buffers together. Default: 8MiB; 24MiB where something is remote."""
+    """Most memory for all buffers together. Default: 8MiB; 16MiB where tensors are transposed, 24MiB where something
+    is remote."""
 
 
 class _Fsync(TypedDict, total=False):

@@ -34,6 +34,7 @@ from ckptconv.options.kinds import (
     PATH,
     ROW_DTYPE,
     RULES,
+    SCATTERED_MEMORY,
     SIZE,
     SIZES,
     SWITCH,
@@ -369,7 +370,7 @@ class Options(_Given):
         SIZE,
         "Most memory for all buffers together.",
         default="8MiB",
-        fallback="8MiB; 24MiB where something is remote",
+        fallback="8MiB; 16MiB where tensors are transposed, 24MiB where something is remote",
         metavar="SIZE",
         env="CKPTCONV_MEMORY",
     )
@@ -498,9 +499,12 @@ class Options(_Given):
             object.__setattr__(self, "structure", False)
             object.__setattr__(self, "copy_config", self.copy_config is not False)
 
-    def buffers(self, far: bool) -> int:
-        """Return the bound on all buffers together, in bytes. `far`: something is remote."""
-        return FAR_MEMORY if far and self.memory == OPTIONS["memory"].default else self.memory
+    def buffers(self, far: bool, scattered: bool = False) -> int:
+        """Return the bound on all buffers together, in bytes. `far`: something is remote; `scattered`: most is
+        transposed."""
+        if self.memory != OPTIONS["memory"].default:
+            return self.memory
+        return FAR_MEMORY if far else SCATTERED_MEMORY if scattered else self.memory
 
     def opening(self) -> dict[str, Any]:
         """Return what `open_source` takes of these options for the whole of a checkpoint."""

@@ -46,14 +46,14 @@ _OF_WEIGHTS = dict.fromkeys(
 class OutputKind(NamedTuple):
     """A kind of output.
 
-    `made_of` is the manifest's word for what it is made of, and `form` that for how it lies on a disk: "file", "tree",
+    `holds` is the manifest's word for what is in it, and `form` that for how it lies on a disk: "file", "tree",
     a directory that is replaced as a whole, or one of `targets.DIRECTORIES`. `refused` are the options that such an
     output cannot have, {option: (message, hint)}; `idle` those that change nothing in it, {option: why}. `suffixes` are
     the ends of names that ask for it. `compared` says how it is verified: with a reader of that name, with its plan,
     or, if it is "", not at all.
     """
 
-    made_of: str
+    holds: str
     form: str
     refused: Mapping[str, tuple[str, str]] = _NONE
     idle: Mapping[str, str] = _NONE

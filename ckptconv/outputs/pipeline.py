@@ -29,12 +29,10 @@ from ckptconv.tensors.lazy import Equal, LazyTensor, Tagged, same_bytes, untagge
 from ckptconv.text import some
 
 
-def selected(
-    source: Source, options: Options, rename: Rename = selection.renamed, made_of: str = "weights"
-) -> Selected:
-    """Select what an output is `made_of`, as the options say: "weights", "optimizer" states, or the "tree" of a `.pt`
+def selected(source: Source, options: Options, rename: Rename = selection.renamed, holds: str = "weights") -> Selected:
+    """Select what an output `holds`, as the options say: "weights", "optimizer" states, or the "tree" of a `.pt`
     file."""
-    return _SELECTIONS[made_of](source, options, rename)
+    return _SELECTIONS[holds](source, options, rename)
 
 
 def _weights(source: Source, options: Options, rename: Rename) -> Selected:

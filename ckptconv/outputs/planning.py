@@ -100,7 +100,7 @@ def _torch_output(source: Source, target: Target, options: Options) -> Output:
 
 
 def _safetensors_output(source: Source, target: Target, options: Options) -> Output:
-    of_states = target.made_of == "optimizer"
+    of_states = target.holds == "optimizer"
     inputs = {**source.inputs, **source.state_inputs} if of_states else source.all_inputs()
     source = replace(source, inputs=inputs, companions={} if of_states else source.companions)
     is_model = source.family != diffusers.FAMILY
@@ -108,7 +108,7 @@ def _safetensors_output(source: Source, target: Target, options: Options) -> Out
     contents = {name: source.content(name, file, told.quantization) for name, file in source.companions.items()}
     told = told if "config.json" in contents else _unsaid(told)
     copied = tuple(FilePlan(name, content.nbytes, _copied(content)) for name, content in contents.items())
-    return output_of(target.made_of, [source], target, options, (*copied, *files), aliases, told)
+    return output_of(target.holds, [source], target, options, (*copied, *files), aliases, told)
 
 
 def _unsaid(told: Told) -> Told:
@@ -299,7 +299,7 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     Aliases lead from a tied parameter's states to those of the parameter it is tied to. The states of an alias that is
     no weight are kept as they are.
     """
-    chosen = selected(source, options, made_of=target.made_of)
+    chosen = selected(source, options, holds=target.holds)
     described, tensors, of_states = chosen.described, chosen.tensors, chosen.of_states
     names = {} if of_states else chosen.names
     aliases = chosen.recorded_aliases() if options.tied == "alias" else {}

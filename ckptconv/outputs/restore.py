@@ -67,7 +67,7 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     demoted: dict[str, str] = {}
     selects = options.include or options.exclude or options.dtype not in (None, "keep") or not options.structure
     if selects or options.strip_prefix or options.rename or map_back(source, options) or _has_unlisted(tree):
-        chosen = selected(source, options, made_of="tree")
+        chosen = selected(source, options, holds="tree")
         described = chosen.described
         found = {name: writable.unlisted(node) for name, node in described.found.items()}
         if options.structure:

@@ -84,7 +84,7 @@ def matching(names: Iterable[str], choice: Choice) -> list[str]:
 def idle_globs(names: Sequence[str], choice: Choice) -> dict[str, str]:
     """Return the globs of `exclude` that matched nothing, and why: {option: reason}. `names` are all there are."""
     found = (pattern for pattern in choice.exclude if pattern not in choice.used)
-    return {f"--exclude {each!r}": f"matches nothing. {candidates(each, names)[:-1]}" for each in found}
+    return {f"--exclude {each!r}": f"matches nothing. {candidates(each, names)}" for each in found}
 
 
 def renamed(names: Iterable[str], prefix: str, rules: Sequence[str]) -> dict[str, str]:

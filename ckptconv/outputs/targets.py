@@ -126,9 +126,9 @@ class Target:
     stem: str = MODEL
 
     @property
-    def made_of(self) -> str:
-        """What it is made of, as manifests call it."""
-        return KINDS[self.kind].made_of
+    def holds(self) -> str:
+        """What is in it, as manifests call it."""
+        return KINDS[self.kind].holds
 
     @property
     def form(self) -> str:
@@ -171,14 +171,14 @@ def checkpoints(path: str, options: Options) -> list[Target]:
     return [replace(resolve_output(one, own), kind=ACCELERATE, options=own) for one, own in halves.items()]
 
 
-def resolve(made_of: str, path: str, options: Options) -> Target:
-    """Return the target of what is `made_of` weights, optimizer states or a training, or a checkpoint of
+def resolve(holds: str, path: str, options: Options) -> Target:
+    """Return the target of what `holds` weights, optimizer states or a training, or a checkpoint of
     torch.distributed.checkpoint. Raise UsageError if that cannot be put at `path`."""
     path = normalize(path)
-    if made_of == "universal":
+    if holds == "universal":
         return _resolve_tree(path, options)
     target = resolve_output(path, options)
-    return replace(target, kind=kind_of_states(path, target.kind)) if made_of == "optimizer" else target
+    return replace(target, kind=kind_of_states(path, target.kind)) if holds == "optimizer" else target
 
 
 def kind_of_states(path: str, kind: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,3 +38,9 @@ class Told:
     quantization: Mapping[str, Any] | None = None
     quantized: Mapping[str, int] = field(default_factory=dict)
     equal: Sequence[Equal] = ()
+
+
+def idle_sentences(idle: Mapping[str, str]) -> Iterator[str]:
+    """Yield options that change nothing, {option: reason}, each in a sentence."""
+    for option, reason in idle.items():
+        yield f"{option} {reason}" + ("" if reason.endswith((".", "?")) else ".")

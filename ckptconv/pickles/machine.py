@@ -246,8 +246,8 @@ class _Machine:
                 raise self.oddity
             self.keys.check()
             # References to shared parts take few bytes, so a walk could be far longer than the pickle.
-            length = end - self.start
-            check_nesting(value, self.limits, 1_000_000 + 16 * length, 1_000_000 + length // 4)
+            length, most = end - self.start, self.limits.objects
+            check_nesting(value, self.limits, most + 16 * length, most + length // 4)
         except _NotStoredError:
             if self.lean:
                 raise

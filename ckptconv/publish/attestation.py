@@ -34,12 +34,12 @@ def statements(outputs: Sequence[tuple[str, bool, bytes]], inputs: Sequence[Mapp
     """Return two statements for each output, one a line, as JSON. An output is given as its path, whether it is a file,
     and its manifest; `inputs` are those of each by name. Raises UsageError for a manifest without digests."""
     lines = []
-    for (path, is_file, manifest), made_of in zip(outputs, inputs, strict=True):
+    for (path, is_file, manifest), named in zip(outputs, inputs, strict=True):
         told = parse_json(manifest)
         if "digest" not in told:
             raise without_digests(path)
         digests = _digests(path, is_file, told, manifest)
-        lines += [_model_signing(path, is_file, told["digest"], digests), _provenance(told, digests, made_of)]
+        lines += [_model_signing(path, is_file, told["digest"], digests), _provenance(told, digests, named)]
     return b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
 
 

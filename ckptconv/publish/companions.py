@@ -142,16 +142,9 @@ def _is_same(one: File, other: File, near: Location) -> bool:
     """Whether two files have the same bytes; both are reached by the options of `near`."""
     if one.size != other.size or near.at(other.path).kind != "file":
         return False
-    readers = [near.at(file).open_reader() for file in (one, other)]
-    try:
-        for at in range(0, one.size, BLOCK):
-            first, second = (reader.read_at(at, min(BLOCK, one.size - at)) for reader in readers)
-            if first != second:
-                return False
-    finally:
-        for reader in readers:
-            reader.close()
-    return True
+    with near.at(one).open_reader() as first, near.at(other).open_reader() as second:
+        sizes = ((at, min(BLOCK, one.size - at)) for at in range(0, one.size, BLOCK))
+        return all(first.read_at(*each) == second.read_at(*each) for each in sizes)
 
 
 def _told(source: Source, reason: str, options: Options) -> Source:

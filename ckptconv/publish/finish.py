@@ -101,15 +101,15 @@ def finish(
     with ExitStack() as stack:
         stack.enter_context(leaving(unpublished(places, in_parts=True)))
         planned = [each for place in places for each in _planned(place)]
-        made_of = _found_again(planned, chosen)
-        if on_total and (chosen.checksum or made_of):
+        named = _found_again(planned, chosen)
+        if on_total and (chosen.checksum or named):
             again = sum(size for each in planned for _, size, _ in each.files) if chosen.checksum else 0
-            on_total(again + sum(file.size for file in files_in(made_of)))
+            on_total(again + sum(file.size for file in files_in(named)))
         staged = [_stage(each, chosen, counter(progress), stack) for each in planned]
         inputs: Sequence[Mapping[str, Digested]] = ()
-        if made_of:
+        if named:
             on_file(counter(progress), DIGESTING)
-            inputs = digested(made_of, planned[0].told.heading["digest"], chosen, counter(progress))
+            inputs = digested(named, planned[0].told.heading["digest"], chosen, counter(progress))
         described = [(each.path, each.kind == "file", one.manifest) for each, one in zip(planned, staged, strict=True)]
         beside = stage_beside(described, inputs, planned[0].told.plan_id, chosen, stack)
         if before_commit:

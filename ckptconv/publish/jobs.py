@@ -11,7 +11,7 @@ from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import carry_out
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, FailedError
-from ckptconv.plan import AssertZero, Data, FilePlan, Plan
+from ckptconv.plan import Checked, Data, FilePlan, Plan
 from ckptconv.publish.manifest import Made
 from ckptconv.publish.staging.base import Staging
 from ckptconv.storage.digests import DigestingWriter
@@ -28,7 +28,8 @@ class Task:
 
     `digested`: compute the CRC-32 of its tensors. `recorded`: write a record when it is finished. `memory` (bytes)
     bounds the buffers of all `jobs` threads together (`jobs` None: as many as are useful). `requests` bounds the
-    concurrent requests to remote storage. `digest` is the algorithm of its content digests; "": compute none.
+    concurrent requests to remote storage. `digest` is the algorithm of its content digests; "": compute none. `forked`:
+    processes make it, rather than threads.
     """
 
     file: FilePlan
@@ -39,6 +40,7 @@ class Task:
     memory: int
     requests: int
     digest: str = ""
+    forked: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def make(
             seen=checksums.seen if checksums else None,
             digests=crcs,
             requests=task.requests,
+            forked=task.forked,
         )
     except BaseException:
         if digesting:
@@ -140,4 +143,4 @@ def _made(task: Task, known: Elsewhere) -> Result:
 def packed_in(plans: Iterable[Plan]) -> Counter[File]:
     """Return the packed files that `plans` read, with the bytes of tensors that come from each."""
     parts = (part for plan in plans for file in plan.files for part in file.parts)
-    return packed(part.tensor for part in parts if isinstance(part, (Data, AssertZero)))
+    return packed(part.tensor for part in parts if isinstance(part, (Data, Checked)))

@@ -17,6 +17,7 @@ from ckptconv.formats.training import weights_key
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output, check_growth, check_output
 from ckptconv.outputs.targets import Spared, files_behind, named_inputs
+from ckptconv.outputs.told import idle_sentences
 from ckptconv.process import peak_rss
 from ckptconv.publish.inputs import inputs_of
 from ckptconv.publish.parts import files_of
@@ -227,9 +228,8 @@ def _warnings(
         yield from each.told.warnings
         yield from each.restored.warnings() if each.restored else ()
     # An option that affects none of the outputs is probably a mistake.
-    for option, reason in outputs[0].told.idle.items():
-        if all(option in each.told.idle for each in outputs):
-            yield f"{option} {reason}."
+    first, *others = (each.told.idle for each in outputs)
+    yield from idle_sentences({option: first[option] for option in first if all(option in each for each in others)})
     for each in outputs:
         if each.told.bits:
             yield (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.engine.checksums import Checksums
-from ckptconv.engine.execute import in_threads, same, usual_threads, worth_processes
+from ckptconv.engine.execute import in_threads, is_scattered, same, usual_threads, worth_processes
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import UNPUBLISHED, CkptconvError, CorruptError, FailedError, StoppedError, leaving
 from ckptconv.formats.companions import is_companion_name
@@ -255,8 +255,6 @@ class _Run:
         self._here = [executor is None or is_one_upload(each) for each in outputs]
         self._sends = any(is_remote(output.target.path) for output in outputs)
         self._far = self._sends or any(is_remote(file.stored.path) for file in inputs.files)
-        # With uploads, half of the memory is for reading and half for sending.
-        self._memory = options.buffers(self._far) // (2 if self._sends else 1)
         self._works: list[_Work] = []
         self._readers = stack.enter_context(SpoolingReaders(dict(options.storage_options), options.spool_dir))
         if any(file.packed for file in inputs.files):
@@ -385,14 +383,17 @@ class _Run:
             # No records for a single file, which is made again until it has its final name, or for files without
             # tensors, which are quickly made again.
             recorded = options.part is not None or (bool(file.tensors) and not work.output.target.is_file)
-            yield Task(file, work.staging, work.digested, recorded, jobs, self._memory, requests, options.digest)
+            # With uploads, half of the memory is for reading and half for sending.
+            memory = options.buffers(self._far, is_scattered(file)) // (2 if self._sends else 1)
+            yield Task(file, work.staging, work.digested, recorded, jobs, memory, requests, options.digest)
 
     def _make_here(self, tasks: Sequence[tuple[_Work, Task]], counted: Progress) -> None:
         """Write files in this process, several at a time, each in a thread of its own: two that write into one file
         wait for each other. While some wait for the disk, the next are written."""
         threads = self._options.jobs or usual_threads()
         seen = self._inputs.checksums.seen if self._inputs.checksums else None
-        is_forked = any(worth_processes(task.file, seen) for _, task in tasks)
+        tasks = [(work, replace(task, forked=worth_processes(task.file, seen))) for work, task in tasks]
+        is_forked = any(task.forked for _, task in tasks)
         if self._far or self._options.digest or is_forked:
             threads = 1  # one file at a time has threads of its own for requests, or digests, or processes
         # The largest first. Those of which a thread would make one alone when the others have ended have all threads.
@@ -501,7 +502,7 @@ def commit(works: Sequence[tuple[Staging, Sequence[str]]]) -> None:
         done.append(staging.path)
 
 
-def _description(output: Output, parts: int, shift: int, made_of: Mapping[str, File]) -> bytes:
+def _description(output: Output, parts: int, shift: int, named: Mapping[str, File]) -> bytes:
     """Return what `finish` needs to know of a plan, as JSON: its files, how to publish them, and what they are made
     of."""
     target, files = output.target, output.plan.files
@@ -513,7 +514,7 @@ def _description(output: Output, parts: int, shift: int, made_of: Mapping[str, F
             "shift": shift,
             "heading": output.heading,
             "files": [[file.name, file.size, file.tensors] for file in files],
-            "inputs": described(made_of),
+            "inputs": described(named),
         }
     ).encode()
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptconv.engine.execute import TensorReader
-from ckptconv.errors import UNWRITTEN, UsageError, leaving
+from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.formats.safetensors import SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.table import LAYOUT, OPTIONS, ROWS, Options, RowOptions, checked
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target, beside, resolve_output
-from ckptconv.plan import AssertZero, FilePlan, NotZeroError
+from ckptconv.plan import Checked, FilePlan
 from ckptconv.publish.producing import produce
 from ckptconv.result import Report
 from ckptconv.rows.columns import padding, part
@@ -85,7 +85,7 @@ def split(
         try:
             verify = verifier_of_split(found, planned, chosen) if chosen.verify else None
             report = produce(sources, [planned], chosen, started, counter(progress), on_total, before_commit, verify)
-        except NotZeroError:
+        except _NotZeroError:
             # Rare: padding that is not zero usually is so from the first rows on.
             keep = True
         else:
@@ -97,7 +97,7 @@ def plan_split(
 ) -> Output:
     """Plan the tensors of `table`. Pure.
 
-    Without `keep_padding`, executing the plan raises NotBlankError if padding is not zero.
+    Without `keep_padding`, executing the plan raises _NotZeroError if padding is not zero.
     """
     tensors = {field.name: part(table.tensor, field) for field in layout.fields(decode=decode)}
     pad = padding(table.tensor, layout)
@@ -106,8 +106,17 @@ def plan_split(
     name = basename(target.path) if target.is_file else f"model{SUFFIX}"
     file = safetensors.file_plan(name, tensors, {"format": "pt", METADATA_KEY: dump(layout, table.name)})
     if pad is not None and not keep_padding:
-        file = FilePlan(file.name, file.size, (*file.parts, AssertZero(file.size, pad, PAD)))
+        file = FilePlan(file.name, file.size, (*file.parts, Checked(file.size, pad, _check_zero)))
     return output_of("rows", sources, target, Options(), (file,), {})
+
+
+class _NotZeroError(CorruptError):
+    """Padding that the plan leaves out holds something: another plan is needed, which keeps it."""
+
+
+def _check_zero(data: memoryview) -> None:
+    if not is_zero(data):
+        raise _NotZeroError(f"{PAD} holds something, and was to be left out.")
 
 
 def _has_padding(table: RowTable, layout: RowLayout, options: Options) -> bool:

@@ -14,13 +14,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, UsageError
 from ckptconv.storage import remote
 from ckptconv.storage.paths import is_quoted, is_remote, join
 from ckptconv.storage.writing import reason
 from ckptconv.tensors.moves import File
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Options = dict[str, Any]
 
@@ -245,6 +248,12 @@ class Reader:
 
     def close(self) -> None:
         """Release what the reader holds open."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class DescriptorReader(Reader):
@@ -572,15 +581,14 @@ def open_reader(file: File | str, options: Options | None = None, *, around: boo
 
 def read_text(path: str, limit: int, options: Options | None = None) -> str:
     """Return the text of a small file, at most `limit` bytes. Raises CorruptError if it is larger or not UTF-8."""
-    reader = open_reader(path, options)
-    try:
+    with open_reader(path, options) as reader:
         if reader.file.size > limit:
             raise CorruptError(f"{path} has {reader.file.size} bytes, where at most {limit} were expected.")
-        return reader.read_at(0, reader.file.size).decode("utf-8")
+        data = reader.read_at(0, reader.file.size)
+    try:
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise CorruptError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}.") from error
-    finally:
-        reader.close()
 
 
 def check_unchanged(files: Iterable[File], options: Options | None = None) -> None:

@@ -10,6 +10,7 @@ import re
 
 from ckptconv.errors import UnsafeError
 from ckptconv.storage.paths import is_remote
+from ckptconv.text import is_unicode
 
 _LONGEST = 200
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -26,7 +27,7 @@ def leads_out(name: str, directory: str = "") -> str:
     parts = name.split("/")
     if not name.strip():
         return "it is empty"
-    if _CONTROL.search(name) or not _is_unicode(name):
+    if _CONTROL.search(name) or not is_unicode(name):
         return "it has characters that no such name has"
     if not parts[0] or _DRIVE.match(name):
         return "it is an absolute path"
@@ -51,11 +52,3 @@ def check_inside(name: str, where: str, directory: str, *, nested: bool = True) 
             "that, and nothing was read from there.",
             "Do not trust its source.",
         )
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -9,7 +9,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from queue import Queue
+from queue import Full, Queue
 
 from ckptconv.errors import FailedError
 from ckptconv.process import Thread, start_threads
@@ -17,6 +17,8 @@ from ckptconv.storage.handles import Handle, resolved
 
 # Files that are synced at a time.
 _SYNCS = 8
+# Seconds after which `Syncing` looks again whether a thread has ended.
+_AGAIN = 0.05
 # The disk begins to write a file that is to be synced each time that so many bytes more are there.
 _EARLY = 16 << 20
 # Source: linux/fs.h.
@@ -193,12 +195,17 @@ class Syncing:
         self._waiting.put(step)
 
     def finish(self) -> None:
-        """Wait until every step has run. Raises the error of a step that failed."""
-        for _ in self._running:
-            self._waiting.put(None)
+        """Wait until every step has run. Raises the error of a step that failed.
+
+        A signal may interrupt it, and have it called again.
+        """
         for thread in self._running:
-            thread.join()
-        self._threads = []
+            while thread.is_alive():
+                # Another thread may take it, or have taken an earlier one and not have ended yet.
+                with contextlib.suppress(Full):
+                    self._waiting.put(None, timeout=_AGAIN)
+                thread.join(_AGAIN)
+        self._threads, self._waiting = [], Queue(maxsize=1)
         if self._failure is not None:
             raise self._failure
 

@@ -38,6 +38,7 @@ from ckptconv.structure.record import (
 from ckptconv.tensors.geometry import contiguous_strides, is_contiguous
 from ckptconv.tensors.lazy import Convert, Handle, LazyTensor, Tagged, TensorFacts, View, same_bytes, untagged
 from ckptconv.tensors.moves import Conjugate, Negate
+from ckptconv.text import is_unicode
 
 if TYPE_CHECKING:
     from ckptconv.structure.choice import Choice
@@ -81,16 +82,6 @@ def _float_text(value: float) -> str:
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether a string has no lone surrogates, which neither UTF-8 nor JSON can represent."""
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            return False
-    return True
 
 
 # ------------------------------------------------------------------------------------------------------------- forms
@@ -774,7 +765,7 @@ def _atom(value: Any) -> Any:
     """Return the node of a value without parts."""
     kind = type(value)
     if kind is str:
-        return value if _is_unicode(value) else ["str", _base64(value.encode("utf-8", "surrogatepass"))]
+        return value if is_unicode(value) else ["str", _base64(value.encode("utf-8", "surrogatepass"))]
     if kind is int:
         return value if -EXACT <= value <= EXACT else ["int", hex(value)]
     if kind is float:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
-from ckptconv.tensors import dequantize, quantize
-from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType, can_cast
+from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import contiguous_strides
-from ckptconv.tensors.kernels import tile_dtype
+from ckptconv.tensors.kernels import CONVERTING, JOINING, TILING, tile_dtype
 from ckptconv.tensors.lazy import (
     Axis,
     Concat,
@@ -33,29 +33,10 @@ from ckptconv.tensors.lazy import (
     View,
     Zeros,
 )
-from ckptconv.tensors.moves import (
-    Bits,
-    Cast,
-    Conjugate,
-    Dequantize,
-    File,
-    Join,
-    Kernel,
-    LowRank,
-    Magnitude,
-    Negate,
-    Overlay,
-    Quantize,
-    Rescale,
-    Swap,
-    WeightedSum,
-    Xor,
-)
+from ckptconv.tensors.moves import DTypeName, File, Kernel
 
 # Expressions inside one another, dimensions, and elements of a tensor: no more than any real checkpoint has.
 MAX_DEPTH, MAX_DIMS, MAX_ELEMENTS = 32, 64, 1 << 63
-_WORDS = (1, 2, 4, 8)
-_SIGNED = frozenset("iufc")
 
 
 class Kind(NamedTuple):
@@ -102,28 +83,12 @@ EXPRESSIONS: dict[str, Kind] = {
     "inline": Kind(Inline, (("data", "data"), ("dtype", "dtype"), ("shape", "shape"))),
     "zeros": Kind(Zeros, (("dtype", "dtype"), ("shape", "shape"))),
 }
-# A kernel is a list too: its name, then its fields, each in the form that is named here.
-KERNELS: dict[str, tuple[type[Kernel], tuple[str, ...]]] = {
-    "cast": (Cast, ("dtype name", "dtype name")),
-    "swap": (Swap, ("count",)),
-    "negate": (Negate, ("dtype name",)),
-    "conjugate": (Conjugate, ("dtype name",)),
-    "bits": (Bits, ("count", "count", "count", "count")),
-    "join": (Join, ("kinds", "count")),
-    "xor": (Xor, ("count",)),
-    "overlay": (Overlay, ("count",)),
-    "sum": (WeightedSum, ("texts", "numbers", "number")),
-    "low rank": (LowRank, ("number",)),
-    "magnitude": (Magnitude, ()),
-    "quantize": (
-        Quantize,
-        ("text", "text", "text", "count", "count", "number", "flag", "flag", "text"),
-    ),
-    "rescale": (Rescale, ("text", "text")),
-    "dequantize": (Dequantize, ("text", "texts", "count", "flag", "dtype name", "text")),
-}
 _NAMES = {kind.made: name for name, kind in EXPRESSIONS.items()}
-_KERNEL_NAMES = {made: name for name, (made, _) in KERNELS.items()}
+# A kernel is a list too: its name, then its fields.
+KERNELS: dict[str, type[Any]] = {
+    maker.name: made for makers in (CONVERTING, JOINING, TILING) for made, maker in makers.items()
+}
+_KERNEL_NAMES = {made: name for name, made in KERNELS.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------- writing
@@ -293,55 +258,31 @@ class Decoder:
                 left -= taken
 
     def check_convert(self, tensor: Convert) -> None:
-        kernel: Kernel = tensor.kernel
-        fits = _FITS.get(type(kernel))
-        if fits is None or not fits(kernel, tensor.tensor.dtype, tensor.dtype):
-            raise ValueError(f"{kernel} does not make {tensor.dtype} of {tensor.tensor.dtype}")
+        kernel, before = tensor.kernel, tensor.tensor.dtype
+        maker = CONVERTING.get(type(kernel))
+        if maker is None or not maker.fits(kernel, [before], tensor.dtype):
+            raise ValueError(f"{kernel} does not make {tensor.dtype} of {before}")
 
     def check_joined(self, tensor: Joined) -> None:
         kernel, parts = tensor.kernel, tensor.parts
-        sizes = [part.dtype.itemsize for part in parts]
-        if isinstance(kernel, WeightedSum):
-            if (
-                kernel.dtypes != tuple(part.dtype.name for part in parts)
-                or not SUMMED.issuperset(kernel.dtypes)
-                or len(kernel.weights) != len(parts)
-                or not kernel.over
-                or tensor.dtype.name != "float64"
-                or any(part.shape != parts[0].shape for part in parts)
-            ):
-                raise ValueError(f"{kernel} does not make {tensor.dtype} of its parts")
-            return
-        if isinstance(kernel, (Xor, Overlay)):
-            kinds, layers = ({1}, kernel.blocks - 1) if isinstance(kernel, Xor) else ({2}, kernel.layers)
-            fits = sizes[0] == 1 and {*sizes[1:]} <= kinds and len(sizes) == 1 + layers
-            if not fits or tensor.dtype.itemsize != 1 or any(part.shape != parts[0].shape for part in parts):
-                raise ValueError(f"{kernel} does not make {tensor.dtype} of its parts")
-            return
-        if (
-            type(kernel) is not Join
-            or sizes != [size for size, _, _ in kernel.kinds]
-            or any(part.shape != parts[0].shape for part in parts)
-            or kernel.result != tensor.dtype.itemsize
-            or kernel.result not in _WORDS
-            or any(
-                size not in _WORDS or not 0 < width <= 8 * size or shift + width > 8 * kernel.result
-                for size, shift, width in kernel.kinds
-            )
-        ):
+        maker = JOINING.get(type(kernel))
+        alike = maker is not None and all(part.shape == parts[0].shape for part in parts)
+        if maker is None or not alike or not maker.fits(kernel, [part.dtype for part in parts], tensor.dtype):
             raise ValueError(f"{kernel} does not make {tensor.dtype} of its parts")
 
     def check_tiled(self, tensor: Tiled) -> None:
         dims, parts = len(tensor.shape), tensor.parts
+        maker = TILING.get(type(tensor.kernel))
         if (
-            len(tensor.starts) != dims
+            maker is None
+            or len(tensor.starts) != dims
             or len(tensor.whole) not in (0, dims)
             or not all(tensor.whole)
             or [len(part.shape) for part in parts] != [len(axes) for axes in tensor.axes]
             or any(axis.dim >= dims for axes in tensor.axes for axis in axes)
             or tensor.dtype.name != tile_dtype(tensor.kernel)
             or (tensor.numel and not _reaches(tensor))
-            or not _TILES_FIT[type(tensor.kernel)](tensor)
+            or not maker.fits(tensor)
         ):
             raise ValueError(f"{_shown(list(tensor.kernel))} does not make {tensor.dtype} of its parts")
 
@@ -355,67 +296,6 @@ def _reaches(tensor: Tiled) -> bool:
         for axes, part in zip(tensor.axes, tensor.parts, strict=True)
         for axis, extent in zip(axes, part.shape, strict=True)
     )
-
-
-def _fits_codes(tensor: Tiled) -> bool:
-    given = zip(tensor.parts, tensor.axes, strict=True)
-    parts = [dequantize.Part(part.dtype.name, axes, part.shape) for part, axes in given]
-    assert isinstance(tensor.kernel, Dequantize)
-    return dequantize.fits(tensor.kernel, parts, len(tensor.shape))
-
-
-def _fits_blocks(tensor: Tiled) -> bool:
-    kernel, dims = tensor.kernel, len(tensor.shape)
-    assert isinstance(kernel, Quantize)
-    if len(tensor.parts) != 1 or dims < 2 or not quantize.fits(kernel, tensor.parts[0].dtype.name):
-        return False
-    axes, whole = quantize.layout(kernel, dims)
-    return tuple(map(tuple, tensor.axes[0])) == axes and tensor.whole == whole
-
-
-def _fits_powers(tensor: Tiled) -> bool:
-    kernel, parts = tensor.kernel, tensor.parts
-    assert isinstance(kernel, Rescale)
-    if kernel.made not in ("scales", "global") or tensor.axes != quantize.rescaled_axes(kernel) or tensor.whole:
-        return False
-    *codes, every = parts
-    if every.numel > quantize.MOST_SCALES:
-        return False
-    if kernel.made == "global":
-        return tensor.shape == (1,) and every.dtype.name == "float8_e8m0fnu"
-    rows, groups = every.shape
-    alike = codes[1].shape == (rows, groups) and codes[0].shape == (rows, 16 * groups) and len(tensor.shape) == 2
-    return alike and [part.dtype.name for part in parts] == ["uint8", "float8_e8m0fnu", "float8_e8m0fnu"]
-
-
-def _fits_factors(tensor: Tiled) -> bool:
-    if len(tensor.shape) != 2 or len(tensor.parts) != 3 or not _are_numbers(tensor):
-        return False
-    left, right = tensor.parts[1:]
-    along = [[(axis.dim, axis.num, axis.den) for axis in axes] for axes in tensor.axes]
-    if [len(axes) for axes in along] != [2, 2, 2]:
-        return False
-    dims = along[1][0][0], along[2][1][0]
-    inner = left.shape[1] == right.shape[0] and along[1][1][1] == along[2][0][1] == 0
-    return (
-        inner
-        and along[0] == [(0, 1, 1), (1, 1, 1)]
-        and {along[1][0], along[2][1]} == {(dim, 1, 1) for dim in (0, 1)}
-        and (dims in ((0, 1), (1, 0)))
-    )
-
-
-def _fits_rows(tensor: Tiled) -> bool:
-    if len(tensor.shape) != 2 or len(tensor.parts) != 2 or not _are_numbers(tensor):
-        return False
-    along = [[(axis.dim, axis.num) for axis in axes] for axes in tensor.axes]
-    ones = all(axis.den == 1 for axes in tensor.axes for axis in axes)
-    stop = tensor.starts[1] + tensor.shape[1]
-    return ones and along == [[(0, 1), (1, 0)], [(0, 1)]] and stop <= tensor.parts[0].shape[1]
-
-
-def _are_numbers(tensor: Tiled) -> bool:
-    return not tensor.whole and all(part.dtype.name in SUMMED for part in tensor.parts)
 
 
 def _check_within(file: File, stop: int) -> None:
@@ -441,31 +321,6 @@ _CHECKS: dict[type[LazyTensor], Callable[[Decoder, Any], None]] = {
     Convert: Decoder.check_convert,
     Joined: Decoder.check_joined,
     Tiled: Decoder.check_tiled,
-}
-# Whether a kernel makes elements of one dtype into elements of another.
-_FITS: dict[type, Callable[[Any, DType, DType], bool]] = {
-    Cast: lambda kernel, before, after: (
-        kernel == (before.name, after.name) and before != after and can_cast(before.name, after.name)
-    ),
-    Swap: lambda kernel, before, after: (
-        before.itemsize == after.itemsize and kernel.itemsize in _WORDS and before.itemsize % kernel.itemsize == 0
-    ),
-    Negate: lambda kernel, before, after: kernel.dtype == before.name == after.name and before.kind in _SIGNED,
-    Conjugate: lambda kernel, before, after: kernel.dtype == before.name == after.name and before.kind == "c",
-    Bits: lambda kernel, before, after: (
-        (kernel.itemsize, kernel.result) == (before.itemsize, after.itemsize)
-        and {kernel.itemsize, kernel.result} <= {*_WORDS}
-        and 0 < kernel.width <= 8 * kernel.result
-        and kernel.shift + kernel.width <= 8 * kernel.itemsize
-    ),
-}
-# Whether a kernel makes the tiles of a tensor.
-_TILES_FIT: dict[type, Callable[[Tiled], bool]] = {
-    Dequantize: _fits_codes,
-    Quantize: _fits_blocks,
-    Rescale: _fits_powers,
-    LowRank: _fits_factors,
-    Magnitude: _fits_rows,
 }
 
 
@@ -496,10 +351,17 @@ def _dtype(value: Any) -> DType:
 def _kernel(value: Any) -> Kernel:
     if type(value) is not list or not value or type(value[0]) is not str or value[0] not in KERNELS:
         raise ValueError(f"{_shown(value)} is no known kernel")
-    (made, forms), told = KERNELS[value[0]], value[1:]
-    if len(told) != len(forms):
-        raise ValueError(f"{_shown(value)} has {len(told)} fields, where {value[0]} has {len(forms)}")
-    return made(*(_FIELDS[form](each) for form, each in zip(forms, told, strict=True)))
+    made, told = KERNELS[value[0]], value[1:]
+    if len(told) != len(made._fields):
+        raise ValueError(f"{_shown(value)} has {len(told)} fields, where {value[0]} has {len(made._fields)}")
+    kernel: Kernel = made(*(_FIELDS[form](each) for form, each in zip(_forms(value[0]), told, strict=True)))
+    return kernel
+
+
+@functools.cache
+def _forms(name: str) -> tuple[Any, ...]:
+    """Return the types of the fields of a kernel."""
+    return tuple(get_type_hints(KERNELS[name], include_extras=True).values())
 
 
 def _kinds(value: Any) -> tuple[tuple[int, ...], ...]:
@@ -547,16 +409,16 @@ def _numbers(value: Any) -> tuple[float, ...]:
     return tuple(map(_number, value))
 
 
-# The forms of a kernel's fields.
-_FIELDS: dict[str, Callable[[Any], Any]] = {
-    "count": _count,
-    "dtype name": lambda value: _dtype(value).name,
-    "kinds": _kinds,
-    "text": _text,
-    "texts": _texts,
-    "flag": _flag,
-    "number": _number,
-    "numbers": _numbers,
+# The fields of kernels, by their types.
+_FIELDS: dict[Any, Callable[[Any], Any]] = {
+    int: _count,
+    DTypeName: lambda value: _dtype(value).name,
+    tuple[tuple[int, int, int], ...]: _kinds,
+    str: _text,
+    tuple[str, ...]: _texts,
+    bool: _flag,
+    float: _number,
+    tuple[float, ...]: _numbers,
 }
 
 

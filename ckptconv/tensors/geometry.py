@@ -120,26 +120,17 @@ class Tile(NamedTuple):
     counts: tuple[int, ...]
 
 
+# What a written run costs, in read ones: a write allocates pages, and locks its file.
+_WRITE = 4
+
+
 def tiles(shape: tuple[int, ...], strides: tuple[int, ...], limit: int, item: int) -> Iterator[Tile]:
     """Yield blocks of at most `limit` elements that are long runs in both the file and the result, in file order."""
-    # Runs that begin and end at page boundaries cost less.
-    limit = 1 << limit.bit_length() - 1
     by_source = sorted((dim for dim in range(len(shape)) if shape[dim] > 1), key=lambda dim: strides[dim])
     by_result = [dim for dim in reversed(range(len(shape))) if shape[dim] > 1]
-    tile = [1] * len(shape)
-
-    def grow(dims: list[int], factor: int) -> None:
-        for dim in dims:
-            if factor < 2 or tile[dim] * factor < shape[dim]:
-                tile[dim] = max(tile[dim] * factor, 1)
-                return
-            factor = factor * tile[dim] // shape[dim]
-            tile[dim] = shape[dim]
-
-    # Make the written runs the longer ones: writing a page in pieces costs more than reading one in pieces.
-    grow(by_source, 1 << max(limit.bit_length() // 2 - 1, 0))
-    grow(by_result, limit // math.prod(tile))
-    grow(by_source, limit // math.prod(tile))
+    # Written runs are whole rows, or a power of two.
+    found = dict.fromkeys(_block(shape, by_source, by_result, 1 << bits, limit) for bits in range(limit.bit_length()))
+    tile = min(found, key=lambda tile: 1 / _run(shape, by_source, tile) + _WRITE / _run(shape, by_result, tile))
 
     results = contiguous_strides(shape)
     outer = list(reversed(by_source))
@@ -147,6 +138,31 @@ def tiles(shape: tuple[int, ...], strides: tuple[int, ...], limit: int, item: in
         starts = dict(zip(outer, corner, strict=True))
         counts = [min(tile[dim], shape[dim] - starts.get(dim, 0)) for dim in range(len(shape))]
         yield _tile(results, [starts.get(dim, 0) for dim in range(len(shape))], counts, item)
+
+
+def _block(shape: tuple[int, ...], by_source: list[int], by_result: list[int], run: int, limit: int) -> tuple[int, ...]:
+    """Return the extents of a block of at most `limit` elements, of which about `run` lie beside each other in the
+    result, and as many as there is room for in the file."""
+    tile = [1] * len(shape)
+    for dims, most in ((by_result, run), (by_source, limit), (by_result, limit)):
+        factor = most // math.prod(tile)
+        for dim in dims:
+            if factor < 2 or tile[dim] * factor < shape[dim]:
+                tile[dim] *= max(factor, 1)
+                break
+            factor = factor * tile[dim] // shape[dim]
+            tile[dim] = shape[dim]
+    return tuple(tile)
+
+
+def _run(shape: tuple[int, ...], dims: list[int], tile: tuple[int, ...]) -> int:
+    """Return how many elements of a block lie beside each other, `dims` being in the order of their strides."""
+    run = 1
+    for dim in dims:
+        run *= tile[dim]
+        if tile[dim] < shape[dim]:
+            break
+    return run
 
 
 def cells(
@@ -230,6 +246,22 @@ def gather(file: File, base: int, box: _Box, item: int, most: int) -> Move:
     if step == box.target.nbytes and is_contiguous(shape, tuple(stride // item for stride in picked)):
         return Move(box.target, file, source)
     return Move(box.target, file, source, (Gather(shape, picked, item),))
+
+
+def slices(gather: Gather, most: int) -> Iterator[tuple[int, Gather]]:
+    """Yield what makes the result of `gather` piece by piece, each of at most `most` elements, and from which byte of
+    the source on."""
+    shape, strides, item = gather
+    inner = math.prod(shape[1:])
+    if inner > most:
+        for index in range(shape[0]):
+            for at, piece in slices(Gather(shape[1:], strides[1:], item), most):
+                yield index * strides[0] + at, piece
+    elif inner:
+        count = -(-shape[0] // (most // inner))
+        for number in range(count):
+            first, last = number * shape[0] // count, (number + 1) * shape[0] // count
+            yield first * strides[0], Gather((last - first, *shape[1:]), strides, item)
 
 
 def trim(move: Move, start: int, stop: int) -> Iterator[Move]:

@@ -18,8 +18,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UsageError
-from ckptconv.tensors.dequantize import Rounding, dequantize
-from ckptconv.tensors.dtypes import DTYPES, can_cast, itemsize_of_components
+from ckptconv.tensors import quantize as quantizing
+from ckptconv.tensors.dequantize import Part, Rounding, dequantize
+from ckptconv.tensors.dequantize import fits as fits_codes
+from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType, can_cast, itemsize_of_components
 from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module, scratch
 from ckptconv.tensors.low_rank import added, lengthened, rounded
 from ckptconv.tensors.moves import (
@@ -40,7 +42,6 @@ from ckptconv.tensors.moves import (
     Runs,
     Swap,
     Tile,
-    TileKernel,
     WeightedSum,
     Xor,
 )
@@ -49,9 +50,12 @@ from ckptconv.tensors.rounding import numbers
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
+    from ckptconv.tensors.lazy import Tiled
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
+# The sizes of words, and the kinds of dtypes that have signs.
+_WORDS, _SIGNED = (1, 2, 4, 8), frozenset("iufc")
 # Elements to cast at a time: a block and its temporaries stay in the second-level cache.
 _BLOCK = 1 << 16
 # Elements that are summed at a time: with the sum, and what is added to it, they stay in the second-level cache.
@@ -147,21 +151,7 @@ def _result_size(kernel: Kernel, size: int) -> int:
         return math.prod(kernel.shape) * kernel.itemsize
     if isinstance(kernel, Tile):
         return math.prod(kernel.counts) * DTYPES[kernel.cast or tile_dtype(kernel.kernel)].itemsize
-    if isinstance(kernel, Cast):
-        before, after = DTYPES[kernel.source].itemsize, DTYPES[kernel.target].itemsize
-    elif isinstance(kernel, Bits):
-        before, after = kernel.itemsize, kernel.result
-    elif isinstance(kernel, Join):
-        before, after = sum(itemsize for itemsize, _, _ in kernel.kinds), kernel.result
-    elif isinstance(kernel, WeightedSum):
-        before, after = sum(DTYPES[dtype].itemsize for dtype in kernel.dtypes), 8
-    elif isinstance(kernel, (Xor, Overlay)):
-        before, after = (kernel.blocks if isinstance(kernel, Xor) else 1 + 2 * kernel.layers), 1
-    elif isinstance(kernel, Swap):
-        before = after = kernel.itemsize
-    else:
-        assert isinstance(kernel, (Negate, Conjugate))
-        before = after = DTYPES[kernel.dtype].itemsize
+    before, after = _ELEMENTS[type(kernel)].sizes(kernel)
     if size % before:
         raise ValueError(f"{kernel}: {size} bytes are not whole elements of {before}")
     return size // before * after
@@ -497,15 +487,17 @@ def _mend(before: str, after: str, source: Array, result: Array) -> int:
 
 
 class TileMaker(NamedTuple):
-    """How a kernel makes a tile: the dtype of its elements, or what tells it, and the function that fills an array of
-    them.
+    """How a kernel makes a tile: its name in JSON, the dtype of its elements, or what tells it, the function that fills
+    an array of them, and whether a tensor is one that it makes.
 
-    It takes the tile, the bits of its inputs (unsigned integers in the shapes of the boxes), and the array. It returns
-    how many finite values became infinite in a cast.
+    `fill` takes the tile, the bits of its inputs (unsigned integers in the shapes of the boxes), and the array. It
+    returns how many finite values became infinite in a cast.
     """
 
+    name: str
     dtype: str | Callable[[Any], str]
     fill: Callable[[Tile, Sequence[Array], Array], int]
+    fits: Callable[[Tiled], bool]
 
 
 def _low_rank(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
@@ -563,18 +555,80 @@ def _copy(source: Array, result: Array, scratch: Array) -> int:
     return 0
 
 
-_TILES: dict[type[Any], TileMaker] = {
-    Dequantize: TileMaker("float32", _dequantized),
-    Quantize: TileMaker(made_dtype, _quantized),
-    Rescale: TileMaker(rescaled_dtype, _rescaled),
-    LowRank: TileMaker("float64", _low_rank),
-    Magnitude: TileMaker("float64", _magnitude),
+def _fits_codes(tensor: Tiled) -> bool:
+    given = zip(tensor.parts, tensor.axes, strict=True)
+    parts = [Part(part.dtype.name, axes, part.shape) for part, axes in given]
+    assert isinstance(tensor.kernel, Dequantize)
+    return fits_codes(tensor.kernel, parts, len(tensor.shape))
+
+
+def _fits_blocks(tensor: Tiled) -> bool:
+    kernel, dims = tensor.kernel, len(tensor.shape)
+    assert isinstance(kernel, Quantize)
+    if len(tensor.parts) != 1 or dims < 2 or not quantizing.fits(kernel, tensor.parts[0].dtype.name):
+        return False
+    axes, whole = quantizing.layout(kernel, dims)
+    return tuple(map(tuple, tensor.axes[0])) == axes and tensor.whole == whole
+
+
+def _fits_powers(tensor: Tiled) -> bool:
+    kernel, parts = tensor.kernel, tensor.parts
+    assert isinstance(kernel, Rescale)
+    if kernel.made not in ("scales", "global") or tensor.axes != quantizing.rescaled_axes(kernel) or tensor.whole:
+        return False
+    *codes, every = parts
+    if every.numel > quantizing.MOST_SCALES:
+        return False
+    if kernel.made == "global":
+        return tensor.shape == (1,) and every.dtype.name == "float8_e8m0fnu"
+    rows, groups = every.shape
+    alike = codes[1].shape == (rows, groups) and codes[0].shape == (rows, 16 * groups) and len(tensor.shape) == 2
+    return alike and [part.dtype.name for part in parts] == ["uint8", "float8_e8m0fnu", "float8_e8m0fnu"]
+
+
+def _fits_factors(tensor: Tiled) -> bool:
+    if len(tensor.shape) != 2 or len(tensor.parts) != 3 or not _are_numbers(tensor):
+        return False
+    left, right = tensor.parts[1:]
+    along = [[(axis.dim, axis.num, axis.den) for axis in axes] for axes in tensor.axes]
+    if [len(axes) for axes in along] != [2, 2, 2]:
+        return False
+    dims = along[1][0][0], along[2][1][0]
+    inner = left.shape[1] == right.shape[0] and along[1][1][1] == along[2][0][1] == 0
+    return (
+        inner
+        and along[0] == [(0, 1, 1), (1, 1, 1)]
+        and {along[1][0], along[2][1]} == {(dim, 1, 1) for dim in (0, 1)}
+        and (dims in ((0, 1), (1, 0)))
+    )
+
+
+def _fits_rows(tensor: Tiled) -> bool:
+    if len(tensor.shape) != 2 or len(tensor.parts) != 2 or not _are_numbers(tensor):
+        return False
+    along = [[(axis.dim, axis.num) for axis in axes] for axes in tensor.axes]
+    ones = all(axis.den == 1 for axes in tensor.axes for axis in axes)
+    stop = tensor.starts[1] + tensor.shape[1]
+    return ones and along == [[(0, 1), (1, 0)], [(0, 1)]] and stop <= tensor.parts[0].shape[1]
+
+
+def _are_numbers(tensor: Tiled) -> bool:
+    return not tensor.whole and all(part.dtype.name in SUMMED for part in tensor.parts)
+
+
+# What makes the tiles of a `Tiled`.
+TILING: dict[type[Any], TileMaker] = {
+    Dequantize: TileMaker("dequantize", "float32", _dequantized, _fits_codes),
+    Quantize: TileMaker("quantize", made_dtype, _quantized, _fits_blocks),
+    Rescale: TileMaker("rescale", rescaled_dtype, _rescaled, _fits_powers),
+    LowRank: TileMaker("low rank", "float64", _low_rank, _fits_factors),
+    Magnitude: TileMaker("magnitude", "float64", _magnitude, _fits_rows),
 }
 
 
-def tile_dtype(kernel: TileKernel) -> str:
+def tile_dtype(kernel: Kernel) -> str:
     """Return the dtype of the elements that `kernel` makes."""
-    dtype = _TILES[type(kernel)].dtype
+    dtype = TILING[type(kernel)].dtype
     return dtype if isinstance(dtype, str) else dtype(kernel)
 
 
@@ -587,22 +641,121 @@ def _tile(tile: Tile, data: memoryview, out: memoryview) -> int:
         if box.offset + count * item > len(data):
             raise ValueError(f"{tile} leaves its {len(data)} bytes")
         arrays.append(np.frombuffer(data, f"u{item}", count, box.offset).reshape(box.counts))
-    maker = _TILES[type(tile.kernel)]
+    maker = TILING[type(tile.kernel)]
     dtype = DTYPES[tile.cast or tile_dtype(tile.kernel)]
     code = f"f{dtype.itemsize}" if dtype.name in ("float64", "float32", "float16") else f"u{dtype.itemsize}"
     return maker.fill(tile, arrays, np.frombuffer(out, code).reshape(tile.counts))
 
 
-_KERNELS: dict[type[Any], Callable[[Any, memoryview, memoryview], int]] = {
-    Gather: _gather,
-    Cast: _cast,
-    Swap: _swap,
-    Negate: _negate,
-    Conjugate: _conjugate,
-    Bits: _bits,
-    Join: _join,
-    Xor: _xor,
-    Overlay: _overlay,
-    WeightedSum: _weighted_sum,
-    Tile: _tile,
+# ------------------------------------------------------------------------------------------------------------- table
+
+
+class ElementMaker(NamedTuple):
+    """How a kernel makes each element of the result of an element of each input.
+
+    `name` is its name in JSON. `run` takes the kernel, the inputs one after the other, and room for the result, and
+    returns how many finite values became infinite. `sizes` gives the bytes of an element of all inputs, and of the
+    result. `fits` says whether the kernel makes elements of a dtype of such of others.
+    """
+
+    name: str
+    run: Callable[[Any, memoryview, memoryview], int]
+    sizes: Callable[[Any], tuple[int, int]]
+    fits: Callable[[Any, Sequence[DType], DType], bool]
+
+
+def _of_dtype(kernel: Negate | Conjugate) -> tuple[int, int]:
+    return (DTYPES[kernel.dtype].itemsize,) * 2
+
+
+def _fits_words(kernel: Bits, before: Sequence[DType], after: DType) -> bool:
+    return (
+        (kernel.itemsize, kernel.result) == (before[0].itemsize, after.itemsize)
+        and {kernel.itemsize, kernel.result} <= {*_WORDS}
+        and 0 < kernel.width <= 8 * kernel.result
+        and kernel.shift + kernel.width <= 8 * kernel.itemsize
+    )
+
+
+def _fits_kinds(kernel: Join, before: Sequence[DType], after: DType) -> bool:
+    return (
+        [dtype.itemsize for dtype in before] == [size for size, _, _ in kernel.kinds]
+        and kernel.result == after.itemsize
+        and kernel.result in _WORDS
+        and all(
+            size in _WORDS and 0 < width <= 8 * size and shift + width <= 8 * kernel.result
+            for size, shift, width in kernel.kinds
+        )
+    )
+
+
+def _fits_terms(kernel: WeightedSum, before: Sequence[DType], after: DType) -> bool:
+    return (
+        kernel.dtypes == tuple(dtype.name for dtype in before)
+        and SUMMED.issuperset(kernel.dtypes)
+        and len(kernel.weights) == len(before)
+        and bool(kernel.over)
+        and after.name == "float64"
+    )
+
+
+def _fits_layers(before: Sequence[DType], after: DType, layers: int, size: int) -> bool:
+    """Whether there are `layers` of elements of `size` bytes above one of single bytes."""
+    first, *others = (dtype.itemsize for dtype in before)
+    return first == after.itemsize == 1 and len(others) == layers and {*others} <= {size}
+
+
+# What converts the elements of a `Convert`, and what joins those of a `Joined`.
+CONVERTING: dict[type[Any], ElementMaker] = {
+    Cast: ElementMaker(
+        "cast",
+        _cast,
+        lambda kernel: (DTYPES[kernel.source].itemsize, DTYPES[kernel.target].itemsize),
+        lambda kernel, before, after: (
+            kernel == (before[0].name, after.name) and before[0] != after and can_cast(*kernel)
+        ),
+    ),
+    Swap: ElementMaker(
+        "swap",
+        _swap,
+        lambda kernel: (kernel.itemsize, kernel.itemsize),
+        lambda kernel, before, after: (
+            before[0].itemsize == after.itemsize and kernel.itemsize in _WORDS and after.itemsize % kernel.itemsize == 0
+        ),
+    ),
+    Negate: ElementMaker(
+        "negate",
+        _negate,
+        _of_dtype,
+        lambda kernel, before, after: kernel.dtype == before[0].name == after.name and after.kind in _SIGNED,
+    ),
+    Conjugate: ElementMaker(
+        "conjugate",
+        _conjugate,
+        _of_dtype,
+        lambda kernel, before, after: kernel.dtype == before[0].name == after.name and after.kind == "c",
+    ),
+    Bits: ElementMaker("bits", _bits, lambda kernel: (kernel.itemsize, kernel.result), _fits_words),
 }
+JOINING: dict[type[Any], ElementMaker] = {
+    Join: ElementMaker(
+        "join", _join, lambda kernel: (sum(size for size, _, _ in kernel.kinds), kernel.result), _fits_kinds
+    ),
+    Xor: ElementMaker(
+        "xor",
+        _xor,
+        lambda kernel: (kernel.blocks, 1),
+        lambda kernel, before, after: _fits_layers(before, after, kernel.blocks - 1, 1),
+    ),
+    Overlay: ElementMaker(
+        "overlay",
+        _overlay,
+        lambda kernel: (1 + 2 * kernel.layers, 1),
+        lambda kernel, before, after: _fits_layers(before, after, kernel.layers, 2),
+    ),
+    WeightedSum: ElementMaker(
+        "sum", _weighted_sum, lambda kernel: (sum(DTYPES[dtype].itemsize for dtype in kernel.dtypes), 8), _fits_terms
+    ),
+}
+_ELEMENTS = CONVERTING | JOINING
+_KERNELS = {made: maker.run for made, maker in _ELEMENTS.items()} | {Gather: _gather, Tile: _tile}

@@ -34,25 +34,16 @@ from ckptconv.tensors.moves import (
     CASTING,
     GAP,
     Assembled,
-    Bits,
     Box,
     Cast,
-    Conjugate,
     Dequantize,
     File,
-    Join,
     Kernel,
     LowRank,
     Move,
-    Negate,
     Order,
-    Overlay,
     Runs,
-    Swap,
     Tile,
-    TileKernel,
-    WeightedSum,
-    Xor,
 )
 
 # Bytes of one move of a `Picked` tensor, which may consist of as many runs as elements; and runs, if those are longer.
@@ -434,7 +425,7 @@ class Convert(Derived):
     """`tensor` with every element converted by `kernel` to an element of `dtype`."""
 
     tensor: LazyTensor
-    kernel: Cast | Swap | Negate | Conjugate | Bits
+    kernel: Kernel
     dtype: DType
 
     @property
@@ -543,7 +534,7 @@ class Joined(Computed):
     """Tensors of one shape combined by `kernel`, element by element, into elements of `dtype`."""
 
     parts: tuple[LazyTensor, ...]
-    kernel: Join | Xor | Overlay | WeightedSum
+    kernel: Kernel
     dtype: DType
 
     @property
@@ -595,7 +586,7 @@ class Tiled(Computed):
 
     parts: tuple[LazyTensor, ...]
     axes: tuple[tuple[Axis, ...], ...]
-    kernel: TileKernel
+    kernel: Kernel
     dtype: DType
     shape: tuple[int, ...]
     starts: tuple[int, ...]

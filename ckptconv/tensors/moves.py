@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 # The largest unit of work: buffers of 256 KiB to 1 MiB stay in the second-level cache and copy fastest.
 BLOCK = 1 << 20
@@ -16,6 +16,10 @@ GAP = 2048
 
 
 Order: TypeAlias = Literal["output", "source"]
+# The name of a dtype, as a field of a kernel.
+DTypeName: TypeAlias = Annotated[str, "dtype"]
+# What is applied to bytes on their way: one of the named tuples below, or another that `kernels` knows how to make.
+Kernel: TypeAlias = "tuple[Any, ...]"
 
 
 class File(NamedTuple):
@@ -100,8 +104,8 @@ class Gather(NamedTuple):
 class Cast(NamedTuple):
     """Convert elements from one dtype to another, with one correct rounding each."""
 
-    source: str
-    target: str
+    source: DTypeName
+    target: DTypeName
 
 
 class Swap(NamedTuple):
@@ -113,13 +117,13 @@ class Swap(NamedTuple):
 class Negate(NamedTuple):
     """Flip the sign of every element: resolves torch's neg bit."""
 
-    dtype: str
+    dtype: DTypeName
 
 
 class Conjugate(NamedTuple):
     """Flip the sign of every imaginary part: resolves torch's conj bit."""
 
-    dtype: str
+    dtype: DTypeName
 
 
 class Cut(NamedTuple):
@@ -192,7 +196,7 @@ class Dequantize(NamedTuple):
     roles: tuple[str, ...]
     offset: int = 0
     over: bool = False
-    between: str = "float32"
+    between: DTypeName = "float32"
     scales: str = ""
 
 
@@ -247,8 +251,8 @@ class Magnitude(NamedTuple):
     """
 
 
-# What makes a tile of a tensor of tiles of its parts.
-TileKernel: TypeAlias = "Dequantize | Quantize | Rescale | LowRank | Magnitude"
+# Those that make each element of one, wherever it is.
+ELEMENTWISE = (Cast, Swap, Negate, Conjugate, Bits)
 # Those that cast what they make themselves, as they make it.
 CASTING = (Dequantize, LowRank)
 
@@ -272,32 +276,11 @@ class Tile(NamedTuple):
     `cast` is the dtype that its elements are cast to as they are made, if that is another.
     """
 
-    kernel: TileKernel
+    kernel: Kernel
     starts: tuple[int, ...]
     counts: tuple[int, ...]
     boxes: tuple[Box, ...]
     cast: str = ""
-
-
-Kernel: TypeAlias = (
-    Gather
-    | Cast
-    | Swap
-    | Negate
-    | Conjugate
-    | Bits
-    | Join
-    | Xor
-    | Overlay
-    | WeightedSum
-    | Cut
-    | Dequantize
-    | Quantize
-    | Rescale
-    | LowRank
-    | Magnitude
-    | Tile
-)
 
 
 class Assembled(NamedTuple):

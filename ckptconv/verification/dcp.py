@@ -109,12 +109,9 @@ def _is_planned(plan: FilePlan, place: Location) -> bool:
     """Whether the file that makes the checkpoint complete begins as planned: it says how tensors are cut."""
     if place.join(plan.name).kind != "file":
         return False
-    reader = place.join(plan.name).open_reader()
-    try:
+    with place.join(plan.name).open_reader() as reader:
         head = frame(plan.parts[0], {})
         return reader.file.size == plan.size and reader.read_at(0, len(head)) == head
-    finally:
-        reader.close()
 
 
 def _check_keys(path: str, want: set[str], got: set[str], asked: Options) -> None:

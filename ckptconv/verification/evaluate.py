@@ -12,8 +12,8 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.storage.files import Reader
@@ -42,6 +42,7 @@ from ckptconv.tensors.moves import (
     Conjugate,
     Dequantize,
     File,
+    Join,
     LowRank,
     Magnitude,
     Negate,
@@ -52,15 +53,16 @@ from ckptconv.tensors.moves import (
     WeightedSum,
     Xor,
 )
+from ckptconv.verification.runs import Run
 
 if TYPE_CHECKING:
     import numpy as np
 
     Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
-# Bytes compared at a time, of local and of remote files; then elements cast at a time: numpy holds several float64
-# numbers for each.
-BLOCK, FAR_BLOCK = 1 << 19, 1 << 22
+T = TypeVar("T")
+
+# Elements cast at a time: numpy holds several float64 numbers for each.
 CAST_BLOCK = 1 << 15
 # A footprint lists up to this many runs one by one; of more, it gives one range from the first to the last.
 _RUNS = 1 << 12
@@ -80,7 +82,89 @@ class Sources(Protocol):
     def reading(self, file: File) -> contextlib.AbstractContextManager[Reader]: ...
 
 
-class Evaluator:
+class _Asking(Generic[T]):
+    """Asks an expression for an interval or a box of elements, and those that it is made of for what they need.
+
+    What comes of that, a `T`, subclasses say: `_make` makes it of others, `_read` of a file, `_gathered` of elements
+    that do not lie in C order. `_runs` gives a box as intervals.
+    """
+
+    def flat(self, tensor: LazyTensor, start: int, stop: int) -> T:
+        """Return elements `start` to `stop` in C order, as a one-dimensional array."""
+        if isinstance(tensor, Tagged):
+            return self.flat(tensor.tensor, start, stop)
+        if start >= stop or isinstance(tensor, (Inline, Zeros)):
+            return self._make(_told, tensor, start, stop)
+        if isinstance(tensor, Joined):
+            return self._make(joined, tensor, [self.flat(part, start, stop) for part in tensor.parts])
+        item = tensor.dtype.itemsize
+        if isinstance(tensor, Stored) and tensor.strides == contiguous_strides(tensor.shape):
+            return self._read(tensor.file, tensor.offset + start * item, stop - start, tensor.dtype)
+        if isinstance(tensor, Partitioned):
+            pieces = []
+            for rank in range(start // tensor.piece, -(-stop // tensor.piece)):
+                first, last = (min(max(at - rank * tensor.piece, 0), tensor.piece) for at in (start, stop))
+                offset = tensor.bases[rank] + tensor.offset + first * item
+                pieces.append(self._read(tensor.files[rank], offset, last - first, tensor.dtype))
+            return self._make(_end_to_end, tensor, pieces)
+        if isinstance(tensor, View):
+            inner = tensor.tensor.dtype.itemsize
+            low, high = start * item // inner, -(-stop * item // inner)
+            seen = self.flat(tensor.tensor, low, high)
+            return self._make(_cut, tensor, seen, start * item - low * inner, stop * item - low * inner)
+        if isinstance(tensor, Convert):
+            return self._make(converted, tensor, self.flat(tensor.tensor, start, stop))
+        return self._make(_end_to_end, tensor, [self.box(tensor, *box) for box in _boxes(tensor.shape, start, stop)])
+
+    def box(self, tensor: LazyTensor, starts: Sequence[int], counts: Sequence[int]) -> T:
+        """Return the box of `counts[d]` elements from index `starts[d]` on along each dimension d."""
+        if isinstance(tensor, Tagged):
+            return self.box(tensor.tensor, starts, counts)
+        if isinstance(tensor, Convert):
+            return self._make(converted, tensor, self.box(tensor.tensor, starts, counts))
+        if isinstance(tensor, Narrow):
+            moved = [start + (tensor.start if dim == tensor.dim else 0) for dim, start in enumerate(starts)]
+            return self.box(tensor.tensor, moved, counts)
+        if isinstance(tensor, Concat):
+            found = [self.box(*inner) for inner in _parts_in(tensor, starts, counts)]
+            return self._make(_side_by_side, tensor, counts, tensor.dim, found)
+        if isinstance(tensor, Joined):
+            return self._make(joined, tensor, [self.box(part, starts, counts) for part in tensor.parts])
+        if isinstance(tensor, Tiled):
+            return self._tiled(tensor, starts, counts)
+        if isinstance(tensor, (Stored, Picked)):
+            item = tensor.dtype.itemsize
+            at = sum(start * stride for start, stride in zip(starts, tensor.strides, strict=True)) * item
+            first = tensor.offset if isinstance(tensor, Stored) else tensor.start * item
+            return self._gathered(tensor, first + at, [stride * item for stride in tensor.strides], counts)
+        if isinstance(tensor, View) and (inner := _same_box(tensor, starts, counts)) is not None:
+            return self._make(_seen, tensor, counts, self.box(tensor.tensor, *inner))
+        if not isinstance(tensor, (View, Inline, Zeros, Partitioned)):
+            raise TypeError(f"{type(tensor).__name__} is an expression that cannot be evaluated")
+        # The others are read in C order, run by run: a run spans the trailing dimensions that the box covers whole.
+        runs = [self.flat(tensor, at, at + length) for at, length in self._runs(tensor, starts, counts)]
+        return self._make(_laid, tensor, counts, runs)
+
+    def _tiled(self, tensor: Tiled, starts: Sequence[int], counts: Sequence[int]) -> T:
+        boxes = list(_inputs(tensor, starts, counts))
+        found = [self.box(part, *box) for part, box in zip(tensor.parts, boxes, strict=True)]
+        return self._make(_tile, tensor, starts, counts, boxes, found)
+
+    def _runs(self, tensor: LazyTensor, starts: Sequence[int], counts: Sequence[int]) -> Iterable[tuple[int, int]]:
+        return _runs(tensor.shape, starts, counts)
+
+    def _make(self, make: Callable[..., Array], *given: Any) -> T:
+        raise NotImplementedError
+
+    def _read(self, file: File, offset: int, count: int, dtype: DType) -> T:
+        raise NotImplementedError
+
+    def _gathered(self, tensor: Stored | Picked, offset: int, strides: Sequence[int], counts: Sequence[int]) -> T:
+        """Return the box of `counts` elements that lie at `strides` (in bytes) from byte `offset` on."""
+        raise NotImplementedError
+
+
+class Evaluator(_Asking["Array"]):
     """Evaluates lazy tensors. Arrays hold an element's bits as an unsigned integer, or as bytes if numpy has none so
     large.
 
@@ -91,33 +175,6 @@ class Evaluator:
         self._readers = readers
         self.bytes_read = 0
 
-    def flat(self, tensor: LazyTensor, start: int, stop: int) -> Array:
-        """Return elements `start` to `stop` in C order, as a one-dimensional array."""
-        np = _numpy()
-        if isinstance(tensor, Tagged):
-            return self.flat(tensor.tensor, start, stop)
-        if start >= stop:
-            nothing: Array = np.empty(0, _code(tensor.dtype))
-            return nothing
-        if isinstance(tensor, Inline):
-            array: Array = np.frombuffer(tensor.data, _code(tensor.dtype))[start:stop]
-            return array
-        if isinstance(tensor, Zeros):
-            zeros: Array = np.zeros(stop - start, _code(tensor.dtype))
-            return zeros
-        if isinstance(tensor, Joined):
-            return joined(tensor, [self.flat(part, start, stop) for part in tensor.parts])
-        if isinstance(tensor, Stored) and tensor.strides == contiguous_strides(tensor.shape):
-            return self._read(tensor.file, tensor.offset + start * tensor.dtype.itemsize, stop - start, tensor.dtype)
-        if isinstance(tensor, Partitioned):
-            return self._partitioned(tensor, start, stop)
-        if isinstance(tensor, View):
-            return self._viewed(tensor, start, stop)
-        if isinstance(tensor, Convert):
-            return converted(tensor, self.flat(tensor.tensor, start, stop))
-        parts = [self.box(tensor, *box).reshape(-1) for box in _boxes(tensor.shape, start, stop)]
-        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, _code(tensor.dtype)), *parts])
-
     def raw(self, tensor: LazyTensor, start: int, stop: int) -> bytes:
         """Return the bytes of elements `start` to `stop` in C order."""
         if isinstance(tensor, Tagged):
@@ -127,43 +184,12 @@ class Evaluator:
             return self._bytes(tensor.file, tensor.offset + start * item, (stop - start) * item)
         return self.flat(tensor, start, stop).tobytes()
 
-    def box(self, tensor: LazyTensor, starts: Sequence[int], counts: Sequence[int]) -> Array:
-        """Return the box of `counts[d]` elements from index `starts[d]` on along each dimension d."""
-        np = _numpy()
-        result: Array
-        if isinstance(tensor, Tagged):
-            return self.box(tensor.tensor, starts, counts)
-        if isinstance(tensor, Convert):
-            inner = self.box(tensor.tensor, starts, counts)
-            return converted(tensor, inner.reshape(-1)).reshape(inner.shape)
-        if isinstance(tensor, Narrow):
-            moved = [start + (tensor.start if dim == tensor.dim else 0) for dim, start in enumerate(starts)]
-            return self.box(tensor.tensor, moved, counts)
-        if isinstance(tensor, Concat):
-            return self._concatenated(tensor, starts, counts)
-        if isinstance(tensor, Joined):
-            return joined(tensor, [self.box(part, starts, counts) for part in tensor.parts])
-        if isinstance(tensor, Tiled):
-            return self._tiled(tensor, starts, counts)
-        if isinstance(tensor, (Stored, Picked)):
-            result = np.empty(tuple(counts), _code(tensor.dtype))
-            if result.size:
-                item = tensor.dtype.itemsize
-                at = sum(start * stride for start, stride in zip(starts, tensor.strides, strict=True)) * item
-                first = tensor.offset if isinstance(tensor, Stored) else tensor.start * item
-                self._gather(self._within(tensor), first + at, [s * item for s in tensor.strides], item, result)
-            return result
-        if isinstance(tensor, View):
-            inner_box = _same_box(tensor, starts, counts)
-            if inner_box is not None:
-                result = np.ascontiguousarray(self.box(tensor.tensor, *inner_box)).view(_code(tensor.dtype))
-                return result.reshape(tuple(counts))
-        if not isinstance(tensor, (View, Inline, Zeros, Partitioned)):
-            raise TypeError(f"{type(tensor).__name__} is an expression that cannot be evaluated")
-        # The others are read in C order, run by run: a run spans the trailing dimensions that the box covers whole.
-        runs = [self.flat(tensor, at, at + length) for at, length in _runs(tensor.shape, starts, counts)]
-        result = np.concatenate([np.empty(0, _code(tensor.dtype)), *runs])
-        return result.reshape(tuple(counts))
+    def bits(self, tensor: LazyTensor, run: Run) -> bytes:
+        """Return the bytes of the elements of a run."""
+        return self.raw(tensor, run.start, run.stop) if run.box is None else self.box(tensor, *run.box).tobytes()
+
+    def _make(self, make: Callable[..., Array], *given: Any) -> Array:
+        return make(*given)
 
     def _read(self, file: File, offset: int, count: int, dtype: DType) -> Array:
         data = self._bytes(file, offset, count * dtype.itemsize)
@@ -175,32 +201,22 @@ class Evaluator:
         with self._readers.reading(file) as reader:
             return reader.read_at(offset, length)
 
-    def _partitioned(self, tensor: Partitioned, start: int, stop: int) -> Array:
-        item = tensor.dtype.itemsize
-        pieces = []
-        for rank in range(start // tensor.piece, -(-stop // tensor.piece)) if start < stop else ():
-            first = max(start, rank * tensor.piece) - rank * tensor.piece
-            last = min(stop, (rank + 1) * tensor.piece) - rank * tensor.piece
-            offset = tensor.bases[rank] + tensor.offset + first * item
-            pieces.append(self._read(tensor.files[rank], offset, last - first, tensor.dtype))
-        np = _numpy()
-        return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, _code(tensor.dtype)), *pieces])
+    def _tiled(self, tensor: Tiled, starts: Sequence[int], counts: Sequence[int]) -> Array:
+        half = _halved(tensor, counts)
+        if half is None:
+            return super()._tiled(tensor, starts, counts)
+        # An element is made of many: a box of a few of them at a time.
+        dim, count = half
+        after = [start + (count if dim == at else 0) for at, start in enumerate(starts)]
+        left, right = ([*counts[:dim], each, *counts[dim + 1 :]] for each in (count, counts[dim] - count))
+        halves = [self._tiled(tensor, starts, left), self._tiled(tensor, after, right)]
+        return _side_by_side(tensor, counts, dim, halves)
 
-    def _viewed(self, tensor: View, start: int, stop: int) -> Array:
-        outer, inner = tensor.dtype.itemsize, tensor.tensor.dtype.itemsize
-        low, high = start * outer, stop * outer
-        first = low // inner
-        data = self.flat(tensor.tensor, first, -(-high // inner))
-        cut = _numpy().ascontiguousarray(data).view("u1")[low - first * inner : high - first * inner]
-        array: Array = cut.copy().view(_code(tensor.dtype))
-        return array
-
-    def _concatenated(self, tensor: Concat, starts: Sequence[int], counts: Sequence[int]) -> Array:
-        np, dim = _numpy(), tensor.dim
-        found: list[Array] = [np.empty((*counts[:dim], 0, *counts[dim + 1 :]), _code(tensor.dtype))]
-        found.extend(self.box(*inner) for inner in _parts_in(tensor, starts, counts))
-        array: Array = found[1] if len(found) == 2 else np.concatenate(found, axis=dim)
-        return array
+    def _gathered(self, tensor: Stored | Picked, offset: int, strides: Sequence[int], counts: Sequence[int]) -> Array:
+        result: Array = _numpy().empty(tuple(counts), _code(tensor.dtype))
+        if result.size:
+            self._gather(self._within(tensor), offset, strides, tensor.dtype.itemsize, result)
+        return result
 
     def _within(self, tensor: Stored | Picked) -> Callable[[int, int], bytes]:
         """Return the function that reads bytes, by offset and length, of what the elements of `tensor` are in."""
@@ -208,30 +224,6 @@ class Evaluator:
             return lambda at, length: self._bytes(tensor.file, at, length)
         item = tensor.dtype.itemsize
         return lambda at, length: self.flat(tensor.tensor, at // item, (at + length) // item).tobytes()
-
-    def _tiled(self, tensor: Tiled, starts: Sequence[int], counts: Sequence[int]) -> Array:
-        np = _numpy()
-        half = _halved(tensor, counts)
-        if half is not None:
-            # An element is made of many: a box of a few of them at a time.
-            dim, count = half
-            after = [start + (count if dim == at else 0) for at, start in enumerate(starts)]
-            left, right = ([*counts[:dim], each, *counts[dim + 1 :]] for each in (count, counts[dim] - count))
-            both: Array = np.concatenate([self._tiled(tensor, starts, left), self._tiled(tensor, after, right)], dim)
-            return both
-        parts = []
-        for part, axes, (first, extents) in zip(
-            tensor.parts, tensor.axes, _inputs(tensor, starts, counts), strict=True
-        ):
-            array = self.box(part, first, extents)
-            parts.append(_Given(part.dtype.name, array, tuple(axes), tuple(first)))
-        at = [start + more for start, more in zip(starts, tensor.starts, strict=True)]
-        made: Array = np.empty(tuple(counts), _code(tensor.dtype))
-        # Some rows at a time: there are several numbers of 8 bytes for each element.
-        for rows in _chunks(counts):
-            indices = [first + np.arange(low, high) for first, (low, high) in zip(at, rows, strict=True)]
-            made[tuple(slice(*each) for each in rows)] = _TILES[type(tensor.kernel)](tensor.kernel, parts, indices)
-        return made
 
     def _gather(
         self, read: Callable[[int, int], bytes], offset: int, strides: Sequence[int], item: int, out: Array
@@ -266,91 +258,46 @@ class Evaluator:
             out[key] = np.lib.stride_tricks.as_strided(data, np.shape(target), steps)
 
 
-def footprint(tensor: LazyTensor, start: int, stop: int) -> Iterator[Range]:
-    """Yield the ranges of files read for elements `start` to `stop` in C order, perhaps with gaps between elements."""
-    if start >= stop or isinstance(tensor, (Inline, Zeros)):
-        return
-    if isinstance(tensor, (Tagged, Convert)):
-        yield from footprint(tensor.tensor, start, stop)
-    elif isinstance(tensor, Joined):
-        for part in tensor.parts:
-            yield from footprint(part, start, stop)
-    elif isinstance(tensor, View):
-        outer, inner = tensor.dtype.itemsize, tensor.tensor.dtype.itemsize
-        yield from footprint(tensor.tensor, start * outer // inner, -(-stop * outer // inner))
-    elif isinstance(tensor, Partitioned):
-        item = tensor.dtype.itemsize
-        for rank in range(start // tensor.piece, -(-stop // tensor.piece)):
-            base = tensor.bases[rank] + tensor.offset - rank * tensor.piece * item
-            first, last = max(start, rank * tensor.piece), min(stop, (rank + 1) * tensor.piece)
-            yield Range(tensor.files[rank], base + first * item, base + last * item)
-    else:
-        for box in _boxes(tensor.shape, start, stop):
-            yield from _footprint_of_box(tensor, *box)
+class _Footprint(_Asking[None]):
+    """Notes the ranges of files that are read, and evaluates nothing."""
 
+    def __init__(self) -> None:
+        self.ranges: list[Range] = []
 
-def _footprint_of_box(tensor: LazyTensor, starts: Sequence[int], counts: Sequence[int]) -> Iterator[Range]:
-    if isinstance(tensor, (Tagged, Convert)):
-        yield from _footprint_of_box(tensor.tensor, starts, counts)
-    elif isinstance(tensor, Joined):
-        for part in tensor.parts:
-            yield from _footprint_of_box(part, starts, counts)
-    elif isinstance(tensor, Tiled):
-        for part, inner in zip(tensor.parts, _inputs(tensor, starts, counts), strict=True):
-            yield from _footprint_of_box(part, *inner)
-    elif isinstance(tensor, Narrow):
-        moved = [start + (tensor.start if dim == tensor.dim else 0) for dim, start in enumerate(starts)]
-        yield from _footprint_of_box(tensor.tensor, moved, counts)
-    elif isinstance(tensor, Concat):
-        for part, inner_starts, inner_counts in _parts_in(tensor, starts, counts):
-            yield from _footprint_of_box(part, inner_starts, inner_counts)
-    elif isinstance(tensor, (Stored, Picked)):
+    def _make(self, make: Callable[..., Array], *given: Any) -> None:
+        pass
+
+    def _read(self, file: File, offset: int, count: int, dtype: DType) -> None:
+        self.ranges.append(Range(file, offset, offset + count * dtype.itemsize))
+
+    def _gathered(self, tensor: Stored | Picked, offset: int, strides: Sequence[int], counts: Sequence[int]) -> None:
         item = tensor.dtype.itemsize
-        begin = tensor.offset if isinstance(tensor, Stored) else tensor.start * item
-        at = sum(start * stride for start, stride in zip(starts, tensor.strides, strict=True))
-        dims = sorted((stride * item, count) for stride, count in zip(tensor.strides, counts, strict=True))
-        runs = item
+        dims = sorted(zip(strides, counts, strict=True))
+        run = item
         # Merge the dimensions of small stride into the run, and more of them while there would be more than _RUNS runs.
-        while dims and (dims[0][0] <= runs + _GAP or math.prod(count for _, count in dims) > _RUNS):
-            runs += dims[0][0] * (dims[0][1] - 1)
+        while dims and (dims[0][0] <= run + _GAP or math.prod(count for _, count in dims) > _RUNS):
+            run += dims[0][0] * (dims[0][1] - 1)
             del dims[0]
         for indices in itertools.product(*(range(count) for _, count in dims)):
-            first = begin + at * item + sum(i * stride for i, (stride, _) in zip(indices, dims, strict=True))
+            first = offset + sum(index * stride for index, (stride, _) in zip(indices, dims, strict=True))
             if isinstance(tensor, Stored):
-                yield Range(tensor.file, first, first + runs)
+                self._read(tensor.file, first, run // item, tensor.dtype)
             else:
-                yield from footprint(tensor.tensor, first // item, (first + runs) // item)
-    elif isinstance(tensor, View) and (box := _same_box(tensor, starts, counts)) is not None:
-        yield from _footprint_of_box(tensor.tensor, *box)
-    else:
-        runs_of_box = list(itertools.islice(_runs(tensor.shape, starts, counts), _RUNS + 1))
-        if len(runs_of_box) > _RUNS:
-            steps = contiguous_strides(tensor.shape)
-            first = sum(start * step for start, step in zip(starts, steps, strict=True))
-            last = first + sum((count - 1) * step for count, step in zip(counts, steps, strict=True))
-            runs_of_box = [(first, last + 1 - first)]
-        for first, length in runs_of_box:
-            yield from footprint(tensor, first, first + length)
+                self.flat(tensor.tensor, first // item, (first + run) // item)
+
+    def _runs(self, tensor: LazyTensor, starts: Sequence[int], counts: Sequence[int]) -> Iterable[tuple[int, int]]:
+        runs = list(itertools.islice(super()._runs(tensor, starts, counts), _RUNS + 1))
+        if len(runs) <= _RUNS:
+            return runs
+        (first, _), steps = runs[0], contiguous_strides(tensor.shape)
+        return [(first, sum((count - 1) * step for count, step in zip(counts, steps, strict=True)) + 1)]
 
 
-def blocks(tensor: LazyTensor, size: int = 0) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield boxes of at most `size` bytes (0: `BLOCK`) that cover `tensor`, with sides as equal as its shape allows.
-
-    Such a box consists of runs that are not too short, in whatever order the file stores the elements.
-    """
-    limit = max((size or BLOCK) // tensor.dtype.itemsize, 1)
-    sides = [1] * len(tensor.shape)
-    while True:
-        small = [d for d, side in enumerate(sides) if side < tensor.shape[d]]
-        grown = min(small, key=lambda dim: sides[dim], default=None)
-        if grown is None or math.prod(sides) * 2 > limit:
-            break
-        sides[grown] = min(sides[grown] * 2, tensor.shape[grown])
-    for starts in itertools.product(
-        *(range(0, extent, side) for extent, side in zip(tensor.shape, sides, strict=True))
-    ):
-        counts = [min(side, extent - at) for side, extent, at in zip(sides, tensor.shape, starts, strict=True)]
-        yield list(starts), counts
+def footprint(tensor: LazyTensor, start: int, stop: int) -> list[Range]:
+    """Return the ranges of files read for elements `start` to `stop` in C order, perhaps with gaps between elements."""
+    noted = _Footprint()
+    noted.flat(tensor, start, stop)
+    return noted.ranges
 
 
 # ------------------------------------------------------------------------------------------------------- geometry
@@ -470,11 +417,82 @@ def _same_box(view: View, starts: Sequence[int], counts: Sequence[int]) -> tuple
     return [0 if dim is None else starts[dim] for dim in dims], [1 if dim is None else counts[dim] for dim in dims]
 
 
+# ------------------------------------------------------------------------------------------- arrays made of others
+
+
+def _told(tensor: LazyTensor, start: int, stop: int) -> Array:
+    """Return elements that are in no file."""
+    np = _numpy()
+    if isinstance(tensor, Inline):
+        array: Array = np.frombuffer(tensor.data, _code(tensor.dtype))[start:stop]
+        return array
+    zeros: Array = np.zeros(max(stop - start, 0), _code(tensor.dtype))
+    return zeros
+
+
+def _end_to_end(tensor: LazyTensor, parts: Sequence[Array]) -> Array:
+    """Return the elements of `parts` one after the other."""
+    np = _numpy()
+    flat = [part.reshape(-1) for part in parts]
+    return flat[0] if len(flat) == 1 else np.concatenate([np.empty(0, _code(tensor.dtype)), *flat])
+
+
+def _laid(tensor: LazyTensor, counts: Sequence[int], runs: Sequence[Array]) -> Array:
+    """Return the box of `counts` whose runs in C order these are."""
+    return _end_to_end(tensor, runs).reshape(tuple(counts))
+
+
+def _side_by_side(tensor: LazyTensor, counts: Sequence[int], dim: int, parts: Sequence[Array]) -> Array:
+    """Return the box of `counts` that consists of `parts` along `dim`."""
+    np = _numpy()
+    if len(parts) == 1:
+        return parts[0]
+    array: Array = np.concatenate([np.empty((*counts[:dim], 0, *counts[dim + 1 :]), _code(tensor.dtype)), *parts], dim)
+    return array
+
+
+def _cut(tensor: View, inner: Array, start: int, stop: int) -> Array:
+    """Return bytes `start` to `stop` of the viewed tensor's as elements of `tensor`."""
+    cut = _numpy().ascontiguousarray(inner).view("u1")[start:stop]
+    array: Array = cut.copy().view(_code(tensor.dtype))
+    return array
+
+
+def _seen(tensor: View, counts: Sequence[int], inner: Array) -> Array:
+    """Return a box of the viewed tensor as one of `tensor`."""
+    array: Array = _numpy().ascontiguousarray(inner).view(_code(tensor.dtype))
+    return array.reshape(tuple(counts))
+
+
+def _tile(
+    tensor: Tiled,
+    starts: Sequence[int],
+    counts: Sequence[int],
+    boxes: Sequence[tuple[Sequence[int], Sequence[int]]],
+    arrays: Sequence[Array],
+) -> Array:
+    """Return a box of a tile, made of `boxes` of its parts."""
+    np = _numpy()
+    parts = [
+        _Given(part.dtype.name, array, tuple(axes), tuple(first))
+        for part, axes, (first, _), array in zip(tensor.parts, tensor.axes, boxes, arrays, strict=True)
+    ]
+    at = [start + more for start, more in zip(starts, tensor.starts, strict=True)]
+    made: Array = np.empty(tuple(counts), _code(tensor.dtype))
+    # Some rows at a time: there are several numbers of 8 bytes for each element.
+    for rows in _chunks(counts):
+        indices = [first + np.arange(low, high) for first, (low, high) in zip(at, rows, strict=True)]
+        made[tuple(slice(*each) for each in rows)] = _TILES[type(tensor.kernel)](tensor.kernel, parts, indices)
+    return made
+
+
 # ---------------------------------------------------------------------------------------------------- conversions
 
 
 def converted(expression: Convert, bits: Array) -> Array:
     """Apply the kernel of `expression` to elements of its tensor."""
+    if bits.ndim != 1:
+        return converted(expression, bits.reshape(-1)).reshape(bits.shape)
     np, kernel, dtype = _numpy(), expression.kernel, expression.tensor.dtype
     result: Array
     if isinstance(kernel, Cast):
@@ -523,6 +541,7 @@ def joined(expression: Joined, parts: Sequence[Array]) -> Array:
             # a ^ b without carries: the bits that are in either, less those that are in both
             result = (result | part) - (result & part)
         return result
+    assert isinstance(kernel, Join)
     for part, (_, shift, width) in zip(parts, kernel.kinds, strict=True):
         if part.size and int(part.max()) >= 1 << width:
             raise UsageError(f"A value is {int(part.max())}, and is to be stored in {width} bits.")

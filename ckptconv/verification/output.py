@@ -233,17 +233,15 @@ def _read_header(path: str, place: Location) -> tuple[dict[str, Stored], dict[st
 
 def _raw_header(path: str, place: Location) -> tuple[File, bytes]:
     """Return a file and the text of its header. Raise DifferenceError if it has none of such a length."""
-    reader = place.open_reader()
-    file = reader.file
-    try:
-        length = int.from_bytes(reader.read_at(0, min(8, file.size)), "little")
-        if file.size < 8 or length > min(file.size - 8, safetensors.MAX_HEADER):
-            raise _header(path, f"its header cannot have {length} bytes: the file has {file.size}")
-        return file, reader.read_at(8, length)
-    except CorruptError as error:
-        raise DifferenceError(error.message.replace(file.path, path), _AGAIN, what="header", file=path) from error
-    finally:
-        reader.close()
+    with place.open_reader() as reader:
+        file = reader.file
+        try:
+            length = int.from_bytes(reader.read_at(0, min(8, file.size)), "little")
+            if file.size < 8 or length > min(file.size - 8, safetensors.MAX_HEADER):
+                raise _header(path, f"its header cannot have {length} bytes: the file has {file.size}")
+            return file, reader.read_at(8, length)
+        except CorruptError as error:
+            raise DifferenceError(error.message.replace(file.path, path), _AGAIN, what="header", file=path) from error
 
 
 def _text_of(tensors: Mapping[str, Stored], metadata: Mapping[str, str], start: int) -> Iterator[bytes]:

@@ -45,11 +45,8 @@ class Compared:
         """Raise DifferenceError unless all that is not data is as planned. The chunks have been compared, and their CRC
         is in `crcs`; what else is data is read for its CRC."""
         for plan in self.plans:
-            reader = self.where[plan.name].open_reader()
-            try:
+            with self.where[plan.name].open_reader() as reader:
                 self._check(plan, reader)
-            finally:
-                reader.close()
 
     def _check(self, plan: FilePlan, reader: Reader) -> None:
         path, known = join(self.path, plan.name), self.crcs.setdefault(plan.name, {})

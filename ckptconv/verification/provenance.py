@@ -158,7 +158,7 @@ def check_safetensors(
     manifest: Manifest,
     source: Source,
     inputs: Mapping[str, Hashable],
-    made_of: str,
+    holds: str,
     found: Written,
     deltas: Sequence[Delta] = (),
 ) -> list[str]:
@@ -191,14 +191,14 @@ def check_safetensors(
         of_source = identify(files, inputs, (told["ckptconv"], told["kind"], source.model_rank, told["options"]))
         return patched_id(files, deltas, of_source) if deltas else of_source
 
-    return _check_source(manifest, source, inputs, made_of, plan_id)
+    return _check_source(manifest, source, inputs, holds, plan_id)
 
 
 def check_planned(
     manifest: Manifest,
     source: Source,
     inputs: Mapping[str, Hashable],
-    made_of: str,
+    holds: str,
     path: str,
     files: Mapping[str, str],
 ) -> list[str]:
@@ -227,7 +227,7 @@ def check_planned(
     def plan_id() -> str:
         from ckptconv.outputs.planning import planned
 
-        target = Target(path, "universal" if made_of == "universal" else "torch")
+        target = Target(path, "universal" if holds == "universal" else "torch")
         as_it_was = replace(source, inputs=dict(inputs))
         found = planned(as_it_was, target, Options(**_options_of(manifest.told))).plan.plan_id
         if manifest.told["ckptconv"] == __version__:
@@ -235,11 +235,11 @@ def check_planned(
         # This is the plan of the current release: another release gave the same output another id.
         return "" if found == manifest.told["plan"] else manifest.told["plan"]
 
-    return _check_source(manifest, source, inputs, made_of, plan_id)
+    return _check_source(manifest, source, inputs, holds, plan_id)
 
 
 def check_compared(
-    manifest: Manifest, source: Source, inputs: Mapping[str, Hashable], made_of: str, found: Compared
+    manifest: Manifest, source: Source, inputs: Mapping[str, Hashable], holds: str, found: Compared
 ) -> list[str]:
     """Check the manifest of an output whose files are as planned likewise."""
     for name in sorted(manifest.told["files"].keys() | found.where.keys()):
@@ -257,7 +257,7 @@ def check_compared(
         settings = manifest.told["ckptconv"], manifest.told["kind"], source.model_rank, manifest.told["options"]
         return identify(found.plans, inputs, settings)
 
-    return _check_source(manifest, source, inputs, made_of, plan_id)
+    return _check_source(manifest, source, inputs, holds, plan_id)
 
 
 def check_checksums(manifest: Manifest, file: str, crcs: Mapping[str, int]) -> None:
@@ -301,7 +301,7 @@ def _check_source(
     manifest: Manifest,
     source: Source,
     inputs: Mapping[str, Hashable],
-    made_of: str,
+    holds: str,
     plan_id: Callable[[], str],
 ) -> list[str]:
     told, files = manifest.told["source"], manifest.told["files"].values()
@@ -309,13 +309,13 @@ def _check_source(
     crcs = [crc for entry in files for crc in entry["tensors"].values()]
     if None in crcs and (any(crcs) or sum(bool(entry["tensors"]) for entry in files) > 1):
         raise _not_so(manifest, "the checksums", None)
-    if ("like" in manifest.told) != bool(made_of == "weights" and source.reference):
+    if ("like" in manifest.told) != bool(holds == "weights" and source.reference):
         raise _not_so(manifest, "its reference", manifest.told.get("like"))
     if ("average" in manifest.told) != (source.average is not None):
         raise _not_so(manifest, "its average", manifest.told.get("average"))
     if ("adapters" in manifest.told) != bool(source.adapters):
         raise _not_so(manifest, "its adapters", manifest.told.get("adapters"))
-    if manifest.kind != made_of:
+    if manifest.kind != holds:
         raise _not_so(manifest, "the kind of output", manifest.kind)
     for what, one in (("format", source.format), ("family", source.family), ("model_rank", source.model_rank)):
         if told.get(what) != one:
@@ -355,13 +355,10 @@ def _literal(place: Location) -> bytes:
     """
     if is_companion_name(place.name):
         return b""
-    reader = place.open_reader()
-    try:
+    with place.open_reader() as reader:
         if place.path.endswith(SUFFIX):
             return reader.read_at(0, 8 + int.from_bytes(reader.read_at(0, 8), "little"))
         data = reader.read_at(0, reader.file.size)
-    finally:
-        reader.close()
     return data if place.name == FILE_NAME else (json.dumps(parse_json(data), indent=2, sort_keys=True) + "\n").encode()
 
 
@@ -369,13 +366,10 @@ def _members(place: Location, example: str) -> dict[str, int]:
     """Return the CRC-32 of each "tensor" that a manifest lists for a torch file: its storages by the names of their zip
     records, or, for a file copied whole, the file."""
     if example and "/" not in example:
-        reader = place.open_reader()
-        try:
+        with place.open_reader() as reader:
             crc = 0
             for at in range(0, reader.file.size, BLOCK):
                 crc = zlib.crc32(reader.read_at(at, min(BLOCK, reader.file.size - at)), crc)
-        finally:
-            reader.close()
         return {place.name: crc}
     with contextlib.closing(place.open_reader()) as reader:
         opened = io.BufferedReader(Seekable(reader), _BUFFER)

@@ -15,7 +15,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
 from ckptconv.formats import adapters, averaging, diffusers
@@ -47,11 +47,11 @@ from ckptconv.storage.prefetch import Prefetch, Range, is_read_far
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.structure import keymap
 from ckptconv.structure.record import dump, parse, tensors_of
-from ckptconv.tensors.compare import differing, number_of, place_of
+from ckptconv.tensors.compare import differing, place_of
 from ckptconv.tensors.lazy import LazyTensor, packed, same_bytes, whole
 from ckptconv.text import Shown, quoted, some
 from ckptconv.verification import dcp, planned, renaming
-from ckptconv.verification.evaluate import BLOCK, FAR_BLOCK, Evaluator, blocks, footprint, shown
+from ckptconv.verification.evaluate import Evaluator, footprint, shown
 from ckptconv.verification.output import Written, read_directory, read_file, recorded_map
 from ckptconv.verification.planned import Compared
 from ckptconv.verification.provenance import (
@@ -65,20 +65,21 @@ from ckptconv.verification.provenance import (
     read_manifest,
 )
 from ckptconv.verification.records import without_storages
+from ckptconv.verification.runs import Run, is_scattered, runs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ckptconv.options.keywords import ConvertOptions
-    from ckptconv.storage.progress import AnyProgress
+    from ckptconv.storage.progress import AnyProgress, Progress
     from ckptconv.structure.maps.chosen import ChosenMap
-
-Progress: TypeAlias = Callable[[int], object]
 
 # Metadata entries that are never aliases: a tensor with such a name is stored.
 _RESERVED = ("format", "total_size", "ckptconv.structure", "ckptconv.map")
 _SHOWN = 5
 _AGAIN = "It was changed since it was written, or the source was; convert again."
+# Bytes compared at a time, of local and of remote files.
+_BLOCK, _FAR_BLOCK = 1 << 19, 1 << 22
 # Bytes that are prefetched from remote files before they are compared.
 PREFETCH_MEMORY = 24 << 20
 # The file beside a universal checkpoint that holds its name.
@@ -158,9 +159,9 @@ class CheckedOutput(NamedTuple):
         return self.place.path
 
     @property
-    def made_of(self) -> str:
-        """What it is made of, as manifests call it."""
-        return KINDS[self.kind].made_of
+    def holds(self) -> str:
+        """What is in it, as manifests call it."""
+        return KINDS[self.kind].holds
 
 
 @dataclass
@@ -195,20 +196,18 @@ class _Pair(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Elements `start` to `stop` of a pair in C order, compared in one step.
-
-    `far`: some are read from remote files. `scattered`: one of the two is stored in an order that makes C order slow.
-    """
+    """Elements of a pair that are fetched together. `far`: some are in remote files."""
 
     pair: _Pair
     start: int
     stop: int
     far: bool
-    scattered: bool
 
     @property
-    def nbytes(self) -> int:
-        return (self.stop - self.start) * self.pair.got.dtype.itemsize
+    def runs(self) -> Iterable[Run]:
+        """What is compared in one step."""
+        want, got, _, _ = self.pair
+        return runs(want, got, 2 * _BLOCK) if is_scattered(want, got) else (Run(self.start, self.stop),)
 
 
 @bars.shown
@@ -267,9 +266,9 @@ def verify(
         if told_by and told_by.average:
             sources = [_averaged(one, told_by, asked) for one in sources]
         if told_by and told_by.adapters:
-            merged = adapters.opened(told_by.adapters, asked.opening())
+            merged = adapters.read_adapters(told_by.adapters, asked.opening())
             sources = [adapters.merging(one, merged) for one in sources]
-        sources = fitted(sources, source, asked, {target.made_of for target in targets})
+        sources = fitted(sources, source, asked, {target.holds for target in targets})
     pairs = [(kept_apart(one, target.path), _of_part(one, target)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[-1 if asked.to else 0].manifest
@@ -315,11 +314,11 @@ def verify_outputs(
         on_total(sum(pair.got.nbytes for pair in pairs))
     with settled(), SpoolingReaders(dict(asked.storage_options), asked.spool_dir) as readers:
         readers.expect(packed(tensor for pair in pairs for tensor in (pair.want, pair.got)))
-        with Prefetch(readers, readers.spool, _needs, memory=PREFETCH_MEMORY, request=FAR_BLOCK) as prefetch:
+        with Prefetch(readers, readers.spool, _needs, memory=PREFETCH_MEMORY, request=_FAR_BLOCK) as prefetch:
             evaluator = Evaluator(prefetch)
             for piece in prefetch.over(_pieces(pairs)):
                 _compare_elements(evaluator, piece, progress or (lambda count: None), attested, wrong)
-                done.bytes_compared += piece.nbytes
+                done.bytes_compared += (piece.stop - piece.start) * piece.pair.got.dtype.itemsize
         # The prefetch also reads small gaps between the wanted ranges.
         done.bytes_read += evaluator.bytes_read + prefetch.bytes_fetched - prefetch.bytes_used
     wrong.check()
@@ -367,7 +366,7 @@ class _Attested:
     def read(self, evaluator: Evaluator, pair: _Pair) -> None:
         """Compute the CRC of a tensor that was not compared in C order, by reading it again."""
         if pair.name in self._crcs.get(pair.path, {}):
-            step = max(BLOCK // pair.got.dtype.itemsize, 1)
+            step = max(_BLOCK // pair.got.dtype.itemsize, 1)
             for start in range(0, pair.got.numel, step):
                 self.add(pair, evaluator.raw(pair.got, start, min(start + step, pair.got.numel)))
 
@@ -394,12 +393,12 @@ class _Differences:
         """Add a difference of names, dtypes or shapes."""
         self._errors.append(error)
 
-    def add_values(self, pair: _Pair, first: int, count: int, bits: Callable[[LazyTensor], bytes]) -> None:
-        """Add `count` elements of a tensor that differ, of which number `first` is the first; `bits` reads that of
-        either tensor."""
+    def add_values(self, pair: _Pair, first: int, count: int, raw: Callable[[LazyTensor, int, int], bytes]) -> None:
+        """Add `count` elements of a tensor that differ, of which number `first` is the first; `raw` reads elements."""
         known = self._values.get(id(pair))
         if known is None or first < known.first:
-            known = _Values(pair, first, known.elements if known else 0, bits(pair.want), bits(pair.got))
+            want, got = (raw(tensor, first, first + 1) for tensor in (pair.want, pair.got))
+            known = _Values(pair, first, known.elements if known else 0, want, got)
         self._values[id(pair)] = known._replace(elements=known.elements + count)
 
     def check(self) -> None:
@@ -516,15 +515,15 @@ def _place(path: str) -> str:
 def _open(
     given: str | Source, targets: Sequence[CheckedOutput], asked: Options, recorded: ChosenMap | None
 ) -> list[Source]:
-    made_of = {target.made_of for target in targets}
+    holds = {target.holds for target in targets}
     first, is_torch = targets[0].path, targets[0].kind == "torch"
     if isinstance(given, Source):
-        return all_opened(given, asked, made_of, recorded=recorded)
+        return all_opened(given, asked, holds, recorded=recorded)
     if KINDS[kind_of(first)].form == "file" and is_same(given, first):
         raise UsageError(f"{given} is both SOURCE and OUTPUT.", "Give what was converted, then what was made of it.")
     expected = replace(asked, family=asked.family or ("safetensors" if is_torch else ""))
     try:
-        sources = all_opened(given, expected, made_of, recorded=recorded)
+        sources = all_opened(given, expected, holds, recorded=recorded)
     except OtherFamilyError as error:
         told = targets[0].manifest
         if not told and not is_torch:
@@ -538,7 +537,7 @@ def _open(
         ) from error
     if sources[0].family == "safetensors" and not expected.family and _is_in(first, given):
         # An output may lie in the directory of its source: then the source is the torch checkpoint there.
-        return all_opened(given, replace(asked, family="torch"), made_of, recorded=recorded)
+        return all_opened(given, replace(asked, family="torch"), holds, recorded=recorded)
     return sources
 
 
@@ -593,7 +592,7 @@ def _compare(
         known = [ending for kind in KINDS.values() if kind.compared for ending in kind.suffixes]
         raise UsageError(f"{target.path} is no output: a file ends in {', '.join(known)}, else it is a directory.")
     is_model = source.family != diffusers.FAMILY
-    expected = _expected(source, asked, target.made_of) if is_model else _NOTHING
+    expected = _expected(source, asked, target.holds) if is_model else _NOTHING
     metadata = expected.metadata
     if is_file:
         found = read_file(target.path, here, metadata)
@@ -605,7 +604,7 @@ def _compare(
     if deltas:
         expected = _patched(expected, found, deltas)
     pairs = _compare_names(source, expected, found, asked, wrong)
-    of_weights = target.made_of == "weights"
+    of_weights = target.holds == "weights"
     if of_weights:
         copied = _copied(target, asked)
         source = _with_companions(source, target, copied)
@@ -615,7 +614,7 @@ def _compare(
         _check_shards(found, asked)
     if target.manifest:
         inputs = source.all_inputs() if of_weights else {**source.inputs, **source.state_inputs}
-        told = target.manifest, source, inputs, target.made_of, found, deltas
+        told = target.manifest, source, inputs, target.holds, found, deltas
         attested.checks.append(functools.partial(check_safetensors, *told))
         attested.expect(target.manifest, found)
     counted = Counter(found.homes.values())
@@ -709,9 +708,9 @@ def _other_kind(pair: _Pair) -> DifferenceError | None:
     return None
 
 
-def _expected(source: Source, asked: Options, made_of: str) -> _Expected:
+def _expected(source: Source, asked: Options, holds: str) -> _Expected:
     """Return the weights or states that the options select, with every name, aliases included."""
-    chosen = selected(source, asked, _rename(asked), made_of)
+    chosen = selected(source, asked, _rename(asked), holds)
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
     if chosen.of_states:
         tensors.update((removed, tensors[kept]) for removed, kept in chosen.owners.items())
@@ -947,7 +946,7 @@ def _paired(
     done.tensors += found.tensors
     attested.checks.append(functools.partial(attested.check_frames, found))
     if target.manifest:
-        told = target.manifest, source, dict(source.inputs), target.made_of, found
+        told = target.manifest, source, dict(source.inputs), target.holds, found
         attested.checks.append(functools.partial(check_compared, *told))
     for want, got, home, name in found.pairs:
         pair = _Pair(want, got, home, name)
@@ -1014,12 +1013,13 @@ def _check_archive(path: str, here: str) -> None:
 
 def _pieces(pairs: Iterable[_Pair]) -> Iterator[_Piece]:
     for pair in pairs:
-        numel = pair.got.numel
-        far = any(is_far(file.stored.path) for tensor in (pair.want, pair.got) for file in tensor.inputs())
-        scattered = pair.want.scattered or pair.got.scattered
-        count = max(numel if scattered else (FAR_BLOCK if far else BLOCK) // pair.got.dtype.itemsize, 1)
-        for start in range(0, numel, count):
-            yield _Piece(pair, start, min(start + count, numel), far, scattered)
+        want, got, _, _ = pair
+        far = any(is_far(file.stored.path) for tensor in (want, got) for file in tensor.inputs())
+        if is_scattered(want, got):
+            yield _Piece(pair, 0, got.numel, far)
+        else:
+            for start, stop, _ in runs(want, got, 2 * (_FAR_BLOCK if far else _BLOCK)):
+                yield _Piece(pair, start, stop, far)
 
 
 def _needs(piece: _Piece) -> Iterator[Range]:
@@ -1032,52 +1032,22 @@ def _compare_elements(
     evaluator: Evaluator, piece: _Piece, progress: Progress, attested: _Attested, wrong: _Differences
 ) -> None:
     """Compare the bits of the elements of a piece, and add those that differ to `wrong`."""
-    pair = piece.pair
-    compare = _compare_in_tiles if piece.scattered else _compare_in_order
-    first, count = compare(evaluator, piece, progress, attested)
-    if first is not None:
-        wrong.add_values(pair, first, count, lambda tensor: evaluator.flat(tensor, first, first + 1).tobytes())
-
-
-def _compare_in_order(
-    evaluator: Evaluator, piece: _Piece, progress: Progress, attested: _Attested
-) -> tuple[int | None, int]:
-    """Return the number, in C order, of the first element that differs (None if there is none), and how many do."""
-    (want, got, _, _), start, stop, _, _ = piece
-    one, other = evaluator.raw(want, start, stop), evaluator.raw(got, start, stop)
-    if len(one) != len(other) or len(one) != piece.nbytes:
-        raise AssertionError(f"an evaluator gave {len(one)} and {len(other)} bytes of {stop - start} elements")
-    progress(piece.nbytes)
-    if one != other:
-        unequal = differing(one, other, got.dtype.itemsize)
-        return start + int(unequal.argmax()), int(unequal.sum())
-    attested.add(piece.pair, other)
-    return None, 0
-
-
-def _compare_in_tiles(
-    evaluator: Evaluator, piece: _Piece, progress: Progress, attested: _Attested
-) -> tuple[int | None, int]:
-    """Do the same for a whole tensor, box by box rather than in C order."""
-    want, got, _, _ = piece.pair
-    first: int | None = None
-    total = 0
-    for starts, counts in blocks(got):
-        one, other = (evaluator.box(tensor, starts, counts) for tensor in (want, got))
-        if one.shape != tuple(counts) or other.shape != tuple(counts):
-            raise AssertionError(f"an evaluator gave {one.shape} and {other.shape} elements of {counts}")
-        mine, theirs = one.tobytes(), other.tobytes()
-        if mine != theirs:
-            unequal = differing(mine, theirs, got.dtype.itemsize)
-            total += int(unequal.sum())
-            # A box's first in C order is also its first in the tensor's.
-            place = place_of(int(unequal.argmax()), counts)
-            at = number_of([start + index for start, index in zip(starts, place, strict=True)], got.shape)
-            first = at if first is None else min(first, at)
-        progress(one.nbytes)
-    if first is None:
-        attested.read(evaluator, piece.pair)
-    return first, total
+    pair, equal = piece.pair, True
+    want, got, _, _ = pair
+    for run in piece.runs:
+        one, other = (evaluator.bits(tensor, run) for tensor in (want, got))
+        size = (run.stop - run.start) * got.dtype.itemsize
+        if len(one) != len(other) or len(one) != size:
+            raise AssertionError(f"an evaluator gave {len(one)} and {len(other)} bytes of {run}")
+        progress(size)
+        if one != other:
+            unequal, equal = differing(one, other, got.dtype.itemsize), False
+            first = run.number(int(unequal.argmax()), got.shape)
+            wrong.add_values(pair, first, int(unequal.sum()), evaluator.raw)
+        elif run.box is None:
+            attested.add(pair, other)
+    if equal and is_scattered(want, got):
+        attested.read(evaluator, pair)
 
 
 # ----------------------------------------------------------------------------------------------------------- wording

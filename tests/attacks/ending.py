@@ -1,9 +1,9 @@
 """Converts files of the corpus in a process of its own, without torch, and tells how each ended.
 
-    python -m attacks.ending CANARY     started by `endings`
+    python -m attacks.ending     started by `ending_of`, once
 
-It gets a line of JSON for each: the command, the input and the output, which is in a directory of its own. It answers
-with one, an `Ending`.
+It gets a line of JSON for each: the canary, the command, the input and the output, which is in a directory of its own.
+It answers with one, an `Ending`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,7 +35,7 @@ class Ending:
     """How a conversion ended: exit code and messages of the command line, and how many functions were `called`, or 0 if
     they were not counted: to count takes several times as long, and a `LARGE` input may take long.
 
-    `written`: what is then in the output's directory. `canary`: it was made. `peak`: most bytes of memory until then.
+    `written`: what is then in the output's directory. `canary`: it was made. `peak`: most bytes of memory meanwhile.
     """
 
     code: object
@@ -47,24 +46,40 @@ class Ending:
     peak: int
 
 
-def endings(tasks: Iterable[tuple[str, Path, Path]], canary: Path) -> list[Ending]:
-    """How the conversions of `tasks` end: of each its command, input and output."""
-    asked = "".join(json.dumps([command, *map(str, paths)]) + "\n" for command, *paths in tasks)
-    command = [sys.executable, "-m", "attacks.ending", str(canary)]
+@functools.cache
+def _process() -> subprocess.Popen[str]:
+    """What converts them, until this process ends."""
     paths = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(ckptconv.__file__).parents[1])])
-    done = subprocess.run(
-        command, input=asked, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths}
+    return subprocess.Popen(
+        [sys.executable, "-m", "attacks.ending"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": paths},
     )
-    assert done.returncode == 0, done.stderr
-    told = [Ending(**json.loads(line)) for line in done.stdout.splitlines()]
-    assert len(told) == asked.count("\n"), done.stderr
-    return told
+
+
+def ending_of(command: str, source: Path, output: Path, canary: Path) -> Ending:
+    """How a conversion ends."""
+    process = _process()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    print(json.dumps([*map(str, (canary, command, source, output))]), file=process.stdin, flush=True)
+    answer = process.stdout.readline()
+    assert answer, f"the process that converts {source} died"
+    return Ending(**json.loads(answer))
 
 
 def size_of(source: Path) -> int:
     """The bytes of a file, or of all files of a directory."""
     files = source.rglob("*") if source.is_dir() else [source]
     return sum(file.lstat().st_size for file in files)
+
+
+def _forget_peak() -> None:
+    with open("/proc/self/clear_refs", "w") as clearing:
+        clearing.write("5")
 
 
 def _peak() -> int:
@@ -83,7 +98,7 @@ def _code_of(arguments: list[str]) -> object:
     return None
 
 
-def _answer(canary: str) -> None:
+def _answer() -> None:
     import typer
 
     from ckptconv.cli import main
@@ -91,11 +106,12 @@ def _answer(canary: str) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, resource.getrlimit(resource.RLIMIT_CPU)[1]))
     main.app = typer.main.get_command(main.app)  # once, and not for each file
     for line in sys.stdin:
-        arguments = json.loads(line)
+        canary, *arguments = json.loads(line)
         err = io.StringIO()
         # Without the garbage of those before, and what is imported.
         gc.collect()
         gc.get_freeze_count() or gc.freeze()
+        _forget_peak()
         work = functools.partial(_code_of, [*arguments, "--no-fsync"])
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
             called, code = (0, work()) if size_of(Path(arguments[1])) > LARGE else counted(work)
@@ -105,4 +121,4 @@ def _answer(canary: str) -> None:
 
 
 if __name__ == "__main__":
-    _answer(sys.argv[1])
+    _answer()

@@ -452,7 +452,7 @@ def test_memory_stays_small_whatever_the_size_of_a_tensor(tmp_path: Path) -> Non
     run = ckptconv("diff", a, b, "--json")
     assert run.code == 1, run.err
     assert run.json["elements_differ"] == 2 * (7 << 20)
-    assert run.json["peak_rss_bytes"] < 64 << 20
+    assert run.json["peak_rss_bytes"] < 72 << 20
 
 
 def test_it_is_a_call_too_and_takes_opened_checkpoints(two: tuple[str, str]) -> None:

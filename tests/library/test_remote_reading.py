@@ -21,7 +21,7 @@ SMALL = {f"layer{number}.bias": torch.full((50,), float(number)) for number in r
 
 @pytest.fixture
 def proxy(s3: S3) -> Iterator[Proxy]:
-    with proxy_to(s3.endpoint) as made:
+    with proxy_to(s3) as made:
         yield made
 
 

@@ -10,8 +10,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ import torch
 from checkpoints import DATA, ZERO, ckptconv_here, contents
 from dcp_checkpoints import checkpoint_of
 from jsonschema import Draft202012Validator
+from prepared import PROGRAM, Process, prepared
 from remote import a_model
 
 import ckptconv
@@ -56,10 +55,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def process_serving(source: Path, *options: object) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def process_serving(source: Path, *options: object) -> Iterator[tuple[str, Process]]:
     """The address of `ckptconv serve`, and its process."""
-    command = [sys.executable, "-m", "ckptconv", "serve", str(source), *map(str, options)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = prepared().python(PROGRAM, "serve", source, *options)
     assert process.stdout is not None
     try:
         yield process.stdout.readline().strip(), process
@@ -186,8 +184,7 @@ def test_huggingface_hub_by_its_environment(place: Path, tmp_path: Path) -> None
     with process_serving(place / "zero") as (url, _):
         # Other tests forbid to ask the real hub.
         environment = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-        command = [sys.executable, "-c", program]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        done = prepared().run(program, env=environment)
     path, told = done.stdout.splitlines()
     sha, exists = told.split()
     assert Path(path).parent.name == sha
@@ -401,7 +398,7 @@ def test_a_source_that_changes_gives_an_error_and_no_wrong_byte(tmp_path: Path) 
 # ---------------------------------------------------------------------------------------------------------- the command
 
 
-def memory(process: subprocess.Popen[str], what: str) -> int:
+def memory(process: Process, what: str) -> int:
     status = Path(f"/proc/{process.pid}/status").read_text()
     return int(status.split(f"{what}:")[1].split()[0]) << 10
 
@@ -436,7 +433,7 @@ def test_it_says_where_it_is_and_ends_when_asked(number: signal.Signals, place: 
         assert ask(url, "/model.safetensors").status == 200
         process.send_signal(number)
         out, err = process.communicate(timeout=600)
-        assert process.returncode == 0
+        assert process.wait() == 0
     assert out == ""
     assert '"GET /model.safetensors HTTP/1.1" 200' in err
     assert "config.json, which from_pretrained needs, is not beside SOURCE" in err

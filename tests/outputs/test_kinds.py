@@ -154,7 +154,7 @@ def make(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 def convert(kind: str, source: str, options: Mapping[str, Any]) -> ckptconv.Report:
     words = {**ASKED[kind], **options}
     if words.get("like") == LIKE:
-        words["like"] += ".dcp" if KINDS[kind].made_of == "dcp" else ".safetensors"
+        words["like"] += ".dcp" if KINDS[kind].holds == "dcp" else ".safetensors"
     return ckptconv.convert(f"../{source}", words.pop("output", None), fsync=False, jobs=1, **words)
 
 
@@ -169,7 +169,7 @@ def test_an_option_is_heeded_or_refused_or_said_to_have_no_effect(
     row = MATRIX[option]
     expected = row.kinds[list(ASKED).index(kind)]
     # Only some checkpoints have states of an optimizer, and only safetensors become a `.pt` file.
-    has_states = KINDS[kind].made_of in ("optimizer", "universal")
+    has_states = KINDS[kind].holds in ("optimizer", "universal")
     source = "zero" if has_states else "model" if (kind, row.source) == ("torch", "zero") else row.source
     given = {**dict(row.beside), **row.given}
     outcome = make(kind, source, given, *([{}] if option == "clobber" else []))

@@ -367,7 +367,7 @@ def test_a_glob_that_excludes_nothing_is_told(command: str, tmp_path: Path) -> N
     source, output = ("x.pt", "y.safetensors") if command == "pt2safetensors" else ("x.safetensors", "y.pt")
     run = ckptconv_here(command, tmp_path / source, tmp_path / output, "--exclude", "model.bais")
     assert run.code == 0
-    assert "warning: --exclude 'model.bais' matches nothing. Did you mean 'model.bias'" in run.err
+    assert "warning: --exclude 'model.bais' matches nothing. Did you mean 'model.bias'?" in run.err
     run = ckptconv_here(command, tmp_path / source, tmp_path / output, "--exclude", "model.lr")
     assert run.code == 0
     assert run.err == ""

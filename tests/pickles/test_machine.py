@@ -626,9 +626,9 @@ def test_any_program_at_all(program):
 
 # ------------------------------------------------------------------------------------------------------------- bombs
 
-# Bombs of this size, where what is allowed is a tenth of what it is by default: the corpus has some ten times as large.
-N = 10_000
-TENTH = Limits(objects=DEFAULT_LIMITS.objects // 10, key_nodes=DEFAULT_LIMITS.key_nodes // 10)
+# Bombs of this size, where less is allowed than by default: the corpus has some ten to a hundred times as large.
+N = 2_500
+SMALL = Limits(objects=DEFAULT_LIMITS.objects // 40, key_nodes=DEFAULT_LIMITS.key_nodes // 40)
 
 
 def colliding_keys(count: int, made: bytes = b"") -> bytes:
@@ -643,10 +643,10 @@ def many_keys(made: bytes) -> bytes:
 
 
 COPIES = b"h\1h\0\x85R" * N + b"e."
-# 150 modules by 150 names, each of five hundred parts.
-DOTTED = b"".join(b"X\xe6\x03\0\0" + b"%04d" % n + b".a" * 497 + b"r" + struct.pack("<I", n) for n in range(150))
+# 75 modules by 75 names, each of five hundred parts.
+DOTTED = b"".join(b"X\xe6\x03\0\0" + b"%04d" % n + b".a" * 497 + b"r" + struct.pack("<I", n) for n in range(75))
 DOTTED += b"".join(
-    b"j" + struct.pack("<I", n) + b"j" + struct.pack("<I", m) + b"\x930" for n in range(150) for m in range(150)
+    b"j" + struct.pack("<I", n) + b"j" + struct.pack("<I", m) + b"\x930" for n in range(75) for m in range(75)
 )
 
 BOMBS = {
@@ -695,19 +695,19 @@ BOMBS = {
     "shared tuples": (b")" + b"2\x86" * 64 + b".", "again and again"),
     "shared lists": (b"]" + b"q\0]h\0ah\0a" * 64 + b".", "again and again"),
     "shared states": (b"cm\nx\n)R" + b"q\0cm\nx\n)Rh\0bh\0b" * 64 + b".", "again and again"),
-    "the same key of 900 parts": (
-        b"](" + b"N" * 900 + b"tq\0" + b"}h\0Ns0" * (N // 2) + b".", "too long to hash"),
+    "the same key of 225 parts": (
+        b"](" + b"N" * 225 + b"tq\0" + b"}h\0Ns0" * (8 * N) + b".", "too long to hash"),
     "the same large integer as a key": (
-        b"]\x8b\x00\x06\x00\x00" + b"\x7f" * 1536 + b"q\0" + b"}h\0Ns0" * (2 * N) + b".",
+        b"]\x8b\x00\x06\x00\x00" + b"\x7f" * 1536 + b"q\0" + b"}h\0Ns0" * (8 * N) + b".",
         "too long to hash",
     ),
-    "colliding integers": (colliding_keys(30_000), "same hash"),
-    "colliding tuples": (colliding_keys(30_000, b"\x85"), "same hash"),
+    "colliding integers": (colliding_keys(10_000), "same hash"),
+    "colliding tuples": (colliding_keys(10_000, b"\x85"), "same hash"),
     "slices in slices": (b"cbuiltins\nslice\nq\0" + b"h\0" * N + b"K\1" + b"\x85R" * N + b".", "no pickler gives"),
     "a long integer": (b"\x8b\xff\xff\xff\x7f" + b"\x7f" * N + b".", "an integer of"),
-    "many digits": (b"I" + b"9" * N + b"\n.", "digits"),
-    "many digits, long": (b"L" + b"9" * N + b"L\n.", "digits"),
-    "many digits, index": (b"g" + b"9" * N + b"\n.", "digits"),
+    "many digits": (b"I" + b"9" * 4 * N + b"\n.", "digits"),
+    "many digits, long": (b"L" + b"9" * 4 * N + b"L\n.", "digits"),
+    "many digits, index": (b"g" + b"9" * 4 * N + b"\n.", "digits"),
     "a huge memo index": (b"Nr\xff\xff\xff\xff.", None),
     "a huge memo index, in text": (b"Np99999999999999999999\n.", None),
     "huge memo indexes": (b"N" + b"".join(b"r" + struct.pack("<I", 2**32 - 1 - n) for n in range(N)) + b".", None),
@@ -735,13 +735,13 @@ BOMBS = {
 def test_no_pickle_takes_long_or_much(data, reason):
     tracemalloc.start()
     try:
-        refused = refusal(data, limits=TENTH)
+        refused = refusal(data, limits=SMALL)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert reason in refused if reason else not refused
-    assert peak < (1 << 20) + 300 * len(data)
-    assert calls_for(data, limits=TENTH) < 20_000 + 40 * len(data)
+    assert peak < (1 << 18) + 300 * len(data)
+    assert calls_for(data, limits=SMALL) < 5_000 + 40 * len(data)
 
 
 def test_a_tree_has_no_more_containers_than_its_length_can_be_about():

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from effort import TIMES
 from torch import _weights_only_unpickler as weights_only
 
 from ckptconv.errors import CkptconvError, CorruptError
@@ -286,16 +287,20 @@ def test_numbers_and_text_spelled_in_every_way() -> None:
 
 
 def test_every_number_of_the_memo() -> None:
-    """MEMOIZE takes the number of entries for its own, be it that of an entry already; PUT takes any."""
+    """MEMOIZE takes the number of entries for its own, be it that of an entry already; PUT takes any.
+
+    All programs of three steps, and of those of four one in eleven.
+    """
     steps = [put(0), put(1), put(2), put(3), put(4), put(9), b"p1\n", b"p3\n", b"\x94"]
     seen: Counter[str] = Counter()
     for length in range(1, 5):
-        for program in itertools.product(steps, repeat=length):
+        every = 11 if length == 4 and TIMES == 1 else 1
+        for program in itertools.islice(itertools.product(steps, repeat=length), 0, None, every):
             values = b"".join(b"K" + bytes([100 + at]) + step for at, step in enumerate(program))
             for read in range(10):
                 seen[outcome(b"(" + values + get(read) + b"t.")] += 1
     assert seen["refused"] + seen["read"] == sum(seen.values())
-    assert min(seen["refused"], seen["read"]) > 5000
+    assert min(seen["refused"], seen["read"]) > 2000
 
 
 def test_keys_that_are_equal_are_one_key() -> None:
@@ -381,13 +386,16 @@ def test_constructors_make_what_python_makes_or_refuse() -> None:
         named("collections", "deque") + b")R", named("builtins", "list"), b"X\6\0\0\0latin1", b"X\5\0\0\0utf-8", b"K\3",
     ]  # fmt: skip
     seen: Counter[str] = Counter()
-    for function in CALLED:
+    # Each with each of the others, but for a few functions at a time.
+    pairs = list(itertools.product(enumerate(given), repeat=2))
+    for number, function in enumerate(CALLED):
         seen[outcome(function + b")R.")] += 1
         for how in (b"R.", b"\x81.", b"}\x92.", b"}X\1\0\0\0aK\1s\x92."):
             for argument in given:
                 seen[outcome(function + argument + b"\x85" + how)] += 1
-        for first, second in itertools.product(given, repeat=2):
-            seen[outcome(function + first + second + b"\x86R.")] += 1
+        for (one, first), (other, second) in pairs:
+            if TIMES > 1 or (one + other + number) % 3 == 0:
+                seen[outcome(function + first + second + b"\x86R.")] += 1
         for argument in given:
             seen[outcome(b"(" + function + argument + b"o.")] += 1
             seen[outcome(b"(" + argument + b"i" + function[1:] + b".")] += 1

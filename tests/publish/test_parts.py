@@ -7,14 +7,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from checkpoints import SHARDS, ZERO, Run, ckptconv_here, contents, seven_shards
 from hypothesis import given
 from hypothesis import strategies as st
+from prepared import PROGRAM, prepared
 
 from ckptconv import finish
 from ckptconv.cli import console as report
@@ -23,7 +22,6 @@ from ckptconv.publish.parts import assign
 from ckptconv.text import parse_part
 
 SHARDED = ("--max-shard-size", "1MB")
-PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
 @pytest.fixture(scope="module")
@@ -106,26 +104,12 @@ def test_four_processes_at_once_and_finish_make_what_one_run_makes(model: Path, 
     expected = whole(model, tmp_path / "expected")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "model.safetensors").write_bytes(b"old")
-    command = [
-        sys.executable,
-        "-m",
-        "ckptconv",
-        "pt2safetensors",
-        str(model),
-        str(tmp_path / "out"),
-        *SHARDED,
-        "--json",
-    ]
-    running = [
-        subprocess.Popen(
-            [*command, "--json", "--part", f"{n}/4"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for n in range(4)
-    ]
+    words = ("pt2safetensors", model, tmp_path / "out", *SHARDED, "--json")
+    running = [prepared().python(PROGRAM, *words, "--part", f"{n}/4") for n in range(4)]
     reports = []
     for process in running:
         out, err = process.communicate()
-        assert process.returncode == 0, err
+        assert process.wait() == 0, err
         reports.append(json.loads(out))
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"old"
     staged = [output["path"] for report in reports for output in report["outputs"]]
@@ -336,8 +320,8 @@ main.main(sys.argv[1:])
 
 def test_a_living_part_is_never_disturbed(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-c", HELD, "pt2safetensors", str(model), str(out), *SHARDED, "--part", "0/2", "-q"]
-    first = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, **PIPES)
+    words = ("pt2safetensors", model, out, *SHARDED, "--part", "0/2", "-q")
+    first = prepared().python(HELD, *words, stdin=subprocess.PIPE)
     assert first.stdout is not None
     assert first.stdout.read(1) == "!"
     done(part(model, out, "1/2"))
@@ -353,7 +337,7 @@ def test_a_living_part_is_never_disturbed(model: Path, tmp_path: Path) -> None:
     done(ckptconv_here("pt2safetensors", model, other, *SHARDED, "--exclude", "layer0"))
     shutil.copytree(other, out, dirs_exist_ok=True)
     _, err = first.communicate()
-    assert first.returncode == 0, err
+    assert first.wait() == 0, err
     done(ckptconv_here("finish", out))
     assert contents(out) == whole(model, tmp_path / "expected")
 
@@ -361,9 +345,8 @@ def test_a_living_part_is_never_disturbed(model: Path, tmp_path: Path) -> None:
 def test_a_part_that_is_killed_goes_on(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     dying = HELD.replace("os.read(0, 1)", "'00005' in name and (recorded(self, 4), os.kill(os.getpid(), 9))")
-    words = "pt2safetensors", str(model), str(out), *SHARDED, "--part", "0/1", "--jobs", "1"
-    command = [sys.executable, "-c", dying, *words]
-    assert subprocess.run(command, capture_output=True, check=False).returncode == -signal.SIGKILL
+    words = ("pt2safetensors", model, out, *SHARDED, "--part", "0/1", "--jobs", 1)
+    assert prepared().run(dying, *words).returncode == -signal.SIGKILL
     assert ckptconv_here("finish", out).code == 1
     assert part(model, out, "0/1", "--json").json["reused"] == 4
     done(ckptconv_here("finish", out))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
@@ -17,6 +15,7 @@ import fsspec
 import pytest
 import torch
 from checkpoints import ZERO
+from prepared import PROGRAM, Process, prepared
 from remote import BUCKET, S3, Proxy, fresh, proxy_to
 
 from ckptconv import convert, verify
@@ -102,11 +101,10 @@ def uploads(store: Store, s3: S3) -> list[str]:
     return s3.uploads(store.url.removeprefix(f"s3://{BUCKET}/"))
 
 
-def command(model: Path, store: Store, which: str) -> list[str]:
-    return [
-        sys.executable, "-m", "ckptconv", "pt2safetensors", str(model), store.url, "--json", "--part", which,
-        "--max-shard-size", str(SHARD), "--storage-options", json.dumps(store.options),
-    ]  # fmt: skip
+def part_of(model: Path, store: Store, which: str) -> Process:
+    """A process that makes a part."""
+    words = ("pt2safetensors", model, store.url, "--json", "--part", which, "--max-shard-size", SHARD)
+    return prepared().python(PROGRAM, *words, "--storage-options", json.dumps(store.options))
 
 
 def _records(proxy: Proxy) -> int:
@@ -136,11 +134,10 @@ def test_parts_and_finish_make_what_one_run_makes(model: Path, expected: dict[st
 def test_two_processes_of_which_one_is_killed_and_finish_make_what_one_run_makes(
     model: Path, expected: dict[str, bytes], on_s3: Store, s3: S3
 ) -> None:
-    with proxy_to(s3.endpoint) as proxy:
+    with proxy_to(s3) as proxy:
         # Two of its shards are finished, and the third is not.
         proxy.rule = lambda asked: "held" if asked.method == "PUT" and _records(proxy) > 2 else ""
-        first = subprocess.Popen(command(model, on_s3, "0/2"), stdout=subprocess.DEVNULL)
-        second = subprocess.Popen(command(model, on_s3.through(proxy), "1/2"), stdout=subprocess.DEVNULL)
+        first, second = part_of(model, on_s3, "0/2"), part_of(model, on_s3.through(proxy), "1/2")
         while second.poll() is None and _records(proxy) < 3:
             time.sleep(0.01)
         second.send_signal(signal.SIGKILL)
@@ -151,8 +148,8 @@ def test_two_processes_of_which_one_is_killed_and_finish_make_what_one_run_makes
     with pytest.raises(FailedError, match=r"part 1/2 .*model-0000\d-of-00006"):
         on_s3.finish()
     assert not is_model(on_s3.shown())
-    again = json.loads(subprocess.run(command(model, on_s3, "1/2"), check=True, capture_output=True).stdout)
-    assert 1 <= again["reused"] < len(again["outputs"])
+    again = on_s3.part(model, 1)
+    assert 1 <= again.reused < len(again.outputs)
     assert on_s3.finish().tensors == COUNT
     assert on_s3.contents() == expected
 
@@ -174,7 +171,7 @@ def test_an_index_is_never_over_shards_of_another_output(
 def test_an_output_stays_until_a_shard_of_a_part_is_whole(model: Path, other: Path, on_s3: Store, s3: S3) -> None:
     on_s3.whole(other)
     before = on_s3.contents()
-    with proxy_to(s3.endpoint) as proxy:
+    with proxy_to(s3) as proxy:
         proxy.rule = lambda asked: "403" if "partNumber=" in asked.path else ""
         with pytest.raises(FailedError, match=r"\.safetensors cannot be written"):
             on_s3.through(proxy).part(model, 0)
@@ -199,7 +196,7 @@ def test_an_output_of_one_shard_stays_until_it_is_finished(
 def test_the_index_is_put_there_last(model: Path, on_s3: Store, s3: S3) -> None:
     for number in range(2):
         on_s3.part(model, number)
-    with proxy_to(s3.endpoint) as proxy:
+    with proxy_to(s3) as proxy:
         on_s3.through(proxy).finish()
         written = [asked.path for asked in proxy.asked if asked.method == "PUT" and "/.ckptconv-" not in asked.path]
     assert written[-1].endswith(INDEX)
@@ -215,7 +212,7 @@ def test_a_finish_that_is_killed_goes_on(
     for number in range(2):
         on_s3.part(model, number)
     method, _, rest = refused.partition(" ")
-    with proxy_to(s3.endpoint) as proxy:
+    with proxy_to(s3) as proxy:
         proxy.rule = lambda asked: (
             "403" if asked.method == method and bool(rest) == ("/.ckptconv-" in asked.path) else ""
         )
@@ -360,7 +357,7 @@ def test_what_fails_for_good_takes_its_shards_and_records_back(
 ) -> None:
     short = tmp_path / "model.pt"
     short.write_bytes(model.read_bytes())
-    with proxy_to(s3.endpoint) as proxy:
+    with proxy_to(s3) as proxy:
 
         def spoil(asked: Any) -> str:
             if "/.record-" in asked.path and asked.method == "PUT":

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import ZERO, Run, ckptconv_here
+from prepared import prepared
 from safetensors.torch import load_file
 
 from ckptconv.publish import jobs as making
@@ -58,8 +58,7 @@ def dying(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     if "--jobs" not in arguments:
         arguments += ("--jobs", 1)
     code = f"import os, signal, sys\n{code}\nfrom ckptconv.cli.main import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return prepared().run(code, *arguments)
 
 
 # Sends itself a signal when the shard of that number is begun, those before it have their records, and no other is

@@ -239,10 +239,10 @@ def test_any_layout_is_split_as_the_reference_does_and_packed_again(
     is_same_table(packed, "m.embeddings.t.weight", kind, table)
 
 
-@examples(25, HealthCheck.function_scoped_fixture)
+@examples(12, HealthCheck.function_scoped_fixture)
 @given(kind=kinds, padding=st.sampled_from(["random", "zero", "last"]), memory=st.sampled_from(["20kB", "100kB"]))
 def test_small_buffers_and_threads_make_no_difference(tmp_path: Path, kind: Kind, padding: str, memory: str) -> None:
-    table = rows_of(kind, 3000, 1, padding)
+    table = rows_of(kind, 1500, 1, padding)
     source = saved(tmp_path / "t.safetensors", kind, table)
     parts, packed = tmp_path / "parts.safetensors", tmp_path / "packed.safetensors"
     run("split", *kind.options, "--memory", memory, "--jobs", 2, "--no-fsync", "-q", source, parts)
@@ -709,8 +709,8 @@ def test_inspect_says_which_tables_may_be_whole_rows_and_how_to_split_them(tmp_p
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_memory_does_not_grow_with_the_table(tmp_path: Path, jobs: int) -> None:
-    """Two million rows, 304 MB, of nothing: a file with holes."""
-    kind, count = Kind(64, "exact_row_wise_adagrad", "float16"), 2_000_000
+    """A million rows, 152 MB, of nothing: a file with holes."""
+    kind, count = Kind(64, "exact_row_wise_adagrad", "float16"), 1_000_000
     entry = {"dtype": "F16", "shape": [count, kind.row // 2], "data_offsets": [0, count * kind.row]}
     header = json.dumps({"t": entry}).encode()
     path, parts = tmp_path / "t.safetensors", tmp_path / "parts.safetensors"

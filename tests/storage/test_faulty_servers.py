@@ -115,7 +115,7 @@ def spoiled(change: Callable[[dict[str, str], bytes], tuple[dict[str, str], byte
 
 def test_what_s3_gives_whole_has_its_checksum(s3: S3, small: Path, tmp_path: Path) -> None:
     url, other = s3.put(small, f"{fresh()}/model.pt"), s3.put(small, f"{fresh()}/model.pt")
-    with proxy_to(s3.endpoint) as proxy:
+    with proxy_to(s3) as proxy:
         options = {**s3.through(proxy.endpoint), "config_kwargs": {"retries": {"max_attempts": 0}}}
         convert(url, tmp_path / "sound.safetensors", storage_options=options)
         proxy.change = spoiled(lambda headers, data: (headers, data[:-1] + bytes([data[-1] ^ 1])))
@@ -125,7 +125,7 @@ def test_what_s3_gives_whole_has_its_checksum(s3: S3, small: Path, tmp_path: Pat
 
 def test_a_range_of_s3_is_the_one_that_was_asked_for(s3: S3, large: Path, tmp_path: Path) -> None:
     url = s3.put(large, f"{fresh()}/model.pt")
-    with proxy_to(s3.endpoint) as proxy:
+    with proxy_to(s3) as proxy:
         options = {**s3.through(proxy.endpoint), "config_kwargs": {"retries": {"max_attempts": 0}}}
         proxy.change = spoiled(lambda headers, data: ({**headers, "Content-Range": "bytes 1-2/3"}, data))
         with pytest.raises(FailedError, match="says that it gives 'bytes 1-2/3'"):

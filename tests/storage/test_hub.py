@@ -6,17 +6,16 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from checkpoints import ZERO, ckptconv, ckptconv_here
+from checkpoints import ZERO, ckptconv_forked, ckptconv_here
 from hub_server import TOKEN, Hub, hub_server
 from huggingface_hub import HfFileSystem, constants
+from prepared import prepared
 from safetensors.torch import load_file, save
 
 from ckptconv import CorruptError, FailedError, Report, UsageError, convert, verify
@@ -332,7 +331,7 @@ try:
 except UsageError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    done = prepared().run(code)
     assert "pip install 'ckptconv[hub]'" in done.stdout
 
 
@@ -341,12 +340,12 @@ def test_the_command_line_takes_endpoint_and_token_from_the_environment(
 ) -> None:
     hub.commit(repository, {"pytorch_model.bin": saved(model()), "config.json": CONFIG}, private=True)
     there = {**os.environ, "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "home")}
-    run = ckptconv("pt2safetensors", f"hf://{repository}", tmp_path / "out", "--json", env=there)
+    run = ckptconv_forked("pt2safetensors", f"hf://{repository}", tmp_path / "out", "--json", env=there)
     assert run.code == 0, run.err
     assert is_model(tmp_path / "out", model())
     names = [Path(each["path"]).name for each in run.json["outputs"]]
     assert names == ["config.json", "model.safetensors"]
-    run = ckptconv("pt2safetensors", f"hf://{repository}", tmp_path / "bare", "--no-copy-config", env=there)
+    run = ckptconv_forked("pt2safetensors", f"hf://{repository}", tmp_path / "bare", "--no-copy-config", env=there)
     assert run.code == 0, run.err
     assert not (tmp_path / "bare" / "config.json").exists()
 

@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -26,6 +24,7 @@ from effort import examples
 from huggingface_hub import save_torch_state_dict
 from hypothesis import given
 from hypothesis import strategies as st
+from prepared import Process, prepared
 from remote import (
     CREDENTIALS,
     KIB,
@@ -51,7 +50,7 @@ from ckptconv.storage.prefetch import Range, coalesce
 from ckptconv.storage.spool import Spool
 from ckptconv.storage.uploads import part_size
 from ckptconv.tensors.moves import File
-from ckptconv.verification import evaluate, verify
+from ckptconv.verification import verify
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import make_example
@@ -61,7 +60,7 @@ import make_example
 def proxy(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """A link to the server that can be broken, to one that does not wait long before it tries again."""
     monkeypatch.setattr(remote, "WAITS", (0.01,) * 2)
-    with proxy_to(s3.endpoint) as made:
+    with proxy_to(s3) as made:
         yield made
 
 
@@ -149,11 +148,11 @@ def test_what_is_sent_is_read_by_the_thread_that_sends_it(model: Path, s3: S3, m
 
 
 def test_the_command_line_takes_urls_storage_options_and_the_environment(
-    model: Path, plain: Path, s3: S3, tmp_path: Path
+    model: Path, plain: Path, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = fresh()
     url = s3.put(model, f"{name}/model.pt")
-    by_option = ckptconv(
+    by_option = ckptconv_here(
         "pt2safetensors",
         url,
         f"s3://models/{name}/a.safetensors",
@@ -163,8 +162,11 @@ def test_the_command_line_takes_urls_storage_options_and_the_environment(
     )
     assert by_option.code == 0, by_option.err
     assert by_option.json["outputs"][0]["path"] == f"s3://models/{name}/a.safetensors"
-    environment = {**os.environ, **CREDENTIALS, "AWS_ENDPOINT_URL": s3.endpoint}
-    by_environment = ckptconv("pt2safetensors", url, f"s3://models/{name}/b.safetensors", env=environment)
+    for variable, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": s3.endpoint}.items():
+        monkeypatch.setenv(variable, value)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    by_environment = ckptconv_here("pt2safetensors", url, f"s3://models/{name}/b.safetensors")
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
     assert by_environment.code == 0, by_environment.err
     expected = (plain / "plain.safetensors").read_bytes()
     assert s3.get(f"{name}/a.safetensors") == s3.get(f"{name}/b.safetensors") == expected
@@ -234,15 +236,11 @@ main.main(sys.argv[1:])
 """
 
 
-def uploading(model: Path, name: str, s3: S3, proxy: Proxy) -> subprocess.Popen[bytes]:
+def uploading(model: Path, name: str, s3: S3, proxy: Proxy) -> Process:
     """A conversion in a process of its own whose second part does not arrive."""
     proxy.rule = lambda asked: "held" if "partNumber=2" in asked.path else ""
-    command = [sys.executable, "-c", HEARING, "pt2safetensors", str(model), f"s3://models/{name}/out.safetensors"]
-    process = subprocess.Popen(
-        [*command, "--storage-options", json.dumps(impatient(s3, proxy))],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    words = ("pt2safetensors", model, f"s3://models/{name}/out.safetensors")
+    process = prepared().python(HEARING, *words, "--storage-options", json.dumps(impatient(s3, proxy)))
     while process.poll() is None and not any("partNumber=2" in asked.path for asked in proxy.asked):
         time.sleep(0.01)
     return process
@@ -266,10 +264,10 @@ def test_an_interrupted_upload_is_taken_back(model: Path, s3: S3, proxy: Proxy) 
     process = uploading(model, name, s3, proxy)
     process.send_signal(signal.SIGTERM)
     assert process.stdout is not None
-    assert process.stdout.read(1) == b"!"
+    assert process.stdout.read(1) == "!"
     proxy.release()
     _, said = process.communicate()
-    assert process.returncode == 143, said
+    assert process.wait() == 143, said
     assert not s3.keys(name)
     assert not s3.uploads(name)
 
@@ -543,7 +541,7 @@ def test_what_there_is_no_room_for_is_verified_all_the_same(
     s3: S3, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify, "PREFETCH_MEMORY", 2 * KIB)
-    monkeypatch.setattr(evaluate, "BLOCK", 64 * KIB)
+    monkeypatch.setattr(verify, "_BLOCK", 64 * KIB)
     torch.save({"t": torch.randn(40, 1000).t(), "w": torch.randn(500)}, tmp_path / "model.pt")
     name = fresh()
     url = s3.put(tmp_path / "model.pt", f"{name}/model.pt")

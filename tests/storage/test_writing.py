@@ -97,3 +97,32 @@ def test_a_signal_while_the_thread_starts_leaves_none(monkeypatch: pytest.Monkey
     assert not set(threading.enumerate()) - before
     assert not done
     assert not interrupted
+
+
+def test_a_signal_while_it_waits_for_threads_lets_it_wait_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that have ended take nothing any more."""
+    together, usual = threading.Barrier(3, timeout=60), threading.Thread.join
+
+    def disturbed(thread: threading.Thread, timeout: float | None = None) -> NoReturn:
+        monkeypatch.undo()
+        for each in threads:
+            usual(each, 60)
+        raise InterruptedError
+
+    threads: list[threading.Thread] = []
+    done: list[int] = []
+
+    def work() -> None:
+        with Syncing() as syncing:
+            for _ in range(3):
+                syncing.add(together.wait)
+            threads.extend(syncing._threads)
+            for _ in threads:
+                syncing._waiting.put(None)
+            monkeypatch.setattr(threading.Thread, "join", disturbed)
+            syncing.finish()
+        done.append(1)
+
+    with pytest.raises(InterruptedError):
+        work()
+    assert not done

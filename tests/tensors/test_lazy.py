@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ckptconv.tensors.dtypes import DTYPES, DType
-from ckptconv.tensors.geometry import contiguous_strides, is_contiguous, reshaped_strides
+from ckptconv.tensors.geometry import contiguous_strides, is_contiguous, reshaped_strides, tiles
 from ckptconv.tensors.lazy import (
     Concat,
     Convert,
@@ -30,7 +30,7 @@ from ckptconv.tensors.lazy import (
     Zeros,
     same_bytes,
 )
-from ckptconv.tensors.moves import Bits, File, Join, Overlay, Swap, Xor
+from ckptconv.tensors.moves import Bits, File, Join, Overlay, Runs, Swap, Xor
 from ckptconv.tensors.slices import Span, Steps, sliced, strided
 
 SIZE = 40_000
@@ -293,12 +293,19 @@ def test_columns_of_a_matrix_are_read_run_by_run_without_what_lies_between(file:
     assert not move.kernels
 
 
-def test_a_transposed_matrix_is_moved_in_tiles_that_are_long_runs_on_both_sides(file: File) -> None:
+def test_a_transposed_matrix_is_moved_in_tiles_that_are_long_runs_on_both_sides() -> None:
+    shape, strides = (50_000, 50_000), (1, 50_000)
+    # What is written in runs is longer than what is read.
+    assert {tile.counts for tile in tiles(shape, strides, 1 << 22, 4)} >= {(1024, 4096)}
+    assert next(tiles(shape, strides, 1 << 22, 4)).target == Runs(0, 4096 * 4, ((1024, 50_000 * 4),))
+
+
+def test_a_transposed_matrix_is_written_at_once_where_whole_rows_leave_runs_to_read(file: File) -> None:
     tensor = Stored(file, 0, DTYPES["uint8"], (190, 200), (1, 190))
     moves = list(tensor.moves(0, tensor.nbytes, "source", 4096))
-    # Tiles of 32 × 128: what is written in runs is longer than what is read, but at the edges.
-    assert {move.source.length for move in moves} >= {32}
-    assert max(move.target.length for move in moves) == 128
+    # A tile is 20 rows of the result, which lie one after the other there.
+    assert [move.target for move in moves[:2]] == [Runs(0, 4000), Runs(4000, 4000)]
+    assert {move.source.length for move in moves} == {20, 10}
     assert evaluate(tensor, order="source", limit=4096) == np.ascontiguousarray(reference(tensor)).tobytes()
 
 

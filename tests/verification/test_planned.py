@@ -36,7 +36,7 @@ def plan(source: Source, target: Target, options: Options) -> planning.Output:
         at += tensor.nbytes
     parts.append(Trailer(at, 4 * len(tensors), sums))
     files = (FilePlan(basename(target.path), at + 4 * len(tensors), tuple(parts)),)
-    return planning.output_of(target.made_of, [source], target, options, files, {})
+    return planning.output_of(target.holds, [source], target, options, files, {})
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ckptconv.errors import CkptconvError, CorruptError
+from ckptconv.errors import CorruptError
 from ckptconv.formats import runs
 from ckptconv.formats.checkpointing.metadata import JSON, NAME, RAW, SAFETENSORS, TORCH, Held, StepMetadata
 from ckptconv.formats.dcp.paths import WRAPPERS
@@ -18,7 +18,6 @@ from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.ranks.locate import parsed
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
-from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.storage.location import Location
 
 FAMILY = torch_file.FAMILY
@@ -85,28 +84,16 @@ def is_step(place: Location) -> bool:
         return False
     if len(every[0]) == 1:
         return any(f"{word}_0.pt" in names for word in WRAPPERS)
-    return _is_distributed(place.join(held[0].files[0].path))
+    return torch_file.is_distributed(place.join(held[0].files[0].path))
 
 
 def _head(file: Location) -> bytes:
-    reader = file.open_reader()
-    try:
+    with file.open_reader() as reader:
         return reader.read_at(0, min(reader.file.size, _BEGINNING))
-    finally:
-        reader.close()
 
 
 def _is_metadata(head: bytes) -> bool:
     return head[:1] == b"\x80" and any(word in head for word in _WORDS)
-
-
-def _is_distributed(file: Location) -> bool:
-    """Whether a file mentions tensors of which each rank has a part."""
-    try:
-        mentioned = torch_file.read_torch(file).globals
-    except CkptconvError:
-        return False
-    return any(is_distributed_class(str(name)) for name in mentioned)
 
 
 def check_finished(place: Location) -> None:

@@ -145,14 +145,11 @@ class _Step:
 
     def _bytes(self, name: str, most: int) -> bytes:
         """Return the contents of a small file, which is an input from now on."""
-        reader = self.directory.join(name).open_reader()
-        try:
+        with self.directory.join(name).open_reader() as reader:
             file = reader.file
             if file.size > most:
                 raise CorruptError(f"{file.path} has {file.size} bytes; at most {most} are read.")
             data = reader.read_at(0, file.size)
-        finally:
-            reader.close()
         if file.path in self.digests:
             check_digest(file.path, hashlib.sha256(data).hexdigest(), self.digests[file.path])
         self.files.account.bytes_read += len(data)
@@ -311,11 +308,7 @@ class _Step:
     def _stored(self, name: str, held: Held, own: DescribedItem | None) -> dict[Path, Piece]:
         """Return the tensors of a safetensors file, whose names are paths joined by dots."""
         place = self._place(held)
-        reader = place.open_reader()
-        try:
-            header = safetensors.read_header(reader)
-        finally:
-            reader.close()
+        header = safetensors.header_of(place)
         self.files.account.bytes_read += header.bytes_read
         self.files.account.inputs[held.path] = header.identity
         paths: dict[str, Path] = {}

@@ -173,12 +173,11 @@ class Entries:
     @contextmanager
     def _reading(self, file: File) -> Iterator[BufferedReader]:
         # The end of an entry is close to the beginning of the next: a buffer serves both.
-        reader = self.place.at(file).open_buffered()
-        try:
-            yield reader
-        finally:
-            self.bytes_read += reader.bytes_read
-            reader.close()
+        with self.place.at(file).open_buffered() as reader:
+            try:
+                yield reader
+            finally:
+                self.bytes_read += reader.bytes_read
 
     def _chunk(
         self, name: str, tensor: SavedTensor, chunk: Chunk, place: EntryPlace, reader: BufferedReader

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ckptconv.errors import UsageError
 from ckptconv.formats.dcp.chunks import ChunkTile, join
-from ckptconv.formats.dcp.locate import FILE, METADATA, SUFFIX, locate
+from ckptconv.formats.dcp.locate import FILE, SUFFIX, located
 from ckptconv.formats.dcp.metadata import Description, EntryPlace, Path, Shape, named
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
@@ -53,13 +52,7 @@ def read_layout(place: Location) -> Layout:
     """Read the layout of the checkpoint in the directory `place`, or below it. Raise UsageError if there is none."""
     from ckptconv.formats.dcp.read import describe
 
-    located = locate(place) if place.kind == "directory" else None
-    if located is None:
-        raise UsageError(
-            f"{place} is no checkpoint of torch.distributed.checkpoint: it has neither {METADATA} nor {SUFFIX} files.",
-            "Name the directory that they are in.",
-        )
-    directory = located.directory
+    directory = located(place).directory
     behind = [join_path(directory.path, name) for name in directory.names]
     return replace(layout_of(describe(directory), str(directory)), behind=behind)
 

@@ -84,6 +84,17 @@ def is_directory(names: Mapping[str, Entry]) -> bool:
     )
 
 
+def located(place: Location) -> runs.Located:
+    """Return the checkpoint in the directory `place`, or below it. Raise UsageError if there is none."""
+    found = locate(place) if place.kind == "directory" else None
+    if found is None:
+        raise UsageError(
+            f"{place} is no checkpoint of torch.distributed.checkpoint: it has neither {METADATA} nor {SUFFIX} files.",
+            "Name the directory that they are in.",
+        )
+    return found
+
+
 def locate(place: Location) -> runs.Located | None:
     """Return the checkpoint in a directory, or below it; None if there is none. See `runs.locate`."""
     return runs.locate(place, lambda each: is_directory(each.names) or _is_of_another_backend(each))

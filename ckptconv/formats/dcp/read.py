@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
+from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats import safetensors
 from ckptconv.formats.dcp import megatron
 from ckptconv.formats.dcp import paths as dcp_names
@@ -28,7 +28,7 @@ from ckptconv.formats.dcp.locate import (
     SHARD,
     SUFFIX,
     is_metadata,
-    locate,
+    located,
 )
 from ckptconv.formats.dcp.metadata import Chunk, Description, Path, SavedTensor, named, read_description
 from ckptconv.formats.dcp.numbered import pieces_error
@@ -60,13 +60,7 @@ def read(place: Location, wanted: Wanted) -> Source:
     Read descriptions only: the metadata, and the beginning and end of each entry of the tensors that are `wanted` and
     of all other values. Raise CorruptError if something is missing or contradicts itself, UnsafeError for an attack.
     """
-    located = locate(place) if place.kind == "directory" else None
-    if located is None:
-        raise UsageError(
-            f"{place} is no checkpoint of torch.distributed.checkpoint: it has neither {METADATA} nor {SUFFIX} files.",
-            "Name the directory that they are in.",
-        )
-    return _read(place.path, located, wanted)
+    return _read(place.path, located(place), wanted)
 
 
 def _read(path: str, place: Located, wanted: Wanted) -> Source:
@@ -372,11 +366,8 @@ def _describes(place: Location, entry: Entry) -> bool:
     """Whether a file is the metadata of a checkpoint, whatever its name."""
     if entry.kind != "file" or basename(entry.file.path).endswith((SUFFIX, safetensors.SUFFIX)):
         return False
-    reader = place.at(entry.file).open_reader()
-    try:
+    with place.at(entry.file).open_reader() as reader:
         return is_metadata(reader.read_at(0, min(reader.file.size, BEGINNING)))
-    finally:
-        reader.close()
 
 
 def _not_described(directory: Location) -> CorruptError:
@@ -415,14 +406,11 @@ def _pickles(directory: Location, entries: Entries, inputs: dict[str, Any]) -> I
                 "Copy the files of all ranks to one place.",
             )
     for name in wanted:
-        reader = directory.join(name).open_reader()
-        try:
+        with directory.join(name).open_reader() as reader:
             size = reader.file.size
             if size > MAX_PICKLE:
                 raise CorruptError(f"{reader.file.path} has {size} bytes; at most {MAX_PICKLE} are read.")
             data = reader.read_at(0, size)
-        finally:
-            reader.close()
         entries.bytes_read += size
         inputs[name] = Input(reader.file, (size, zlib.crc32(data)))
         yield reader.file.path, data
@@ -444,17 +432,14 @@ def _read_shards(directory: Location, entries: Entries, inputs: dict[str, Any]) 
         )
     described = Description(nested=False)
     for name in files:
-        reader = directory.at(names[name].file).open_reader()
-        try:
-            header = safetensors.read_header(reader)
-        finally:
-            reader.close()
+        place = directory.at(names[name].file)
+        header = safetensors.header_of(place)
         entries.bytes_read += header.bytes_read
         inputs[name] = header.identity
-        for found, (offsets, stored) in offsets_of(header.tensors, header.metadata, reader.file.path).items():
+        for found, (offsets, stored) in offsets_of(header.tensors, header.metadata, place.path).items():
             saved = described.tensors.setdefault(found, SavedTensor(stored.dtype, (0,) * len(offsets)))
             if saved.dtype != stored.dtype or len(saved.shape) != len(offsets):
-                raise CorruptError(f"{reader.file.path}: {named(found)} is of another kind than in the other shards.")
+                raise CorruptError(f"{place}: {named(found)} is of another kind than in the other shards.")
             ends = (offset + size for offset, size in zip(offsets, stored.shape, strict=True))
             saved.shape = tuple(map(max, saved.shape, ends))
             if stored.numel:

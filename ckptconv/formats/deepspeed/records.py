@@ -276,15 +276,12 @@ class Reading:
 
     def glance(self, file: File) -> None:
         """Raise CorruptError for a file that is empty, or a zip archive without its end record."""
-        reader = self.place.at(file).open_reader()
-        try:
+        with self.place.at(file).open_reader() as reader:
             if reader.read_at(0, min(len(LOCAL_SIGNATURE), file.size)) != LOCAL_SIGNATURE:
                 whole = file.size > 0
             else:
                 size = min(END.size, file.size)
                 whole = END_SIGNATURE in reader.read_at(file.size - size, size)
-        finally:
-            reader.close()
         if not whole:
             raise CorruptError(
                 f"{file.path} is {'truncated' if file.size else 'empty'}: the save, or a copy of it, was interrupted.",

@@ -11,11 +11,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ckptconv.errors import CkptconvError, UsageError
+from ckptconv.errors import UsageError
 from ckptconv.formats import runs
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
 from ckptconv.formats.torch import file as torch_file
-from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.text import some
@@ -105,22 +104,13 @@ def sets_in(place: Location) -> list[FileSet]:
     others = [each for each in found if each.is_certain]
     left = {name: entry for name, entry in place.names.items() if parsed(name) is None}
     numbered = (each for each in sets_of(left, _NUMBER) if len(each.files) > 1)
-    parts = [each for each in numbered if _is_distributed(place.join(each.files[min(each.files)]))]
+    parts = [each for each in numbered if torch_file.is_distributed(place.join(each.files[min(each.files)]))]
     return [*parts, *others] if parts else found
 
 
 def _holds_tensors(files: FileSet) -> bool:
     """Whether files are a set of weights or of an optimizer's states, by their names."""
     return files.is_certain and files.kind != OTHER
-
-
-def _is_distributed(file: Location) -> bool:
-    """Whether a file mentions tensors of which each rank has a part."""
-    try:
-        mentioned = torch_file.read_torch(file).globals
-    except CkptconvError:
-        return False
-    return any(is_distributed_class(str(name)) for name in mentioned)
 
 
 def sniff(probe: Probe) -> Guess | None:

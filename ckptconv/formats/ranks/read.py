@@ -160,11 +160,8 @@ def divided(tree: Any, reader: Pieces, prefix: Path = ()) -> tuple[dict[Path, Pi
 
 def bytes_of(place: Location) -> Callable[[Stored], bytes]:
     def read(stored: Stored) -> bytes:
-        reader = place.open_reader()
-        try:
+        with place.open_reader() as reader:
             return reader.read_at(stored.offset, stored.nbytes)
-        finally:
-            reader.close()
 
     return read
 

@@ -15,6 +15,7 @@ from ckptconv.formats.torch.modules import Taken
 from ckptconv.formats.torch.modules import taken as modules_taken
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.pickles import attacks
+from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
 from ckptconv.plan import Input
 from ckptconv.storage.files import Reader
@@ -44,11 +45,17 @@ def read_torch(place: Location | str, *, limits: Limits = DEFAULT_LIMITS) -> Tor
     torch.load reads a file that begins like a zip archive as one, a file that tarfile opens as a tar archive, and any
     other as pickles. Raise CorruptError for a file that is several of these: other readers choose differently.
     """
-    reader = (Location(place) if isinstance(place, str) else place).open_reader()
-    try:
+    with (Location(place) if isinstance(place, str) else place).open_reader() as reader:
         return read_from(reader, limits=limits)
-    finally:
-        reader.close()
+
+
+def is_distributed(place: Location) -> bool:
+    """Whether a file mentions tensors of which each rank has a part."""
+    try:
+        mentioned = read_torch(place).globals
+    except CkptconvError:
+        return False
+    return any(is_distributed_class(str(name)) for name in mentioned)
 
 
 def read_from(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:

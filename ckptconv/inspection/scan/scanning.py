@@ -119,8 +119,7 @@ def _scanned(place: Location) -> ScannedFile | None:
     contents = ScannedContents(expected=place.name.endswith(SUFFIXES))
     size, head, kind = 0, b"", ""
     try:
-        reader = place.open_reader()
-        try:
+        with place.open_reader() as reader:
             size = reader.file.size
             head = reader.read_at(0, min(HEAD, size))
             # What a file is called does not decide alone what it is.
@@ -128,8 +127,6 @@ def _scanned(place: Location) -> ScannedFile | None:
                 kind = "torch.distributed.checkpoint data"
             elif not (place.name.endswith(dcp.SUFFIX) and head.startswith(tuple(CLOSED))):
                 kind = contents.look(reader)
-        finally:
-            reader.close()
         special = next((each for each in _SPECIAL if each.matches(place, head)), None)
         if special is not None and kind in ("", "safetensors", "pickle"):
             kind = special.look(contents, place) or kind
@@ -205,13 +202,10 @@ def _metadata(contents: ScannedContents, place: Location) -> str:
     """Read the description in a directory of torch.distributed.checkpoint: it names files. A long one was surveyed."""
     from ckptconv.formats.dcp.metadata import read_description
 
-    reader = place.open_reader()
-    try:
+    with place.open_reader() as reader:
         if reader.file.size > LONGEST:
             return "torch.distributed.checkpoint description"
         data = reader.read_at(0, reader.file.size)
-    finally:
-        reader.close()
     contents.read(lambda: read_description([(place.path, data)], of_ranks=place.name != dcp.METADATA))
     return "torch.distributed.checkpoint description"
 

@@ -34,7 +34,7 @@ def test_the_scales_of_all_tiles_are_fetched_from_a_store_at_once(s3: S3, tmp_pa
     (source / "config.json").write_text(json.dumps(FP8))
     ckptconv.convert(source, tmp_path / "local", dequantize=True)
     url = s3.put(source, fresh())
-    with proxy_to(s3.endpoint) as proxy:
+    with proxy_to(s3) as proxy:
         report = ckptconv.convert(
             url, tmp_path / "out", dequantize=True, storage_options=s3.through(proxy.endpoint), memory=1 << 22
         )

@@ -110,7 +110,7 @@ TREES: dict[str, Any] = {
     "names of every kind": {key: torch.full((2,), float(index)) for index, key in enumerate(NAMES)},
     "no elements": {"a": torch.empty(0), "b": torch.empty(0, 5), "c": torch.empty(3, 0, 2, dtype=torch.int8)},
     "no dimensions": {"a": torch.tensor(1.5), "b": torch.tensor(True), "c": torch.tensor(7, dtype=torch.uint8)},
-    "ten thousand tensors": {f"layer.{index}.weight": torch.full((1,), float(index)) for index in range(10_000)},
+    "a thousand tensors": {f"layer.{index}.weight": torch.full((1,), float(index)) for index in range(1_000)},
     "a state dict with its metadata": NETWORK.state_dict(),
     "a tuple": (torch.ones(1), (torch.zeros(2), [torch.ones(3)])),
     "a named tuple": {"x": torch.ones(2), "p": Pair(torch.ones(1), 2)},

@@ -402,7 +402,7 @@ def test_the_files_of_a_set_on_a_store_are_read_side_by_side(
 
         return waiting
 
-    module, name = (torch_set, "read_torch") if kind == "torch" else (safetensors, "_read_file")
+    module, name = (torch_set, "read_torch") if kind == "torch" else (safetensors, "header_of")
     monkeypatch.setattr(module, name, together(getattr(module, name)))
     with library.open(f"memory:/{place}/{index}") as found:
         assert len(found) == len(state_dict())

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from containers import ContainerSuite, refusal
+from effort import TIMES
 from evaluate import evaluate
 from tar_writer import CLASSES, Part, Writer, pack, storages, tensors
 from torch import nn
@@ -31,7 +32,7 @@ class TestTar(ContainerSuite):
     container = "tar archive"
     dtypes = tuple(CLASSES)
     known_from = 512
-    many = 4_000  # to write and to read them takes long
+    many = 1_500 * TIMES  # to write and to read them takes long
     cost = (450, 1100, 700)
 
     def save(self, value: Any, path: Path, **options: Any) -> Path:
