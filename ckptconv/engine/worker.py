@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple, TypeAlias, TypeGuard
+from typing import NamedTuple, TypeAlias
 
 from ckptconv.engine.tasks import Piece, RowBlock, Task, Tile, Window, is_dense
 from ckptconv.plan import Checked, Data, Literal, Trailer
@@ -24,7 +24,7 @@ from ckptconv.storage.records import combine
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors import kernels
 from ckptconv.tensors.geometry import slices
-from ckptconv.tensors.lazy import Convert, LazyTensor, Stored
+from ckptconv.tensors.lazy import Convert, Stored
 from ckptconv.tensors.moves import ELEMENTWISE, GAP, Assembled, File, Gather, Kernel, Move, Runs
 
 # Called with everything that is read for the output: the file, the runs in it, and their bytes.
