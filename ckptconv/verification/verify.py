@@ -51,7 +51,8 @@ from ckptconv.tensors.compare import differing, place_of
 from ckptconv.tensors.lazy import LazyTensor, packed, same_bytes, whole
 from ckptconv.text import Shown, quoted, some
 from ckptconv.verification import dcp, planned, renaming
-from ckptconv.verification.evaluate import Evaluator, footprint, shown
+from ckptconv.verification.arithmetic import shown
+from ckptconv.verification.evaluate import Evaluator, footprint
 from ckptconv.verification.output import Written, read_directory, read_file, recorded_map
 from ckptconv.verification.planned import Compared
 from ckptconv.verification.provenance import (
