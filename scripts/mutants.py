@@ -408,7 +408,7 @@ MUTANTS = [
     ),
     Mutant(
         "verification/verify",
-        "            pairs.append(_Pair(want, found.tensors[kept], homes[kept], removed))",
+        "            pairs.append(ExpectedPair(want, found.tensors[kept], homes[kept], removed))",
         "            pass",
         "tests/verification/test_verify.py -k alias",
     ),

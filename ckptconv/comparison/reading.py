@@ -30,7 +30,7 @@ from ckptconv.tensors.compare import place_of, same
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import LazyTensor, packed
-from ckptconv.verification.evaluate import shown
+from ckptconv.verification.arithmetic import shown
 from ckptconv.verification.runs import Run, runs
 
 # Bytes of both sides together that are compared at a time, at most and with little memory, and the least that is worth

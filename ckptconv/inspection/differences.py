@@ -10,7 +10,7 @@ from ckptconv.comparison.changes import Change
 from ckptconv.comparison.diff import CHANGED, DTYPE, EQUAL, ONLY_A, ONLY_B, SHAPE, Difference, TensorDifference
 from ckptconv.comparison.steps import Quantization, Steps
 from ckptconv.inspection.module_tree import TensorInfo
-from ckptconv.inspection.overview import Line, Span, cells, count_of, cut, fitted, padded, printable
+from ckptconv.inspection.overview import Line, Words, cells, count_of, cut, fitted, padded, printable
 from ckptconv.text import format_memory, format_size
 
 # Most tensors that are listed by default, and most cells of a name if there is no screen to fit into.
@@ -38,7 +38,7 @@ def overview(
     The `top` tensors that differ most are listed; by default as many as fit a page, and all if `verbose`.
     """
     for side, path, called in (("A", found.input, found.format), ("B", found.other, found.other_format)):
-        yield [Span(f"{side}  "), Span(printable(path), "name"), Span(": "), Span(printable(called), "title")]
+        yield [Words(f"{side}  "), Words(printable(path), "name"), Words(": "), Words(printable(called), "title")]
     differing = [tensor for tensor in found.tensors if tensor.status != EQUAL]
     most = top or (None if verbose else LISTED)
     if differing:
@@ -46,10 +46,10 @@ def overview(
         yield from _table(differing[:most], width)
         if most is not None and len(differing) > most:
             how = "--top N shows more" if top else "--verbose shows all"
-            yield [Span(f"  … and {len(differing) - most:,} more ({how})", "dim")]
+            yield [Words(f"  … and {len(differing) - most:,} more ({how})", "dim")]
         yield []
     for hint in found.hints:
-        yield [Span(printable(hint), "warning")]
+        yield [Words(printable(hint), "warning")]
     yield from _totals(found)
 
 
@@ -58,20 +58,20 @@ def _totals(found: Difference) -> Iterator[Line]:
         by = " by numpy's rule" if found.tolerance == "numpy" else ""
         close = "" if found.rtol is None else f" within rtol {found.rtol:g} and atol {found.atol:g}{by}"
         yield from _through(found)
-        yield [Span("equal", "good"), Span(f"{close}: {count_of(len(found.tensors), 'tensor')}, {_compared(found)}")]
+        yield [Words("equal", "good"), Words(f"{close}: {count_of(len(found.tensors), 'tensor')}, {_compared(found)}")]
         return
     counts = ", ".join(f"{found.counts[status]:,} {word}" for status, word in _COUNTED.items() if found.counts[status])
-    yield [Span("different", "warning"), Span(f": of {count_of(len(found.tensors), 'tensor')}, {counts}")]
+    yield [Words("different", "warning"), Words(f": of {count_of(len(found.tensors), 'tensor')}, {counts}")]
     if found.elements_differ:
         share = _share(found.elements_differ, found.elements)
         yield [
-            Span(
+            Words(
                 f"{found.elements_differ:,} of {count_of(found.elements, 'element')} differ ({share}), by at most "
                 f"{_number(found.max_abs)}, and relatively by at most {_number(found.max_rel)}"
             )
         ]
     yield from _through(found)
-    yield [Span(_compared(found))]
+    yield [Words(_compared(found))]
 
 
 def _through(found: Difference) -> Iterator[Line]:
@@ -87,9 +87,9 @@ def _through(found: Difference) -> Iterator[Line]:
         "without steps": told.unmeasured,
     }
     yield [
-        Span(f"of {count_of(told.tensors, 'quantized weight')} with {count_of(told.scales, 'scale')}, "),
-        Span(", ".join(f"{count:,} {word}" for word, count in counts.items() if count)),
-        Span(f"; at most {_number(told.largest)} steps apart, in the mean {_number(told.mean)}"),
+        Words(f"of {count_of(told.tensors, 'quantized weight')} with {count_of(told.scales, 'scale')}, "),
+        Words(", ".join(f"{count:,} {word}" for word, count in counts.items() if count)),
+        Words(f"; at most {_number(told.largest)} steps apart, in the mean {_number(told.mean)}"),
     ]
 
 
@@ -111,7 +111,7 @@ def _table(tensors: Sequence[TensorDifference], width: int | None) -> Iterator[L
             "  " + padded(text, size, right=True) for text, size in zip(row[1:-1], widths[1:], strict=True)
         )
         style = "" if number else "dim"
-        yield fitted([Span("  "), Span(name, style or "name"), Span(f"{values}  {row[-1]}".rstrip(), style)], width)
+        yield fitted([Words("  "), Words(name, style or "name"), Words(f"{values}  {row[-1]}".rstrip(), style)], width)
 
 
 def _cells(tensor: TensorDifference) -> tuple[str, ...]:

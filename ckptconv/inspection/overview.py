@@ -26,14 +26,14 @@ _FEW = 5
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-class Span(NamedTuple):
+class Words(NamedTuple):
     """Text and its style: "title", "name", "dim", "good", "warning" or "" for plain."""
 
     text: str
     style: str = ""
 
 
-Line = list[Span]
+Line = list[Words]
 
 
 def overview(
@@ -46,7 +46,7 @@ def overview(
     """Yield the lines that show `summary`, each at most `width` cells wide (None: as wide as needed)."""
     if not all(name.isprintable() for name in (*(row.name for row in summary.tensors), *summary.values)):
         summary = _printable(summary)
-    yield [Span(summary.input, "name"), Span(": "), Span(summary.format, "title")]
+    yield [Words(summary.input, "name"), Words(": "), Words(summary.format, "title")]
     yield from _facts(summary, width)
     yield from _table_of_dtypes(summary, width)
     yield from _quantized(summary, width)
@@ -106,8 +106,8 @@ def _table_of_dtypes(summary: Summary, width: int | None) -> Iterator[Line]:
     widths = [max(cells(row[column]) for row in table) for column in range(4)]
     shown = _fitting({column: widths[column] for column in (2, 1, 3)}, widths[0], width)
     for row, (_, total) in zip(table, totals, strict=True):
-        line = [Span("  "), Span(padded(row[0], widths[0]), "name")]
-        line += [Span("  " + padded(row[column], widths[column], right=True)) for column in sorted(shown)]
+        line = [Words("  "), Words(padded(row[0], widths[0]), "name")]
+        line += [Words("  " + padded(row[column], widths[column], right=True)) for column in sorted(shown)]
         room = None if width is None else width - sum(widths) - 8
         yield fitted([*line, *_share(total.bytes, summary.bytes, room)], width)
 
@@ -139,7 +139,7 @@ def _share(part: int, whole: int, room: int | None) -> Line:
     bar = "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
     percent = part / whole * 100
     shown = "<1%" if 0 < percent < 1 else f"{percent:.0f}%"
-    line = [Span(f"  {shown:>4}"), Span(f" {bar}".rstrip(), "good")]
+    line = [Words(f"  {shown:>4}"), Words(f" {bar}".rstrip(), "good")]
     return line if room is None or room > _PERCENT + _BAR else line[:1] if room >= _PERCENT else []
 
 
@@ -165,20 +165,20 @@ def _tree(summary: Summary, width: int | None, depth: int | None, verbose: bool)
             hidden = sum(module.elements for module in row.hidden)
             more = sum(module.tensors for module in row.hidden)
             rest_of_it = f"… and {more:,} more of {count_of(hidden, 'element')} (--verbose lists them)"
-            yield fitted([Span("  " * row.depth), Span(rest_of_it, "dim")], width)
+            yield fitted([Words("  " * row.depth), Words(rest_of_it, "dim")], width)
             continue
         module = row.module
         leaf = module.shape is not None
         label = label if width is None else _label(label, row.alike, label_width)
         size = f"the same as {module.tied}" if module.tied else format_size(module.nbytes * row.alike)
-        line = [Span("  "), Span(padded(label, label_width), "" if leaf else "name")]
+        line = [Words("  "), Words(padded(label, label_width), "" if leaf else "name")]
         cells_of = {1: (dtype, "dim"), 2: (shape, "")}
         for each in shown[:-1]:
             text, style = cells_of[each]
-            line += [Span("  "), Span(padded(text, columns[each]), style)]
+            line += [Words("  "), Words(padded(text, columns[each]), style)]
         line += [
-            Span("  "),
-            Span(size if module.tied else padded(size, _SIZE, right=True), "dim" if module.tied else ""),
+            Words("  "),
+            Words(size if module.tied else padded(size, _SIZE, right=True), "dim" if module.tied else ""),
         ]
         if not module.tied:
             line += _share(module.nbytes * row.alike, summary.bytes, room)
@@ -220,7 +220,7 @@ def _largest(summary: Summary, width: int | None) -> Iterator[Line]:
     if len(by_name) <= _FEW:
         return
     yield []
-    yield [Span("  largest:", "title")]
+    yield [Words("  largest:", "title")]
     shapes = [" × ".join(map(str, by_name[name].shape)) or "scalar" for name in largest]
     widths = max(map(cells, largest)), max(map(cells, shapes))
     shown = _fitting({1: 9, 2: widths[1], 3: 9}, 2 + _NARROW, width)
@@ -229,10 +229,10 @@ def _largest(summary: Summary, width: int | None) -> Iterator[Line]:
     for name, shape in zip(largest, shapes, strict=True):
         row = by_name[name]
         label = name if width is None else cut(name, name_width)
-        line = [Span("    "), Span(padded(label, name_width))]
-        line += [Span(f"  {row.dtype:<9}", "dim")] if 1 in shown else []
-        line += [Span(f"  {padded(shape, widths[1])}")] if 2 in shown else []
-        yield fitted([*line, Span(f"  {format_size(row.bytes):>9}")], width)
+        line = [Words("    "), Words(padded(label, name_width))]
+        line += [Words(f"  {row.dtype:<9}", "dim")] if 1 in shown else []
+        line += [Words(f"  {padded(shape, widths[1])}")] if 2 in shown else []
+        yield fitted([*line, Words(f"  {format_size(row.bytes):>9}")], width)
 
 
 _LONG = 10**12
@@ -261,12 +261,12 @@ def _values(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line
     for name, row in zip(["", *(each.name for each in found[:most])], table, strict=True):
         label = name if width is None else cut(name, names)
         style = "warning" if name in broken else "" if name else "dim"
-        line = [Span("  ! " if name in broken else "    ", style), Span(padded(label, names), style)]
-        line += [Span("  " + padded(row[column], widths[column], right=True), style) for column in range(1, len(row))]
+        line = [Words("  ! " if name in broken else "    ", style), Words(padded(label, names), style)]
+        line += [Words("  " + padded(row[column], widths[column], right=True), style) for column in range(1, len(row))]
         yield fitted(line, width)
     if len(found) > most:
         left = len(found) - most
-        yield fitted([Span(f"    … and {count_of(left, 'more tensor')} (--verbose lists them)", "dim")], width)
+        yield fitted([Words(f"    … and {count_of(left, 'more tensor')} (--verbose lists them)", "dim")], width)
 
 
 def _others(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line]:
@@ -276,12 +276,12 @@ def _others(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line
         return
     most = len(found) if verbose else CHILDREN
     yield []
-    yield [Span("beside the tensors:")]
+    yield [Words("beside the tensors:")]
     for name, text in list(found.items())[:most]:
-        yield fitted([Span("  "), Span(name, "name"), Span(f": {text}")], width)
+        yield fitted([Words("  "), Words(name, "name"), Words(f": {text}")], width)
     if len(found) > most:
         yield fitted(
-            [Span(f"  … and {count_of(len(found) - most, 'more value')} (--verbose lists them)", "dim")], width
+            [Words(f"  … and {count_of(len(found) - most, 'more value')} (--verbose lists them)", "dim")], width
         )
 
 
@@ -305,9 +305,9 @@ def _ties(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line]:
     if shown:
         yield []
     for alias, kept in shown:
-        yield fitted([Span("  tied: "), Span(alias, "name"), Span(" is "), Span(kept, "name")], width)
+        yield fitted([Words("  tied: "), Words(alias, "name"), Words(" is "), Words(kept, "name")], width)
     if len(shown) < len(ties):
-        yield [Span(f"  … and {len(ties) - len(shown):,} more tied names (--verbose lists them)", "dim")]
+        yield [Words(f"  … and {len(ties) - len(shown):,} more tied names (--verbose lists them)", "dim")]
 
 
 def _made_of(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line]:
@@ -316,9 +316,9 @@ def _made_of(summary: Summary, width: int | None, verbose: bool) -> Iterator[Lin
     if made:
         yield []
     for name, sources in made if verbose else made[:_FEW]:
-        yield fitted([Span("  "), Span(name, "name"), Span(" ← "), Span(", ".join(sources), "name")], width)
+        yield fitted([Words("  "), Words(name, "name"), Words(" ← "), Words(", ".join(sources), "name")], width)
     if not verbose and len(made) > _FEW:
-        yield [Span(f"  … and {len(made) - _FEW:,} more (--verbose lists them)", "dim")]
+        yield [Words(f"  … and {len(made) - _FEW:,} more (--verbose lists them)", "dim")]
 
 
 def _notes(summary: Summary, width: int | None) -> Iterator[Line]:
@@ -353,7 +353,7 @@ def _conversion(summary: Summary, width: int | None) -> Iterator[Line]:
     yield []
     yield from _wrapped([told], " ", width, "title")
     # Not cut, so that users can copy it.
-    yield [Span(f"    {made.command}", "name")]
+    yield [Words(f"    {made.command}", "name")]
 
 
 def _after(start: str, words: Sequence[str]) -> list[str]:
@@ -420,7 +420,7 @@ def fitted(line: Line, width: int | None) -> Line:
                 if cells(text + char) > left - 1:
                     break
                 text += char
-            fitted.append(Span(text + "…", span.style))
+            fitted.append(Words(text + "…", span.style))
             break
         fitted.append(span)
         left -= size
@@ -434,9 +434,9 @@ def _wrapped(words: Iterable[str], separator: str, width: int | None, style: str
         joined = f"{line}{separator}{word}" if line else f"  {word}"
         # Leave room for the separator, in case another word follows in the next line.
         if width is not None and line and cells(joined) + cells(separator.rstrip()) > width:
-            yield [Span(line.rstrip() + separator.rstrip(), style)]
+            yield [Words(line.rstrip() + separator.rstrip(), style)]
             joined = f"    {word}"
         line = joined
     if line.strip():
         # The terminal breaks a word that is wider than the screen.
-        yield [Span(line, style)]
+        yield [Words(line, style)]

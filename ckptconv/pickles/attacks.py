@@ -235,7 +235,7 @@ _PARTS = 1 + max(name.count(".") + 1 for table in (_MODULES, _PACKAGES, _HARMLES
 _refusing: ContextVar[bool] = ContextVar("refusing", default=False)
 
 
-class Reading(NamedTuple):
+class PickleReading(NamedTuple):
     """What the machine met in a pickle, which `where` names: the names that it calls and that are not known to be data
     (`called`), those of the tables that it mentions (`suspects`), the names that it mentions and nobody has reviewed
     (`unknown`), the calls that nobody has reviewed, in words (`unknown_calls`), and its `value`; None if `broken`."""
@@ -249,11 +249,11 @@ class Reading(NamedTuple):
     value: Any
 
 
-_watching: ContextVar[Callable[[Reading], None] | None] = ContextVar("watching", default=None)
+_watching: ContextVar[Callable[[PickleReading], None] | None] = ContextVar("watching", default=None)
 
 
 @contextlib.contextmanager
-def watched(by: Callable[[Reading], None]) -> Iterator[None]:
+def watched(by: Callable[[PickleReading], None]) -> Iterator[None]:
     """While active, call `by` with the reading of each pickle: before an attack is refused, and for broken ones too."""
     token = _watching.set(by)
     try:
@@ -262,7 +262,7 @@ def watched(by: Callable[[Reading], None]) -> Iterator[None]:
         _watching.reset(token)
 
 
-def tell(reading: Callable[[], Reading]) -> None:
+def tell(reading: Callable[[], PickleReading]) -> None:
     """Tell whoever watches (`watched`) what a pickle is."""
     watcher = _watching.get()
     if watcher is not None:

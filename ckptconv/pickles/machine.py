@@ -281,9 +281,9 @@ class _Machine:
     def tell(self, value: Any = None, *, broken: bool = False) -> None:
         """Tell whoever watches what was read so far."""
 
-        def reading() -> attacks.Reading:
+        def reading() -> attacks.PickleReading:
             names = tuple(self.opaque), tuple(self.suspects), tuple(self.unknown)
-            return attacks.Reading(self.where, *names, tuple(self.unknown_calls), broken, value)
+            return attacks.PickleReading(self.where, *names, tuple(self.unknown_calls), broken, value)
 
         attacks.tell(reading)
 

@@ -304,7 +304,7 @@ def check_writable(url: str, options: Options | None = None) -> None:
 # --------------------------------------------------------------------------------------------------------- writers
 
 
-class Buffers:
+class UploadBuffers:
     """Memory for `count` parts; `take` waits until one is free."""
 
     def __init__(self, count: int) -> None:
@@ -329,7 +329,7 @@ class UploadWriter(Writer):
 
     positioned = False
 
-    def __init__(self, url: str, upload: Upload, size: int, part: int, buffers: Buffers) -> None:
+    def __init__(self, url: str, upload: Upload, size: int, part: int, buffers: UploadBuffers) -> None:
         self._url, self.upload, self._size, self._part, self._buffers = url, upload, size, part, buffers
         self._at = self._number = 0
         self._filling: bytearray | None = None

@@ -238,7 +238,7 @@ class RecordDecoder:
         self.described: list[tuple[str, Any]] = []
         self.used: set[str] = set()
         self.attributes: list[tuple[Any, Any]] = []
-        self.views: dict[Hashable, tuple[int, list[live.View]]] = {}
+        self.views: dict[Hashable, tuple[int, list[live.LiveView]]] = {}
         self.opaques: list[Opaque] = []
         self.memories: list[tuple[Any, Any]] = []
 
@@ -491,7 +491,7 @@ class RecordDecoder:
             if view is not None:
                 storage, nbytes, offset, layout = view
                 _, views = self.views.setdefault((storage, tensor.device), (nbytes, []))
-                views.append(live.View(tensor, offset, layout))
+                views.append(live.LiveView(tensor, offset, layout))
             if attributes is not None:
                 self.attributes.append((tensor, attributes))
             if kind == "storage":

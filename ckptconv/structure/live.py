@@ -438,7 +438,7 @@ def _bits(tensor: Any) -> Any:
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
-class View(NamedTuple):
+class LiveView(NamedTuple):
     """A torch tensor, and its offset and strides in a storage (in elements)."""
 
     tensor: Any
@@ -457,7 +457,7 @@ class View(NamedTuple):
         return self.offset, self.tensor.element_size(), self.strides, tuple(self.tensor.shape)
 
 
-def share(views: Sequence[View], storage_nbytes: int) -> None:
+def share(views: Sequence[LiveView], storage_nbytes: int) -> None:
     """Make tensors views of one storage, in place, with their values. If overlapping values disagree, do nothing.
 
     The storage has `storage_nbytes` bytes if the views cover at least half of it, else the span of the views. Bytes
@@ -478,7 +478,7 @@ def share(views: Sequence[View], storage_nbytes: int) -> None:
         view.tensor.data = piece
 
 
-def _lie_so_already(views: Sequence[View]) -> bool:
+def _lie_so_already(views: Sequence[LiveView]) -> bool:
     """Whether the tensors already are these views, as when they never left memory."""
     origins = {(v.tensor.untyped_storage().data_ptr(), v.tensor.data_ptr() - v.span[0]) for v in views}
     return len(origins) == 1 and all(tuple(view.tensor.stride()) == view.strides for view in views)
@@ -496,7 +496,7 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(sys.modules["torch"].equal(_bits(one), _bits(other)))
 
 
-def _rebuilt(views: Sequence[View], storage_nbytes: int) -> list[Any]:
+def _rebuilt(views: Sequence[LiveView], storage_nbytes: int) -> list[Any]:
     """Return new tensors with the values of `views`, laid out in one storage; [] if that is impossible."""
     torch = sys.modules["torch"]
     spans = [view.span for view in views]

@@ -150,7 +150,7 @@ _DTYPES = {
 _KINDS = frozenset(("own", "e2m1", "table4", "table8", "awq", *(f"int{bits}" for bits in range(2, 9))))
 
 
-class Part(NamedTuple):
+class GivenPart(NamedTuple):
     """What is known of an input as a whole."""
 
     dtype: str
@@ -158,7 +158,7 @@ class Part(NamedTuple):
     shape: Sequence[int]
 
 
-def fits(kernel: Dequantize, parts: Sequence[Part], dims: int) -> bool:
+def fits(kernel: Dequantize, parts: Sequence[GivenPart], dims: int) -> bool:
     """Whether `kernel` makes a tensor of `dims` dimensions of such `parts`."""
     roles = ("codes", *kernel.roles)
     if kernel.codes not in _KINDS or len(roles) != len(parts) or kernel.roles[:1] != ("scale",):
@@ -173,7 +173,7 @@ def fits(kernel: Dequantize, parts: Sequence[Part], dims: int) -> bool:
     return every and all(_part_fits(kernel, role, part, indexed) for role, part in given.items())
 
 
-def _part_fits(kernel: Dequantize, role: str, part: Part, indexed: Sequence[int]) -> bool:
+def _part_fits(kernel: Dequantize, role: str, part: GivenPart, indexed: Sequence[int]) -> bool:
     bits, word = packing(kernel.codes)
     is_packed = bits > 0 and (role == "codes" or (role == "zero" and part.dtype != "int8"))
     packed = [axis for axis in part.axes if is_packed and (axis.num, axis.den) == (bits, word)]

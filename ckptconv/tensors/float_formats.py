@@ -59,7 +59,7 @@ def scratch(use: str, nbytes: int) -> Array:
     return known[:nbytes]
 
 
-class Format(NamedTuple):
+class FloatFormat(NamedTuple):
     """A binary floating-point format: bits of exponent and mantissa, exponent bias, and its special values.
 
     "ieee": infinities and NaNs. "fn": no infinities, NaN is all ones. "fnuz": no infinities and no minus zero, whose
@@ -84,7 +84,7 @@ class Format(NamedTuple):
     def quiet(self) -> int:
         return 1 << (self.mantissa - 1)
 
-    def overflow(self, source: Format) -> int:
+    def overflow(self, source: FloatFormat) -> int:
         """Return the bits, in format `source`, of the smallest number that rounds to infinity in this format.
 
         It is half a step above the largest finite number; that tie becomes infinite by rounding to even.
@@ -96,14 +96,14 @@ class Format(NamedTuple):
 
 
 FORMATS = {
-    "float64": Format(11, 52, 1023),
-    "float32": Format(8, 23, 127),
-    "bfloat16": Format(8, 7, 127),
-    "float16": Format(5, 10, 15),
-    "float8_e5m2": Format(5, 2, 15),
-    "float8_e4m3fn": Format(4, 3, 7, "fn"),
-    "float8_e5m2fnuz": Format(5, 2, 16, "fnuz"),
-    "float8_e4m3fnuz": Format(4, 3, 8, "fnuz"),
+    "float64": FloatFormat(11, 52, 1023),
+    "float32": FloatFormat(8, 23, 127),
+    "bfloat16": FloatFormat(8, 7, 127),
+    "float16": FloatFormat(5, 10, 15),
+    "float8_e5m2": FloatFormat(5, 2, 15),
+    "float8_e4m3fn": FloatFormat(4, 3, 7, "fn"),
+    "float8_e5m2fnuz": FloatFormat(5, 2, 16, "fnuz"),
+    "float8_e4m3fnuz": FloatFormat(4, 3, 8, "fnuz"),
 }
 # Formats of powers of two only: no sign, no mantissa.
 SCALES = {"float8_e8m0fnu"}
@@ -125,7 +125,7 @@ def _scale_bits(bits: int) -> int:
     return single.infinity | single.quiet if bits == 0xFF else bits << single.mantissa or single.quiet
 
 
-def _float32_bits(format_: Format, bits: int) -> int:
+def _float32_bits(format_: FloatFormat, bits: int) -> int:
     single = FORMATS["float32"]
     sign, magnitude = bits >> 7, bits & 0x7F
     exponent, mantissa = magnitude >> format_.mantissa, magnitude & ((1 << format_.mantissa) - 1)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UsageError
 from ckptconv.tensors import quantize as quantizing
-from ckptconv.tensors.dequantize import Part, Rounding, dequantize
+from ckptconv.tensors.dequantize import GivenPart, Rounding, dequantize
 from ckptconv.tensors.dequantize import fits as fits_codes
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType, can_cast, itemsize_of_components
 from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module, scratch
@@ -557,7 +557,7 @@ def _copy(source: Array, result: Array, scratch: Array) -> int:
 
 def _fits_codes(tensor: Tiled) -> bool:
     given = zip(tensor.parts, tensor.axes, strict=True)
-    parts = [Part(part.dtype.name, axes, part.shape) for part, axes in given]
+    parts = [GivenPart(part.dtype.name, axes, part.shape) for part, axes in given]
     assert isinstance(tensor.kernel, Dequantize)
     return fits_codes(tensor.kernel, parts, len(tensor.shape))
 

@@ -32,8 +32,9 @@ from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 from ckptconv.verification import planned
-from ckptconv.verification.planned import AGAIN, Compared, Pair, differs, frame
+from ckptconv.verification.planned import AGAIN, Compared, differs, frame
 from ckptconv.verification.records import without_storages
+from ckptconv.verification.runs import ExpectedPair
 
 _STATES = "If the optimizer states were taken from somewhere (--optimizer), say so here too."
 
@@ -82,7 +83,7 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
             box = Box(tile.offsets, tile.tensor.shape)
             home = next(iter(tile.tensor.inputs())).path
             name = key if asked.to == dcp.SHARDS else dcp.entry_name(key, box.offsets)
-            found.pairs.append((dcp.cut(tensor, box), tile.tensor, home, name))
+            found.pairs.append(ExpectedPair(dcp.cut(tensor, box), tile.tensor, home, name))
     for key, (steps, value) in values.items():
         if key not in described.values or described.paths[key] != steps:
             differs(join(path, METADATA), f"{named(key)} is not described as a value at {steps!r}")
@@ -141,7 +142,7 @@ def _check_files(path: str, place: Location, where: Mapping[str, Location], aske
         raise DifferenceError(f"{join(path, odd[0])} {what}.", AGAIN, what="file", file=join(path, odd[0]))
 
 
-def _compare_values(path: str, key: str, want: Any, got: Any, home: str) -> Iterator[Pair]:
+def _compare_values(path: str, key: str, want: Any, got: Any, home: str) -> Iterator[ExpectedPair]:
     """Yield the tensors in two values, which are equal but for the elements of these."""
     if type(want) in ATOMS and type(got) is type(want) and repr(want) == repr(got):
         return
@@ -150,4 +151,4 @@ def _compare_values(path: str, key: str, want: Any, got: Any, home: str) -> Iter
     if without_storages(record, one) != without_storages(found, other) or kinds[0] != kinds[1]:
         differs(path, f"the value {named(key)} is not the source's", what="value", tensor=key)
     for number, name in enumerate(one):
-        yield one[name], other[name], home, f"{key} [{number}]"
+        yield ExpectedPair(one[name], other[name], home, f"{key} [{number}]")

@@ -17,12 +17,11 @@ from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
 from ckptconv.tensors.geometry import contiguous_strides
-from ckptconv.tensors.lazy import LazyTensor, Stored, untagged
+from ckptconv.tensors.lazy import Stored, untagged
 from ckptconv.tensors.moves import BLOCK
+from ckptconv.verification.runs import ExpectedPair
 
 AGAIN = "The file was damaged or changed since it was written; convert again."
-# Compared pieces: a want and a got tensor, the path of the file, and the name in the manifest.
-Pair = tuple[LazyTensor, LazyTensor, str, str]
 
 
 @dataclass
@@ -38,7 +37,7 @@ class Compared:
     tensors: int
     plans: Sequence[FilePlan]
     where: dict[str, Location]
-    pairs: list[Pair] = field(default_factory=list)
+    pairs: list[ExpectedPair] = field(default_factory=list)
     crcs: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def check_frames(self) -> None:
@@ -91,7 +90,7 @@ def compare(path: str, plans: Sequence[FilePlan], where: Mapping[str, Location])
                 want = untagged(part.tensor)
                 got = Stored(entry.file, part.offset, want.dtype, want.shape, contiguous_strides(want.shape))
                 name = part.name if isinstance(part, Data) else plan.name
-                found.pairs.append((want, got, entry.file.path, name))
+                found.pairs.append(ExpectedPair(want, got, entry.file.path, name))
     return found
 
 

@@ -12,6 +12,15 @@ from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.slices import Span, sliced
 
 
+class ExpectedPair(NamedTuple):
+    """A tensor as expected and as found, the path of its file, and its name."""
+
+    want: LazyTensor
+    got: LazyTensor
+    path: str
+    name: str
+
+
 class Run(NamedTuple):
     """A part of both tensors of a pair: elements `start` to `stop` in C order, or a box.
 

@@ -37,35 +37,29 @@ from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.selection import Rename
 from ckptconv.outputs.targets import ACCELERATE, MANIFEST, kind_of_states, of_accelerate
 from ckptconv.outputs.training import resumable
-from ckptconv.process import no_garbage, peak_rss, settled
+from ckptconv.process import no_garbage, peak_rss
 from ckptconv.result import OutputFile
 from ckptconv.storage import progress as bars
-from ckptconv.storage.files import is_far
 from ckptconv.storage.location import Gathered, Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
-from ckptconv.storage.prefetch import Prefetch, Range, is_read_far
-from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.structure import keymap
 from ckptconv.structure.record import dump, parse, tensors_of
-from ckptconv.tensors.compare import differing, place_of
-from ckptconv.tensors.lazy import LazyTensor, packed, same_bytes, whole
-from ckptconv.text import Shown, quoted, some
+from ckptconv.tensors.lazy import LazyTensor, same_bytes, whole
+from ckptconv.text import Shown, some
 from ckptconv.verification import dcp, planned, renaming
-from ckptconv.verification.evaluate import Evaluator, footprint, shown
 from ckptconv.verification.output import Written, read_directory, read_file, recorded_map
+from ckptconv.verification.pairs import Attested, Differences, compare_pairs
 from ckptconv.verification.planned import Compared
 from ckptconv.verification.provenance import (
     APPLY_AGAIN,
     Manifest,
-    check_checksums,
     check_compared,
     check_planned,
     check_safetensors,
-    has_checksum,
     read_manifest,
 )
 from ckptconv.verification.records import without_storages
-from ckptconv.verification.runs import Run, is_scattered, runs
+from ckptconv.verification.runs import ExpectedPair
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -76,12 +70,7 @@ if TYPE_CHECKING:
 
 # Metadata entries that are never aliases: a tensor with such a name is stored.
 _RESERVED = ("format", "total_size", "ckptconv.structure", "ckptconv.map")
-_SHOWN = 5
 _AGAIN = "It was changed since it was written, or the source was; convert again."
-# Bytes compared at a time, of local and of remote files.
-_BLOCK, _FAR_BLOCK = 1 << 19, 1 << 22
-# Bytes that are prefetched from remote files before they are compared.
-PREFETCH_MEMORY = 24 << 20
 # The file beside a universal checkpoint that holds its name.
 _LATEST = "latest_universal"
 _LONGEST_NAME = 4096
@@ -186,30 +175,6 @@ class _Expected:
 _NOTHING = _Expected({}, lambda _: None, flat=True, metadata=lambda _: {})
 
 
-class _Pair(NamedTuple):
-    """A tensor as expected and as found, the path of its file, and its name."""
-
-    want: LazyTensor
-    got: LazyTensor
-    path: str
-    name: str
-
-
-class _Piece(NamedTuple):
-    """Elements of a pair that are fetched together. `far`: some are in remote files."""
-
-    pair: _Pair
-    start: int
-    stop: int
-    far: bool
-
-    @property
-    def runs(self) -> Iterable[Run]:
-        """What is compared in one step."""
-        want, got, _, _ = self.pair
-        return runs(want, got, 2 * _BLOCK) if is_scattered(want, got) else (Run(self.start, self.stop),)
-
-
 @bars.shown
 @checked(OPTIONS)
 def verify(
@@ -296,7 +261,7 @@ def verify_outputs(
     sources = {id(source): source for source, _ in outputs}.values()
     done.bytes_read = sum(source.bytes_read for source in sources)
     others = frozenset(target.path for _, target in outputs)
-    attested, wrong = _Attested(), _Differences()
+    attested, wrong = Attested(), Differences()
     with no_garbage():
         pairs = [
             pair
@@ -312,140 +277,13 @@ def verify_outputs(
         )
     if on_total:
         on_total(sum(pair.got.nbytes for pair in pairs))
-    with settled(), SpoolingReaders(dict(asked.storage_options), asked.spool_dir) as readers:
-        readers.expect(packed(tensor for pair in pairs for tensor in (pair.want, pair.got)))
-        with Prefetch(readers, readers.spool, _needs, memory=PREFETCH_MEMORY, request=_FAR_BLOCK) as prefetch:
-            evaluator = Evaluator(prefetch)
-            for piece in prefetch.over(_pieces(pairs)):
-                _compare_elements(evaluator, piece, progress or (lambda count: None), attested, wrong)
-                done.bytes_compared += (piece.stop - piece.start) * piece.pair.got.dtype.itemsize
-        # The prefetch also reads small gaps between the wanted ranges.
-        done.bytes_read += evaluator.bytes_read + prefetch.bytes_fetched - prefetch.bytes_used
+    done.bytes_compared, read = compare_pairs(pairs, asked, progress or (lambda count: None), attested, wrong)
+    done.bytes_read += read
     wrong.check()
     done.warnings.extend(attested.check())
     done.seconds = time.monotonic() - started
     done.peak_rss_bytes = peak_rss()
     return done
-
-
-class _Attested:
-    """Checks of manifests, made once everything they describe is known to be right, and the running CRC-32 of each of
-    the output's tensors for which a manifest has one."""
-
-    def __init__(self) -> None:
-        # Each raises DifferenceError, or returns warnings.
-        self.checks: list[Callable[[], list[str]]] = []
-        self._manifests: dict[str, Manifest] = {}
-        self._crcs: dict[str, dict[str, int]] = {}
-
-    def expect(self, manifest: Manifest, found: Written) -> None:
-        """Compare the checksums of `found` with those in `manifest`, later, in `check`."""
-        for file in found.files:
-            self._manifests[file.path] = manifest
-            self._crcs[file.path] = {}
-        for name, home in found.homes.items():
-            if has_checksum(manifest, basename(home), name):
-                self._crcs[home][name] = 0
-
-    def count(self, path: str, name: str) -> None:
-        """Compute the CRC of a tensor, for `check_frames`."""
-        self._crcs.setdefault(path, {})[name] = 0
-
-    def check_frames(self, found: Compared) -> list[str]:
-        """Check what is around the tensors of a checkpoint, which have been compared."""
-        found.crcs = {name: dict(self._crcs.get(place.path, {})) for name, place in found.where.items()}
-        found.check_frames()
-        return []
-
-    def add(self, pair: _Pair, data: bytes) -> None:
-        """Add a tensor's next bytes to its CRC."""
-        crcs = self._crcs.get(pair.path, {})
-        if pair.name in crcs:
-            crcs[pair.name] = zlib.crc32(data, crcs[pair.name])
-
-    def read(self, evaluator: Evaluator, pair: _Pair) -> None:
-        """Compute the CRC of a tensor that was not compared in C order, by reading it again."""
-        if pair.name in self._crcs.get(pair.path, {}):
-            step = max(_BLOCK // pair.got.dtype.itemsize, 1)
-            for start in range(0, pair.got.numel, step):
-                self.add(pair, evaluator.raw(pair.got, start, min(start + step, pair.got.numel)))
-
-    def check(self) -> list[str]:
-        """Return warnings. Raise DifferenceError if a manifest or a checksum is wrong."""
-        warnings = [warning for check in self.checks for warning in check()]
-        for path, crcs in self._crcs.items():
-            if path in self._manifests:
-                check_checksums(self._manifests[path], basename(path), crcs)
-        return warnings
-
-
-class _Differences:
-    """The tensors that differ: all are found before they are reported together."""
-
-    def __init__(self) -> None:
-        self._errors: list[DifferenceError] = []
-        self._values: dict[int, _Values] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._errors or self._values)
-
-    def add(self, error: DifferenceError) -> None:
-        """Add a difference of names, dtypes or shapes."""
-        self._errors.append(error)
-
-    def add_values(self, pair: _Pair, first: int, count: int, raw: Callable[[LazyTensor, int, int], bytes]) -> None:
-        """Add `count` elements of a tensor that differ, of which number `first` is the first; `raw` reads elements."""
-        known = self._values.get(id(pair))
-        if known is None or first < known.first:
-            want, got = (raw(tensor, first, first + 1) for tensor in (pair.want, pair.got))
-            known = _Values(pair, first, known.elements if known else 0, want, got)
-        self._values[id(pair)] = known._replace(elements=known.elements + count)
-
-    def check(self) -> None:
-        """Raise DifferenceError with all differences, if there is any."""
-        errors = [*self._errors, *(values.error() for values in self._values.values())]
-        if not errors:
-            return
-        each = [one for error in errors for one in error.difference.pop("tensors", None) or [error.difference]]
-        first = errors[0]
-        message = first.message
-        if len(errors) > 1:
-            message += f" In all, {len(each):,} tensors differ: {some(each, _SHOWN, _shown)}."
-        raise DifferenceError(message, first.hint, **first.difference, differences=each)
-
-
-def _shown(difference: Mapping[str, Any]) -> str:
-    """Return a tensor that differs as a message names it: 'w' (12 elements), or 'w' (dtype)."""
-    count = difference.get("elements")
-    told = difference["what"] if count is None else "an element" if count == 1 else f"{count:,} elements"
-    return f"{quoted(difference['tensor'])} ({told})"
-
-
-class _Values(NamedTuple):
-    """Elements of a pair that differ: the number of the first, how many there are, and the bits of the first."""
-
-    pair: _Pair
-    first: int
-    elements: int
-    want: bytes
-    got: bytes
-
-    def error(self) -> DifferenceError:
-        pair = self.pair
-        place = place_of(self.first, pair.got.shape)
-        expected, found = shown(pair.want.dtype, self.want), shown(pair.got.dtype, self.got)
-        more = f" {self.elements:,} of its {pair.got.numel:,} elements differ." if self.elements > 1 else ""
-        return DifferenceError(
-            f"{pair.path}: {pair.name!r} differs at index {place}: expected {expected}, found {found}.{more}",
-            "The output is not what its source gives: convert again.",
-            what="value",
-            tensor=pair.name,
-            file=pair.path,
-            index=place,
-            expected=expected,
-            found=found,
-            elements=self.elements,
-        )
 
 
 def _targets(path: str, asked: Options) -> list[CheckedOutput]:
@@ -564,9 +402,9 @@ def _compare(
     asked: Options,
     others: frozenset[str],
     done: Verification,
-    attested: _Attested,
-    wrong: _Differences,
-) -> Iterator[_Pair]:
+    attested: Attested,
+    wrong: Differences,
+) -> Iterator[ExpectedPair]:
     """Compare everything but elements; yield the pairs of tensors whose elements are still to be compared."""
     asked = target.options or asked
     here = target.place if target.at is None else target.place.at(next(iter(target.at.values())))
@@ -627,17 +465,19 @@ def _compare(
 
 
 def _compare_names(
-    source: Source, expected: _Expected, found: Written, asked: Options, wrong: _Differences
-) -> list[_Pair]:
+    source: Source, expected: _Expected, found: Written, asked: Options, wrong: Differences
+) -> list[ExpectedPair]:
     """Compare names, dtypes and shapes; return the pairs of tensors whose elements can be compared."""
     _check_names(source, expected, found, asked, wrong)
     tensors, homes = expected.tensors, found.homes
-    pairs = [_Pair(tensors[name], got, homes[name], name) for name, got in found.tensors.items() if name in tensors]
+    pairs = [
+        ExpectedPair(tensors[name], got, homes[name], name) for name, got in found.tensors.items() if name in tensors
+    ]
     for removed, kept in found.aliases.items():
         want, same = tensors[removed], tensors.get(kept)
         # Two names for the same bytes of the source need one comparison.
         if want is not same and (same is None or same_bytes(want) is None or same_bytes(want) != same_bytes(same)):
-            pairs.append(_Pair(want, found.tensors[kept], homes[kept], removed))
+            pairs.append(ExpectedPair(want, found.tensors[kept], homes[kept], removed))
     alike = []
     for pair in pairs:
         error = _other_kind(pair)
@@ -666,7 +506,7 @@ def _with_companions(source: Source, target: CheckedOutput, copied: Sequence[str
 
 def _compare_companions(
     source: Source, target: CheckedOutput, found: Written, copied: Iterable[str], quantization: Mapping[str, Any] | None
-) -> Iterator[_Pair]:
+) -> Iterator[ExpectedPair]:
     """Yield the files that were `copied` whole, and those that they are copies of; add them to the files of `found`."""
     for name in copied:
         path = join(target.path, name)
@@ -685,10 +525,10 @@ def _compare_companions(
                 expected=want.nbytes,
                 found=entry.file.size,
             )
-        yield _Pair(want, got, path, name)
+        yield ExpectedPair(want, got, path, name)
 
 
-def _other_kind(pair: _Pair) -> DifferenceError | None:
+def _other_kind(pair: ExpectedPair) -> DifferenceError | None:
     """Return what is wrong if dtypes or shapes differ."""
     want, got, path, name = pair
     for what, expected, found in (
@@ -745,7 +585,7 @@ def _rename(asked: Options) -> Rename:
     return selection.renamed
 
 
-def _check_names(source: Source, expected: _Expected, found: Written, asked: Options, wrong: _Differences) -> None:
+def _check_names(source: Source, expected: _Expected, found: Written, asked: Options, wrong: Differences) -> None:
     """Compare the names: every name of the source is stored or an alias of a stored one, and there is no other."""
     for removed, kept in found.aliases.items():
         why = ""
@@ -842,8 +682,8 @@ def _check_shards(found: Written, asked: Options) -> None:
 
 
 def _compare_torch(
-    source: Source, tree: Any, path: str, here: Location, asked: Options, done: Verification, wrong: _Differences
-) -> Iterator[_Pair]:
+    source: Source, tree: Any, path: str, here: Location, asked: Options, done: Verification, wrong: Differences
+) -> Iterator[ExpectedPair]:
     """Compare the `torch.load` file `path`, read at `here`, with `tree`, the value it must hold: yield the pairs of
     tensors.
 
@@ -875,8 +715,8 @@ def _unreadable(path: str, why: str) -> DifferenceError:
 
 
 def _compare_universal(
-    source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: _Attested, wrong: _Differences
-) -> Iterator[_Pair]:
+    source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: Attested, wrong: Differences
+) -> Iterator[ExpectedPair]:
     """Compare a universal checkpoint: a file for each parameter's weights and each of its states, the common states,
     and copies of the model files."""
     made = resumable(source, asked, _rename(asked))
@@ -897,7 +737,7 @@ def _compare_universal(
         want, got = whole(file), whole(target.place.at(at[name]).entry.file)
         path = join(target.path, name)
         done.outputs.append(OutputFile(path, got.nbytes, 0))
-        pair = _Pair(want, got, path, name)
+        pair = ExpectedPair(want, got, path, name)
         error = _other_kind(pair)
         if error:
             raise error
@@ -917,8 +757,8 @@ def _compare_universal(
 
 
 def _compare_dcp(
-    source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: _Attested
-) -> Iterator[_Pair]:
+    source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: Attested
+) -> Iterator[ExpectedPair]:
     """Compare a checkpoint of torch.distributed.checkpoint."""
     if asked.optimizer:
         source = replace(source, inputs={**source.inputs, **source.state_inputs})
@@ -927,8 +767,8 @@ def _compare_dcp(
 
 
 def _compare_plan(
-    source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: _Attested
-) -> Iterator[_Pair]:
+    source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: Attested
+) -> Iterator[ExpectedPair]:
     """Compare an output whose format has no reader here with what a conversion plans."""
     from ckptconv.outputs import planning, targets
 
@@ -938,22 +778,28 @@ def _compare_plan(
     yield from _paired(source, target, planned.compare(above, files, where), done, attested)
 
 
+def _check_frames(found: Compared, attested: Attested) -> list[str]:
+    """Check what is around the tensors of an output, which have been compared."""
+    found.crcs = {name: attested.known(place.path) for name, place in found.where.items()}
+    found.check_frames()
+    return []
+
+
 def _paired(
-    source: Source, target: CheckedOutput, found: Compared, done: Verification, attested: _Attested
-) -> Iterator[_Pair]:
+    source: Source, target: CheckedOutput, found: Compared, done: Verification, attested: Attested
+) -> Iterator[ExpectedPair]:
     """Yield the pairs of an output that is compared with its plan."""
     done.outputs.extend(OutputFile(join(found.path, plan.name), plan.size, plan.tensors) for plan in found.plans)
     done.tensors += found.tensors
-    attested.checks.append(functools.partial(attested.check_frames, found))
+    attested.checks.append(functools.partial(_check_frames, found, attested))
     if target.manifest:
         told = target.manifest, source, dict(source.inputs), target.holds, found
         attested.checks.append(functools.partial(check_compared, *told))
-    for want, got, home, name in found.pairs:
-        pair = _Pair(want, got, home, name)
+    for pair in found.pairs:
         error = _other_kind(pair)
         if error:
             raise error
-        attested.count(home, name)
+        attested.count(pair.path, pair.name)
         yield pair
 
 
@@ -1006,48 +852,6 @@ def _check_archive(path: str, here: str) -> None:
         raise DifferenceError(
             f"{path}: the checksum of its record {damaged!r} is wrong.", "Convert it again.", what="file", file=path
         )
-
-
-# ---------------------------------------------------------------------------------------------------------- elements
-
-
-def _pieces(pairs: Iterable[_Pair]) -> Iterator[_Piece]:
-    for pair in pairs:
-        want, got, _, _ = pair
-        far = any(is_far(file.stored.path) for tensor in (want, got) for file in tensor.inputs())
-        if is_scattered(want, got):
-            yield _Piece(pair, 0, got.numel, far)
-        else:
-            for start, stop, _ in runs(want, got, 2 * (_FAR_BLOCK if far else _BLOCK)):
-                yield _Piece(pair, start, stop, far)
-
-
-def _needs(piece: _Piece) -> Iterator[Range]:
-    """Yield the ranges of remote files, those not compressed, that a piece needs."""
-    for tensor in (piece.pair.want, piece.pair.got) if piece.far else ():
-        yield from (each for each in footprint(tensor, piece.start, piece.stop) if is_read_far(each.file))
-
-
-def _compare_elements(
-    evaluator: Evaluator, piece: _Piece, progress: Progress, attested: _Attested, wrong: _Differences
-) -> None:
-    """Compare the bits of the elements of a piece, and add those that differ to `wrong`."""
-    pair, equal = piece.pair, True
-    want, got, _, _ = pair
-    for run in piece.runs:
-        one, other = (evaluator.bits(tensor, run) for tensor in (want, got))
-        size = (run.stop - run.start) * got.dtype.itemsize
-        if len(one) != len(other) or len(one) != size:
-            raise AssertionError(f"an evaluator gave {len(one)} and {len(other)} bytes of {run}")
-        progress(size)
-        if one != other:
-            unequal, equal = differing(one, other, got.dtype.itemsize), False
-            first = run.number(int(unequal.argmax()), got.shape)
-            wrong.add_values(pair, first, int(unequal.sum()), evaluator.raw)
-        elif run.box is None:
-            attested.add(pair, other)
-    if equal and is_scattered(want, got):
-        attested.read(evaluator, pair)
 
 
 # ----------------------------------------------------------------------------------------------------------- wording

@@ -50,7 +50,7 @@ from ckptconv.storage.prefetch import Range, coalesce
 from ckptconv.storage.spool import Spool
 from ckptconv.storage.uploads import part_size
 from ckptconv.tensors.moves import File
-from ckptconv.verification import verify
+from ckptconv.verification import pairs, verify
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import make_example
@@ -464,11 +464,11 @@ def test_a_transposed_matrix_is_fetched_once_however_it_is_written(s3: S3, proxy
 # ---------------------------------------------------------------------------------------------------- verification
 
 
-@pytest.mark.parametrize("memory", [verify.PREFETCH_MEMORY, 256 * KIB], ids=["in memory", "spooled"])
+@pytest.mark.parametrize("memory", [pairs.PREFETCH_MEMORY, 256 * KIB], ids=["in memory", "spooled"])
 def test_a_transposed_tensor_is_verified_with_few_requests(
     memory: int, s3: S3, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify, "PREFETCH_MEMORY", memory)
+    monkeypatch.setattr(pairs, "PREFETCH_MEMORY", memory)
     torch.save({"a": torch.arange(9.0), "t": torch.randn(2048, 1536).t(), "z": torch.ones(9)}, tmp_path / "model.pt")
     name = fresh()
     urls = s3.put(tmp_path / "model.pt", f"{name}/model.pt"), f"s3://models/{name}/model.safetensors"
@@ -540,8 +540,8 @@ def test_files_of_many_ranks_are_described_by_a_request_each_and_read_several_at
 def test_what_there_is_no_room_for_is_verified_all_the_same(
     s3: S3, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify, "PREFETCH_MEMORY", 2 * KIB)
-    monkeypatch.setattr(verify, "_BLOCK", 64 * KIB)
+    monkeypatch.setattr(pairs, "PREFETCH_MEMORY", 2 * KIB)
+    monkeypatch.setattr(pairs, "_BLOCK", 64 * KIB)
     torch.save({"t": torch.randn(40, 1000).t(), "w": torch.randn(500)}, tmp_path / "model.pt")
     name = fresh()
     url = s3.put(tmp_path / "model.pt", f"{name}/model.pt")

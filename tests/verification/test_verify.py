@@ -46,6 +46,7 @@ from ckptconv.tensors.lazy import (
     Zeros,
 )
 from ckptconv.tensors.moves import Bits, Cast, File, Join, Negate, Overlay, Swap, Xor
+from ckptconv.verification import arithmetic
 from ckptconv.verification import evaluate as reference
 from ckptconv.verification.evaluate import Evaluator
 
@@ -783,7 +784,7 @@ def test_casts_are_torchs(source: str, target: str) -> None:
         )
     values = torch.from_numpy(bits).view(_TORCH[source])
     expected = values.to(_TORCH[target])
-    got = reference.cast(source, target, bits)
+    got = arithmetic.cast(source, target, bits)
     numbers = ~torch.isnan(values.float()).numpy()
     assert (got[numbers] == _bits_of(expected)[numbers]).all()
     again = torch.from_numpy(got).view(_TORCH[target])
@@ -795,8 +796,8 @@ def test_casts_are_torchs(source: str, target: str) -> None:
 def test_a_double_is_rounded_once(value: float, target: str) -> None:
     from fractions import Fraction
 
-    got = reference.cast("float64", target, np.array([value]).view("u8"))
-    number = float(reference.values(target, got)[0])
+    got = arithmetic.cast("float64", target, np.array([value]).view("u8"))
+    number = float(arithmetic.values(target, got)[0])
     if np.isnan(value) or np.isinf(value):
         assert struct.pack("<d", number)[6:] == struct.pack("<d", value)[6:] or np.isnan(number)
         return
@@ -805,7 +806,7 @@ def test_a_double_is_rounded_once(value: float, target: str) -> None:
     for other in (bits - 1, bits + 1):
         if not 0 <= other < 1 << (8 * DTYPES[target].itemsize):
             continue
-        near = float(reference.values(target, np.array([other], got.dtype))[0])
+        near = float(arithmetic.values(target, np.array([other], got.dtype))[0])
         if np.isfinite(near) and np.isfinite(number):
             one, two = abs(Fraction(value) - Fraction(number)), abs(Fraction(value) - Fraction(near))
             assert one < two or (one == two and bits % 2 == 0) or near == number
@@ -947,4 +948,4 @@ def test_a_footprint_tells_gaps_from_what_is_read() -> None:
 
 def test_a_cast_without_a_reference_is_refused() -> None:
     with pytest.raises(CkptconvError):
-        reference.cast("int8", "float32", np.zeros(1, "u1"))
+        arithmetic.cast("int8", "float32", np.zeros(1, "u1"))

@@ -16,7 +16,7 @@ from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
 from ckptconv.formats.dcp.chunks import Shape
 from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, named
 from ckptconv.formats.dcp.paths import dotted
-from ckptconv.formats.ranks.layouts import Box, Distribution, Mesh, MeshCut
+from ckptconv.formats.ranks.layouts import Distribution, HeldBox, Mesh, MeshCut
 from ckptconv.formats.ranks.pieces import MAX_FACTOR, MAX_RANKS
 from ckptconv.pickles.machine import load
 from ckptconv.storage import strict_json
@@ -56,7 +56,7 @@ class Rectangles(NamedTuple):
     """The boxes that a rank has of a tensor."""
 
     shape: Shape
-    boxes: tuple[Box, ...]
+    boxes: tuple[HeldBox, ...]
     dtype: DType
 
 
@@ -325,7 +325,7 @@ class _Reading:
         lists = [each for key in _BOXES if isinstance(each := data.get(key), (tuple, list))]
         if len(lists) != len(_BOXES) or len(set(map(len, lists))) != 1:
             raise self._corrupt(f"{what} has not as many offsets as sizes of its shards")
-        boxes = tuple(Box(*(self._counts(what, each) for each in box)) for box in zip(*lists, strict=True))
+        boxes = tuple(HeldBox(*(self._counts(what, each) for each in box)) for box in zip(*lists, strict=True))
         for box in boxes:
             if not len(box.offsets) == len(box.inside) == len(box.sizes) == len(shape):
                 raise self._corrupt(f"{what} has a shard of {len(box.sizes)} dimensions, and is of {len(shape)}")

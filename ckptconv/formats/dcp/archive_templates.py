@@ -51,7 +51,7 @@ class _Pattern(NamedTuple):
     nbytes: int
 
 
-class Patterns:
+class ArchivePatterns:
     """Patterns of archives of one tensor each, by the archive's size."""
 
     def __init__(self) -> None:

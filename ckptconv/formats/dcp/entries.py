@@ -18,7 +18,7 @@ from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, damaged
 from ckptconv.formats import safetensors
-from ckptconv.formats.dcp.archive_templates import Patterns
+from ckptconv.formats.dcp.archive_templates import ArchivePatterns
 from ckptconv.formats.dcp.chunks import ChunkTile
 from ckptconv.formats.dcp.chunks import join as join_tiles
 from ckptconv.formats.dcp.locate import SHARDING
@@ -77,7 +77,7 @@ class Entries:
     bytes_read: int = 0
     _unpacked: int = 0
     _headers: dict[tuple[str, int], Mapping[str, Chunk]] = field(default_factory=dict)
-    _patterns: Patterns = field(default_factory=Patterns)
+    _patterns: ArchivePatterns = field(default_factory=ArchivePatterns)
 
     def find(self, places: Iterable[EntryPlace]) -> None:
         """Stat the files of these places. Raise CorruptError if one is missing or too short."""

@@ -18,7 +18,7 @@ _COMPRESSED = ("compressed-tensors", "compressed_tensors", "sparseml")
 
 
 @dataclass(frozen=True)
-class Weights:
+class QuantizedWeights:
     """What compressed-tensors says of a group of weights: int or float, bits, strategy, and the size of its groups."""
 
     format: str
@@ -60,14 +60,14 @@ class Configuration:
         return (str(self.told.get("quant_algo", "")),)
 
     @property
-    def groups(self) -> tuple[Weights, ...]:
+    def groups(self) -> tuple[QuantizedWeights, ...]:
         """The groups of compressed-tensors."""
         groups = self.told.get("config_groups")
         if self.method not in _COMPRESSED or not isinstance(groups, Mapping):
             return ()
         return tuple(dict.fromkeys(self._weights(groups)))
 
-    def _weights(self, groups: Mapping[str, Any]) -> Iterator[Weights]:
+    def _weights(self, groups: Mapping[str, Any]) -> Iterator[QuantizedWeights]:
         for group in groups.values():
             weights = group.get("weights") if isinstance(group, Mapping) else None
             if not isinstance(weights, Mapping):
@@ -76,7 +76,7 @@ class Configuration:
             bits, size = weights.get("num_bits"), weights.get("group_size")
             if type(bits) is int and 1 < bits <= 8:
                 strategy = weights.get("strategy") or ("group" if size and size > 0 else "tensor")
-                yield Weights(
+                yield QuantizedWeights(
                     str(made),
                     str(weights.get("type", "int")),
                     bits,

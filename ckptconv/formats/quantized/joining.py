@@ -26,8 +26,7 @@ from ckptconv.formats.quantized.table import (
     Part,
     Sizes,
 )
-from ckptconv.tensors.dequantize import Part as Given
-from ckptconv.tensors.dequantize import fits
+from ckptconv.tensors.dequantize import GivenPart, fits
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Axis, Inline, LazyTensor, Tiled, View, Zeros, untagged
 from ckptconv.tensors.moves import Dequantize
@@ -404,7 +403,7 @@ def _computed(
     offset = sizes[each.offset] if isinstance(each.offset, str) else each.offset
     offset = 0 if each.offset == "half" and "zero" in given else offset
     kernel = Dequantize(kind, tuple(roles), offset, each.over, between, names.get("scale") or names["codes"])
-    told = [Given(one.dtype.name, along, one.shape) for one, along in zip(parts, axes, strict=True)]
+    told = [GivenPart(one.dtype.name, along, one.shape) for one, along in zip(parts, axes, strict=True)]
     if not fits(kernel, told, len(shape)):
         raise _RefusedError("its parts do not fit together")
     made: LazyTensor = Tiled(tuple(parts), tuple(map(tuple, axes)), kernel, _F32, shape, (0,) * len(shape))

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ckptconv.formats.quantized.configuration import Configuration, Weights
+from ckptconv.formats.quantized.configuration import Configuration, QuantizedWeights
 
 # Sizes by name, as a configuration or a part tells them; a text stands for the size of another name.
 Sizes: TypeAlias = "Mapping[str, Any]"
@@ -89,7 +89,7 @@ def _of_groups(kind: str, bits: int, name: str, *formats: str) -> Callable[[Conf
     return sizes
 
 
-def _sides(group: Weights) -> Sizes:
+def _sides(group: QuantizedWeights) -> Sizes:
     sides: Mapping[str, tuple[Any, Any]] = {
         "tensor": ("M", "K"),
         "channel": (1, "K"),

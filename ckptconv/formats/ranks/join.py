@@ -25,7 +25,7 @@ from ckptconv.text import some
 
 
 @dataclass
-class Joined:
+class JoinedRanks:
     """The tensors of all ranks as one, and those that are stored several times."""
 
     tensors: dict[Path, LazyTensor] = field(default_factory=dict)
@@ -130,13 +130,13 @@ class Ranks:
 
     # -------------------------------------------------------------------------------------------------------- joining
 
-    def join(self, paths: Iterable[Path]) -> Joined:
+    def join(self, paths: Iterable[Path]) -> JoinedRanks:
         """Return the tensors at `paths`.
 
         Raise CorruptError if pieces are missing, overlap, or contradict each other; UnsupportedError if ranks have
         local parts that nothing describes.
         """
-        joined = Joined(equal=list(self.equal))
+        joined = JoinedRanks(equal=list(self.equal))
         ties: dict[Any, LazyTensor] = {}
         for path in paths:
             if path in self.ready:

@@ -128,7 +128,7 @@ def extents(held: tuple[Spans, ...]) -> Shape:
     return tuple(sum(stop - start for start, stop in each) for each in held)
 
 
-class Box(NamedTuple):
+class HeldBox(NamedTuple):
     """A box of a tensor: where it begins in the tensor, and in what the rank has of it, and its extents."""
 
     offsets: Shape
@@ -136,7 +136,7 @@ class Box(NamedTuple):
     sizes: Shape
 
 
-def boxes(held: tuple[Spans, ...]) -> Iterator[Box]:
+def boxes(held: tuple[Spans, ...]) -> Iterator[HeldBox]:
     """Yield the boxes that what a rank holds consists of; one, unless it is interleaved with other ranks."""
     placed = []
     for each in held:
@@ -147,4 +147,4 @@ def boxes(held: tuple[Spans, ...]) -> Iterator[Box]:
         placed.append(found)
     for corner in product(*placed):
         offsets, inside, sizes = zip(*corner, strict=True) if corner else ((), (), ())
-        yield Box(offsets, inside, sizes)
+        yield HeldBox(offsets, inside, sizes)

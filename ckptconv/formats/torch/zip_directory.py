@@ -53,7 +53,7 @@ class DisksError(Exception):
     """The archive is one file of several."""
 
 
-class Directory(NamedTuple):
+class ZipDirectory(NamedTuple):
     """The directory: bytes `start` to `start` + `size` of an archive, with `members` entries."""
 
     start: int
@@ -71,7 +71,7 @@ def ends_there(tail: bytes, at: int) -> bool:
     return at >= 0 and at + END.size + int.from_bytes(tail[at + 20 : at + 22], "little") == len(tail)
 
 
-def directory_of(tail: bytes, at: int, position: int) -> Directory:
+def directory_of(tail: bytes, at: int, position: int) -> ZipDirectory:
     """Return the directory to which the end record at byte `at` of `tail`, byte `position` of the archive, points.
 
     Raises ContradictionError if some reader would find another directory or none, DisksError for a multi-part archive.
@@ -105,7 +105,7 @@ def directory_of(tail: bytes, at: int, position: int) -> Directory:
             f"its directory of {count} members and {size} bytes at byte {start} does not end at byte {limit}, where it "
             "should"
         )
-    return Directory(start, size, count)
+    return ZipDirectory(start, size, count)
 
 
 def extra_fields(extra: bytes) -> Iterator[tuple[int, bytes]]:

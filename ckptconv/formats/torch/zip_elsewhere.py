@@ -36,7 +36,7 @@ _WINDOW, _LONGEST = 1 << 20, ENTRY.size + 3 * 0xFFFF
 _TABLES = 1 << 10
 
 
-class Entry(NamedTuple):
+class ZipEntry(NamedTuple):
     """An entry of the directory. `packed` is the member's size in the archive, `header` the offset of its header."""
 
     name: bytes
@@ -110,7 +110,7 @@ def _directory(reader: Reader) -> _Found | None:
     return _Found(start, size, count, end)
 
 
-def entries(reader: Reader) -> Iterator[Entry]:
+def entries(reader: Reader) -> Iterator[ZipEntry]:
     """Yield the entries of the directory that torch would read, up to a malformed one."""
     found = _directory(reader)
     if found is None:
@@ -125,7 +125,7 @@ def entries(reader: Reader) -> Iterator[Entry]:
         fields = ENTRY.unpack_from(window, place)
         name_length, extra_length, comment_length = fields[10:13]
         place += ENTRY.size
-        yield Entry(window[place : place + name_length], fields[3], fields[4], fields[8], fields[16])
+        yield ZipEntry(window[place : place + name_length], fields[3], fields[4], fields[8], fields[16])
         place += name_length + extra_length + comment_length
 
 
@@ -135,7 +135,7 @@ def count(reader: Reader) -> int:
     return found.members if found else 0
 
 
-def payload_of(reader: Reader, entry: Entry) -> int | None:
+def payload_of(reader: Reader, entry: ZipEntry) -> int | None:
     """Return where the content of a member begins, as it is stored; None if it cannot be found."""
     header = _part(reader, entry.header, LOCAL_HEADER.size)
     if len(header) < LOCAL_HEADER.size or not header.startswith(LOCAL_SIGNATURE):
@@ -144,7 +144,7 @@ def payload_of(reader: Reader, entry: Entry) -> int | None:
     return entry.header + LOCAL_HEADER.size + int(name_length) + int(extra_length)
 
 
-def content(reader: Reader, entry: Entry, most: int = SCANNED) -> bytes:
+def content(reader: Reader, entry: ZipEntry, most: int = SCANNED) -> bytes:
     """Return at most the first `most` bytes of a member's content; empty if it cannot be found."""
     start = payload_of(reader, entry)
     if start is None:

@@ -240,7 +240,7 @@ class ScannedContents:
 
     # ---- pickles
 
-    def _judge(self, reading: attacks.Reading, depth: int) -> None:
+    def _judge(self, reading: attacks.PickleReading, depth: int) -> None:
         """Add what the names in a pickle say about it."""
         where, called, suspects = reading.where, reading.called, reading.suspects
         if suspects and (called or reading.broken):
@@ -439,7 +439,7 @@ class ScannedContents:
             end = start
         return True
 
-    def _member(self, reader: Reader, entry: zip_elsewhere.Entry, depth: int, *, only_what_runs: bool) -> str:
+    def _member(self, reader: Reader, entry: zip_elsewhere.ZipEntry, depth: int, *, only_what_runs: bool) -> str:
         """Look at a member of a zip archive."""
         path = _inside(reader, entry)
         is_expected = path[:-1].endswith(SUFFIXES)
@@ -564,9 +564,9 @@ class _Readings:
     """The readings of pickles, in order. One may be read several times, each time further; all of them count."""
 
     def __init__(self) -> None:
-        self._found: dict[str, attacks.Reading] = {}
+        self._found: dict[str, attacks.PickleReading] = {}
 
-    def add(self, reading: attacks.Reading) -> None:
+    def add(self, reading: attacks.PickleReading) -> None:
         before = self._found.get(reading.where)
         if before is not None:
             reading = reading._replace(
@@ -577,7 +577,7 @@ class _Readings:
             )
         self._found[reading.where] = reading
 
-    def all(self) -> list[attacks.Reading]:
+    def all(self) -> list[attacks.PickleReading]:
         return list(self._found.values())
 
 
@@ -695,7 +695,7 @@ def _words() -> Vocabulary:
     return replace(words, constructors={**words.constructors, **made}, persistent=None)
 
 
-def _inside(reader: Reader, entry: zip_elsewhere.Entry) -> str:
+def _inside(reader: Reader, entry: zip_elsewhere.ZipEntry) -> str:
     """Return how messages name a member of an archive."""
     return f"{reader.file.path} ({brief(entry.name.decode('utf-8', 'replace'), 200)[1:-1]})"
 
@@ -722,7 +722,7 @@ def _listed(reader: Reader) -> _Listed:
     return _Listed(members, *flags)
 
 
-def _is_long(entry: zip_elsewhere.Entry) -> bool:
+def _is_long(entry: zip_elsewhere.ZipEntry) -> bool:
     """Whether a member of an archive is a pickle that torch reads, and too long to be held."""
     is_main = entry.name.rpartition(b"/")[2] in _OF_TORCH and entry.name.endswith(b".pkl")
     return is_main and entry.packed > (LONGEST if entry.method == _STORED else _COMPRESSED)

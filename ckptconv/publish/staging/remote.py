@@ -17,9 +17,9 @@ from ckptconv.storage.paths import join
 from ckptconv.storage.uploads import (
     KINDS,
     PARTS,
-    Buffers,
     RenamedUpload,
     Upload,
+    UploadBuffers,
     UploadWriter,
     explained,
     part_size,
@@ -64,7 +64,7 @@ class UploadStaging(Staging):
         self._uploads: dict[str, UploadWriter] = {}
         self._swept = False
         # At least two buffers, whatever they take: one part is filled while another is sent.
-        self._buffers = Buffers(max(memory // part_size(0, memory), 2))
+        self._buffers = UploadBuffers(max(memory // part_size(0, memory), 2))
 
     def _at(self, name: str) -> Location:
         """Return where the file `name` is uploaded."""

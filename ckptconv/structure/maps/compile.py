@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ckptconv.errors import CorruptError, LimitError, UsageError
 from ckptconv.structure.maps.claims import Claims, Use, check_way_back, claimed, source_side
 from ckptconv.structure.maps.file import Map
-from ckptconv.structure.maps.notation import Axis, Node, Product, Rule, Sum, Tensor, axes_in, expand, written
+from ckptconv.structure.maps.notation import MapAxis, MapTensor, Node, Product, Rule, Sum, axes_in, expand, written
 from ckptconv.structure.maps.sizes import Alternatives, Equation, Expression, KnownSizes, resolve, solve
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.geometry import contiguous_strides
@@ -160,7 +160,7 @@ class _Use:
         return f"{self.rule.where} ({indices})" if indices else self.rule.where
 
 
-def _stacks(rule: Rule, tensor: Tensor) -> tuple[str, ...]:
+def _stacks(rule: Rule, tensor: MapTensor) -> tuple[str, ...]:
     """Return the indices in the name of `tensor` that count a stack, each once."""
     return tuple(dict.fromkeys(index for index in tensor.name.indices if index in rule.stacks))
 
@@ -236,12 +236,12 @@ def _equations(
             yield from _dims(tensor, first, shape)
 
 
-def _first_of(use: _Use, tensor: Tensor) -> str:
+def _first_of(use: _Use, tensor: MapTensor) -> str:
     """Return the name of the first tensor that `tensor`, of the side to make, stands for."""
     return tensor.name.of({**dict.fromkeys(use.rule.stacks, 0), **use.values})
 
 
-def _dims(tensor: Tensor, name: str, shape: Sequence[int]) -> Iterator[Equation]:
+def _dims(tensor: MapTensor, name: str, shape: Sequence[int]) -> Iterator[Equation]:
     if tensor.dims is None:  # the rule only renames
         return
     for dim, (product, extent) in enumerate(zip(tensor.dims, shape, strict=True)):
@@ -359,7 +359,7 @@ def _boxes(product: Product, sizes: KnownSizes) -> Iterator[tuple[int, dict[str,
     steps = list(itertools.accumulate((sizes.node(node) for node in reversed(product[1:])), operator.mul, initial=1))
     choices: list[list[tuple[int, dict[str, int]]]] = []
     for node, step in zip(product, reversed(steps), strict=False):
-        if isinstance(node, Axis):
+        if isinstance(node, MapAxis):
             choices.append([(0, {} if node.number == 1 else {node.name: step})])
             continue
         terms, start = [], 0
@@ -426,7 +426,7 @@ class _Made:
             )
             taken = list(itertools.islice(following, count))
             stacks = _stacks(rule, tensor)
-            counts = [sizes.node(Axis((stack,))) for stack in stacks]
+            counts = [sizes.node(MapAxis((stack,))) for stack in stacks]
             most = math.prod(max(count, 1) for count in counts)
             if most + len(self.tensors) > MAX_TARGETS:
                 raise LimitError(f"{use.where} makes {most} tensors: more than {MAX_TARGETS} in all.")
@@ -504,12 +504,12 @@ class _Made:
         return f"[keep] of {self._map.name}"
 
 
-def _axes(tensor: Tensor) -> Iterator[Axis]:
+def _axes(tensor: MapTensor) -> Iterator[MapAxis]:
     for dim in tensor.dims or ():
         yield from axes_in(dim)
 
 
-def _expanded(tensor: Tensor) -> Iterator[tuple[tuple[Axis, ...], ...]]:
+def _expanded(tensor: MapTensor) -> Iterator[tuple[tuple[MapAxis, ...], ...]]:
     """Yield the pieces of a tensor, as the axes in each dimension."""
     yield from itertools.product(*(list(expand(dim)) for dim in tensor.dims or ()))
 
@@ -562,7 +562,7 @@ class _Assembly:
     def sources(self) -> tuple[str, ...]:
         return tuple(self._sources)
 
-    def tensor(self, tensor: Tensor) -> LazyTensor:
+    def tensor(self, tensor: MapTensor) -> LazyTensor:
         dims = tensor.dims or ()
         nodes = [node for dim in dims for node in dim]
         shape = tuple(self._sizes.product(dim) for dim in dims)
@@ -573,7 +573,7 @@ class _Assembly:
         at, terms = next(((at, node.terms) for at, node in enumerate(nodes) if isinstance(node, Sum)), (0, ()))
         shape = tuple(map(self._sizes.node, nodes))
         if not terms:
-            axes = [node for node in nodes if isinstance(node, Axis)]
+            axes = [node for node in nodes if isinstance(node, MapAxis)]
             if any(axis.is_padding for axis in axes):
                 return Zeros(self._dtype, shape)
             return viewed(self._taken(next(self._pieces), axes), shape)
@@ -593,7 +593,7 @@ class _Assembly:
         used = {piece.tensor for piece in self._all}
         return next(self._given[name].dtype for (index, _), name in self._use.names.items() if index in used)
 
-    def _taken(self, piece: _Piece, axes: Sequence[Axis]) -> LazyTensor:
+    def _taken(self, piece: _Piece, axes: Sequence[MapAxis]) -> LazyTensor:
         """Return a piece of the source, with its axes in the order of `axes`."""
         tensor = self._use.rule.sides[self._side][piece.tensor]
         stacks = _stacks(self._use.rule, tensor)
@@ -604,7 +604,7 @@ class _Assembly:
                 starts[dim] += step * value
         order = [axis for axis in axes if axis.number != 1]
 
-        def at(fixed: dict[str, int], order: Sequence[Axis]) -> LazyTensor:
+        def at(fixed: dict[str, int], order: Sequence[MapAxis]) -> LazyTensor:
             number = next((number for number, axis in enumerate(order) if axis.name in stacks), None)
             if number is None:
                 return self._read(piece, starts, [fixed[stack] for stack in stacks], order)
@@ -616,7 +616,7 @@ class _Assembly:
 
         return at(dict(self._fixed), order)
 
-    def _read(self, piece: _Piece, starts: Sequence[int], at: Sequence[int], order: Sequence[Axis]) -> LazyTensor:
+    def _read(self, piece: _Piece, starts: Sequence[int], at: Sequence[int], order: Sequence[MapAxis]) -> LazyTensor:
         name = self._use.names[piece.tensor, tuple(at)]
         self._sources[name] = None
         source = self._given[name]

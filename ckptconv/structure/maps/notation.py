@@ -33,7 +33,7 @@ _OR = re.compile(r"\s\|\s")
 # -------------------------------------------------------------------------------------------------------------- axes
 
 
-class Axis(NamedTuple):
+class MapAxis(NamedTuple):
     """An axis, or several that stand side by side wherever the rule has one of them.
 
     `names` are letters, a number, or padding, which is "_", "_2", … in the order of the rule.
@@ -61,7 +61,7 @@ class Sum(NamedTuple):
     terms: tuple[Product, ...]
 
 
-Node: TypeAlias = "Axis | Sum"
+Node: TypeAlias = "MapAxis | Sum"
 Product: TypeAlias = "tuple[Node, ...]"
 
 
@@ -110,7 +110,7 @@ class _Parser:
         if word == ")":
             raise _SyntaxError("this parenthesis closes nothing", at)
         if word != "(":
-            return (Axis((word,)),)
+            return (MapAxis((word,)),)
         if depth == MAX_DEPTH:
             raise _SyntaxError(f"parentheses are nested more than {MAX_DEPTH} levels deep", at)
         terms = [self._product(depth + 1)]
@@ -133,10 +133,10 @@ class _Parser:
         return tuple(factors)
 
 
-def expand(product: Product) -> Iterator[tuple[Axis, ...]]:
+def expand(product: Product) -> Iterator[tuple[MapAxis, ...]]:
     """Yield the pieces of a composed axis, in order: for each the axes that it consists of."""
     choices = [
-        [(node,)] if isinstance(node, Axis) else [piece for term in node.terms for piece in expand(term)]
+        [(node,)] if isinstance(node, MapAxis) else [piece for term in node.terms for piece in expand(term)]
         for node in product
     ]
     for combination in itertools.product(*choices):
@@ -151,10 +151,10 @@ def count_pieces(product: Product) -> int:
     return count
 
 
-def axes_in(product: Product) -> Iterator[Axis]:
+def axes_in(product: Product) -> Iterator[MapAxis]:
     """Yield each occurrence of an axis."""
     for node in product:
-        if isinstance(node, Axis):
+        if isinstance(node, MapAxis):
             yield node
         else:
             for term in node.terms:
@@ -203,7 +203,7 @@ class Name(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tensor:
+class MapTensor:
     """A tensor of a rule: its text in the map, its name, and its dimensions, each composed of axes; None if the rule
     only renames."""
 
@@ -238,7 +238,7 @@ def _parse_name(text: str) -> Name:
     return Name(literals, tuple(index for index, _ in indices), tuple(by for _, by in indices))
 
 
-def parse_tensor(text: str) -> Tensor:
+def parse_tensor(text: str) -> MapTensor:
     """Return the tensor that `text` describes: a name, or a name, a colon and axes. Raise UsageError, which shows where
     in the text the error is."""
     try:
@@ -246,13 +246,13 @@ def parse_tensor(text: str) -> Tensor:
             raise _SyntaxError(f"it has more than {MAX_LENGTH} characters", 0)
         colons = list(_COLON.finditer(text))
         if not colons:
-            return Tensor(text, _parse_name(text.strip()), None)
+            return MapTensor(text, _parse_name(text.strip()), None)
         colon = colons[-1]
         name = _parse_name(text[: colon.start()].strip())
         dims = _Parser(text, colon.end()).dims()
         if sum(1 for dim in dims for _ in axes_in(dim)) > MAX_AXES:
             raise _SyntaxError(f"it has more than {MAX_AXES} axes", colon.end())
-        return Tensor(text, name, dims)
+        return MapTensor(text, name, dims)
     except _SyntaxError as problem:
         raise UsageError(f"{quoted(text, MAX_LENGTH)}, character {problem.at + 1}: {problem.what}.") from None
 
@@ -271,11 +271,11 @@ class Rule:
 
     where: str
     number: int
-    sides: tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
+    sides: tuple[tuple[MapTensor, ...], tuple[MapTensor, ...]]
     free: tuple[str, ...] = ()
     stacks: frozenset[str] = frozenset()
     # The axes of each piece that is no padding, by side.
-    pieces: tuple[tuple[frozenset[Axis], ...], ...] = field(default=(), repr=False)
+    pieces: tuple[tuple[frozenset[MapAxis], ...], ...] = field(default=(), repr=False)
     read: tuple[bool, bool] = (True, True)
 
     @property
@@ -345,7 +345,7 @@ def _alternatives(text: str) -> list[str]:
 
 
 def _make_rules(where: str, number: int, names: tuple[str, str], sides: Sequence[Sequence[str]]) -> list[Rule]:
-    parsed: list[tuple[Tensor, ...]] = []
+    parsed: list[tuple[MapTensor, ...]] = []
     for name, texts in zip(names, sides, strict=True):
         if not texts or len(texts) > MAX_TENSORS:
             raise UsageError(f"{where}, {name}: it has {len(texts)} tensors, and may have 1 to {MAX_TENSORS}.")
@@ -369,7 +369,7 @@ def _padded(rule: Rule) -> Rule:
     """Return `rule` with each padding named apart. Raise UsageError for one that is not a term of a sum."""
     numbers = itertools.count(1)
 
-    def named(product: Product, tensor: Tensor, in_sum: bool) -> Product:
+    def named(product: Product, tensor: MapTensor, in_sum: bool) -> Product:
         nodes: list[Node] = []
         for node in product:
             if isinstance(node, Sum):
@@ -378,14 +378,14 @@ def _padded(rule: Rule) -> Rule:
                 if not in_sum or len(product) > 1:
                     rule.fail(f"{quoted(tensor.text)}: padding stands alone in a sum, as in (v + _).")
                 number = next(numbers)
-                node = Axis((PADDING if number == 1 else f"{PADDING}{number}",))
+                node = MapAxis((PADDING if number == 1 else f"{PADDING}{number}",))
             nodes.append(node)
         return tuple(nodes)
 
     return _changed(rule, lambda tensor: tuple(named(dim, tensor, in_sum=False) for dim in tensor.dims or ()))
 
 
-def _changed(rule: Rule, dims: Callable[[Tensor], tuple[Product, ...]]) -> Rule:
+def _changed(rule: Rule, dims: Callable[[MapTensor], tuple[Product, ...]]) -> Rule:
     left, right = (tuple(replace(each, dims=dims(each)) for each in side) for side in rule.sides)
     return replace(rule, sides=(left, right))
 
@@ -397,12 +397,12 @@ def _fused(rule: Rule) -> Rule:
     return rule
 
 
-def _inseparable(rule: Rule) -> tuple[Axis, Axis] | None:
+def _inseparable(rule: Rule) -> tuple[MapAxis, MapAxis] | None:
     """Return two axes of which each occurs only beside the other, in this order; None if there are none."""
-    after: dict[Axis, set[Axis | None]] = {}
-    before: dict[Axis, set[Axis | None]] = {}
+    after: dict[MapAxis, set[MapAxis | None]] = {}
+    before: dict[MapAxis, set[MapAxis | None]] = {}
     for product in _products(rule):
-        axes = [node if isinstance(node, Axis) else None for node in product]
+        axes = [node if isinstance(node, MapAxis) else None for node in product]
         for axis, following, previous in zip(axes, [*axes[1:], None], [None, *axes[:-1]], strict=True):
             if axis:
                 after.setdefault(axis, set()).add(following)
@@ -416,7 +416,7 @@ def _inseparable(rule: Rule) -> tuple[Axis, Axis] | None:
     return None
 
 
-def _joined(pair: tuple[Axis, Axis], tensor: Tensor) -> tuple[Product, ...]:
+def _joined(pair: tuple[MapAxis, MapAxis], tensor: MapTensor) -> tuple[Product, ...]:
     first, second = pair
 
     def joined(product: Product) -> Product:
@@ -425,7 +425,7 @@ def _joined(pair: tuple[Axis, Axis], tensor: Tensor) -> tuple[Product, ...]:
             if isinstance(node, Sum):
                 nodes.append(Sum(tuple(map(joined, node.terms))))
             elif node != second:
-                nodes.append(Axis((*first.names, *second.names)) if node == first else node)
+                nodes.append(MapAxis((*first.names, *second.names)) if node == first else node)
         return tuple(nodes)
 
     return tuple(map(joined, tensor.dims or ()))
@@ -484,17 +484,19 @@ def _checked(rule: Rule) -> Rule:
     return replace(rule, free=free, stacks=stacks, pieces=(ones, others))
 
 
-def _named(side: Sequence[Tensor]) -> str:
+def _named(side: Sequence[MapTensor]) -> str:
     return some([str(tensor.name) for tensor in side])
 
 
-def _listed(axes: frozenset[Axis]) -> str:
+def _listed(axes: frozenset[MapAxis]) -> str:
     return some(sorted(axis.name for axis in axes), form=str) if axes else "none"
 
 
-def _pieces(rule: Rule, side: Sequence[Tensor], stacks: frozenset[str]) -> list[tuple[frozenset[Axis], Tensor]]:
+def _pieces(
+    rule: Rule, side: Sequence[MapTensor], stacks: frozenset[str]
+) -> list[tuple[frozenset[MapAxis], MapTensor]]:
     """Return the axes of each piece of `side`, without those of size 1 and without padding, and the piece's tensor."""
-    found: list[tuple[frozenset[Axis], Tensor]] = []
+    found: list[tuple[frozenset[MapAxis], MapTensor]] = []
     for tensor in side:
         before = len(found)
         count = 1
@@ -502,7 +504,7 @@ def _pieces(rule: Rule, side: Sequence[Tensor], stacks: frozenset[str]) -> list[
             count *= count_pieces(dim)
         if count + len(found) > MAX_PIECES:
             rule.fail(f"{quoted(tensor.text)} stands for more than {MAX_PIECES} pieces.")
-        indices = [Axis((index,)) for index in tensor.name.indices if index in stacks]
+        indices = [MapAxis((index,)) for index in tensor.name.indices if index in stacks]
         for pieces in itertools.product(*(list(expand(dim)) for dim in tensor.dims or ())):
             axes = [axis for axis in (*indices, *itertools.chain.from_iterable(pieces)) if axis.number != 1]
             if any(axis.is_padding for axis in axes):

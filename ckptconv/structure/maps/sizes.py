@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UsageError
-from ckptconv.structure.maps.notation import Axis, Product, Sum, axes_in, written
+from ckptconv.structure.maps.notation import MapAxis, Product, Sum, axes_in, written
 from ckptconv.text import quoted
 
 # What a map says of a size: alternatives, each a number or an expression.
@@ -173,7 +173,7 @@ class KnownSizes:
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.sizes = dict(sizes)
 
-    def of(self, axis: Axis) -> int | None:
+    def of(self, axis: MapAxis) -> int | None:
         """Return the size of `axis`, if it is known."""
         if axis.number is not None:
             return axis.number
@@ -194,7 +194,7 @@ class KnownSizes:
             size *= self.node(node)
         return size
 
-    def node(self, node: Axis | Sum) -> int:
+    def node(self, node: MapAxis | Sum) -> int:
         """Return the size of an axis or a sum. Raise KeyError if it is not known."""
         if isinstance(node, Sum):
             return sum(map(self.product, node.terms))

@@ -517,7 +517,7 @@ def test_archives_that_are_alike_are_found_where_a_full_reading_finds_them(
         )
     directory = checkpoint.write(tmp_path / "c")
     quick = ckptconv.open(directory).source
-    monkeypatch.setattr(archive_templates.Patterns, "find", lambda *_: None)
+    monkeypatch.setattr(archive_templates.ArchivePatterns, "find", lambda *_: None)
     slow = ckptconv.open(directory).source
     assert quick.weights == slow.weights
     assert {path: list(records) for path, records in quick.records.items()} == {
@@ -542,7 +542,7 @@ def test_an_archive_that_differs_anywhere_else_is_read_in_full(tmp_path: Path) -
         directory = checkpoint.write(tmp_path / "c")
         quick = _outcome(directory)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(archive_templates.Patterns, "find", lambda *_: None)
+            patch.setattr(archive_templates.ArchivePatterns, "find", lambda *_: None)
             assert _outcome(directory) == quick
 
 

@@ -1,0 +1,223 @@
+"""Compare pairs of tensors, as expected and as found, element by element; and tell what differs.
+
+All that differs is found before it is reported. The CRC-32 of what is compared is computed along with it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ckptconv.errors import DifferenceError
+from ckptconv.options.table import Options
+from ckptconv.process import settled
+from ckptconv.storage.files import is_far
+from ckptconv.storage.paths import basename
+from ckptconv.storage.prefetch import Prefetch, Range, is_read_far
+from ckptconv.storage.progress import Progress
+from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.tensors.compare import differing, place_of
+from ckptconv.tensors.lazy import LazyTensor, packed
+from ckptconv.text import quoted, some
+from ckptconv.verification.arithmetic import shown
+from ckptconv.verification.evaluate import Evaluator, footprint
+from ckptconv.verification.output import Written
+from ckptconv.verification.provenance import Manifest, check_checksums, has_checksum
+from ckptconv.verification.runs import ExpectedPair, Run, is_scattered, runs
+
+_SHOWN = 5
+# Bytes compared at a time, of local and of remote files.
+_BLOCK, _FAR_BLOCK = 1 << 19, 1 << 22
+# Bytes that are prefetched from remote files before they are compared.
+PREFETCH_MEMORY = 24 << 20
+
+
+class _Piece(NamedTuple):
+    """Elements of a pair that are fetched together. `far`: some are in remote files."""
+
+    pair: ExpectedPair
+    start: int
+    stop: int
+    far: bool
+
+    @property
+    def runs(self) -> Iterable[Run]:
+        """What is compared in one step."""
+        want, got, _, _ = self.pair
+        return runs(want, got, 2 * _BLOCK) if is_scattered(want, got) else (Run(self.start, self.stop),)
+
+
+def compare_pairs(
+    pairs: Sequence[ExpectedPair], asked: Options, progress: Progress, attested: Attested, wrong: Differences
+) -> tuple[int, int]:
+    """Compare the elements of `pairs`, and add those that differ to `wrong`. Return the bytes compared and read."""
+    compared = 0
+    with settled(), SpoolingReaders(dict(asked.storage_options), asked.spool_dir) as readers:
+        readers.expect(packed(tensor for pair in pairs for tensor in (pair.want, pair.got)))
+        with Prefetch(readers, readers.spool, _needs, memory=PREFETCH_MEMORY, request=_FAR_BLOCK) as prefetch:
+            evaluator = Evaluator(prefetch)
+            for piece in prefetch.over(_pieces(pairs)):
+                _compare_elements(evaluator, piece, progress, attested, wrong)
+                compared += (piece.stop - piece.start) * piece.pair.got.dtype.itemsize
+        # The prefetch also reads small gaps between the wanted ranges.
+        return compared, evaluator.bytes_read + prefetch.bytes_fetched - prefetch.bytes_used
+
+
+class Attested:
+    """Checks of manifests, made once everything they describe is known to be right, and the running CRC-32 of each of
+    the output's tensors for which a manifest has one."""
+
+    def __init__(self) -> None:
+        # Each raises DifferenceError, or returns warnings.
+        self.checks: list[Callable[[], list[str]]] = []
+        self._manifests: dict[str, Manifest] = {}
+        self._crcs: dict[str, dict[str, int]] = {}
+
+    def expect(self, manifest: Manifest, found: Written) -> None:
+        """Compare the checksums of `found` with those in `manifest`, later, in `check`."""
+        for file in found.files:
+            self._manifests[file.path] = manifest
+            self._crcs[file.path] = {}
+        for name, home in found.homes.items():
+            if has_checksum(manifest, basename(home), name):
+                self._crcs[home][name] = 0
+
+    def count(self, path: str, name: str) -> None:
+        """Compute the CRC of a tensor, for `known`."""
+        self._crcs.setdefault(path, {})[name] = 0
+
+    def known(self, path: str) -> dict[str, int]:
+        """Return the CRC-32 of each tensor of a file that were computed."""
+        return dict(self._crcs.get(path, {}))
+
+    def add(self, pair: ExpectedPair, data: bytes) -> None:
+        """Add a tensor's next bytes to its CRC."""
+        crcs = self._crcs.get(pair.path, {})
+        if pair.name in crcs:
+            crcs[pair.name] = zlib.crc32(data, crcs[pair.name])
+
+    def read(self, evaluator: Evaluator, pair: ExpectedPair) -> None:
+        """Compute the CRC of a tensor that was not compared in C order, by reading it again."""
+        if pair.name in self._crcs.get(pair.path, {}):
+            step = max(_BLOCK // pair.got.dtype.itemsize, 1)
+            for start in range(0, pair.got.numel, step):
+                self.add(pair, evaluator.raw(pair.got, start, min(start + step, pair.got.numel)))
+
+    def check(self) -> list[str]:
+        """Return warnings. Raise DifferenceError if a manifest or a checksum is wrong."""
+        warnings = [warning for check in self.checks for warning in check()]
+        for path, crcs in self._crcs.items():
+            if path in self._manifests:
+                check_checksums(self._manifests[path], basename(path), crcs)
+        return warnings
+
+
+class Differences:
+    """The tensors that differ: all are found before they are reported together."""
+
+    def __init__(self) -> None:
+        self._errors: list[DifferenceError] = []
+        self._values: dict[int, _Values] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._errors or self._values)
+
+    def add(self, error: DifferenceError) -> None:
+        """Add a difference of names, dtypes or shapes."""
+        self._errors.append(error)
+
+    def add_values(
+        self, pair: ExpectedPair, first: int, count: int, raw: Callable[[LazyTensor, int, int], bytes]
+    ) -> None:
+        """Add `count` elements of a tensor that differ, of which number `first` is the first; `raw` reads elements."""
+        known = self._values.get(id(pair))
+        if known is None or first < known.first:
+            want, got = (raw(tensor, first, first + 1) for tensor in (pair.want, pair.got))
+            known = _Values(pair, first, known.elements if known else 0, want, got)
+        self._values[id(pair)] = known._replace(elements=known.elements + count)
+
+    def check(self) -> None:
+        """Raise DifferenceError with all differences, if there is any."""
+        errors = [*self._errors, *(values.error() for values in self._values.values())]
+        if not errors:
+            return
+        each = [one for error in errors for one in error.difference.pop("tensors", None) or [error.difference]]
+        first = errors[0]
+        message = first.message
+        if len(errors) > 1:
+            message += f" In all, {len(each):,} tensors differ: {some(each, _SHOWN, _shown)}."
+        raise DifferenceError(message, first.hint, **first.difference, differences=each)
+
+
+def _shown(difference: Mapping[str, Any]) -> str:
+    """Return a tensor that differs as a message names it: 'w' (12 elements), or 'w' (dtype)."""
+    count = difference.get("elements")
+    told = difference["what"] if count is None else "an element" if count == 1 else f"{count:,} elements"
+    return f"{quoted(difference['tensor'])} ({told})"
+
+
+class _Values(NamedTuple):
+    """Elements of a pair that differ: the number of the first, how many there are, and the bits of the first."""
+
+    pair: ExpectedPair
+    first: int
+    elements: int
+    want: bytes
+    got: bytes
+
+    def error(self) -> DifferenceError:
+        pair = self.pair
+        place = place_of(self.first, pair.got.shape)
+        expected, found = shown(pair.want.dtype, self.want), shown(pair.got.dtype, self.got)
+        more = f" {self.elements:,} of its {pair.got.numel:,} elements differ." if self.elements > 1 else ""
+        return DifferenceError(
+            f"{pair.path}: {pair.name!r} differs at index {place}: expected {expected}, found {found}.{more}",
+            "The output is not what its source gives: convert again.",
+            what="value",
+            tensor=pair.name,
+            file=pair.path,
+            index=place,
+            expected=expected,
+            found=found,
+            elements=self.elements,
+        )
+
+
+def _pieces(pairs: Iterable[ExpectedPair]) -> Iterator[_Piece]:
+    for pair in pairs:
+        want, got, _, _ = pair
+        far = any(is_far(file.stored.path) for tensor in (want, got) for file in tensor.inputs())
+        if is_scattered(want, got):
+            yield _Piece(pair, 0, got.numel, far)
+        else:
+            for start, stop, _ in runs(want, got, 2 * (_FAR_BLOCK if far else _BLOCK)):
+                yield _Piece(pair, start, stop, far)
+
+
+def _needs(piece: _Piece) -> Iterator[Range]:
+    """Yield the ranges of remote files, those not compressed, that a piece needs."""
+    for tensor in (piece.pair.want, piece.pair.got) if piece.far else ():
+        yield from (each for each in footprint(tensor, piece.start, piece.stop) if is_read_far(each.file))
+
+
+def _compare_elements(
+    evaluator: Evaluator, piece: _Piece, progress: Progress, attested: Attested, wrong: Differences
+) -> None:
+    """Compare the bits of the elements of a piece, and add those that differ to `wrong`."""
+    pair, equal = piece.pair, True
+    want, got, _, _ = pair
+    for run in piece.runs:
+        one, other = (evaluator.bits(tensor, run) for tensor in (want, got))
+        size = (run.stop - run.start) * got.dtype.itemsize
+        if len(one) != len(other) or len(one) != size:
+            raise AssertionError(f"an evaluator gave {len(one)} and {len(other)} bytes of {run}")
+        progress(size)
+        if one != other:
+            unequal, equal = differing(one, other, got.dtype.itemsize), False
+            first = run.number(int(unequal.argmax()), got.shape)
+            wrong.add_values(pair, first, int(unequal.sum()), evaluator.raw)
+        elif run.box is None:
+            attested.add(pair, other)
+    if equal and is_scattered(want, got):
+        attested.read(evaluator, pair)
