@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
-# Elements to measure at a time, and bytes that are compared at once to find those.
-_BLOCK, _WORD = 1 << 16, 8
+# Elements to measure at a time, and their bytes, at most; and bytes that are compared at once to find those.
+_BLOCK, _BYTES, _WORD = 1 << 17, 1 << 18, 8
 # If more than this share of the words differs, all are measured.
 _MANY = 1 / 4
 # Numbers whose squares a BLAS adds up without threads of its own.
@@ -217,7 +217,7 @@ def compared(
         if before == after:
             return _compared_bits(one, other, before, tolerance, known or Sizes())
         found = Measured()
-        for (start, a), (_, b) in zip(_blocks(one, before), _blocks(other, after), strict=True):
+        for (start, a), (_, b) in zip(_blocks(one, before), _blocks(other, after, before), strict=True):
             found.add_behind(start, _measured(_numbers(a, before, code), _numbers(b, after, code), tolerance))
         return found
 
@@ -228,10 +228,11 @@ def squares_of(data: memoryview, dtype: DType) -> Fraction:
         return _squares(data, dtype)
 
 
-def _blocks(data: memoryview, dtype: DType) -> Iterator[tuple[int, memoryview]]:
-    """Yield pieces of `data`, each behind the number of its first element."""
-    for start in range(0, len(data) // dtype.itemsize, _BLOCK):
-        yield start, data[start * dtype.itemsize : (start + _BLOCK) * dtype.itemsize]
+def _blocks(data: memoryview, dtype: DType, beside: DType | None = None) -> Iterator[tuple[int, memoryview]]:
+    """Yield pieces of `data`, each behind the number of its first element; as many as of elements of `beside`."""
+    count = min(_BLOCK, _BYTES // (beside or dtype).itemsize)
+    for start in range(0, len(data) // dtype.itemsize, count):
+        yield start, data[start * dtype.itemsize : (start + count) * dtype.itemsize]
 
 
 def _squares(data: memoryview, dtype: DType, without: Array | None = None) -> Fraction:
@@ -323,28 +324,31 @@ def _finite_changes(
     np = numpy_module()
     a, b = _floats(one, dtype, "a"), _floats(other, dtype, "b")
     # In float32, where that holds the numbers, the largest are found but for its rounding, and then computed.
-    distance, larger, other_size = (_room(use, len(a), a.dtype) for use in ("distance", "larger", "double a"))
+    x, y = (_doubles(each, use) for each, use in ((a, "a"), (b, "b")))
+    distance, larger, other_size = (_room(use, len(a), a.dtype) for use in ("distance", "single a", "single b"))
     np.abs(np.subtract(b, a, out=distance), out=distance)
     np.maximum(np.abs(a, out=larger), np.abs(b, out=other_size), out=larger)
     most = float(distance.max())
     if not most < math.inf:
         return None
     max_abs, max_rel = known
-    x, y = (_doubles(each, use) for each, use in ((a, "a"), (b, "b")))
     if most * _MORE > max_abs:
         wide = _at_least(distance, most * _NEARLY)
         max_abs = max(max_abs, float(np.abs(y[wide] - x[wide]).max()))
     share = np.divide(distance, larger, out=distance)
-    largest_share, same_value = float(share.max()), 0
-    if math.isnan(largest_share):
+    at, same_value = share.argmax(), 0
+    if math.isnan(share[at]):
         zero = larger == 0
         same_value = int(np.count_nonzero(unequal & zero))
         share[zero] = 0
-        largest_share = float(share.max())
+        at = share.argmax()
+    largest_share = float(share[at])
     if most and largest_share <= _LEAST_SHARE:
         return None
     if largest_share * _MORE > max_rel:
-        far = _at_least(share, largest_share * _NEARLY)
+        # Where numbers have at most 11 bits, shares in float32 tell apart any two that are less than a half.
+        is_told = dtype.itemsize < a.itemsize and largest_share < 1 / 2
+        far = at if is_told else _at_least(share, largest_share * _NEARLY)
         max_rel = max(max_rel, float((np.abs(y[far] - x[far]) / larger[far]).max()))
     squares = [_sum_of_squares(each) for each in (x, y)]
     squares.insert(0, _sum_of_squares(np.subtract(y, x, out=y)))
