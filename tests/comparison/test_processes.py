@@ -41,13 +41,13 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     torch.manual_seed(0)
     state = {name: torch.randn(1 << 20).bfloat16() for name in ("all", "late", "one", "equal", "nan")}
     state |= {f"small.{n}": torch.full((100,), float(n)) for n in range(300)}
-    save_file(state, directory / "a.safetensors")
+    save_file(state, directory / "a.safetensors", {"format": "pt"})
     state["all"] = state["all"] * 1.01
     state["late"][-70_000:] += 1
     state["one"][3] = 7
     state["nan"][::100_000] = float("nan")
     state["small.7"][5] = -1.0
-    save_file(state, directory / "b.safetensors")
+    save_file(state, directory / "b.safetensors", {"format": "pt"})
     return sorted(directory.iterdir())
 
 
