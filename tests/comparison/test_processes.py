@@ -1,4 +1,4 @@
-"""Large files are compared in processes: what is found, and the delta, are those of threads."""
+"""Large files are compared, and deltas applied, in processes: what comes out is what threads make."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(directory.iterdir())
 
 
-def found_by(*arguments: object, forks: int) -> dict[str, Any]:
+def run_by(*arguments: object, forks: int) -> dict[str, Any]:
     """The report of a run in which so many processes are started."""
-    line = [sys.executable, "-c", LARGE, "diff", *map(str, arguments), "--json", "--quiet"]
+    line = [sys.executable, "-c", LARGE, *map(str, arguments), "--json", "--quiet"]
     run = subprocess.run(line, check=False, capture_output=True, text=True, timeout=600)
     assert run.stderr == f"{forks}\n"
     return comparable(json.loads(run.stdout))
@@ -66,7 +66,7 @@ def comparable(report: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("options", [[], ["--rtol", "0.001"]], ids=["bits", "a tolerance"])
 def test_what_is_found_is_what_threads_find(options: list[str], two: list[Path]) -> None:
     # Those that were equal until a difference was found are read again, in processes too.
-    found = found_by(*two, *options, "--jobs", 3, forks=6)
+    found = run_by("diff", *two, *options, "--jobs", 3, forks=6)
     threads = comparable(ckptconv_here("diff", *two, *options, "--json").json)
     for report in (found, threads):
         report.pop("bytes_read")  # depends on what was compared first
@@ -86,7 +86,7 @@ def test_what_is_found_is_what_threads_find(options: list[str], two: list[Path])
 @pytest.mark.parametrize("encoding", ["auto", "xor", "overwrite"])
 def test_the_delta_is_that_of_threads(encoding: str, two: list[Path], tmp_path: Path) -> None:
     options = ["--delta-encoding", encoding, "--delta"]
-    forked = found_by(*two, *options, tmp_path / "forked", "--jobs", 2, forks=4)["delta"]
+    forked = run_by("diff", *two, *options, tmp_path / "forked", "--jobs", 2, forks=4)["delta"]
     threads = ckptconv_here("diff", *two, *options, tmp_path / "threads", "--json").json["delta"]
     assert {**forked, "path": ""} == {**threads, "path": ""}
     for name in ("model.safetensors.index.json", "model-00000-of-00001.safetensors"):
@@ -95,5 +95,18 @@ def test_the_delta_is_that_of_threads(encoding: str, two: list[Path], tmp_path: 
     assert (tmp_path / "b.safetensors").read_bytes() == two[1].read_bytes()
 
 
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+def test_a_delta_is_applied_in_processes(encoding: str, two: list[Path], tmp_path: Path) -> None:
+    assert ckptconv_here("diff", *two, "--delta-encoding", encoding, "--delta", tmp_path / "delta").code == 0
+    command = ["patch", two[0], tmp_path / "delta"]
+    forked = run_by(*command, tmp_path / "forked.safetensors", "--jobs", 2, forks=2)
+    threads = comparable(ckptconv_here(*command, tmp_path / "threads.safetensors", "--jobs", 2, "--json").json)
+    for report in (forked, threads):
+        report.pop("outputs")
+    assert forked == threads
+    for name in ("forked", "threads"):
+        assert (tmp_path / f"{name}.safetensors").read_bytes() == two[1].read_bytes()
+
+
 def test_one_job_needs_no_process(two: list[Path]) -> None:
-    assert found_by(*two, "--jobs", 1, forks=0)["counts"]["changed"] == 5
+    assert run_by("diff", *two, "--jobs", 1, forks=0)["counts"]["changed"] == 5
