@@ -127,8 +127,8 @@ class Squares(NamedTuple):
 
     def plus(self, other: Squares) -> Squares:
         """Return the sums of both."""
-        if not any(other):
-            return self
+        if not any(other) or not any(self):
+            return self if any(self) else other
         return Squares(self.change + other.change, self.a + other.a, self.b + other.b)
 
 
@@ -225,7 +225,8 @@ def compared(
 def squares_of(data: memoryview, dtype: DType) -> Fraction:
     """Return the sum of the squares of the finite elements in `data`; 0 if they are no numbers."""
     with numpy_module().errstate(all="ignore"):
-        return _squares(data, dtype)
+        total, others = _squares(data, dtype)
+        return Fraction(total) + others
 
 
 def _blocks(data: memoryview, dtype: DType, beside: DType | None = None) -> Iterator[tuple[int, memoryview]]:
@@ -235,9 +236,9 @@ def _blocks(data: memoryview, dtype: DType, beside: DType | None = None) -> Iter
         yield start, data[start * dtype.itemsize : (start + count) * dtype.itemsize]
 
 
-def _squares(data: memoryview, dtype: DType, without: Array | None = None) -> Fraction:
+def _squares(data: memoryview, dtype: DType, without: Array | None = None) -> tuple[float, Fraction]:
     """Return the sum of the squares of the finite elements in `data`, but for those at the places `without`, which
-    ascend."""
+    ascend: of blocks where a float holds it, and of others."""
     np = numpy_module()
     code, total, others, done = widened(dtype, dtype), 0.0, Fraction(0), 0
     for start, block in _blocks(data, dtype) if code else ():
@@ -251,7 +252,7 @@ def _squares(data: memoryview, dtype: DType, without: Array | None = None) -> Fr
             others += _finite_squares(numbers.reshape(len(numbers), -1))
         else:
             total += squares
-    return Fraction(total) + others
+    return total, others
 
 
 def _compared_bits(
@@ -306,8 +307,9 @@ def _measured_at(
         if piece.first is not None:
             piece.first = int(here[piece.first])
         found.add_behind(0, piece)
-    equal = _squares(one, dtype, places)
-    found.squares = found.squares.plus(Squares(*map(Fraction, sums))).plus(Squares(a=equal, b=equal))
+    equal, others = _squares(one, dtype, places)
+    sums = [sums[0], sums[1] + equal, sums[2] + equal]
+    found.squares = found.squares.plus(Squares(*map(Fraction, sums))).plus(Squares(a=others, b=others))
     return found
 
 
