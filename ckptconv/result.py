@@ -135,7 +135,7 @@ class Report(Shown):
     """The arguments of the `finish` that publishes the outputs when all parts are staged."""
 
     dequantized: dict[str, int] = field(default_factory=dict)
-    """How many weights were made of quantized ones, by format."""
+    """How many weights were made of quantized ones, by format; of an average, in all steps together."""
 
     quantized: dict[str, int] = field(default_factory=dict)
     """How many weights were quantized, with --quantize or --requantize, by format."""

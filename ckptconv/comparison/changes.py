@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
-# Elements to measure at a time, and bytes that are compared at once to find those.
-_BLOCK, _WORD = 1 << 16, 8
+# Elements to measure at a time, and their bytes, at most; and bytes that are compared at once to find those.
+_BLOCK, _BYTES, _WORD = 1 << 17, 1 << 18, 8
 # If more than this share of the words differs, all are measured.
 _MANY = 1 / 4
 # Numbers whose squares a BLAS adds up without threads of its own.
@@ -127,8 +127,8 @@ class Squares(NamedTuple):
 
     def plus(self, other: Squares) -> Squares:
         """Return the sums of both."""
-        if not any(other):
-            return self
+        if not any(other) or not any(self):
+            return self if any(self) else other
         return Squares(self.change + other.change, self.a + other.a, self.b + other.b)
 
 
@@ -217,7 +217,7 @@ def compared(
         if before == after:
             return _compared_bits(one, other, before, tolerance, known or Sizes())
         found = Measured()
-        for (start, a), (_, b) in zip(_blocks(one, before), _blocks(other, after), strict=True):
+        for (start, a), (_, b) in zip(_blocks(one, before), _blocks(other, after, before), strict=True):
             found.add_behind(start, _measured(_numbers(a, before, code), _numbers(b, after, code), tolerance))
         return found
 
@@ -225,18 +225,20 @@ def compared(
 def squares_of(data: memoryview, dtype: DType) -> Fraction:
     """Return the sum of the squares of the finite elements in `data`; 0 if they are no numbers."""
     with numpy_module().errstate(all="ignore"):
-        return _squares(data, dtype)
+        total, others = _squares(data, dtype)
+        return Fraction(total) + others
 
 
-def _blocks(data: memoryview, dtype: DType) -> Iterator[tuple[int, memoryview]]:
-    """Yield pieces of `data`, each behind the number of its first element."""
-    for start in range(0, len(data) // dtype.itemsize, _BLOCK):
-        yield start, data[start * dtype.itemsize : (start + _BLOCK) * dtype.itemsize]
+def _blocks(data: memoryview, dtype: DType, beside: DType | None = None) -> Iterator[tuple[int, memoryview]]:
+    """Yield pieces of `data`, each behind the number of its first element; as many as of elements of `beside`."""
+    count = min(_BLOCK, _BYTES // (beside or dtype).itemsize)
+    for start in range(0, len(data) // dtype.itemsize, count):
+        yield start, data[start * dtype.itemsize : (start + count) * dtype.itemsize]
 
 
-def _squares(data: memoryview, dtype: DType, without: Array | None = None) -> Fraction:
+def _squares(data: memoryview, dtype: DType, without: Array | None = None) -> tuple[float, Fraction]:
     """Return the sum of the squares of the finite elements in `data`, but for those at the places `without`, which
-    ascend."""
+    ascend: of blocks where a float holds it, and of others."""
     np = numpy_module()
     code, total, others, done = widened(dtype, dtype), 0.0, Fraction(0), 0
     for start, block in _blocks(data, dtype) if code else ():
@@ -250,7 +252,7 @@ def _squares(data: memoryview, dtype: DType, without: Array | None = None) -> Fr
             others += _finite_squares(numbers.reshape(len(numbers), -1))
         else:
             total += squares
-    return Fraction(total) + others
+    return total, others
 
 
 def _compared_bits(
@@ -305,8 +307,9 @@ def _measured_at(
         if piece.first is not None:
             piece.first = int(here[piece.first])
         found.add_behind(0, piece)
-    equal = _squares(one, dtype, places)
-    found.squares = found.squares.plus(Squares(*map(Fraction, sums))).plus(Squares(a=equal, b=equal))
+    equal, others = _squares(one, dtype, places)
+    sums = [sums[0], sums[1] + equal, sums[2] + equal]
+    found.squares = found.squares.plus(Squares(*map(Fraction, sums))).plus(Squares(a=others, b=others))
     return found
 
 
@@ -323,28 +326,31 @@ def _finite_changes(
     np = numpy_module()
     a, b = _floats(one, dtype, "a"), _floats(other, dtype, "b")
     # In float32, where that holds the numbers, the largest are found but for its rounding, and then computed.
-    distance, larger, other_size = (_room(use, len(a), a.dtype) for use in ("distance", "larger", "double a"))
+    x, y = (_doubles(each, use) for each, use in ((a, "a"), (b, "b")))
+    distance, larger, other_size = (_room(use, len(a), a.dtype) for use in ("distance", "single a", "single b"))
     np.abs(np.subtract(b, a, out=distance), out=distance)
     np.maximum(np.abs(a, out=larger), np.abs(b, out=other_size), out=larger)
     most = float(distance.max())
     if not most < math.inf:
         return None
     max_abs, max_rel = known
-    x, y = (_doubles(each, use) for each, use in ((a, "a"), (b, "b")))
     if most * _MORE > max_abs:
         wide = _at_least(distance, most * _NEARLY)
         max_abs = max(max_abs, float(np.abs(y[wide] - x[wide]).max()))
     share = np.divide(distance, larger, out=distance)
-    largest_share, same_value = float(share.max()), 0
-    if math.isnan(largest_share):
+    at, same_value = share.argmax(), 0
+    if math.isnan(share[at]):
         zero = larger == 0
         same_value = int(np.count_nonzero(unequal & zero))
         share[zero] = 0
-        largest_share = float(share.max())
+        at = share.argmax()
+    largest_share = float(share[at])
     if most and largest_share <= _LEAST_SHARE:
         return None
     if largest_share * _MORE > max_rel:
-        far = _at_least(share, largest_share * _NEARLY)
+        # Where numbers have at most 11 bits, shares in float32 tell apart any two that are less than a half.
+        is_told = dtype.itemsize < a.itemsize and largest_share < 1 / 2
+        far = at if is_told else _at_least(share, largest_share * _NEARLY)
         max_rel = max(max_rel, float((np.abs(y[far] - x[far]) / larger[far]).max()))
     squares = [_sum_of_squares(each) for each in (x, y)]
     squares.insert(0, _sum_of_squares(np.subtract(y, x, out=y)))

@@ -25,8 +25,8 @@ from ckptconv.text import install
 AUTO = "auto"
 # Bytes of compressed data that are collected before they are written.
 _COLLECTED = 1 << 18
-# Fast, and what a step changes hardly compresses better.
-_LEVEL = 1
+# Fast, and what a step changes hardly compresses better. A window of 2^17 bytes stays in the second-level cache.
+_LEVEL, _WINDOW = 1, 17
 # Where more than one byte in so many changes, and more than a few, overwriting them takes more than xor.
 _SPARSE, _FEW = 2048, 4096
 _ZEROS = bytes(1 << 18)
@@ -221,7 +221,9 @@ class _Compressed:
     """One frame of zstandard of `size` bytes, which the frame tells: readers allocate as much."""
 
     def __init__(self, spool: Spool, size: int) -> None:
-        self._frame = _zstandard().ZstdCompressor(level=_LEVEL).compressobj(size=size)
+        zstandard = _zstandard()
+        chosen = zstandard.ZstdCompressionParameters.from_level(_LEVEL, window_log=_WINDOW)
+        self._frame = zstandard.ZstdCompressor(compression_params=chosen).compressobj(size=size)
         self._spool = spool
         self._collected = bytearray()
         self._runs: list[tuple[int, int]] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
@@ -15,7 +16,7 @@ from typing import Protocol, TypeVar
 from ckptconv.engine.processes import in_processes
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
 from ckptconv.engine.worker import Done, Seen, Tally, Worker
-from ckptconv.plan import Data, FilePlan, Trailer
+from ckptconv.plan import Data, FilePlan, Literal, Trailer
 from ckptconv.process import Thread, is_forkable, start_threads
 from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import Readers
@@ -64,7 +65,7 @@ def carry_out(
     jobs = jobs or _threads(file)
     # A worker holds at most four buffers of this size.
     unit = max(min(BLOCK, memory // jobs // 4, file.size + ALIGNMENT) // ALIGNMENT * ALIGNMENT, ALIGNMENT)
-    queue = partial(tasks, file, unit, writer.positioned, max(memory // jobs - 2 * unit, unit))
+    queue = partial(tasks, file, unit, writer.positioned, max(memory // jobs - 2 * unit, unit), jobs > 1)
     start = partial(Worker, readers, writer, unit, digesting, seen)
     ended: Sequence[Done] = ()
     if jobs > 1 and writer.shared and forked:
@@ -86,11 +87,16 @@ def carry_out(
 
 def worth_processes(file: FilePlan, seen: Seen | None) -> bool:
     """Whether processes, rather than threads, are to make `file`: most of it is computed, of files that each of them
-    can read for itself, what they read need not be `seen` here, and this process may be forked."""
+    can read for itself, what they read need not be `seen` here, and this process may be forked. Packed files are each
+    for one tensor, so that no two of them unpack one."""
     if seen or not is_forkable():
         return False
     computed = sum(part.nbytes for part in file.parts if isinstance(part, Data) and part.tensor.computed)
-    return computed > file.size // 2 and not any(each.packed for each in file.inputs())
+    if computed <= file.size // 2:
+        return False
+    tensors = (part.tensor for part in file.parts if not isinstance(part, (Literal, Trailer)))
+    packed = Counter(each for tensor in tensors for each in set(tensor.inputs()) if each.packed)
+    return max(packed.values(), default=1) == 1
 
 
 def _threads(file: FilePlan) -> int:

@@ -8,6 +8,7 @@ of them is written where it belongs.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, TypeAlias, TypeGuard
 
@@ -56,14 +57,21 @@ class RowBlock(NamedTuple):
     pieces: list[Piece]
 
 
-Task: TypeAlias = Window | Tile | RowBlock | Trailer
+class Together(NamedTuple):
+    """Windows of a tensor that is made of packed files: who makes one of them makes the next with least effort."""
+
+    windows: list[Window]
 
 
-def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0) -> Iterator[Task]:
+Task: TypeAlias = Window | Tile | RowBlock | Together | Trailer
+
+
+def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0, several: bool = False) -> Iterator[Task]:
     """Yield the tasks that make `file`.
 
     Windows have at most `unit` bytes. Tiles have at most twice that, or `tile` if they are only transposed and
     converted. A trailer is a task, in its place, only if the writer is not `positioned`; otherwise it is left out.
+    `several`: more than one worker takes the tasks.
     """
     pieces: list[Piece] = []
     start = at = 0
@@ -104,6 +112,18 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0) -> Iterato
             yield from (Tile(part, move) for move in moves)
             pieces, start = [], at
             continue
+        if several and size > unit and isinstance(part, Data) and any(each.packed for each in part.tensor.inputs()):
+            if pieces:
+                yield Window(start, part.offset, pieces)
+            cuts = [*range(0, size, _whole_steps(part, unit)), size]
+            yield Together(
+                [
+                    Window(part.offset + low, part.offset + high, [Piece(part, low, high)])
+                    for low, high in itertools.pairwise(cuts)
+                ]
+            )
+            pieces, start = [], at
+            continue
         done, step = 0, _step(part, unit)
         while done < size:
             room = start + unit - part.offset - done
@@ -127,6 +147,12 @@ def _step(part: Literal | Data | Copied, unit: int) -> int:
     """Return the bytes at multiples of which a part is cut."""
     grain = 0 if isinstance(part, Literal) else part.tensor.grain
     return grain if 0 < grain <= unit // _FEW_ROWS else ALIGNMENT
+
+
+def _whole_steps(part: Data, unit: int) -> int:
+    """Return the most bytes of a large part that a window holds."""
+    step = _step(part, unit)
+    return unit // step * step
 
 
 def _made_by_pieces(tensor: LazyTensor) -> bool:

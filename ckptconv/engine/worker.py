@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
-from ckptconv.engine.tasks import Piece, RowBlock, Task, Tile, Window, is_dense
+from ckptconv.engine.tasks import Piece, RowBlock, Task, Tile, Together, Window, is_dense
 from ckptconv.plan import Checked, Data, Literal, Trailer
 from ckptconv.storage.coalesce import BLOCK as NEARBY
 from ckptconv.storage.coalesce import are_near, blocks
@@ -146,6 +146,8 @@ class Worker:
 
     def run(self, task: Task) -> int:
         """Carry out `task`. Return the number of bytes written."""
+        if isinstance(task, Together):
+            return sum(map(self.run, task.windows))
         if isinstance(task, Trailer):
             # This worker has made all of the file's data.
             data = task.make(Digests(self.digests or {}))
@@ -159,7 +161,9 @@ class Worker:
         return size
 
     def done(self) -> Done:
-        """Return what was done so far."""
+        """Return what was done, at the end."""
+        if not isinstance(self.readers, Prefetch):
+            self.tally.bytes_read += self.readers.unpacked()
         return Done(self.tally, self.digests)
 
     def _fill(self, window: Window) -> int:

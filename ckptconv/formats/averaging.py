@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
@@ -52,7 +53,7 @@ def weighted(
 
 
 def averaged(terms: Sequence[Source], own: int, weights: Sequence[float], over: float) -> Source:
-    """Return `terms[own]`, which is to be averaged with the others."""
+    """Return `terms[own]`, which is to be averaged with the others; quantized weights of all are counted."""
     inputs = {
         f"{OF_OTHERS}/{number}/{name}": _weighing(found, (own, tuple(weights), over))
         for number, each in enumerate(terms)
@@ -60,13 +61,12 @@ def averaged(terms: Sequence[Source], own: int, weights: Sequence[float], over: 
         for name, found in each.inputs.items()
     }
     average = Average(tuple(None if n == own else each for n, each in enumerate(terms)), tuple(weights), over)
-    return replace(computed(terms[own], terms, inputs, average=average), notes=_notes(terms))
-
-
-def _notes(terms: Sequence[Source]) -> list[str]:
-    found = list(dict.fromkeys(text for each in terms for text in each.notes))
-    is_any = any(each.quantized and each.quantized.formats for each in terms)
-    return [text for text in found if text != IDLE or not is_any]
+    made = computed(terms[own], terms, inputs, average=average)
+    formats = sum((Counter(each.quantized.formats) for each in terms if each.quantized), Counter[str]())
+    if not made.quantized or not formats:
+        return made
+    notes = [text for text in made.notes if text != IDLE]
+    return replace(made, notes=notes, quantized=replace(made.quantized, formats=formats))
 
 
 def _weighing(found: Hashable, facts: tuple[Hashable, ...]) -> Hashable:

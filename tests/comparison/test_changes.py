@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptconv.comparison import changes
-from ckptconv.comparison.changes import Measured, Tolerance, compared, squares_of, widened
+from ckptconv.comparison.changes import Measured, Sizes, Tolerance, compared, squares_of, widened
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.statistics import root
 
@@ -169,3 +169,26 @@ def test_of_numbers_that_differ_nearly_alike_the_largest_difference_is_found(sha
     assert found.max_abs == max(abs(y - x) for x, y in pairs)
     assert found.max_rel == max(float(abs(y - x) / max(abs(x), abs(y))) for x, y in pairs)
     assert found.elements == sum(x != y for x, y in pairs)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float8_e4m3fn"])
+def test_of_short_numbers_the_largest_share_is_found_to_the_last_bit(name: str) -> None:
+    """One element is looked at, as shares of less than a half are not the same in float32 unless they are the same."""
+    dtype, drawn = getattr(torch, name), torch.Generator().manual_seed(3)
+    for _ in range(20):
+        a = torch.randn(500, generator=drawn).to(dtype)
+        b = (a.double() * (1 + torch.rand(500, generator=drawn).double() / 3)).to(dtype)
+        found = compared(
+            *(memoryview(each.view(torch.uint8).numpy().tobytes()) for each in (a, b)), (DTYPES[name],) * 2
+        )
+        x, y = a.double(), b.double()
+        assert found.max_rel == float(((y - x).abs() / torch.maximum(x.abs(), y.abs())).nan_to_num().max())
+        assert found.max_abs == float((y - x).abs().max())
+
+
+def test_what_is_known_to_be_larger_is_not_looked_for() -> None:
+    a, b = (torch.tensor(each).numpy().tobytes() for each in ([1.0, 3.0, 5.0], [1.0, 4.0, 5.0]))
+    kinds = (DTYPES["float32"], DTYPES["float32"])
+    for known in (Sizes(), Sizes(0.5, 0.125), Sizes(2.0, 0.125), Sizes(0.5, 0.75)):
+        found = compared(memoryview(a), memoryview(b), kinds, None, known)
+        assert (found.max_abs, found.max_rel) == (max(1.0, known.max_abs), max(0.25, known.max_rel))

@@ -1,0 +1,112 @@
+"""Large files are compared, and deltas applied, in processes: what comes out is what threads make."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import ckptconv_here
+from safetensors.torch import save_file
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+# The program itself, to which all files are large; it says at its end how often it forked.
+LARGE = """
+import os, sys
+from ckptconv.__main__ import main
+from ckptconv.comparison import reading
+reading._WORTH_PROCESSES = 0
+fork, forks = os.fork, []
+def counted():
+    pid = fork()
+    forks.append(pid)
+    return pid
+os.fork = counted
+try:
+    main()
+finally:
+    print(len(forks), file=sys.stderr)
+"""
+WHAT_VARIES = ("seconds", "peak_rss_bytes")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Tensors that differ everywhere, late, in one element, in none, by what is not finite; and many small ones."""
+    directory = tmp_path_factory.mktemp("two")
+    torch.manual_seed(0)
+    state = {name: torch.randn(1 << 20).bfloat16() for name in ("all", "late", "one", "equal", "nan")}
+    state |= {f"small.{n}": torch.full((100,), float(n)) for n in range(300)}
+    save_file(state, directory / "a.safetensors", {"format": "pt"})
+    state["all"] = state["all"] * 1.01
+    state["late"][-70_000:] += 1
+    state["one"][3] = 7
+    state["nan"][::100_000] = float("nan")
+    state["small.7"][5] = -1.0
+    save_file(state, directory / "b.safetensors", {"format": "pt"})
+    return sorted(directory.iterdir())
+
+
+def run_by(*arguments: object, forks: int) -> dict[str, Any]:
+    """The report of a run in which so many processes are started."""
+    line = [sys.executable, "-c", LARGE, *map(str, arguments), "--json", "--quiet"]
+    run = subprocess.run(line, check=False, capture_output=True, text=True, timeout=600)
+    assert run.stderr == f"{forks}\n"
+    return comparable(json.loads(run.stdout))
+
+
+def comparable(report: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in report.items() if name not in WHAT_VARIES}
+
+
+@pytest.mark.parametrize("options", [[], ["--rtol", "0.001"]], ids=["bits", "a tolerance"])
+def test_what_is_found_is_what_threads_find(options: list[str], two: list[Path]) -> None:
+    # Those that were equal until a difference was found are read again, in processes too.
+    found = run_by("diff", *two, *options, "--jobs", 3, forks=6)
+    threads = comparable(ckptconv_here("diff", *two, *options, "--json").json)
+    for report in (found, threads):
+        report.pop("bytes_read")  # depends on what was compared first
+    by_name = [{each["name"]: each for each in report.pop("tensors")} for report in (found, threads)]
+    assert by_name[0].keys() == by_name[1].keys()
+    for name, told in by_name[1].items():
+        for key, value in (told.pop("change") or {}).items():
+            assert by_name[0][name]["change"][key] == (pytest.approx(value, 1e-14) if "norm" in key else value) or (
+                key == "relative"
+            )
+        by_name[0][name].pop("change")
+    assert by_name[0] == by_name[1]
+    assert found.pop("norm") == pytest.approx(threads.pop("norm"), 1e-14)
+    assert found == threads
+
+
+@pytest.mark.parametrize("encoding", ["auto", "xor", "overwrite"])
+def test_the_delta_is_that_of_threads(encoding: str, two: list[Path], tmp_path: Path) -> None:
+    options = ["--delta-encoding", encoding, "--delta"]
+    forked = run_by("diff", *two, *options, tmp_path / "forked", "--jobs", 2, forks=4)["delta"]
+    threads = ckptconv_here("diff", *two, *options, tmp_path / "threads", "--json").json["delta"]
+    assert {**forked, "path": ""} == {**threads, "path": ""}
+    for name in ("model.safetensors.index.json", "model-00000-of-00001.safetensors"):
+        assert (tmp_path / "forked" / name).read_bytes() == (tmp_path / "threads" / name).read_bytes()
+    assert ckptconv_here("patch", two[0], tmp_path / "forked", tmp_path / "b.safetensors").code == 0
+    assert (tmp_path / "b.safetensors").read_bytes() == two[1].read_bytes()
+
+
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+def test_a_delta_is_applied_in_processes(encoding: str, two: list[Path], tmp_path: Path) -> None:
+    assert ckptconv_here("diff", *two, "--delta-encoding", encoding, "--delta", tmp_path / "delta").code == 0
+    command = ["patch", two[0], tmp_path / "delta"]
+    forked = run_by(*command, tmp_path / "forked.safetensors", "--jobs", 2, forks=2)
+    threads = comparable(ckptconv_here(*command, tmp_path / "threads.safetensors", "--jobs", 2, "--json").json)
+    for report in (forked, threads):
+        report.pop("outputs")
+    assert forked == threads
+    for name in ("forked", "threads"):
+        assert (tmp_path / f"{name}.safetensors").read_bytes() == two[1].read_bytes()
+
+
+def test_one_job_needs_no_process(two: list[Path]) -> None:
+    assert run_by("diff", *two, "--jobs", 1, forks=0)["counts"]["changed"] == 5
