@@ -358,35 +358,49 @@ def run(fs: Any, coroutine: Coroutine[Any, Any, T]) -> T:
 on_wait: Callable[[str], None] = lambda text: None  # noqa: E731
 
 
-async def _soon(waited: Awaitable[T], inner: str) -> T:
-    """Return the result of `waited`. Raises HungError if it takes longer than `PATIENCE` seconds.
+class _Watch:
+    """Waits for a server in this task: raises HungError in it once nothing has come for `PATIENCE` seconds, counted
+    anew from each call of `came`."""
 
-    It is waited for in this task: there are many, and most come at once.
-    """
-    import asyncio
+    def __init__(self, inner: str) -> None:
+        import asyncio
 
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    assert task is not None
-    is_hung = False
+        self._inner, self._cancelled = inner, asyncio.CancelledError
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._is_told = self._is_hung = False
 
-    def give_up() -> None:
-        nonlocal is_hung
-        is_hung = True
-        task.cancel()
+    def __enter__(self) -> _Watch:
+        self.came()
+        self._look()
+        return self
 
-    text = f"Waiting for {inner}: nothing came from its server for {NOTICE:g} seconds."
-    timers = [loop.call_later(PATIENCE, give_up)]
-    if PATIENCE > NOTICE:
-        timers.append(loop.call_later(NOTICE, lambda: on_wait(text)))
-    try:
-        return await waited
-    except asyncio.CancelledError:
-        if is_hung:
+    def came(self) -> None:
+        self._since, self._is_told = self._loop.time(), False
+
+    def _look(self) -> None:
+        """Look how long nothing has come, and again when it may have been too long."""
+        waited = self._loop.time() - self._since
+        if waited >= PATIENCE:
+            self._is_hung = True
+            assert self._task is not None
+            self._task.cancel()
+            return
+        if waited >= NOTICE and not self._is_told:
+            self._is_told = True
+            on_wait(f"Waiting for {self._inner}: nothing came from its server for {NOTICE:g} seconds.")
+        until = PATIENCE if self._is_told else min(NOTICE, PATIENCE)
+        self._timer = self._loop.call_later(until - waited, self._look)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._timer.cancel()
+        if self._is_hung and kind is self._cancelled:
             raise HungError(f"nothing came from its server for {PATIENCE:g} seconds") from None
-        raise
-    finally:
-        for timer in timers:
-            timer.cancel()
+
+
+async def _soon(waited: Awaitable[T], inner: str) -> T:
+    """Return the result of `waited`. Raises HungError if it takes longer than `PATIENCE` seconds."""
+    with _Watch(inner):
+        return await waited
 
 
 def _check_range(told: str, start: int, stop: int, size: int | None) -> None:
@@ -535,12 +549,15 @@ async def _pass_on(
 ) -> None:
     done = 0
     check = Check(checksums, length or 0)
-    while data := await _soon(read(CHUNK), inner):
-        if length is not None and done + len(data) > length:
-            raise ShortReadError(f"more arrived than the {length} bytes that were requested")
-        put(done, data)
-        check.update(data)
-        done += len(data)
+    # One timer for all pieces: there are many, and most come at once.
+    with _Watch(inner) as watch:
+        while data := await read(CHUNK):
+            watch.came()
+            if length is not None and done + len(data) > length:
+                raise ShortReadError(f"more arrived than the {length} bytes that were requested")
+            put(done, data)
+            check.update(data)
+            done += len(data)
     if length is not None and done != length:
         raise ShortReadError(f"{done} bytes arrived, where {length} were requested")
     if check.wrong:
