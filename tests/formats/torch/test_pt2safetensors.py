@@ -746,7 +746,8 @@ def test_without_an_output_it_stands_beside_the_input(
     assert run.code == 0, run.err
     assert [written["path"] for written in run.json["outputs"]] == [output]
     assert sorted(os.listdir(tmp_path)) == sorted([name, output])
-    shown = ckptconv("pt2safetensors", "--", name, cwd=tmp_path)
+    # What a terminal gets of a name depends on the process.
+    shown = (ckptconv_here if name.isascii() else ckptconv)("pt2safetensors", "--", name)
     assert shown.code == 0
     assert f"wrote {output.encode(errors='backslashreplace').decode()} (" in shown.out
 
