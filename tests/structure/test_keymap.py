@@ -589,7 +589,7 @@ trees = st.recursive(
 )
 
 
-@examples(120)
+@examples(70)
 @given(trees)
 def test_round_trip_of_any_tree(tree: Any) -> None:
     round_trip(tree)

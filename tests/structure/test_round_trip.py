@@ -102,7 +102,7 @@ def test_what_torch_loads_is_the_same_there_and_back(name: str, output: str, tmp
 
 
 def test_many_entries(tmp_path: Path) -> None:
-    path = saved(tmp_path, {f"e{number}": number for number in range(50_000)})
+    path = saved(tmp_path, {f"e{number}": number for number in range(10_000)})
     check(path, back(path))
 
 
@@ -161,7 +161,7 @@ live_trees = st.recursive(
 )
 
 
-@examples(40)
+@examples(25)
 @given(live_trees, st.data())
 def test_any_state(tree: Any, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as directory:

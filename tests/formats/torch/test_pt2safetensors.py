@@ -1132,7 +1132,7 @@ def views(draw: st.DrawFn) -> torch.Tensor:
     return storage.view(getattr(torch, dtype)).as_strided(shape, strides, start)
 
 
-@examples(40, HealthCheck.function_scoped_fixture)
+@examples(25, HealthCheck.function_scoped_fixture)
 @given(
     st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), views(), max_size=6),
     st.sampled_from(["1", "1kB", "300kB", "8MiB"]),
