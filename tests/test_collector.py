@@ -18,13 +18,10 @@ from ckptconv.process import no_garbage, settled
 @pytest.fixture(autouse=True)
 def as_usual() -> Iterator[None]:
     assert gc.isenabled()
-    frozen = gc.get_freeze_count()
     gc.unfreeze()
     yield
     gc.unfreeze()
     gc.enable()
-    if frozen:
-        gc.freeze()
 
 
 class Node:
