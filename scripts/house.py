@@ -42,8 +42,17 @@ def imports() -> Iterator[tuple[str, str, str, str]]:
 @functools.cache
 def _nodes(path: Path) -> list[ast.Import | ast.ImportFrom]:
     """The statements of a module that import something, wherever they stand."""
-    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
-    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    found: list[ast.Import | ast.ImportFrom] = []
+    todo: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.append(node)
+        # Statements only: they are few among the nodes.
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inside = getattr(node, part, None)
+            todo += inside if isinstance(inside, list) else []
+    return found
 
 
 def _imported(node: ast.Import | ast.ImportFrom, words: tuple[str, ...]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -43,13 +42,9 @@ settings.load_profile("any machine")
 
 
 def pytest_collection_finish() -> None:
-    """Let torch work in one thread: its threads wait for each other by spinning, and there are other workers.
-
-    What is imported and collected stays: the collector need not go over it at each full collection.
-    """
+    """Let torch work in one thread: its threads wait for each other by spinning, and there are other workers."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
-    gc.freeze()
 
 
 @pytest.fixture(scope="session")

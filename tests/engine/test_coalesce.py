@@ -35,8 +35,8 @@ def test_blocks_are_the_runs_in_their_order(offset: int, length: int, grid: tupl
 
 MADE: dict[str, Callable[[], torch.Tensor]] = {
     "every 20th": lambda: torch.arange(4_000_000).to(torch.uint8)[::20],
-    "every 600th": lambda: torch.arange(60_000_000).to(torch.uint8)[::600],
-    "every 3000th": lambda: torch.arange(60_000_000).to(torch.uint8)[::3000],
+    "every 600th": lambda: torch.arange(12_000_000).to(torch.uint8)[::600],
+    "every 3000th": lambda: torch.arange(12_000_000).to(torch.uint8)[::3000],
     "bits reversed": lambda: torch.arange(1 << 20).to(torch.uint8).view([2] * 20).permute(list(range(20))[::-1]),
     "a column": lambda: torch.arange(6_000_000).to(torch.uint8).view(2000, 3000)[:, 7],
     "columns": lambda: torch.arange(6_000_000).to(torch.uint8).view(2000, 3000)[:, 7:2000:9].mT,

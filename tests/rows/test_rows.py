@@ -218,7 +218,7 @@ kinds = st.builds(
 )
 
 
-@examples(80, HealthCheck.function_scoped_fixture)
+@examples(40, HealthCheck.function_scoped_fixture)
 @given(
     kind=kinds,
     count=st.one_of(st.integers(0, 3), st.integers(4, 700)),

@@ -160,10 +160,10 @@ def test_names_that_collide_take_no_more_work_than_others() -> None:
         }
 
     long = "long enough for its words to be cut short " * 20
-    taken, (flat, _) = counted(lambda: flatten(tree(5_000, long)))
-    assert len(flat) == 5_002
-    assert taken < 1.5 * calls(lambda: flatten(tree(5_000, "short")))
-    assert taken < 6 * calls(lambda: flatten(tree(1_000, long)))
+    taken, (flat, _) = counted(lambda: flatten(tree(2_000, long)))
+    assert len(flat) == 2_002
+    assert taken < 1.5 * calls(lambda: flatten(tree(2_000, "short")))
+    assert taken < 6 * calls(lambda: flatten(tree(400, long)))
 
 
 def test_a_tensor_alone_has_a_name_too() -> None:
@@ -574,8 +574,8 @@ def test_round_trip_of_a_tree_twenty_thousand_levels_deep() -> None:
     round_trip(tree)
 
 
-def test_round_trip_of_300_000_entries() -> None:
-    round_trip({f"e{n}": n for n in range(300_000)})
+def test_round_trip_of_60_000_entries() -> None:
+    round_trip({f"e{n}": n for n in range(60_000)})
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -641,7 +641,7 @@ trees = st.recursive(
 )
 
 
-@examples(120)
+@examples(70)
 @given(trees)
 def test_round_trip_of_any_tree(tree: Any) -> None:
     round_trip(tree)
@@ -1488,7 +1488,7 @@ def test_keys_that_are_too_deep_to_hash_are_refused() -> None:
 
 
 def test_keys_with_one_hash_are_refused() -> None:
-    numbers = [["int", hex((2**61 - 1) * n + 5)] for n in range(30, 50_030)]
+    numbers = [["int", hex((2**61 - 1) * n + 5)] for n in range(30, 5_030)]
     for root in (["set", *numbers], ["dict", *(part for number in numbers for part in (number, 1))]):
         with pytest.raises(LimitError, match="same hash"):
             unflatten({}, record(root))
@@ -1512,13 +1512,13 @@ def test_a_record_takes_less_than_100_bytes_a_tensor() -> None:
             f"model.layers.{n // 300}.mlp.experts.{n % 300}.gate_up_proj.weight",
             view("s", 6 * n, (2, 3), (3, 1), nbytes=1 << 40),
         )
-        for n in range(90_000, 120_000)
+        for n in range(110_000, 120_000)
     )
     _, structure = flatten(state)
-    assert len(structure or "") < 100 * 30_000
-    optimizer = {"state": {n: {"step": lazy(), "exp_avg": lazy(), "exp_avg_sq": lazy()} for n in range(30_000, 40_000)}}
+    assert len(structure or "") < 100 * 10_000
+    optimizer = {"state": {n: {"step": lazy(), "exp_avg": lazy(), "exp_avg_sq": lazy()} for n in range(30_000, 33_000)}}
     _, structure = flatten(optimizer)
-    assert len(structure or "") < 25 * 30_000
+    assert len(structure or "") < 25 * 9_000
 
 
 def test_tensors_and_values_take_a_few_calls_each() -> None:
@@ -1531,9 +1531,9 @@ def test_tensors_and_values_take_a_few_calls_each() -> None:
         assert again == tree
         return count
 
-    usual = taken(1_000, 1_000)
-    assert taken(4_000, 4_000) < 4.2 * usual
-    assert usual < 1_000 * 600
+    usual = taken(500, 500)
+    assert taken(2_000, 2_000) < 4.2 * usual
+    assert usual < 500 * 600
 
 
 # ------------------------------------------------------------------------------------------------------ OLMo's map

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,6 +80,7 @@ def expected(weight: torch.Tensor, way: str) -> tuple[torch.Tensor, torch.Tensor
 
 
 @pytest.mark.parametrize("way", ROUNDING_WAYS)
+@examples(25)
 @given(weight=weights())
 def test_codes_and_scales_are_what_torch_computes(way: str, weight: torch.Tensor) -> None:
     if way == "int4-g32":

@@ -232,7 +232,10 @@ def _changes(told: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("made", ["weights", "states", "universal", "file", "torch"])
+RECORDED = ["weights", "states", "universal", "file", "torch"]
+
+
+@pytest.mark.parametrize("made", RECORDED)
 def test_every_field_of_a_manifest_is_checked(made: str, saved: Path, tmp_path: Path) -> None:
     source: Path = ZERO / "z2_bf16_w2/checkpoint"
     path = tmp_path / "out" / MANIFEST
@@ -254,7 +257,9 @@ def test_every_field_of_a_manifest_is_checked(made: str, saved: Path, tmp_path: 
             convert(source, output, manifest=str(path))
     told = json.loads(path.read_text())
     assert not verified(source, output, **settings).warnings
-    for what, change in _changes(told).items():
+    # All changes of what is made of weights, and of each of the others a third.
+    changes = list(_changes(told).items())
+    for what, change in changes if made == "weights" else changes[RECORDED.index(made) % 3 :: 3]:
         changed = json.loads(json.dumps(told))
         change(changed)
         if list(changed.items()) == list(told.items()) and list(changed["files"]) == list(told["files"]):
@@ -752,7 +757,7 @@ def test_the_evaluator_imports_nothing_that_plans() -> None:
 
 def test_memory_stays_small_whatever_the_size_of_a_tensor(tmp_path: Path) -> None:
     source, output = tmp_path / "source.pt", tmp_path / "output.safetensors"
-    big = torch.arange(20 << 20, dtype=torch.float32)
+    big = torch.arange(14 << 20, dtype=torch.float32)
     torch.save({"a": big.reshape(4096, -1).t(), "b": big[: 1 << 20].half().reshape(64, -1)[:, ::3]}, source)
     convert(source, output, dtype="bfloat16")
     run: Run = ckptconv("verify", source, output, "--dtype", "bfloat16", "--json")

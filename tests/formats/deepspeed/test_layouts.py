@@ -1304,14 +1304,14 @@ def test_a_copy_of_a_stream_is_known_too(tmp_path: Path) -> None:
             check(tmp_path, tag, {"w": seen})
 
 
-def test_many_parameters_on_64_ranks_are_planned_at_once(tmp_path: Path) -> None:
+def test_many_parameters_on_many_ranks_are_planned_at_once(tmp_path: Path) -> None:
     model = Model([{f"layer.{number}.weight": values(3, 5, seed=number) for number in range(100)}])
-    checkpoint = write(tmp_path / "checkpoint", model, Save(stage=3, world=64, sub_group=10))
+    checkpoint = write(tmp_path / "checkpoint", model, Save(stage=3, world=24, sub_group=10))
     taken, report = counted(
         lambda: convert(checkpoint, tmp_path / "model.safetensors", family="deepspeed", dry_run=True)
     )
     assert report.tensors == 100
-    assert taken < 100 * 100 * 64
+    assert taken < 100 * 100 * 24
 
 
 @pytest.mark.parametrize("stage", [None, 2])

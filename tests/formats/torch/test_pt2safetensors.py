@@ -746,7 +746,8 @@ def test_without_an_output_it_stands_beside_the_input(
     assert run.code == 0, run.err
     assert [written["path"] for written in run.json["outputs"]] == [output]
     assert sorted(os.listdir(tmp_path)) == sorted([name, output])
-    shown = ckptconv("pt2safetensors", "--", name, cwd=tmp_path)
+    # What a terminal gets of a name depends on the process.
+    shown = (ckptconv_here if name.isascii() else ckptconv)("pt2safetensors", "--", name)
     assert shown.code == 0
     assert f"wrote {output.encode(errors='backslashreplace').decode()} (" in shown.out
 
@@ -1131,7 +1132,7 @@ def views(draw: st.DrawFn) -> torch.Tensor:
     return storage.view(getattr(torch, dtype)).as_strided(shape, strides, start)
 
 
-@examples(40, HealthCheck.function_scoped_fixture)
+@examples(25, HealthCheck.function_scoped_fixture)
 @given(
     st.dictionaries(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), views(), max_size=6),
     st.sampled_from(["1", "1kB", "300kB", "8MiB"]),

@@ -23,7 +23,7 @@ import pytest
 import torch
 from checkpoints import ckptconv_here
 from containers import ContainerSuite
-from effort import examples
+from effort import TIMES, examples
 from evaluate import evaluate
 from hypothesis import given, note
 from hypothesis import strategies as st
@@ -702,7 +702,7 @@ VOCABULARY = torch_objects.vocabulary(lambda pid: pid)
 
 
 @given(st.lists(junk, max_size=8).map(tuple))
-@examples(80)
+@examples(50)
 def test_constructors_stand_any_arguments(args):
     for name, constructor in VOCABULARY.constructors.items():
         note(".".join(name))
@@ -831,7 +831,7 @@ def test_damage_to_a_directory_comes_out_the_same_whether_entries_are_read_toget
     data, dice = path.read_bytes(), random.Random(5)
     begin, end = data.index(b"PK\1\2"), data.index(b"PK\6\6" if b"PK\6\6" in data else b"PK\5\6")
     outcomes = set()
-    for _ in range(400):
+    for _ in range(250 * TIMES):
         changed, at = bytearray(data), dice.randrange(begin, end)
         other = dice.randrange(begin, end)
         changed[at] = dice.choice((dice.randrange(256), changed[at] ^ 1 << dice.randrange(8), changed[other], 47, 255))
