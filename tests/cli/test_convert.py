@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from attacks.corpus import CASES
 from checkpoints import COMMAND, DATA, Run, bits, ckptconv_here, contents, metadata_of
 from hypothesis import given
 from hypothesis import strategies as st
+from prepared import prepared
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -674,17 +673,14 @@ def stopped(place: Path, number: signal.Signals, jobs: int, *options: str) -> tu
         " + batch._START\nmain.main(sys.argv[1:])"
     )
     words = ["a.pt", "b.pt", "c.pt", "--output-dir", "o", "--jobs", str(jobs), *options]
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "convert", *words],
-        cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = prepared().python(code, "convert", *words, cwd=place)
     with open(place / "begun") as begun:
         assert begun.read(1) == "!"
     process.send_signal(number)
-    out, err = process.communicate(timeout=600)
+    out, err = process.communicate()
     assert "Traceback" not in err, err
     os.unlink(place / "begun")
-    return process.returncode, out, err
+    return process.wait(), out, err
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
