@@ -87,6 +87,18 @@ def ckptconv_here(*arguments: object) -> Run:
     return _checked(code, out.getvalue(), err.getvalue())
 
 
+def done(run: Run) -> Run:
+    """A run that succeeded."""
+    assert run.code == 0, run.err
+    return run
+
+
+def torch_file(directory: Path, tree: Any, name: str = "x.pt", **options: Any) -> Path:
+    """A file of `torch.save`, with `options` of that."""
+    torch.save(tree, directory / name, **options)
+    return directory / name
+
+
 def copy_of(case: str, tmp_path: Path) -> Path:
     """A checkpoint of tests/data/zero that may be spoilt."""
     return Path(shutil.copytree(ZERO / case / "checkpoint", tmp_path / "checkpoint"))

@@ -182,7 +182,7 @@ def _saved(tree: Callable[[], Any]) -> Callable[[Path], object]:
 
 
 def _shards(place: Path) -> None:
-    tree = a_model()
+    tree = a_model(layers=10)
     names = sorted(tree)
     index = {"metadata": {}, "weight_map": {}}
     for number in (1, 2):
@@ -217,7 +217,7 @@ def of_files() -> Iterator[Golden]:
     # The keys in a stream that torch writes are addresses, and no two are alike.
     stream = streamed(mapped(text("state_dict"), mapped(text("w"), tensor()), text("ema"), listed(tensor())))
     yield Golden("pt/stream", lambda place: (place / "in.pt").write_bytes(stream), commands)
-    yield Golden("pt/model", _saved(a_model), commands)
+    yield Golden("pt/model", _saved(lambda: a_model(layers=10)), commands)
     yield Golden(
         "pt/sharded",
         _shards,
@@ -340,7 +340,7 @@ def of_s3() -> dict[str, Any]:
     found = {}
     with tempfile.TemporaryDirectory() as where, s3_server() as s3, proxy_to(s3) as proxy:
         place = Path(where)
-        torch.save(a_model(), place / "model.pt")
+        torch.save(a_model(layers=10), place / "model.pt")
         s3.put(place / "model.pt", "model.pt")
         s3.put(DATA / "zero" / "z3_bf16_w2" / "checkpoint", "zero")
         s3.put(DATA / "dcp" / "fsdp2_w4_bf16" / "checkpoint", "dcp")

@@ -60,6 +60,8 @@ class Store:
     def __init__(self, *buckets: str) -> None:
         self._objects: dict[str, dict[str, _Object]] = {bucket: {} for bucket in buckets}
         self._uploads: dict[str, _Upload] = {}
+        # What was said of uploads that were completed, and is said again.
+        self._completed: dict[str, Answer] = {}
         self._lock = threading.Lock()
 
     def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
@@ -182,6 +184,8 @@ class Store:
             name = uuid.uuid4().hex
             self._uploads[name] = _Upload(key)
             return _told("InitiateMultipartUploadResult", Key=key, UploadId=name)
+        if method == "POST" and name in self._completed:
+            return self._completed[name]
         if name not in self._uploads:
             raise _RefusedError(404, "NoSuchUpload", "The specified upload does not exist.")
         upload = self._uploads[name]
@@ -203,7 +207,8 @@ class Store:
         made = _Object(b"".join(part.data for part in parts if part), f"{tag}-{len(parts)}")
         objects[upload.key] = made
         del self._uploads[name]
-        return _told("CompleteMultipartUploadResult", Key=key, ETag=f'"{made.tag}"')
+        answer = self._completed[name] = _told("CompleteMultipartUploadResult", Key=key, ETag=f'"{made.tag}"')
+        return answer
 
 
 def _found(objects: Mapping[str, _Object], key: str) -> _Object:

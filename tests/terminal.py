@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
+import struct
+import termios
+from fcntl import ioctl
+
+from prepared import PROGRAM, prepared
 
 
 def shown_on(master: int) -> str:
@@ -15,3 +21,16 @@ def shown_on(master: int) -> str:
             shown += data
     os.close(master)
     return shown.decode()
+
+
+def on_terminal(columns: int, *arguments: object, **environment: str) -> str:
+    """What the command shows on a terminal of so many columns."""
+    master, slave = pty.openpty()
+    ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    clean = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
+    environment = {**clean, "TERM": "xterm-256color", **environment}
+    process = prepared().python(PROGRAM, *arguments, stdout=slave, env=environment)
+    os.close(slave)
+    shown = shown_on(master)
+    assert process.wait() == 0, process.communicate()
+    return shown

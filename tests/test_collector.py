@@ -20,7 +20,7 @@ def as_usual() -> Iterator[None]:
     assert gc.isenabled()
     gc.unfreeze()
     yield
-    gc.unfreeze()
+    gc.freeze()
     gc.enable()
 
 

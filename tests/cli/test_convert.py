@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,10 @@ import pytest
 import torch
 from attacks.assemble import members, pickled, tensor, zipped
 from attacks.corpus import CASES
-from checkpoints import COMMAND, DATA, Run, bits, ckptconv_here, contents, metadata_of
+from checkpoints import COMMAND, DATA, Run, bits, ckptconv_here, contents, done, metadata_of
 from hypothesis import given
 from hypothesis import strategies as st
+from prepared import prepared
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -34,11 +33,9 @@ WEIGHTS = {"model.a": torch.arange(6.0).reshape(2, 3), "model.b": torch.tensor([
 NESTED = {"s": {"x": torch.ones(3), "y": torch.zeros(2, 2)}, "epoch": 3}
 
 
-def done(*arguments: object) -> Run:
+def succeeding(*arguments: object) -> Run:
     """A command that succeeds."""
-    run = ckptconv_here(*arguments)
-    assert run.code == 0, run.err
-    return run
+    return done(ckptconv_here(*arguments))
 
 
 def refused(code: int, *arguments: object) -> str:
@@ -97,30 +94,30 @@ def test_it_does_what_the_command_for_a_format_does(kind: str, output: str, plac
     for where in ("special", "obvious"):
         (place / where).mkdir()
     for options in ([], ["--dtype", "bf16", "--max-shard-size", "10MB", "--tied", "duplicate"]):
-        special = done(command, name, f"special/{output}", "--json", *options).json
-        obvious = done("convert", name, f"obvious/{output}", "--json", *options).json
+        special = succeeding(command, name, f"special/{output}", "--json", *options).json
+        obvious = succeeding("convert", name, f"obvious/{output}", "--json", *options).json
         assert contents(place / "special") == contents(place / "obvious")
         assert obvious.pop("command") == "convert"
         assert special.keys() - {"command"} == obvious.keys()
-        done("verify", name, f"obvious/{output}", *options)
+        succeeding("verify", name, f"obvious/{output}", *options)
 
 
 def test_the_index_of_a_set_stands_for_the_set(place: Path) -> None:
     a_set(place / "in")
-    done("pt2safetensors", "in/pytorch_model.bin.index.json", "special")
-    done("convert", "in/pytorch_model.bin.index.json", "obvious")
+    succeeding("pt2safetensors", "in/pytorch_model.bin.index.json", "special")
+    succeeding("convert", "in/pytorch_model.bin.index.json", "obvious")
     assert contents(place / "special") == contents(place / "obvious")
 
 
 def test_safetensors_become_a_file_for_torch_if_the_output_is_called_so(place: Path) -> None:
     torch.save(NESTED, "in.pt")
-    done("convert", "in.pt", "in.safetensors")
-    done("safetensors2pt", "in.safetensors", "back.pt")
+    succeeding("convert", "in.pt", "in.safetensors")
+    succeeding("safetensors2pt", "in.safetensors", "back.pt")
     expected = Path("back.pt").read_bytes()
-    done("convert", "in.safetensors", "back.pt")
+    succeeding("convert", "in.safetensors", "back.pt")
     assert Path("back.pt").read_bytes() == expected
     for suffix in ("pth", "bin", "ckpt"):
-        done("convert", "in.safetensors", f"back.{suffix}")
+        succeeding("convert", "in.safetensors", f"back.{suffix}")
         assert torch.load(f"back.{suffix}")["epoch"] == 3
 
 
@@ -130,11 +127,11 @@ def test_without_an_output_it_is_beside_the_input(place: Path) -> None:
     shutil.copytree(ZERO, "runs/zero")
     shutil.copytree(DCP, "runs/dcp")
     for source in ("runs/x.pt", "runs/zero", "runs/dcp/"):
-        done("convert", source)
+        succeeding("convert", source)
     assert set(os.listdir("runs")) == {"x.pt", "x.safetensors", "zero", "zero-safetensors", "dcp", "dcp-safetensors"}
     os.chdir("runs/zero")
     shutil.rmtree("../zero-safetensors")
-    done("convert", ".")
+    succeeding("convert", ".")
     assert Path("../zero-safetensors").is_dir()
 
 
@@ -197,8 +194,8 @@ def test_a_directory_of_one_file_names_it(place: Path) -> None:
 
 def test_a_run_with_one_deepspeed_checkpoint_is_converted_as_by_its_command(place: Path) -> None:
     shutil.copytree(ZERO, place / "in" / "epoch=0.ckpt")
-    done("convert", "in", "out")
-    done("zero-to-fp32", "in", "special")
+    succeeding("convert", "in", "out")
+    succeeding("zero-to-fp32", "in", "special")
     assert contents(place / "out") == contents(place / "special")
     shutil.copytree(ZERO, place / "in" / "epoch=1.ckpt")
     assert "It holds several: in/epoch=0.ckpt, in/epoch=1.ckpt." in refused(2, "convert", "in", "again")
@@ -222,7 +219,7 @@ def test_a_glob_that_the_shell_did_not_expand_is_explained(place: Path) -> None:
         2, "convert", "*.bin", "out"
     )
     torch.save(NESTED, "x[1].pt")
-    done("convert", "x[1].pt")
+    succeeding("convert", "x[1].pt")
 
 
 def test_more_words_than_two_lead_to_the_same_command_for_a_directory(place: Path) -> None:
@@ -270,38 +267,38 @@ def test_safetensors_are_changed_as_the_library_would(way: str, source: str, pla
     options, expected = WAYS[way]
     save_file(WEIGHTS, "in.safetensors", metadata={"format": "pt"})
     if source != "in.safetensors":
-        done("convert", "in.safetensors", "in", "--max-shard-size", "20")
+        succeeding("convert", "in.safetensors", "in", "--max-shard-size", "20")
         assert len(list(Path("in").glob("model-*-of-00003.safetensors"))) == 3
     save_file(expected(WEIGHTS), "by_hand.safetensors", metadata={"format": "pt"})
-    done("convert", source, "out.safetensors", "--verify", *options)
+    succeeding("convert", source, "out.safetensors", "--verify", *options)
     assert Path("out.safetensors").read_bytes() == Path("by_hand.safetensors").read_bytes()
-    done("verify", source, "out.safetensors", *options)
-    done("convert", source, "shards", "--max-shard-size", "1", "--verify", *options)
-    done("verify", source, "shards")  # the options are in its manifest
-    done("convert", "shards", "again.safetensors")
+    succeeding("verify", source, "out.safetensors", *options)
+    succeeding("convert", source, "shards", "--max-shard-size", "1", "--verify", *options)
+    succeeding("verify", source, "shards")  # the options are in its manifest
+    succeeding("convert", "shards", "again.safetensors")
     assert Path("again.safetensors").read_bytes() == Path("by_hand.safetensors").read_bytes()
 
 
 def test_a_set_keeps_its_files_unless_other_sizes_are_asked_for(place: Path) -> None:
     save_file(WEIGHTS, "in.safetensors", metadata={"format": "pt"})
-    done("convert", "in.safetensors", "in", "--max-shard-size", "20")
-    done("convert", "in", "cast", "--dtype", "bf16")
+    succeeding("convert", "in.safetensors", "in", "--max-shard-size", "20")
+    succeeding("convert", "in", "cast", "--dtype", "bf16")
     for file in Path("in").glob("*.safetensors"):
         assert set(load_file(file)) == set(load_file(Path("cast") / file.name))
-    done("convert", "in", "one", "--max-shard-size", "1GB")
+    succeeding("convert", "in", "one", "--max-shard-size", "1GB")
     assert [path.name for path in Path("one").glob("*.safetensors")] == ["model.safetensors"]
 
 
 def test_metadata_stays_in_every_file(place: Path) -> None:
     told = {"format": "tf", "licence": "MIT", "step": "7"}
     save_file(WEIGHTS, "in.safetensors", metadata=told)
-    done("convert", "in.safetensors", "out.safetensors", "--dtype", "bf16", "--verify")
+    succeeding("convert", "in.safetensors", "out.safetensors", "--dtype", "bf16", "--verify")
     assert metadata_of(place / "out.safetensors") == told
-    done("convert", "in.safetensors", "shards", "--max-shard-size", "20", "--verify")
-    done("verify", "in.safetensors", "shards")
+    succeeding("convert", "in.safetensors", "shards", "--max-shard-size", "20", "--verify")
+    succeeding("verify", "in.safetensors", "shards")
     for file in Path("shards").glob("*.safetensors"):
         assert metadata_of(file) == told
-    done("convert", "shards", "again.safetensors", "--verify")
+    succeeding("convert", "shards", "again.safetensors", "--verify")
     assert metadata_of(place / "again.safetensors") == told
     save_file(cast(WEIGHTS, torch.bfloat16), "out.safetensors", metadata={**told, "step": "8"})
     assert "does not say that its step is '7'" in refused(
@@ -311,7 +308,7 @@ def test_metadata_stays_in_every_file(place: Path) -> None:
 
 def test_metadata_that_would_become_a_tied_name_is_left_out_and_said_to_be(place: Path) -> None:
     save_file(WEIGHTS, "in.safetensors", metadata={"author": "a", "b": "x", "other": "z"})
-    run = done("convert", "in.safetensors", "out.safetensors", "--strip-prefix", "model.", "--verify")
+    run = succeeding("convert", "in.safetensors", "out.safetensors", "--strip-prefix", "model.", "--verify")
     assert "left out of the metadata: 'author', 'b'." in run.err
     assert metadata_of(place / "out.safetensors") == {"format": "pt", "other": "z"}
 
@@ -325,7 +322,7 @@ def test_files_of_a_set_that_say_different_things_are_told_of(place: Path) -> No
         "weight_map": {f"model.{n}": f"model-0000{i}-of-00002.safetensors" for i, n in ((1, "a"), (2, "b"))},
     }
     Path("model.safetensors.index.json").write_text(json.dumps(index))
-    run = done("convert", ".", "out.safetensors")
+    run = succeeding("convert", ".", "out.safetensors")
     assert "the metadata of its files differs in 'step'; that of the last is taken" in run.err
     assert "a structure record in one of its files was left out" in run.err
     assert metadata_of(place / "out.safetensors") == {"format": "pt", "step": "2"}
@@ -334,41 +331,41 @@ def test_files_of_a_set_that_say_different_things_are_told_of(place: Path) -> No
 def test_ties_stay_ties(place: Path) -> None:
     shared = torch.arange(4.0)
     torch.save({"embed": shared, "head": shared, "own": torch.ones(4)}, "in.pt")
-    done("convert", "in.pt", "in.safetensors", "--no-structure")
-    done("convert", "in.safetensors", "out.safetensors", "--rename", "^=model.", "--dtype", "bf16", "--verify")
+    succeeding("convert", "in.pt", "in.safetensors", "--no-structure")
+    succeeding("convert", "in.safetensors", "out.safetensors", "--rename", "^=model.", "--dtype", "bf16", "--verify")
     assert metadata_of(place / "out.safetensors") == {"format": "pt", "model.head": "model.embed"}
     assert set(load_file("out.safetensors")) == {"model.embed", "model.own"}
-    done("convert", "out.safetensors", "apart.safetensors", "--tied", "duplicate", "--verify")
+    succeeding("convert", "out.safetensors", "apart.safetensors", "--tied", "duplicate", "--verify")
     found = load_file("apart.safetensors")
     assert torch.equal(found["model.head"], found["model.embed"])
 
 
 def test_the_structure_record_stays_true(place: Path) -> None:
     torch.save(NESTED, "in.pt")
-    done("convert", "in.pt", "in.safetensors")
-    done("convert", "in.safetensors", "cast.safetensors", "--dtype", "bf16", "--verify")
-    done("convert", "cast.safetensors", "back.pt")
+    succeeding("convert", "in.pt", "in.safetensors")
+    succeeding("convert", "in.safetensors", "cast.safetensors", "--dtype", "bf16", "--verify")
+    succeeding("convert", "cast.safetensors", "back.pt")
     back = torch.load("back.pt")
     assert back["epoch"] == 3
     assert torch.equal(back["s"]["x"], NESTED["s"]["x"].bfloat16())  # type: ignore[index]
-    done("convert", "in.safetensors", "shards", "--max-shard-size", "12", "--verify")
-    done("convert", "shards", "merged.safetensors", "--verify")
+    succeeding("convert", "in.safetensors", "shards", "--max-shard-size", "12", "--verify")
+    succeeding("convert", "shards", "merged.safetensors", "--verify")
     assert Path("merged.safetensors").read_bytes() == Path("in.safetensors").read_bytes()
 
 
 def test_names_given_in_an_earlier_conversion_stay(place: Path) -> None:
     torch.save(NESTED, "in.pt")
-    done("convert", "in.pt", "renamed.safetensors", "--rename", "^s=net")
-    done("convert", "renamed.safetensors", "out.safetensors", "--dtype", "bf16", "--verify")
+    succeeding("convert", "in.pt", "renamed.safetensors", "--rename", "^s=net")
+    succeeding("convert", "renamed.safetensors", "out.safetensors", "--dtype", "bf16", "--verify")
     assert set(load_file("out.safetensors")) == {"net.x", "net.y"}
-    done("verify", "renamed.safetensors", "out.safetensors", "--dtype", "bf16")
-    done("convert", "out.safetensors", "back.pt")
+    succeeding("verify", "renamed.safetensors", "out.safetensors", "--dtype", "bf16")
+    succeeding("convert", "out.safetensors", "back.pt")
     assert torch.load("back.pt")["s"].keys() == {"x", "y"}
-    done("convert", "renamed.safetensors", "again.safetensors", "--rename", "net=t", "--verify")
+    succeeding("convert", "renamed.safetensors", "again.safetensors", "--rename", "net=t", "--verify")
     assert set(load_file("again.safetensors")) == {"t.x", "t.y"}
-    done("convert", "again.safetensors", "back.pt")
+    succeeding("convert", "again.safetensors", "back.pt")
     assert torch.load("back.pt")["s"].keys() == {"x", "y"}
-    run = done("convert", "renamed.safetensors", "some.safetensors", "--include", "net.x", "--verify")
+    run = succeeding("convert", "renamed.safetensors", "some.safetensors", "--include", "net.x", "--verify")
     assert "its structure record was left out" in run.err
     assert set(load_file("some.safetensors")) == {"net.x"}
     assert metadata_of(place / "some.safetensors") == {"format": "pt"}
@@ -376,9 +373,9 @@ def test_names_given_in_an_earlier_conversion_stay(place: Path) -> None:
 
 def test_a_complex_tensor_is_not_cast_whatever_it_is_called(place: Path) -> None:
     torch.save({"s": {"z": torch.tensor([1 + 2j]), "w": torch.ones(2)}}, "in.pt")
-    done("convert", "in.pt", "renamed.safetensors", "--rename", "^s=net")
-    done("convert", "renamed.safetensors", "out.safetensors", "--dtype", "bf16", "--verify")
-    done("convert", "out.safetensors", "back.pt")
+    succeeding("convert", "in.pt", "renamed.safetensors", "--rename", "^s=net")
+    succeeding("convert", "renamed.safetensors", "out.safetensors", "--dtype", "bf16", "--verify")
+    succeeding("convert", "out.safetensors", "back.pt")
     back = torch.load("back.pt")
     assert torch.equal(back["s"]["z"], torch.tensor([1 + 2j]))
     assert back["s"]["w"].dtype == torch.bfloat16
@@ -387,13 +384,13 @@ def test_a_complex_tensor_is_not_cast_whatever_it_is_called(place: Path) -> None
 @pytest.mark.parametrize("change", [lambda all_: all_.pop("s.y"), lambda all_: all_.update(extra=torch.ones(1))])
 def test_a_structure_record_that_does_not_fit_is_refused_or_left_out(change: Any, place: Path) -> None:
     torch.save(NESTED, "in.pt")
-    done("convert", "in.pt", "in.safetensors")
+    succeeding("convert", "in.pt", "in.safetensors")
     tensors = load_file("in.safetensors")
     change(tensors)
     save_file(tensors, "in.safetensors", metadata=metadata_of(place / "in.safetensors"))
     err = refused(4, "convert", "in.safetensors", "out.safetensors")
     assert "--no-structure converts the tensors without the record" in err
-    run = done("convert", "in.safetensors", "out.safetensors", "--no-structure", "--verify")
+    run = succeeding("convert", "in.safetensors", "out.safetensors", "--no-structure", "--verify")
     assert "its structure record was left out" in run.err
     assert metadata_of(place / "out.safetensors") == {"format": "pt"}
     found = load_file("out.safetensors")
@@ -419,7 +416,7 @@ def mixed(place: Path) -> list[str]:
     shutil.copytree(ZERO, place / "in" / "zero")
     shutil.copytree(DCP, place / "in" / "dcp")
     save_file(WEIGHTS, place / "whole.safetensors")
-    done("convert", place / "whole.safetensors", place / "in" / "shards", "--max-shard-size", "20")
+    succeeding("convert", place / "whole.safetensors", place / "in" / "shards", "--max-shard-size", "20")
     (place / "in" / "attack.pt").write_bytes(CASES["live_os_system.pt"].make("canary"))
     (place / "in" / "cut.pt").write_bytes(CUT)
     (place / "in" / "unknown.json").write_text("{}")
@@ -465,19 +462,19 @@ def test_with_json_several_are_one_object(jobs: int, place: Path) -> None:
     assert [each["input"] for each in told["results"]] == ["a.pt", "b.pt", "c.safetensors", "none.pt"]
     assert [each["ok"] for each in told["results"]] == [True, False, True, False]
     assert [each["error"]["kind"] for each in told["results"] if not each["ok"]] == ["corrupt", "usage"]
-    alone = done("convert", "a.pt", "again.safetensors", "--json").json
+    alone = succeeding("convert", "a.pt", "again.safetensors", "--json").json
     assert alone.keys() - {"version", "command"} == told["results"][0].keys()
     assert (told["inputs"], told["converted"], told["failed"]) == (4, 2, 2)
     for total in ("tensors", "bytes_written", "bytes_read", "input_bytes"):
         assert told[total] == sum(each[total] for each in told["results"] if each["ok"])
-    run = done("convert", "a.pt", "--output-dir", "o", "--json", "-q")
+    run = succeeding("convert", "a.pt", "--output-dir", "o", "--json", "-q")
     assert run.json["ok"]
     assert len(run.json["results"]) == 1, "one input is told of as several are"
 
 
 def test_a_plan_for_several_writes_nothing(place: Path) -> None:
     torch.save(NESTED, "a.pt")
-    run = done("convert", "a.pt", "--output-dir", "o/p", "--dry-run")
+    run = succeeding("convert", "a.pt", "--output-dir", "o/p", "--dry-run")
     assert "1 of 1 input would be converted" in run.out
     assert os.listdir() == ["a.pt"]
 
@@ -518,7 +515,7 @@ def test_templates_name_files_and_directories(place: Path) -> None:
         ("{parent}/{stem}.safetensors", ["r1/model.safetensors", "r2/model.safetensors"]),
         ("{number}.safetensors", ["1.safetensors", "2.safetensors"]),
     ]:
-        done("convert", *words, "--output-dir", "o", "--output-name", template)
+        succeeding("convert", *words, "--output-dir", "o", "--output-name", template)
         assert sorted(name for name in contents(place / "o") if name.endswith(".safetensors")) == expected
         shutil.rmtree("o")
 
@@ -527,9 +524,9 @@ def test_a_second_run_replaces_what_the_first_made(place: Path) -> None:
     torch.save(NESTED, "a.pt")
     save_file(WEIGHTS, "b.safetensors")
     command = ("convert", "a.pt", "b.safetensors", "--output-dir", "o")
-    done(*command)
+    succeeding(*command)
     before = contents(place)
-    done(*command)
+    succeeding(*command)
     assert contents(place) == before
     run = ckptconv_here(*command, "--no-clobber")
     assert run.code == 1
@@ -674,17 +671,14 @@ def stopped(place: Path, number: signal.Signals, jobs: int, *options: str) -> tu
         " + batch._START\nmain.main(sys.argv[1:])"
     )
     words = ["a.pt", "b.pt", "c.pt", "--output-dir", "o", "--jobs", str(jobs), *options]
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, "convert", *words],
-        cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = prepared().python(code, "convert", *words, cwd=place)
     with open(place / "begun") as begun:
         assert begun.read(1) == "!"
     process.send_signal(number)
-    out, err = process.communicate(timeout=600)
+    out, err = process.communicate()
     assert "Traceback" not in err, err
     os.unlink(place / "begun")
-    return process.returncode, out, err
+    return process.wait(), out, err
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -722,7 +716,7 @@ def test_a_worker_imports_nothing_from_the_current_directory(place: Path) -> Non
         Path(f"{name}.py").write_text("open('canary', 'w')")
     for name in "ab":
         torch.save(NESTED, f"{name}.pt")
-    done("convert", "a.pt", "b.pt", "--output-dir", "o", "--jobs", "2", "--dtype", "bf16")
+    succeeding("convert", "a.pt", "b.pt", "--output-dir", "o", "--jobs", "2", "--dtype", "bf16")
     assert not Path("canary").exists()
 
 

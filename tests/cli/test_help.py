@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import pty
 import re
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 import torch
 from checkpoints import ckptconv_here
 from safetensors.torch import save_file
-from terminal import shown_on
+from terminal import on_terminal
 
 from ckptconv.cli.completion import answered
 from ckptconv.cli.failures import meant_by
@@ -319,22 +318,11 @@ def test_where_there_are_colours(environment: dict[str, str], terminal: bool, fi
     assert has_colours(io.StringIO(), environment) == file
 
 
-def shown_on_a_terminal(*arguments: str, **environment: str) -> str:
-    master, slave = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ckptconv", *arguments], stdout=slave, env={**os.environ, **environment}
-    )
-    os.close(slave)
-    shown = shown_on(master)
-    assert process.wait() == 0
-    return shown
-
-
 @pytest.mark.parametrize("arguments", [["inspect", "model.pt"], ["inspect", "-h"], ["--help"]])
 def test_colours_on_a_real_terminal(arguments: list[str]) -> None:
-    assert "\x1b[1m" in shown_on_a_terminal(*arguments, TERM="xterm")
+    assert "\x1b[1m" in on_terminal(80, *arguments, TERM="xterm")
     for environment in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}):
-        assert "\x1b" not in shown_on_a_terminal(*arguments, **environment)
+        assert "\x1b" not in on_terminal(80, *arguments, **environment)
 
 
 def test_colours_where_they_are_demanded(monkeypatch: pytest.MonkeyPatch) -> None:

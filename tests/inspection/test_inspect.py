@@ -7,15 +7,10 @@ import hashlib
 import html
 import json
 import os
-import pty
 import re
-import select
 import shutil
-import struct
 import subprocess
 import sys
-import termios
-from fcntl import ioctl
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +21,7 @@ from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from terminal import on_terminal
 
 import ckptconv as library
 from ckptconv.inspection.module_tree import TensorInfo, rows, tree
@@ -235,31 +231,6 @@ def test_text_is_cut_to_cells(text: str, width: int) -> None:
     assert cells(cut(text, width)) <= max(width, 0)
     assert cut(text, cells(text)) == text
     assert cells(padded(text, 50)) == max(cells(text), 50)
-
-
-def on_terminal(columns: int, *arguments: object, **environment: str) -> str:
-    """What the command shows on a terminal of so many columns."""
-    leader, follower = pty.openpty()
-    ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    clean = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
-    command = [sys.executable, "-m", "ckptconv", *map(str, arguments)]
-    with subprocess.Popen(
-        command, stdout=follower, stderr=subprocess.PIPE, env={**clean, "TERM": "xterm-256color", **environment}
-    ) as process:
-        os.close(follower)
-        shown = b""
-        while True:
-            ready, _, _ = select.select([leader], [], [], 600)
-            try:
-                piece = os.read(leader, 65536) if ready else b""
-            except OSError:
-                break
-            if not piece:
-                break
-            shown += piece
-        assert process.wait() == 0
-    os.close(leader)
-    return shown.decode()
 
 
 @pytest.mark.parametrize("columns", [80, 200])
@@ -695,12 +666,12 @@ def test_hostile_names_are_text_in_a_browser(browser: Any, tmp_path: Path) -> No
     assert "</script><script>document.title='run'</script>" in names
 
 
-def test_a_hundred_thousand_tensors_stay_usable(browser: Any, tmp_path: Path) -> None:
-    tensors = {f"layers.{n // 500}.experts.{n % 500}.w": ("BF16", [8, 8], 128) for n in range(100_000)}
+def test_twenty_thousand_tensors_stay_usable(browser: Any, tmp_path: Path) -> None:
+    tensors = {f"layers.{n // 500}.experts.{n % 500}.w": ("BF16", [8, 8], 128) for n in range(20_000)}
     target = page(write_header(tmp_path / "many.safetensors", tensors), tmp_path)
-    assert target.stat().st_size < 10_000_000
-    dom = browser(target, "q=199.experts.7.")
-    assert "1 of 100,000" in dom
+    assert target.stat().st_size < 2_000_000
+    dom = browser(target, "q=39.experts.7.")
+    assert "1 of 20,000" in dom
     every = browser(target)
     # Rows that are not seen are not there.
     assert 5 < len(cells_of(every)) < 200

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ZERO, ckptconv_here, load_with_aliases
+from checkpoints import ZERO, ckptconv_here, load_with_aliases, torch_file
 from checkpoints import assert_same as assert_same_tensors
 from dcp_checkpoints import DCP
 from prepared import prepared
@@ -30,11 +30,6 @@ from ckptconv.pickles.nodes import Opaque
 from ckptconv.storage import files
 
 MIB = 1 << 20
-
-
-def saved(tmp_path: Path, state: Any, name: str = "x.pt", **options: Any) -> Path:
-    torch.save(state, tmp_path / name, **options)
-    return tmp_path / name
 
 
 def converted(path: Path, output: str = "x.safetensors", *options: object) -> Path:
@@ -73,7 +68,7 @@ LAID_OUT = ("strides", "parameters, gradients, attributes")
 @pytest.mark.parametrize("kind", ["pt", "safetensors", "directory"])
 @pytest.mark.parametrize("name", TREES)
 def test_any_state_is_what_torch_loads(name: str, kind: str, tmp_path: Path) -> None:
-    path = saved(tmp_path, STATES[name]())
+    path = torch_file(tmp_path, STATES[name]())
     theirs = expected(path)
     if kind == "safetensors":
         path = converted(path)
@@ -95,7 +90,7 @@ def test_a_plain_file_is_a_dict_by_name(tmp_path: Path) -> None:
 
 
 def test_a_subtree_by_its_key(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"model": {"w": torch.ones(2)}, "epoch": 3})
+    path = torch_file(tmp_path, {"model": {"w": torch.ones(2)}, "epoch": 3})
     for source in (path, converted(path)):
         assert list(ckptconv.load_state_dict(source, key="model")) == ["w"]
         with pytest.raises(UsageError, match="nothing"):
@@ -106,7 +101,7 @@ def test_a_subtree_by_its_key(tmp_path: Path) -> None:
 
 
 def test_tensors_lie_in_the_file(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"a": torch.ones(300), "t": torch.randn(30, 40).t(), "b": torch.ones(7).bfloat16()})
+    path = torch_file(tmp_path, {"a": torch.ones(300), "t": torch.randn(30, 40).t(), "b": torch.ones(7).bfloat16()})
     safe = converted(path)
     for file in (path, safe):
         loaded = ckptconv.load_state_dict(file)
@@ -126,7 +121,7 @@ print(sum(tensor.nbytes for tensor in state.values()), peak("VmHWM") - before)
 
 
 def test_a_large_file_takes_no_memory(tmp_path: Path) -> None:
-    path = saved(tmp_path, {f"w{number}": torch.ones(8 * MIB // 4) for number in range(8)})
+    path = torch_file(tmp_path, {f"w{number}": torch.ones(8 * MIB // 4) for number in range(8)})
     for file in (path, converted(path)):
         done = prepared("torch").run(MEMORY, file)
         size, grown = map(int, done.stdout.split())
@@ -135,7 +130,7 @@ def test_a_large_file_takes_no_memory(tmp_path: Path) -> None:
 
 
 def test_to_change_a_tensor_does_not_change_the_file(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"a": torch.zeros(300)})
+    path = torch_file(tmp_path, {"a": torch.zeros(300)})
     for file in (path, converted(path)):
         before = file.read_bytes()
         loaded = ckptconv.load_state_dict(file)
@@ -146,7 +141,7 @@ def test_to_change_a_tensor_does_not_change_the_file(tmp_path: Path) -> None:
 
 
 def test_the_memory_stays_when_the_file_is_replaced(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"a": torch.arange(1000.0)})
+    path = torch_file(tmp_path, {"a": torch.arange(1000.0)})
     loaded = ckptconv.load_state_dict(path)
     (tmp_path / "other.pt").write_bytes(b"x" * path.stat().st_size)
     os.replace(tmp_path / "other.pt", path)
@@ -170,7 +165,7 @@ def a_model() -> torch.nn.Module:
 def test_a_model_on_the_meta_device_gets_all_its_tensors(output: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = a_model()
-    path = saved(tmp_path, model.state_dict())
+    path = torch_file(tmp_path, model.state_dict())
     if output != "x.pt":
         path = converted(path, output, *(["--max-shard-size", "100"] if output == "x" else []))
     with torch.device("meta"):
@@ -189,7 +184,7 @@ def test_an_optimizer_takes_its_state(tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    path = saved(tmp_path, optimizer.state_dict())
+    path = torch_file(tmp_path, optimizer.state_dict())
     for file in (path, converted(path)):
         other = torch.optim.AdamW(torch.nn.Linear(3, 2).parameters())
         other.load_state_dict(ckptconv.load_state_dict(file))
@@ -220,7 +215,7 @@ def test_tied_weights_of_a_step_share_their_memory() -> None:
 
 def test_a_cast_keeps_what_was_tied_and_no_other(tmp_path: Path) -> None:
     shared = torch.arange(8.0)
-    path = saved(tmp_path, {"a": shared, "b": shared, "n": torch.arange(3), "c": torch.ones(2)})
+    path = torch_file(tmp_path, {"a": shared, "b": shared, "n": torch.arange(3), "c": torch.ones(2)})
     loaded = ckptconv.load_state_dict(path, dtype=torch.bfloat16)
     assert loaded["a"].dtype == torch.bfloat16
     assert loaded["n"].dtype == torch.int64
@@ -229,13 +224,13 @@ def test_a_cast_keeps_what_was_tied_and_no_other(tmp_path: Path) -> None:
 
 
 def test_whole_modules_are_state_dicts_or_objects(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"model": torch.nn.Linear(2, 3)})
+    path = torch_file(tmp_path, {"model": torch.nn.Linear(2, 3)})
     assert list(ckptconv.load_state_dict(path)["model"]) == ["weight", "bias"]
     assert type(ckptconv.load_state_dict(path, raw=True)["model"]) is Opaque
 
 
 def test_all_is_moved_to_a_device(tmp_path: Path) -> None:
-    for path in (saved(tmp_path, a_model().state_dict()), STEPS["ZeRO-3"]):
+    for path in (torch_file(tmp_path, a_model().state_dict()), STEPS["ZeRO-3"]):
         assert all(tensor.is_meta for tensor in ckptconv.load_state_dict(path, device="meta").values())
 
 
@@ -268,20 +263,20 @@ def unaligned(path: Path) -> None:
 @pytest.mark.parametrize("change", [deflated, unaligned])
 @pytest.mark.parametrize("name", ["one storage under different views", "fp8, uint16, complex64 and all others", "tied"])
 def test_archives_that_were_packed_again(name: str, change: Callable[[Path], None], tmp_path: Path) -> None:
-    path = saved(tmp_path, STATES[name]())
+    path = torch_file(tmp_path, STATES[name]())
     theirs = expected(path)
     change(path)
     assert_same(theirs, ckptconv.load_state_dict(path))
 
 
 def test_the_stream_format(tmp_path: Path) -> None:
-    path = saved(tmp_path, STATES["one storage under different views"](), _use_new_zipfile_serialization=False)
+    path = torch_file(tmp_path, STATES["one storage under different views"](), _use_new_zipfile_serialization=False)
     assert_same(expected(path), ckptconv.load_state_dict(path))
 
 
 def test_a_file_of_a_big_endian_machine(tmp_path: Path) -> None:
     state = {"a": torch.arange(10.0), "b": torch.arange(10, dtype=torch.int16), "c": torch.arange(3) * 1j}
-    path = saved(tmp_path, state)
+    path = torch_file(tmp_path, state)
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     sizes = dict(zip("012", (4, 2, 4), strict=True))
@@ -297,7 +292,7 @@ def test_a_file_of_a_big_endian_machine(tmp_path: Path) -> None:
 
 
 def test_damaged_files_are_told_as_ever(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"a": torch.ones(100)})
+    path = torch_file(tmp_path, {"a": torch.ones(100)})
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(CkptconvError, match=r"x\.pt"):
         ckptconv.load_state_dict(path)
@@ -309,7 +304,7 @@ def test_damaged_files_are_told_as_ever(tmp_path: Path) -> None:
 
 
 def test_a_newer_file_for_torch_beside_it_is_warned_of(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"a": torch.ones(2)})
+    path = torch_file(tmp_path, {"a": torch.ones(2)})
     safe = converted(path)
     os.utime(path, ns=(0, 0))
     with warnings.catch_warnings():

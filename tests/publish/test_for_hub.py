@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import contents
+from checkpoints import contents, torch_file
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -28,11 +28,6 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def saved(place: Path, tree: Any) -> Path:
-    torch.save(tree, place / "train.pt")
-    return place / "train.pt"
-
-
 def publish(source: Path, **options: Any) -> ckptconv.Report:
     return ckptconv.convert(source, source.parent / "out", for_hub=True, fsync=False, **options)
 
@@ -43,7 +38,7 @@ def training(**more: Any) -> dict[str, Any]:
 
 
 def test_the_weights_alone_are_written_with_the_configuration(place: Path) -> None:
-    report = publish(saved(place, training(ema=WEIGHTS)), verify=True)
+    report = publish(torch_file(place, training(ema=WEIGHTS)), verify=True)
     assert contents(place / "out").keys() == {"model.safetensors", "config.json", "tokenizer.json"}
     assert load_file(place / "out" / "model.safetensors").keys() == {"embed.weight", "norm.weight"}
     assert b"secret" not in b"".join(contents(place / "out").values())
@@ -52,23 +47,23 @@ def test_the_weights_alone_are_written_with_the_configuration(place: Path) -> No
 
 
 def test_a_tied_name_is_stored_once(place: Path) -> None:
-    assert publish(saved(place, training())).aliases == {"head.weight": "embed.weight"}
+    assert publish(torch_file(place, training())).aliases == {"head.weight": "embed.weight"}
     with safe_open(place / "out" / "model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt", "head.weight": "embed.weight"}
 
 
 def test_the_only_state_dict_is_the_model(place: Path) -> None:
-    publish(saved(place, {"net": WEIGHTS, "step": 7}))
+    publish(torch_file(place, {"net": WEIGHTS, "step": 7}))
     assert load_file(place / "out" / "model.safetensors").keys() == {"embed.weight", "norm.weight"}
 
 
 def test_values_among_the_weights_are_left_out_and_said(place: Path) -> None:
-    report = publish(saved(place, {**WEIGHTS, "version": 3}))
+    report = publish(torch_file(place, {**WEIGHTS, "version": 3}))
     assert any("left out, as it is no tensor: 'version'" in note for note in report.notes)
 
 
 def test_of_several_state_dicts_one_is_to_be_named(place: Path) -> None:
-    source = saved(place, {"generator": WEIGHTS, "discriminator": WEIGHTS})
+    source = torch_file(place, {"generator": WEIGHTS, "discriminator": WEIGHTS})
     with pytest.raises(UsageError, match="under 'generator', 'discriminator', and nothing tells which"):
         publish(source)
     assert not (place / "out").exists()
@@ -79,7 +74,7 @@ def test_of_several_state_dicts_one_is_to_be_named(place: Path) -> None:
 
 
 def test_a_record_and_a_manifest_of_an_earlier_output_go(place: Path) -> None:
-    source = saved(place, training())
+    source = torch_file(place, training())
     ckptconv.convert(source, place / "out", copy_config=True)
     assert {".ckptconv-manifest.json", "ckptconv.structure.json"} <= contents(place / "out").keys()
     publish(source)
@@ -87,7 +82,7 @@ def test_a_record_and_a_manifest_of_an_earlier_output_go(place: Path) -> None:
 
 
 def test_verify_compares_it_without_a_manifest(place: Path) -> None:
-    source = saved(place, training())
+    source = torch_file(place, training())
     publish(source)
     assert ckptconv.verify(source, place / "out", for_hub=True).tensors == len(WEIGHTS)
     (place / "out" / "config.json").write_text(json.dumps({"model_type": "tany"}))
@@ -96,7 +91,7 @@ def test_verify_compares_it_without_a_manifest(place: Path) -> None:
 
 
 def test_a_manifest_can_be_written_elsewhere(place: Path) -> None:
-    source = saved(place, training())
+    source = torch_file(place, training())
     publish(source, manifest=str(place / "manifest.json"), digest="sha256")
     assert json.loads((place / "manifest.json").read_text())["options"]["for_hub"] is True
     assert ".ckptconv-manifest.json" not in contents(place / "out")
@@ -104,7 +99,7 @@ def test_a_manifest_can_be_written_elsewhere(place: Path) -> None:
 
 
 def test_what_an_earlier_conversion_made_of_a_training_is_published_alike(place: Path) -> None:
-    ckptconv.convert(saved(place, training()), place / "all")
+    ckptconv.convert(torch_file(place, training()), place / "all")
     (place / "all" / "config.json").write_text(json.dumps(CONFIG))
     ckptconv.convert(place / "all", place / "out", for_hub=True, verify=True)
     assert contents(place / "out").keys() == {"model.safetensors", "config.json"}
@@ -112,7 +107,7 @@ def test_what_an_earlier_conversion_made_of_a_training_is_published_alike(place:
 
 
 def test_one_file_has_no_place_for_the_configuration(place: Path) -> None:
-    report = ckptconv.convert(saved(place, training()), place / "one.safetensors", for_hub=True)
+    report = ckptconv.convert(torch_file(place, training()), place / "one.safetensors", for_hub=True)
     assert any(warning.startswith("--for-hub copies nothing") for warning in report.warnings)
     assert load_file(place / "one.safetensors").keys() == {"embed.weight", "norm.weight"}
 
@@ -122,5 +117,5 @@ def test_one_file_has_no_place_for_the_configuration(place: Path) -> None:
 )
 def test_what_is_no_model_to_publish_is_refused(place: Path, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        publish(saved(place, training()), **options)
+        publish(torch_file(place, training()), **options)
     assert not (place / "out").exists()

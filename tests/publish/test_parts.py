@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from checkpoints import SHARDS, ZERO, Run, ckptconv_here, contents, seven_shards
+from checkpoints import SHARDS, ZERO, Run, ckptconv_here, contents, done, seven_shards
 from hypothesis import given
 from hypothesis import strategies as st
 from prepared import PROGRAM, prepared
@@ -37,11 +37,6 @@ def whole(model: Path, output: Path) -> dict[str, bytes]:
     run = ckptconv_here("pt2safetensors", model, output, *SHARDED)
     assert run.code == 0, run.err
     return contents(output)
-
-
-def done(run: Run) -> Run:
-    assert run.code == 0, run.err
-    return run
 
 
 # ------------------------------------------------------------------------------------------------- whose a file is

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import ZERO, Run, ckptconv_here
+from crashes import contents
 from prepared import prepared
 from safetensors.torch import load_file
 
@@ -32,10 +33,6 @@ def model(tmp_path: Path) -> Path:
     path = tmp_path / "model.pt"
     torch.save({f"layer{n}": torch.full((125, 1000), float(n)) for n in range(2 * COUNT)}, path)
     return path
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
 
 def is_model(output: Path) -> bool:

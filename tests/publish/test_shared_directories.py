@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import SHARDS, ZERO, Run, ckptconv_here, contents, seven_shards
+from checkpoints import SHARDS, ZERO, Run, ckptconv_here, contents, done, seven_shards
 from crashes import counted, failing, in_child, moments
 from safetensors.torch import save_file
 
@@ -54,11 +54,6 @@ def is_untouched(home: Path) -> bool:
 
 def convert(model: Path, output: Path, *options: object) -> Run:
     return ckptconv_here("pt2safetensors", model, output, *SHARDED, *options)
-
-
-def done(run: Run) -> Run:
-    assert run.code == 0, run.err
-    return run
 
 
 def staged(model: Path, output: Path, *options: object) -> Path:

@@ -3,7 +3,6 @@ said of those that cannot be read. The hub is a server of the tests, in a proces
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +16,7 @@ from hub_server import TOKEN, Hub, hub_server
 from huggingface_hub import HfFileSystem, constants
 from prepared import prepared
 from safetensors.torch import load_file, save
+from samples import saved
 
 from ckptconv import CorruptError, FailedError, Report, UsageError, convert, verify
 from ckptconv.storage import hub as hub_paths
@@ -49,12 +49,6 @@ def repository(request: pytest.FixtureRequest, hub: Hub) -> str:
 def model(seed: int = 0, layers: int = 3) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {f"layers.{number}.weight": torch.randn(60, 70, generator=generator) for number in range(layers)}
-
-
-def saved(state: Any) -> bytes:
-    data = io.BytesIO()
-    torch.save(state, data)
-    return data.getvalue()
 
 
 def sharded(state: Mapping[str, torch.Tensor]) -> dict[str, bytes]:
