@@ -54,7 +54,7 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "optimizer_key": ("", "optim", ["optim"]),
     "flat_optimizer": (False, True, [True]),
     "jobs": (None, 3, [3, np.uint8(3), "3"]),
-    "memory": (8 << 20, 1 << 20, [1 << 20, "1048576", "1MiB"]),
+    "memory": (None, 1 << 20, [1 << 20, "1048576", "1MiB"]),
     "fsync": (True, False, [False]),
     "clobber": (True, False, [False]),
     "verify": (False, True, [True]),

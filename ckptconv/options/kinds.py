@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 from ckptconv.errors import UsageError
 from ckptconv.text import brief, parse_count, parse_part, parse_path, parse_size
 
-# The default of `memory` if something is remote: requests are large, and several run at once. And if tensors are
-# transposed: the longer the runs that are read and written, the fewer they are.
-FAR_MEMORY, SCATTERED_MEMORY = 24 << 20, 16 << 20
+# The memory for buffers where nobody says. If something is remote, requests are large, and several run at once; if
+# tensors are transposed, the longer the runs that are read and written, the fewer they are.
+USUAL_MEMORY, FAR_MEMORY, SCATTERED_MEMORY = 8 << 20, 24 << 20, 16 << 20
 MOST_ITEMS = 100_000_000  # items in a row
 _MOST_NUMBER = 1e100  # of which a thousand can be added up
 _MOST_SIZE = (1 << 63) - 1  # of an axis

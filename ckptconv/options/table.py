@@ -41,6 +41,7 @@ from ckptconv.options.kinds import (
     TEXT,
     TEXTS,
     TIED,
+    USUAL_MEMORY,
     WAY,
     WORD,
     Default,
@@ -366,10 +367,9 @@ class Options(_Given):
         fallback="what suits the machine",
         env="CKPTCONV_JOBS",
     )
-    memory: int = _running(
+    memory: int | None = _running(
         SIZE,
         "Most memory for all buffers together.",
-        default="8MiB",
         fallback="8MiB; 16MiB where tensors are transposed, 24MiB where something is remote",
         metavar="SIZE",
         env="CKPTCONV_MEMORY",
@@ -502,9 +502,9 @@ class Options(_Given):
     def buffers(self, far: bool, scattered: bool = False) -> int:
         """Return the bound on all buffers together, in bytes. `far`: something is remote; `scattered`: most is
         transposed."""
-        if self.memory != OPTIONS["memory"].default:
+        if self.memory is not None:
             return self.memory
-        return FAR_MEMORY if far else SCATTERED_MEMORY if scattered else self.memory
+        return FAR_MEMORY if far else SCATTERED_MEMORY if scattered else USUAL_MEMORY
 
     def opening(self) -> dict[str, Any]:
         """Return what `open_source` takes of these options for the whole of a checkpoint."""

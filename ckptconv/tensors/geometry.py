@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ckptconv.tensors.moves import GAP, Cut, File, Gather, Move, Runs
+from ckptconv.tensors.moves import BLOCK, GAP, Cut, File, Gather, Move, Runs
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
@@ -122,12 +122,17 @@ class Tile(NamedTuple):
 
 # What a written run costs, in read ones: a write allocates pages, and locks its file.
 _WRITE = 4
+# Bytes of a cache line.
+_LINE = 64
 
 
 def tiles(shape: tuple[int, ...], strides: tuple[int, ...], limit: int, item: int) -> Iterator[Tile]:
     """Yield blocks of at most `limit` elements that are long runs in both the file and the result, in file order."""
     by_source = sorted((dim for dim in range(len(shape)) if shape[dim] > 1), key=lambda dim: strides[dim])
     by_result = [dim for dim in reversed(range(len(shape))) if shape[dim] > 1]
+    if by_source[:1] != by_result[:1]:
+        # A tile is made in pieces of a block. Those of larger tiles would take less than whole cache lines.
+        limit = min(limit, shape[by_source[0]] * (BLOCK // _LINE))
     # Written runs are whole rows, or a power of two.
     found = dict.fromkeys(_block(shape, by_source, by_result, 1 << bits, limit) for bits in range(limit.bit_length()))
     tile = min(found, key=lambda tile: 1 / _run(shape, by_source, tile) + _WRITE / _run(shape, by_result, tile))

@@ -117,4 +117,6 @@ def test_they_have_more_memory_by_default_and_never_more_than_what_is_asked_for(
     assert not is_scattered(FilePlan("x", 3 * rows.nbytes, tuple(mixed)))
     assert Options().buffers(far=False, scattered=True) == 16 << 20
     assert Options().buffers(far=True, scattered=True) == 24 << 20
-    assert Options(memory=4 << 20).buffers(far=False, scattered=True) == 4 << 20
+    assert Options().buffers(far=False) == 8 << 20
+    for memory in (4 << 20, 8 << 20):
+        assert Options(memory=memory).buffers(far=True, scattered=True) == memory

@@ -300,6 +300,10 @@ def test_a_transposed_matrix_is_moved_in_tiles_that_are_long_runs_on_both_sides(
     assert next(tiles(shape, strides, 1 << 22, 4)).target == Runs(0, 4096 * 4, ((1024, 50_000 * 4),))
 
 
+def test_tiles_of_few_columns_are_so_small_that_pieces_of_them_take_whole_cache_lines() -> None:
+    assert next(tiles((64, 1_000_000), (1, 64), 1 << 22, 4)).counts == (64, 16_384)
+
+
 def test_a_transposed_matrix_is_written_at_once_where_whole_rows_leave_runs_to_read(file: File) -> None:
     tensor = Stored(file, 0, DTYPES["uint8"], (190, 200), (1, 190))
     moves = list(tensor.moves(0, tensor.nbytes, "source", 4096))
