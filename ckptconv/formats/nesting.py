@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptconv.errors import CorruptError
+from ckptconv.later import NamedTuple
 
 
 class Nested(NamedTuple):

@@ -21,9 +21,10 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptconv.errors import UnsafeError
+from ckptconv.later import NamedTuple
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.text import brief
 

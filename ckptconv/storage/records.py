@@ -7,7 +7,9 @@ import bisect
 import functools
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, overload
+from typing import overload
+
+from ckptconv.later import NamedTuple
 
 _POLYNOMIAL = 0xEDB88320  # of CRC-32, bits reversed, as zip and zlib have it
 

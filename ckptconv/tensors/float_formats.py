@@ -6,7 +6,9 @@ import functools
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ckptconv.later import NamedTuple
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from ckptconv.formats.torch.container import SCANNED
 from ckptconv.formats.torch.zip_directory import (
@@ -27,6 +26,7 @@ from ckptconv.formats.torch.zip_directory import (
     TAIL,
     find_end,
 )
+from ckptconv.later import NamedTuple
 from ckptconv.storage.files import Reader
 
 _PICKLE = b"/data.pkl"

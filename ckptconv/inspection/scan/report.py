@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import NamedTuple
 
-from ckptconv.later import dataclass
+from ckptconv.later import NamedTuple, dataclass
 
 # The verdicts, the worst last.
 VERDICTS = (SAFE, UNKNOWN, UNREADABLE, SUSPICIOUS, ATTACK) = ("safe", "unknown", "unreadable", "suspicious", "attack")
