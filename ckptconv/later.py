@@ -1,5 +1,4 @@
 """Dataclasses and regular expressions whose code is made when it is first used: most of a program's are not in a run.
-Named tuples without a look at the types of their fields.
 
 `dataclasses.dataclass` compiles up to six functions for a class, as it is defined, and `re.compile` its pattern. There
 are some hundred of each, and they took a third of the time to start.
@@ -7,19 +6,17 @@ are some hundred of each, and they took a third of the time to start.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import operator
 import reprlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["NamedTuple", "dataclass", "regex"]
+__all__ = ["dataclass", "regex"]
 
 if TYPE_CHECKING:
     from dataclasses import dataclass  # noqa: TID251
     from re import compile as regex
-    from typing import NamedTuple  # noqa: TID251
 else:
 
     def dataclass(owner=None, /, **settings):
@@ -41,19 +38,6 @@ else:
             found = getattr(re.compile(*self._given), name)
             setattr(self, name, found)
             return found
-
-    class _NamedTuple(type):
-        def __new__(cls, name, bases, body):
-            fields = body.pop("__annotations__", {})
-            defaults = [body.pop(each) for each in fields if each in body]
-            made = collections.namedtuple(name, fields, defaults=defaults, module=body.pop("__module__"))
-            made.__annotations__ = fields
-            for key in body.keys() - {"__slots__"}:
-                setattr(made, key, body[key])
-            return made
-
-    # typing's compiles the type of each field, which are text.
-    NamedTuple = type.__new__(_NamedTuple, "NamedTuple", (), {})
 
 
 def _made(owner: Any, *, frozen: bool = False, slots: bool = False, eq: bool = True, init: bool = True) -> Any:

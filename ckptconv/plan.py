@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
 

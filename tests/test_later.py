@@ -8,11 +8,11 @@ import inspect
 import pickle
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, field
-from typing import Any, ClassVar, get_type_hints
+from typing import Any, ClassVar
 
 import pytest
 
-from ckptconv.later import NamedTuple, dataclass, regex
+from ckptconv.later import dataclass, regex
 
 
 class Body:
@@ -119,33 +119,6 @@ def test_no_code_is_made_of_a_class_that_is_not_used() -> None:
     assert vars(Used)["__init__"] is before
     assert Used(1).a == 1
     assert vars(Used)["__init__"].__code__.co_varnames == ("self", "a")
-
-
-class Named(NamedTuple):
-    """A pair."""
-
-    first: int
-    second: tuple[str, ...] = ()
-
-    @property
-    def both(self) -> tuple[object, object]:
-        return self.first, self.second
-
-    @classmethod
-    def of(cls, first: int) -> Named:
-        return cls(first)
-
-
-def test_a_named_tuple_is_one() -> None:
-    made = Named.of(1)
-    assert made == (1, ()) == made.both
-    assert repr(made._replace(second=("a",))) == "Named(first=1, second=('a',))"
-    assert (Named.__module__, Named.__doc__, Named._field_defaults) == (__name__, "A pair.", {"second": ()})
-    assert get_type_hints(Named) == {"first": int, "second": tuple[str, ...]}
-    assert pickle.loads(pickle.dumps(made)) == made
-    assert type(copy.deepcopy(made)) is Named
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'first'"):
-        Named()  # type: ignore[call-arg]
 
 
 def test_an_expression_is_compiled_when_it_is_used() -> None:

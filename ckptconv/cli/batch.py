@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ckptconv.cli import failures, signals
 from ckptconv.cli.console import Printer, Progress, say, width
@@ -16,7 +16,6 @@ from ckptconv.cli.reports import recorded
 from ckptconv.cli.worker import attempt
 from ckptconv.errors import CkptconvError, FailedError, StoppedError, UsageError
 from ckptconv.inspection.overview import count_of, cut, padded, printable
-from ckptconv.later import NamedTuple
 from ckptconv.process import peak_rss
 from ckptconv.storage.handles import resolved
 from ckptconv.storage.paths import dirname, is_remote

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import string
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ckptconv.errors import UsageError
-from ckptconv.later import NamedTuple
 from ckptconv.outputs.targets import file_name
 from ckptconv.storage.hub import without_revision
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, resolved_name

@@ -23,9 +23,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import field
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.tensors import kernels
 from ckptconv.tensors.compare import differing
 from ckptconv.tensors.dtypes import DTYPES, DType, can_cast

@@ -6,12 +6,11 @@ The size of what is encoded is known only afterwards, and the header of a file b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.comparison.reading import Pair
 from ckptconv.errors import UnsupportedError
 from ckptconv.formats.delta import ENCODINGS, MOST_OVERWRITTEN, OVERWRITE, XOR
-from ckptconv.later import NamedTuple
 from ckptconv.storage.digests import hasher
 from ckptconv.storage.files import DescriptorReader
 from ckptconv.storage.overwriting import CHANGE, NUMBER

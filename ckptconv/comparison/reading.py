@@ -11,13 +11,13 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ckptconv.comparison.changes import Change, Measured, Squares, Tolerance, compared, squares_of, widened
 from ckptconv.engine.execute import in_threads
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Piece, Window
 from ckptconv.engine.worker import Worker
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.options.table import Options
 from ckptconv.plan import Data
 from ckptconv.process import settled

@@ -11,12 +11,12 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.comparison.reading import Pair, compare
 from ckptconv.engine.worker import Worker
 from ckptconv.formats.quantized.making import tiles_of
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.options.table import Options
 from ckptconv.plan import Data
 from ckptconv.storage.spool import SpoolingReaders

@@ -12,9 +12,10 @@ import bisect
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field
+from typing import NamedTuple
 
 from ckptconv.errors import CorruptError
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.plan import Data, Plan
 from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import Reader, Readers

@@ -15,12 +15,11 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ckptconv.engine.tasks import Task
 from ckptconv.engine.worker import Digested, Tally, Worker
 from ckptconv.errors import CkptconvError, FailedError
-from ckptconv.later import NamedTuple
 from ckptconv.process import own_memory, reuse_memory, settled
 from ckptconv.storage.progress import Progress
 

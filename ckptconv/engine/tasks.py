@@ -9,9 +9,8 @@ of them is written where it belongs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias, TypeGuard
+from typing import NamedTuple, TypeAlias, TypeGuard
 
-from ckptconv.later import NamedTuple
 from ckptconv.plan import AssertZero, Copied, Data, FilePlan, Literal, Trailer
 from ckptconv.storage.coalesce import blocks
 from ckptconv.storage.prefetch import Range, is_read_far

@@ -16,7 +16,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.dcp.locate import METADATA, SHARD, SHARDING
@@ -25,7 +25,7 @@ from ckptconv.formats.deepspeed.locate import identity
 from ckptconv.formats.ranks.locate import parsed
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch.megatron import RANK, parallel_sizes
-from ckptconv.later import NamedTuple, regex
+from ckptconv.later import regex
 from ckptconv.pickles.children import walk
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location

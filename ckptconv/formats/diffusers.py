@@ -8,12 +8,12 @@ Names that begin with _ describe the pipeline, [null, null] is a component that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats import companions, runs
 from ckptconv.formats.source import Source
-from ckptconv.later import NamedTuple, regex
+from ckptconv.later import regex
 from ckptconv.storage.location import Location
 from ckptconv.text import some
 

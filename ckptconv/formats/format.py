@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ckptconv.formats.source import Source, Wanted
-from ckptconv.later import NamedTuple
 from ckptconv.storage.location import Location
 
 # How sure a format is. CERTAIN: no other format need be asked. LIKELY: it reads this, unless another of ours is

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError
-from ckptconv.later import NamedTuple
 
 
 class Nested(NamedTuple):

@@ -9,11 +9,10 @@ parameters.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.source import wrapper
-from ckptconv.later import NamedTuple
 from ckptconv.tensors.lazy import LazyTensor, Tagged, same_bytes
 from ckptconv.text import quoted, some
 

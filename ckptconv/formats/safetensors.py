@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import field
 from operator import itemgetter
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError, damaged
 from ckptconv.formats.format import CERTAIN, Guess, Probe
@@ -24,7 +24,7 @@ from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.formats.weight_map import read_index
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Opaque
 from ckptconv.pickles.vocabulary import MalformedError, TruncatedError

@@ -12,11 +12,10 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats.format import CERTAIN, Guess, Probe
-from ckptconv.later import NamedTuple
 from ckptconv.storage import strict_json
 from ckptconv.storage.files import Entry, is_held
 from ckptconv.storage.inside import check_inside, leads_out

@@ -5,10 +5,9 @@ Source: huggingface_hub's `serialization/_base.py`: {"metadata": {"total_size": 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import damaged
-from ckptconv.later import NamedTuple
 from ckptconv.storage import strict_json
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location

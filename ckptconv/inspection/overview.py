@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.inspection.module_tree import Row, fitting_depth, rows, tree
-from ckptconv.later import NamedTuple
 from ckptconv.text import format_size
 
 if TYPE_CHECKING:

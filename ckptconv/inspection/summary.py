@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.formats.quantized.joining import Found
 from ckptconv.formats.source import Source
 from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo, totals, tree
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.mapped import with_owners

@@ -12,10 +12,9 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError, LimitError, UsageError
-from ckptconv.later import NamedTuple
 from ckptconv.library.frameworks import Framework
 from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW, Data, FilePlan
 from ckptconv.storage.files import Options, check_unchanged, is_far, is_held, look

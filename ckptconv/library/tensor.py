@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Hashable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import OutOfRangeError, UsageError
-from ckptconv.later import NamedTuple
 from ckptconv.library.dtype import ElementType
 from ckptconv.library.frameworks import framework
 from ckptconv.library.memory import Memory, WantedArray

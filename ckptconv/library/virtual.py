@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.engine.ranges import FileBytes
 from ckptconv.errors import CorruptError, UsageError
@@ -14,7 +14,6 @@ from ckptconv.formats import virtual
 from ckptconv.formats.companions import together
 from ckptconv.formats.opening import opened
 from ckptconv.formats.source import Source
-from ckptconv.later import NamedTuple
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs.planning import planned
 from ckptconv.outputs.targets import Target

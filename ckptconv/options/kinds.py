@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ckptconv.errors import UsageError
-from ckptconv.later import NamedTuple
 from ckptconv.text import brief, parse_count, parse_part, parse_path, parse_size
 
 # The default of `memory` if something is remote: requests are large, and several run at once.

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.adapters import factor, settled
 from ckptconv.formats.quantized.joining import parts_among
 from ckptconv.formats.source import Adapter
-from ckptconv.later import NamedTuple, regex
+from ckptconv.later import regex
 from ckptconv.structure.maps.memory import in_files, stacks_of
 from ckptconv.tensors.dtypes import DTYPES, SUMMED
 from ckptconv.tensors.lazy import Axis, Concat, LazyTensor, Tiled, View, same_bytes, untagged

@@ -10,8 +10,8 @@ import functools
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from ckptconv.later import NamedTuple
 from ckptconv.plan import Data, FilePlan, Literal, Part, Trailer
 from ckptconv.storage.records import combine
 from ckptconv.tensors.lazy import LazyTensor

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ckptconv.errors import DifferenceError, UsageError
 from ckptconv.formats.quantized.joining import parts_among
 from ckptconv.formats.source import Average
-from ckptconv.later import NamedTuple
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
 from ckptconv.tensors.lazy import Convert, Joined, LazyTensor, same_bytes, untagged
 from ckptconv.tensors.moves import Cast, WeightedSum

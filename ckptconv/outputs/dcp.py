@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import LimitError, UnsupportedError, UsageError
 from ckptconv.formats.dcp.layout import Box, Layout
@@ -22,7 +22,7 @@ from ckptconv.formats.dcp.locate import METADATA
 from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, Shape, named
 from ckptconv.formats.dcp.paths import Roles, dotted
 from ckptconv.formats.source import Source
-from ckptconv.later import NamedTuple, dataclass, regex
+from ckptconv.later import dataclass, regex
 from ckptconv.options.table import Options
 from ckptconv.outputs import optimizer, safetensors, selection, writable
 from ckptconv.outputs.dcp_metadata import Saved, SavedChunk, description

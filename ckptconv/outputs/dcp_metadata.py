@@ -9,10 +9,9 @@ the machine that wrote it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.formats.dcp.metadata import Path, Shape
-from ckptconv.later import NamedTuple
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.writer import Call, Known, Plain, dumps
 

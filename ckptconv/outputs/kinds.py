@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import virtual
 from ckptconv.formats.safetensors import FAMILY as SAFETENSORS
 from ckptconv.formats.safetensors import SUFFIX
-from ckptconv.later import NamedTuple
 from ckptconv.options.table import OPTIONS, Options
 
 # Names of files for torch.load.

@@ -10,12 +10,11 @@ import functools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.optimizers import optimizers_in
 from ckptconv.formats.source import Source, StoredTensors
-from ckptconv.later import NamedTuple
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection, writable
 from ckptconv.outputs.mapped import map_back, mapped, mapped_states

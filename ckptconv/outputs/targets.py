@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import safetensors
@@ -18,7 +18,7 @@ from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.dcp.layout import Layout
 from ckptconv.formats.dcp.locate import FILE, METADATA, is_directory
 from ckptconv.formats.source import DIFFUSERS, MODEL, Source
-from ckptconv.later import NamedTuple, dataclass, regex
+from ckptconv.later import dataclass, regex
 from ckptconv.options.table import Options
 from ckptconv.outputs.kinds import KINDS, TORCH_SUFFIXES, flag, is_given, kind_of
 from ckptconv.plan import NUMBERED

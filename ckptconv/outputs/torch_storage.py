@@ -7,9 +7,10 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import field
+from typing import NamedTuple
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import contiguous_strides, is_contiguous
 from ckptconv.tensors.lazy import Convert, LazyTensor, Narrow, Stored, View, untagged

@@ -21,10 +21,9 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsafeError
-from ckptconv.later import NamedTuple
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.text import brief
 

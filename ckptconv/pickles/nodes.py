@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.text import some
 
 _T = TypeVar("_T", bound=tuple[Any, ...])

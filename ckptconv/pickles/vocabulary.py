@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.pickles.nodes import Opaque
 
 # Called with the arguments in the pickle: inert values of any type and number, none to be trusted. Returns the value,

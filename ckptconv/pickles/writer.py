@@ -11,10 +11,10 @@ import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from types import GeneratorType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UnsupportedError, UsageError
-from ckptconv.later import NamedTuple, dataclass, regex
+from ckptconv.later import dataclass, regex
 from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Size, TorchConstant
 from ckptconv.pickles.set_order import ordered
 from ckptconv.tensors.dtypes import DTYPES

@@ -7,10 +7,10 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError, UsageError, leaving
-from ckptconv.later import NamedTuple, dataclass, regex
+from ckptconv.later import dataclass, regex
 from ckptconv.options.table import FINISHING, Options, checked
 from ckptconv.outputs import universal
 from ckptconv.outputs.schema import MOST_RECORD, PlanDescription, description

@@ -8,11 +8,10 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.engine.execute import in_threads
 from ckptconv.errors import FailedError
-from ckptconv.later import NamedTuple
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.plan import Input

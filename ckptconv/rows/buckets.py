@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ckptconv.later import NamedTuple
 from ckptconv.tensors.float_formats import numpy_module
 
 if TYPE_CHECKING:

@@ -21,10 +21,10 @@ import functools
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.options.table import RowOptions
 from ckptconv.storage import strict_json
 from ckptconv.tensors.dtypes import DTYPES, DType

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
-from ckptconv.later import NamedTuple, dataclass, regex
+from ckptconv.later import dataclass, regex
 from ckptconv.options.table import Options, RowOptions
 from ckptconv.pickles import nodes
 from ckptconv.rows.layout import METADATA_KEY, WEIGHT_DTYPES, RowLayout, check_width, could_be, likeliest, make

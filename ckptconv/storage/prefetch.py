@@ -15,10 +15,9 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ckptconv.errors import FailedError
-from ckptconv.later import NamedTuple
 from ckptconv.storage.files import DescriptorReader, Reader, Readers, RemoteReader, is_far
 from ckptconv.storage.spool import Spool
 from ckptconv.tensors.moves import GAP, File

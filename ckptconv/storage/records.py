@@ -7,9 +7,7 @@ import bisect
 import functools
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import overload
-
-from ckptconv.later import NamedTuple
+from typing import NamedTuple, overload
 
 _POLYNOMIAL = 0xEDB88320  # of CRC-32, bits reversed, as zip and zlib have it
 

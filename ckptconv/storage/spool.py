@@ -15,9 +15,10 @@ import stat
 import threading
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, LimitError, UnsupportedError, UsageError
-from ckptconv.later import NamedTuple, regex
+from ckptconv.later import regex
 from ckptconv.storage import remote
 from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import DescriptorReader, Options, Reader, Readers, hold

@@ -13,9 +13,9 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from ckptconv.later import NamedTuple, regex
+from ckptconv.later import regex
 
 # Most bytes of memory that a text and its values may take.
 MOST = 512 << 20

@@ -16,9 +16,9 @@ import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.later import NamedTuple, regex
+from ckptconv.later import regex
 from ckptconv.pickles.children import ATOMS
 from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.pickles.set_order import ordered

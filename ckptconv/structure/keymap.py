@@ -11,10 +11,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from itertools import chain, islice
 from operator import lt
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError, UsageError
-from ckptconv.later import NamedTuple
 from ckptconv.structure import live
 from ckptconv.structure.decoder import RecordDecoder
 from ckptconv.structure.encoder import METADATA, RecordEncoder

@@ -12,10 +12,10 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
-from ckptconv.later import NamedTuple, regex
+from ckptconv.later import regex
 from ckptconv.pickles.nodes import (
     COMPOSITES,
     SPARSE,

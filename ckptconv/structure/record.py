@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.later import NamedTuple
 from ckptconv.storage import strict_json
 
 VERSION = 1

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from ckptconv.later import NamedTuple, regex
+from ckptconv.later import regex
 from ckptconv.pickles.nodes import Composite, Global, Opaque, Size, TorchConstant
 from ckptconv.storage import strict_json
 from ckptconv.tensors.dtypes import DTYPES

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CorruptError
-from ckptconv.later import NamedTuple
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module, scratch
 from ckptconv.tensors.moves import Box, Dequantize

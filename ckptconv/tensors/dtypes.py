@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptconv.later import NamedTuple
+from typing import NamedTuple
 
 
 class DType(NamedTuple):

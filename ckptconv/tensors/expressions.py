@@ -11,9 +11,8 @@ import binascii
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from ckptconv.later import NamedTuple
 from ckptconv.tensors import dequantize, quantize
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType, can_cast
 from ckptconv.tensors.geometry import contiguous_strides

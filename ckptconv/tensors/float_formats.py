@@ -6,9 +6,7 @@ import functools
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-from ckptconv.later import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from types import ModuleType

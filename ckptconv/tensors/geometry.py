@@ -6,8 +6,8 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
-from ckptconv.later import NamedTuple
 from ckptconv.tensors.moves import GAP, Cut, File, Gather, Move, Runs
 
 

@@ -15,10 +15,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UsageError
-from ckptconv.later import NamedTuple
 from ckptconv.tensors.dequantize import Rounding, dequantize
 from ckptconv.tensors.dtypes import DTYPES, can_cast, itemsize_of_components
 from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module, scratch

@@ -14,9 +14,9 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import field, fields
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import (
     bands,

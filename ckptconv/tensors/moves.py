@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, TypeAlias
-
-from ckptconv.later import NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 # The largest unit of work: buffers of 256 KiB to 1 MiB stay in the second-level cache and copy fastest.
 BLOCK = 1 << 20

@@ -7,9 +7,8 @@ faster; only the few numbers near the middle between two of the result's need th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ckptconv.later import NamedTuple
 from ckptconv.tensors.float_formats import FORMATS, numpy_module
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from ckptconv.later import NamedTuple
 from ckptconv.tensors.geometry import contiguous_strides, reshaped_strides
 from ckptconv.tensors.lazy import (
     Concat,

@@ -13,10 +13,9 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.later import NamedTuple
 from ckptconv.storage.files import Reader
 from ckptconv.storage.prefetch import Range
 from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components

@@ -13,14 +13,13 @@ import zipfile
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import CorruptError, DifferenceError, UsageError
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.delta import Delta
 from ckptconv.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.source import Source
-from ckptconv.later import NamedTuple
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import NO_MAP, OPTIONS, Options
 from ckptconv.outputs.delta import patched_id

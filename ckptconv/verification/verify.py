@@ -15,7 +15,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
 from ckptconv.formats import adapters, averaging, diffusers
@@ -28,7 +28,7 @@ from ckptconv.formats.safetensors import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.states import is_same
 from ckptconv.formats.torch.file import read as read_torch
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import selection, universal, writable

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
 from ckptconv.formats.dcp.chunks import Shape
@@ -18,7 +18,7 @@ from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, named
 from ckptconv.formats.dcp.paths import dotted
 from ckptconv.formats.ranks.layouts import Box, Distribution, Mesh, MeshCut
 from ckptconv.formats.ranks.pieces import MAX_FACTOR, MAX_RANKS
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.pickles.machine import load
 from ckptconv.storage import strict_json
 from ckptconv.storage.inside import check_inside

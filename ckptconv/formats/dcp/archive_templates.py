@@ -8,6 +8,7 @@ than moving its data.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ckptconv.formats.torch.zip_directory import (
     DESCRIPTOR_SIGNATURE,
@@ -17,7 +18,6 @@ from ckptconv.formats.torch.zip_directory import (
     ENTRY_SIGNATURE,
     LOCAL_HEADER,
 )
-from ckptconv.later import NamedTuple
 from ckptconv.storage.files import Reader
 from ckptconv.storage.records import Record
 from ckptconv.tensors.lazy import Stored

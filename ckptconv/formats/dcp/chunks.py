@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import combinations
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
-from ckptconv.later import NamedTuple
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.lazy import Concat, Inline, LazyTensor
 

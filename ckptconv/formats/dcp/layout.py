@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from ckptconv.errors import UsageError
 from ckptconv.formats.dcp.chunks import ChunkTile, join
 from ckptconv.formats.dcp.locate import FILE, METADATA, SUFFIX, locate
 from ckptconv.formats.dcp.metadata import Description, EntryPlace, Path, Shape, named
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.storage.paths import join as join_path

@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.torch.objects import vocabulary
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.nodes import Global, Opaque, TorchConstant
 from ckptconv.pickles.vocabulary import Builder, Constructor, MalformedError, Vocabulary

@@ -9,11 +9,11 @@ import difflib
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
-from ckptconv.later import NamedTuple, dataclass, regex
+from ckptconv.later import dataclass, regex
 from ckptconv.storage.files import Entry
 from ckptconv.storage.inside import check_inside, leads_out
 from ckptconv.storage.location import Location

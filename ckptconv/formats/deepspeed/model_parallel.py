@@ -11,12 +11,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.deepspeed.partitions import TIED, Shape
 from ckptconv.formats.deepspeed.weights import Weights
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.structure.regexes import ExpressionError, LimitsError, first_matches
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides

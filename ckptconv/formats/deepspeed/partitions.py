@@ -10,8 +10,9 @@ import bisect
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from ckptconv.later import NamedTuple, regex
+from ckptconv.later import regex
 from ckptconv.tensors.lazy import Concat, LazyTensor, Narrow, Partitioned, Stored, View
 
 Shape = tuple[int, ...]

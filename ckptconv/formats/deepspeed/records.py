@@ -9,7 +9,7 @@ import re
 import struct
 from collections.abc import Hashable
 from dataclasses import field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.deepspeed.locate import described, identity
@@ -18,7 +18,7 @@ from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import Account, read_torch
 from ckptconv.formats.torch.zip_directory import END, END_SIGNATURE, LOCAL_SIGNATURE
 from ckptconv.formats.values import first_bytes
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename

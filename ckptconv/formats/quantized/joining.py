@@ -11,7 +11,7 @@ import math
 import struct
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.quantized.configuration import Configuration
@@ -25,7 +25,7 @@ from ckptconv.formats.quantized.table import (
     Part,
     Sizes,
 )
-from ckptconv.later import NamedTuple, regex
+from ckptconv.later import regex
 from ckptconv.tensors.dequantize import Part as Given
 from ckptconv.tensors.dequantize import fits
 from ckptconv.tensors.dtypes import DTYPES

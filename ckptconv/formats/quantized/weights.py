@@ -6,7 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.formats import companions
@@ -15,7 +15,6 @@ from ckptconv.formats.quantized.configuration import COMFY, Configuration
 from ckptconv.formats.quantized.joining import Weight
 from ckptconv.formats.source import Quantized, Source
 from ckptconv.formats.values import first_bytes
-from ckptconv.later import NamedTuple
 from ckptconv.pickles.nodes import Composite
 from ckptconv.plan import Input
 from ckptconv.storage import strict_json

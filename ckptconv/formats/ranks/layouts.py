@@ -12,10 +12,9 @@ import functools
 import math
 from collections.abc import Iterator
 from itertools import product
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ckptconv.formats.dcp.chunks import Shape
-from ckptconv.later import NamedTuple
 
 # Ranges of the indices of a dimension, [start, stop), in the order in which a rank stores them.
 Spans: TypeAlias = tuple[tuple[int, int], ...]

@@ -13,13 +13,13 @@ import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.dcp.chunks import ChunkTile, Shape
 from ckptconv.formats.dcp.metadata import named
 from ckptconv.formats.ranks.layouts import Distribution, Mesh, MeshCut, unravelled
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.pickles.nodes import Composite, Opaque, class_of
 from ckptconv.structure.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged

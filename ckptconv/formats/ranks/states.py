@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.formats.dcp.chunks import Shape
@@ -16,7 +16,6 @@ from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.optimizers import is_factor, listed, names_of_numbers
 from ckptconv.formats.ranks.join import Ranks
 from ckptconv.formats.ranks.pieces import Piece, RankPart, Shards, Whole, parts_of, shape_of
-from ckptconv.later import NamedTuple
 from ckptconv.tensors.lazy import Concat, View, untagged
 
 _STATE, _GROUPS, _STEP = "state", "param_groups", "step"

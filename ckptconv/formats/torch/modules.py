@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.torch.packed import (
@@ -24,7 +24,6 @@ from ckptconv.formats.torch.packed import (
     packed_in,
     scales_of,
 )
-from ckptconv.later import NamedTuple
 from ckptconv.pickles.children import MAPPINGS, walk
 from ckptconv.pickles.nodes import Global, Opaque, class_of
 from ckptconv.tensors.lazy import Tagged

@@ -13,10 +13,10 @@ import functools
 import math
 import re
 from collections.abc import Callable, Hashable
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.later import NamedTuple, regex
+from ckptconv.later import regex
 from ckptconv.pickles.nodes import (
     COMPOSITES,
     QUANTIZERS,

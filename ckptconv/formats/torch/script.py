@@ -15,7 +15,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.torch.packed import (
@@ -28,7 +28,7 @@ from ckptconv.formats.torch.packed import (
     is_tensor,
     scales_of,
 )
-from ckptconv.later import NamedTuple, regex
+from ckptconv.later import regex
 from ckptconv.pickles.nodes import Global, Opaque, Size, TorchConstant
 from ckptconv.pickles.vocabulary import Constructor, MalformedError, Vocabulary
 from ckptconv.text import brief, some

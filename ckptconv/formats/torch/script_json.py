@@ -13,12 +13,12 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.torch.packed import MAX_DEPTH, Paths, is_tensor
 from ckptconv.formats.torch.script import ScriptWeights, finished, unsupported
-from ckptconv.later import NamedTuple, regex
+from ckptconv.later import regex
 from ckptconv.pickles.machine import Loaded
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.vocabulary import MalformedError, RefusedError, Vocabulary

@@ -15,12 +15,11 @@ import array
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.torch.container import Pickles, TorchFile, first_identity
 from ckptconv.formats.torch.objects import Storage, StorageId, storage_id, vocabulary
-from ckptconv.later import NamedTuple
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary

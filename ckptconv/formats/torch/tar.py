@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import array
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import AGAIN, CorruptError, UnsupportedError
 from ckptconv.formats.torch.container import SCANNED, Pickles, TorchFile, first_identity, refuse_attack
 from ckptconv.formats.torch.objects import Storage, storage_dtype, vocabulary
-from ckptconv.later import NamedTuple, regex
+from ckptconv.later import regex
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Constructor, Limits, MalformedError
 from ckptconv.storage.files import Reader

@@ -18,7 +18,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.instead import OTHER_ARCHIVES, plain_pickle, what_it_is
@@ -48,7 +48,6 @@ from ckptconv.formats.torch.zip_directory import (
     other_names,
     same_inside,
 )
-from ckptconv.later import NamedTuple
 from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, TruncatedError, Vocabulary
 from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap

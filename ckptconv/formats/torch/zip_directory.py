@@ -12,8 +12,9 @@ import re
 import struct
 import zlib
 from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
-from ckptconv.later import NamedTuple, regex
+from ckptconv.later import regex
 
 # The records of a zip archive, and their signatures.
 LOCAL_HEADER = struct.Struct("<4s5H3I2H")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ckptconv.formats.torch.container import SCANNED
 from ckptconv.formats.torch.zip_directory import (
@@ -26,7 +27,6 @@ from ckptconv.formats.torch.zip_directory import (
     TAIL,
     find_end,
 )
-from ckptconv.later import NamedTuple
 from ckptconv.storage.files import Reader
 
 _PICKLE = b"/data.pkl"

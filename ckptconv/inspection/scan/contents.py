@@ -16,7 +16,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError
 from ckptconv.formats.dcp.locate import SUFFIX as _ENTRIES
@@ -34,7 +34,7 @@ from ckptconv.inspection.scan.joblib import Arrays
 from ckptconv.inspection.scan.names import LOADERS, carries_code, is_needed, is_unusual
 from ckptconv.inspection.scan.readers import InMemory, PartReader
 from ckptconv.inspection.scan.report import Finding
-from ckptconv.later import NamedTuple, dataclass, regex
+from ckptconv.later import dataclass, regex
 from ckptconv.pickles import attacks
 from ckptconv.pickles.children import CHILDREN, walk
 from ckptconv.pickles.machine import load

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import field
+from typing import NamedTuple
 
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 
 # The verdicts, the worst last.
 VERDICTS = (SAFE, UNKNOWN, UNREADABLE, SUSPICIOUS, ATTACK) = ("safe", "unknown", "unreadable", "suspicious", "attack")

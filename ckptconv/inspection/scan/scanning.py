@@ -6,7 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CkptconvError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats import safetensors, virtual
@@ -18,7 +18,6 @@ from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.formats.weight_map import read_index
 from ckptconv.inspection.scan.contents import CLOSED, HEAD, LONGEST, SUFFIXES, ScannedContents
 from ckptconv.inspection.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst
-from ckptconv.later import NamedTuple
 from ckptconv.options.table import SCANNING, checked, filled
 from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import Global

@@ -8,9 +8,10 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError
-from ckptconv.later import NamedTuple, regex
+from ckptconv.later import regex
 from ckptconv.outputs.schema import MOST_DESCRIPTION
 from ckptconv.outputs.targets import DIRECTORIES
 from ckptconv.storage.handles import ForeignError, Handle, resolved

@@ -10,10 +10,10 @@ import collections
 import functools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ckptconv.errors import LimitError, UsageError
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.structure.maps.file import Map, matches
 from ckptconv.structure.maps.notation import Name, Rule
 from ckptconv.text import quoted, some

@@ -13,10 +13,10 @@ import math
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UsageError
-from ckptconv.later import NamedTuple, dataclass
+from ckptconv.later import dataclass
 from ckptconv.structure.maps.claims import Claims, Use, check_way_back, claimed, source_side
 from ckptconv.structure.maps.file import Map
 from ckptconv.structure.maps.notation import Axis, Node, Product, Rule, Sum, Tensor, axes_in, expand, written

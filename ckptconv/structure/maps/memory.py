@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from ckptconv.later import NamedTuple
 from ckptconv.structure.maps.file import catalogue, from_catalogue
 from ckptconv.structure.maps.notation import Name, Rule, written
 

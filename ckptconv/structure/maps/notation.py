@@ -8,10 +8,10 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from typing import NoReturn, TypeAlias
+from typing import NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import UsageError
-from ckptconv.later import NamedTuple, dataclass, regex
+from ckptconv.later import dataclass, regex
 from ckptconv.text import quoted, some
 
 # Limits: parentheses inside one another, characters and axes of a tensor, alternatives of it, tensors of a side, and

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UsageError
-from ckptconv.later import NamedTuple, regex
+from ckptconv.later import regex
 from ckptconv.structure.maps.notation import Axis, Product, Sum, axes_in, written
 from ckptconv.text import quoted
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.later import NamedTuple
 from ckptconv.structure.maps.chosen import ChosenMap
 from ckptconv.structure.maps.compile import Applied
 from ckptconv.tensors.lazy import Equal, LazyTensor, same_bytes, untagged
