@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.formats import diffusers
 from ckptconv.formats.alone import kept_apart
-from ckptconv.formats.dcp.layout import read_layout
 from ckptconv.formats.opening import all_opened, fitted
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.kinds import Default
@@ -154,6 +153,7 @@ def _like(source: Source, targets: list[Target], options: Options) -> tuple[list
     """Return the targets with the layout of the checkpoint that they are to be like, and the options with its keys."""
     if not options.like:
         return targets, options
+    from ckptconv.formats.dcp.layout import read_layout
     from ckptconv.outputs.dcp import fitted
 
     layout = read_layout(Location(normalize(options.like), dict(options.storage_options)))

@@ -245,10 +245,10 @@ MUTANTS = [
         "tests/formats/torch/test_zip.py -k directory",
     ),
     Mutant(
-        "cli/typer_compat",
-        "each if each.name in named else _without_options(each)",
-        "_without_options(each)",
-        "tests/cli/test_help.py",
+        "cli/completion",
+        "if flag.repeats or flag not in given",
+        "if flag",
+        "tests/cli/test_help.py -k where_it_ends",
     ),
     Mutant(
         "pickles/machine",

@@ -18,7 +18,6 @@ from ckptconv.formats.source import Source, StoredTensors
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection, writable
 from ckptconv.outputs.mapped import map_back, mapped, mapped_states
-from ckptconv.outputs.quantizing import quantized
 from ckptconv.outputs.selected import METADATA, Selected
 from ckptconv.outputs.selection import Rename
 from ckptconv.pickles import nodes
@@ -49,7 +48,10 @@ def _weights(source: Source, options: Options, rename: Rename) -> Selected:
     _check_like(source, options)
     if reference:
         chosen = _like_reference(chosen, reference, source, options)
-    chosen = quantized(chosen, source.path, options)
+    if options.quantize or options.requantize or options.keep:
+        from ckptconv.outputs.quantizing import quantized
+
+        chosen = quantized(chosen, source.path, options)
     return _with_metadata(chosen, source.remarks, source.path)
 
 

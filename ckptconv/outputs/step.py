@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptconv.errors import UsageError
-from ckptconv.formats.checkpointing.metadata import NAME, SAFETENSORS, TORCH
+from ckptconv.formats.checkpointing.locate import NAME, SAFETENSORS, TORCH
 from ckptconv.formats.dcp.layout import Box, Layout
 from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.dcp.paths import dotted, nest

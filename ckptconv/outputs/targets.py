@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import safetensors
-from ckptconv.formats.checkpointing.metadata import NAME as STEP_METADATA
+from ckptconv.formats.checkpointing.locate import NAME as STEP_METADATA
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.dcp.layout import Layout
 from ckptconv.formats.dcp.locate import FILE, METADATA, is_directory

@@ -19,7 +19,6 @@ from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import DIRECTORIES, MANIFEST, Target
 from ckptconv.plan import FilePlan, Plan
-from ckptconv.publish.attestation import statements
 from ckptconv.publish.inputs import DIGESTING, Digested, described, digested, files_in
 from ckptconv.publish.jobs import Elsewhere, Task, make, make_elsewhere, packed_in
 from ckptconv.publish.manifest import Made, document, together
@@ -546,6 +545,8 @@ def stage_beside(
     if options.manifest:
         wanted.append((options.manifest, together([data for _, _, data in outputs])))
     if options.attest:
+        from ckptconv.publish.attestation import statements
+
         wanted.append((options.attest, statements(outputs, inputs)))
     staged = []
     for path, data in wanted:

@@ -7,12 +7,12 @@ A step has `metadata.pkl` if its library can reshard it. Without that, its files
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ckptconv.errors import CorruptError
 from ckptconv.formats import runs
-from ckptconv.formats.checkpointing.metadata import JSON, NAME, RAW, SAFETENSORS, TORCH, Held, StepMetadata
 from ckptconv.formats.dcp.paths import WRAPPERS
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.ranks.locate import parsed
@@ -22,7 +22,9 @@ from ckptconv.storage.location import Location
 
 FAMILY = torch_file.FAMILY
 GUESS = Guess(CERTAIN, "a step of torch_checkpointing", "pt2safetensors {}", also=("dcp",))
-MANIFEST = "_integrity_manifest.json"
+NAME, MANIFEST = "metadata.pkl", "_integrity_manifest.json"
+# How an item is written.
+TORCH, SAFETENSORS, JSON, RAW = (f"{kind}Serialization" for kind in ("Torch", "Safetensors", "Json", "Raw"))
 # What a step is called while it is written.
 _UNFINISHED = "tmp_"
 _STEP = re.compile(r"(?:tmp_)?step[-_]\d{1,18}")
@@ -33,6 +35,13 @@ _BEGINNING = 4096
 _FILE = re.compile(r"(.+?)[-_.](?:rank[-_.]?)?(\d{1,6})(\.[A-Za-z][A-Za-z0-9]*)")
 _RANK = re.compile(r"rank[-_]?(\d{1,6})")
 _KINDS = {".safetensors": SAFETENSORS, ".json": JSON, **dict.fromkeys((".pt", ".pth", ".ckpt"), TORCH)}
+
+
+class Held(NamedTuple):
+    """A file of a step: its path in the directory, and how it is written."""
+
+    path: str
+    kind: str
 
 
 @dataclass
@@ -72,7 +81,7 @@ def is_step(place: Location) -> bool:
     names = place.names
     if NAME in names and names[NAME].kind == "file" and _is_metadata(_head(place.at(names[NAME].file))):
         return True
-    items = [item for item in items_of(place, None).values() if not item.shared]
+    items = [item for item in items_of(place).values() if not item.shared]
     held = [item for item in items if item.has_tensors]
     numbered = {file.path for item in held for file in item.files.values()}
     if not held or runs.holds_whole(names.keys() - numbered):
@@ -105,13 +114,17 @@ def check_finished(place: Location) -> None:
         )
 
 
-def items_of(place: Location, described: StepMetadata | None) -> dict[str, Item]:
-    """Return the items in the directory of a step, by name, with the files that are there."""
+def items_of(
+    place: Location, described: Mapping[str, Mapping[int, Held | None]] | None = None, world: int = 0
+) -> dict[str, Item]:
+    """Return the items in the directory of a step, by name, with the files that are there. What its metadata says are
+    the files of each item as `described`, None for the default one, and how many ranks wrote it, `world`; else both are
+    as the names of the files say."""
     items: dict[str, Item] = {}
     used = {NAME, MANIFEST}
-    for name, own in described.items.items() if described else ():
+    for name, files in (described or {}).items():
         found = items[name] = Item()
-        for rank, held in own.files.items():
+        for rank, held in files.items():
             held = held or Held(f"{name}_{rank}.pt", TORCH)
             used.add(held.path)
             if is_file(place, held.path):
@@ -127,7 +140,7 @@ def items_of(place: Location, described: StepMetadata | None) -> dict[str, Item]
             alone.append(path)
     kinds = {key: _kind(place, min(paths.items())[1]) for key, paths in numbered.items()}
     worlds = [max(numbered[key]) + 1 for key, kind in kinds.items() if kind in (TORCH, SAFETENSORS)]
-    world = described.world if described else max(worlds, default=0)
+    world = max(worlds, default=0) if described is None else world
     for (stem, suffix), paths in numbered.items():
         kind = kinds[stem, suffix]
         if kind in (TORCH, SAFETENSORS) or (0 in paths and max(paths) < world):

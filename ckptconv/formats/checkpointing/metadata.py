@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
+from ckptconv.formats.checkpointing.locate import JSON, RAW, SAFETENSORS, TORCH, Held
 from ckptconv.formats.dcp.chunks import Shape
 from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, named
 from ckptconv.formats.dcp.paths import dotted
@@ -25,20 +26,10 @@ from ckptconv.structure.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.text import brief
 
-NAME = "metadata.pkl"
-# How an item is written.
-TORCH, SAFETENSORS, JSON, RAW = (f"{kind}Serialization" for kind in ("Torch", "Safetensors", "Json", "Raw"))
 _KINDS = frozenset({TORCH, SAFETENSORS, JSON, RAW})
 _VERSIONS = ("1.0", "2.0")
 # Where the boxes of a rank begin in the tensor, and in what the rank has of it, and their extents.
 _BOXES = ("global_offsets", "local_offsets", "local_sizes")
-
-
-class Held(NamedTuple):
-    """A file of a step: its path in the directory, and how it is written."""
-
-    path: str
-    kind: str
 
 
 class Distributed(NamedTuple):

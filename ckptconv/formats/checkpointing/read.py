@@ -18,17 +18,24 @@ from typing import Any
 from ckptconv.errors import CorruptError, UnsupportedError, damaged
 from ckptconv.formats import safetensors
 from ckptconv.formats.checkpointing import locate as steps
-from ckptconv.formats.checkpointing.locate import FAMILY, MANIFEST, Item, check_finished, is_file, items_of
-from ckptconv.formats.checkpointing.metadata import (
+from ckptconv.formats.checkpointing.locate import (
+    FAMILY,
     JSON,
+    MANIFEST,
     NAME,
     RAW,
     SAFETENSORS,
     TORCH,
+    Held,
+    Item,
+    check_finished,
+    is_file,
+    items_of,
+)
+from ckptconv.formats.checkpointing.metadata import (
     DescribedItem,
     Distributed,
     Geometry,
-    Held,
     Rectangles,
     StepMetadata,
     read_metadata,
@@ -130,8 +137,9 @@ class _Step:
         if NAME in directory.names:
             data = step._bytes(NAME, MAX_PICKLE)
             step.described = read_metadata(data, directory.join(NAME).path, directory.path)
-        step.items = items_of(directory, step.described)
         if step.described:
+            described = {name: item.files for name, item in step.described.items.items()}
+            step.items = items_of(directory, described, step.described.world)
             step.world, step.version = step.described.world, step.described.version
             over = [each for item in step.items.values() for each in item.files.items() if each[0] >= step.world]
             if over:
@@ -140,6 +148,7 @@ class _Step:
                     f"{step.world} ranks."
                 )
         else:
+            step.items = items_of(directory)
             step.world = max((max(item.files) + 1 for item in step.items.values() if item.has_tensors), default=1)
         return step
 
