@@ -41,7 +41,7 @@ def moved(make: Make, name: str = "model.pt") -> Make:
     return again
 
 
-def saved(value: Any, *names: str) -> Make:
+def making(value: Any, *names: str) -> Make:
     """A file of torch.save, or of safetensors; and others beside it."""
 
     def make(place: Path) -> Path:
@@ -63,7 +63,7 @@ def saved(value: Any, *names: str) -> Make:
 
 def of_megatron(*directories: str, **sizes: int) -> Make:
     args = argparse.Namespace(lr=1.0, **{f"{kind}_model_parallel_size": size for kind, size in sizes.items()})
-    return saved(
+    return making(
         {"args": args, "model": {"w": W}}, *(f"iter_0000005/{each}/model_optim_rng.pt" for each in directories)
     )
 
@@ -74,7 +74,7 @@ def of_meta(*names: str, share: int = 1) -> Make:
         "layers.0.attention.wo.weight": torch.zeros(4, 4 // share),
         "norm.weight": torch.ones(4),
     }
-    return saved(state, *names)
+    return making(state, *names)
 
 
 def of_dcp(place: Path) -> Path:
@@ -113,7 +113,7 @@ PARTS: dict[str, tuple[Make, str]] = {
     "ZeRO-2, optimizer": (of_zero("z2_bf16_w2", "*rank_0*optim_states.pt"), "zero-to-fp32"),
     "ZeRO-1, optimizer, of another name": (moved(of_zero("z1_bf16_w2", "*rank_0*optim_states.pt")), "zero-to-fp32"),
     "old ZeRO-3, model": (
-        saved({"module": {"w": torch.empty(0), "n": W}, "buffer_names": ["n"], "dp_world_size": 2}, "m.pt"),
+        making({"module": {"w": torch.empty(0), "n": W}, "buffer_names": ["n"], "dp_world_size": 2}, "m.pt"),
         "zero-to-fp32",
     ),
     "experts": (of_zero("moe_z2_ep2_w2", "layer_0_expert_1*"), "zero-to-fp32"),
@@ -122,7 +122,7 @@ PARTS: dict[str, tuple[Make, str]] = {
     "a stage": (of_zero("pipe_z1_pp2_w2", "mp_rank_00_model_states.pt"), "zero-to-fp32"),
     "tensor parallel": (of_zero("tp_z2_mp2_w4", "mp_rank_01_model_states.pt"), "zero-to-fp32"),
     "tensor parallel, of another name": (moved(of_zero("tp_z2_mp2_w4", "mp_rank_01_model_states.pt")), "zero-to-fp32"),
-    "experts' optimizer": (saved(STATE, "expp_rank_0_mp_rank_00_optim_states.pt"), "zero-to-fp32"),
+    "experts' optimizer": (making(STATE, "expp_rank_0_mp_rank_00_optim_states.pt"), "zero-to-fp32"),
     "universal": (of_universal, "zero-to-fp32 {0.parent.parent.parent}"),
     "universal, alone": (moved(of_universal, "fp32.pt"), "zero-to-fp32"),
     "Megatron, tensors": (of_megatron("mp_rank_00", "mp_rank_01"), "convert {0.parent.parent} OUTPUT --map"),
@@ -130,40 +130,40 @@ PARTS: dict[str, tuple[Make, str]] = {
     "Megatron, alone": (of_megatron("mp_rank_00", tensor=2), "--map"),
     "Megatron, of another name": (moved(of_megatron("mp_rank_00", pipeline=2)), "--map"),
     "Megatron, another rank": (of_megatron("mp_rank_01"), "--map"),
-    "Megatron's optimizer": (saved(STATE, "iter_0000005/mp_rank_00/distrib_optim.pt"), "--map"),
-    "NeMo": (saved(STATE, "tp_rank_01_pp_rank_000/model_weights.ckpt"), "--map"),
-    "Megatron-core": (saved({"iteration": 5, "w": W}, "common.pt", ".metadata"), "dcp2safetensors"),
+    "Megatron's optimizer": (making(STATE, "iter_0000005/mp_rank_00/distrib_optim.pt"), "--map"),
+    "NeMo": (making(STATE, "tp_rank_01_pp_rank_000/model_weights.ckpt"), "--map"),
+    "Megatron-core": (making({"iteration": 5, "w": W}, "common.pt", ".metadata"), "dcp2safetensors"),
     "Megatron-core, alone": (
-        saved({"iteration": 5, "args": argparse.Namespace(lr=1.0)}, "common.pt"),
+        making({"iteration": 5, "args": argparse.Namespace(lr=1.0)}, "common.pt"),
         "dcp2safetensors",
     ),
     "Megatron-core, of several ranks": (
-        saved({"args": argparse.Namespace(tensor_model_parallel_size=2)}, "common.pt"),
+        making({"args": argparse.Namespace(tensor_model_parallel_size=2)}, "common.pt"),
         "dcp2safetensors",
     ),
     "Meta": (of_meta("consolidated.00.pth", "consolidated.01.pth"), "--map meta-llama3"),
     "Meta, another": (of_meta("consolidated.01.pth"), "--map meta-llama3"),
     "Meta, alone": (of_meta("consolidated.00.pth", share=2), "--map meta-llama3"),
     "Meta, of another name": (of_meta("model.pt", share=2), "--map meta-llama3"),
-    "a shard": (saved(STATE, "pytorch_model-00001-of-00003.bin"), "or the index"),
-    "a shard of safetensors": (saved(STATE, "model-00002-of-00002.safetensors"), "or the index"),
-    "a shard of a variant": (saved(STATE, "model-00002-of-00002.fp16.safetensors"), "or the index"),
+    "a shard": (making(STATE, "pytorch_model-00001-of-00003.bin"), "or the index"),
+    "a shard of safetensors": (making(STATE, "model-00002-of-00002.safetensors"), "or the index"),
+    "a shard of a variant": (making(STATE, "model-00002-of-00002.fp16.safetensors"), "or the index"),
     "a shard beside its index": (
-        saved(STATE, "model-00001-of-00002.safetensors", "model.safetensors.index.json"),
+        making(STATE, "model-00001-of-00002.safetensors", "model.safetensors.index.json"),
         "or the index",
     ),
     "DCP's safetensors": (of_dcp, "dcp2safetensors {0.parent}"),
     "DCP's safetensors, of another name": (moved(of_dcp, "model.safetensors"), "dcp2safetensors"),
     "a delta": (of_delta, "patch BASE {0.parent}"),
-    "torch_xla": (saved(SHARD, "model_rank-00000000-of-00000002.pth"), "consolidate_sharded_ckpts"),
-    "OLMo": (saved(FLAT, "model/rank0.pt"), "all ranks"),
-    "flat parameters": (saved({"l.0._flat_param": torch.zeros(6)}, "model.pt"), "all ranks"),
-    "torch_checkpointing": (saved(STATE, "model_0.safetensors", "metadata.pkl"), "step's directory"),
-    "vLLM": (saved(STATE, "model-rank-0-part-0.safetensors", "model-rank-1-part-0.safetensors"), "ranks"),
-    "TensorRT-LLM": (saved(STATE, "rank1.safetensors"), "ranks"),
-    "DeepSeek": (saved(STATE, "model0-mp8.safetensors"), "ranks"),
-    "fairseq": (saved(STATE, "checkpoint_last-model_part-1.pt"), "ranks"),
-    "another rank": (saved(STATE, "model_rank_3.pt"), "all ranks"),
+    "torch_xla": (making(SHARD, "model_rank-00000000-of-00000002.pth"), "consolidate_sharded_ckpts"),
+    "OLMo": (making(FLAT, "model/rank0.pt"), "all ranks"),
+    "flat parameters": (making({"l.0._flat_param": torch.zeros(6)}, "model.pt"), "all ranks"),
+    "torch_checkpointing": (making(STATE, "model_0.safetensors", "metadata.pkl"), "step's directory"),
+    "vLLM": (making(STATE, "model-rank-0-part-0.safetensors", "model-rank-1-part-0.safetensors"), "ranks"),
+    "TensorRT-LLM": (making(STATE, "rank1.safetensors"), "ranks"),
+    "DeepSeek": (making(STATE, "model0-mp8.safetensors"), "ranks"),
+    "fairseq": (making(STATE, "checkpoint_last-model_part-1.pt"), "ranks"),
+    "another rank": (making(STATE, "model_rank_3.pt"), "all ranks"),
 }
 
 
@@ -191,13 +191,13 @@ def test_it_is_converted_if_it_is_asked_for_alone(family: str, tmp_path: Path) -
 
 
 WHOLE: dict[str, Make] = {
-    "a model": saved(STATE, "model.pt", "other.pt"),
-    "a model that is called like a part": saved(STATE, "common.pt"),
+    "a model": making(STATE, "model.pt", "other.pt"),
+    "a model that is called like a part": making(STATE, "common.pt"),
     "ZeRO-0": of_zero("z0_bf16_w2", "mp_rank_00_model_states.pt"),
     "Megatron's only rank": of_megatron("mp_rank_00", tensor=1, pipeline=1),
     "Megatron's only rank, which does not tell": of_megatron("mp_rank_00"),
     "Meta's only file": of_meta("consolidated.00.pth"),
-    "Mistral's, whose heads are narrower than the model": saved(
+    "Mistral's, whose heads are narrower than the model": making(
         {
             "tok_embeddings.weight": torch.zeros(8, 5),
             "layers.0.attention.wo.weight": torch.zeros(5, 4),
@@ -205,13 +205,13 @@ WHOLE: dict[str, Make] = {
         },
         "consolidated.safetensors",
     ),
-    "the only shard": saved(STATE, "model-00001-of-00001.safetensors"),
-    "DeepSeek's only rank": saved(STATE, "model0-mp1.safetensors"),
-    "vLLM's only rank": saved(STATE, "model-rank-0-part-0.safetensors"),
-    "the only rank by its name": saved(STATE, "model_world_size_1_rank_0.pt"),
-    "steps beside each other": saved(STATE, "model_100.pt", "model_200.pt"),
-    "a directory called zero": saved(STATE, "zero/run/model.pt"),
-    "a parameter called param": saved({"param": W}, "model.pt"),
+    "the only shard": making(STATE, "model-00001-of-00001.safetensors"),
+    "DeepSeek's only rank": making(STATE, "model0-mp1.safetensors"),
+    "vLLM's only rank": making(STATE, "model-rank-0-part-0.safetensors"),
+    "the only rank by its name": making(STATE, "model_world_size_1_rank_0.pt"),
+    "steps beside each other": making(STATE, "model_100.pt", "model_200.pt"),
+    "a directory called zero": making(STATE, "zero/run/model.pt"),
+    "a parameter called param": making({"param": W}, "model.pt"),
 }
 
 
@@ -229,8 +229,8 @@ def test_a_file_that_is_whole_is_converted(name: str, tmp_path: Path) -> None:
     ("make", "words"),
     [
         (of_zero("z2_bf16_w2", "mp_rank_00_model_states.pt"), "in other files. Those come with: ckptconv zero-to-fp32"),
-        (saved(STATE, "model_rank0.pt"), "nothing in it says that it is a part"),
-        (saved(STATE, "model_1.safetensors"), "what torch_checkpointing calls the part of a rank"),
+        (making(STATE, "model_rank0.pt"), "nothing in it says that it is a part"),
+        (making(STATE, "model_1.safetensors"), "what torch_checkpointing calls the part of a rank"),
     ],
 )
 def test_a_file_that_may_be_all_is_converted_with_a_warning(make: Make, words: str, tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_with_a_directory_of_outputs_each_of_them_is_refused(tmp_path: Path) -> 
 
 def test_no_way_takes_it_for_a_model(tmp_path: Path) -> None:
     path = PARTS["a shard of safetensors"][0](tmp_path)
-    other = saved(STATE, "other/model.safetensors")(tmp_path)
+    other = making(STATE, "other/model.safetensors")(tmp_path)
     with pytest.raises(UnsupportedError, match="--alone"):
         ckptconv.load_state_dict(path)
     with ckptconv.open(path) as ck, pytest.raises(UnsupportedError, match="--alone"):

@@ -49,7 +49,7 @@ def tensors(seed: int) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def saved(directory: Path, state: Mapping[str, torch.Tensor], shard: int = 400) -> Path:
+def hub_model(directory: Path, state: Mapping[str, torch.Tensor], shard: int = 400) -> Path:
     """A model as huggingface_hub saves it, in files of at most `shard` bytes, with its small files."""
     directory.mkdir()
     save_torch_state_dict(dict(state), directory, max_shard_size=shard)
@@ -62,7 +62,7 @@ def saved(directory: Path, state: Mapping[str, torch.Tensor], shard: int = 400) 
 def reference(tmp_path: Path) -> Path:
     """A sharded model in bfloat16, but for one tensor in float32."""
     state = {name: tensor if name == NORM else tensor.bfloat16() for name, tensor in tensors(1).items()}
-    return saved(tmp_path / "reference", state)
+    return hub_model(tmp_path / "reference", state)
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_a_training_checkpoint_in_fp32_is_cast_to_what_the_reference_has(tmp_pat
     convert(checkpoint, tmp_path / "plain")
     state = load_with_aliases(tmp_path / "plain")
     halves = {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in state.items()}
-    saved(tmp_path / "reference", halves, 10**6)
+    hub_model(tmp_path / "reference", halves, 10**6)
     report = convert(checkpoint, tmp_path / "out", like=tmp_path / "reference", verify=True)
     found = load_with_aliases(tmp_path / "out")
     assert {name: tensor.dtype for name, tensor in found.items()} == {
@@ -262,7 +262,7 @@ def test_tied_names_that_the_reference_stores_twice_are_stored_twice(tmp_path: P
 
 def test_a_tensor_is_found_under_another_name_that_the_reference_knows(tmp_path: Path) -> None:
     weight = torch.ones(5, 2, dtype=torch.bfloat16)
-    saved(tmp_path / "reference", {EMBED: weight, HEAD: weight})  # which keeps one of the two, and names both
+    hub_model(tmp_path / "reference", {EMBED: weight, HEAD: weight})  # which keeps one of the two, and names both
     (stored,) = layout(tmp_path / "reference")["model.safetensors"]
     other = EMBED if stored == HEAD else HEAD
     torch.save({other: torch.randn(5, 2)}, tmp_path / "source.pt")
@@ -630,7 +630,7 @@ def test_another_reference_is_another_plan(source: Path, reference: Path, tmp_pa
     state = {name: tensor.bfloat16() if name != NORM else tensor for name, tensor in tensors(9).items()}
     first = plan(reference)
     assert plan(reference) == first
-    assert plan(saved(tmp_path / "other", state)) != first
+    assert plan(hub_model(tmp_path / "other", state)) != first
 
 
 class Attack:

@@ -43,7 +43,7 @@ def trained(named: bool = False, groups: int = 1) -> tuple[torch.nn.Sequential, 
     return model, optimizer
 
 
-def saved(path: Path, named: bool = False, groups: int = 1, **more: Any) -> dict[str, Any]:
+def training_saved(path: Path, named: bool = False, groups: int = 1, **more: Any) -> dict[str, Any]:
     """Save a training checkpoint with torch.save; return what it holds."""
     model, optimizer = trained(named, groups)
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 1, **more}
@@ -157,7 +157,7 @@ def test_deepspeed_s_loader_finds_every_entry_it_asks_for(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("named", "groups"), [(False, 1), (True, 2)], ids=["numbered", "named"])
 def test_a_training_checkpoint_of_torch_goes_on_with_its_moments(named: bool, groups: int, tmp_path: Path) -> None:
-    state, out = saved(tmp_path / "t.pt", named, groups), tmp_path / "u"
+    state, out = training_saved(tmp_path / "t.pt", named, groups), tmp_path / "u"
     run = ckptconv_here("pt2safetensors", tmp_path / "t.pt", "--universal", out, "--verify")
     assert run.code == 0, run.err
     assert "goes on at step 3" in run.out
@@ -200,7 +200,7 @@ def hyperparameters(common: Any) -> list[list[Any]]:
 
 def test_zero_3_keeps_the_run_s_own_settings_where_groups_differ(tmp_path: Path) -> None:
     """It gives all groups what the first of a checkpoint has."""
-    saved(tmp_path / "t.pt", named=True, groups=2)
+    training_saved(tmp_path / "t.pt", named=True, groups=2)
     for stage, kept in (("", []), ("3", []), ("1", [0.1, 0.2])):
         options = ["--zero-stage", stage] if stage else []
         run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / f"u{stage}", *options, "--verify")
@@ -212,7 +212,7 @@ def test_zero_3_keeps_the_run_s_own_settings_where_groups_differ(tmp_path: Path)
 
 
 def test_zero_3_takes_the_settings_of_a_single_group(tmp_path: Path) -> None:
-    saved(tmp_path / "t.pt", named=True)
+    training_saved(tmp_path / "t.pt", named=True)
     run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
     assert (run.code, run.err) == (0, "")
     assert hyperparameters(loaded(tmp_path / "u" / COMMON)) == [[0.1], [0.1]]
@@ -262,7 +262,7 @@ def test_a_name_that_no_file_of_its_own_can_have_is_refused(
 
 
 def test_names_are_chosen_and_changed_as_for_weights(tmp_path: Path) -> None:
-    state = saved(tmp_path / "t.pt")
+    state = training_saved(tmp_path / "t.pt")
     options = ["--rename", "^0=first", "--exclude", "1.*", "--dtype", "bf16"]
     run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", *options)
     assert run.code == 0, run.err
@@ -283,7 +283,7 @@ def test_tied_weights_are_there_once_under_the_first_name(tmp_path: Path) -> Non
 
 
 def test_numbers_that_could_be_of_several_parameters_are_refused(tmp_path: Path) -> None:
-    state = saved(tmp_path / "t.pt")
+    state = training_saved(tmp_path / "t.pt")
     # A buffer that looks like a bias.
     weight = state["model"].pop("0.weight")
     state["model"] = {"0.weight": weight, "0.running_mean": torch.zeros(7), **state["model"]}
@@ -294,7 +294,7 @@ def test_numbers_that_could_be_of_several_parameters_are_refused(tmp_path: Path)
     run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--fresh-optimizer")
     assert run.code == 0, run.err
     # With names there is no doubt, and what is not the optimizer's is no parameter.
-    state = saved(tmp_path / "t.pt", named=True)
+    state = training_saved(tmp_path / "t.pt", named=True)
     state["model"]["running_mean"] = torch.zeros(7)
     torch.save(state, tmp_path / "t.pt")
     assert ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u").code == 0
@@ -303,7 +303,7 @@ def test_numbers_that_could_be_of_several_parameters_are_refused(tmp_path: Path)
 
 @pytest.mark.parametrize(("named", "groups"), [(False, 1), (True, 1), (True, 2)])
 def test_states_beside_weights_have_the_same_names_in_every_output(named: bool, groups: int, tmp_path: Path) -> None:
-    state = saved(tmp_path / "t.pt", named, groups)
+    state = training_saved(tmp_path / "t.pt", named, groups)
     expected = by_name(state)
     run = ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "states.safetensors", "--verify")
     assert run.code == 0, run.err
@@ -332,7 +332,7 @@ def test_states_beside_weights_have_the_same_names_in_every_output(named: bool, 
 
 
 def test_numbers_that_nothing_names_are_refused_in_every_output(tmp_path: Path) -> None:
-    state = saved(tmp_path / "t.pt")
+    state = training_saved(tmp_path / "t.pt")
     state["model"]["3.bias"] = torch.zeros(3)
     torch.save(state, tmp_path / "t.pt")
     words = "numbers its 6 parameters", "nothing tells which states", "named_parameters()"
@@ -352,7 +352,7 @@ def test_factors_of_a_square_parameter_are_not_taken_for_states_of_a_vector(tmp_
 
 
 def test_a_parameter_without_states_begins_with_zero_moments(tmp_path: Path) -> None:
-    state = saved(tmp_path / "t.pt", named=True)
+    state = training_saved(tmp_path / "t.pt", named=True)
     del state["optimizer"]["state"][1]
     torch.save(state, tmp_path / "t.pt")
     run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
@@ -370,7 +370,7 @@ def test_experts_are_found_by_their_numbers_on_a_rank_and_a_warning_says_so(tmp_
 
 
 def test_states_that_zero_cannot_have_are_refused(tmp_path: Path) -> None:
-    state = saved(tmp_path / "t.pt", named=True)
+    state = training_saved(tmp_path / "t.pt", named=True)
     state["optimizer"]["state"][0]["exp_avg_sq_row"] = torch.zeros(7)
     torch.save(state, tmp_path / "t.pt")
     run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
@@ -382,7 +382,7 @@ def test_states_that_zero_cannot_have_are_refused(tmp_path: Path) -> None:
     refused(run, 5, "'exp_avg' of '0.weight' is no plain tensor")
     # States of 8 bits, as bitsandbytes has them, whatever comes first.
     for named in (False, True):
-        state = saved(tmp_path / "t.pt", named)
+        state = training_saved(tmp_path / "t.pt", named)
         for number, held in state["optimizer"]["state"].items():
             codes = held["exp_avg"].to(torch.uint8)
             eight = {"qmap1": torch.zeros(256), "state1": codes, "absmax1": torch.zeros(1), "step": held["step"]}
@@ -391,12 +391,12 @@ def test_states_that_zero_cannot_have_are_refused(tmp_path: Path) -> None:
         run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
         refused(run, 5, "'qmap1' of '0.weight' has the shape [256]", "--fresh-optimizer")
     both = [each.state_dict() for _, each in (trained(), trained())]
-    saved(tmp_path / "t.pt", optimizer=both)
+    training_saved(tmp_path / "t.pt", optimizer=both)
     refused(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u"), 5, "holds 2 optimizers")
 
 
 def test_a_model_beside_an_optimizer_is_named_if_its_key_is_not_a_usual_one(tmp_path: Path) -> None:
-    state = saved(tmp_path / "t.pt")
+    state = training_saved(tmp_path / "t.pt")
     torch.save({"nets": {"main": state["model"]}, "optimizer": state["optimizer"]}, tmp_path / "t.pt")
     for options in ([], ["--fresh-optimizer"], ["--key", "."]):
         run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", *options)
@@ -419,7 +419,7 @@ def test_a_model_beside_an_optimizer_is_named_if_its_key_is_not_a_usual_one(tmp_
     ids=str,
 )
 def test_an_optimizer_that_makes_no_sense_is_an_error_of_one_sentence(key: str, value: Any, tmp_path: Path) -> None:
-    state = saved(tmp_path / "t.pt")
+    state = training_saved(tmp_path / "t.pt")
     state["optimizer"][key] = value
     torch.save(state, tmp_path / "t.pt")
     run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
@@ -454,7 +454,7 @@ def test_what_has_no_parameters_is_refused(tmp_path: Path) -> None:
 def test_a_universal_checkpoint_on_a_store_has_its_name_last(tmp_path: Path) -> None:
     store = fsspec.filesystem("memory")
     place = "memory://universal/runs/step3"
-    state = saved(tmp_path / "t.pt")
+    state = training_saved(tmp_path / "t.pt")
     try:
         ckptconv.convert(tmp_path / "t.pt", universal=place, verify=True)
         assert store.cat("/universal/runs/latest_universal") == b"step3"
@@ -483,7 +483,7 @@ def test_a_universal_checkpoint_on_a_store_has_its_name_last(tmp_path: Path) -> 
 def test_one_that_fails_on_a_store_goes_on_where_it_was(tmp_path: Path) -> None:
     store = fsspec.filesystem("memory")
     place = "memory://stopped/runs/step3"
-    saved(tmp_path / "t.pt")
+    training_saved(tmp_path / "t.pt")
 
     class Stopped:
         files = 0

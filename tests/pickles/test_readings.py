@@ -325,10 +325,6 @@ def test_a_dtype_and_a_class_as_keys_beside_tuples_of_their_names() -> None:
     assert list(ours(DTYPE_AND_TUPLES).values()) == [1, 2, 3, 4]
 
 
-def saved(value: Any, protocol: int = 2) -> bytes:
-    return pickle.dumps(value, protocol)
-
-
 @pytest.mark.parametrize(
     "keys",
     [
@@ -341,8 +337,8 @@ def saved(value: Any, protocol: int = 2) -> bytes:
 )  # fmt: skip
 def test_honest_keys_are_read(keys: list[Any]) -> None:
     for protocol in (2, 4):
-        assert outcome(saved(dict.fromkeys(keys), protocol)) == "read"
-        assert outcome(saved(frozenset(keys), protocol)) in ("read", "not known")
+        assert outcome(pickle.dumps(dict.fromkeys(keys), protocol)) == "read"
+        assert outcome(pickle.dumps(frozenset(keys), protocol)) in ("read", "not known")
 
 
 @pytest.mark.parametrize(
@@ -358,7 +354,7 @@ def test_honest_keys_are_read(keys: list[Any]) -> None:
 def test_numpy_scalars_that_are_equal_to_other_keys_are_refused(keys: list[Any]) -> None:
     if keys[0] == keys[0] and keys[0] != keys[1]:
         pytest.skip("not equal with this numpy")
-    written = [saved(key)[2:-1] for key in keys]
+    written = [pickle.dumps(key, 2)[2:-1] for key in keys]
     # Each key starts with a memo of its own.
     data = b"\x80\2}(" + b"".join(key + b"N" for key in written) + b"u."
     with pytest.raises(CorruptError, match=r"as a key twice|may be one to Python"):

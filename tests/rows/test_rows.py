@@ -161,7 +161,9 @@ def run(*arguments: object, code: int = 0) -> Run:
     return done
 
 
-def saved(path: Path, kind: Kind, table: NDArray[np.uint8], name: str = "m.embeddings.t.weight", **more: Any) -> Path:
+def table_file(
+    path: Path, kind: Kind, table: NDArray[np.uint8], name: str = "m.embeddings.t.weight", **more: Any
+) -> Path:
     tensors = {name: as_tensor(table, kind.weight), **more}
     if path.suffix == ".pt":
         torch.save(tensors, path)
@@ -193,7 +195,7 @@ def test_the_examples_of_the_format(tmp_path: Path, kind: Kind, row: int, places
     table = rows_of(kind, 5)
     assert table.shape == (5, row)
     out = tmp_path / "parts.safetensors"
-    run("split", *kind.options, saved(tmp_path / "t.pt", kind, table), out)
+    run("split", *kind.options, table_file(tmp_path / "t.pt", kind, table), out)
     parts = split_of(out)
     for name, offset in places.items():
         *_, data = parts[name]
@@ -231,7 +233,7 @@ def test_any_layout_is_split_as_the_reference_does_and_packed_again(
     tmp_path: Path, kind: Kind, count: int, padding: str, decode: bool, suffix: str, seed: int
 ) -> None:
     table = rows_of(kind, count, seed, padding)
-    source = saved(tmp_path / f"t{suffix}", kind, table)
+    source = table_file(tmp_path / f"t{suffix}", kind, table)
     parts, packed = tmp_path / "parts.safetensors", tmp_path / f"packed{suffix}"
     run("split", *kind.options, *(["--decode"] if decode else []), "--no-fsync", "-q", source, parts)
     assert split_of(parts) == expected(kind, table, decode)
@@ -243,7 +245,7 @@ def test_any_layout_is_split_as_the_reference_does_and_packed_again(
 @given(kind=kinds, padding=st.sampled_from(["random", "zero", "last"]), memory=st.sampled_from(["20kB", "100kB"]))
 def test_small_buffers_and_threads_make_no_difference(tmp_path: Path, kind: Kind, padding: str, memory: str) -> None:
     table = rows_of(kind, 1500, 1, padding)
-    source = saved(tmp_path / "t.safetensors", kind, table)
+    source = table_file(tmp_path / "t.safetensors", kind, table)
     parts, packed = tmp_path / "parts.safetensors", tmp_path / "packed.safetensors"
     run("split", *kind.options, "--memory", memory, "--jobs", 2, "--no-fsync", "-q", source, parts)
     assert split_of(parts) == expected(kind, table)
@@ -255,7 +257,7 @@ def test_padding_that_is_first_seen_late_is_kept_all_the_same(tmp_path: Path) ->
     """More rows than are looked at beforehand, of which only the last has something in its padding."""
     kind = Kind(64, "exact_row_wise_adagrad", "float16")
     table = rows_of(kind, 40_000, 2, "last")
-    source, parts = saved(tmp_path / "t.safetensors", kind, table), tmp_path / "parts.safetensors"
+    source, parts = table_file(tmp_path / "t.safetensors", kind, table), tmp_path / "parts.safetensors"
     run("split", *kind.options, source, parts)
     assert load_file(parts)["pad"].tolist() == [[0, 0, 0, 0]] * 39_999 + [[0, 0, 0, 1]]
     run("pack", parts, tmp_path / "packed.safetensors")
@@ -266,7 +268,7 @@ def test_padding_that_is_first_seen_late_is_kept_all_the_same(tmp_path: Path) ->
 def test_the_source_is_read_once_for_all_that_it_is_split_into(tmp_path: Path) -> None:
     kind = Kind(256, "adam")
     table = rows_of(kind, 4000)
-    source = saved(tmp_path / "t.pt", kind, table)
+    source = table_file(tmp_path / "t.pt", kind, table)
     report = run("split", *kind.options, "--json", source, tmp_path / "parts").json
     assert table.nbytes <= report["bytes_read"] <= table.nbytes + (1 << 18)
     assert split_of(tmp_path / "parts" / "model.safetensors") == expected(kind, table)
@@ -318,7 +320,7 @@ def test_rows_of_a_view_that_is_wider_are_split_too(tmp_path: Path) -> None:
 def test_tensors_of_any_names_are_packed(tmp_path: Path) -> None:
     kind = Kind(12, "row_wise_rmsprop_ar", "float16", m1="bfloat16")
     table = rows_of(kind, 77, padding="zero")
-    run("split", *kind.options, "--decode", saved(tmp_path / "t.pt", kind, table), tmp_path / "parts.safetensors")
+    run("split", *kind.options, "--decode", table_file(tmp_path / "t.pt", kind, table), tmp_path / "parts.safetensors")
     parts = load_file(tmp_path / "parts.safetensors")
     renamed = {f"m.embeddings.t.{name}": tensor for name, tensor in parts.items() if name != "prev_iter"}
     torch.save({**renamed, "m.embeddings.other.weight": torch.ones(2, 2)}, tmp_path / "state.pt")
@@ -333,7 +335,7 @@ def test_tensors_of_any_names_are_packed(tmp_path: Path) -> None:
 def test_momentum_saved_in_the_weights_dtype_is_packed_as_the_bits_it_is(tmp_path: Path) -> None:
     kind = Kind(8, "adam", "float16")
     table = rows_of(kind, 30)
-    run("split", *kind.options, saved(tmp_path / "t.pt", kind, table), tmp_path / "parts.safetensors")
+    run("split", *kind.options, table_file(tmp_path / "t.pt", kind, table), tmp_path / "parts.safetensors")
     parts = load_file(tmp_path / "parts.safetensors")
     parts["momentum1"] = parts["momentum1"].view(torch.float16)
     parts["weight_id"] = parts["weight_id"].view(-1, 1)
@@ -344,7 +346,7 @@ def test_momentum_saved_in_the_weights_dtype_is_packed_as_the_bits_it_is(tmp_pat
 
 def test_options_that_say_what_is_recorded_change_nothing_and_others_are_refused(tmp_path: Path) -> None:
     kind = Kind(8, "none", "float16")
-    run("split", *kind.options, saved(tmp_path / "t.pt", kind, rows_of(kind, 9)), tmp_path / "p.safetensors")
+    run("split", *kind.options, table_file(tmp_path / "t.pt", kind, rows_of(kind, 9)), tmp_path / "p.safetensors")
     run("pack", *kind.options, tmp_path / "p.safetensors", tmp_path / "q.pt")
     for options in (["--embedding-dim", "12"], ["--optimizer", "adam"], ["--weight-dtype", "float32"]):
         assert "records" in run("pack", *options, tmp_path / "p.safetensors", tmp_path / "q.pt", code=2).err
@@ -352,7 +354,7 @@ def test_options_that_say_what_is_recorded_change_nothing_and_others_are_refused
 
 def test_a_dtype_may_be_called_by_its_short_name(tmp_path: Path) -> None:
     kind = Kind(8, "adam", "float32")
-    table = saved(tmp_path / "t.pt", kind, rows_of(kind, 9))
+    table = table_file(tmp_path / "t.pt", kind, rows_of(kind, 9))
     short = ("--weight-dtype", "fp32", "--momentum1-dtype", "fp32")
     run("split", *kind.options, *short, table, tmp_path / "short.safetensors")
     run("split", *kind.options, table, tmp_path / "p.safetensors")
@@ -381,7 +383,7 @@ def test_a_dtype_may_be_called_by_its_short_name(tmp_path: Path) -> None:
 )
 def test_what_does_not_fit_is_refused(tmp_path: Path, options: list[str], code: int, said: str) -> None:
     kind = Kind(64, "exact_row_wise_adagrad", "float16")
-    source = saved(tmp_path / "t.pt", kind, rows_of(kind, 5))
+    source = table_file(tmp_path / "t.pt", kind, rows_of(kind, 5))
     done = run("split", *options, source, tmp_path / "out.safetensors", code=code)
     assert said in done.err
     assert os.listdir(tmp_path) == ["t.pt"]
@@ -448,7 +450,7 @@ def test_parts_that_make_no_table_are_refused(
     tmp_path: Path, change: dict[str, torch.Tensor | None], code: int, said: str
 ) -> None:
     kind = Kind(8, "exact_row_wise_adagrad", "float16")
-    run("split", *kind.options, saved(tmp_path / "t.pt", kind, rows_of(kind, 9)), tmp_path / "p.safetensors")
+    run("split", *kind.options, table_file(tmp_path / "t.pt", kind, rows_of(kind, 9)), tmp_path / "p.safetensors")
     parts = {**load_file(tmp_path / "p.safetensors"), **change}
     left = {name: tensor for name, tensor in parts.items() if tensor is not None}
     save_file(left, tmp_path / "q.safetensors", metadata_of(tmp_path / "p.safetensors"))
@@ -458,7 +460,7 @@ def test_parts_that_make_no_table_are_refused(
 
 def test_a_count_that_does_not_fit_into_its_bits_is_refused_and_not_cut(tmp_path: Path) -> None:
     kind = Kind(8, "none")
-    source = saved(tmp_path / "t.pt", kind, rows_of(kind, 9))
+    source = table_file(tmp_path / "t.pt", kind, rows_of(kind, 9))
     run("split", *kind.options, "--decode", source, tmp_path / "p.safetensors")
     parts = load_file(tmp_path / "p.safetensors")
     parts["count"] = torch.full((9,), 1 << 31, dtype=torch.uint32)
@@ -738,7 +740,7 @@ def test_what_is_made_is_verified(tmp_path: Path, decode: list[str], suffix: str
     kind = Kind(8, "partial_row_wise_adam", "float16", m2="bfloat16")
     table = rows_of(kind, 2000)
     parts, packed = tmp_path / "parts", tmp_path / f"packed{suffix}"
-    source = saved(tmp_path / "t.pt", kind, table)
+    source = table_file(tmp_path / "t.pt", kind, table)
     report = run("split", *kind.options, *decode, "--verify", "--json", source, parts).json
     assert report["bytes_verified"] == table.nbytes
     report = run("pack", "--verify", "--json", parts, packed).json
@@ -753,7 +755,7 @@ def test_what_comes_out_wrong_is_not_published(tmp_path: Path, command: str, mon
 
     kind = Kind(64, "adam")
     table = rows_of(kind, 3000)
-    source, parts = saved(tmp_path / "t.safetensors", kind, table), tmp_path / "parts.safetensors"
+    source, parts = table_file(tmp_path / "t.safetensors", kind, table), tmp_path / "parts.safetensors"
     if command == "pack":
         run("split", *kind.options, source, parts)
     write = LocalWriter.write_at
@@ -804,7 +806,7 @@ def test_rows_of_a_big_endian_machine_are_refused(tmp_path: Path) -> None:
 
 def test_nothing_is_replaced_or_written_unless_it_is_asked_for(tmp_path: Path) -> None:
     kind = Kind(8, "none", "float16")
-    source = saved(tmp_path / "t.pt", kind, rows_of(kind, 5))
+    source = table_file(tmp_path / "t.pt", kind, rows_of(kind, 5))
     out = tmp_path / "out.safetensors"
     report = run("split", *kind.options, "--dry-run", "--json", source, out).json
     assert report["dry_run"]
@@ -812,7 +814,7 @@ def test_nothing_is_replaced_or_written_unless_it_is_asked_for(tmp_path: Path) -
     out.write_text("mine")
     assert "--no-clobber" in run("split", *kind.options, "--no-clobber", source, out, code=1).err
     assert out.read_text() == "mine"
-    assert "input itself" in run("split", *kind.options, saved(out, kind, rows_of(kind, 5)), out, code=2).err
+    assert "input itself" in run("split", *kind.options, table_file(out, kind, rows_of(kind, 5)), out, code=2).err
     assert "safetensors" in run("split", *kind.options, source, tmp_path / "out.pt", code=2).err
 
 
@@ -821,7 +823,7 @@ def test_the_library_takes_paths_and_options_as_words(tmp_path: Path) -> None:
 
     kind = Kind(16, "adam", "float16", m2="bfloat16")
     table = rows_of(kind, 100)
-    source, parts, packed = saved(tmp_path / "t.pt", kind, table), tmp_path / "p.safetensors", tmp_path / "q.pt"
+    source, parts, packed = table_file(tmp_path / "t.pt", kind, table), tmp_path / "p.safetensors", tmp_path / "q.pt"
     layout = {"embedding_dim": 16, "optimizer": "adam", "momentum2_dtype": "bfloat16"}
     assert library.split_rows(source, parts, **layout, jobs=1).counts["rows"] == 100
     assert split_of(parts) == expected(kind, table)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 MODEL = {"weight": torch.arange(32.0).reshape(8, 4), "bias": torch.arange(8.0), "count": torch.tensor(3)}
 
 
-def saved(directory: Path, *states: dict[str, torch.Tensor], model: Any = MODEL, files: int = 1) -> Path:
+def checkpoint_with(directory: Path, *states: dict[str, torch.Tensor], model: Any = MODEL, files: int = 1) -> Path:
     """A checkpoint of `model` and of an optimizer that has these states of parameter 0, 1, …"""
     state = {number: {"step": torch.tensor(2.0), **own} for number, own in enumerate(states)}
     optimizer = {"state": state, "param_groups": [{"lr": 0.1, "params": list(state)}]}
@@ -33,7 +33,7 @@ def adam(*lengths: int) -> dict[str, torch.Tensor]:
 def test_pieces_of_a_flat_parameter_are_refused_and_the_model_is_converted(
     states: tuple[dict[str, torch.Tensor], ...], tmp_path: Path
 ) -> None:
-    source = saved(tmp_path / "in", *states)
+    source = checkpoint_with(tmp_path / "in", *states)
     said = refused(source, tmp_path / "weights", 5, "--optimizer", tmp_path / "states")
     assert "'optimizer.state.0.exp_avg'" in said
     assert "FSDP.optim_state_dict" in said
@@ -55,7 +55,7 @@ def test_pieces_of_a_flat_parameter_are_refused_and_the_model_is_converted(
 )
 def test_whole_states_keep_their_numbers(states: tuple[dict[str, torch.Tensor], ...], tmp_path: Path) -> None:
     output = tmp_path / "states.safetensors"
-    converted(saved(tmp_path / "in", *states), "--optimizer", output)
+    converted(checkpoint_with(tmp_path / "in", *states), "--optimizer", output)
     names = {f"{number}.{name}" for number, own in enumerate(states) for name in ("step", *own)}
     assert set(load_file(output)) == names
 
@@ -63,8 +63,8 @@ def test_whole_states_keep_their_numbers(states: tuple[dict[str, torch.Tensor], 
 def test_without_a_model_vectors_are_refused_only_if_several_ranks_may_have_saved_them(tmp_path: Path) -> None:
     output = tmp_path / "states.safetensors"
     states = adam(20, 20), adam(8, 8)
-    converted(saved(tmp_path / "one", *states, model=None), "--optimizer", output)
+    converted(checkpoint_with(tmp_path / "one", *states, model=None), "--optimizer", output)
     output.unlink()
-    refused(saved(tmp_path / "several", *states, model=None, files=2), output, 5, "--optimizer", output)
+    refused(checkpoint_with(tmp_path / "several", *states, model=None, files=2), output, 5, "--optimizer", output)
     matrix = {"exp_avg": torch.ones(8, 4)}
-    converted(saved(tmp_path / "matrix", *states, matrix, model=None, files=2), "--optimizer", output)
+    converted(checkpoint_with(tmp_path / "matrix", *states, matrix, model=None, files=2), "--optimizer", output)

@@ -34,7 +34,9 @@ def bits(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.dtype, tu
     }
 
 
-def saved(path: Path, tensors: Mapping[str, torch.Tensor], quantization: Mapping[str, Any] | None = FP8) -> Path:
+def model_directory(
+    path: Path, tensors: Mapping[str, torch.Tensor], quantization: Mapping[str, Any] | None = FP8
+) -> Path:
     path.mkdir(exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / "model.safetensors")
     config: dict[str, Any] = {"model_type": "llama", "dtype": "float16", "layers": [1, 2.5]}
@@ -132,7 +134,7 @@ def test_scales_are_gone_from_tensors_index_and_sizes(tmp_path: Path) -> None:
         {NAME: codes(130, 200), "b": torch.ones(9000)},
         {SCALE: torch.ones(2, 2), "a.input_scale": torch.ones(()), "norm": torch.ones(4)},
     ]
-    source = saved(tmp_path / "in", {})
+    source = model_directory(tmp_path / "in", {})
     (source / "model.safetensors").unlink()
     index = {}
     for number, shard in enumerate(shards, 1):
@@ -151,7 +153,7 @@ def test_scales_are_gone_from_tensors_index_and_sizes(tmp_path: Path) -> None:
 
 
 def test_a_configuration_says_nothing_of_quantizing_at_any_depth(tmp_path: Path) -> None:
-    source = saved(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
+    source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
     config = {"text_config": {"torch_dtype": "float16", "quantization_config": FP8}, "b": {"compression_config": FP8}}
     (source / "config.json").write_text(json.dumps(config))
     (source / "hf_quant_config.json").write_text("{}")
@@ -162,7 +164,7 @@ def test_a_configuration_says_nothing_of_quantizing_at_any_depth(tmp_path: Path)
 
 
 def test_a_cast_without_the_option_is_refused(tmp_path: Path) -> None:
-    source = saved(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
+    source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
     with pytest.raises(UsageError, match="1 weight is quantized") as caught:
         ckptconv.convert(source, tmp_path / "out", dtype="bf16")
     assert "--dequantize" in caught.value.hint
@@ -283,7 +285,7 @@ REFUSED: dict[str, tuple[dict[str, torch.Tensor], Mapping[str, Any] | None, type
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_no_quantized_weight_is_refused_by_name(case: str, tmp_path: Path) -> None:
     tensors, quantization, error, name = REFUSED[case]
-    source = saved(tmp_path / "in", tensors, quantization)
+    source = model_directory(tmp_path / "in", tensors, quantization)
     with pytest.raises(error) as caught:
         ckptconv.convert(source, tmp_path / "out", dequantize=True)
     assert name in str(caught.value)
@@ -292,14 +294,14 @@ def test_what_is_no_quantized_weight_is_refused_by_name(case: str, tmp_path: Pat
 
 def test_bytes_that_are_no_codes_stay_as_they_are(tmp_path: Path) -> None:
     others = {"a": torch.arange(5, dtype=torch.int8), "b.scale": torch.ones(3), "b.weight": torch.ones(3)}
-    made = weights(saved(tmp_path / "in", {**GOOD, **others}), tmp_path / "out")
+    made = weights(model_directory(tmp_path / "in", {**GOOD, **others}), tmp_path / "out")
     assert bits({name: made[name] for name in others}) == bits(others)
 
 
 def test_scales_of_activations_go_with_the_weights(tmp_path: Path) -> None:
     experts = {"experts.up": codes(2, 4, 4), "experts.up_scale": torch.ones(2), "experts.up_input_scale": torch.ones(2)}
     others = {"attn.k_scale": torch.ones(()), "layer_scale": torch.ones(3), "logit_scale": torch.ones(())}
-    made = weights(saved(tmp_path / "in", {**experts, **others}, {"quant_method": "fp8"}), tmp_path / "out")
+    made = weights(model_directory(tmp_path / "in", {**experts, **others}, {"quant_method": "fp8"}), tmp_path / "out")
     assert made.keys() == {"experts.up", "layer_scale", "logit_scale"}
     assert bits({"": made["experts.up"]}) == bits({"": experts["experts.up"].bfloat16()})
 
@@ -317,7 +319,7 @@ SHAPES: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
 def test_small_weights_are_weights_too(case: str, tmp_path: Path) -> None:
     tensors = SHAPES[case]()
     block = FP8 if "x.weight_scale_inv" in tensors else {"quant_method": "fp8"}
-    made = weights(saved(tmp_path / "in", tensors, block), tmp_path / "out")
+    made = weights(model_directory(tmp_path / "in", tensors, block), tmp_path / "out")
     assert bits(made) == bits({"x.weight": tensors["x.weight"].bfloat16()})
 
 
@@ -396,7 +398,7 @@ def test_a_map_and_a_reference_see_the_weights(tmp_path: Path) -> None:
     for number in range(3):
         name = f"experts.{number}.up_proj.weight"
         tensors |= {name: codes(130, 260, seed=number), f"{name}_scale_inv": torch.full((2, 3), 0.1 + number)}
-    source, plain = saved(tmp_path / "in", tensors), tmp_path / "plain"
+    source, plain = model_directory(tmp_path / "in", tensors), tmp_path / "plain"
     (tmp_path / "m.toml").write_text(_STACKED)
     ckptconv.convert(source, plain, dequantize=True)
     ckptconv.convert(plain, tmp_path / "two", map=tmp_path / "m.toml")
@@ -454,6 +456,6 @@ def test_tied_weights_stay_tied(tmp_path: Path) -> None:
 def test_values_too_large_for_float16_are_counted(tmp_path: Path) -> None:
     large = torch.tensor([[448.0, 2, 448, 448]] * 4).to(torch.float8_e4m3fn)
     given = {"x.weight": large, "x.weight_scale": torch.tensor(300.0)}
-    source = saved(tmp_path / "in", given, {"quant_method": "fp8"})
+    source = model_directory(tmp_path / "in", given, {"quant_method": "fp8"})
     report = ckptconv.convert(source, tmp_path / "out", dequantize=True, dtype="float16")
     assert report.warnings == ["12 values were too large for float16 and became infinite."]

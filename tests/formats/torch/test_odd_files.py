@@ -14,6 +14,7 @@ import pytest
 import torch
 from attacks.assemble import Member, called, mapped, members, name, pickled, tensor, text, wide, zipped
 from checkpoints import assert_same, ckptconv_here, load_with_aliases
+from samples import saved
 
 
 class Pair(NamedTuple):
@@ -25,12 +26,6 @@ class Pair(NamedTuple):
 
 class Config(dict[str, Any]):
     """A dict with a name of its own, as frameworks have."""
-
-
-def saved(tree: Any, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(tree, buffer, **options)
-    return buffer.getvalue()
 
 
 def repacked(data: bytes, change: Callable[[list[Member]], list[Member]], **options: Any) -> bytes:

@@ -35,7 +35,7 @@ from ckptconv.storage.location import Location
 TREE = {"w": torch.arange(6.0).reshape(2, 3), "none": torch.zeros(0), "b": torch.ones(3, dtype=torch.bfloat16)}
 
 
-def saved(**options: Any) -> bytes:
+def tree_saved(**options: Any) -> bytes:
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -111,7 +111,7 @@ TOOLS: dict[str, Callable[[bytes, Path], Any]] = {
 @pytest.mark.parametrize("pack", TOOLS.values(), ids=TOOLS)
 def test_archives_of_every_tool_are_read(pack: Callable[[bytes, Path], Any], tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
-    pack(saved(), path)
+    pack(tree_saved(), path)
     run = ckptconv_here("pt2safetensors", path, tmp_path / "model.safetensors", "--no-fsync")
     assert run.code == DONE, run.err
     if zipfile.ZipFile(path).getinfo("archive/data/0").compress_type == zipfile.ZIP_STORED:
@@ -123,14 +123,14 @@ def test_every_alignment_of_storages_is_read(alignment: int, tmp_path: Path) -> 
     config = pytest.importorskip("torch.utils.serialization").config
     path = tmp_path / "model.pt"
     with config.patch("save.storage_alignment", alignment):
-        path.write_bytes(saved())
+        path.write_bytes(tree_saved())
     same(read_torch(str(path)).value, loaded(path))
 
 
 def test_what_is_left_out_by_skip_data_is_read_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     with torch.serialization.skip_data():
-        path.write_bytes(saved())
+        path.write_bytes(tree_saved())
     same(read_torch(str(path)).value, loaded(path))
 
 
@@ -148,8 +148,8 @@ def test_what_of_the_corpus_is_converted_is_what_torch_reads(case: Any, tmp_path
 # ------------------------------------------------------------------------------------------------------------- damage
 
 SOUND = [
-    saved(),
-    saved(_use_new_zipfile_serialization=False),
+    tree_saved(),
+    tree_saved(_use_new_zipfile_serialization=False),
     zipped(M),
     zipped(M, comment=b"a comment of some length" * 2),
     streamed(W_STREAM),

@@ -61,7 +61,7 @@ def refusal(path: Path) -> str:
     return ""
 
 
-def saved(value: Any, tmp_path: Path, name: str = "model.pt", **kwargs: Any) -> TorchFile:
+def saved_and_read(value: Any, tmp_path: Path, name: str = "model.pt", **kwargs: Any) -> TorchFile:
     path = tmp_path / name
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -71,7 +71,7 @@ def saved(value: Any, tmp_path: Path, name: str = "model.pt", **kwargs: Any) -> 
 
 def check(value: Any, tmp_path: Path, name: str = "model.pt", **kwargs: Any) -> TorchFile:
     """Save `value`, and compare what we read with what torch.load does."""
-    file = saved(value, tmp_path, name, **kwargs)
+    file = saved_and_read(value, tmp_path, name, **kwargs)
     same(file.value, torch.load(tmp_path / name, weights_only=False))
     return file
 
@@ -148,7 +148,7 @@ def test_negated_and_conjugated_tensors_are_resolved(tmp_path):
     }
     for name, view in views.items():
         assert view.is_conj() or view.is_neg(), name
-        ours = saved({name: view}, tmp_path).value[name]
+        ours = saved_and_read({name: view}, tmp_path).value[name]
         assert evaluate(ours) == bits(view), name
 
 
@@ -173,10 +173,10 @@ def test_parameters_buffers_attributes_and_subclasses(tmp_path):
 
     module = nn.Module()
     module.b = nn.Buffer(torch.zeros(2))
-    leaf = saved({"b": module.b}, tmp_path).value["b"]
+    leaf = saved_and_read({"b": module.b}, tmp_path).value["b"]
     assert leaf.facts.kind == "buffer"
 
-    leaf = saved({"odd": Counted(torch.arange(3.0))}, tmp_path).value["odd"]
+    leaf = saved_and_read({"odd": Counted(torch.arange(3.0))}, tmp_path).value["odd"]
     assert leaf.facts.kind.endswith("Counted")
     assert evaluate(leaf) == bits(torch.arange(3.0))
 
@@ -249,7 +249,7 @@ def test_numpy_arrays_and_scalars(tmp_path):
         file = check(values, tmp_path, pickle_protocol=protocol)
         assert not file.opaque
     array = np.arange(3)
-    one, two = saved([array, array], tmp_path).value
+    one, two = saved_and_read([array, array], tmp_path).value
     assert one is two
 
 
@@ -273,7 +273,7 @@ def test_numpy_arrays_of_objects_and_records_are_kept_as_objects(tmp_path):
         np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
         np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")])[0],
     ]
-    file = saved(values, tmp_path)
+    file = saved_and_read(values, tmp_path)
     assert [type(value) for value in file.value] == [Opaque] * 3
     assert file.value[0].state[0][-1] == [{"a": 1}, None]
     assert {str(name).split(".")[-1] for name in file.opaque} == {"_reconstruct", "scalar"}
@@ -301,7 +301,7 @@ def test_what_is_made_of_several_tensors(tmp_path):
             "channels": torch.quantize_per_channel(dense, torch.ones(2), torch.zeros(2), 0, torch.qint8),
             "meta": torch.empty(5, 7, device="meta", dtype=torch.bfloat16),
         }
-    file = saved(made, tmp_path)
+    file = saved_and_read(made, tmp_path)
     assert not file.opaque
     ours = file.value
     for name, value in ours.items():
@@ -387,7 +387,7 @@ def test_bare_storages_are_flat_tensors(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         value = [torch.arange(3.0).storage(), torch.arange(3.0).untyped_storage()]
-    typed, untyped = saved(value, tmp_path).value
+    typed, untyped = saved_and_read(value, tmp_path).value
     assert isinstance(typed, LazyTensor)
     assert (typed.dtype.name, typed.shape) == ("float32", (3,))
     assert (untyped.dtype.name, untyped.shape) == ("uint8", (12,))
@@ -396,7 +396,7 @@ def test_bare_storages_are_flat_tensors(tmp_path):
 
 def test_objects_are_kept_as_data(tmp_path):
     model = nn.Linear(2, 3)
-    file = saved({"args": argparse.Namespace(lr=0.1), "model": model, "path": Path("x")}, tmp_path)
+    file = saved_and_read({"args": argparse.Namespace(lr=0.1), "model": model, "path": Path("x")}, tmp_path)
     assert "torch.nn.modules.linear.Linear" in map(str, file.opaque)
     assert "argparse.Namespace" in map(str, file.opaque)
     inside = file.value["model"].state[0]["_parameters"]["weight"]
@@ -451,7 +451,7 @@ def test_checksums_are_told_and_those_of_descriptions_checked(tmp_path):
     import zlib
 
     path = tmp_path / "m.pt"
-    file = saved({"a": torch.randn(100), "b": torch.ones(0)}, tmp_path, "m.pt")
+    file = saved_and_read({"a": torch.randn(100), "b": torch.ones(0)}, tmp_path, "m.pt")
     data = path.read_bytes()
     assert [record.crc for record in file.records] == [
         zlib.crc32(data[record.offset : record.offset + record.size]) for record in file.records
@@ -524,7 +524,7 @@ def test_where_torch_does_not_put_the_bytes_of_a_big_endian_archive_in_order_it_
 
 def test_archives_without_the_members_of_newer_releases(tmp_path):
     tree = {"w": torch.randn(3)}
-    saved(tree, tmp_path)
+    saved_and_read(tree, tmp_path)
     with zipfile.ZipFile(tmp_path / "model.pt") as old, zipfile.ZipFile(tmp_path / "old.pt", "w") as new:
         for name in ("model/version", "model/data/0", "model/data.pkl"):
             new.writestr(name, old.read(name))
@@ -535,7 +535,7 @@ def test_archives_without_the_members_of_newer_releases(tmp_path):
 
 def test_other_compression_is_refused_but_only_for_the_tensors(tmp_path):
     tree = {"w": torch.zeros(1000), "none": torch.zeros(0)}
-    saved(tree, tmp_path)
+    saved_and_read(tree, tmp_path)
     with zipfile.ZipFile(tmp_path / "model.pt") as old:
         for name, of_tensors in (("bzip2.pt", zipfile.ZIP_BZIP2), ("lzma.pt", zipfile.ZIP_LZMA), ("not.pt", 0)):
             with zipfile.ZipFile(tmp_path / name, "w") as new:
@@ -610,15 +610,15 @@ def test_an_archive_larger_than_four_gigabytes(tmp_path):
 
 def test_only_what_is_needed_is_read(tmp_path):
     base = torch.randn(3_000_000)
-    file = saved({"view": base[1_000_000:1_000_100], "large": base.double()}, tmp_path)
+    file = saved_and_read({"view": base[1_000_000:1_000_100], "large": base.double()}, tmp_path)
     assert file.bytes_read < 100_000
     moves = list(file.value["view"].moves(0, 400))
     assert sum(move.source.nbytes for move in moves) == 400
 
 
 def test_files_are_told_apart(tmp_path):
-    one = saved({"w": torch.ones(2)}, tmp_path, "one.pt")
-    two = saved({"w": torch.ones(2)}, tmp_path, "two.pt")
+    one = saved_and_read({"w": torch.ones(2)}, tmp_path, "one.pt")
+    two = saved_and_read({"w": torch.ones(2)}, tmp_path, "two.pt")
     assert one.value["w"].facts.storage != two.value["w"].facts.storage
 
 
@@ -876,7 +876,7 @@ def test_names_that_somebody_reads_differently(name):
 
 def test_other_contradictions(tmp_path):
     tree = {"w": torch.arange(3.0)}
-    saved(tree, tmp_path)
+    saved_and_read(tree, tmp_path)
     original = (tmp_path / "model.pt").read_bytes()
 
     def changed(change: Callable[[str, bytes], bytes]) -> str:
@@ -895,7 +895,7 @@ def test_other_contradictions(tmp_path):
 
 
 def test_a_storage_of_two_sizes_is_refused(tmp_path):
-    saved([torch.arange(3.0)], tmp_path)
+    saved_and_read([torch.arange(3.0)], tmp_path)
     with zipfile.ZipFile(tmp_path / "model.pt") as archive:
         pickled = archive.read("model/data.pkl")
     # K\x03t: three elements; twelve bytes are there.
@@ -961,7 +961,7 @@ def test_other_formats_are_called_by_their_names(tmp_path):
 
 
 def test_limits_on_what_is_read_whole(tmp_path, monkeypatch):
-    saved([1], tmp_path)
+    saved_and_read([1], tmp_path)
     monkeypatch.setattr(torch_zip, "MAX_PICKLE", 6)
     with pytest.raises(LimitError, match=r"data\.pkl' has \d+ bytes; at most 6"):
         read(tmp_path / "model.pt")
