@@ -216,9 +216,33 @@ MUTANTS = [
     ),
     Mutant(
         "comparison/changes",
-        "(share >= most[1] * _NEARLY)",
-        "(share >= most[1])",
+        "_at_least(share, largest_share * _NEARLY)",
+        "_at_least(share, largest_share)",
         "tests/comparison/test_changes.py",
+    ),
+    Mutant(
+        "comparison/changes",
+        "if largest_share * _MORE > max_rel:",
+        "if largest_share > 2 * max_rel:",
+        "tests/comparison/test_changes.py",
+    ),
+    Mutant(
+        "comparison/changes",
+        "is_told = dtype.itemsize < a.itemsize and",
+        "is_told =",
+        "tests/comparison/test_changes.py",
+    ),
+    Mutant(
+        "comparison/encoding",
+        "        self._made.update(made)",
+        "        self._made = made",
+        "tests/comparison/test_processes.py",
+    ),
+    Mutant(
+        "storage/spool",
+        "if self._process != os.getpid():",
+        "if not self._process:",
+        "tests/storage/test_spool.py -k copy",
     ),
     Mutant(
         "storage/spool",

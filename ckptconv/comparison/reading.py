@@ -41,6 +41,8 @@ _MOST_JOBS = 4
 _MOST_RUNS = 512
 # Bytes of both sides for which processes are worth starting.
 _WORTH_PROCESSES = 1 << 26
+# Tasks that a process takes at once.
+_FEW = 8
 # A list of runs that is longer than this is merged.
 _RUNS = 256
 
@@ -207,6 +209,12 @@ def _one_by_one(tasks: Iterable[_Task]) -> Iterator[Iterable[_Task]]:
     return ((task,) for task in tasks)
 
 
+def _several(groups: Iterator[Iterable[_Task]], few: int) -> Iterator[Iterable[_Task]]:
+    """Yield as many groups as one: of each that is done, a process tells another."""
+    while taken := list(itertools.islice(groups, few)):
+        yield itertools.chain.from_iterable(taken)
+
+
 def _within(run: Run, pair: Pair, unit: int) -> Iterator[Run]:
     """Cut a run into such as fit a window."""
     return run.cut(max(unit // sum(dtype.itemsize for dtype in pair.dtypes), 1))
@@ -315,7 +323,10 @@ class _Comparing:
             return False
         if self._encoder:
             self._encoder.reserve(jobs)
-        ended = in_processes(groups, [partial(self._alone, pairs, number) for number in range(jobs)], self._progress)
+        # Groups that are encoded are large.
+        few = 1 if self._encoder else _FEW
+        workers = [partial(self._alone, pairs, number) for number in range(jobs)]
+        ended = in_processes(lambda: _several(groups(), few), workers, self._progress)
         for done in ended:
             self.bytes_read += done.bytes_read
             for index, found, first, left in done.found:

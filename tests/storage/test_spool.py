@@ -105,6 +105,43 @@ def test_any_tensors(data: st.DataObject, tmp_path_factory: pytest.TempPathFacto
     assert (directory / "plain.safetensors").read_bytes() == (directory / "model.safetensors").read_bytes()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
+def test_a_copy_of_the_process_unpacks_into_a_file_of_its_own(tmp_path: Path) -> None:
+    """Both would put what they unpack next at the same place of one file."""
+    contents = [bytes([n]) * 1000 for n in range(3)]
+    files = []
+    for n, content in enumerate(contents):
+        packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+        data = packer.compress(content) + packer.flush()
+        path = tmp_path / str(n)
+        path.write_bytes(data)
+        packed = Packed(File(str(path), len(data)), 0, len(data), zlib.crc32(content), "deflate")
+        files.append(File(f"{n} unpacked", len(content), "", packed))
+
+    def read(readers: SpoolingReaders, n: int, start: int, stop: int) -> bool:
+        buffer = bytearray(stop - start)
+        with readers.reading(files[n]) as reader:
+            reader.fill(start, [memoryview(buffer)])
+        return buffer == contents[n][start:stop]
+
+    waiting, going = os.pipe()
+    with SpoolingReaders() as readers:
+        assert read(readers, 0, 0, 500)
+        assert readers.unpacked() == files[0].stored.size
+        pid = os.fork()
+        if not pid:
+            os.read(waiting, 1)
+            done = read(readers, 1, 0, 500) and readers.unpacked() == files[1].stored.size
+            os._exit(not (done and read(readers, 0, 500, 1000)))
+        assert read(readers, 2, 0, 500)
+        os.write(going, b"!")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert all(read(readers, n, 500, 1000) for n in (0, 2))
+        assert readers.unpacked() == files[2].stored.size
+    os.close(waiting)
+    os.close(going)
+
+
 def test_big_endian_storages_are_swapped_after_they_are_unpacked(tmp_path: Path) -> None:
     torch.save({"w": torch.arange(5, dtype=torch.int32)}, tmp_path / "little.pt")
     with zipfile.ZipFile(tmp_path / "little.pt") as old:
