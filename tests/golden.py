@@ -5,7 +5,7 @@
 
 Of a case are kept: the exit code, the report without times and memory, the errors and warnings, and the sha256 of
 every file that was written; manifests are among these, and name the plan id. The cases on S3 also keep what a server of
-moto's was asked for; the cases of memory the peak of a whole process, compared within a few MiB.
+the store of the tests was asked for; the cases of memory the peak of a whole process, compared within a few MiB.
 """
 
 from __future__ import annotations
