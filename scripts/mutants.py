@@ -474,6 +474,36 @@ MUTANTS = [
     ),
     Mutant(
         "storage/writing",
+        "            while thread.is_alive():",
+        "            if thread.is_alive():",
+        "tests/storage/test_writing.py",
+    ),
+    Mutant(
+        "publish/staging/remote",
+        "if self.index in present:",
+        "if self.index not in present:",
+        "tests/publish/test_parts_on_stores.py -k some_are_replaced",
+    ),
+    Mutant(
+        "storage/uploads",
+        "[self._etags[number] for number in sorted(self._etags)]",
+        "[self._etags[number] for number in sorted(self._etags, reverse=True)]",
+        "tests/storage/test_remote.py -k any_mix",
+    ),
+    Mutant(
+        "verification/verify",
+        "PREFETCH_MEMORY = 24 << 20",
+        "PREFETCH_MEMORY = 96 << 20",
+        "tests/storage/test_remote.py -k stays_small",
+    ),
+    Mutant(
+        "publish/staging/local",
+        "sorted(names, key=lambda name: name == self.index)",
+        "sorted(names, key=lambda name: name != self.index)",
+        "tests/publish/test_crash.py -k any_moment",
+    ),
+    Mutant(
+        "storage/writing",
         "self._stopped |= kind is not None",
         "self._stopped = kind is not None",
         "tests/storage/test_writing.py",

@@ -4,8 +4,8 @@
     python tests/golden.py compare FILE    runs them again, and says what differs; exit code 1 if anything does
 
 Of a case are kept: the exit code, the report without times and memory, the errors and warnings, and the sha256 of
-every file that was written; manifests are among these, and name the plan id. The cases on S3 also keep what a server of
-moto's was asked for; the cases of memory the peak of a whole process, compared within a few MiB.
+every file that was written; manifests are among these, and name the plan id. The cases on S3 also keep what
+the store of the tests was asked for; the cases of memory the peak of a whole process, compared within a few MiB.
 """
 
 from __future__ import annotations

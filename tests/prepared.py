@@ -101,7 +101,8 @@ class Process:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and that is not told yet
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
@@ -193,6 +194,7 @@ def _serve(address: str, modules: list[str]) -> None:
         importlib.import_module(name)
     assert "torch" in modules or "torch" not in sys.modules
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that tell how the children end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the keyboard's is for whoever started this
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen(64)
@@ -230,6 +232,7 @@ def _tell(asking: socket.socket, streams: list[int]) -> None:
 def _run(code: str, arguments: list[str], place: str, environment: dict[str, str], streams: list[int]) -> None:
     """Be the process, and end."""
     status = 1
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         for number, name in enumerate(("stdin", "stdout", "stderr")):
             os.dup2(streams[number], number)

@@ -431,6 +431,11 @@ def proxy_to(upstream: str | S3) -> Iterator[Proxy]:
         upstream.proxies.append(proxy)
 
 
+def tried_once(s3: S3, proxy: Proxy) -> dict[str, Any]:
+    """Options for a proxy to S3, without the attempts that botocore makes by itself."""
+    return {**s3.through(proxy.endpoint), "config_kwargs": {"retries": {"max_attempts": 0}}}
+
+
 # ------------------------------------------------------------------------------------------------------------ HTTP
 
 

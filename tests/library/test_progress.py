@@ -6,8 +6,6 @@ import asyncio
 import io
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 import rich.console
 import rich.progress
 import torch
+from prepared import prepared
 from tqdm import tqdm
 
 import ckptconv
@@ -203,8 +202,7 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_in_the_main_thread_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", INTERRUPTED, model, tmp_path / "a.safetensors"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = prepared().run(INTERRUPTED, model, tmp_path / "a.safetensors")
     assert (done.stdout, done.stderr) == ("interrupted\n", "")
     assert os.listdir(tmp_path) == []
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from checkpoints import ZERO
+from prepared import prepared
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from states import STATES
@@ -69,7 +69,8 @@ with ckptconv.open(sys.argv[1], "np") as ck:
     assert ck.tree["step"] == 3 and ck.tree["n"]["b"][0] == 1
 assert "torch" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", script, tmp_path / "x.safetensors"], check=True)
+    done = prepared().run(script, tmp_path / "x.safetensors")
+    assert done.returncode == 0, done.stderr
     found = load_file(tmp_path / "x.safetensors")
     assert {name: array.tolist() for name, array in found.items()} == {
         "a": [[0, 3], [1, 4], [2, 5]],
@@ -130,8 +131,7 @@ print(report.reused)
 
 def test_a_save_that_is_killed_leaves_nothing_and_is_resumed_with_the_same_data_only(tmp_path: Path) -> None:
     def run(how: str, shift: int) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", KILLED, str(tmp_path / "x"), how, str(shift)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return prepared("torch").run(KILLED, tmp_path / "x", how, shift)
 
     assert run("kill", 0).returncode == 9
     assert not [path for path in (tmp_path / "x").glob("*") if not path.name.startswith(".")]

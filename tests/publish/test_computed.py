@@ -118,15 +118,21 @@ def test_a_virtual_checkpoint_has_the_same_files(
         }
 
 
-@pytest.mark.parametrize("job", SOME)
-def test_sources_and_output_may_be_on_a_store(job: str, here: Path, whole: dict[str, dict[str, bytes]], s3: S3) -> None:
-    make, source = JOBS[job]
+@pytest.fixture(scope="module")
+def there(here: Path, s3: S3) -> str:
+    """The same on a store."""
     name = fresh()
     for each in ("a", "b", "c", "dora", "lora", "powers"):
         s3.put(here / each, f"{name}/{each}")
-    there = f"s3://{BUCKET}/{name}"
-    make(there, source, f"{there}/out", storage_options=s3.options, verify=True, **SHARDS)
-    found = {key.rpartition("/")[2]: s3.get(key) for key in s3.keys(f"{name}/out/")}
+    return f"s3://{BUCKET}/{name}"
+
+
+@pytest.mark.parametrize("job", SOME)
+def test_sources_and_output_may_be_on_a_store(job: str, there: str, whole: dict[str, dict[str, bytes]], s3: S3) -> None:
+    make, source = JOBS[job]
+    name = fresh()
+    make(there, source, f"s3://{BUCKET}/{name}", storage_options=s3.options, verify=True, **SHARDS)
+    found = {key.rpartition("/")[2]: s3.get(key) for key in s3.keys(f"{name}/")}
     assert weights(found) == weights(whole[job])
 
 

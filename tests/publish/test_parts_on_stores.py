@@ -168,6 +168,18 @@ def test_an_index_is_never_over_shards_of_another_output(
     assert store.contents() == expected
 
 
+def test_an_index_is_never_over_shards_of_which_some_are_replaced(
+    model: Path, other: Path, on_s3: Store, s3: S3
+) -> None:
+    on_s3.whole(other)
+    with proxy_to(s3) as proxy:
+        proxy.rule = lambda asked: "403" if asked.method == "POST" and f"{THIRD}?uploadId" in asked.path else ""
+        with pytest.raises(FailedError, match=THIRD):
+            on_s3.through(proxy).whole(model)
+    assert "model-00001-of-00006.safetensors" in on_s3.shown()
+    assert not is_model(on_s3.shown())
+
+
 def test_an_output_stays_until_a_shard_of_a_part_is_whole(model: Path, other: Path, on_s3: Store, s3: S3) -> None:
     on_s3.whole(other)
     before = on_s3.contents()

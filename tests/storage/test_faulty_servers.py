@@ -13,7 +13,7 @@ import misbehaving
 import pytest
 import torch
 from checkpoints import ckptconv_here
-from remote import S3, fresh, http_server, process_serving, proxy_to
+from remote import S3, fresh, http_server, process_serving, proxy_to, tried_once
 from safetensors.torch import load_file, save_file
 
 from ckptconv import convert
@@ -116,7 +116,7 @@ def spoiled(change: Callable[[dict[str, str], bytes], tuple[dict[str, str], byte
 def test_what_s3_gives_whole_has_its_checksum(s3: S3, small: Path, tmp_path: Path) -> None:
     url, other = s3.put(small, f"{fresh()}/model.pt"), s3.put(small, f"{fresh()}/model.pt")
     with proxy_to(s3) as proxy:
-        options = {**s3.through(proxy.endpoint), "config_kwargs": {"retries": {"max_attempts": 0}}}
+        options = tried_once(s3, proxy)
         convert(url, tmp_path / "sound.safetensors", storage_options=options)
         proxy.change = spoiled(lambda headers, data: (headers, data[:-1] + bytes([data[-1] ^ 1])))
         with pytest.raises(FailedError, match=r"(?i)checksum"):
@@ -126,7 +126,7 @@ def test_what_s3_gives_whole_has_its_checksum(s3: S3, small: Path, tmp_path: Pat
 def test_a_range_of_s3_is_the_one_that_was_asked_for(s3: S3, large: Path, tmp_path: Path) -> None:
     url = s3.put(large, f"{fresh()}/model.pt")
     with proxy_to(s3) as proxy:
-        options = {**s3.through(proxy.endpoint), "config_kwargs": {"retries": {"max_attempts": 0}}}
+        options = tried_once(s3, proxy)
         proxy.change = spoiled(lambda headers, data: ({**headers, "Content-Range": "bytes 1-2/3"}, data))
         with pytest.raises(FailedError, match="says that it gives 'bytes 1-2/3'"):
             convert(url, tmp_path / "out.safetensors", storage_options=options)

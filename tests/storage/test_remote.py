@@ -41,6 +41,7 @@ from remote import (
     fresh,
     http_server,
     proxy_to,
+    tried_once,
 )
 from safetensors.torch import load_file
 
@@ -65,11 +66,6 @@ def proxy(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     monkeypatch.setattr(remote, "WAITS", (0.01,) * 2)
     with proxy_to(s3) as made:
         yield made
-
-
-def impatient(s3: S3, proxy: Proxy) -> dict[str, Any]:
-    """Options for the proxy, without the attempts that botocore makes by itself."""
-    return {**s3.through(proxy.endpoint), "config_kwargs": {"retries": {"max_attempts": 0}}}
 
 
 @pytest.fixture(scope="module")
@@ -284,7 +280,7 @@ def test_nothing_appears_before_everything_is_sent_and_the_index_appears_last(
     model: Path, s3: S3, proxy: Proxy
 ) -> None:
     name = fresh()
-    convert(model, f"s3://models/{name}", max_shard_size=SHARD, storage_options=impatient(s3, proxy))
+    convert(model, f"s3://models/{name}", max_shard_size=SHARD, storage_options=tried_once(s3, proxy))
     steps = [(each.method, each.path) for each in proxy.asked if each.method in ("PUT", "POST")]
     parts = [i for i, (method, path) in enumerate(steps) if method == "PUT" and "partNumber" in path]
     commits = [
@@ -302,7 +298,7 @@ def test_what_fails_halfway_leaves_nothing_behind(model: Path, s3: S3, proxy: Pr
     name = fresh()
     proxy.rule = lambda asked: "403" if "partNumber=2" in asked.path else ""
     with pytest.raises(FailedError, match=name):
-        convert(model, f"s3://models/{name}/out.safetensors", storage_options=impatient(s3, proxy))
+        convert(model, f"s3://models/{name}/out.safetensors", storage_options=tried_once(s3, proxy))
     assert not s3.keys(name)
     assert not s3.uploads(name)
 
@@ -324,7 +320,7 @@ def uploading(model: Path, name: str, s3: S3, proxy: Proxy) -> Process:
     """A conversion in a process of its own whose second part does not arrive."""
     proxy.rule = lambda asked: "held" if "partNumber=2" in asked.path else ""
     words = ("pt2safetensors", model, f"s3://models/{name}/out.safetensors")
-    process = prepared().python(HEARING, *words, "--storage-options", json.dumps(impatient(s3, proxy)))
+    process = prepared().python(HEARING, *words, "--storage-options", json.dumps(tried_once(s3, proxy)))
     while process.poll() is None and not any("partNumber=2" in asked.path for asked in proxy.asked):
         time.sleep(0.01)
     return process
@@ -339,7 +335,7 @@ def test_a_killed_upload_leaves_nothing_under_the_name_and_the_next_run_complete
     process.communicate()
     proxy.release()
     assert not s3.keys(name)
-    convert(model, f"s3://models/{name}/out.safetensors", storage_options=impatient(s3, proxy))
+    convert(model, f"s3://models/{name}/out.safetensors", storage_options=tried_once(s3, proxy))
     assert s3.get(f"{name}/out.safetensors") == (plain / "plain.safetensors").read_bytes()
 
 
@@ -371,7 +367,7 @@ def test_a_fault_that_passes_is_tried_again(fault: str, model: Path, plain: Path
         return fault if spoiled and not asked.before else ""
 
     proxy.rule = at_first
-    convert(url, f"s3://models/{name}/out.safetensors", storage_options=impatient(s3, proxy))
+    convert(url, f"s3://models/{name}/out.safetensors", storage_options=tried_once(s3, proxy))
     assert s3.get(f"{name}/out.safetensors") == (plain / "plain.safetensors").read_bytes()
 
 
@@ -381,7 +377,7 @@ def test_a_fault_that_stays_is_a_clear_error(fault: str, model: Path, s3: S3, pr
     url = s3.put(model, f"{name}/model.pt")
     proxy.rule = lambda asked: fault if asked.reads_range and asked.range[0] > MIB else ""
     with pytest.raises(FailedError, match=f"{name}/model.pt cannot be read"):
-        convert(url, f"s3://models/{name}/out.safetensors", storage_options=impatient(s3, proxy))
+        convert(url, f"s3://models/{name}/out.safetensors", storage_options=tried_once(s3, proxy))
     assert s3.keys(name) == [f"{name}/model.pt"]
     assert not s3.uploads(name)
 
@@ -390,7 +386,7 @@ def test_what_may_not_be_read_is_not_asked_for_again(model: Path, s3: S3, proxy:
     url = s3.put(model, f"{fresh()}/model.pt")
     proxy.rule = lambda asked: "403" if asked.reads_range else ""
     with pytest.raises(FailedError, match=r"(?i)forbidden|denied|403"):
-        convert(url, "memory://never/out.safetensors", storage_options=impatient(s3, proxy))
+        convert(url, "memory://never/out.safetensors", storage_options=tried_once(s3, proxy))
     assert sum(asked.reads_range for asked in proxy.asked) == 1
 
 
@@ -408,7 +404,7 @@ def test_an_object_that_changes_meanwhile_is_found_out(model: Path, s3: S3, prox
 
     proxy.rule = replace
     with pytest.raises(CorruptError, match="changed while it was read"):
-        convert(url, tmp_path / "out.safetensors", storage_options=impatient(s3, proxy))
+        convert(url, tmp_path / "out.safetensors", storage_options=tried_once(s3, proxy))
     assert replaced
     assert not (tmp_path / "out.safetensors").exists()
 
@@ -433,7 +429,7 @@ def test_of_a_reference_headers_are_read_and_what_is_filled_in(s3: S3, proxy: Pr
     (tmp_path / "reference" / "config.json").write_text("{}")
     url = s3.put(tmp_path / "reference", fresh("reference"))
     torch.save({name: tensor for name, tensor in state.items() if name != "layers.3"}, tmp_path / "less.pt")
-    settings: dict[str, Any] = {"like": url, "storage_options": impatient(s3, proxy)}
+    settings: dict[str, Any] = {"like": url, "storage_options": tried_once(s3, proxy)}
     shards = len(list((tmp_path / "reference").glob("*.safetensors")))
     convert(tmp_path / "less.pt", tmp_path / "partial", partial=True, **settings)
     # The first request for a file is for 256 KiB at most, which hold its header.
@@ -471,7 +467,7 @@ def test_a_zero_3_checkpoint_is_fetched_in_large_ranges_and_no_more_of_it_than_t
     make_example.write(make_example.Example(params=4_000_000, ranks=8, stage=3), directory)
     name = fresh()
     url = s3.put(directory, f"{name}/zero")
-    options = impatient(s3, proxy)
+    options = tried_once(s3, proxy)
     source = library.open(url, family="deepspeed", storage_options=options)
     described, before = proxy.bytes_asked, len(proxy.asked)
     assert described < 16 * 160 * KIB  # a rank has two files
@@ -535,7 +531,7 @@ def test_a_transposed_matrix_is_fetched_once_however_it_is_written(s3: S3, proxy
     torch.save({"t": torch.randn(2048, 1536).t()}, tmp_path / "model.pt")
     name = fresh()
     url = s3.put(tmp_path / "model.pt", f"{name}/model.pt")
-    options = impatient(s3, proxy)
+    options = tried_once(s3, proxy)
     convert(url, f"s3://models/{name}/out.safetensors", memory=2 * MIB, storage_options=options)
     convert(url, tmp_path / "out.safetensors", memory=2 * MIB, storage_options=options)
     size = (tmp_path / "model.pt").stat().st_size
@@ -557,7 +553,7 @@ def test_a_transposed_tensor_is_verified_with_few_requests(
     name = fresh()
     urls = s3.put(tmp_path / "model.pt", f"{name}/model.pt"), f"s3://models/{name}/model.safetensors"
     convert(*urls, storage_options=s3.options)
-    options = impatient(s3, proxy)
+    options = tried_once(s3, proxy)
     done = library.verify(*urls, storage_options=options)
     size = 2 * 2048 * 1536 * 4
     asked = [each for each in proxy.asked if each.reads_range]
@@ -583,7 +579,7 @@ def test_small_tensors_and_those_of_many_ranks_are_verified_with_few_requests(
     name = fresh()
     small = s3.put(tmp_path / "small.pt", f"{name}/small.pt")
     ranks = s3.put(directory, f"{name}/zero")
-    options = impatient(s3, proxy)
+    options = tried_once(s3, proxy)
     for url in (small, ranks):
         output = f"{url}.safetensors"
         convert(url, output, storage_options=s3.options)
@@ -614,7 +610,7 @@ def test_files_of_many_ranks_are_described_by_a_request_each_and_read_several_at
         return ""
 
     proxy.rule = held
-    source = library.open(url, storage_options=impatient(s3, proxy))
+    source = library.open(url, storage_options=tried_once(s3, proxy))
     proxy.rule = lambda asked: ""
     assert not together.broken
     assert list(source.source.weights) == ["weight"]
@@ -633,7 +629,7 @@ def test_what_there_is_no_room_for_is_verified_all_the_same(
 
     def requests() -> int:
         before = len(proxy.asked)
-        done = library.verify(url, f"s3://models/{name}/out.safetensors", storage_options=impatient(s3, proxy))
+        done = library.verify(url, f"s3://models/{name}/out.safetensors", storage_options=tried_once(s3, proxy))
         assert done.bytes_compared == 4 * (40 * 1000 + 500)
         return len(proxy.asked) - before
 
@@ -661,7 +657,7 @@ def test_a_link_that_stays_broken_ends_a_verification(fault: str, model: Path, s
     convert(url, f"s3://models/{name}/out.safetensors", storage_options=s3.options)
     proxy.rule = lambda asked: fault if asked.reads_range and asked.range[0] > MIB else ""
     with pytest.raises(FailedError, match="cannot be read"):
-        library.verify(url, f"s3://models/{name}/out.safetensors", storage_options=impatient(s3, proxy))
+        library.verify(url, f"s3://models/{name}/out.safetensors", storage_options=tried_once(s3, proxy))
 
 
 # ------------------------------------------------------------------------------------------------------------ HTTP

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from ckptconv.storage import writing
 from ckptconv.storage.writing import Syncing
 
 
@@ -18,6 +19,14 @@ def test_every_step_runs() -> None:
         for number in range(99):
             syncing.add(lambda number=number: done.append(number))  # type: ignore[misc]
     assert sorted(done) == [*range(99)]
+
+
+def test_it_waits_for_a_step_however_long_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "_AGAIN", 0.001)
+    done: list[int] = []
+    with Syncing() as syncing:
+        syncing.add(lambda: (time.sleep(0.1), done.append(1)))  # type: ignore[arg-type, return-value]
+    assert done
 
 
 def test_steps_wait_for_the_disk_together() -> None:
