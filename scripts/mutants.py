@@ -491,7 +491,7 @@ MUTANTS = [
         "tests/storage/test_remote.py -k any_mix",
     ),
     Mutant(
-        "verification/verify",
+        "verification/pairs",
         "PREFETCH_MEMORY = 24 << 20",
         "PREFETCH_MEMORY = 96 << 20",
         "tests/storage/test_remote.py -k stays_small",
