@@ -71,9 +71,9 @@ def test_the_wheel_holds_every_module_and_the_types_and_nothing_else(wheel: Path
         manual = {Path(name).name for name in archive.namelist() if "/share/man/man1/" in name}
     modules = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/**/*.py")}
     assert manual == {path.name for path in ROOT.glob("docs/man/*.1")}
-    schemas = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/cli/schemas/*.json")}
+    tables = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/cli/**/*.json")}
     maps = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/structure/maps/catalogue/*.toml")}
-    assert names == modules | schemas | maps | {"ckptconv/py.typed", "ckptconv/inspection/page.html"}
+    assert names == modules | tables | maps | {"ckptconv/py.typed", "ckptconv/inspection/page.html"}
 
 
 def test_it_installs_and_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:

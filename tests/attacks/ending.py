@@ -101,10 +101,10 @@ def _code_of(arguments: list[str]) -> object:
 def _answer() -> None:
     import typer
 
-    from ckptconv.cli import main
+    from ckptconv.cli import commands
 
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, resource.getrlimit(resource.RLIMIT_CPU)[1]))
-    main.app = typer.main.get_command(main.app)  # once, and not for each file
+    commands.app = typer.main.get_command(commands.app)  # once, and not for each file
     for line in sys.stdin:
         canary, *arguments = json.loads(line)
         err = io.StringIO()

@@ -112,7 +112,7 @@ def test_a_flipped_bit(tmp_path: Path) -> None:
     assert run.err == (
         f"ckptconv: {path}: the data of 'layer.weight' has changed since it was written: the CRC-32 of bytes {at} to "
         f"{at + 24} is {zlib.crc32(data[at : at + 24]):08x}, and the archive records "
-        f"{zlib.crc32(DATA):08x}. Nothing was written. Copy or download the file again.\n"
+        f"{zlib.crc32(DATA):08x}. Nothing was put under a final name. Copy or download the file again.\n"
     )
 
 

@@ -61,13 +61,14 @@ def dying(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 # Sends itself a signal when the shard of that number is begun, those before it have their records, and no other is
 # begun after it.
 AT_SHARD = """
-import glob, threading, time
+import threading, time
 from ckptconv.publish.staging import local
+from ckptconv.publish.staging.area import record_of
 create, begun, creating = local.LocalStaging.create, [], threading.RLock()
 def dying(self, name, size):
     with creating:
         if "{0}" in name:
-            while len(glob.glob(self.staging + "/.record-*")) < len(begun):
+            while not all(os.path.exists(self.staging + "/" + record_of(each)) for each in begun):
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.{1})
         begun.append(name)
