@@ -199,11 +199,12 @@ class Syncing:
 
         A signal may interrupt it, and have it called again.
         """
-        for thread in self._running:
-            while thread.is_alive():
-                # Another thread may take it, or have taken an earlier one and not have ended yet.
+        while alive := [thread for thread in self._running if thread.is_alive()]:
+            # Of those that were put before the signal, some may have been taken.
+            for _ in alive:
                 with contextlib.suppress(Full):
                     self._waiting.put(None, timeout=_AGAIN)
+            for thread in alive:
                 thread.join(_AGAIN)
         self._threads, self._waiting = [], Queue(maxsize=1)
         if self._failure is not None:
