@@ -293,6 +293,14 @@ def test_columns_of_a_matrix_are_read_run_by_run_without_what_lies_between(file:
     assert not move.kernels
 
 
+def test_columns_that_lie_near_are_read_with_what_lies_between_while_that_fits_to_the_byte(file: File) -> None:
+    tensor = Stored(file, 0, DTYPES["uint8"], (65, 4), (64, 1))
+    (move,) = tensor.moves(0, tensor.nbytes, limit=2050)
+    assert move.source == Runs(0, 64 * 64 + 4)
+    (move,) = tensor.moves(0, tensor.nbytes, limit=2049)
+    assert move.source == Runs(0, 4, ((65, 64),))
+
+
 def test_a_transposed_matrix_is_moved_in_tiles_that_are_long_runs_on_both_sides() -> None:
     shape, strides = (50_000, 50_000), (1, 50_000)
     # What is written in runs is longer than what is read.
