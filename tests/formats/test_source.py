@@ -16,6 +16,7 @@ from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import planned
 from ckptconv.outputs.targets import Target
+from ckptconv.plan import identify
 
 CASE = "fsdp2_w2_nested"
 
@@ -78,3 +79,10 @@ def test_what_is_read_anyway_is_not_read_again(tmp_path: Path) -> None:
     shutil.rmtree(checkpoint)
     states = planned(source, Target(str(tmp_path / "states"), "states"), Options())
     assert states.tensors
+
+
+def test_the_id_of_a_plan_tells_every_input_and_setting_apart_and_not_their_order() -> None:
+    known = identify([], {"a": 1, "b": 2}, "settings")
+    assert identify([], {"b": 2, "a": 1}, "settings") == known
+    others = ({"a": 3, "b": 2}, "settings"), ({"a": 1, "b": 3}, "settings"), ({"a": 1, "b": 2}, "others")
+    assert len({known, *(identify([], inputs, settings) for inputs, settings in others)}) == 4
