@@ -474,8 +474,8 @@ MUTANTS = [
     ),
     Mutant(
         "storage/writing",
-        "            while thread.is_alive():",
-        "            if thread.is_alive():",
+        "        while alive := [",
+        "        if alive := [",
         "tests/storage/test_writing.py",
     ),
     Mutant(
