@@ -23,6 +23,7 @@ import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats import safetensors
 from ckptconv.formats.weight_map import read_index
+from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.tensors.dtypes import DTYPES
 
@@ -404,3 +405,13 @@ def test_an_index_is_counted_in_bytes(tmp_path: Path) -> None:
     index = read_index(Location(str(path)))
     assert index is not None
     assert index.size == path.stat().st_size
+
+
+def test_metadata_that_come_again_a_mebibyte_later_are_refused() -> None:
+    entries = {f"w{n}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for n in range(1, 20_000)}
+    text = json.dumps({"__metadata__": {"a": "1"}, **entries})
+    assert len(text) > strict_json.PIECE
+    places, metadata = safetensors.described(text.encode(), "x")
+    assert (len(places), metadata) == (len(entries), {"a": "1"})
+    with pytest.raises(CorruptError, match="'__metadata__' twice"):
+        safetensors.described((text[:-1] + ', "__metadata__": {"a": "2"}}').encode(), "x")

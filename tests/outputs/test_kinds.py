@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import tempfile
@@ -17,8 +18,8 @@ from safetensors.torch import load_file, save_file
 
 import ckptconv
 from ckptconv import CkptconvError, UsageError
-from ckptconv.options.table import OPTIONS
-from ckptconv.outputs.kinds import KINDS, flag
+from ckptconv.options.table import OPTIONS, Options
+from ckptconv.outputs.kinds import KINDS, check_options, flag
 
 # What asks for an output of each kind.
 ASKED: dict[str, dict[str, Any]] = {
@@ -194,6 +195,19 @@ def test_the_matrix_has_every_option_and_every_kind() -> None:
     assert MATRIX.keys() | OTHERS == OPTIONS.keys()
     assert ASKED.keys() == KINDS.keys()
     assert {len(row.kinds) for row in MATRIX.values()} == {len(KINDS)}
+
+
+@pytest.mark.parametrize("option", ["tied", "quantize", "requantize", "include", "copy_config"])
+def test_of_several_outputs_one_refuses_an_option_where_none_heeds_it(option: str) -> None:
+    by_kind = dict(zip(ASKED, MATRIX[option].kinds, strict=True))
+    options = Options(**dict(MATRIX[option].beside), **MATRIX[option].given)
+    for kinds in itertools.combinations(ASKED, 2):
+        told = {by_kind[kind] for kind in kinds}
+        if HEEDED in told or REFUSED not in told:
+            check_options(kinds, options)
+        else:
+            with pytest.raises(UsageError):
+                check_options(kinds, options)
 
 
 @pytest.mark.parametrize("name", ["x.pt", "x.pth", "x.bin", "x.ckpt", "x.virtual.json"])

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from strict import assert_same
 
-from ckptconv.outputs.selection import untie
+from ckptconv.outputs.selection import goal, untie
 from ckptconv.structure import keymap
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.dtypes import DTYPES
@@ -412,3 +412,18 @@ def test_an_alias_of_an_alias_leads_to_the_name_that_is_stored() -> None:
     place = File("model.safetensors", 64, "")
     first, other = (Stored(place, offset, DTYPES["float32"], (2,), (1,)) for offset in (0, 8))
     assert untie({"a": first, "b": first, "c": other}, {"c": "b"}) == {"b": "a", "c": "a"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "usual", "widened"),
+    [
+        ("bfloat16", "float32", "float32"),
+        ("float32", "float32", "float32"),
+        ("float64", "float32", "float64"),
+        ("float8_e4m3fn", "float32", "float8_e4m3fn"),
+        ("int64", "int64", "int64"),
+    ],
+)
+def test_what_is_only_widened_leaves_wider_floats_and_codes_of_8_bits(dtype: str, usual: str, widened: str) -> None:
+    source = DTYPES[dtype]
+    assert [goal(source, "float32", only).name for only in (False, True)] == [usual, widened]

@@ -53,6 +53,10 @@ def test_every_file_has_one_part_and_no_part_has_much_more_than_another(
     assert max(loads) - min(loads) <= max(sizes, default=0)
 
 
+def test_the_largest_files_are_given_out_first() -> None:
+    assert assign([1, 1, 4], 2) == [1, 1, 0]
+
+
 def test_parts_are_named_by_number_and_count() -> None:
     assert parse_part("0/1", "--part") == (0, 1)
     assert parse_part("3/4", "--part") == (3, 4)

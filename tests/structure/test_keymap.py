@@ -1643,3 +1643,10 @@ def test_the_comparison_used_here_notices_what_it_should() -> None:
     torch.save(tree, buffer)
     buffer.seek(0)
     assert_same(tree, torch.load(buffer))
+
+
+def test_names_that_a_record_gives_to_one_object_are_told_where_both_have_a_tensor() -> None:
+    shared = torch.ones(2)
+    _, record = flatten({"a": shared, "b": shared, "c": torch.zeros(1)})
+    assert [*keymap.claimed_equal({"a": 1, "b": 2, "c": 3}, record)] == [("b", 1, 2)]
+    assert not [*keymap.claimed_equal({"a": 1, "c": 3}, record)]

@@ -22,6 +22,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from ckptconv.errors import CorruptError
+from ckptconv.formats.ranks import flat
+
 WEIGHT = torch.arange(9 * 4, dtype=torch.float32).reshape(9, 4)
 OTHER = -WEIGHT[:5].bfloat16()
 
@@ -537,3 +540,13 @@ def test_states_whose_parameters_cannot_be_told_do_not_keep_the_weights_from_bei
     assert "by number" in told
     assert "optim_state_dict" in told
     converted(source, tmp_path / "out")
+
+
+def test_parts_in_a_flat_parameter_follow_one_another() -> None:
+    def own(*starts: int) -> dict[tuple[str, int], Any]:
+        return {("f", start): SimpleNamespace(numel=4, shape=(4,)) for start in starts}
+
+    ranks: Any = SimpleNamespace(where="run")
+    assert len(flat._consecutive(ranks, ("w",), own(8, 12))) == 2
+    with pytest.raises(CorruptError, match="do not follow one another"):
+        flat._consecutive(ranks, ("w",), own(8, 16))
