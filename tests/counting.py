@@ -9,6 +9,23 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+# The program itself, which says at its end how often it forked. `before` runs before each fork.
+COUNTED = """
+import os, sys
+from ckptconv.__main__ import main
+fork, forks = os.fork, []
+def counted():
+    {before}
+    pid = fork()
+    forks.append(pid)
+    return pid
+os.fork = counted
+try:
+    main()
+finally:
+    print(len(forks), file=sys.stderr)
+"""
+
 
 def counted(work: Callable[[], Any]) -> tuple[int, Any]:
     """How many functions, of Python's or of C's, are called in this thread while `work` runs; and what it returns."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -32,9 +32,6 @@ from ckptconv.cli.versions import versions
 from ckptconv.cli.virtual import serve, virtual
 from ckptconv.errors import UsageError
 from ckptconv.options.table import OPTIONS, TENSORS
-
-if TYPE_CHECKING:
-    pass
 
 ABOUT = """
 Convert checkpoints of any size to safetensors: nothing in them runs, and memory stays small.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
+from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import Axis, Convert, Joined
 from ckptconv.tensors.moves import (
     Bits,
@@ -34,13 +35,6 @@ if TYPE_CHECKING:
 
 # Elements cast at a time: numpy holds several float64 numbers for each.
 CAST_BLOCK = 1 << 15
-
-
-def numpy_module() -> Any:
-    """Return the module, which is imported with the first numbers."""
-    import numpy
-
-    return numpy
 
 
 def code_of(dtype: DType) -> str:

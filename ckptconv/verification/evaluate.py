@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from ckptconv.storage.files import Reader
 from ckptconv.storage.prefetch import Range
 from ckptconv.tensors.dtypes import DType
+from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import (
     Concat,
@@ -34,7 +35,7 @@ from ckptconv.tensors.lazy import (
     Zeros,
 )
 from ckptconv.tensors.moves import File, Quantize
-from ckptconv.verification.arithmetic import CAST_BLOCK, TILES, Given, code_of, converted, joined, numpy_module
+from ckptconv.verification.arithmetic import CAST_BLOCK, TILES, Given, code_of, converted, joined
 from ckptconv.verification.runs import Run
 
 if TYPE_CHECKING:

@@ -11,26 +11,12 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import ckptconv_here
+from counting import COUNTED
 from safetensors.torch import save_file
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 # The program itself, to which all files are large; it says at its end how often it forked.
-LARGE = """
-import os, sys
-from ckptconv.__main__ import main
-from ckptconv.comparison import reading
-reading._WORTH_PROCESSES = 0
-fork, forks = os.fork, []
-def counted():
-    pid = fork()
-    forks.append(pid)
-    return pid
-os.fork = counted
-try:
-    main()
-finally:
-    print(len(forks), file=sys.stderr)
-"""
+LARGE = "from ckptconv.comparison import reading\nreading._WORTH_PROCESSES = 0\n" + COUNTED.format(before="pass")
 WHAT_VARIES = ("seconds", "peak_rss_bytes")
 
 

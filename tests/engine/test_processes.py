@@ -18,27 +18,12 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import ckptconv, ckptconv_here
+from counting import COUNTED
 from safetensors.torch import load_file, save_file
 from terminal import shown_on
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 MIB = 1 << 20
-# The program itself, which says at its end how often it forked.
-COUNTED = """
-import os, sys
-from ckptconv.__main__ import main
-fork, forks = os.fork, []
-def counted():
-    {before}
-    pid = fork()
-    forks.append(pid)
-    return pid
-os.fork = counted
-try:
-    main()
-finally:
-    print(len(forks), file=sys.stderr)
-"""
 # Whoever has written something says who it is, and goes on when its stdin ends.
 HELD = """
 import os
