@@ -29,14 +29,26 @@ def no_garbage() -> Iterator[None]:
 @contextlib.contextmanager
 def settled() -> Iterator[None]:
     """Collect garbage, but not among the objects that exist already. Objects that the caller has frozen stay so."""
-    mine = gc.get_freeze_count() == 0
-    if mine:
-        gc.freeze()
+    with _Settled.lock:
+        # Asked once, by whoever comes first: the frozen objects are counted one by one, some ms for each million.
+        if not _Settled.within and gc.get_freeze_count() == 0:
+            gc.freeze()
+            _Settled.ours = True
+        _Settled.within += 1
     try:
         yield
     finally:
-        if mine:
-            gc.unfreeze()
+        with _Settled.lock:
+            _Settled.within -= 1
+            if not _Settled.within and _Settled.ours:
+                gc.unfreeze()
+                _Settled.ours = False
+
+
+class _Settled:
+    """How many are within `settled`, in all threads, and whether what is frozen was frozen there."""
+
+    lock, within, ours = threading.Lock(), 0, False
 
 
 def spare_memory() -> None:

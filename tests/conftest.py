@@ -45,12 +45,13 @@ settings.load_profile("any machine")
 def pytest_collection_finish() -> None:
     """Let torch work in one thread: its threads wait for each other by spinning, and there are other workers.
 
-    No garbage is looked for among what is imported now: that would take a tenth of the time.
+    Garbage is rarely looked for among what is imported now: that would take a tenth of the time. It is not frozen, as
+    it would be counted for each conversion.
     """
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     gc.collect()
-    gc.freeze()
+    gc.set_threshold(700, 10, 100)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from collections.abc import Iterator
@@ -18,9 +19,9 @@ from ckptconv.process import no_garbage, settled
 @pytest.fixture(autouse=True)
 def as_usual() -> Iterator[None]:
     assert gc.isenabled()
-    gc.unfreeze()
+    assert gc.get_freeze_count() == 0
     yield
-    gc.freeze()
+    gc.unfreeze()
     gc.enable()
 
 
@@ -76,3 +77,22 @@ def test_what_is_settled_is_passed_over_and_found_afterwards() -> None:
         assert before() is not None
     gc.collect()
     assert before() is None
+
+
+def test_what_is_frozen_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(0) or 0)
+    with settled():
+        with settled(), settled():
+            pass
+        with settled():
+            pass
+    assert len(counted) == 1
+
+
+def test_what_is_frozen_stays_so_until_the_last_is_done() -> None:
+    with contextlib.ExitStack() as second:
+        with settled():
+            second.enter_context(settled())
+        assert gc.get_freeze_count()
+    assert gc.get_freeze_count() == 0
