@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.dcp.locate import METADATA, SHARD, SHARDING
-from ckptconv.formats.dcp.paths import FLAT_PARAMETER
 from ckptconv.formats.deepspeed.locate import identity
 from ckptconv.formats.ranks.locate import parsed
+from ckptconv.formats.runs import MEGATRON_RANK
 from ckptconv.formats.source import Source
-from ckptconv.formats.torch.megatron import RANK, parallel_sizes
 from ckptconv.pickles.children import walk
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
@@ -35,23 +34,24 @@ _HOW = "Or convert what is in it with --alone."
 # Keys of a DeepSpeed optimizer under which a rank's part of the master weights is, and keys of its model files.
 _PARTITIONS = frozenset({"single_partition_of_fp32_groups", "fp32_flat_groups"})
 _OF_DEEPSPEED = frozenset({"ds_version", "dp_world_size", "mp_world_size"})
-_UNIVERSAL = re.compile(r"fp32\.pt|exp_avg\.pt|exp_avg_sq\.pt")
+_UNIVERSAL = ("fp32.pt", "exp_avg.pt", "exp_avg_sq.pt")
+# Names with numbers, as patterns that are compiled when a name with a number comes.
 # A file of a set with an index; diffusers puts the variant, as in fp16, before the numbers or behind.
-_OF_INDEX = re.compile(r".*-\d{5}-of-(?P<of>\d{5})(?:\.[\w-]+)?\.(?:bin|pt|pth|ckpt|safetensors)")
-_META = re.compile(r"consolidated\.(\d{2,3})\.(?:pth|pt|safetensors)")
+_OF_INDEX = r".*-\d{5}-of-(?P<of>\d{5})(?:\.[\w-]+)?\.(?:bin|pt|pth|ckpt|safetensors)"
+_META = r"consolidated\.(\d{2,3})\.(?:pth|pt|safetensors)"
 # Megatron's directory of a rank, and that of NeMo.
-_RANKS = (RANK, re.compile(r"tp_rank_(\d{1,6})(?:_pp_rank_(\d{1,6}))?"))
+_RANKS = (MEGATRON_RANK, r"tp_rank_(\d{1,6})(?:_pp_rank_(\d{1,6}))?")
 # Files with numbers of ranks: of vLLM and SGLang, TensorRT-LLM, fairseq, DeepSeek.
 _NUMBERED = (
-    re.compile(r"model-rank-(\d{1,6})-part-(\d{1,6})\.safetensors"),
-    re.compile(r"(?:.*[-_.])?rank[-_]?(\d{1,6})\.safetensors"),
-    re.compile(r".*-model_part-(\d{1,6})(?:-shard(\d{1,6}))?\.pt"),
-    re.compile(r"model\d{1,6}-mp(?P<of>\d{1,6})\.safetensors"),
+    r"model-rank-(\d{1,6})-part-(\d{1,6})\.safetensors",
+    r"(?:.*[-_.])?rank[-_]?(\d{1,6})\.safetensors",
+    r".*-model_part-(\d{1,6})(?:-shard(\d{1,6}))?\.pt",
+    r"model\d{1,6}-mp(?P<of>\d{1,6})\.safetensors",
 )
 # The items of a step of torch_checkpointing, and what describes them all.
-_ITEM, _STEP = re.compile(r".+_\d{1,6}\.(?:pt|safetensors)"), "metadata.pkl"
+_ITEM, _STEP = r".+_\d{1,6}\.(?:pt|safetensors)", "metadata.pkl"
 # Such an item by itself. Files of torch.save say that they are parts, and higher numbers are those of steps.
-_LIKE_ITEM = re.compile(r"model_\d{1,2}\.safetensors")
+_LIKE_ITEM = r"model_\d{1,2}\.safetensors"
 _MOST = 1 << 26
 # How deep a tree is searched for names.
 _LEVELS = 6
@@ -112,7 +112,7 @@ def marked(place: Location, source: Source, alone: bool) -> Source:
 def kept_apart(source: Source, output: str) -> Source:
     """Return `source` for an output of that name. What is made of one file of a sharded set is taken for no model if
     its name says that it is one."""
-    if not isinstance(source.weights_error, OfSetError) or not _OF_INDEX.fullmatch(basename(output)):
+    if not isinstance(source.weights_error, OfSetError) or not _matches(_OF_INDEX, basename(output)):
         return source
     return replace(source, weights_error=None)
 
@@ -136,18 +136,20 @@ def _names(place: Location) -> Mapping[str, Entry]:
         return {}
 
 
-def _is_numbered(place: Location, *patterns: re.Pattern[str]) -> bool:
+def _matches(pattern: str, name: str) -> re.Match[str] | None:
+    return re.fullmatch(pattern, name) if any(map(str.isdigit, name)) else None
+
+
+def _is_numbered(place: Location, *patterns: str) -> bool:
     """Whether the name of `place` is one of many: it says so; its number is not the first; or one beside it differs
     only in numbers."""
-    pattern = next((each for each in patterns if each.fullmatch(place.name)), None)
-    if pattern is None:
+    match = next((found for each in patterns if (found := _matches(each, place.name))), None)
+    if match is None:
         return False
-    match = pattern.fullmatch(place.name)
-    assert match is not None
-    if "of" in pattern.groupindex:
+    if "of" in match.re.groupindex:
         return int(match["of"]) > 1
     others = (name for name in _names(place.parent) if name != place.name)
-    return any(int(number or 0) for number in match.groups()) or any(map(pattern.fullmatch, others))
+    return any(int(number or 0) for number in match.groups()) or any(map(match.re.fullmatch, others))
 
 
 # ---------------------------------------------------------------------------------------------------------- DeepSpeed
@@ -201,9 +203,9 @@ def _of_zero_1(file: _File) -> bool:
 def _of_universal(file: _File) -> bool:
     place = file.place
     is_parameter = place.parent.parent.name == "zero" and (
-        _UNIVERSAL.fullmatch(place.name) is not None or "fp32.pt" in _names(place.parent)
+        place.name in _UNIVERSAL or "fp32.pt" in _names(place.parent)
     )
-    return is_parameter or (_UNIVERSAL.fullmatch(place.name) is not None and isinstance(file.get("param"), LazyTensor))
+    return is_parameter or (place.name in _UNIVERSAL and isinstance(file.get("param"), LazyTensor))
 
 
 def _of_universal_optimizer(file: _File) -> bool:
@@ -221,11 +223,14 @@ def _of_megatron_core(file: _File) -> bool:
 
 
 def _of_megatron(file: _File) -> bool:
-    sizes = parallel_sizes(file.tree) if isinstance(file.tree, Mapping) else {}
-    if sizes:
-        return max(sizes.values()) > 1
+    if file.get("args") is not None:
+        from ckptconv.formats.torch.megatron import parallel_sizes
+
+        sizes = parallel_sizes(file.tree)
+        if sizes:
+            return max(sizes.values()) > 1
     is_optimizer = file.place.name.startswith("distrib_optim") and any(
-        pattern.fullmatch(file.place.parent.name) for pattern in _RANKS
+        _matches(pattern, file.place.parent.name) for pattern in _RANKS
     )
     return is_optimizer or _is_numbered(file.place.parent, *_RANKS)
 
@@ -257,10 +262,16 @@ def _of_flat_parameters(file: _File) -> bool:
             kinds = {kind for kind in {*map(type, held)} if issubclass(kind, (Mapping, list))}
             below.update((id(value), value) for value in held if type(value) in kinds)
             keys = node if isinstance(node, Mapping) else ()
-            if any(FLAT_PARAMETER.search(key) for key in keys if type(key) is str and "flat_param" in key):
+            if any(_is_flat(key) for key in keys if type(key) is str and "flat_param" in key):
                 return True
         level = [*below.values()]
     return False
+
+
+def _is_flat(key: str) -> bool:
+    from ckptconv.formats.dcp.paths import FLAT_PARAMETER  # few files have such a key
+
+    return FLAT_PARAMETER.search(key) is not None
 
 
 def _of_a_rank(file: _File) -> bool:
@@ -275,7 +286,7 @@ def _of_first_rank(file: _File) -> bool:
 
 def _of_step(file: _File) -> bool:
     place = file.place
-    names = _names(place.parent) if _ITEM.fullmatch(place.name) else {}
+    names = _names(place.parent) if _matches(_ITEM, place.name) else {}
     return _STEP in names and _world_size(place.parent.at(names[_STEP].file)) != 1
 
 
@@ -346,7 +357,7 @@ KINDS = (
     _Kind(
         "is a rank's shard of torch.distributed.checkpoint's HuggingFaceStorageWriter: pieces of tensors.",
         "Name the directory: ckptconv dcp2safetensors {} OUTPUT",
-        lambda file: SHARDING in file.metadata or SHARD.fullmatch(file.place.name) is not None,
+        lambda file: SHARDING in file.metadata or _matches(SHARD, file.place.name) is not None,
     ),
     _Kind(
         "is one file of a sharded set.",
@@ -381,7 +392,7 @@ KINDS = (
     _Kind(
         "is called what torch_checkpointing calls the part of a rank, and no description is beside it.",
         "If it is one, give the step's directory.",
-        lambda file: _LIKE_ITEM.fullmatch(file.place.name) is not None,
+        lambda file: _matches(_LIKE_ITEM, file.place.name) is not None,
         refused=False,
     ),
 )

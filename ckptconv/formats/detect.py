@@ -13,17 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.formats import alone as alone_files
-from ckptconv.formats import diffusers, safetensors, virtual
-from ckptconv.formats.checkpointing import locate as checkpointing
+from ckptconv.formats import diffusers, model_files, virtual
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
 from ckptconv.formats.instead import what_it_is
+from ckptconv.formats.model_files import SAFETENSORS, TORCH
 from ckptconv.formats.ranks import locate as ranks
-from ckptconv.formats.runs import SHARDED, holds_whole, is_of_optimizer
+from ckptconv.formats.runs import SHARDED
 from ckptconv.formats.source import Source, Wanted
-from ckptconv.formats.torch import file as torch_file
-from ckptconv.formats.torch import megatron, meta, sharded
 from ckptconv.formats.training import with_states_beside
 from ckptconv.options.table import NO_MAP, OPENING, checked
 from ckptconv.pickles import attacks
@@ -38,68 +36,80 @@ if TYPE_CHECKING:
     from ckptconv.structure.maps.chosen import ChosenMap
 
 
+_Sniff: TypeAlias = Callable[[Probe], Guess | None]
+
+
 class OtherFamilyError(UsageError):
     """What is there is not of the family that was expected."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class KnownFormat:
     """A format of ours: its family, how it is recognized, and the module in `formats` whose `read` opens it, which is
     imported when its turn comes."""
 
     FAMILY: str
-    sniff: Callable[[Probe], Guess | None]
+    sniff: _Sniff
     reader: str
 
     def read(self, place: Location, wanted: Wanted) -> Source:
         """Open the checkpoint at `place`."""
-        source: Source = import_module(f"ckptconv.formats.{self.reader}").read(place, wanted)
+        source: Source = _module(self.reader).read(place, wanted)
         return source
 
 
-def _below(guess: Guess, holds: Callable[[Location], bool], *, expected: str = "", beside: str = "") -> Any:
-    """Return how a format is recognized in the directory of a run or of a step, which has no name of it: `holds` tells
-    whether it is there. It may be the `expected` family; a whole model is what is meant instead, but for one made of
-    the shards that are `beside` it."""
+def _module(name: str) -> Any:
+    return import_module(f"ckptconv.formats.{name}")
+
+
+def _by(module: str, file: str = "") -> _Sniff:
+    """Return how a format is recognized of which no file is one but a `file` of that name: by `sniff` of its module in
+    `formats`, which is not imported for any other."""
+
+    def sniff(probe: Probe) -> Guess | None:
+        if probe.is_file and probe.place.name != file:
+            return None
+        guess: Guess | None = _module(module).sniff(probe)
+        return guess
+
+    return sniff
+
+
+def _below(module: str, *, expected: str = "", beside: str = "") -> _Sniff:
+    """Return how a format is recognized in the directory of a run or of a step, which has no name of it: `holds_below`
+    of its module tells whether it is there. It may be the `expected` family; a whole model is what is meant instead,
+    but for one made of the shards that are `beside` it."""
 
     def sniff(probe: Probe) -> Guess | None:
         if probe.expected not in ("", expected) or not probe.is_directory:
             return None
         names = probe.place.names
-        return guess if (beside in names or not holds_whole(names)) and holds(probe.place) else None
+        if beside not in names and model_files.holds_whole(names):
+            return None
+        found = _module(module)
+        guess: Guess = found.GUESS
+        return guess if found.holds_below(probe.place) else None
 
     return sniff
 
 
-def _holds_dcp(place: Location) -> bool:
-    found = dcp.locate(place)
-    # The model of an optimizer that was saved so may be in a file for each rank, as accelerate writes it.
-    return found is not None and not (
-        is_of_optimizer(found.directory.name) and ranks.holds_parts(found.directory.parent)
-    )
-
-
 # The order in which the formats are asked, after those of the expected family. If a directory holds things of several
-# formats, the first one wins.
+# formats, the first one wins. Most paths are files: what recognizes directories alone is imported for these.
 FORMATS: tuple[Format, ...] = (
     KnownFormat(dcp.FAMILY, dcp.sniff, "dcp.read"),
     KnownFormat(deepspeed.FAMILY, deepspeed.sniff, "deepspeed.read"),
-    KnownFormat(megatron.FAMILY, megatron.sniff, "torch.megatron"),
-    KnownFormat(meta.FAMILY, meta.sniff, "torch.meta"),
-    KnownFormat(checkpointing.FAMILY, checkpointing.sniff, "checkpointing.read"),
-    KnownFormat(ranks.FAMILY, ranks.sniff, "ranks.read"),
-    KnownFormat(dcp.FAMILY, _below(dcp.GUESS, _holds_dcp, beside=SHARDED), "dcp.read"),
-    KnownFormat(
-        checkpointing.FAMILY,
-        _below(checkpointing.GUESS, checkpointing.holds_one, expected=checkpointing.FAMILY),
-        "checkpointing.read",
-    ),
-    KnownFormat(ranks.FAMILY, _below(ranks.GUESS, ranks.holds_below, expected=ranks.FAMILY), "ranks.read"),
-    KnownFormat(deepspeed.FAMILY, _below(deepspeed.GUESS, deepspeed.holds_one), "deepspeed.read"),
+    KnownFormat(TORCH, _by("torch.megatron"), "torch.megatron"),
+    KnownFormat(TORCH, _by("torch.meta"), "torch.meta"),
+    KnownFormat(TORCH, _by("checkpointing.locate", "metadata.pkl"), "checkpointing.read"),
+    KnownFormat(TORCH, ranks.sniff, "ranks.read"),
+    KnownFormat(dcp.FAMILY, _below("dcp.locate", beside=SHARDED), "dcp.read"),
+    KnownFormat(TORCH, _below("checkpointing.locate", expected=TORCH), "checkpointing.read"),
+    KnownFormat(TORCH, _below("ranks.locate", expected=TORCH), "ranks.read"),
+    KnownFormat(deepspeed.FAMILY, _below("deepspeed.locate"), "deepspeed.read"),
     KnownFormat(virtual.FAMILY, virtual.sniff, "virtual"),
-    KnownFormat(safetensors.FAMILY, safetensors.sniff, "safetensors"),
-    KnownFormat(sharded.FAMILY, sharded.sniff, "torch.sharded"),
-    KnownFormat(torch_file.FAMILY, torch_file.sniff, "torch.file"),
+    KnownFormat(SAFETENSORS, model_files.sniff_safetensors, "safetensors"),
+    KnownFormat(TORCH, model_files.sniff_torch_set, "torch.sharded"),
+    KnownFormat(TORCH, model_files.sniff_torch, "torch.file"),
 )
 _Found: TypeAlias = tuple[Format, Guess]
 # Most entries of a directory that are looked at for checkpoints to suggest, and most that are suggested.
@@ -180,7 +190,7 @@ def open_source(
             ("--exclude-frozen-parameters", exclude_frozen, "DeepSpeed's", is_deepspeed),
             ("--master", master, "Megatron-core's", is_megatron),
             ("--unstack", unstack, "Megatron-core's", is_megatron),
-            ("--raw", raw, "torch.save's", source.family == torch_file.FAMILY),
+            ("--raw", raw, "torch.save's", source.family == TORCH),
         )
         if given and not is_theirs
     ]
@@ -194,7 +204,7 @@ def open_source(
 def _joined(place: Location, source: Source, wanted: Wanted) -> Source:
     """Return `source`, that of the file of torch.save at `place`; with its distributed tensors joined if the file holds
     all of their parts, as that of a single rank does."""
-    is_of_a_rank = source.family == ranks.FAMILY and any(map(is_distributed_class, source.mentioned))
+    is_of_a_rank = source.family == TORCH and any(map(is_distributed_class, source.mentioned))
     if not is_of_a_rank or place.kind != "file" or ranks.parsed(place.name):
         return source
     from ckptconv.formats.ranks.read import read_alone
@@ -252,7 +262,7 @@ def _left(place: Location, source: Source) -> str:
     left = [
         name
         for name in place.names
-        if holds_whole((name,)) and not name.endswith(sharded.INDEX_SUFFIX) and name not in source.inputs
+        if model_files.holds_whole((name,)) and not name.endswith(model_files.INDEX) and name not in source.inputs
     ]
     return some(left, form=str) if left else ""
 

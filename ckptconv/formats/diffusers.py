@@ -7,20 +7,19 @@ Names that begin with _ describe the pipeline, [null, null] is a component that 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats import companions, runs
+from ckptconv.formats import companions, model_files
 from ckptconv.formats.source import Source
 from ckptconv.storage.location import Location
 from ckptconv.text import some
 
 FAMILY = "diffusers"
 _INDEX = "model_index.json"
-# Classes that are no models: they have settings alone.
-_OF_SETTINGS = re.compile(r".*(?:Tokenizer|Scheduler|Processor|FeatureExtractor)(?:Fast)?")
+# How the names of classes end that are no models: they have settings alone.
+_OF_SETTINGS = ("Tokenizer", "Scheduler", "Processor", "FeatureExtractor")
 
 
 class Pipeline(NamedTuple):
@@ -45,9 +44,9 @@ def read(place: Location) -> Pipeline:
             f"{place.join(_INDEX)} names {some(classes)}, and there are no folders of {some(lacking)}.",
             "Download or copy them again.",
         )
-    models = [name for name in classes if runs.holds_whole(place.join(name).names)]
+    models = [name for name in classes if model_files.holds_whole(place.join(name).names)]
     for name, of in classes.items():
-        if name not in models and not _OF_SETTINGS.fullmatch(of):
+        if name not in models and not of.removesuffix("Fast").endswith(_OF_SETTINGS):
             raise UnsupportedError(
                 f"{place.join(name)} is a folder for a {of}, and holds no weights of a known name: it holds "
                 f"{some(sorted(place.join(name).names), form=str)}.",

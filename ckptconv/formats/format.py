@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ckptconv.formats.source import Source, Wanted
-from ckptconv.storage.location import Location
+if TYPE_CHECKING:
+    from ckptconv.formats.source import Source, Wanted
+    from ckptconv.storage.location import Location
 
 # How sure a format is. CERTAIN: no other format need be asked. LIKELY: it reads this, unless another of ours is
 # certain. POSSIBLE: it reads this, unless any other does.

@@ -8,29 +8,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.formats import safetensors
-from ckptconv.formats.torch import sharded
 from ckptconv.storage.location import Location
 from ckptconv.text import some
 
 # Where HuggingFaceStorageWriter puts the shards that it consolidates into an ordinary set.
 SHARDED = "sharded"
 # Names that frameworks give the directory of a model; of an optimizer beside it; of a training step.
-_MODELS = re.compile(
-    r"pytorch_model_fsdp_\d+|model_and_optim|model|checkpoint|dcp|sharded|dist_ckpt|(?:model_)?weights"
-)
-_OPTIMIZERS = re.compile(r"optimizer_\d+|optimizer|optim")
-_STEP = re.compile(r"(?:step|global_step|checkpoint|iter|epoch)?[-_=]?(\d+)")
+# These and others are compiled at first use: most paths are files, whose formats need none of them.
+_MODELS = r"pytorch_model_fsdp_\d+|model_and_optim|model|checkpoint|dcp|sharded|dist_ckpt|(?:model_)?weights"
+_OPTIMIZERS = r"optimizer_\d+|optimizer|optim"
+_STEP = r"(?:step|global_step|checkpoint|iter|epoch)?[-_=]?(\d+)"
 # Files that say which step is the last: Megatron's and verl's, SkyRL's, EasyR1's; of a JSON file, under which key.
 _POINTERS = {
     "latest_checkpointed_iteration.txt": None,
     "latest_ckpt_global_step.txt": None,
     "checkpoint_tracker.json": "last_global_step",
 }
+# The directory of a rank of Megatron-LM: its tensor rank, pipeline rank, expert rank.
+MEGATRON_RANK = r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_(\d{1,6}))?"
 # Megatron's word for weights without a training, in the place of a step.
 _RELEASE = "release"
 _LONGEST_POINTER = 4096
@@ -42,8 +41,7 @@ _CRITIC = _HOLDERS[-1]
 _LEVELS = 4
 
 
-@dataclass(frozen=True)
-class Located:
+class Located(NamedTuple):
     """A checkpoint's directory, that of its optimizer if it is another, and a note of why this one was taken.
 
     `pointers` are the paths of files that said so.
@@ -111,11 +109,6 @@ def locate(
     return _noted(found, f"Took {name}.{more}")
 
 
-def holds_whole(names: Iterable[str]) -> bool:
-    """Whether a directory with these names holds a model that is not in pieces."""
-    return safetensors.holds_set(names) or sharded.holds_set(names)
-
-
 def pointed(place: Location) -> tuple[Location, Location] | None:
     """Return the step's directory that a file in a run's directory names, if it is there, and the file."""
     pointer = _pointer(place)
@@ -163,19 +156,19 @@ def _beside(place: Location, found: list[str]) -> Located | None:
 
 def _noted(found: Located, note: str, *pointers: str) -> Located:
     """Return what was found further below, with the note and pointers of this level before its own."""
-    return replace(found, note=f"{note} {found.note}".rstrip(), pointers=(*pointers, *found.pointers))
+    return found._replace(note=f"{note} {found.note}".rstrip(), pointers=(*pointers, *found.pointers))
 
 
 def _steps(place: Location) -> dict[int, str]:
     """Return the directories of steps in a directory, by their number."""
     names = [name for name, entry in place.names.items() if entry.kind == "directory"]
-    return {int(match[1]): name for name in names if (match := _STEP.fullmatch(name))}
+    return {int(match[1]): name for name in names if (match := re.fullmatch(_STEP, name))}
 
 
 def is_of_optimizer(name: str) -> bool:
     """Whether a directory of that name holds an optimizer's states."""
-    return _OPTIMIZERS.fullmatch(name) is not None
+    return re.fullmatch(_OPTIMIZERS, name) is not None
 
 
 def _is_known(name: str) -> bool:
-    return bool(_MODELS.fullmatch(name)) or is_of_optimizer(name)
+    return bool(re.fullmatch(_MODELS, name)) or is_of_optimizer(name)

@@ -17,12 +17,11 @@ from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError, damaged
-from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.instead import what_it_is
+from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, SAFETENSORS, SUFFIX
 from ckptconv.formats.source import DIFFUSERS, MODEL, Source, StoredTensors, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.objects import vocabulary
-from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Opaque
@@ -41,14 +40,8 @@ from ckptconv.tensors.lazy import Equal, LazyTensor, Stored
 from ckptconv.tensors.moves import File
 from ckptconv.text import quoted, some
 
-FAMILY = "safetensors"
-# A model saved by one process with torch.distributed.checkpoint's HuggingFaceStorageWriter is an ordinary set.
-_GUESS = Guess(CERTAIN, "in safetensors already", "safetensors2pt {} OUTPUT.pt", also=("dcp",))
-SUFFIX = ".safetensors"
-INDEX_SUFFIX = ".safetensors.index.json"
 # What a directory's model is called, the first first.
 _MODELS = [(stem, suffix) for stem in (MODEL, DIFFUSERS) for suffix in (INDEX_SUFFIX, SUFFIX)]
-MAX_HEADER = 100_000_000
 # Describing that many takes 1 GiB of memory.
 MAX_TENSORS = 1 << 20
 # A record takes some 100 bytes for a tensor, plus its other values.
@@ -70,30 +63,6 @@ _LEVELS, _LARGEST = 125, (1 << 1024) - (1 << 970) - 1
 _TOLD = 20
 # Bytes of the first request for a remote file.
 _FAR = 1 << 18
-
-
-def sniff(probe: Probe) -> Guess | None:
-    """Recognize a file by its beginning, or by its name unless it begins like a zip archive."""
-    if probe.is_file:
-        path = probe.place.path
-        if path.endswith(INDEX_SUFFIX):
-            return _GUESS
-        head, size = probe.head
-        named = path.endswith(SUFFIX) and not head.startswith(LOCAL_SIGNATURE)
-        return _GUESS if named or looks_like(head, size) else None
-    # Trainers put weights beside what DeepSpeed saves: a caller who expects DeepSpeed is told what is missing of that.
-    is_meant = probe.is_directory and probe.expected != "deepspeed"
-    return _GUESS if is_meant and holds_set(probe.place.names) else None
-
-
-def holds_set(names: Iterable[str]) -> bool:
-    """Whether a directory with these names holds safetensors files."""
-    return any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names)
-
-
-def looks_like(head: bytes, size: int) -> bool:
-    """Whether a file of `size` bytes that begins with `head` is a safetensors file."""
-    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= min(size - 8, MAX_HEADER)
 
 
 def locate(directory: Location) -> Location | None:
@@ -184,7 +153,7 @@ def source_of(place: Location, found: TensorFiles, warnings: list[str], wanted: 
     told = dict(itertools.islice(told.items(), _TOLD))
     return Source(
         format=name,
-        family=FAMILY,
+        family=SAFETENSORS,
         path=place.path,
         weights=tree,
         weights_error=_no_weights(found, warnings),

@@ -207,7 +207,7 @@ def read(place: Location, wanted: Wanted) -> Source:
     """Open a virtual checkpoint as the safetensors files that it describes. Raise as `load` does."""
     from dataclasses import replace
 
-    from ckptconv.formats import safetensors
+    from ckptconv.formats import model_files, safetensors
     from ckptconv.plan import Data, Input
     from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 
@@ -219,14 +219,14 @@ def read(place: Location, wanted: Wanted) -> Source:
     for file in described.files:
         raw: bytes = file.parts[0].data  # type: ignore[union-attr]
         found.size += file.size
-        if file.name.endswith(safetensors.SUFFIX):
+        if file.name.endswith(model_files.SUFFIX):
             _, metadata = safetensors.described(raw[8:], _within(place, file.name))
             held = {part.name: part.tensor for part in file.parts if isinstance(part, Data)}
             found.tensors.update(held)
             grouping.update(dict.fromkeys(held, file.name))
             found.metadata.update(metadata)
             found.record = metadata.get(METADATA_KEY)
-        elif file.name.endswith(safetensors.INDEX_SUFFIX):
+        elif file.name.endswith(model_files.INDEX_SUFFIX):
             found.metadata.update(_index_metadata(place, file.name, raw))
     found.record_path = place.path
     for file in described.files:
@@ -358,12 +358,12 @@ def _files(place: Location, sources: list[File], told: dict[str, Any]) -> tuple[
 
 def _file(place: Location, told: dict[str, Any], decoder: Decoder) -> FilePlan:
     """Return the plan of one file. Raise ValueError unless its header, its tensors and its size agree."""
-    from ckptconv.formats import safetensors
+    from ckptconv.formats import model_files, safetensors
     from ckptconv.plan import Data, FilePlan, Literal
 
     name, size = text_of(told.get("name"), "the name of a file"), count_of(told.get("size"), "the size of a file")
     check_inside(name, place.path, "", nested=False)
-    if name.endswith(safetensors.SUFFIX):
+    if name.endswith(model_files.SUFFIX):
         raw = text_of(told.get("header"), f"the header of {name[:100]!r}").encode()
         places, _ = safetensors.described(raw, _within(place, name))
         start = 8 + len(raw)

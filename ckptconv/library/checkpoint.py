@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ckptconv.errors import NoTensorError, UsageError
 from ckptconv.formats.detect import complete, open_source
-from ckptconv.formats.safetensors import FAMILY as SAFETENSORS
+from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.source import Source
 from ckptconv.library.frameworks import framework as framework_named
 from ckptconv.library.frameworks import named

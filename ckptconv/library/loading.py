@@ -6,9 +6,9 @@ import os
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from ckptconv.formats import model_files
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
-from ckptconv.formats.torch import file as torch_file
 from ckptconv.library.frameworks import framework
 from ckptconv.library.memory import Memory, WantedArray
 from ckptconv.options.table import LOADING, Options, checked
@@ -83,7 +83,7 @@ def load_state_dict(
 def _wanted(source: Source, described: keymap.Flattened, dtype: str | None) -> list[WantedArray]:
     """Return what to make arrays of: the tensors as they are cast, and the memory that they share."""
     # In torch files, tensors share memory as they did when saved; in other formats each has its own elements.
-    in_place = source.family == torch_file.FAMILY
+    in_place = source.family == model_files.TORCH
     plain = {name: untagged(tensor) for name, tensor in described.tensors.items()}
     # Of tensors that all lie apart, only those are tied of which the source says so.
     tied = {} if in_place else selection.untie({} if described.apart and not source.owners else plain, source.owners)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.conversion import convert
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
+from ckptconv.formats import model_files
 from ckptconv.formats.safetensors import RESERVED
 from ckptconv.formats.source import Source
-from ckptconv.formats.torch import file as torch_file
 from ckptconv.options.table import OPTIONS, checked
 from ckptconv.outputs.kinds import TORCH_SUFFIXES
 from ckptconv.process import no_garbage
@@ -73,7 +73,7 @@ def save_state_dict(
         tensors = memory.tensors(described.tensors)
         source = Source(
             "state dict",
-            torch_file.FAMILY,
+            model_files.TORCH,
             "<state dict>",
             keymap.unflatten(tensors, described.structure, live_values=False, lay_out=False),
             counts={"tensors": len(tensors)},

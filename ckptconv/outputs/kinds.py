@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import virtual
-from ckptconv.formats.safetensors import FAMILY as SAFETENSORS
-from ckptconv.formats.safetensors import SUFFIX
+from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
 from ckptconv.options.table import OPTIONS, Options
 
 # Names of files for torch.load.

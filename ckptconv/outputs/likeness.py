@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ckptconv.errors import DifferenceError
-from ckptconv.formats import safetensors
+from ckptconv.formats import model_files
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.targets import is_output_name
@@ -259,10 +259,10 @@ def files_of(reference: Source, stored: Mapping[str, LazyTensor]) -> dict[str, s
     """
     paths = list(reference.shards)
     if not paths:
-        return {} if reference.default_shard_size else dict.fromkeys(stored, reference.stem + safetensors.SUFFIX)
+        return {} if reference.default_shard_size else dict.fromkeys(stored, reference.stem + model_files.SUFFIX)
     names = [_TORCH_SHARD.sub(rf"{reference.stem}\1.safetensors", basename(path)) for path in paths]
     if not all(map(is_output_name, names)) or len(set(names)) < len(names):
-        names = shard_names(reference.stem, safetensors.SUFFIX, paths)
+        names = shard_names(reference.stem, model_files.SUFFIX, paths)
     name_of = dict(zip(paths, names, strict=True))
     first = {tensor: next((file.stored.path for file in each.inputs()), paths[0]) for tensor, each in stored.items()}
     return {tensor: name_of[path] for tensor, path in first.items()}

@@ -16,7 +16,7 @@ from ckptconv.formats.checkpointing.locate import NAME, SAFETENSORS, TORCH
 from ckptconv.formats.dcp.layout import Box, Layout
 from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.dcp.paths import dotted, nest
-from ckptconv.formats.safetensors import SUFFIX
+from ckptconv.formats.model_files import SUFFIX
 from ckptconv.options.table import Options
 from ckptconv.outputs import dcp, safetensors
 from ckptconv.outputs.dcp import STEP, DcpContents, Leaf, boxes, cut

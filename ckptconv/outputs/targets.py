@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
-from ckptconv.formats import safetensors
+from ckptconv.formats import model_files
 from ckptconv.formats.checkpointing.locate import NAME as STEP_METADATA
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.dcp.layout import Layout
@@ -50,7 +50,7 @@ def _is_output_of(stem: str, name: str) -> bool:
 
 
 # The name of the shard of a rank, as torch's HuggingFaceStorageWriter has it.
-_OF_RANK = f"shard-{{}}-model-00001-of-00001{safetensors.SUFFIX}"
+_OF_RANK = f"shard-{{}}-model-00001-of-00001{model_files.SUFFIX}"
 
 
 def shard_name(number: int) -> str:
@@ -73,7 +73,7 @@ class Directory(NamedTuple):
 
 # Checkpoints of torch.distributed.checkpoint have the names that torch gives them. Of safetensors shards, which have no
 # index, the first comes last: without it, readers see that the others are no checkpoint.
-_CHECKPOINT_NAMES = re.compile(rf"{FILE.pattern}|{re.escape(METADATA)}|{re.escape(MANIFEST)}")
+_CHECKPOINT_NAMES = re.compile(rf"{FILE}|{re.escape(METADATA)}|{re.escape(MANIFEST)}")
 _STEP_NAMES = re.compile(rf"[^/]+_\d+\.(?:pt|safetensors)|{re.escape(STEP_METADATA)}|{re.escape(MANIFEST)}")
 _SHARDS_NAMES = re.compile(_OF_RANK.replace(".", r"\.").format(r"\d{5}") + f"|{re.escape(MANIFEST)}")
 # How a directory lies on a disk whose files have the names of diffusers.
@@ -81,7 +81,7 @@ _OF_DIFFUSERS = "diffusers"
 # By how an output lies on a disk: see `Target.form`.
 DIRECTORIES = {
     **{
-        form: Directory(f"{stem}{safetensors.INDEX_SUFFIX}", functools.partial(_is_output_of, stem), copies=True)
+        form: Directory(f"{stem}{model_files.INDEX_SUFFIX}", functools.partial(_is_output_of, stem), copies=True)
         for form, stem in (("directory", MODEL), (_OF_DIFFUSERS, DIFFUSERS))
     },
     "dcp": Directory(METADATA, lambda name: _CHECKPOINT_NAMES.fullmatch(name) is not None),
@@ -96,7 +96,7 @@ _SHARD_STEM = re.compile(rf"^pytorch_model(?={NUMBERED}$)")
 _ENDING = re.compile(r"(?<=[^/.])\.(?!v?\d)\w+$")
 CHECKPOINT_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".json", ".distcp", ".pkl")
 # No directory of torch.distributed.checkpoint ends so. Lightning's end in .ckpt.
-_FILE_SUFFIXES = (safetensors.SUFFIX, *(suffix for suffix in CHECKPOINT_SUFFIXES if suffix != ".ckpt"))
+_FILE_SUFFIXES = (model_files.SUFFIX, *(suffix for suffix in CHECKPOINT_SUFFIXES if suffix != ".ckpt"))
 
 
 # How the hidden directories begin in which an output is made.
@@ -202,7 +202,7 @@ def resolve_output(path: str, options: Options) -> Target:
     entry = place.entry
     if options.to:
         return _resolve_checkpoint(place, options)
-    kind, is_restored = kind_of(path), options.family == safetensors.FAMILY
+    kind, is_restored = kind_of(path), options.family == model_files.SAFETENSORS
     if (kind == "torch" and not is_restored and options.family) or (kind == "virtual" and is_restored):
         kind = "directory"
     is_file = KINDS[kind].form == "file"
@@ -218,9 +218,9 @@ def resolve_output(path: str, options: Options) -> Target:
         raise _an_input(path) if entry.kind == "file" and path.endswith(CHECKPOINT_SUFFIXES) else not_a_directory(path)
     if not is_file and entry.kind != "directory" and (ending := _ENDING.search(path)):
         raise UsageError(
-            f"{path} ends in {ending[0]}, which no output does: a file ends in {safetensors.SUFFIX}, or for torch.load "
+            f"{path} ends in {ending[0]}, which no output does: a file ends in {model_files.SUFFIX}, or for torch.load "
             f"in {some(TORCH_SUFFIXES, form=str)}.",
-            f"Did you mean {path[: ending.start()]}{safetensors.SUFFIX}? For a directory of that name, give {path}/",
+            f"Did you mean {path[: ending.start()]}{model_files.SUFFIX}? For a directory of that name, give {path}/",
         )
     # Stores have no directories that must exist.
     if is_file and not is_remote(path) and look(dirname(path)).kind != "directory":
@@ -339,7 +339,7 @@ def files_behind(source: Source) -> list[str]:
     own = [] if within == source.path else [source.path]
     beside = [join(place, name) for place in (within, dirname(within.rstrip("/"))) for name in _POINTERS]
     copies = [file.path for file in source.training.copies] if source.training else []
-    is_ours = source.family == safetensors.FAMILY
+    is_ours = source.family == model_files.SAFETENSORS
     listed: list[str] = []
     if (source.shards or is_ours) and not is_remote(within):
         with contextlib.suppress(OSError):
@@ -470,7 +470,7 @@ def default_output(source: Source, asked: Location) -> str:
     is_directory = asked.at(source.path).kind == "directory"
     if is_hub(asked.path):
         return _here(asked.path, is_directory)
-    if source.family == safetensors.FAMILY:
+    if source.family == model_files.SAFETENSORS:
         raise UsageError(
             f"{source.path} is in safetensors already, so an OUTPUT is needed.",
             "Give a name that ends in .safetensors, a directory, or for torch.load a name that ends in .pt.",
@@ -482,7 +482,7 @@ def default_output(source: Source, asked: Location) -> str:
         path = asked.path if asked.kind == "directory" else source.path
         path = path.rstrip("/") or path
         named = path if is_remote(path) or basename(path) not in ("", ".", "..") else os.path.abspath(path)
-        return f"{named}-{safetensors.SUFFIX[1:]}"
+        return f"{named}-{model_files.SUFFIX[1:]}"
     stem, _ = os.path.splitext(source.path)
     directory, slash, name = stem.rpartition("/")
     return directory + slash + file_name(name)
@@ -498,7 +498,7 @@ def _here(asked: str, is_directory: bool) -> str:
 
 def file_name(stem: str) -> str:
     """Return the name of the output of one file; `stem` is its name without the suffix."""
-    return _SHARD_STEM.sub("model", stem) + safetensors.SUFFIX
+    return _SHARD_STEM.sub("model", stem) + model_files.SUFFIX
 
 
 def of_part(target: Target, source: Source, options: Options) -> Target:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
-from ckptconv.formats.safetensors import SUFFIX
+from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.table import OPTIONS, PACKING, Options, RowOptions, checked
 from ckptconv.outputs import safetensors

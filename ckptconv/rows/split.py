@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckptconv.engine.execute import TensorReader
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
-from ckptconv.formats.safetensors import SUFFIX
+from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.table import LAYOUT, OPTIONS, ROWS, Options, RowOptions, checked
 from ckptconv.outputs import safetensors

@@ -13,8 +13,9 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from ckptconv.errors import CorruptError, DifferenceError, LimitError, UnsafeError, UnsupportedError, UsageError
-from ckptconv.formats import safetensors
-from ckptconv.formats.safetensors import INDEX_SUFFIX, METADATA, SUFFIX
+from ckptconv.formats import model_files, safetensors
+from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
+from ckptconv.formats.safetensors import METADATA
 from ckptconv.formats.source import MODEL
 from ckptconv.formats.weight_map import read_index
 from ckptconv.storage import strict_json
@@ -237,7 +238,7 @@ def _raw_header(path: str, place: Location) -> tuple[File, bytes]:
         file = reader.file
         try:
             length = int.from_bytes(reader.read_at(0, min(8, file.size)), "little")
-            if file.size < 8 or length > min(file.size - 8, safetensors.MAX_HEADER):
+            if file.size < 8 or length > min(file.size - 8, model_files.MAX_HEADER):
                 raise _header(path, f"its header cannot have {length} bytes: the file has {file.size}")
             return file, reader.read_at(8, length)
         except CorruptError as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError
-from ckptconv.formats import runs
+from ckptconv.formats import model_files, runs
 from ckptconv.formats.dcp.paths import WRAPPERS
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.ranks.locate import parsed
@@ -20,7 +20,7 @@ from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.storage.location import Location
 
-FAMILY = torch_file.FAMILY
+FAMILY = model_files.TORCH
 GUESS = Guess(CERTAIN, "a step of torch_checkpointing", "pt2safetensors {}", also=("dcp",))
 NAME, MANIFEST = "metadata.pkl", "_integrity_manifest.json"
 # How an item is written.
@@ -71,7 +71,7 @@ def locate(place: Location) -> runs.Located | None:
     return runs.locate(place, is_step)
 
 
-def holds_one(place: Location) -> bool:
+def holds_below(place: Location) -> bool:
     """Whether there is a step in a directory, or below it."""
     return locate(place) is not None
 
@@ -84,7 +84,7 @@ def is_step(place: Location) -> bool:
     items = [item for item in items_of(place).values() if not item.shared]
     held = [item for item in items if item.has_tensors]
     numbered = {file.path for item in held for file in item.files.values()}
-    if not held or runs.holds_whole(names.keys() - numbered):
+    if not held or model_files.holds_whole(names.keys() - numbered):
         return False
     if _STEP.fullmatch(place.name):
         return True

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, damaged
-from ckptconv.formats import safetensors
+from ckptconv.formats import model_files, safetensors
 from ckptconv.formats.dcp.archive_templates import ArchivePatterns
 from ckptconv.formats.dcp.chunks import ChunkTile
 from ckptconv.formats.dcp.chunks import join as join_tiles
@@ -249,7 +249,7 @@ class Entries:
         key = place.name, place.offset
         if key not in self._headers:
             head = reader.read_at(place.offset, min(16, reader.file.size - place.offset))
-            if not safetensors.looks_like(head, reader.file.size - place.offset):
+            if not model_files.looks_like_safetensors(head, reader.file.size - place.offset):
                 raise damaged(
                     f"{where} is no archive of torch.save: at byte {place.offset} is {head!r}. The file is of another "
                     "save, or damaged."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -38,7 +39,7 @@ class Layout:
     def files(self) -> dict[str, str]:
         """Its files, and what each is called in a checkpoint like it: `.distcp` files keep their names."""
         found = {*self.values.values(), *(file for placed in self.boxes.values() for _, file in placed)}
-        if all(map(FILE.fullmatch, found)):
+        if all(re.fullmatch(FILE, name) for name in found):
             return {name: name for name in found}
         return {name: f"__{rank}_0{SUFFIX}" for rank, name in enumerate(sorted(found))}
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ckptconv.errors import UsageError
 from ckptconv.formats import runs
 from ckptconv.formats.format import CERTAIN, POSSIBLE, Guess, Probe
+from ckptconv.formats.ranks import locate as ranks
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname
@@ -19,10 +20,10 @@ METADATA = ".metadata"
 # The class that `.metadata` names after its first few bytes.
 _CLASS = b"torch.distributed.checkpoint.metadata"
 SUFFIX = ".distcp"
-RANK = re.compile(r"__(\d{1,9})\.metadata")
+RANK = r"__(\d{1,9})\.metadata"
 # What torch calls the files of a rank.
-FILE = re.compile(r"__\d+_\d+\.distcp")
-SHARD = re.compile(r"shard-(\d{5})-.*\.safetensors")
+FILE = r"__\d+_\d+\.distcp"
+SHARD = r"shard-(\d{5})-.*\.safetensors"
 # The key, in a safetensors file's metadata, of where each tensor begins in the tensor that it is a chunk of.
 SHARDING = "DCP_SHARDING_INFO"
 # Bytes of a file that tell whether it is metadata.
@@ -53,7 +54,8 @@ def sniff(probe: Probe) -> Guess | None:
 def is_part(path: str) -> bool:
     """Whether a file of this name is part of a checkpoint rather than a checkpoint."""
     name = basename(path)
-    return name == METADATA or name.endswith(SUFFIX) or RANK.fullmatch(name) is not None
+    of_rank = name.startswith("__") and re.fullmatch(RANK, name) is not None
+    return name == METADATA or name.endswith(SUFFIX) or of_rank
 
 
 def is_metadata(head: bytes) -> bool:
@@ -79,7 +81,7 @@ def directory_of(path: str) -> str:
 def is_directory(names: Mapping[str, Entry]) -> bool:
     """Whether a directory with these names holds a checkpoint, complete or not."""
     return any(
-        entry.kind == "file" and (is_part(name) or name == f"{METADATA}.tmp" or SHARD.fullmatch(name))
+        entry.kind == "file" and (is_part(name) or name == f"{METADATA}.tmp" or re.fullmatch(SHARD, name))
         for name, entry in names.items()
     )
 
@@ -98,6 +100,15 @@ def located(place: Location) -> runs.Located:
 def locate(place: Location) -> runs.Located | None:
     """Return the checkpoint in a directory, or below it; None if there is none. See `runs.locate`."""
     return runs.locate(place, lambda each: is_directory(each.names) or _is_of_another_backend(each))
+
+
+def holds_below(place: Location) -> bool:
+    """Whether there is a checkpoint in a directory, or below it."""
+    found = locate(place)
+    # The model of an optimizer that was saved so may be in a file for each rank, as accelerate writes it.
+    return found is not None and not (
+        runs.is_of_optimizer(found.directory.name) and ranks.holds_parts(found.directory.parent)
+    )
 
 
 def _is_of_another_backend(place: Location) -> bool:

@@ -8,6 +8,7 @@ tensors are read when asked for.
 from __future__ import annotations
 
 import functools
+import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
-from ckptconv.formats import safetensors
+from ckptconv.formats import model_files, safetensors
 from ckptconv.formats.dcp import megatron
 from ckptconv.formats.dcp import paths as dcp_names
 from ckptconv.formats.dcp.entries import MAX_VALUE, Entries, offsets_of, records_of
@@ -352,19 +353,19 @@ def _described(place: Location, entries: Entries, inputs: dict[str, Any]) -> Des
     """Read the description, count in `entries` what is read, and put what identifies it into `inputs`."""
     if _is_described(place.names):
         return read_description(_pickles(place, entries, inputs), of_ranks=METADATA not in place.names)
-    if any(map(SHARD.fullmatch, place.names)):
+    if any(re.fullmatch(SHARD, name) for name in place.names):
         return _read_shards(place, entries, inputs)
     megatron.check_backend(place)
     raise _not_described(place)
 
 
 def _is_described(names: Iterable[str]) -> bool:
-    return any(name == METADATA or RANK.fullmatch(name) for name in names)
+    return any(name == METADATA or re.fullmatch(RANK, name) for name in names)
 
 
 def _describes(place: Location, entry: Entry) -> bool:
     """Whether a file is the metadata of a checkpoint, whatever its name."""
-    if entry.kind != "file" or basename(entry.file.path).endswith((SUFFIX, safetensors.SUFFIX)):
+    if entry.kind != "file" or basename(entry.file.path).endswith((SUFFIX, model_files.SUFFIX)):
         return False
     with place.at(entry.file).open_reader() as reader:
         return is_metadata(reader.read_at(0, min(reader.file.size, BEGINNING)))
@@ -396,7 +397,7 @@ def _not_described(directory: Location) -> CorruptError:
 def _pickles(directory: Location, entries: Entries, inputs: dict[str, Any]) -> Iterable[tuple[str, bytes]]:
     """Yield the metadata with its path: one, or one of each rank, in order."""
     names = directory.names
-    ranks = {int(match[1]): name for name in names if (match := RANK.fullmatch(name))}
+    ranks = {int(match[1]): name for name in names if (match := re.fullmatch(RANK, name))}
     wanted = [METADATA] if METADATA in names else [ranks[rank] for rank in sorted(ranks)]
     if METADATA not in names:
         missing = [rank for rank in range(max(ranks) + 1) if rank not in ranks]
@@ -422,7 +423,7 @@ def _pickles(directory: Location, entries: Entries, inputs: dict[str, Any]) -> I
 def _read_shards(directory: Location, entries: Entries, inputs: dict[str, Any]) -> Description:
     """Return what files of HuggingFaceStorageWriter hold together; each says where its tensors begin."""
     names = directory.names
-    files = [name for name in names if SHARD.fullmatch(name)]
+    files = [name for name in names if re.fullmatch(SHARD, name)]
     numbers = sorted({int(name[6:11]) for name in files})
     if numbers != list(range(1, len(numbers) + 1)):
         missing = next(number for number in range(1, len(numbers) + 2) if number not in numbers)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UsageError
@@ -30,12 +29,14 @@ MAX_TAG = 4096
 RECOVERY_SCRIPT = "zero_to_fp32.py"
 
 _KINDS = {
-    "optim": re.compile(r"(?:bf16_)?(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_?optim_states\.pt"),
-    "model": re.compile(r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_model_states\.pt"),
-    "expert": re.compile(r"(?:layer_(?P<layer>\d+)_)?expert_(?P<expert>\d+)_mp_rank_(?P<mp>\d+)_model_states\.pt"),
-    "layer": re.compile(r"layer_(?P<layer>\d+)(?:-model_(?P<mp>\d+))?-model_states\.pt"),
-    "expert_optim": re.compile(r"expp_rank_(?P<ep>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt"),
+    "optim": r"(?:bf16_)?(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_?optim_states\.pt",
+    "model": r"(?:zero_pp_rank_(?P<dp>\d+)_)?mp_rank_(?P<mp>\d+)_model_states\.pt",
+    "expert": r"(?:layer_(?P<layer>\d+)_)?expert_(?P<expert>\d+)_mp_rank_(?P<mp>\d+)_model_states\.pt",
+    "layer": r"layer_(?P<layer>\d+)(?:-model_(?P<mp>\d+))?-model_states\.pt",
+    "expert_optim": r"expp_rank_(?P<ep>\d+)_mp_rank_(?P<mp>\d+)_optim_states\.pt",
 }
+# What all of these names end in.
+_SUFFIX = "_states.pt"
 _FIELDS = {"optim": "optim", "model": "model", "expert": "experts", "layer": "layers", "expert_optim": "expert_optims"}
 # How a message calls a file's numbers if two files have the same.
 _RANKS = {
@@ -47,8 +48,7 @@ _RANKS = {
 }
 
 
-@dataclass(frozen=True)
-class TagFiles:
+class TagFiles(NamedTuple):
     """The files of one tag, by kind, and the names of all other files.
 
     The keys are ranks: (data-parallel, model-parallel); of experts (layer, expert, model-parallel); of layers (layer,
@@ -56,12 +56,12 @@ class TagFiles:
     """
 
     directory: str
-    optim: Mapping[tuple[int, int], File] = field(default_factory=dict)
-    model: Mapping[tuple[int, int], File] = field(default_factory=dict)
-    experts: Mapping[tuple[int, int, int], File] = field(default_factory=dict)
-    layers: Mapping[tuple[int, int], File] = field(default_factory=dict)
-    expert_optims: Mapping[tuple[int, int], File] = field(default_factory=dict)
-    others: tuple[str, ...] = ()
+    optim: Mapping[tuple[int, int], File]
+    model: Mapping[tuple[int, int], File]
+    experts: Mapping[tuple[int, int, int], File]
+    layers: Mapping[tuple[int, int], File]
+    expert_optims: Mapping[tuple[int, int], File]
+    others: tuple[str, ...]
 
 
 class TagDirectory(NamedTuple):
@@ -84,14 +84,14 @@ def sniff(probe: Probe) -> Guess | None:
     return GUESS._replace(sure=POSSIBLE) if is_expected else None
 
 
-def holds_one(place: Location) -> bool:
+def holds_below(place: Location) -> bool:
     """Whether a directory holds the directory of one checkpoint, as Lightning writes it."""
     return len(checkpoints_in(place)) == 1
 
 
 def is_tag_directory(names: Mapping[str, Entry]) -> bool:
     """Whether a directory itself holds the files of a tag."""
-    return any(pattern.fullmatch(name) for name in names for pattern in (_KINDS["optim"], _KINDS["model"]))
+    return any(kind_of(name) in ("optim", "model") for name in names)
 
 
 def kind_of(name: str) -> str:
@@ -222,8 +222,8 @@ def _numbered(names: list[str]) -> list[str]:
 
 def identity(name: str) -> tuple[str, tuple[int, ...]] | None:
     """Return the kind and the ranks of a file of this name; None if it is not a tag's."""
-    for kind, pattern in _KINDS.items():
-        if match := pattern.fullmatch(name):
+    for kind, pattern in _KINDS.items() if name.endswith(_SUFFIX) else ():
+        if match := re.fullmatch(pattern, name):
             numbers = {key: int(value or 0) for key, value in match.groupdict().items()}
             if kind == "expert" and match["layer"] is None:
                 numbers["layer"] = -1  # before 0.6.0 one file held an expert of every layer
@@ -233,7 +233,7 @@ def identity(name: str) -> tuple[str, tuple[int, ...]] | None:
 
 def described(kind: str, rank: tuple[int, ...]) -> str:
     """Describe, for a message, whose file it is."""
-    return _RANKS[kind].format(**dict(zip(_KINDS[kind].groupindex, rank, strict=True)))
+    return _RANKS[kind].format(**dict(zip(re.compile(_KINDS[kind]).groupindex, rank, strict=True)))
 
 
 def files_of(directory: Location, without: Collection[str] = ()) -> TagFiles:

@@ -12,24 +12,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ckptconv.errors import UsageError
-from ckptconv.formats import runs
+from ckptconv.formats import model_files, runs
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
-from ckptconv.formats.torch import file as torch_file
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.text import some
 
-FAMILY = torch_file.FAMILY
+FAMILY = model_files.TORCH
 GUESS = Guess(CERTAIN, "a checkpoint with a file for each rank", "pt2safetensors {}")
 # The number of a rank, and the words before it. DeepSpeed's and Megatron's files are formats of their own.
-_RANK = re.compile(
-    r"(?<![a-zA-Z])(?<!mp_)(?<!pp_)(?:rank|fsdp|dp|shard|gpu|worker|process|proc)[-_.]?(\d{1,6})(?![0-9])"
-)
+_RANK = r"(?<![a-zA-Z])(?<!mp_)(?<!pp_)(?:rank|fsdp|dp|shard|gpu|worker|process|proc)[-_.]?(\d{1,6})(?![0-9])"
 # A number that any name ends in: a rank's if the files say so, as those of torch's own checkpoint_0.pt, else a step's.
-_NUMBER = re.compile(r"(?<![0-9])(?<!of[-_])(\d{1,6})(?=(?:[-_]of[-_]\d+)?\.[a-z]+$)")
-_WORLD = re.compile(r"(?:(?<![a-zA-Z])(?:world(?:[-_]?size)?|ws)[-_]?|[-_]of[-_])(\d{1,6})(?![0-9])")
+_NUMBER = r"(?<![0-9])(?<!of[-_])(\d{1,6})(?=(?:[-_]of[-_]\d+)?\.[a-z]+$)"
+_WORLD = r"(?:(?<![a-zA-Z])(?:world(?:[-_]?size)?|ws)[-_]?|[-_]of[-_])(\d{1,6})(?![0-9])"
 MODEL, OPTIMIZER, OTHER = "model", "optimizer", "other"
-_WORDS = re.compile(r"[a-z]+")
 _OPTIMIZERS = frozenset({"optim", "optimizer", "optimizers", "opt", "optimstate"})
 _OTHERS = frozenset(
     {"extra", "rng", "random", "scheduler", "sched", "lr", "dataloader", "loader", "data", "sampler", "progress"}
@@ -50,7 +46,7 @@ class FileSet:
     @property
     def kind(self) -> str:
         """What the files hold, by their names."""
-        words = frozenset(_WORDS.findall(self.stem.lower()))
+        words = frozenset(re.findall(r"[a-z]+", self.stem.lower()))
         return OPTIMIZER if words & _OPTIMIZERS else OTHER if words & _OTHERS else MODEL
 
     @property
@@ -69,16 +65,17 @@ def parsed(name: str) -> tuple[str, int, int | None] | None:
     return _parsed(name, _RANK)
 
 
-def _parsed(name: str, pattern: re.Pattern[str]) -> tuple[str, int, int | None] | None:
-    found = list(pattern.finditer(name)) if name.endswith(torch_file.SUFFIXES) else []
+def _parsed(name: str, pattern: str) -> tuple[str, int, int | None] | None:
+    is_numbered = name.endswith(model_files.TORCH_SUFFIXES) and any(map(str.isdigit, name))
+    found = list(re.finditer(pattern, name)) if is_numbered else []
     if not found:
         return None
     start, stop = found[-1].span(1)
-    world = _WORLD.search(name)
+    world = re.search(_WORLD, name)
     return f"{name[:start]}{{}}{name[stop:]}", int(name[start:stop]), int(world[1]) if world else None
 
 
-def sets_of(names: Mapping[str, Entry] | Iterable[str], pattern: re.Pattern[str] = _RANK) -> list[FileSet]:
+def sets_of(names: Mapping[str, Entry] | Iterable[str], pattern: str = _RANK) -> list[FileSet]:
     """Return the sets of files of ranks among `names`, in the order of the names; `pattern` finds a rank's number."""
     found: dict[str, FileSet] = {}
     for name in names:
@@ -101,10 +98,12 @@ def sets_in(place: Location) -> list[FileSet]:
     found = sets_of(place.names)
     if any(map(_holds_tensors, found)):
         return found
+    from ckptconv.formats.torch.file import is_distributed  # the first that reads a file
+
     others = [each for each in found if each.is_certain]
     left = {name: entry for name, entry in place.names.items() if parsed(name) is None}
     numbered = (each for each in sets_of(left, _NUMBER) if len(each.files) > 1)
-    parts = [each for each in numbered if torch_file.is_distributed(place.join(each.files[min(each.files)]))]
+    parts = [each for each in numbered if is_distributed(place.join(each.files[min(each.files)]))]
     return [*parts, *others] if parts else found
 
 
@@ -125,11 +124,11 @@ def sniff(probe: Probe) -> Guess | None:
         return None
     if all(each.kind == OTHER for each in found):
         # Beside these, any other file may be the model.
-        others = any(name.endswith(torch_file.SUFFIXES) and not parsed(name) for name in place.names)
+        others = any(name.endswith(model_files.TORCH_SUFFIXES) and not parsed(name) for name in place.names)
         return None if others else GUESS._replace(sure=POSSIBLE)
     # A whole model beside the ranks' files is what a reader means.
     ranks = {name for each in found if 0 in each.files and "rank" in each.stem for name in each.files.values()}
-    return GUESS._replace(sure=LIKELY) if runs.holds_whole(place.names.keys() - ranks) else GUESS
+    return GUESS._replace(sure=LIKELY) if model_files.holds_whole(place.names.keys() - ranks) else GUESS
 
 
 def locate(place: Location) -> runs.Located | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError
-from ckptconv.formats.format import LIKELY, POSSIBLE, Guess, Probe
+from ckptconv.formats.model_files import TORCH
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import SCANNED, TorchFile, is_pickle, refuse_attack
 from ckptconv.formats.torch.modules import Taken
@@ -21,22 +20,6 @@ from ckptconv.plan import Input
 from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.records import Records
-
-FAMILY = "torch"
-GUESS = Guess(LIKELY, "a single file", "pt2safetensors {}")
-# Suffixes of files that torch.save wrote.
-SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-# Names of the files of a sharded set.
-SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:bin|pt|pth|ckpt))")
-
-
-def sniff(probe: Probe) -> Guess | None:
-    """Recognize most files by name or beginning; any other is POSSIBLE: read if no other format knows it."""
-    if not probe.is_file:
-        return None
-    head, _ = probe.head
-    known = probe.place.path.endswith(SUFFIXES) or head.startswith(b"\x80") or b"/data.pkl" in head
-    return GUESS if known else GUESS._replace(sure=POSSIBLE)
 
 
 def read_torch(place: Location | str, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
@@ -162,7 +145,7 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
         taken = modules_taken(torch_file.value, torch_file.opaque, place.path)
     return Source(
         format=f"torch {torch_file.container}",
-        family=FAMILY,
+        family=TORCH,
         path=place.path,
         weights=taken.tree,
         facts={"size": torch_file.file.size},

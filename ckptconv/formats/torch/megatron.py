@@ -16,7 +16,7 @@ from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.format import CERTAIN, Guess, Probe
-from ckptconv.formats.runs import pointed
+from ckptconv.formats.runs import MEGATRON_RANK, pointed
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile
@@ -26,8 +26,6 @@ from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
-FAMILY = torch_file.FAMILY
-RANK = re.compile(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_(\d{1,6}))?")
 # The names of the file, of old releases too.
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 _GUESS = Guess(CERTAIN, "a checkpoint of Megatron-LM", "pt2safetensors {} OUTPUT")
@@ -97,7 +95,7 @@ def read(place: Location, wanted: Wanted) -> Source:
 
 def _files(step: Location) -> Iterable[Location]:
     for name, entry in step.names.items():
-        if entry.kind == "directory" and RANK.fullmatch(name):
+        if entry.kind == "directory" and re.fullmatch(MEGATRON_RANK, name):
             rank = step.child(name)
             yield from (rank.join(file) for file in _FILES if file in rank.names)
 
@@ -119,7 +117,7 @@ def _ranks(step: Location, files: Sequence[Location], opened: Sequence[TorchFile
     found: dict[tuple[int, int, int], _Rank] = {}
     told: dict[str, int] = {}
     for file, each in zip(files, opened, strict=True):
-        match = RANK.fullmatch(file.parent.name)
+        match = re.fullmatch(MEGATRON_RANK, file.parent.name)
         assert match is not None
         numbers = [int(number) for number in match.groups() if number is not None]
         value = each.value if isinstance(each.value, dict) else {}

@@ -10,14 +10,13 @@ import re
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.format import CERTAIN, Guess, Probe
-from ckptconv.formats.runs import holds_whole
+from ckptconv.formats.model_files import holds_whole
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.parts import Parts, read_all, tensors_in
 from ckptconv.storage.location import Location
 from ckptconv.text import some
 
-FAMILY = torch_file.FAMILY
 _FILE = re.compile(r"consolidated\.(\d{2,3})\.pth")
 _GUESS = Guess(CERTAIN, "Llama's files as Meta released them", "pt2safetensors {} OUTPUT --map meta-llama3")
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CorruptError
+from ckptconv.formats.model_files import TORCH
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import TorchFile
-from ckptconv.formats.torch.file import FAMILY, Account, read_torch
+from ckptconv.formats.torch.file import Account, read_torch
 from ckptconv.storage.ahead import ahead
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import Concat, Equal, LazyTensor, untagged
@@ -87,7 +88,7 @@ class Parts:
         """Return these parts as what is at `place`, in the format `called`, by the `account` of their files."""
         return Source(
             format=called,
-            family=FAMILY,
+            family=TORCH,
             path=place.path,
             weights=self.tensors,
             equal=self.equal,

@@ -7,17 +7,15 @@ files are pytorch_model-00001-of-00002.bin and so on.
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.formats.format import CERTAIN, Guess, Probe
+from ckptconv.formats.model_files import INDEX, TORCH, TORCH_MODELS, is_torch_index, torch_model, torch_shard
 from ckptconv.formats.source import Source, Wanted
-from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile
-from ckptconv.formats.torch.file import GUESS, SHARD, Account, read_torch
+from ckptconv.formats.torch.file import Account, read_torch
 from ckptconv.formats.weight_map import read_index
 from ckptconv.storage.ahead import ahead, entries_of
 from ckptconv.storage.hub import is_hub
@@ -25,41 +23,8 @@ from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
-FAMILY = torch_file.FAMILY
-INDEX_SUFFIX = ".index.json"
-# Indexes of other programs' files, which stand beside those of torch in repositories of the hub.
-_FOREIGN = tuple(f"{suffix}{INDEX_SUFFIX}" for suffix in (".safetensors", ".h5", ".msgpack"))
-# Those of transformers, and of diffusers; and of either a variant, such as fp16.
-_WHOLES = ("pytorch_model.bin", "diffusion_pytorch_model.bin")
-_VARIANT = re.compile(r"(?:diffusion_)?pytorch_model\.[\w-]+\.bin")
 # Names of a list that a message shows.
 _SHOWN = 5
-
-
-def sniff(probe: Probe) -> Guess | None:
-    """Recognize an index, or a directory with a set, unless another family's files are expected in it."""
-    if probe.is_file:
-        return GUESS if probe.place.path.endswith(".json") else None
-    is_meant = probe.is_directory and probe.expected in ("", FAMILY)
-    return GUESS._replace(sure=CERTAIN) if is_meant and holds_set(probe.place.names) else None
-
-
-def holds_set(names: Iterable[str]) -> bool:
-    """Whether a directory with these names holds a set, or a state dict in one file."""
-    every = list(names)
-    return any(_is_torch_index(name) or SHARD.fullmatch(name) for name in every) or bool(_whole(every))
-
-
-def _whole(names: Iterable[str]) -> str:
-    """Return the file of a directory that is a model in one file; "" if there is none. A variant is one if it is the
-    only one."""
-    every = set(names)
-    variants = [name for name in every if _VARIANT.fullmatch(name)]
-    return next((name for name in _WHOLES if name in every), variants[0] if len(variants) == 1 else "")
-
-
-def _is_torch_index(name: str) -> bool:
-    return name.endswith(INDEX_SUFFIX) and not name.endswith(_FOREIGN)
 
 
 def read(place: Location, wanted: Wanted | None = None) -> Source:
@@ -70,14 +35,14 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
     """
     if place.kind == "file":
         return _read_index(place, place.path)
-    indexes = [name for name in place.names if _is_torch_index(name)]
-    if f"{_WHOLES[0]}{INDEX_SUFFIX}" in indexes and is_hub(place.path):
-        indexes = [f"{_WHOLES[0]}{INDEX_SUFFIX}"]  # what from_pretrained takes
+    indexes = [name for name in place.names if is_torch_index(name)]
+    if f"{TORCH_MODELS[0]}{INDEX}" in indexes and is_hub(place.path):
+        indexes = [f"{TORCH_MODELS[0]}{INDEX}"]  # what from_pretrained takes
     if len(indexes) > 1:
         raise UsageError(f"{place} holds several indexes: {_some(indexes)}.", f"Name one: {place.join(indexes[0])}")
     if indexes:
         return _read_index(place.join(indexes[0]), place.path)
-    files = _complete_set(place.path, place.names) or [_whole(place.names)]
+    files = _complete_set(place.path, place.names) or [torch_model(place.names)]
     return _source(place.path, {file: place.at(place.names[file].file) for file in files}, None)
 
 
@@ -121,7 +86,7 @@ def _complete_set(path: str, names: Iterable[str]) -> list[str]:
     """Return all files of the only set in a directory; [] if there is none."""
     sets: dict[tuple[str, str, str], dict[int, str]] = {}
     for name in names:
-        match = SHARD.fullmatch(name)
+        match = torch_shard().fullmatch(name)
         if match:
             stem, number, count, suffix = match.groups()
             sets.setdefault((stem, count, suffix), {})[int(number)] = name
@@ -166,7 +131,7 @@ def _source(path: str, files: Mapping[str, Location], weight_map: Mapping[str, s
             weights[name] = value
     return Source(
         format=f"{len(files)} torch files" if len(files) > 1 else f"torch {opened[0].container}",
-        family=FAMILY,
+        family=TORCH,
         path=path,
         weights=_joined(weights, opened),
         facts={"files": len(files), "size": account.size},

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError
 from ckptconv.formats.dcp.locate import SUFFIX as _ENTRIES
 from ckptconv.formats.instead import begins_as_pickle
-from ckptconv.formats.safetensors import looks_like
+from ckptconv.formats.model_files import looks_like_safetensors
 from ckptconv.formats.torch import zip_elsewhere
 from ckptconv.formats.torch.container import SCANNED, LongError, Pickles
 from ckptconv.formats.torch.file import read_from
@@ -657,7 +657,7 @@ _KINDS: tuple[_Kind, ...] = (
     _Kind(lambda head, size: is_tar(head), ScannedContents._tar),
     _Kind(lambda head, size: is_stream(head), ScannedContents._torch),
     _NPY,
-    _Kind(looks_like, ScannedContents._safetensors),
+    _Kind(looks_like_safetensors, ScannedContents._safetensors),
     _Kind(_is_pickle, ScannedContents._pickles),
     _Kind(_is_compressed, ScannedContents._compressed),
 )

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CkptconvError, UnsafeError, UnsupportedError, UsageError
-from ckptconv.formats import safetensors, virtual
+from ckptconv.formats import model_files, virtual
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.instead import what_it_is
+from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.formats.weight_map import read_index
 from ckptconv.inspection.scan.contents import CLOSED, HEAD, LONGEST, SUFFIXES, ScannedContents
@@ -152,7 +153,7 @@ def _verdict(path: str, kind: str, size: int, contents: ScannedContents) -> Scan
 
 def _safetensors(contents: ScannedContents, place: Location) -> str:
     def action() -> None:
-        source = open_source(place.path, family=safetensors.FAMILY, storage_options=place.options)
+        source = open_source(place.path, family=SAFETENSORS, storage_options=place.options)
         suspects = [name for name in source.opaque if attacks.is_suspect(Global(*name.rpartition(".")[::2]))]
         if suspects:
             contents.add("dangerous-name", f"{place} has a record of objects that names {some(suspects, 3, str)}.")
@@ -236,7 +237,10 @@ _SPECIAL = (
     _Special(
         lambda place, head: (
             not head.startswith(LOCAL_SIGNATURE)
-            and (place.name.endswith(safetensors.SUFFIX) or safetensors.looks_like(head, place.entry.file.size))
+            and (
+                place.name.endswith(model_files.SUFFIX)
+                or model_files.looks_like_safetensors(head, place.entry.file.size)
+            )
         ),
         _safetensors,
     ),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.formats import safetensors
+from ckptconv.formats import model_files
 from ckptconv.formats.dcp.locate import SUFFIX
 from ckptconv.outputs.schema import MOST_DESCRIPTION, MOST_RECORD, object_record
 from ckptconv.outputs.targets import DIRECTORIES, MANIFEST
@@ -92,7 +92,7 @@ class PartsOnStore(UploadStaging):
 
     def _is_shard(self, name: str) -> bool:
         """Whether a file of an output is a shard, not a small file that declares the others to be a model."""
-        return name.endswith((safetensors.SUFFIX, SUFFIX))
+        return name.endswith((model_files.SUFFIX, SUFFIX))
 
     def _at(self, name: str) -> Location:
         # The files that declare the shards to be a model wait until all shards are there.

@@ -1,0 +1,107 @@
+"""Models that are whole, of safetensors or torch.save: recognized by the names of their files and how these begin.
+
+Every path is asked for them, so this imports nothing that reads one.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+
+from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
+from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
+
+SAFETENSORS, TORCH = "safetensors", "torch"
+# A model saved by one process with torch.distributed.checkpoint's HuggingFaceStorageWriter is an ordinary set.
+_SAFETENSORS = Guess(CERTAIN, "in safetensors already", "safetensors2pt {} OUTPUT.pt", also=("dcp",))
+_TORCH = Guess(LIKELY, "a single file", "pt2safetensors {}")
+
+SUFFIX = ".safetensors"
+# Suffixes of files that torch.save wrote.
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+INDEX = ".index.json"
+INDEX_SUFFIX = f"{SUFFIX}{INDEX}"
+# Indexes of other programs' files, which stand beside those of torch in repositories of the hub.
+_FOREIGN = tuple(f"{suffix}{INDEX}" for suffix in (SUFFIX, ".h5", ".msgpack"))
+# Models of torch in one file: those of transformers, and of diffusers.
+TORCH_MODELS = ("pytorch_model.bin", "diffusion_pytorch_model.bin")
+# The longest header of a safetensors file, in bytes.
+MAX_HEADER = 100_000_000
+
+
+def sniff_safetensors(probe: Probe) -> Guess | None:
+    """Recognize a file of safetensors by its beginning, or by its name unless it begins like a zip archive."""
+    if probe.is_file:
+        path = probe.place.path
+        if path.endswith(INDEX_SUFFIX):
+            return _SAFETENSORS
+        head, size = probe.head
+        named = path.endswith(SUFFIX) and not head.startswith(LOCAL_SIGNATURE)
+        return _SAFETENSORS if named or looks_like_safetensors(head, size) else None
+    # Trainers put weights beside what DeepSpeed saves: a caller who expects DeepSpeed is told what is missing of that.
+    is_meant = probe.is_directory and probe.expected != "deepspeed"
+    return _SAFETENSORS if is_meant and _holds_safetensors(probe.place.names) else None
+
+
+def looks_like_safetensors(head: bytes, size: int) -> bool:
+    """Whether a file of `size` bytes that begins with `head` is a safetensors file."""
+    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= min(size - 8, MAX_HEADER)
+
+
+def sniff_torch_set(probe: Probe) -> Guess | None:
+    """Recognize an index of files of torch.save, or a directory with a set, unless another family's files are expected
+    in it."""
+    if probe.is_file:
+        return _TORCH if probe.place.path.endswith(".json") else None
+    is_meant = probe.is_directory and probe.expected in ("", TORCH)
+    return _TORCH._replace(sure=CERTAIN) if is_meant and _holds_torch(probe.place.names) else None
+
+
+def sniff_torch(probe: Probe) -> Guess | None:
+    """Recognize most files of torch.save by name or beginning; any other is POSSIBLE: read if no other format knows
+    it."""
+    if not probe.is_file:
+        return None
+    head, _ = probe.head
+    known = probe.place.path.endswith(TORCH_SUFFIXES) or head.startswith(b"\x80") or b"/data.pkl" in head
+    return _TORCH if known else _TORCH._replace(sure=POSSIBLE)
+
+
+def holds_whole(names: Iterable[str]) -> bool:
+    """Whether a directory with these names holds a model that is not in pieces."""
+    return _holds_safetensors(names) or _holds_torch(names)
+
+
+def _holds_safetensors(names: Iterable[str]) -> bool:
+    return any(name.endswith((SUFFIX, INDEX_SUFFIX)) for name in names)
+
+
+def _holds_torch(names: Iterable[str]) -> bool:
+    """Whether a directory with these names holds a set, or a state dict in one file."""
+    every = list(names)
+    return any(is_torch_index(name) or torch_shard().fullmatch(name) for name in every) or bool(torch_model(every))
+
+
+def is_torch_index(name: str) -> bool:
+    """Whether an index of this name is one of files of torch.save."""
+    return name.endswith(INDEX) and not name.endswith(_FOREIGN)
+
+
+def torch_model(names: Iterable[str]) -> str:
+    """Return the file of a directory that is a model of torch in one file; "" if there is none. A variant, such as
+    fp16, is one if it is the only one."""
+    every = set(names)
+    variants = [name for name in every if _variant().fullmatch(name)]
+    return next((name for name in TORCH_MODELS if name in every), variants[0] if len(variants) == 1 else "")
+
+
+@functools.cache  # these patterns are for directories: most paths are files
+def torch_shard() -> re.Pattern[str]:
+    """Return the pattern of names of the files of a set of torch's: stem, number, how many, suffix."""
+    return re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:bin|pt|pth|ckpt))")
+
+
+@functools.cache
+def _variant() -> re.Pattern[str]:
+    return re.compile(r"(?:diffusion_)?pytorch_model\.[\w-]+\.bin")
