@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.tensors.lazy import LazyTensor
@@ -20,8 +19,7 @@ from ckptconv.tensors.moves import File
 MAX_GROWTH, ROOM_TO_GROW = 64, 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Literal:
+class Literal(NamedTuple):
     """Bytes that are already known: a header."""
 
     offset: int
@@ -44,8 +42,7 @@ class Data(NamedTuple):
         return self.tensor.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class Trailer:
+class Trailer(NamedTuple):
     """`nbytes` bytes that depend on the data: `make` returns them, given the CRC-32 of each tensor by name.
 
     `make` is a function of a module, or a `functools.partial` of one, so that it can be pickled.
@@ -56,8 +53,7 @@ class Trailer:
     make: Callable[[Mapping[str, int]], bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(NamedTuple):
     """A tensor that the output leaves out. Its bytes are read, and `check` raises if they may not be left out.
 
     `check` is a function of a module, so that it can be pickled; it gets them piece by piece.
@@ -84,8 +80,7 @@ class Copied(NamedTuple):
         return self.tensor.nbytes
 
 
-@dataclass(frozen=True, slots=True)
-class Input:
+class Input(NamedTuple):
     """A file that was read, as an entry of `Source.inputs`: where it is, and what tells its content from others."""
 
     file: File
@@ -95,8 +90,7 @@ class Input:
 Part: TypeAlias = Literal | Data | Trailer | Checked | Copied
 
 
-@dataclass(frozen=True, slots=True)
-class FilePlan:
+class FilePlan(NamedTuple):
     """One output file of `size` bytes; its parts cover it in order, without gaps."""
 
     name: str
@@ -126,8 +120,7 @@ class FilePlan:
         return list(seen)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """All files of an output, in the order in which they are published."""
 
     files: tuple[FilePlan, ...]

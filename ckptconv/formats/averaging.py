@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 
 from ckptconv.errors import UsageError
 from ckptconv.formats.quantized.weights import IDLE
@@ -66,7 +65,7 @@ def averaged(terms: Sequence[Source], own: int, weights: Sequence[float], over: 
     if not made.quantized or not formats:
         return made
     notes = [text for text in made.notes if text != IDLE]
-    return replace(made, notes=notes, quantized=replace(made.quantized, formats=formats))
+    return replace(made, notes=notes, quantized=made.quantized._replace(formats=formats))
 
 
 def _weighing(found: Hashable, facts: tuple[Hashable, ...]) -> Hashable:

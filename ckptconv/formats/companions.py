@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError
 from ckptconv.formats.source import Source
@@ -43,8 +42,7 @@ LARGEST, _LARGEST_CONFIG = 64 << 20, 1 << 20
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 
 
-@dataclass(frozen=True)
-class Companions:
+class Companions(NamedTuple):
     """The companions of a checkpoint by name, what a user should know of files that are none, and their directory."""
 
     files: Mapping[str, File]
@@ -110,8 +108,7 @@ def _leads_out(directory: str, path: str) -> bool:
     return not any(os.path.commonpath([each, real]) == each for each in roots)
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(NamedTuple):
     """What a model's configuration says: the dtype of its weights, "" if none, and the modules of its own code."""
 
     dtype: str = ""

@@ -270,7 +270,7 @@ def _left(place: Location, source: Source) -> str:
 def complete(source: Source, *, key: str = "", states: bool = False, inert: bool = False) -> Source:
     """Return `source` with what is under `key`, and with `states` the optimizer's; reopen it if these are missing. It
     keeps its reference and its map."""
-    wanted = replace(source.wanted, key=key or source.wanted.key, states=states or source.wanted.states)
+    wanted = source.wanted._replace(key=key or source.wanted.key, states=states or source.wanted.states)
     if source.reread is not None and wanted != source.wanted:
         with attacks.refused(not inert):
             again = replace(source.reread(wanted), map=source.map, reference=source.reference)

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.quantized.configuration import stated
@@ -28,8 +28,7 @@ OF_REFERENCE = "--like/"
 _WRAPPERS = ("_forward_module.", "module.", "_orig_mod.", "model.")
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """What of a checkpoint to read beside its weights, and which of several to open.
 
     `key` is a dotted path into the state, "." all of it. `states` asks for the optimizer's states. Formats that
@@ -52,8 +51,10 @@ class Wanted:
     parts: bool = False
 
 
-@dataclass(frozen=True)
-class StoredTensors:
+_ALL = Wanted()
+
+
+class StoredTensors(NamedTuple):
     """The tensors of a safetensors output under the names that it has for them, which may not be those of the tree.
 
     `tensors` has every name, aliases {removed: kept} included. `record` is the structure record.
@@ -64,8 +65,7 @@ class StoredTensors:
     record: str
 
 
-@dataclass(frozen=True)
-class Training:
+class Training(NamedTuple):
     """What a DeepSpeed checkpoint holds beside weights and states, for a universal checkpoint.
 
     `stage` is the ZeRO stage; `parameters` are the names of the trained parameters; `common` is what the optimizer's
@@ -77,11 +77,10 @@ class Training:
     parameters: Sequence[str]
     common: Mapping[str, Any]
     copies: Sequence[File] = ()
-    models: Mapping[str, Any] = field(default_factory=dict)
+    models: Mapping[str, Any] = {}
 
 
-@dataclass(frozen=True)
-class Quantized:
+class Quantized(NamedTuple):
     """What was made of quantized weights: weights of `dtype` ("": all are quantized anew), `formats` {format: count}.
 
     `path` is the configuration that says so, "" if none does. `again` does the same to the source when it is reread.
@@ -95,8 +94,7 @@ class Quantized:
     config: bytes = b""
 
 
-@dataclass(frozen=True)
-class Average:
+class Average(NamedTuple):
     """Checkpoints whose tensors are added up in order, each times its weight, and divided by `over`.
 
     None among the `terms` is the source that has this.
@@ -107,8 +105,7 @@ class Average:
     over: float
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(NamedTuple):
     """The rank of an adapter's factors and its alpha, and those of modules that match a pattern.
 
     A product is multiplied by alpha over the rank, or if `rooted` over its root. `dora`: rows have lengths of their
@@ -123,8 +120,7 @@ class Scale:
     dora: bool
 
 
-@dataclass(frozen=True)
-class Adapter:
+class Adapter(NamedTuple):
     """An adapter of PEFT's. `turned`: its configuration says that the base stores matrices transposed. `parameters` are
     the ends of the names of those that it adapts by themselves, not as weights of modules."""
 
@@ -228,7 +224,7 @@ class Source:
     config: str = ""
     average: Average | None = None
     adapters: tuple[Adapter, ...] = ()
-    wanted: Wanted = Wanted()
+    wanted: Wanted = _ALL
     reread: Callable[[Wanted], Source] | None = None
 
     @property

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats.delta import INDEX, OVERWRITE, XOR, ZSTD, Delta
@@ -103,8 +102,7 @@ def patched(output: Output, deltas: Sequence[Delta]) -> Output:
     parts = (part for file in output.plan.files for part in file.parts if isinstance(part, Data))
     check_base(deltas, {part.name: part.tensor for part in parts}, output.aliases)
     files = tuple(
-        replace(
-            file,
+        file._replace(
             parts=tuple(
                 part._replace(tensor=with_changes(part.tensor, deltas, part.name)) if isinstance(part, Data) else part
                 for part in file.parts
@@ -115,7 +113,7 @@ def patched(output: Output, deltas: Sequence[Delta]) -> Output:
     plan_id = patched_id(files, deltas, output.plan.plan_id)
     applied_from = [seen_from(output.target, delta.path) for delta in deltas]
     heading = {**output.heading, "plan": plan_id, "deltas": applied_from}
-    return replace(output, plan=Plan(files, plan_id), heading=heading)
+    return output._replace(plan=Plan(files, plan_id), heading=heading)
 
 
 def _changed(tensor: LazyTensor, delta: Delta, name: str) -> LazyTensor:

@@ -8,8 +8,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ckptconv.errors import DifferenceError
 from ckptconv.formats import model_files
@@ -42,8 +41,7 @@ class Typed(Protocol):
     def shape(self) -> tuple[int, ...]: ...
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(NamedTuple):
     """How the tensors that are given compare with those that are wanted, by name.
 
     `matched` are wanted and given, of the same shape and a dtype that can be cast; `missing` are not given; `extra` are
@@ -225,8 +223,7 @@ def _common_end(name: str, goal: str) -> int:
 # --------------------------------------------------------------------------------------------------- what is taken over
 
 
-@dataclass(frozen=True)
-class Likeness:
+class Likeness(NamedTuple):
     """What an output takes over from its reference, at the path `reference`.
 
     `dtypes` are those of its tensors, aliases included, by name; {} if the user asked for another. `files` are the
@@ -240,7 +237,7 @@ class Likeness:
     files: Mapping[str, str]
     missing: tuple[str, ...] = ()
     filled: tuple[str, ...] = ()
-    others: Mapping[str, str] = field(default_factory=dict)
+    others: Mapping[str, str] = {}
 
 
 def left_out(like: Likeness, source: str) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.formats.source import Source
@@ -52,8 +51,7 @@ def mapped(chosen: Selected, map_: ChosenMap | None, reference: Selected | None 
     applied = map_.apply(with_owners(chosen.tensors, chosen.owners), shapes, cast)
     made = applied.tensors
     fixed = frozenset(name for name, sources in applied.sources.items() if not chosen.fixed.isdisjoint(sources))
-    return replace(
-        chosen,
+    return chosen._replace(
         names={name: name for name in made},
         known=made,
         tensors=made,

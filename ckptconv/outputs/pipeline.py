@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
@@ -398,8 +397,7 @@ def _like_reference(chosen: Selected, theirs: Selected, source: Source, options:
         found.others,
     )
     fixed = {name for name, before in found.others.items() if before in chosen.fixed}
-    return replace(
-        chosen,
+    return chosen._replace(
         tensors={**chosen.tensors, **others, **{name: wanted[name] for name in filled}},
         structured=False,
         owners=dict(found.aliases),
@@ -429,4 +427,4 @@ def _with_metadata(chosen: Selected, remarks: Mapping[str, str], path: str) -> S
         told = f"left out of the metadata: {some(lost)}. Readers would take it for the name of a tied tensor"
         warnings = (*warnings, f"{path}: {told} in the output.")
     kept = {key: text for key, text in remarks.items() if key not in lost}
-    return replace(chosen, metadata={**METADATA, **kept}, warnings=warnings)
+    return chosen._replace(metadata={**METADATA, **kept}, warnings=warnings)

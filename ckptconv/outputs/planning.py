@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats import diffusers, virtual
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 _Files: TypeAlias = tuple[tuple[FilePlan, ...], dict[str, str], Told]
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """An output of a conversion: where it goes, its plan, and its aliases {removed: kept}.
 
     `heading` is its manifest without the files, and `inputs` are the entries of `Source.inputs` that it names.
@@ -59,7 +58,7 @@ class Output:
     restored: Restored | None = None
     told: Told = field(default_factory=Told)
     described: int | None = None
-    inputs: Mapping[str, Hashable] = field(default_factory=dict)
+    inputs: Mapping[str, Hashable] = {}
 
     @property
     def has_manifest(self) -> bool:
@@ -119,7 +118,7 @@ def _unsaid(told: Told) -> Told:
         f"no config.json beside the weights says how they are quantized. Programs look for it there: "
         f'"quantization_config": {json.dumps(shown)}, and the modules that are left as they are.'
     )
-    return replace(told, warnings=(*told.warnings, warning))
+    return told._replace(warnings=(*told.warnings, warning))
 
 
 def _copied(content: LazyTensor) -> tuple[Copied, ...]:
@@ -135,7 +134,7 @@ def _virtual_output(source: Source, target: Target, options: Options) -> Output:
     data = virtual.document(target.path, real.plan.files, source.format, real.plan.plan_id)
     file = FilePlan(basename(target.path), len(data), (Literal(0, data),))
     made = output_of("virtual", [source], target, options, (file,), real.aliases, real.told)
-    return replace(made, described=real.tensors)
+    return made._replace(described=real.tensors)
 
 
 def _universal_output(source: Source, target: Target, options: Options) -> Output:
@@ -169,7 +168,7 @@ def _dcp_output(source: Source, target: Target, options: Options) -> Output:
         warnings.append(f"not in {options.like} with this shape, so written whole: {some(unlike)}")
     told = Told(idle=found.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings), notes=found.chosen.notes)
     made = output_of("dcp", [source], target, options, files, {}, told)
-    return replace(made, described=len(found.tensors))
+    return made._replace(described=len(found.tensors))
 
 
 def _accelerate_output(source: Source, target: Target, options: Options) -> Output:
@@ -185,7 +184,7 @@ def _accelerate_output(source: Source, target: Target, options: Options) -> Outp
         f"random_states_*.pkl from {step}, and the Trainer trainer_state.json, scheduler.pt and rng_state_*.pth; "
         "without scheduler.pt, it does not load the optimizer either."
     )
-    return replace(made, told=replace(made.told, notes=(*made.told.notes, note)))
+    return made._replace(told=made.told._replace(notes=(*made.told.notes, note)))
 
 
 _PLANS = {
@@ -242,7 +241,7 @@ def output_of(
     if options.digest:
         head["digest"] = options.digest
     told = told or Told()
-    told = replace(told, idle={**kinds.idle(target.kind, options), **told.idle})
+    told = told._replace(idle={**kinds.idle(target.kind, options), **told.idle})
     return Output(target, Plan(files, plan_id), aliases, head, restored, told, inputs=inputs)
 
 
@@ -345,8 +344,8 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     told = _told(source, described, structure, options, idle, fixed, warnings)
     notes = (*told.notes, *notes)
     if quantization:
-        told = replace(told, quantization=quantization.told, quantized=quantization.formats)
-    return files, aliases, replace(told, like=taken, map=record, made_of=made_of, equal=equal, notes=notes)
+        told = told._replace(quantization=quantization.told, quantized=quantization.formats)
+    return files, aliases, told._replace(like=taken, map=record, made_of=made_of, equal=equal, notes=notes)
 
 
 def _told(

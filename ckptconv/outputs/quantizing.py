@@ -92,8 +92,7 @@ def quantized(chosen: Selected, path: str, options: Options) -> Selected:
     if len(made) != len(chosen.tensors) - len(weights) + len(parts):
         raise UsageError("A scale would have the name of another tensor.", "See --rename.")
     told = {**way.told, way.left: list(dict.fromkeys((*map(_module, left), _HEAD)))}
-    return replace(
-        chosen,
+    return chosen._replace(
         names={each: each for each in made},
         known=made,
         tensors=made,

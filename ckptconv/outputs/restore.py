@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.errors import CkptconvError, UnsafeError, UsageError
@@ -98,8 +98,7 @@ def _told(chosen: Selected, flat: Mapping[str, LazyTensor], told: Told, options:
     if cast:
         selection.check_unscaled(cast, known, chosen.dtype)
     left = selection.left_alone({name: flat[name] for name in flat if name in chosen.fixed}, chosen.dtype)
-    return replace(
-        told,
+    return told._replace(
         idle=chosen.idle(options),
         warnings=(*chosen.warnings, *left),
         map=chosen.map_record if chosen.applied else told.map,

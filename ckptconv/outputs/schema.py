@@ -10,8 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.formats.source import DIFFUSERS, MODEL
 from ckptconv.plan import NUMBERED
@@ -78,8 +77,7 @@ _RECORD = {
 }
 
 
-@dataclass(frozen=True)
-class PlanDescription:
+class PlanDescription(NamedTuple):
     """What `finish` must know of a plan.
 
     `kind` is that of the output, as `Target.form` has it. The files were assigned to `parts` parts with `shift`,

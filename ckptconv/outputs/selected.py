@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.formats.safetensors import RESERVED
@@ -30,8 +29,7 @@ class Quantization(NamedTuple):
     told: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Selected:
+class Selected(NamedTuple):
     """What is selected of a source.
 
     `names` are the selected names, {old: new}; `known` are all there are, by old name. `tensors` are by new name, as
@@ -61,10 +59,10 @@ class Selected:
     dtype: str
     widen_only: bool
     fixed: frozenset[str] = frozenset()
-    metadata: Mapping[str, str] = field(default_factory=lambda: dict(METADATA))
+    metadata: Mapping[str, str] = METADATA
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    quantized: Mapping[str, torchao.QuantizedTensor] = field(default_factory=dict)
+    quantized: Mapping[str, torchao.QuantizedTensor] = {}
     like: likeness.Likeness | None = None
     unmapped: Selected | None = None
     applied: Applied | None = None

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.result import LikeReport
 from ckptconv.tensors.lazy import Equal
 
 
-@dataclass(frozen=True)
-class Told:
+class Told(NamedTuple):
     """What a user should know of an output.
 
     `idle` are options that were given and change nothing in it: {option: reason}. `recorded` are the top-level keys of
@@ -25,7 +23,7 @@ class Told:
     the map kept one: they have to be equal.
     """
 
-    idle: Mapping[str, str] = field(default_factory=dict)
+    idle: Mapping[str, str] = {}
     recorded: tuple[str, ...] = ()
     inert: bool = False
     bits: tuple[str, ...] = ()
@@ -34,9 +32,9 @@ class Told:
     notes: tuple[str, ...] = ()
     like: LikeReport | None = None
     map: Mapping[str, Any] | None = None
-    made_of: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    made_of: Mapping[str, Sequence[str]] = {}
     quantization: Mapping[str, Any] | None = None
-    quantized: Mapping[str, int] = field(default_factory=dict)
+    quantized: Mapping[str, int] = {}
     equal: Sequence[Equal] = ()
 
 

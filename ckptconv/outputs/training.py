@@ -106,7 +106,7 @@ def _for_all_groups(training: Training) -> tuple[Training, tuple[str, ...]]:
         f"The {len(groups)} groups of parameters differ in {some(differing, form=str)}. ZeRO-3 gives all groups the "
         "settings of one, so it gets none of these from the universal checkpoint: those of the training run stay."
     )
-    return replace(training, common=common), (warning,)
+    return training._replace(common=common), (warning,)
 
 
 def _given(options: Options, without: set[str] | frozenset[str]) -> list[str]:

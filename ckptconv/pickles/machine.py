@@ -24,8 +24,7 @@ import re
 import struct
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.pickles import attacks, known
@@ -50,8 +49,7 @@ from ckptconv.process import no_garbage
 from ckptconv.text import brief
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """What a pickle says: its `value`; the position `end` after it; every class and function that it mentions, in order
     of first mention; and those of them that it calls and that were kept as `Opaque`."""
 

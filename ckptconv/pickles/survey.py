@@ -10,7 +10,6 @@ from __future__ import annotations
 import array
 import struct
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from ckptconv.pickles import known
@@ -169,7 +168,7 @@ class _Survey(_Machine):
         met: Callable[[bytes, bytes, Global | None], None],
         placed: Callable[[str | None], None],
     ) -> None:
-        words = replace(vocabulary, builders={}, phrases=None, persistent=lambda pid: DROPPED)
+        words = vocabulary._replace(builders={}, phrases=None, persistent=lambda pid: DROPPED)
         super().__init__(read_at(0, min(_WINDOW, total)), words, where, 0, limits, lean=False)
         self.keys = _NoKeys(limits, 0)
         self.constructors = {

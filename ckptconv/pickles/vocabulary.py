@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError
@@ -39,8 +38,7 @@ class Phrase(NamedTuple):
     hooks: Any
 
 
-@dataclass(frozen=True)
-class Vocabulary:
+class Vocabulary(NamedTuple):
     """What a pickle may name and mean as data, beyond Python's own containers.
 
     `constructors`: by exact module and name of a class or function, what makes the value of a call.
@@ -57,9 +55,9 @@ class Vocabulary:
     behind these bytes and what the file has from there on; else None.
     """
 
-    constructors: Mapping[tuple[str, str], Constructor] = field(default_factory=dict)
-    constants: Mapping[tuple[str, str], Any] = field(default_factory=dict)
-    builders: Mapping[tuple[str, str], Builder] = field(default_factory=dict)
+    constructors: Mapping[tuple[str, str], Constructor] = {}
+    constants: Mapping[tuple[str, str], Any] = {}
+    builders: Mapping[tuple[str, str], Builder] = {}
     persistent: Callable[[Any], Any] | None = None
     phrases: Callable[[Phrase], Maker | None] | None = None
     enums: str | None = None
@@ -70,8 +68,7 @@ class Vocabulary:
 PLAIN = Vocabulary()
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """More than any honest pickle needs. The length of the pickle bounds everything else.
 
     `int_bytes`: bytes of an integer. Python itself does not print one of more than about 4,300 digits.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import carry_out
@@ -22,8 +22,7 @@ from ckptconv.tensors.lazy import packed
 from ckptconv.tensors.moves import File
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """A file to write into `staging`. It can be pickled if its staging can.
 
     `digested`: compute the CRC-32 of its tensors. `recorded`: write a record when it is finished. `memory` (bytes)
@@ -43,8 +42,7 @@ class Task:
     forked: bool = False
 
 
-@dataclass(frozen=True)
-class Elsewhere:
+class Elsewhere(NamedTuple):
     """What another process needs to run a task. `records` are for checking checksums; None if it checks none."""
 
     storage_options: Mapping[str, Any]

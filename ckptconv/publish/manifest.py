@@ -18,15 +18,13 @@ import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Trailer
 from ckptconv.storage.digests import Digests
 
 
-@dataclass(frozen=True)
-class Made:
+class Made(NamedTuple):
     """A finished file of an output: its size, the CRC-32 of each tensor by name, None where none was computed, and the
     content digests if they were asked for."""
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import in_threads, is_scattered, same, usual_threads, worth_processes
@@ -58,8 +58,7 @@ class Done:
     reused_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(NamedTuple):
     """What outputs are made of.
 
     `files` are read, and must not change meanwhile. The two tensors of each of `equal` must be the same; where those of
@@ -76,8 +75,7 @@ class Inputs:
     named: Sequence[Mapping[str, File]]
 
 
-@dataclass(frozen=True)
-class Hooks:
+class Hooks(NamedTuple):
     """What is called on the way; None: nothing.
 
     `on_total` is called with the number of bytes to write, verify and digest, and `progress` with those done since its
@@ -183,7 +181,7 @@ class _Work:
             found = self.staging.finished(file.name, file.size, "" if in_parts else digest) if known else None
             if found and (found.digested or not self.digested):
                 # The manifest must not depend on whether the run was resumed.
-                self.made[file.name] = found if self.digested else replace(found, crcs=dict.fromkeys(found.crcs))
+                self.made[file.name] = found if self.digested else found._replace(crcs=dict.fromkeys(found.crcs))
 
     def names(self) -> list[str]:
         """Return the names of all files to commit: those of this run, and in a directory its manifest."""
@@ -391,7 +389,7 @@ class _Run:
         wait for each other. While some wait for the disk, the next are written."""
         threads = self._options.jobs or usual_threads()
         seen = self._inputs.checksums.seen if self._inputs.checksums else None
-        tasks = [(work, replace(task, forked=worth_processes(task.file, seen))) for work, task in tasks]
+        tasks = [(work, task._replace(forked=worth_processes(task.file, seen))) for work, task in tasks]
         is_forked = any(task.forked for _, task in tasks)
         if self._far or self._options.digest or is_forked:
             threads = 1  # one file at a time has threads of its own for requests, or digests, or processes
@@ -433,7 +431,7 @@ class _Run:
         futures = {}
         try:
             for work, task in ordered:
-                away = replace(task, staging=task.staging.elsewhere())
+                away = task._replace(staging=task.staging.elsewhere())
                 futures[executor.submit(make_elsewhere, away, known)] = work, task
             waiting = set(futures)
             while waiting:
@@ -478,7 +476,7 @@ class _Maker:
 
     def run(self, each: tuple[_Work, Task]) -> int:
         work, task = each
-        own = replace(task, jobs=1, memory=task.memory // self._threads)
+        own = task._replace(jobs=1, memory=task.memory // self._threads)
         self._run._make_one((work, own), self._count)
         return task.file.size
 

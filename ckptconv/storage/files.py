@@ -13,8 +13,7 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, UsageError
 from ckptconv.storage import remote
@@ -112,8 +111,7 @@ def is_far(path: str) -> bool:
     return is_remote(path) and path not in _held
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """What is at a path: "file", "directory", "other" (a pipe, a device), or "missing"."""
 
     kind: str

@@ -352,7 +352,7 @@ def tensors_exchanged(patch: Patch) -> None:
         one, other = found["plain"], found["plainer"]
         new = {"plain": one._replace(tensor=other.tensor), "plainer": other._replace(tensor=one.tensor)}
         parts = tuple(new.get(part.name, part) if isinstance(part, Data) else part for part in plan.parts)
-        return dataclasses.replace(plan, parts=parts)
+        return plan._replace(parts=parts)
 
     patch.setattr(safetensors, "file_plan", wrong)
 
@@ -375,7 +375,7 @@ def index(change: Callable[[str], str]) -> Plant:
             (literal,) = plan.parts
             assert isinstance(literal, Literal)
             data = change(literal.data.decode()).encode()
-            return dataclasses.replace(plan, size=len(data), parts=(Literal(0, data),))
+            return plan._replace(size=len(data), parts=(Literal(0, data),))
 
         patch.setattr(safetensors, "index_plan", wrong)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
@@ -204,7 +204,7 @@ def _vocabulary() -> Vocabulary:
     plain = [_TENSOR, _VALUE, Global(_METADATA, "Metadata"), Global(_METADATA, "StorageMeta")]
     for cls in (*plain, *(Global(*key) for key in builders)):
         constructors[cls.module, cls.name] = _kept(cls)
-    return replace(torch, constructors={**torch.constructors, **constructors}, builders=builders)
+    return torch._replace(constructors={**torch.constructors, **constructors}, builders=builders)
 
 
 # ----------------------------------------------------------------------------------------------------------- reading

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.storage import strict_json
@@ -17,8 +16,7 @@ COMFY = "_quantization_metadata"
 _COMPRESSED = ("compressed-tensors", "compressed_tensors", "sparseml")
 
 
-@dataclass(frozen=True)
-class QuantizedWeights:
+class QuantizedWeights(NamedTuple):
     """What compressed-tensors says of a group of weights: int or float, bits, strategy, and the size of its groups."""
 
     format: str
@@ -30,17 +28,16 @@ class QuantizedWeights:
     symmetric: bool
 
 
-@dataclass(frozen=True)
-class Configuration:
+class Configuration(NamedTuple):
     """How weights are quantized: the `method` and all that is `told` of it; "" if there is no configuration.
 
     `expert_dtype` is the model's own word. `layers` says it of single modules, by name.
     """
 
     method: str = ""
-    told: Mapping[str, Any] = field(default_factory=dict)
+    told: Mapping[str, Any] = {}
     expert_dtype: str = ""
-    layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    layers: Mapping[str, Mapping[str, Any]] = {}
     path: str = ""
 
     @property

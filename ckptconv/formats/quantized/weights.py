@@ -49,7 +49,7 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any],
     formats = dict(made.formats)
     stored = source.stored
     if stored and formats:
-        stored = replace(stored, tensors=made.of(stored.tensors))
+        stored = stored._replace(tensors=made.of(stored.tensors))
     config = read.texts.get(companions.CONFIG, "") if formats else ""
     quantized = Quantized(
         dtype,
@@ -167,7 +167,7 @@ class _Weights:
         given, told = items, self._told
         items, layers = _in_parts(items, self._metadata)
         if layers:
-            told = replace(told, method="torchao", layers=layers)
+            told = told._replace(method="torchao", layers=layers)
         flat = {name: value for name, value in items.items() if isinstance(value, LazyTensor) and type(name) is str}
         found = joining.found(flat, told, lambda wanted: read_small(wanted, self._options), self._dtype)
         self.bare += found.bare
@@ -243,7 +243,7 @@ def surveyed(
     told = read_configurations(source, storage_options).told(source.metadata)
     layers = _layers({**torchao.read(source.metadata, tensors), **described})
     if layers:
-        told = replace(told, method="torchao", layers=layers)
+        told = told._replace(method="torchao", layers=layers)
     return joining.found(tensors, told, lambda wanted: read_small(wanted, storage_options), USUAL)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsafeError
 from ckptconv.pickles import attacks
@@ -162,8 +161,7 @@ def is_pickle(data: bytes, where: str, *, or_begins: bool = False) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class TorchFile:
+class TorchFile(NamedTuple):
     """What a torch file holds: the tree, and facts about it.
 
     `opaque` are the classes and functions kept as inert data; `globals` are all that are mentioned. `records` are the

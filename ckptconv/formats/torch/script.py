@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
@@ -238,4 +237,4 @@ def vocabulary(words: Vocabulary) -> Vocabulary:
             raise MalformedError("has a sparse tensor without a known layout or size")
         return rebuild((TorchConstant("layout", layout), (*args[3:-1], Size(args[1]))))
 
-    return replace(words, constructors={**words.constructors, **_TYPED, _SPARSE: sparse}, enums=_PACKAGE)
+    return words._replace(constructors={**words.constructors, **_TYPED, _SPARSE: sparse}, enums=_PACKAGE)

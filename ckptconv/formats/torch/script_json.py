@@ -13,7 +13,6 @@ import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
@@ -89,7 +88,7 @@ def weights(description: bytes, archive: Archive) -> tuple[ScriptWeights, Loaded
     except MalformedError as reason:
         raise CorruptError(f"{archive.path} ({DESCRIPTION}) {reason}.") from None
     known = tuple(cls for cls in loaded.opaque if (cls.module, cls.name) not in (_TENSOR_ID, _INT_LIST))
-    return finished(modules.found, modules.rest, archive.path), replace(loaded, opaque=known)
+    return finished(modules.found, modules.rest, archive.path), loaded._replace(opaque=known)
 
 
 def _parsed(description: bytes) -> Any:
@@ -151,8 +150,7 @@ def _with_table(words: Vocabulary, table: Sequence[Any]) -> Vocabulary:
     def build_list(_made: Opaque, state: Any) -> Any:
         return state if type(state) is list else NotImplemented
 
-    return replace(
-        words,
+    return words._replace(
         constructors={**words.constructors, _TENSOR_FROM_ID: from_id},
         builders={**words.builders, _TENSOR_ID: build_tensor, _INT_LIST: build_list},
         persistent=None,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import array
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
@@ -87,8 +86,7 @@ def _surveyed(storages: _Storages) -> Vocabulary:
     words = vocabulary(storages.note)
     rebuilding = {name for name in words.constructors if name[0].startswith("torch._")}
     building = {name for name in words.builders if name[0].startswith("torch")}
-    return replace(
-        words,
+    return words._replace(
         constructors={**words.constructors, **dict.fromkeys(rebuilding, lambda args: None)},
         builders={**words.builders, **dict.fromkeys(building, lambda value, state: value)},
     )

@@ -17,7 +17,6 @@ import operator
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsupportedError
@@ -149,7 +148,7 @@ def _constants(archive: _Archive, words: Vocabulary, storages: _Storages, limits
     if pickle is None:
         held: Any = ()
     else:
-        words = replace(words, persistent=own.resolve, phrases=None)
+        words = words._replace(persistent=own.resolve, phrases=None)
         where = f"{archive.file.path} ({archive.prefix}{_CONSTANTS})"
         held = load(pickle, words, where=where, limits=limits).value
     unused = [name for name, row in archive.storages(_OF_CONSTANTS) if row not in own.used and archive.sizes[row]]

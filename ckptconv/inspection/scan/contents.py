@@ -15,7 +15,7 @@ import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError
@@ -76,7 +76,7 @@ _MAIN = re.compile(r"\((?:[^()]*data\.pkl|the object|(?:the )?pickle(?: \d+)?)\)
 _ENCRYPTED, _STORED, _DEFLATED = 0x41, 0, 8
 # Longer pickles are judged without being held.
 LONGEST = 1 << 19
-_LIMITS = replace(WHOLE_TREES, objects=300_000)
+_LIMITS = WHOLE_TREES._replace(objects=300_000)
 # The most values in a long pickle that are files themselves.
 _LEFT = 1_000
 # The most bytes of a compressed pickle of torch that are unpacked by its reader.
@@ -307,7 +307,7 @@ class ScannedContents:
                     inner._following(reader, pickles.position, depth)
                     break
                 arrays = Arrays(reader, pickles.position, objects)
-                words = replace(_words(), embedded=arrays)
+                words = _words()._replace(embedded=arrays)
                 what = f"pickle {count + 1}" if count else "the pickle"
                 try:
                     pickles.load(what, words)
@@ -692,7 +692,7 @@ def _words() -> Vocabulary:
         return None if args and args[0] in rebuilding else NotImplemented
 
     made.update((name, from_type) for name in words.constructors if name[1].startswith("_rebuild_from_type"))
-    return replace(words, constructors={**words.constructors, **made}, persistent=None)
+    return words._replace(constructors={**words.constructors, **made}, persistent=None)
 
 
 def _inside(reader: Reader, entry: zip_elsewhere.ZipEntry) -> str:

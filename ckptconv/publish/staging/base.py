@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -61,10 +61,10 @@ class Staging:
         self.recorded.add(name)
         result = made(found)
         if not digest or (result.digests and result.digests.algorithm == digest):
-            return result if digest else replace(result, digests=None)
+            return result if digest else result._replace(digests=None)
         with self._reading(name, found) as reader:
             ranges = [(at, nbytes, tensor) for at, nbytes, _, tensor in found["spans"] if tensor is not None]
-            return replace(result, digests=digests_of(reader.read_at, size, ranges, digest))
+            return result._replace(digests=digests_of(reader.read_at, size, ranges, digest))
 
     def check(self, name: str, size: int, progress: Callable[[int], object] | None = None) -> bool:
         """Read a finished file again; whether it still has the checksums of its record. If not, remove the record.
