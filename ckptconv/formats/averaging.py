@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 from ckptconv.errors import UsageError
 from ckptconv.formats.quantized.weights import IDLE
