@@ -15,12 +15,11 @@ from ckptconv.cli.console import Counting, Printer, say, width
 from ckptconv.cli.reports import recorded
 from ckptconv.cli.worker import attempt
 from ckptconv.errors import UNPUBLISHED, CkptconvError, FailedError, StoppedError, UsageError
-from ckptconv.inspection.overview import count_of, cut, padded, printable
 from ckptconv.process import peak_rss
 from ckptconv.storage.handles import resolved
 from ckptconv.storage.paths import dirname, is_remote
 from ckptconv.storage.writing import writing
-from ckptconv.text import format_memory, format_size
+from ckptconv.text import count_of, cut, format_memory, format_size, padded, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

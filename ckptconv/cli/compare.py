@@ -64,9 +64,9 @@ def diff(
     from ckptconv.cli.failures import described
     from ckptconv.inspection import differences
     from ckptconv.inspection.comparing import diff as compare
-    from ckptconv.inspection.overview import count_of
     from ckptconv.process import reuse_memory
     from ckptconv.storage.paths import is_remote, normalize
+    from ckptconv.text import count_of
 
     if not (is_remote(a) or is_remote(b)):
         reuse_memory()  # the libraries of stores need what there is
@@ -89,7 +89,7 @@ def diff(
 
 def _error(found: Difference) -> DifferenceError:
     """Return what stands for all differences where a program looks for an error."""
-    from ckptconv.inspection.overview import count_of
+    from ckptconv.text import count_of
 
     differing = [tensor for tensor in found.tensors if tensor.status != "equal"]
     return DifferenceError(

@@ -15,10 +15,9 @@ from ckptconv.cli import likeness
 from ckptconv.cli.failures import described
 from ckptconv.cli.terminal import can_rewrite, coloured, columns, has_colours
 from ckptconv.errors import CkptconvError, FailedError
-from ckptconv.inspection.overview import cut, printable
 from ckptconv.storage import remote
 from ckptconv.storage.writing import reason
-from ckptconv.text import format_size, format_time
+from ckptconv.text import cut, format_size, format_time, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

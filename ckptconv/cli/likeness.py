@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.inspection.overview import count_of, cut
-from ckptconv.text import some
+from ckptconv.text import count_of, cut, some
 
 if TYPE_CHECKING:
     from ckptconv.result import LikeReport

@@ -122,7 +122,7 @@ def _tell(output: Printer, check: MapCheck) -> None:
             fields["warnings"] = check.warnings
         output.print_json(True, fields)
         return
-    from ckptconv.inspection.overview import count_of
+    from ckptconv.text import count_of
 
     told = check.map
     sizes = f"; sizes: {', '.join(told.sizes)}" if told.sizes else ""

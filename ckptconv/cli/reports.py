@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckptconv.cli import likeness
-from ckptconv.inspection.overview import count_of, cut
-from ckptconv.text import format_memory, format_size, format_time, some
+from ckptconv.text import count_of, cut, format_memory, format_size, format_time, some
 
 if TYPE_CHECKING:
     from ckptconv.result import OutputFile, Report

@@ -126,7 +126,7 @@ def _make_rows(command: str, make: Callable[..., Any], words: list[str], what: s
 
 
 def _lines(report: CheckReport) -> list[str]:
-    from ckptconv.inspection.overview import count_of
+    from ckptconv.text import count_of
 
     lines = [f"{report.input}: {report.table}: {count_of(report.rows, 'row')}, and no id twice"]
     ids = "global ids" if report.ids == "global" else f"local ids, less than weight_id by {report.offset}"

@@ -82,7 +82,7 @@ def scan(
 
 def _lines(report: ScanReport, verbose: bool) -> Iterator[str]:
     """Yield a paragraph for each file that is not safe, with `verbose` for all, then the totals."""
-    from ckptconv.inspection.overview import count_of
+    from ckptconv.text import count_of
 
     for file in report.files:
         if file.findings or verbose:
@@ -105,8 +105,8 @@ def _lines(report: ScanReport, verbose: bool) -> Iterator[str]:
 
 def _error(report: ScanReport, fail_on: str) -> CkptconvError | None:
     """Return the error that stands for the worst verdict that counts."""
-    from ckptconv.inspection.overview import count_of
     from ckptconv.inspection.scan.report import ATTACK, SUSPICIOUS, UNKNOWN, UNREADABLE, counts
+    from ckptconv.text import count_of
 
     # The worst first: what is said of one file and of more.
     verdicts = {

@@ -22,7 +22,7 @@ from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.dcp.locate import METADATA, SHARD, SHARDING
 from ckptconv.formats.deepspeed.locate import identity
 from ckptconv.formats.ranks.locate import parsed
-from ckptconv.formats.runs import MEGATRON_RANK
+from ckptconv.formats.runs import MEGATRON_RANK, STEP_METADATA
 from ckptconv.formats.source import Source
 from ckptconv.pickles.children import walk
 from ckptconv.storage.files import Entry
@@ -48,8 +48,8 @@ _NUMBERED = (
     r".*-model_part-(\d{1,6})(?:-shard(\d{1,6}))?\.pt",
     r"model\d{1,6}-mp(?P<of>\d{1,6})\.safetensors",
 )
-# The items of a step of torch_checkpointing, and what describes them all.
-_ITEM, _STEP = r".+_\d{1,6}\.(?:pt|safetensors)", "metadata.pkl"
+# The items of a step of torch_checkpointing.
+_ITEM = r".+_\d{1,6}\.(?:pt|safetensors)"
 # Such an item by itself. Files of torch.save say that they are parts, and higher numbers are those of steps.
 _LIKE_ITEM = r"model_\d{1,2}\.safetensors"
 _MOST = 1 << 26
@@ -287,7 +287,7 @@ def _of_first_rank(file: _File) -> bool:
 def _of_step(file: _File) -> bool:
     place = file.place
     names = _names(place.parent) if _matches(_ITEM, place.name) else {}
-    return _STEP in names and _world_size(place.parent.at(names[_STEP].file)) != 1
+    return STEP_METADATA in names and _world_size(place.parent.at(names[STEP_METADATA].file)) != 1
 
 
 def _world_size(place: Location) -> Any:

@@ -20,7 +20,7 @@ from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.model_files import SAFETENSORS, TORCH
 from ckptconv.formats.ranks import locate as ranks
-from ckptconv.formats.runs import SHARDED
+from ckptconv.formats.runs import SHARDED, STEP_METADATA
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.training import with_states_beside
 from ckptconv.options.table import NO_MAP, OPENING, checked
@@ -100,7 +100,7 @@ FORMATS: tuple[Format, ...] = (
     KnownFormat(deepspeed.FAMILY, deepspeed.sniff, "deepspeed.read"),
     KnownFormat(TORCH, _by("torch.megatron"), "torch.megatron"),
     KnownFormat(TORCH, _by("torch.meta"), "torch.meta"),
-    KnownFormat(TORCH, _by("checkpointing.locate", "metadata.pkl"), "checkpointing.read"),
+    KnownFormat(TORCH, _by("checkpointing.locate", STEP_METADATA), "checkpointing.read"),
     KnownFormat(TORCH, ranks.sniff, "ranks.read"),
     KnownFormat(dcp.FAMILY, _below("dcp.locate", beside=SHARDED), "dcp.read"),
     KnownFormat(TORCH, _below("checkpointing.locate", expected=TORCH), "checkpointing.read"),

@@ -26,8 +26,8 @@ INDEX_SUFFIX = f"{SUFFIX}{INDEX}"
 _FOREIGN = tuple(f"{suffix}{INDEX}" for suffix in (SUFFIX, ".h5", ".msgpack"))
 # Models of torch in one file: those of transformers, and of diffusers.
 TORCH_MODELS = ("pytorch_model.bin", "diffusion_pytorch_model.bin")
-# The longest header of a safetensors file, in bytes.
-MAX_HEADER = 100_000_000
+# The longest header of a safetensors file, in bytes; and the key of the metadata in it.
+MAX_HEADER, METADATA = 100_000_000, "__metadata__"
 
 
 def sniff_safetensors(probe: Probe) -> Guess | None:

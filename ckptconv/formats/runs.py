@@ -30,6 +30,8 @@ _POINTERS = {
 }
 # The directory of a rank of Megatron-LM: its tensor rank, pipeline rank, expert rank.
 MEGATRON_RANK = r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_(\d{1,6}))?"
+# What describes a step of torch_checkpointing.
+STEP_METADATA = "metadata.pkl"
 # Megatron's word for weights without a training, in the place of a step.
 _RELEASE = "release"
 _LONGEST_POINTER = 4096

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError, damaged
 from ckptconv.formats.instead import what_it_is
-from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, SAFETENSORS, SUFFIX
+from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, METADATA, SAFETENSORS, SUFFIX
 from ckptconv.formats.source import DIFFUSERS, MODEL, Source, StoredTensors, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.objects import vocabulary
@@ -50,7 +50,6 @@ MAX_RECORD = 1 << 30
 MAX_DIMS = 64
 # Metadata keys with a meaning of their own, which are never aliases.
 RESERVED = frozenset({"format", "total_size", METADATA_KEY, MAP_KEY})
-METADATA = "__metadata__"
 # Metadata that is no remark of the user's: it describes one output, and is made anew for another.
 _OF_THE_OUTPUT = frozenset({"total_size", METADATA_KEY})
 # Dtypes with 6-bit elements, which torch does not have.

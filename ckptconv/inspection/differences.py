@@ -10,8 +10,8 @@ from ckptconv.comparison.changes import Change
 from ckptconv.comparison.diff import CHANGED, DTYPE, EQUAL, ONLY_A, ONLY_B, SHAPE, Difference, TensorDifference
 from ckptconv.comparison.steps import Quantization, Steps
 from ckptconv.inspection.module_tree import TensorInfo
-from ckptconv.inspection.overview import Line, Words, cells, count_of, cut, fitted, padded, printable
-from ckptconv.text import format_memory, format_size
+from ckptconv.inspection.overview import Line, Words, fitted
+from ckptconv.text import cells, count_of, cut, format_memory, format_size, padded, printable
 
 # Most tensors that are listed by default, and most cells of a name if there is no screen to fit into.
 LISTED = 40

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.inspection.module_tree import Row, fitting_depth, rows, tree
-from ckptconv.text import format_size
+from ckptconv.text import cells, count_of, cut, format_size, padded, printable
 
 if TYPE_CHECKING:
     from ckptconv.inspection.summary import Summary
@@ -361,48 +360,6 @@ def _after(start: str, words: Sequence[str]) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------------- text
-
-
-def count_of(number: int, noun: str) -> str:
-    """Return a number and its noun, in the plural if needed."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def printable(text: str) -> str:
-    """Return `text` with control characters escaped: names come from files, and must not control the terminal."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-def cells(text: str) -> int:
-    """Return how many cells of a terminal `text` takes."""
-    if text.isascii():
-        return len(text)
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
-
-
-def padded(text: str, width: int, right: bool = False) -> str:
-    """Return `text` padded with blanks to `width` cells, aligned left, or right if `right`."""
-    blanks = " " * (width - cells(text))
-    return blanks + text if right else text + blanks
-
-
-def cut(text: str, width: int) -> str:
-    """Return `text`, without its middle if it takes more than `width` cells. Blanks that it begins with stay."""
-    if cells(text) <= width:
-        return text
-    indent = text[: min(len(text) - len(text.lstrip(" ")), width // 2)]
-    room = width - len(indent) - 1
-    body = text[len(indent) :].lstrip(" ")
-    head, tail = "", ""
-    for char in body:
-        if cells(head + char) > room // 2:
-            break
-        head += char
-    for char in reversed(body):
-        if cells(head + tail + char) > room:
-            break
-        tail = char + tail
-    return f"{indent}{head}…{tail}"
 
 
 def fitted(line: Line, width: int | None) -> Line:

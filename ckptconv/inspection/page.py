@@ -18,10 +18,9 @@ from importlib import resources
 from typing import Any
 
 from ckptconv.inspection.module_tree import TensorInfo
-from ckptconv.inspection.overview import printable
 from ckptconv.inspection.summary import Summary
 from ckptconv.tensors.statistics import Statistics
-from ckptconv.text import format_size
+from ckptconv.text import format_size, printable
 from ckptconv.version import __version__
 
 _TEMPLATE = "page.html"

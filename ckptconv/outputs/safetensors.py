@@ -10,8 +10,7 @@ from json.encoder import encode_basestring
 from operator import itemgetter
 
 from ckptconv.errors import FailedError, UnsupportedError, UsageError
-from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER
-from ckptconv.formats.safetensors import METADATA
+from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, METADATA
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.tensors.dtypes import DTYPE_RANK, DType
 from ckptconv.tensors.lazy import LazyTensor

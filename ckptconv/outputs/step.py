@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptconv.errors import UsageError
-from ckptconv.formats.checkpointing.locate import NAME, SAFETENSORS, TORCH
+from ckptconv.formats.checkpointing.locate import SAFETENSORS, TORCH
 from ckptconv.formats.dcp.layout import Box, Layout
 from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.dcp.paths import dotted, nest
 from ckptconv.formats.model_files import SUFFIX
+from ckptconv.formats.runs import STEP_METADATA as NAME
 from ckptconv.options.table import Options
 from ckptconv.outputs import dcp, safetensors
 from ckptconv.outputs.dcp import STEP, DcpContents, Leaf, boxes, cut

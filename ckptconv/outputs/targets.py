@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import model_files
-from ckptconv.formats.checkpointing.locate import NAME as STEP_METADATA
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.dcp.layout import Layout
 from ckptconv.formats.dcp.locate import FILE, METADATA, is_directory
+from ckptconv.formats.runs import STEP_METADATA
 from ckptconv.formats.source import DIFFUSERS, MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.kinds import KINDS, TORCH_SUFFIXES, flag, is_given, kind_of

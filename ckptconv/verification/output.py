@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 
 from ckptconv.errors import CorruptError, DifferenceError, LimitError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats import model_files, safetensors
-from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
-from ckptconv.formats.safetensors import METADATA
+from ckptconv.formats.model_files import INDEX_SUFFIX, METADATA, SUFFIX
 from ckptconv.formats.source import MODEL
 from ckptconv.formats.weight_map import read_index
 from ckptconv.storage import strict_json

@@ -25,9 +25,10 @@ from terminal import on_terminal
 
 import ckptconv as library
 from ckptconv.inspection.module_tree import TensorInfo, rows, tree
-from ckptconv.inspection.overview import cells, cut, overview, padded
+from ckptconv.inspection.overview import overview
 from ckptconv.inspection.page import page_of
 from ckptconv.inspection.summary import summarize
+from ckptconv.text import cells, cut, padded
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 # Where `make test-page` installs it.

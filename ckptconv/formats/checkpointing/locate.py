@@ -16,13 +16,14 @@ from ckptconv.formats import model_files, runs
 from ckptconv.formats.dcp.paths import WRAPPERS
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.ranks.locate import parsed
+from ckptconv.formats.runs import STEP_METADATA as NAME
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.storage.location import Location
 
 FAMILY = model_files.TORCH
 GUESS = Guess(CERTAIN, "a step of torch_checkpointing", "pt2safetensors {}", also=("dcp",))
-NAME, MANIFEST = "metadata.pkl", "_integrity_manifest.json"
+MANIFEST = "_integrity_manifest.json"
 # How an item is written.
 TORCH, SAFETENSORS, JSON, RAW = (f"{kind}Serialization" for kind in ("Torch", "Safetensors", "Json", "Raw"))
 # What a step is called while it is written.

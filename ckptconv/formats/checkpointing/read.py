@@ -22,7 +22,6 @@ from ckptconv.formats.checkpointing.locate import (
     FAMILY,
     JSON,
     MANIFEST,
-    NAME,
     RAW,
     SAFETENSORS,
     TORCH,
@@ -49,6 +48,7 @@ from ckptconv.formats.ranks.join import Ranks, lacking, other_save
 from ckptconv.formats.ranks.layouts import Distribution, Mesh
 from ckptconv.formats.ranks.pieces import Piece, Pieces, RankPart, Shards, Whole, shape_of
 from ckptconv.formats.ranks.read import Files, RankFiles, bytes_of, divided, source_of, states_of
+from ckptconv.formats.runs import STEP_METADATA as NAME
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE

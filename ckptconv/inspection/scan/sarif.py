@@ -10,9 +10,9 @@ import os
 from typing import Any
 from urllib.parse import quote
 
-from ckptconv.inspection.overview import printable
 from ckptconv.inspection.scan.report import ATTACK, RULES, SUSPICIOUS, ScanReport
 from ckptconv.storage.paths import is_remote
+from ckptconv.text import printable
 from ckptconv.version import __version__
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
