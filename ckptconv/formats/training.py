@@ -42,7 +42,9 @@ def model_alone(source: Source, key: str = "") -> Source:
         return source
     # There may be a million values, of few types.
     kinds = {kind for kind in {*map(type, tree.values())} if issubclass(kind, Mapping)}
-    nested = [name for name, value in tree.items() if type(value) in kinds and keymap.flatten(value)[0]] if kinds else []
+    nested = (
+        [name for name, value in tree.items() if type(value) in kinds and keymap.flatten(value)[0]] if kinds else []
+    )
     if not nested:
         return source
     found = weights_key(tree) or (nested[0] if len(nested) == 1 and not _has_tensors(tree) else "")

@@ -7,7 +7,7 @@ share anything. Pure: no tensor data is read, and nothing that a record names is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, pairwise, repeat, starmap
 from operator import attrgetter, lt
 from types import MappingProxyType
@@ -222,7 +222,7 @@ def names(structure: str) -> frozenset[str]:
 
 def plain_record(names: Iterable[str]) -> str:
     """Return the record of a plain dict of tensors with these keys, in this order."""
-    return dump(["dict", *chain.from_iterable(zip(names, repeat({})))], [], [])  # noqa: B905
+    return dump(["dict", *chain.from_iterable(zip(names, repeat({})))], [], [])
 
 
 def _plain_tensors(tree: Any, tagged: bool) -> dict[str, Any] | None:
