@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import File
 
 # An output larger than this many times its input plus this many bytes is refused: a tensor of a few bytes can have any
@@ -100,7 +100,7 @@ class FilePlan(NamedTuple):
     @property
     def digested(self) -> bool:
         """Whether a part depends on the CRC-32 of the data."""
-        return any(isinstance(part, Trailer) for part in self.parts)
+        return Trailer in {*map(type, self.parts)}
 
     @property
     def tensors(self) -> int:
@@ -109,14 +109,15 @@ class FilePlan(NamedTuple):
     def inputs(self) -> list[File]:
         """Return every input file that the parts are read from, each once, in order of first use."""
         seen: dict[File, None] = {}
-        before: tuple[File, ...] = ()
+        before: object = None
         for part in self.parts:
             if isinstance(part, (Data, Checked, Copied)):
-                inputs = part.tensor.inputs()
+                tensor = part.tensor
                 # Most tensors are in the same files as the one before.
-                if inputs != before:
-                    seen.update(dict.fromkeys(inputs))
-                    before = inputs
+                files = tensor.file if type(tensor) is Stored else tensor.inputs()
+                if files is not before:
+                    seen.update(dict.fromkeys(tensor.inputs()))
+                    before = files
         return list(seen)
 
 

@@ -25,7 +25,7 @@ from ckptconv.storage.progress import Progress
 from ckptconv.storage.records import combine
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer
-from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import BLOCK
 
 # Parts of fewer bytes than this on average mean very many short reads and writes.
@@ -91,7 +91,10 @@ def worth_processes(file: FilePlan, seen: Seen | None) -> bool:
     for one tensor, so that no two of them unpack one."""
     if seen or not is_forkable():
         return False
-    computed = sum(part.nbytes for part in file.parts if isinstance(part, Data) and part.tensor.computed)
+    data = [part for part in file.parts if type(part) is Data]
+    if {type(part.tensor) for part in data} <= {Stored}:
+        return False
+    computed = sum(part.nbytes for part in data if part.tensor.computed)
     if computed <= file.size // 2:
         return False
     tensors = (part.tensor for part in file.parts if not isinstance(part, (Literal, Trailer)))

@@ -74,16 +74,22 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0, several: b
     `several`: more than one worker takes the tasks.
     """
     pieces: list[Piece] = []
-    start = at = 0
+    start = at = size = 0
     groups = _sharing_rows(file, unit) if positioned else []
     shared = {id(part) for group in groups for part, _ in group}
+    dtype = shape = None
+    new = tuple.__new__  # what Piece calls
     for part in file.parts:
         if part.offset != at:
             raise ValueError(f"{file.name}: a part begins at {part.offset}, and the one before ends at {at}")
-        size = part.nbytes
+        if type(part) is not Data:
+            size, shape = part.nbytes, None
+        elif part.tensor.shape is not shape or part.tensor.dtype is not dtype:
+            # Many small tensors share these with the one before.
+            size, shape, dtype = part.nbytes, part.tensor.shape, part.tensor.dtype
         at += size
         if size > 0 and at - start < unit and type(part) is Data and not (shared and id(part) in shared):
-            pieces.append(Piece(part, 0, size))
+            pieces.append(new(Piece, (part, 0, size)))
             continue
         if isinstance(part, Trailer):
             if pieces:
@@ -169,13 +175,7 @@ _Shared: TypeAlias = "tuple[Data | Checked, StridedRows]"
 
 def _sharing_rows(file: FilePlan, unit: int) -> list[list[_Shared]]:
     """Return groups of parts of `file` that are beside each other in the same rows and take most of each row."""
-    strided = [
-        (part, found)
-        for part in file.parts
-        if isinstance(part, (Data, Checked))
-        and not is_dense(part.tensor)
-        and (found := strided_rows(part.tensor)) is not None
-    ]
+    strided = [(part, found) for part in _not_dense(file) if (found := strided_rows(part.tensor)) is not None]
     groups: dict[object, list[list[_Shared]]] = {}
     for part, found in sorted(strided, key=lambda each: each[1].offsets):
         known = groups.setdefault(found.rows, [])
@@ -184,6 +184,21 @@ def _sharing_rows(file: FilePlan, unit: int) -> list[list[_Shared]]:
         else:
             known.append([(part, found)])
     return [group for known in groups.values() for group in known if _worth_sharing(group, unit)]
+
+
+def _not_dense(file: FilePlan) -> Iterator[Data | Checked]:
+    """Yield the parts that are tensors, but for those that `is_dense`."""
+    shape = strides = None
+    for part in file.parts:
+        if isinstance(part, (Data, Checked)):
+            tensor = part.tensor
+            if type(tensor) is Stored:
+                if tensor.shape is shape and tensor.strides is strides:
+                    continue
+                if tensor.contiguous:
+                    shape, strides = tensor.shape, tensor.strides
+                    continue
+            yield part
 
 
 def is_dense(tensor: LazyTensor) -> TypeGuard[Stored]:

@@ -206,12 +206,17 @@ class Worker:
         ranges: list[tuple[int, memoryview]] = []
         alike: list[_Alike] = []
         begin, small = window.start, self.unit // _SMALL
+        shape = strides = None
         for part, start, stop in window.pieces:
             base = part.offset - begin
             if isinstance(part, Literal):
                 out[base + start : base + stop] = part.data[start:stop]
                 continue
             tensor = part.tensor
+            # Many small tensors share these with the one before.
+            if type(tensor) is Stored and tensor.file is near and tensor.shape is shape and tensor.strides is strides:
+                ranges.append((tensor.offset + start, out[base + start : base + stop]))
+                continue
             if type(tensor) is Convert and stop - start <= small and _is_simple(tensor, start, stop):
                 _add_alike(alike, tensor, start, stop, base + start, self.unit)
                 continue
@@ -220,6 +225,7 @@ class Worker:
                 if tensor.file is not near:
                     near = tensor.file
                     ranges = reads.setdefault(near, [])
+                shape, strides = tensor.shape, tensor.strides
                 ranges.append((tensor.offset + start, out[base + start : base + stop]))
                 continue
             for move in tensor.moves(start, stop, "output", self.unit):
@@ -424,6 +430,7 @@ class Worker:
     def _read(self, file: File, ranges: list[tuple[int, memoryview]]) -> None:
         """Fill each buffer from its offset; read across small gaps instead of starting another read."""
         ranges.sort(key=itemgetter(0))
+        skipped = self.junk
         with self.readers.reading(file) as reader:
             begin = end = ranges[0][0]
             buffers: list[memoryview] = []
@@ -434,7 +441,9 @@ class Worker:
                     self._count(file, end - begin)
                     begin, buffers = offset, []
                 elif gap:
-                    buffers.append(self.junk[:gap])
+                    if gap != len(skipped):
+                        skipped = self.junk[:gap]
+                    buffers.append(skipped)
                 buffers.append(to)
                 end = offset + len(to)
             reader.fill(begin, buffers)

@@ -261,8 +261,8 @@ def _of_flat_parameters(file: _File) -> bool:
             # There may be a million, of few types.
             kinds = {kind for kind in {*map(type, held)} if issubclass(kind, (Mapping, list))}
             below.update((id(value), value) for value in held if type(value) in kinds)
-            keys = node if isinstance(node, Mapping) else ()
-            if any(_is_flat(key) for key in keys if type(key) is str and "flat_param" in key):
+            keys = [key for key in node if type(key) is str] if isinstance(node, Mapping) else []
+            if "flat_param" in "\n".join(keys) and any(map(_is_flat, keys)):
                 return True
         level = [*below.values()]
     return False

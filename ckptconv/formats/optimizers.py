@@ -133,9 +133,11 @@ def renamed(told: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]
 
 def optimizers_in(tree: Any, key: str = "") -> list[tuple[str, Mapping[str, Any]]]:
     """Return the optimizers' state dicts beside the weights of a training, which are under `key`, with their names."""
+    if not isinstance(tree, Mapping) or {*map(type, tree.values())} == {Tagged}:
+        return []
     return [
         (str(name), optimizer)
-        for name, value in (tree.items() if isinstance(tree, Mapping) else ())
+        for name, value in tree.items()
         if type(value) is not Tagged and name != key
         for optimizer in (value if isinstance(value, (list, tuple)) else [value])
         if _is_optimizer(optimizer) and optimizer[_GROUPS]

@@ -40,7 +40,11 @@ def model_alone(source: Source, key: str = "") -> Source:
     tree = source.weights
     if key or not source.structured or not isinstance(tree, Mapping):
         return source
-    nested = [name for name, value in tree.items() if isinstance(value, Mapping) and keymap.flatten(value)[0]]
+    # There may be a million values, of few types.
+    kinds = {kind for kind in {*map(type, tree.values())} if issubclass(kind, Mapping)}
+    nested = (
+        [name for name, value in tree.items() if type(value) in kinds and keymap.flatten(value)[0]] if kinds else []
+    )
     if not nested:
         return source
     found = weights_key(tree) or (nested[0] if len(nested) == 1 and not _has_tensors(tree) else "")

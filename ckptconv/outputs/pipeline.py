@@ -341,7 +341,7 @@ def _names(source: Source, flat: Mapping[str, Any], options: Options, choice: Ch
 
 def _check_pieces(source: Source, names: Iterable[str]) -> None:
     """Raise UnsupportedError if some of `names` are pieces of parameters."""
-    found = [name for name in names if source.pieces and source.pieces.search(name)]
+    found = [name for name in names if source.pieces.search(name)] if source.pieces else []
     if found:
         raise UnsupportedError(
             f"{source.path} was saved with FSDP's LOCAL_STATE_DICT: {some(found, 1, repr)} are flat parameters, each "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
+from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import LimitError, UsageError
@@ -56,7 +57,7 @@ class Output(NamedTuple):
     aliases: dict[str, str]
     heading: dict[str, Any]
     restored: Restored | None = None
-    told: Told = field(default_factory=Told)
+    told: Told = Told()
     described: int | None = None
     inputs: Mapping[str, Hashable] = {}
 
@@ -303,14 +304,16 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     aliases = chosen.recorded_aliases() if options.tied == "alias" else {}
     structure = chosen.structure(aliases)
     kept = chosen.stored(aliases)
-    changed = [old for old, new in names.items() if new in kept and kept[new] is not tensors[new]]
-    cast = [old for old in changed if kept[names[old]].dtype != tensors[names[old]].dtype]
+    # Mostly they are the same, one by one.
+    is_cast = len(kept) != len(tensors) or not all(map(is_, kept.values(), tensors.values()))
+    new_dtypes = ((old, kept[new].dtype, tensors[new].dtype) for old, new in names.items() if is_cast and new in kept)
+    cast = [old for old, stored, found in new_dtypes if stored != found]
     goal = kept[names[cast[0]]].dtype.name if cast else chosen.dtype
     if cast:
         selection.check_unscaled([name for name in cast if names[name] not in chosen.fixed], chosen.known, goal)
     # What is stored in the place of quantized weights was not to be cast.
-    own = chosen.quantization.parts if chosen.quantization else frozenset()
-    left = selection.left_alone({name: kept[name] for name in kept if name in chosen.fixed - own}, chosen.dtype)
+    still = chosen.fixed - (chosen.quantization.parts if chosen.quantization else frozenset())
+    left = selection.left_alone({name: kept[name] for name in (kept if still else ()) if name in still}, chosen.dtype)
     if chosen.widen_only and chosen.dtype != "keep":
         left += selection.left_wider({name: kept[name] for name in kept if name not in chosen.fixed}, chosen.dtype)
     notes = chosen.notes
@@ -322,7 +325,8 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
         idle["--dtype"] = "changes nothing: optimizer states are not cast to it"
     record, made_of, equal = chosen.map_record, chosen.made_of, chosen.equal
     fixed = described.fixed if of_states else [names[name] for name in described.fixed if name in names]
-    grouping = {new: source.grouping[old] for old, new in names.items() if old in source.grouping}
+    of = source.grouping
+    grouping = {new: of[old] for old, new in names.items() if old in of} if of else {}
     like = chosen.like
     origins = {new: (old, tensors[new].dtype.name) for old, new in names.items()} if like else {}
     origins.update((name, origins[before]) for name, before in (like.others if like else {}).items())

@@ -28,41 +28,40 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
     UnsupportedError for a dtype without a safetensors code, UsageError for a name that the header cannot hold, and
     FailedError for a header that is too long.
     """
+    if METADATA in tensors:
+        raise UsageError(
+            f"{name}: a tensor cannot be named {METADATA} in safetensors.",
+            f"Give it another name: --rename {METADATA}=NAME.",
+        )
     ordered = sorted(tensors.items(), key=itemgetter(0))
     if len({tensor.dtype for tensor in tensors.values()}) > 1:
         ordered.sort(key=lambda item: -DTYPE_RANK[item[1].dtype.name])
     # Encode entries early: as dicts they take five times the memory of bytes, as text twice.
     header = [_encoded(name, f'{{"{METADATA}":{_json(dict(sorted(metadata.items())))}')]
     entries: list[str] = []
-    # Tensors are many, and pairs of dtype and shape are few.
+    # Tensors are many, pairs of dtype and shape are few, and most share them with the one before.
     kinds: dict[tuple[DType, tuple[int, ...]], tuple[str, int]] = {}
-    ends = array.array("Q")
+    dtype = shape = None
+    text, size = "", 0
+    starts = array.array("Q")
     at = 0
     for key, tensor in ordered:
-        if key == METADATA:
-            raise UsageError(
-                f"{name}: a tensor cannot be named {METADATA} in safetensors.",
-                f"Give it another name: --rename {METADATA}=NAME.",
-            )
-        kind = tensor.dtype, tensor.shape
-        known = kinds.get(kind)
-        if known is None:
-            shape = ",".join(map(str, shape_of(tensor)))
-            text = f'"dtype":"{_code(name, key, tensor)}","shape":[{shape}],"data_offsets"'
-            known = kinds[kind] = text, tensor.nbytes
-        text, size = known
-        end = at + size
-        entries.append(f",{encode_basestring(key)}:{{{text}:[{at},{end}]}}")
+        if tensor.shape is not shape or tensor.dtype is not dtype:
+            dtype, shape = tensor.dtype, tensor.shape
+            if (dtype, shape) not in kinds:
+                counts = ",".join(map(str, shape_of(tensor)))
+                told = f'"dtype":"{_code(name, key, tensor)}","shape":[{counts}],"data_offsets"'
+                kinds[dtype, shape] = told, tensor.nbytes
+            text, size = kinds[dtype, shape]
+        starts.append(at)
+        entries.append(f",{encode_basestring(key)}:{{{text}:[{at},{(at := at + size)}]}}")
         if len(entries) == _ENCODED_AT_ONCE:
             header.append(_encoded(name, "".join(entries)))
             entries.clear()
-        ends.append(end)
-        at = end
     head = _finished(name, [*header, _encoded(name, "".join(entries))])
     del header, entries
     start = len(head)
-    starts = map(start.__add__, itertools.chain((0,), ends))
-    fields = zip(starts, map(itemgetter(1), ordered), map(itemgetter(0), ordered), strict=False)
+    fields = zip(map(start.__add__, starts), map(itemgetter(1), ordered), map(itemgetter(0), ordered), strict=False)
     # What Data(…) does, without a step of Python for each.
     return FilePlan(name, start + at, (Literal(0, head), *map(tuple.__new__, itertools.repeat(Data), fields)))
 

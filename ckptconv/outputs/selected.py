@@ -81,6 +81,8 @@ class Selected(NamedTuple):
     def stored(self, aliases: Mapping[str, str]) -> dict[str, LazyTensor]:
         """Return the tensors but for `aliases`, by their new names, each cast as it is stored."""
         if self.dtype == "keep" and not self.like:
+            if not aliases:
+                return dict(self.tensors)
             return {name: tensor for name, tensor in self.tensors.items() if name not in aliases}
         return {name: self.cast(name) for name in self.tensors if name not in aliases}
 

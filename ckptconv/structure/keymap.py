@@ -7,9 +7,9 @@ share anything. Pure: no tensor data is read, and nothing that a record names is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, islice
-from operator import lt
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice, pairwise, repeat, starmap
+from operator import attrgetter, lt
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,6 +54,7 @@ class Flattened(NamedTuple):
 
 # Of a tensor of which nothing is known but its bytes.
 _NO_FACTS = TensorFacts()
+_TENSOR, _FACTS, _PLACE = attrgetter("tensor"), attrgetter("facts"), attrgetter("file.path", "offset")
 
 
 def flatten(tree: Any, *, keep_order: bool = True) -> tuple[dict[str, Any], str | None]:
@@ -221,7 +222,7 @@ def names(structure: str) -> frozenset[str]:
 
 def plain_record(names: Iterable[str]) -> str:
     """Return the record of a plain dict of tensors with these keys, in this order."""
-    return dump(["dict", *chain.from_iterable((name, {}) for name in names)], [], [])
+    return dump(["dict", *chain.from_iterable(zip(names, repeat({})))], [], [])
 
 
 def _plain_tensors(tree: Any, tagged: bool) -> dict[str, Any] | None:
@@ -231,30 +232,42 @@ def _plain_tensors(tree: Any, tagged: bool) -> dict[str, Any] | None:
     Such a tree needs neither a survey nor, in file order, a record. Tensors without facts, as of safetensors, are alone
     if none begins where another does. Return None for any other tree.
     """
-    if type(tree) is not dict:
+    if type(tree) is not dict or {*map(type, tree)} - {str} or METADATA in tree or not all(map(str.isascii, tree)):
         return None
-    flat: dict[str, Any] = {}
-    storages: set[Hashable] = set()
-    for name, value in tree.items():
-        if type(name) is not str or not name.isascii() or name == METADATA:
+    # There may be a million: each step goes over all of them.
+    tensors: list[Any] = list(tree.values())
+    facts: list[TensorFacts] = []
+    kinds = {*map(type, tensors)}
+    if kinds == {Tagged}:
+        facts, tensors = [*map(_FACTS, tensors)], [*map(_TENSOR, tensors)]
+    elif kinds != {Stored}:
+        if not all(map(live.is_ordinary, tensors)):
             return None
-        tensor, facts = (value.tensor, value.facts) if type(value) is Tagged else (value, _NO_FACTS)
-        if live.is_ordinary(value):
-            tensor, facts = live.bare(value)
-        elif type(tensor) is not Stored or tensor.dtype.code is None or not tensor.contiguous:
-            return None
-        storage = facts.storage if facts is not _NO_FACTS else (tensor.file.path, tensor.offset)
-        if (
-            storage is None
-            or storage in storages
-            or facts.requires_grad
-            or facts.attributes is not None
-            or facts.kind != "tensor"
-        ):
-            return None
-        storages.add(storage)
-        flat[name] = Tagged(tensor, facts) if tagged else tensor
-    return flat
+        pairs = [*map(live.bare, tensors)]
+        facts, tensors = [told for _, told in pairs], [tensor for tensor, _ in pairs]
+    if not (kinds - {Tagged, Stored} or _are_dense(tensors)):
+        return None
+    storages = {fact.storage for fact in facts} if facts else {*map(_PLACE, tensors)}
+    if len(storages) < len(tensors) or None in storages:
+        return None
+    if any(fact.requires_grad or fact.attributes is not None or fact.kind != "tensor" for fact in facts):
+        return None
+    return dict(zip(tree, map(Tagged, tensors, facts or repeat(_NO_FACTS)) if tagged else tensors, strict=False))
+
+
+def _are_dense(tensors: Sequence[Any]) -> bool:
+    """Whether all are stored contiguously, with a dtype that safetensors has."""
+    if {*map(type, tensors)} - {Stored}:
+        return False
+    dtype = shape = strides = None
+    for tensor in tensors:
+        # Most share these with the one before.
+        if tensor.shape is shape and tensor.strides is strides and tensor.dtype is dtype:
+            continue
+        dtype, shape, strides = tensor.dtype, tensor.shape, tensor.strides
+        if dtype.code is None or not tensor.contiguous:
+            return False
+    return True
 
 
 def _is_plain(root: Sequence[Any]) -> bool:
@@ -265,5 +278,4 @@ def _is_plain(root: Sequence[Any]) -> bool:
 
 def _in_file_order(flat: Mapping[str, Any]) -> bool:
     ranks = (-DTYPE_RANK.get(live.dtype_name(tensor), -1) for tensor in flat.values())
-    places = [*zip(ranks, flat, strict=True)]
-    return all(map(lt, places, islice(places, 1, None)))
+    return all(starmap(lt, pairwise(zip(ranks, flat, strict=True))))

@@ -216,9 +216,9 @@ def _object(value: Opaque) -> tuple[str, Any]:
 def read(metadata: Mapping[str, str], names: Iterable[str]) -> dict[str, QuantizedTensor]:
     """Return the quantized tensors, by name, that `metadata` describes of a file that holds tensors `names`; {} if it
     is not torchao's."""
-    held = set(names)
-    found: dict[str, QuantizedTensor] = {}
-    for name in _listed(metadata):
+    listed, found = _listed(metadata), dict[str, QuantizedTensor]()
+    held = set(names if listed else ())
+    for name in listed:
         told = _entry(metadata.get(name, ""))
         parts = told.get("_tensor_data_names")
         if _text(told.get("_type")) not in _CLASSES or type(parts) is not list or not parts:

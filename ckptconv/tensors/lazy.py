@@ -13,7 +13,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.tensors.dtypes import DTYPES, DType
@@ -163,7 +163,8 @@ class Virtual(LazyTensor):
         return "", 0
 
 
-@dataclass(frozen=True, slots=True, init=False)
+# Of these there may be a million: a frozen dataclass takes four times as long to make. Nobody changes one.
+@dataclass(unsafe_hash=True, slots=True)
 class Stored(LazyTensor):
     """Elements in a file from byte `offset`, laid out by `strides` (in elements; stride 0 repeats an element)."""
 
@@ -172,15 +173,6 @@ class Stored(LazyTensor):
     dtype: DType
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-
-    def __init__(self, file: File, offset: int, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
-        # There may be a million: the method that a frozen dataclass would have takes twice as long.
-        for_file, for_offset, for_dtype, for_shape, for_strides = _STORED
-        for_file(self, file)
-        for_offset(self, offset)
-        for_dtype(self, dtype)
-        for_shape(self, shape)
-        for_strides(self, strides)
 
     @property
     def contiguous(self) -> bool:
@@ -219,10 +211,6 @@ class Stored(LazyTensor):
         for box in boxes:
             most = 2 * limit if order == "output" else limit
             yield from trim(gather(self.file, self.offset, box, item, most), start, stop)
-
-
-# What sets each attribute.
-_STORED = tuple(getattr(Stored, each.name).__set__ for each in fields(Stored))
 
 
 def whole(file: File) -> Stored:
@@ -762,17 +750,12 @@ class TensorFacts(NamedTuple):
     strides: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(unsafe_hash=True, slots=True)
 class Tagged(Derived):
-    """A leaf of a state dict: `tensor`, and the facts about it that its bytes do not tell."""
+    """A leaf of a state dict: `tensor`, and the facts about it that its bytes do not tell. As for `Stored`."""
 
     tensor: LazyTensor
     facts: TensorFacts
-
-    def __init__(self, tensor: LazyTensor, facts: TensorFacts) -> None:
-        for_tensor, for_facts = _TAGGED
-        for_tensor(self, tensor)
-        for_facts(self, facts)
 
     @property
     def dtype(self) -> DType:  # type: ignore[override]
@@ -784,9 +767,6 @@ class Tagged(Derived):
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         return self.tensor.moves(start, stop, order, limit)
-
-
-_TAGGED = tuple(getattr(Tagged, each.name).__set__ for each in fields(Tagged))
 
 
 def _makes_boxes(tensor: LazyTensor) -> bool:

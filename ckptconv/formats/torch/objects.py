@@ -96,7 +96,7 @@ class Storage(Tagged):
         return _in_order(Stored(self.file, self.offset, self.dtype, (count,), (1,)), self)
 
     @property
-    def facts(self) -> TensorFacts:
+    def facts(self) -> TensorFacts:  # type: ignore[override]
         return TensorFacts("storage", storage=self.identity, storage_nbytes=self.size, strides=(1,))
 
 

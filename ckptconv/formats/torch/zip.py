@@ -16,6 +16,7 @@ import itertools
 import operator
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -47,6 +48,7 @@ from ckptconv.formats.torch.zip_directory import (
     other_names,
     same_inside,
 )
+from ckptconv.formats.torch.zip_series import Alike, Series, entries_alike, headers_alike
 from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, TruncatedError, Vocabulary
 from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
@@ -65,6 +67,8 @@ _CONSTANTS, _OF_CONSTANTS = "constants.pkl", "constants/"
 MAX_DIRECTORY, MAX_MEMBERS = 1 << 30, 2_000_000
 # Entries of the directory that are read together if they are alike.
 _ALIKE = 256
+# Members whose local headers are compared together, at most.
+_MOST_ALIKE = 1024
 # The most members whose names are not plain: torch gives storages plain names.
 _MAX_ODD = 100_000
 # Descriptions of checkpoints deflate to a fifth; only extreme repetition shrinks further.
@@ -110,7 +114,7 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
         raise archive.corrupt(f"its byteorder is {byteorder[:20]!r}, not little or big")
     pickle = archive.read(script_json.DESCRIPTION if archive.is_old_script else PICKLE)
     # Check all members: one with a damaged name would pass for an absent storage or byteorder.
-    archive.locate(archive.rows.items())
+    archive.locate_all()
     # Archives without data.pkl are older than the byteorder member.
     storages = _Storages(archive, byteorder == b"big" and not archive.is_old_script)
     where = f"{reader.file.path} ({archive.prefix}{PICKLE})"
@@ -138,7 +142,7 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
 def check_zip(reader: Reader) -> None:
     """Check all of a zip archive but what its pickles say. Raise what `read_zip` raises."""
     archive = _Archive(reader, 0, reader.file.size)
-    archive.locate(archive.rows.items())
+    archive.locate_all()
 
 
 def _constants(archive: _Archive, words: Vocabulary, storages: _Storages, limits: Limits) -> Any:
@@ -306,6 +310,9 @@ class _Archive:
         if not ends_there(self._tail, find_end(self._tail)):
             self._read_tail(TAIL)
         self.rows: dict[str, int] = {}
+        # The members that are in series, which need no look at each of their names, and the names of all others.
+        self._series: list[Series] = []
+        self._single: list[str] = []
         # Names that other readers give members.
         self._others: set[str] = set()
         self.headers = array.array("Q")
@@ -436,7 +443,7 @@ class _Archive:
             else:
                 name, flags = self._name_of(raw, flags, extra)
             if name in rows:
-                raise self.corrupt(f"it has two members named {brief(name)}")
+                raise self._two_named(name)
             if flags & _UNREADABLE or disk:
                 self._check_readable(name, flags, disk)
             if size and (attributes & _IS_DIRECTORY or name[-1:] == "/"):
@@ -445,6 +452,7 @@ class _Archive:
             if not method and packed != size:
                 raise self.corrupt(f"member {brief(name)} is stored, in {packed} bytes for {size}")
             rows[name] = index
+            self._single.append(name)
             headers.append(header)
             sizes.append(size)
             packed_sizes.append(packed)
@@ -458,38 +466,39 @@ class _Archive:
     def _read_alike(self, directory: bytes, at: int, most: int) -> int:
         """Read a number of entries of the directory together, from byte `at` on, and return how many bytes they are; 0
         if there are fewer, or not all are of one length and as torch writes them."""
-        name_length = int.from_bytes(directory[at + 28 : at + 30], "little")
-        layout = struct.Struct(f"{ENTRY.format}{name_length}s")
-        size = _ALIKE * layout.size
-        if most < _ALIKE or len(directory) - at < size:
+        size = ENTRY.size + int.from_bytes(directory[at + 28 : at + 30], "little")
+        block = directory[at : at + _ALIKE * size]
+        alike = entries_alike(block, size) if most >= _ALIKE and len(block) == _ALIKE * size else None
+        if alike is None or alike.flags & _UNREADABLE:
             return 0
-        (
-            signatures, _, _, flags, methods, _, _, crcs, packed, sizes, name_lengths, extras, comments,
-            disks, _, attributes, headers, raws,
-        ) = zip(*layout.iter_unpack(memoryview(directory)[at : at + size]), strict=True)  # fmt: skip
-        text = b"".join(raws)
-        # Whatever else may be refused, or has to be explained, is read one by one.
-        if (
-            ({*signatures}, {*name_lengths}) != ({ENTRY_SIGNATURE}, {name_length})
-            or any(map(any, (extras, comments, methods, disks)))
-            or (packed != sizes or ZIP64 in sizes or ZIP64 in headers)
-            or any(each & _UNREADABLE for each in {*flags})
-            or any(each & _IS_DIRECTORY for each in {*attributes})
-            or not text.isascii()
-            or b"/" in text[name_length - 1 :: name_length]
-        ):
-            return 0
-        names = [raw.decode("ascii") for raw in raws]
-        known = len(self.rows)
-        if len({*names}) < _ALIKE or not self.rows.keys().isdisjoint(names):
-            return 0
-        self.rows.update(zip(names, range(known, known + _ALIKE), strict=True))
-        for column, values in (
-            (self.headers, headers), (self.sizes, sizes), (self.packed, packed), (self.crcs, crcs),
-            (self.methods, methods), (self.flags, flags),
-        ):  # fmt: skip
-            column.extend(values)
-        return size
+        rows, known = self.rows, len(self.rows)
+        rows.update(zip(alike.names, range(known, known + _ALIKE), strict=True))
+        if len(rows) != known + _ALIKE:
+            names = Counter([*itertools.islice(rows, known), *alike.names])
+            raise self._two_named(next(name for name in alike.names if names[name] > 1))
+        self._note_series(alike, known)
+        self.headers += alike.headers
+        self.sizes += alike.sizes
+        self.packed += alike.sizes
+        self.crcs += alike.crcs
+        self.methods.frombytes(bytes(self.methods.itemsize * _ALIKE))
+        self.flags += array.array("H", [alike.flags]) * _ALIKE
+        return len(block)
+
+    def _note_series(self, alike: Alike, row: int) -> None:
+        """Note that the entries from `row` on are a series, or go on with one; or that they are none."""
+        if not alike.head:
+            self._single.extend(alike.names)
+            return
+        digits = len(alike.names[0]) - len(alike.head)
+        last = self._series.pop() if self._series else Series("", 0, row, row)
+        if last[:2] == (alike.head, digits) and last.stop == row:
+            self._series.append(last._replace(stop=row + _ALIKE))
+        else:
+            self._series += [*([last] if last.head else []), Series(alike.head, digits, row, row + _ALIKE)]
+
+    def _two_named(self, name: str) -> CorruptError:
+        return self.corrupt(f"it has two members named {brief(name)}")
 
     def _check_readable(self, name: str, flags: int, disk: int) -> None:
         """Refuse a member for its flags or its disk number."""
@@ -536,7 +545,7 @@ class _Archive:
     def _rooms(self) -> array.array[int]:
         """Return, for each member, the offset of the next member or the directory: it must end before that."""
         headers = self.headers
-        first = min(iter(headers), default=0)
+        first = min(headers, default=0)
         if first:
             raise self.corrupt(
                 f"it begins with {first} bytes that are no part of it, which other readers take for a file of their own"
@@ -544,18 +553,23 @@ class _Archive:
         ends = headers[1:]
         if headers:
             ends.append(self._end)
-        if any(map(operator.gt, headers, ends)):
-            # The directory is not in the order of the file.
+        # `locate` checks again, with the name and the padding.
+        if self._too_close(ends) >= 0:
+            # The directory is not in the order of the file, or members overlap.
             order = sorted(range(len(headers)), key=headers.__getitem__)
             for row, after in itertools.pairwise(order):
                 ends[row] = headers[after]
             ends[order[-1]] = self._end
-        # `locate` checks again, with the name and the padding.
-        rooms = map(operator.sub, map(operator.sub, ends, headers), self.packed)
-        row = next(itertools.compress(itertools.count(), map(LOCAL_HEADER.size.__gt__, rooms)), -1)
-        if row >= 0:
-            raise self._overlap(row, ends[row])
+            row = self._too_close(ends)
+            if row >= 0:
+                raise self._overlap(row, ends[row])
         return ends
+
+    def _too_close(self, ends: array.array[int]) -> int:
+        """Return the first row whose member and local header are longer than what there is up to its end; or -1."""
+        rooms = [*map(operator.sub, map(operator.sub, ends, self.headers), self.packed)]
+        short = min(rooms, default=LOCAL_HEADER.size) < LOCAL_HEADER.size
+        return next(row for row, room in enumerate(rooms) if room < LOCAL_HEADER.size) if short else -1
 
     def _old_script_prefix(self) -> str | None:
         """Return the names' prefix in a TorchScript archive whose description is no pickle; None for other archives."""
@@ -570,7 +584,7 @@ class _Archive:
         torch names the outermost directory after the file that it wrote, which may have been renamed.
         """
         # Compare as readers do that ignore case and kinds of slashes.
-        pickles = [name for name in self.rows if name[-len(PICKLE) :].lower() == PICKLE]
+        pickles = [name for name in self._single if name[-len(PICKLE) :].lower() == PICKLE]
         found = [name for name in pickles if normal(name).rpartition("/")[2] == PICKLE]
         # A storage may have any key: the outermost member of that name is the pickle.
         found.sort(key=len)
@@ -611,7 +625,7 @@ class _Archive:
         archive's directory, must not be another member's, nor one that torch looks up.
         """
         prefix, rows = self.prefix, self.rows
-        if not self._others and are_plain(rows, prefix):
+        if not self._others and are_plain([*self._single, *(f"{each.head}0" for each in self._series)], prefix):
             return
         both = next((name for name in self._others if name in rows), None)
         if both is not None:
@@ -637,8 +651,8 @@ class _Archive:
             self._check_odd(len(seen))
 
     def _has_code(self) -> bool:
-        code = itertools.repeat(self.prefix + "code/")
-        return self.prefix + "constants.pkl" in self.rows or any(map(str.startswith, self.rows, code))
+        names, code = [*self._single, *(each.head for each in self._series)], itertools.repeat(self.prefix + "code/")
+        return self.prefix + "constants.pkl" in self.rows or any(map(str.startswith, names, code))
 
     def _overlap(self, row: int, end: int) -> CorruptError:
         return self.corrupt(
@@ -646,6 +660,49 @@ class _Archive:
         )
 
     # ---- local headers
+
+    def locate_all(self) -> None:
+        """Read and check the local headers of all members."""
+        left = [] if is_remote(self.file.path) else [*self.rows.items()]
+        if not left:
+            self.locate(self.rows.items())
+            return
+        done = 0
+        for series in self._series:
+            self.locate(left[done : series.first])
+            done = series.stop
+            self._locate_series([name for name, _ in left[series.first : done]], series.first)
+        self.locate(left[done:])
+
+    def _locate_series(self, names: list[str], first: int) -> None:
+        """Locate the members with these `names` from row `first` on, as many at once as are alike."""
+        done = 0
+        while done < len(names):
+            row = first + done
+            start, size, length = self.headers[row], self.sizes[row], len(names[0])
+            distance = self._ends[row] - start
+            count = min(len(names) - done, _MOST_ALIKE, max(DESCRIPTIONS // distance, 1))
+            stop = row + count
+            some = names[done : done + count]
+            if (
+                count > 2
+                and self.headers[row:stop] == array.array("Q", range(start, start + count * distance, distance))
+                and self._ends[row : stop - 1] == self.headers[row + 1 : stop]
+                and self.sizes[row:stop] == array.array("Q", [size]) * count
+                and self.flags[row:stop] == array.array("H", [self.flags[row]]) * count
+            ):
+                group = self._group(start, start + distance * (count - 1) + LOCAL_HEADER.size + length, [])
+                window = self._read_near(group.start, group.nbytes)
+                if headers_alike(window, distance, some, self.crcs[row:stop]):
+                    # What is true of the first is of all, but that the last may have another one's room behind it.
+                    ends = [(at, names[at - first].encode()) for at in (row, stop - 1)]
+                    self._locate_near(group._replace(members=ends), window)
+                    at = self.payloads[row]
+                    self.payloads[row:stop] = array.array("Q", range(at, at + count * distance, distance))
+                    done += count
+                    continue
+            self.locate(zip(some, range(row, stop), strict=True))
+            done += count
 
     def locate(self, members: Iterable[tuple[str, int]]) -> None:
         """Read and check the local headers of these members, (name, row).
@@ -773,9 +830,12 @@ class _Archive:
     def records(self) -> Records:
         """Return the storages' places and checksums; of compressed ones, only the checksums."""
         beginnings = tuple(self.prefix + folder for folder in self.folders)
-        rows = [row for name, row in self.rows.items() if name.startswith(beginnings)]
-        places = [*map(self.payloads.__getitem__, rows)]
-        if places != sorted(places):
+        rows = [self.rows[name] for name in self._single if name.startswith(beginnings)]
+        for series in self._series:
+            rows.extend(range(series.first, series.stop) if series.head.startswith(beginnings) else ())
+        rows.sort()
+        places = self._column(self.payloads, rows)
+        if any(map(operator.gt, places, places[1:])):
             rows.sort(key=self.payloads.__getitem__)
         packed = array.array("I")
         if any(self._column(self.methods, rows)):
@@ -789,8 +849,12 @@ class _Archive:
     @staticmethod
     def _column(column: array.array[int], rows: Sequence[int]) -> array.array[int]:
         """Return what a column has in `rows`; where these follow one another, as mostly, by one copy."""
-        if rows and rows == [*range(rows[0], rows[0] + len(rows))]:
-            return column[rows[0] : rows[0] + len(rows)]
+        if (
+            rows
+            and rows[-1] - rows[0] == len(rows) - 1
+            and all(map(operator.lt, rows, itertools.islice(rows, 1, None)))
+        ):
+            return column[rows[0] : rows[-1] + 1]
         return array.array(column.typecode, map(column.__getitem__, rows))
 
     # ---- small members
