@@ -25,7 +25,7 @@ from ckptconv.storage.writing import Writer
 from ckptconv.tensors import kernels
 from ckptconv.tensors.geometry import slices
 from ckptconv.tensors.lazy import Convert, Stored
-from ckptconv.tensors.moves import ELEMENTWISE, GAP, Assembled, File, Gather, Kernel, Move, Runs
+from ckptconv.tensors.moves import GAP, Assembled, File, Gather, Kernel, Move, Runs
 
 # Called with everything that is read for the output: the file, the runs in it, and their bytes.
 Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
@@ -281,7 +281,8 @@ class Worker:
         """
         gather, *steps = move.kernels or (None,)
         size = move.target.nbytes
-        if isinstance(gather, Gather) and isinstance(move.source, Runs) and all(type(k) in ELEMENTWISE for k in steps):
+        alone = all(type(kernel) in kernels.CONVERTING for kernel in steps)
+        if isinstance(gather, Gather) and isinstance(move.source, Runs) and alone:
             item = size // math.prod(gather.shape)
             data = self._packed(move.file, move.source)
             for start, piece in slices(gather, self.unit // max(item, gather.itemsize)):

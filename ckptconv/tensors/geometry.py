@@ -122,20 +122,23 @@ class Tile(NamedTuple):
 
 # What a written run costs, in read ones: a write allocates pages, and locks its file.
 _WRITE = 4
-# Bytes of a cache line.
-_LINE = 64
+# Bytes of a cache line; and how many a run may have before one less matters little.
+_LINE, _FEW_LINES = 64, 8
 
 
 def tiles(shape: tuple[int, ...], strides: tuple[int, ...], limit: int, item: int) -> Iterator[Tile]:
     """Yield blocks of at most `limit` elements that are long runs in both the file and the result, in file order."""
     by_source = sorted((dim for dim in range(len(shape)) if shape[dim] > 1), key=lambda dim: strides[dim])
     by_result = [dim for dim in reversed(range(len(shape))) if shape[dim] > 1]
-    if by_source[:1] != by_result[:1]:
+    transposed = by_source[:1] != by_result[:1]
+    if transposed:
         # A tile is made in pieces of a block. Those of larger tiles would take less than whole cache lines.
         limit = min(limit, shape[by_source[0]] * (BLOCK // _LINE))
     # Written runs are whole rows, or a power of two.
     found = dict.fromkeys(_block(shape, by_source, by_result, 1 << bits, limit) for bits in range(limit.bit_length()))
     tile = min(found, key=lambda tile: 1 / _run(shape, by_source, tile) + _WRITE / _run(shape, by_result, tile))
+    if transposed:
+        tile = _of_odd_lines(tile, by_source[0], shape, item)
 
     results = contiguous_strides(shape)
     outer = list(reversed(by_source))
@@ -158,6 +161,15 @@ def _block(shape: tuple[int, ...], by_source: list[int], by_result: list[int], r
             factor = factor * tile[dim] // shape[dim]
             tile[dim] = shape[dim]
     return tuple(tile)
+
+
+def _of_odd_lines(tile: tuple[int, ...], dim: int, shape: tuple[int, ...], item: int) -> tuple[int, ...]:
+    """Return the extents of a block whose runs along `dim`, if it is cut, have an odd number of cache lines: where the
+    runs that were read begin, is then any line of the cache."""
+    lines = tile[dim] * item // _LINE
+    if tile[dim] == shape[dim] or lines < _FEW_LINES:
+        return tile
+    return (*tile[:dim], (lines - 1 | 1) * _LINE // item, *tile[dim + 1 :])
 
 
 def _run(shape: tuple[int, ...], dims: list[int], tile: tuple[int, ...]) -> int:

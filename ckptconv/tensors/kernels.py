@@ -60,9 +60,10 @@ _WORDS, _SIGNED = (1, 2, 4, 8), frozenset("iufc")
 _BLOCK = 1 << 16
 # Elements that are summed at a time: with the sum, and what is added to it, they stay in the second-level cache.
 _SUMMED = 1 << 15
-# The tile of a transpose: elements along the rows of the source and of the result. It goes through a copy whose rows
-# are padded by a cache line (bytes): rows a power of two apart would all map to the same lines.
-_TILE = (512, 64)
+# The tile of a transpose: bytes along the rows of the source, and elements along those of the result, so that both stay
+# in the second-level cache. Rows of the source that are a multiple of more than a cache line (bytes) apart would share
+# few lines of the first: their tiles go through a copy whose rows are padded by one.
+_TILE = (256, 512)
 _LINE = 64
 # A transposed axis shorter than this is copied fastest without tiles.
 _NARROW = 32
@@ -229,16 +230,19 @@ def _transpose(source: Array, result: Array) -> None:
     """Copy `source` to `result` tile by tile. `source` is contiguous along the first of their last two axes."""
     np = numpy_module()
     *planes, height, width = source.shape
-    rows, columns = min(_TILE[0], height), min(_TILE[1], width)
-    scratch = np.empty((columns, rows + _LINE // min(source.itemsize, _LINE)), source.dtype)
+    item, apart = source.itemsize, source.strides[-1]
+    rows, columns = min(max(_TILE[0] // item, 1), height), min(_TILE[1], width)
+    padded = None if apart & -apart <= _LINE else np.empty((columns, rows + _LINE // min(item, _LINE)), source.dtype)
     for plane in np.ndindex(*planes):
         for top in range(0, height, rows):
             for left in range(0, width, columns):
                 place = (*plane, slice(top, top + rows), slice(left, left + columns))
-                tile = source[place].T
-                copy = scratch[: tile.shape[0], : tile.shape[1]]
-                copy[...] = tile
-                result[place] = copy.T
+                tile = source[place]
+                if padded is not None:
+                    copy = padded[: tile.shape[1], : tile.shape[0]]
+                    copy[...] = tile.T
+                    tile = copy.T
+                result[place] = tile
 
 
 def _swap(kernel: Swap, data: memoryview, out: memoryview) -> int:

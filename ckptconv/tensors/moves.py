@@ -251,8 +251,6 @@ class Magnitude(NamedTuple):
     """
 
 
-# Those that make each element of one, wherever it is.
-ELEMENTWISE = (Cast, Swap, Negate, Conjugate, Bits)
 # Those that cast what they make themselves, as they make it.
 CASTING = (Dequantize, LowRank)
 

@@ -98,9 +98,9 @@ def test_a_matrix_is_read_in_runs_and_written_at_once_piece_by_piece(
     monkeypatch.setattr(LocalWriter, "write_runs", write_runs)
     monkeypatch.setattr(LocalWriter, "write_at", write_at)
     assert made(tmp_path / "made", tensor, 1 << 20) == np.ascontiguousarray(expected).tobytes()
-    # In half of the memory are 819 columns of the source; a piece of the result takes at most a quarter.
-    assert reads == [(160, 819 * 4), (160, 819 * 4), (160, 362 * 4)]
-    assert writes == [(1, len(HEAD)), *[(1, rows * 160 * 4) for rows in (*[273] * 6, 362)]]
+    # In half of the memory are 51 cache lines of each row of the source; a piece of the result takes at most a quarter.
+    assert reads == [(160, 816 * 4), (160, 816 * 4), (160, 368 * 4)]
+    assert writes == [(1, len(HEAD)), *[(1, rows * 160 * 4) for rows in (*[408] * 4, 368)]]
 
 
 def test_they_have_more_memory_by_default_and_never_more_than_what_is_asked_for(tmp_path: Path) -> None:

@@ -1,16 +1,19 @@
-"""Steps that wait for the disk, in threads of their own."""
+"""Files that are written, and steps that wait for the disk in threads of their own."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
 from ckptconv.storage import writing
-from ckptconv.storage.writing import Syncing
+from ckptconv.storage.writing import LocalWriter, Syncing
 
 
 def test_every_step_runs() -> None:
@@ -135,3 +138,36 @@ def test_a_signal_while_it_waits_for_threads_lets_it_wait_again(monkeypatch: pyt
     with pytest.raises(InterruptedError):
         work()
     assert not done
+
+
+def test_a_large_file_has_room_on_the_disk_before_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserved: list[tuple[int, ...]] = []
+    monkeypatch.setattr(writing, "_call", {"fallocate": lambda fd, *room: reserved.append(room)}.get)
+    for size in (writing._LARGE - 1, writing._LARGE):
+        LocalWriter(str(tmp_path / f"{size}"), size).close()
+    assert reserved == [(0, 0, writing._LARGE)]
+
+
+def test_without_such_a_call_of_the_system_files_are_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "_call", lambda name: None)
+    writer = LocalWriter(str(tmp_path / "file"), writing._LARGE, durable=True)
+    writer.write_at(writing._LARGE - 1, memoryview(b"x"))
+    writer.close()
+    assert (tmp_path / "file").stat().st_size == writing._LARGE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other calls")
+def test_the_calls_of_the_system_do_what_they_are_for(tmp_path: Path) -> None:
+    reserve, begin = writing._call("fallocate"), writing._call("sync_file_range")
+    assert reserve
+    assert begin
+    with (tmp_path / "file").open("wb") as file:
+        if reserve(file.fileno(), 0, 0, 1 << 20):
+            pytest.skip("this file system reserves no room")
+        assert os.fstat(file.fileno()).st_size == 1 << 20
+        assert os.fstat(file.fileno()).st_blocks * 512 >= 1 << 20
+        assert begin(file.fileno(), 0, 0, writing._SYNC_FILE_RANGE_WRITE) == 0

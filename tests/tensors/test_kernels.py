@@ -384,6 +384,8 @@ def test_gather_picks_by_strides(kernel: Gather, seed: np.random.Generator) -> N
     [
         ((513, 130), (1, 0)),
         ((64, 1025), (1, 0)),
+        # Rows that share few lines of a cache, more than one tile of them.
+        ((600, 512), (1, 0)),
         ((31, 700), (1, 0)),
         ((700, 32), (1, 0)),
         ((5, 70, 40), (0, 2, 1)),
