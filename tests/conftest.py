@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,16 +42,21 @@ settings.register_profile(
 settings.load_profile("any machine")
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     """Let torch work in one thread: its threads wait for each other by spinning, and there are other workers.
 
-    Garbage is rarely looked for among what is imported now: that would take a tenth of the time. It is not frozen, as
-    it would be counted for each conversion.
+    Garbage is not looked for while all is imported, and rarely among it afterwards: that would take a tenth of the
+    time. It is not frozen, as it would be counted for each conversion.
     """
+    gc.disable()
+    collected = yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     gc.collect()
     gc.set_threshold(700, 10, 100)
+    gc.enable()
+    return collected
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.cli import signals
 from ckptconv.errors import StoppedError
+from ckptconv.process import settled, spare_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _INTERVAL = 0.1
 
 
+@settled()
 def attempt(
     source: str, output: str, options: dict[str, Any], progress: Any, on_total: Callable[[int], object]
 ) -> Report | CkptconvError:
@@ -40,7 +42,7 @@ def attempt(
             raise
         return failure
     finally:
-        gc.collect()  # what describes a large input would stay while the next one is converted
+        gc.collect()  # of what is new: what describes a large input would stay while the next one is converted
 
 
 class _Told:
@@ -68,8 +70,6 @@ class _Told:
 def main(descriptor: int) -> None:
     """Work for the process at the other end of `descriptor`."""
     from multiprocessing.connection import Connection
-
-    from ckptconv.process import spare_memory
 
     spare_memory()
     connection = Connection(descriptor)
