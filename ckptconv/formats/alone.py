@@ -23,9 +23,12 @@ from ckptconv.formats.dcp.locate import METADATA, SHARD, SHARDING
 from ckptconv.formats.dcp.paths import FLAT_PARAMETER
 from ckptconv.formats.deepspeed.locate import identity
 from ckptconv.formats.ranks.locate import parsed
+from ckptconv.formats.safetensors import SUFFIX
 from ckptconv.formats.source import Source
+from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.formats.torch.megatron import RANK, parallel_sizes
 from ckptconv.pickles.children import walk
+from ckptconv.plan import NUMBERED
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
@@ -37,7 +40,7 @@ _PARTITIONS = frozenset({"single_partition_of_fp32_groups", "fp32_flat_groups"})
 _OF_DEEPSPEED = frozenset({"ds_version", "dp_world_size", "mp_world_size"})
 _UNIVERSAL = re.compile(r"fp32\.pt|exp_avg\.pt|exp_avg_sq\.pt")
 # A file of a set with an index; diffusers puts the variant, as in fp16, before the numbers or behind.
-_OF_INDEX = re.compile(r".*-\d{5}-of-(?P<of>\d{5})(?:\.[\w-]+)?\.(?:bin|pt|pth|ckpt|safetensors)")
+_OF_INDEX = re.compile(rf".*{NUMBERED}(?:\.[\w-]+)?(?:{'|'.join(map(re.escape, (*TORCH_SUFFIXES, SUFFIX)))})")
 _META = re.compile(r"consolidated\.(\d{2,3})\.(?:pth|pt|safetensors)")
 # Megatron's directory of a rank, and that of NeMo.
 _RANKS = (RANK, re.compile(r"tp_rank_(\d{1,6})(?:_pp_rank_(\d{1,6}))?"))

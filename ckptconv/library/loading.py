@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
+from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.library.frameworks import framework
 from ckptconv.library.memory import Memory, WantedArray
 from ckptconv.options.table import LOADING, Options, checked
 from ckptconv.outputs import selection
-from ckptconv.outputs.kinds import TORCH_SUFFIXES
 from ckptconv.process import no_garbage
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
 from ckptconv.structure import keymap

@@ -13,9 +13,9 @@ from ckptconv.conversion import convert
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.formats.safetensors import RESERVED
 from ckptconv.formats.source import Source
+from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.options.table import OPTIONS, checked
-from ckptconv.outputs.kinds import TORCH_SUFFIXES
 from ckptconv.process import no_garbage
 from ckptconv.result import Report
 from ckptconv.storage.files import Buffers, holding

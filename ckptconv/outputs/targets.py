@@ -17,9 +17,11 @@ from ckptconv.formats.checkpointing.locate import NAME as STEP_METADATA
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.dcp.layout import Layout
 from ckptconv.formats.dcp.locate import FILE, METADATA, is_directory
+from ckptconv.formats.dcp.locate import SUFFIX as DCP_SUFFIX
 from ckptconv.formats.source import DIFFUSERS, MODEL, Source
+from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import Options
-from ckptconv.outputs.kinds import KINDS, TORCH_SUFFIXES, flag, is_given, kind_of
+from ckptconv.outputs.kinds import KINDS, flag, is_given, kind_of
 from ckptconv.plan import NUMBERED
 from ckptconv.storage.files import look
 from ckptconv.storage.handles import resolved
@@ -94,7 +96,7 @@ DIRECTORIES = {
 _SHARD_STEM = re.compile(rf"^pytorch_model(?={NUMBERED}$)")
 # How the name of a file ends; what ends in a number or a version, such as llama-3.1-8b and run.v2, may be a directory.
 _ENDING = re.compile(r"(?<=[^/.])\.(?!v?\d)\w+$")
-CHECKPOINT_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".json", ".distcp", ".pkl")
+CHECKPOINT_SUFFIXES = (*TORCH_SUFFIXES, ".json", DCP_SUFFIX, ".pkl")
 # No directory of torch.distributed.checkpoint ends so. Lightning's end in .ckpt.
 _FILE_SUFFIXES = (safetensors.SUFFIX, *(suffix for suffix in CHECKPOINT_SUFFIXES if suffix != ".ckpt"))
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from ckptconv.errors import UsageError
 from ckptconv.formats import runs
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
+from ckptconv.formats.torch import SUFFIXES
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
@@ -70,7 +71,7 @@ def parsed(name: str) -> tuple[str, int, int | None] | None:
 
 
 def _parsed(name: str, pattern: re.Pattern[str]) -> tuple[str, int, int | None] | None:
-    found = list(pattern.finditer(name)) if name.endswith(torch_file.SUFFIXES) else []
+    found = list(pattern.finditer(name)) if name.endswith(SUFFIXES) else []
     if not found:
         return None
     start, stop = found[-1].span(1)
@@ -125,7 +126,7 @@ def sniff(probe: Probe) -> Guess | None:
         return None
     if all(each.kind == OTHER for each in found):
         # Beside these, any other file may be the model.
-        others = any(name.endswith(torch_file.SUFFIXES) and not parsed(name) for name in place.names)
+        others = any(name.endswith(SUFFIXES) and not parsed(name) for name in place.names)
         return None if others else GUESS._replace(sure=POSSIBLE)
     # A whole model beside the ranks' files is what a reader means.
     ranks = {name for each in found if 0 in each.files and "rank" in each.stem for name in each.files.values()}

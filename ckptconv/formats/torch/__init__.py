@@ -3,3 +3,8 @@
 In: the place of a file, or of the index of several. `zip`, `stream` and `tar` read a container, `objects` what
 torch writes into pickles, `script` the modules of TorchScript. Out: a `Source`, or a `TorchFile` for the formats
 that are made of such files."""
+
+# Suffixes of files that torch.save wrote.
+from __future__ import annotations
+
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")

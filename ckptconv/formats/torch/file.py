@@ -10,6 +10,7 @@ from typing import Any
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError
 from ckptconv.formats.format import LIKELY, POSSIBLE, Guess, Probe
 from ckptconv.formats.source import Source, Wanted
+from ckptconv.formats.torch import SUFFIXES
 from ckptconv.formats.torch.container import SCANNED, TorchFile, is_pickle, refuse_attack
 from ckptconv.formats.torch.modules import Taken
 from ckptconv.formats.torch.modules import taken as modules_taken
@@ -17,17 +18,15 @@ from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
-from ckptconv.plan import Input
+from ckptconv.plan import NUMBERED, Input
 from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.records import Records
 
 FAMILY = "torch"
 GUESS = Guess(LIKELY, "a single file", "pt2safetensors {}")
-# Suffixes of files that torch.save wrote.
-SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 # Names of the files of a sharded set.
-SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:bin|pt|pth|ckpt))")
+SHARD = re.compile(rf"(.+){NUMBERED}({'|'.join(map(re.escape, SUFFIXES))})")
 
 
 def sniff(probe: Probe) -> Guess | None:
