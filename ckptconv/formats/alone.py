@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.dcp.locate import METADATA, SHARD, SHARDING
 from ckptconv.formats.dcp.paths import FLAT_PARAMETER
-from ckptconv.formats.deepspeed.locate import identity
+from ckptconv.formats.deepspeed.locate import COMMON, WEIGHTS, ZERO, identity
 from ckptconv.formats.ranks.locate import parsed
 from ckptconv.formats.safetensors import SUFFIX
 from ckptconv.formats.source import Source
@@ -38,7 +38,7 @@ _HOW = "Or convert what is in it with --alone."
 # Keys of a DeepSpeed optimizer under which a rank's part of the master weights is, and keys of its model files.
 _PARTITIONS = frozenset({"single_partition_of_fp32_groups", "fp32_flat_groups"})
 _OF_DEEPSPEED = frozenset({"ds_version", "dp_world_size", "mp_world_size"})
-_UNIVERSAL = re.compile(r"fp32\.pt|exp_avg\.pt|exp_avg_sq\.pt")
+_UNIVERSAL = (WEIGHTS, "exp_avg.pt", "exp_avg_sq.pt")
 # A file of a set with an index; diffusers puts the variant, as in fp16, before the numbers or behind.
 _OF_INDEX = re.compile(rf".*{NUMBERED}(?:\.[\w-]+)?(?:{'|'.join(map(re.escape, (*TORCH_SUFFIXES, SUFFIX)))})")
 _META = re.compile(r"consolidated\.(\d{2,3})\.(?:pth|pt|safetensors)")
@@ -203,14 +203,12 @@ def _of_zero_1(file: _File) -> bool:
 
 def _of_universal(file: _File) -> bool:
     place = file.place
-    is_parameter = place.parent.parent.name == "zero" and (
-        _UNIVERSAL.fullmatch(place.name) is not None or "fp32.pt" in _names(place.parent)
-    )
-    return is_parameter or (_UNIVERSAL.fullmatch(place.name) is not None and isinstance(file.get("param"), LazyTensor))
+    is_parameter = place.parent.parent.name == ZERO and (place.name in _UNIVERSAL or WEIGHTS in _names(place.parent))
+    return is_parameter or (place.name in _UNIVERSAL and isinstance(file.get("param"), LazyTensor))
 
 
 def _of_universal_optimizer(file: _File) -> bool:
-    return file.place.name == "optimizer_state.pt" and file.place.parent.name == "zero"
+    return file.place.name == COMMON and file.place.parent.name == ZERO
 
 
 # ---------------------------------------------------------------------------------------------- files of other ranks

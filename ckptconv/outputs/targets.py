@@ -24,14 +24,14 @@ from ckptconv.options.table import Options
 from ckptconv.outputs.kinds import KINDS, flag, is_given, kind_of
 from ckptconv.plan import NUMBERED
 from ckptconv.storage.files import look
-from ckptconv.storage.handles import resolved
+from ckptconv.storage.handles import HIDDEN, resolved
 from ckptconv.storage.hub import is_hub, without_revision
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
 from ckptconv.storage.writing import reason
 from ckptconv.text import some
 
-MANIFEST = ".ckptconv-manifest.json"
+MANIFEST = f"{HIDDEN}manifest.json"
 # Names of the files of an output. A new output replaces those that an earlier one left.
 _OUTPUT_NAMES = {
     stem: re.compile(
@@ -101,8 +101,6 @@ CHECKPOINT_SUFFIXES = (*TORCH_SUFFIXES, ".json", DCP_SUFFIX, ".pkl")
 _FILE_SUFFIXES = (safetensors.SUFFIX, *(suffix for suffix in CHECKPOINT_SUFFIXES if suffix != ".ckpt"))
 
 
-# How the hidden directories begin in which an output is made.
-_STAGING = ".ckptconv-"
 # Names of the streams and descriptors of this process.
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
 _NAMED = "Give the name of a file or a directory."
@@ -259,7 +257,7 @@ def _resolve_checkpoint(place: Location, options: Options) -> Target:
     names = place.names if place.kind == "directory" else {}
     kind = DIRECTORIES[options.to]
     others = [name for name in names if is_output_name(name) and name != MANIFEST and not kind.is_file(name)]
-    is_ours = MANIFEST in names or any(name.startswith(_STAGING) for name in names)
+    is_ours = MANIFEST in names or any(name.startswith(HIDDEN) for name in names)
     if (is_directory(names) or STEP_METADATA in names) and not is_ours:
         raise UsageError(
             f"{path} holds a checkpoint that this program did not write, and would replace.",
