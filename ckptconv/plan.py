@@ -196,8 +196,9 @@ def pack(sizes: Mapping[str, int], tied: Mapping[str, str], limit: int | None) -
     return [*groups, current] if current or not groups else groups
 
 
-# What `shard_names` puts between stem and suffix, as a regular expression: its number, and how many there are.
-NUMBERED = r"-(\d{5,})-of-(\d{5,})"
+# What stands between stem and suffix of a shard's name, as a regular expression: its number, and how many there are.
+# `shard_names` writes five digits or as many as it takes; others more, as in model-00001-of-000163.safetensors.
+NUMBERED = r"-(?P<number>\d{5,6})-of-(?P<of>\d{5,6})"
 
 
 def shard_names(stem: str, suffix: str, groups: Sequence[object]) -> list[str]:

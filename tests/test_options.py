@@ -269,6 +269,15 @@ def test_a_manifest_with_a_value_that_no_option_has_is_refused(tmp_path: Path) -
             ckptconv.verify(tmp_path / "m.pt", tmp_path / "out")
 
 
+@pytest.mark.parametrize("options", [{"exclude": [*map(str, range(2000)), "b"]}, {"rename": f"{'w' * 5000}=v"}])
+def test_what_no_manifest_is_believed_is_verified_with_the_options_themselves(options: Any, tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(3), "b": torch.ones(3)}, tmp_path / "m.pt")
+    ckptconv.convert(tmp_path / "m.pt", tmp_path / "out", **options, fsync=False)
+    with pytest.raises(UsageError, match=r"Give the options of the conversion yourself\."):
+        ckptconv.verify(tmp_path / "m.pt", tmp_path / "out")
+    assert ckptconv.verify(tmp_path / "m.pt", tmp_path / "out", **options).bytes_compared
+
+
 # ---------------------------------------------------------------------------------------------------- the command line
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ckptconv.cli.typer_compat import WRONG_USAGE
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UsageError
+from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 
 if TYPE_CHECKING:
     from ckptconv.cli.printed import Failure
@@ -58,7 +59,7 @@ _OTHER_WORDS = {
     "rows split": ("split", "unpack"),
     "rows pack": ("pack",),
 }
-_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".json", ".distcp", "/")
+_SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".json", ".distcp", "/")
 
 
 def meant_by(word: str) -> str:

@@ -20,11 +20,14 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.dcp.locate import METADATA, SHARD, SHARDING
-from ckptconv.formats.deepspeed.locate import identity
+from ckptconv.formats.deepspeed.locate import COMMON, WEIGHTS, ZERO, identity
+from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.ranks.locate import parsed
 from ckptconv.formats.runs import MEGATRON_RANK, STEP_METADATA
 from ckptconv.formats.source import Source
+from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.pickles.children import walk
+from ckptconv.plan import NUMBERED
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
@@ -34,10 +37,10 @@ _HOW = "Or convert what is in it with --alone."
 # Keys of a DeepSpeed optimizer under which a rank's part of the master weights is, and keys of its model files.
 _PARTITIONS = frozenset({"single_partition_of_fp32_groups", "fp32_flat_groups"})
 _OF_DEEPSPEED = frozenset({"ds_version", "dp_world_size", "mp_world_size"})
-_UNIVERSAL = ("fp32.pt", "exp_avg.pt", "exp_avg_sq.pt")
+_UNIVERSAL = (WEIGHTS, "exp_avg.pt", "exp_avg_sq.pt")
 # Names with numbers, as patterns that are compiled when a name with a number comes.
 # A file of a set with an index; diffusers puts the variant, as in fp16, before the numbers or behind.
-_OF_INDEX = r".*-\d{5}-of-(?P<of>\d{5})(?:\.[\w-]+)?\.(?:bin|pt|pth|ckpt|safetensors)"
+_OF_INDEX = rf".*{NUMBERED}(?:\.[\w-]+)?(?:{'|'.join(map(re.escape, (*TORCH_SUFFIXES, SUFFIX)))})"
 _META = r"consolidated\.(\d{2,3})\.(?:pth|pt|safetensors)"
 # Megatron's directory of a rank, and that of NeMo.
 _RANKS = (MEGATRON_RANK, r"tp_rank_(\d{1,6})(?:_pp_rank_(\d{1,6}))?")
@@ -202,14 +205,12 @@ def _of_zero_1(file: _File) -> bool:
 
 def _of_universal(file: _File) -> bool:
     place = file.place
-    is_parameter = place.parent.parent.name == "zero" and (
-        place.name in _UNIVERSAL or "fp32.pt" in _names(place.parent)
-    )
+    is_parameter = place.parent.parent.name == ZERO and (place.name in _UNIVERSAL or WEIGHTS in _names(place.parent))
     return is_parameter or (place.name in _UNIVERSAL and isinstance(file.get("param"), LazyTensor))
 
 
 def _of_universal_optimizer(file: _File) -> bool:
-    return file.place.name == "optimizer_state.pt" and file.place.parent.name == "zero"
+    return file.place.name == COMMON and file.place.parent.name == ZERO
 
 
 # ---------------------------------------------------------------------------------------------- files of other ranks

@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterable
 
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
+from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
+from ckptconv.plan import NUMBERED
 
 SAFETENSORS, TORCH = "safetensors", "torch"
 # A model saved by one process with torch.distributed.checkpoint's HuggingFaceStorageWriter is an ordinary set.
@@ -18,8 +20,6 @@ _SAFETENSORS = Guess(CERTAIN, "in safetensors already", "safetensors2pt {} OUTPU
 _TORCH = Guess(LIKELY, "a single file", "pt2safetensors {}")
 
 SUFFIX = ".safetensors"
-# Suffixes of files that torch.save wrote.
-TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 INDEX = ".index.json"
 INDEX_SUFFIX = f"{SUFFIX}{INDEX}"
 # Indexes of other programs' files, which stand beside those of torch in repositories of the hub.
@@ -99,7 +99,7 @@ def torch_model(names: Iterable[str]) -> str:
 @functools.cache  # these patterns are for directories: most paths are files
 def torch_shard() -> re.Pattern[str]:
     """Return the pattern of names of the files of a set of torch's: stem, number, how many, suffix."""
-    return re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:bin|pt|pth|ckpt))")
+    return re.compile(rf"(.+){NUMBERED}({'|'.join(map(re.escape, TORCH_SUFFIXES))})")
 
 
 @functools.cache

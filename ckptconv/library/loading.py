@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.formats import model_files
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
+from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.library.frameworks import framework
 from ckptconv.library.memory import Memory, WantedArray
 from ckptconv.options.table import LOADING, Options, checked
 from ckptconv.outputs import selection
-from ckptconv.outputs.kinds import TORCH_SUFFIXES
 from ckptconv.process import no_garbage
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
 from ckptconv.structure import keymap

@@ -14,8 +14,8 @@ from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.formats import model_files
 from ckptconv.formats.safetensors import RESERVED
 from ckptconv.formats.source import Source
+from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import OPTIONS, checked
-from ckptconv.outputs.kinds import TORCH_SUFFIXES
 from ckptconv.process import no_garbage
 from ckptconv.result import Report
 from ckptconv.storage.files import Buffers, holding

@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from ckptconv.formats.dcp import MODULE
 from ckptconv.formats.dcp.metadata import Path, Shape
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.writer import Call, Known, Plain, dumps
 
-_MODULE = "torch.distributed.checkpoint.metadata"
-_METADATA = Global(_MODULE, "Metadata")
-_TENSOR = Global(_MODULE, "TensorStorageMetadata")
-_VALUE = Global(_MODULE, "BytesStorageMetadata")
-_CHUNK = Global(_MODULE, "ChunkStorageMetadata")
-_PROPERTIES = Global(_MODULE, "TensorProperties")
-_MEMORY_FORMAT = Global(_MODULE, "_MEM_FORMAT_ENCODING")
-_INDEX = Global(_MODULE, "MetadataIndex")
+_METADATA = Global(MODULE, "Metadata")
+_TENSOR = Global(MODULE, "TensorStorageMetadata")
+_VALUE = Global(MODULE, "BytesStorageMetadata")
+_CHUNK = Global(MODULE, "ChunkStorageMetadata")
+_PROPERTIES = Global(MODULE, "TensorProperties")
+_MEMORY_FORMAT = Global(MODULE, "_MEM_FORMAT_ENCODING")
+_INDEX = Global(MODULE, "MetadataIndex")
 _INFO = Global("torch.distributed.checkpoint.filesystem", "_StorageInfo")
 _SIZE = Global("torch", "Size")
 _STRIDED = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))

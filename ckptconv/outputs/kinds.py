@@ -12,10 +12,8 @@ from typing import Any, NamedTuple
 from ckptconv.errors import UsageError
 from ckptconv.formats import virtual
 from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
+from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import OPTIONS, Options
-
-# Names of files for torch.load.
-TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 # Options that are about one kind of output: what the others say of them, and what to do.

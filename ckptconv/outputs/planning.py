@@ -338,7 +338,8 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     if like and like.files and options.max_shard_size is None:
         groups = likeness.grouped(kept, like.files) or None
     elif (source.shards or grouping) and limit is None and not of_states:
-        groups = _numbered(_as_in(kept, source.shards or list(dict.fromkeys(grouping.values())), grouping), target.stem)
+        shards = source.shards or list(dict.fromkeys(source.grouping.values()))
+        groups = _numbered(_as_in(kept, shards, grouping), target.stem)
     files = _file_plans(kept, aliases, structure, target, limit, metadata, groups, target.stem)
     if structure is None and is_structured and _names(files) != list(kept):
         # A plain dict needs a record if casts or several files change the order of its names.

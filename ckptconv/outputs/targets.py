@@ -16,20 +16,22 @@ from ckptconv.formats import model_files
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.dcp.layout import Layout
 from ckptconv.formats.dcp.locate import FILE, METADATA, is_directory
+from ckptconv.formats.dcp.locate import SUFFIX as DCP_SUFFIX
 from ckptconv.formats.runs import STEP_METADATA
 from ckptconv.formats.source import DIFFUSERS, MODEL, Source
+from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import Options
-from ckptconv.outputs.kinds import KINDS, TORCH_SUFFIXES, flag, is_given, kind_of
+from ckptconv.outputs.kinds import KINDS, flag, is_given, kind_of
 from ckptconv.plan import NUMBERED
 from ckptconv.storage.files import look
-from ckptconv.storage.handles import resolved
+from ckptconv.storage.handles import HIDDEN, resolved
 from ckptconv.storage.hub import is_hub, without_revision
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
 from ckptconv.storage.writing import reason
 from ckptconv.text import some
 
-MANIFEST = ".ckptconv-manifest.json"
+MANIFEST = f"{HIDDEN}manifest.json"
 # Names of the files of an output. A new output replaces those that an earlier one left.
 _OUTPUT_NAMES = {
     stem: re.compile(
@@ -94,13 +96,11 @@ DIRECTORIES = {
 _SHARD_STEM = re.compile(rf"^pytorch_model(?={NUMBERED}$)")
 # How the name of a file ends; what ends in a number or a version, such as llama-3.1-8b and run.v2, may be a directory.
 _ENDING = re.compile(r"(?<=[^/.])\.(?!v?\d)\w+$")
-CHECKPOINT_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".json", ".distcp", ".pkl")
+CHECKPOINT_SUFFIXES = (*TORCH_SUFFIXES, ".json", DCP_SUFFIX, ".pkl")
 # No directory of torch.distributed.checkpoint ends so. Lightning's end in .ckpt.
 _FILE_SUFFIXES = (model_files.SUFFIX, *(suffix for suffix in CHECKPOINT_SUFFIXES if suffix != ".ckpt"))
 
 
-# How the hidden directories begin in which an output is made.
-_STAGING = ".ckptconv-"
 # Names of the streams and descriptors of this process.
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
 _NAMED = "Give the name of a file or a directory."
@@ -257,7 +257,7 @@ def _resolve_checkpoint(place: Location, options: Options) -> Target:
     names = place.names if place.kind == "directory" else {}
     kind = DIRECTORIES[options.to]
     others = [name for name in names if is_output_name(name) and name != MANIFEST and not kind.is_file(name)]
-    is_ours = MANIFEST in names or any(name.startswith(_STAGING) for name in names)
+    is_ours = MANIFEST in names or any(name.startswith(HIDDEN) for name in names)
     if (is_directory(names) or STEP_METADATA in names) and not is_ours:
         raise UsageError(
             f"{path} holds a checkpoint that this program did not write, and would replace.",

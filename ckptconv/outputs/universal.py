@@ -24,10 +24,7 @@ from ckptconv.tensors.lazy import Convert, LazyTensor, Tagged, TensorFacts, View
 from ckptconv.tensors.moves import Cast
 from ckptconv.text import quoted
 
-LATEST = zero_files.LATEST_UNIVERSAL
-ZERO = "zero"
-# In it, the file of what all parameters share; in the directory of a parameter, that of its weights.
-_COMMON, _WEIGHTS = "optimizer_state.pt", "fp32.pt"
+LATEST, ZERO = zero_files.LATEST_UNIVERSAL, zero_files.ZERO
 
 # The longest file name that file systems accept, in bytes.
 _LONGEST_NAME = 255
@@ -45,7 +42,7 @@ def trees(
     # Below ZeRO-3, a parameter without elements has no optimizer state, even if it is trainable.
     trained = [name for name in training.parameters if weights[name].numel or training.stage == 3]
     for name in trained:
-        yield f"{_directory(name)}/{_WEIGHTS}", _wrapped(weights[name], training), "fp32"
+        yield f"{_directory(name)}/{zero_files.WEIGHTS}", _wrapped(weights[name], training), "fp32"
         for key, value in states.get(name, {}).items():
             partitioned = isinstance(value, LazyTensor) and value.shape == weights[name].shape and key != "step"
             # Under ZeRO-3 the step is only in the common entries.
@@ -54,8 +51,8 @@ def trees(
     if training.stage != 3:
         # Untrained tensors, as DeepSpeed writes them, except that integers stay integers: DeepSpeed would round them.
         for name in sorted(weights.keys() - set(trained)):
-            yield f"{_directory(name)}/{_WEIGHTS}", {"param": _widened(weights[name])}, "fp32"
-    yield f"{ZERO}/{_COMMON}", training.common, "optimizer_state"
+            yield f"{_directory(name)}/{zero_files.WEIGHTS}", {"param": _widened(weights[name])}, "fp32"
+    yield f"{ZERO}/{zero_files.COMMON}", training.common, "optimizer_state"
     for name, tree in training.models.items():
         yield name, tree, name.removesuffix(".pt")
 
@@ -95,13 +92,13 @@ def _wrapped(tensor: LazyTensor, training: Training) -> Any:
 
 def _directory(name: str) -> str:
     """Return the path of the directory of a parameter."""
-    return f"{ZERO}/{_checked(name, f'A parameter is named {quoted(name)}', (_COMMON,))}"
+    return f"{ZERO}/{_checked(name, f'A parameter is named {quoted(name)}', (zero_files.COMMON,))}"
 
 
 def _file(name: str, state: str) -> str:
     """Return the path of the file of an optimizer state of the parameter `name`."""
     what = f"An optimizer state of {quoted(name)} is named {quoted(state)}"
-    return f"{_directory(name)}/{_checked(f'{state}.pt', what, (_WEIGHTS,))}"
+    return f"{_directory(name)}/{_checked(f'{state}.pt', what, (zero_files.WEIGHTS,))}"
 
 
 def _checked(name: str, what: str, taken: Sequence[str]) -> str:

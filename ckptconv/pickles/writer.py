@@ -7,7 +7,6 @@ Source: CPython's `Lib/pickle.py`; each type becomes what Python 3 writes for it
 
 from __future__ import annotations
 
-import re
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -16,9 +15,9 @@ from types import GeneratorType
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.pickles import numpy_dtypes, torch_constants
 from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Size, TorchConstant
 from ckptconv.pickles.set_order import ordered
-from ckptconv.tensors.dtypes import DTYPES
 
 _BATCH = 1000
 
@@ -400,20 +399,9 @@ def _ordered(value: OrderedDict[Any, Any]) -> Call:
     return Call(Global("collections", "OrderedDict"), (), states=_attributes(value), items=value.items())
 
 
-# Names of torch's constants. Others that a record holds are refused, because torch would look them up.
-_CONSTANT_NAMES = {
-    "dtype": re.compile(rf"{'|'.join(DTYPES)}|u?int[1-7]"),
-    "qscheme": re.compile("per_(tensor|channel)_(affine|symmetric)|per_channel_affine_float_qparams"),
-    "memory_format": re.compile("contiguous_format|channels_last|channels_last_3d|preserve_format"),
-    "layout": re.compile("strided|_mkldnn|jagged|sparse_(coo|csr|csc|bsr|bsc)"),
-    "device": re.compile("[a-z][a-z0-9_]{0,50}(:[0-9]{1,9})?"),
-}
-_NUMPY_DTYPE = re.compile("([<>|=])([biufcSUV])([0-9]{1,9})|([<>])([mM])8(?:\\[([0-9]{0,9})([A-Za-z]{1,2})\\])?")
-
-
 def _constant(value: TorchConstant) -> Any:
-    names = _CONSTANT_NAMES.get(value.kind)
-    if not names or not names.fullmatch(value.name):
+    # torch would look others up.
+    if not torch_constants.has(value):
         raise UnsupportedError(f"torch has no {value.kind[:40]!r} named {value.name[:40]!r} that could be written.")
     if value.kind == "device":
         name, _, index = value.name.partition(":")
@@ -424,18 +412,17 @@ def _constant(value: TorchConstant) -> Any:
 
 
 def _numpy_dtype(dtype: str) -> Call:
-    found = _NUMPY_DTYPE.fullmatch(dtype)
-    if not found:
+    found = numpy_dtypes.parsed(dtype)
+    if not found or not found.order or (found.kind in "mM" and found.order not in "<>"):
         raise UnsupportedError(f"A numpy value of dtype {dtype[:40]!r} cannot be written into a pickle.")
-    order, kind, digits, dated, counting, count, unit = found.groups()
-    if counting:
-        counted = (None, ((unit or "generic").encode(), int(count or 1), 1, 1))
-        dates = (4, dated, None, None, None, -1, -1, 0, counted)
-        return Call(Global("numpy", "dtype"), (f"{counting}8", False, True), states=(dates,))
-    size = int(digits) if kind in "SUV" else -1
-    element = size * 4 if kind == "U" else size
-    state = (3, order, None, None, None, element, 4 if kind == "U" else 1 if size > 0 else -1, 0)
-    return Call(Global("numpy", "dtype"), (kind + digits, False, True), states=(state,))
+    order, kind, size, count, unit = found
+    named = Global("numpy", "dtype"), (f"{kind}{size}", False, True)
+    if kind in "mM":
+        counted = (None, ((unit or "generic").encode(), count, 1, 1))
+        return Call(*named, states=((4, order, None, None, None, -1, -1, 0, counted),))
+    element = found.itemsize if kind in "SUV" else -1
+    alignment = 4 if kind == "U" else 1 if element > 0 else -1
+    return Call(*named, states=((3, order, None, None, None, element, alignment, 0),))
 
 
 def _numpy_scalar(value: NumpyScalar) -> Call:

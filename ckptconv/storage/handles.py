@@ -28,7 +28,9 @@ _DEEPEST = 32
 _MOST_LINKS = 40
 # Permissions of other users on a file or directory.
 _OTHERS = 0o077
-_PROBE = ".ckptconv-spool-"
+# How the names begin, or end, of hidden files and directories in which an output is made.
+HIDDEN = ".ckptconv-"
+_PROBE = f"{HIDDEN}spool-"
 
 
 class ForeignError(FailedError):

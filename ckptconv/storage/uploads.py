@@ -20,6 +20,7 @@ from typing import Any
 from ckptconv.errors import CkptconvError, FailedError, UsageError
 from ckptconv.process import Thread, start_threads
 from ckptconv.storage import remote
+from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.writing import Writer
 
 Options = Mapping[str, Any]
@@ -279,7 +280,6 @@ class RenamedUpload(Upload):
         self._fs.rm_file(self._hidden)
 
 
-HIDDEN = ".ckptconv-"
 KINDS: dict[str, Callable[[Any, str, int, int], Upload]] = {
     **dict.fromkeys(("s3", "s3a"), lambda fs, inner, size, part: S3Upload(fs, inner, size)),
     **dict.fromkeys(("gs", "gcs"), FileUpload),

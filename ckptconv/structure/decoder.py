@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CorruptError, LimitError
+from ckptconv.pickles import numpy_dtypes
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.structure import live
 from ckptconv.structure.dtype_views import seen_as
@@ -49,7 +50,6 @@ KEY_DEPTH = 1000
 
 _FLOAT = re.compile(r"-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf)", re.ASCII)
 _NAN = re.compile(r"nan:[0-9a-f]{16}")
-_NUMPY_DTYPE = re.compile(r"[<>|=]?([biufcSUVMm])([0-9]{1,9})(?:\[.*\])?", re.ASCII)
 _INTEGER = re.compile(r"-?0x[0-9a-f]+")
 # The value of a tensor that was left out.
 _DROPPED: Any = object()
@@ -118,10 +118,9 @@ def _make_scalar(dtype: Any, data: Any) -> NumpyScalar:
 
 def _check_elements(dtype: str, count: int, data: bytes) -> None:
     """Check the number of bytes, if the dtype gives it."""
-    plain = _NUMPY_DTYPE.fullmatch(dtype)
+    plain = numpy_dtypes.parsed(dtype)
     if plain:
-        size = int(plain[2]) * (4 if plain[1] == "U" else 1)
-        expect(count * size == len(data), f"{count} elements of {dtype} have {len(data)} bytes")
+        expect(count * plain.itemsize == len(data), f"{count} elements of {dtype} have {len(data)} bytes")
 
 
 def _make_frozenset(values: list[Any]) -> frozenset[Any]:

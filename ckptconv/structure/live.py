@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UsageError
+from ckptconv.pickles import numpy_dtypes
 from ckptconv.pickles.nodes import (
     COMPOSITES,
     SPARSE,
@@ -166,7 +166,8 @@ def inert(value: Any) -> Any:
             return _composite(value)
     if numpy is not None:
         if isinstance(value, numpy.generic) and _is_simple(value.dtype):
-            return NumpyScalar(value.dtype.str, value.tobytes())
+            # numpy gives an element of no bytes one.
+            return NumpyScalar(value.dtype.str, value.tobytes()[: value.dtype.itemsize])
         if type(value) is numpy.ndarray and _is_simple(value.dtype):
             order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
             return NumpyArray(value.dtype.str, value.shape, order, value.tobytes(order))
@@ -340,8 +341,6 @@ def _assemble(node: Composite) -> Any:
 
 # ---------------------------------------------------------------------------------------------------- inert to live
 
-_NUMPY_DTYPE = re.compile(r"[<>|=](?:[biufcSUV]\d{1,9}|[mM]8(?:\[\d{0,9}[A-Za-z]{1,2}\])?)")
-
 
 @functools.cache
 def _constants() -> dict[tuple[str, str], Any]:
@@ -371,7 +370,7 @@ def revived(node: Any) -> Any:
                 return node
         if kind is TorchConstant:
             return _constants().get((node.kind, node.name), node)
-    if numpy is not None and kind in (NumpyScalar, NumpyArray) and _NUMPY_DTYPE.fullmatch(node.dtype):
+    if numpy is not None and kind in (NumpyScalar, NumpyArray) and numpy_dtypes.parsed(node.dtype):
         try:
             return _numpy_value(node)
         except (TypeError, ValueError):

@@ -5,3 +5,9 @@ elements with code of its own. `output` reads safetensors outputs strictly: the 
 alike, and would write their headers alike. `provenance` checks manifests. The expected names and tensors are selected
 as for a conversion; no code that moves a conversion's bytes is used.
 """
+
+# What to do about an output that does not agree with itself, and about a file that is not what it says.
+from __future__ import annotations
+
+STALE = "It is of another version of these files; convert again."
+AGAIN = "The file was damaged or changed since it was written; convert again."

@@ -31,8 +31,8 @@ from ckptconv.storage.paths import join
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
-from ckptconv.verification import planned
-from ckptconv.verification.planned import AGAIN, Compared, differs, frame
+from ckptconv.verification import AGAIN, planned
+from ckptconv.verification.planned import Compared, differs, frame
 from ckptconv.verification.records import without_storages
 from ckptconv.verification.runs import ExpectedPair
 

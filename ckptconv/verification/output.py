@@ -24,11 +24,10 @@ from ckptconv.structure.record import FILE_NAME, MAP_KEY, METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.moves import File
 from ckptconv.text import brief, some
+from ckptconv.verification import AGAIN, STALE
 
 # The most bytes of a structure record that are read.
 _MAX_RECORD = 1 << 30
-_STALE = "It is of another version of these files; convert again."
-_AGAIN = "The file was damaged or changed since it was written; convert again."
 
 
 # The metadata of each file, by the aliases, {removed: kept}, that the output has.
@@ -116,9 +115,7 @@ def read_directory(
             )
     missing = [name for name in shards if name not in places]
     if missing:
-        raise _file(
-            join(path, missing[0]), f"{join(path, index)} names {some(missing, 3, str)}, not in {path}.", _STALE
-        )
+        raise _file(join(path, missing[0]), f"{join(path, index)} names {some(missing, 3, str)}, not in {path}.", STALE)
     extra = [name for name in sorted(places) if name.endswith((SUFFIX, INDEX_SUFFIX)) and name != index]
     extra = [name for name in extra if name not in shards and join(path, name) not in others]
     if extra:
@@ -148,7 +145,7 @@ def read_directory(
         try:
             found.structure = places[FILE_NAME].read_text(_MAX_RECORD)
         except CorruptError as error:
-            raise _file(found.structure_path, error.message, _AGAIN) from error
+            raise _file(found.structure_path, error.message, AGAIN) from error
         found.files.append(places[FILE_NAME].entry.file._replace(path=found.structure_path))
     return found
 
@@ -220,7 +217,7 @@ def _read_header(path: str, place: Location) -> tuple[dict[str, Stored], dict[st
         places, metadata = safetensors.described(raw, path)
         tensors = safetensors.tensors_of(places, file, 8 + len(raw))
     except (CorruptError, LimitError, UnsupportedError) as error:
-        raise DifferenceError(error.message.replace(file.path, path), _AGAIN, what="header", file=path) from error
+        raise DifferenceError(error.message.replace(file.path, path), AGAIN, what="header", file=path) from error
     at = 0
     for piece in _text_of(tensors, metadata, 8 + len(raw)):
         if not raw.startswith(piece, at):
@@ -241,7 +238,7 @@ def _raw_header(path: str, place: Location) -> tuple[File, bytes]:
                 raise _header(path, f"its header cannot have {length} bytes: the file has {file.size}")
             return file, reader.read_at(8, length)
         except CorruptError as error:
-            raise DifferenceError(error.message.replace(file.path, path), _AGAIN, what="header", file=path) from error
+            raise DifferenceError(error.message.replace(file.path, path), AGAIN, what="header", file=path) from error
 
 
 def _text_of(tensors: Mapping[str, Stored], metadata: Mapping[str, str], start: int) -> Iterator[bytes]:
@@ -294,8 +291,8 @@ def _file(path: str, message: str, hint: str) -> DifferenceError:
 
 
 def _in_index(path: str, reason: str, **more: Any) -> DifferenceError:
-    return DifferenceError(f"{path} does not describe the output: {reason}.", _STALE, what="index", file=path, **more)
+    return DifferenceError(f"{path} does not describe the output: {reason}.", STALE, what="index", file=path, **more)
 
 
 def _header(path: str, reason: str, **more: Any) -> DifferenceError:
-    return DifferenceError(f"{path} is not as it was written: {reason}.", _AGAIN, what="header", file=path, **more)
+    return DifferenceError(f"{path} is not as it was written: {reason}.", AGAIN, what="header", file=path, **more)

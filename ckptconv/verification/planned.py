@@ -19,9 +19,8 @@ from ckptconv.storage.paths import join
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Stored, untagged
 from ckptconv.tensors.moves import BLOCK
+from ckptconv.verification import AGAIN
 from ckptconv.verification.runs import ExpectedPair
-
-AGAIN = "The file was damaged or changed since it was written; convert again."
 
 
 @dataclass

@@ -34,6 +34,7 @@ from ckptconv.storage.seekable import Seekable
 from ckptconv.structure.record import FILE_NAME
 from ckptconv.tensors.lazy import Stored
 from ckptconv.tensors.moves import BLOCK
+from ckptconv.verification import AGAIN, STALE
 from ckptconv.verification.output import Written
 from ckptconv.version import __version__
 
@@ -53,8 +54,6 @@ _MOST_PATTERNS, _LONGEST = 1000, 4096
 # The most deltas, or checkpoints, that are read because a file names them.
 _MOST_DELTAS = 1000
 APPLY_AGAIN = "Apply the deltas to another OUTPUT with `ckptconv patch`, and compare the two with `ckptconv diff`."
-_STALE = "It is of another version of these files; convert again."
-_AGAIN = "The file was damaged or changed since it was written; convert again."
 _YOURSELF = "Give the options of the conversion yourself."
 
 
@@ -75,9 +74,9 @@ class Manifest(NamedTuple):
     adapters: tuple[str, ...] = ()
 
 
-def read_manifest(place: Location, output: str = "") -> Manifest | None:
+def read_manifest(place: Location, asked: Options, output: str = "") -> Manifest | None:
     """Return the manifest at `place`; None if there is none. A reference and deltas are found from the path `output` of
-    the output.
+    the output. What its options say that `asked` say too is trusted.
 
     Raise DifferenceError for a damaged one, UsageError for one with unknown options, or with deltas that are not found.
     """
@@ -88,9 +87,10 @@ def read_manifest(place: Location, output: str = "") -> Manifest | None:
         check_manifest(told)
     except (CorruptError, ValueError) as error:
         message = f"{place} is no sound manifest: {error}."
-        raise DifferenceError(message, _AGAIN, what="manifest", file=place.path) from error
+        raise DifferenceError(message, AGAIN, what="manifest", file=place.path) from error
+    known = asked.recorded()
     for name, value in told["options"].items():
-        if not _is_option(name, value):
+        if not _is_option(name, value) and (name not in known or known[name] != value):
             raise UsageError(
                 f"{place} says that the conversion had the option {name!r}: {str(value)[:100]!r}, which is not known.",
                 _YOURSELF,
@@ -403,7 +403,7 @@ def _data_offset(reader: Reader, header: int) -> int:
 def _not_so(manifest: Manifest, what: str, told: Any) -> DifferenceError:
     return DifferenceError(
         f"{manifest.place} is not of this output: what it says of {what} is not so.",
-        _STALE,
+        STALE,
         what="manifest",
         file=manifest.place.path,
         found=told,

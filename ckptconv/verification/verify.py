@@ -71,8 +71,6 @@ if TYPE_CHECKING:
 # Metadata entries that are never aliases: a tensor with such a name is stored.
 _RESERVED = ("format", "total_size", "ckptconv.structure", "ckptconv.map")
 _AGAIN = "It was changed since it was written, or the source was; convert again."
-# The file beside a universal checkpoint that holds its name.
-_LATEST = "latest_universal"
 _LONGEST_NAME = 4096
 
 
@@ -212,7 +210,7 @@ def verify(
         targets.append(_target(path, asked)._replace(kind=kind_of_states(path, kind_of(path))))
     if asked.universal:
         place = Location(real_place(normalize(asked.universal)), dict(asked.storage_options))
-        told = read_manifest(place.join(MANIFEST))
+        told = read_manifest(place.join(MANIFEST), asked)
         asked = _with(told, asked) if told and not targets else asked
         targets.append(CheckedOutput(place, "universal", manifest=told))
     if not targets:
@@ -234,7 +232,7 @@ def verify(
             merged = adapters.read_adapters(told_by.adapters, asked.opening())
             sources = [adapters.merging(one, merged) for one in sources]
         sources = fitted(sources, source, asked, {target.holds for target in targets})
-    pairs = [(kept_apart(one, target.path), _of_part(one, target)) for one in sources for target in targets]
+    pairs = [(kept_apart(one, target.path), _of_part(one, target, asked)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
     deciding = targets[-1 if asked.to else 0].manifest
     done.options = {name: getattr(asked, name) for name in asked.recorded()}
@@ -307,7 +305,7 @@ def _targets(path: str, asked: Options) -> list[CheckedOutput]:
 def _target(path: str, asked: Options) -> CheckedOutput:
     """Return the output at `path`; its manifest says what it is made of."""
     place = Location(path, dict(asked.storage_options))
-    told = read_manifest(place.at(asked.manifest) if asked.manifest else place.join(MANIFEST), path)
+    told = read_manifest(place.at(asked.manifest) if asked.manifest else place.join(MANIFEST), asked, path)
     if asked.manifest and told is None:
         raise UsageError(f"{asked.manifest} does not exist.")
     kind = asked.to or (told.options.get("to") if told else None)
@@ -384,13 +382,13 @@ def _is_in(output: str, directory: str) -> bool:
     return resolved_name(directory) in (resolved_name(output), resolved_name(dirname(output)))
 
 
-def _of_part(source: Source, target: CheckedOutput) -> CheckedOutput:
+def _of_part(source: Source, target: CheckedOutput, asked: Options) -> CheckedOutput:
     """Return the output of one of several sources, a tensor-parallel rank's or a component's."""
     if not source.folder:
         return target
     place = target.place.join(source.folder)
     known = target.manifest if source.component is None else None
-    return target._replace(place=place, manifest=known or read_manifest(place.join(MANIFEST)))
+    return target._replace(place=place, manifest=known or read_manifest(place.join(MANIFEST), asked))
 
 
 # ------------------------------------------------------------------------------------------- names, kinds, structure
@@ -722,15 +720,15 @@ def _compare_universal(
     made = resumable(source, asked, _rename(asked))
     trees = {name: tree for name, tree, _ in universal.trees(made.training, made.weights, made.states)}
     copies = {basename(file.path): file for file in made.training.copies}
-    names = [*trees, *copies, _LATEST]
+    names = [*trees, *copies, universal.LATEST]
     pointer = universal.pointer(target.path)
-    at = target.at or {name: join(target.path, name) for name in names} | {_LATEST: pointer}
+    at = target.at or {name: join(target.path, name) for name in names} | {universal.LATEST: pointer}
     missing = [name for name in names if target.place.at(at[name]).kind != "file"] if target.at is None else []
     if missing:
         lacking = DifferenceError(f"{target.path} lacks {some(missing)}.", what="missing", file=at[missing[0]])
         raise lacking
     if target.at is None:
-        _check_no_more(target.place, {*names, _LATEST, MANIFEST})
+        _check_no_more(target.place, {*names, universal.LATEST, MANIFEST})
     for name, tree in trees.items():
         yield from _compare_torch(source, tree, join(target.path, name), target.place.at(at[name]), asked, done, wrong)
     for name, file in copies.items():
@@ -742,7 +740,7 @@ def _compare_universal(
         if error:
             raise error
         yield pair
-    text = target.place.at(at[_LATEST]).read_text(_LONGEST_NAME)
+    text = target.place.at(at[universal.LATEST]).read_text(_LONGEST_NAME)
     if text != basename(target.path):
         raise DifferenceError(
             f"{pointer} names {text!r}, and not {basename(target.path)!r}.",

@@ -147,6 +147,8 @@ PARTS: dict[str, tuple[Make, str]] = {
     "Meta, of another name": (of_meta("model.pt", share=2), "--map meta-llama3"),
     "a shard": (making(STATE, "pytorch_model-00001-of-00003.bin"), "or the index"),
     "a shard of safetensors": (making(STATE, "model-00002-of-00002.safetensors"), "or the index"),
+    "a shard of DeepSeek": (making(STATE, "model-00001-of-000163.safetensors"), "or the index"),
+    "a shard of very many": (making(STATE, "pytorch_model-100000-of-100001.bin"), "or the index"),
     "a shard of a variant": (making(STATE, "model-00002-of-00002.fp16.safetensors"), "or the index"),
     "a shard beside its index": (
         making(STATE, "model-00001-of-00002.safetensors", "model.safetensors.index.json"),

@@ -294,6 +294,20 @@ def test_a_description_of_shards_becomes_shards(tmp_path: Path) -> None:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
 
 
+def test_a_description_of_shards_becomes_the_shards_that_its_files_become(tmp_path: Path) -> None:
+    # The structure record has the names in another order than the files do.
+    torch.save({"b": torch.ones(3), "a": torch.zeros(3000)}, tmp_path / "x.pt")
+    for output in ("x.virtual.json", "plain"):
+        ckptconv.convert(tmp_path / "x.pt", tmp_path / output, max_shard_size=500, fsync=False)
+    for source, output in (("x.virtual.json", "one"), ("plain", "other")):
+        ckptconv.convert(tmp_path / source, tmp_path / output, fsync=False)
+    one, other = (
+        {path.name: path.read_bytes() for path in (tmp_path / output).iterdir() if "manifest" not in path.name}
+        for output in ("one", "other")
+    )
+    assert one == other
+
+
 def test_a_description_that_was_moved_says_so(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checkpoints import ZERO
@@ -77,6 +78,15 @@ assert "torch" not in sys.modules
         "be": [0, 1, 2],
         "n.b": [1] * 4,
     }
+
+
+@pytest.mark.parametrize(
+    "value", [np.bytes_(b""), np.str_(""), np.zeros((2, 3), "S0"), np.timedelta64(3, "2147483647s")]
+)
+def test_the_smallest_and_largest_values_of_numpy_come_back(value: Any, tmp_path: Path) -> None:
+    ckptconv.save_state_dict({"w": torch.ones(1), "value": value}, tmp_path / "x.safetensors", fsync=False)
+    found = ckptconv.load_state_dict(tmp_path / "x.safetensors")["value"]
+    assert (type(found), found.dtype, found.tolist()) == (type(value), value.dtype, value.tolist())
 
 
 def test_tensors_of_a_checkpoint_are_written_without_being_loaded(tmp_path: Path) -> None:

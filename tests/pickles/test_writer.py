@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ckptconv.engine.execute import carry_out
-from ckptconv.errors import CkptconvError
+from ckptconv.errors import CkptconvError, UnsupportedError
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.pickles.machine import load
@@ -94,11 +94,18 @@ def test_numpy_loads_numpy_values() -> None:
         (NumpyArray("<M8[D]", (1,), "C", bytes(8)), np.array(["1970-01-01"], "M8[D]")),
         (NumpyScalar("<m8[25us]", b"\2" + bytes(7)), np.array([2], "m8[25us]")[0]),
         (NumpyScalar("<m8", b"\2" + bytes(7)), np.timedelta64(2)),
+        (NumpyScalar("<m8[2147483647s]", b"\2" + bytes(7)), np.array([2], "m8[2147483647s]")[0]),
     ]
     for node, expected in rows:
         loaded = pickle.loads(dumps(node))
         assert loaded.dtype == expected.dtype
         assert np.array_equal(loaded, expected)
+
+
+@pytest.mark.parametrize("dtype", ["<f3", "|b7", "<i4[s]", "<m8[7]", "<M8[zz]", "<m8[2147483648s]", "<m4", "f4"])
+def test_a_dtype_that_numpy_lacks_is_not_written(dtype: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"cannot be written into a pickle"):
+        dumps(NumpyScalar(dtype, bytes(8)))
 
 
 def same(got: torch.Tensor, expected: torch.Tensor) -> None:

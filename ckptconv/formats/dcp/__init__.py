@@ -4,3 +4,8 @@ In: the place of a directory. `metadata` reads its description, `entries` finds 
 `chunks` joins them, `paths` says what is model and what optimizer, `megatron` what Megatron-core adds. Out: a
 `Source`.
 """
+
+# The module of the classes in `.metadata`, which names one of them after its first few bytes.
+from __future__ import annotations
+
+MODULE = "torch.distributed.checkpoint.metadata"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import runs
+from ckptconv.formats.dcp import MODULE
 from ckptconv.formats.format import CERTAIN, POSSIBLE, Guess, Probe
 from ckptconv.formats.ranks import locate as ranks
 from ckptconv.storage.files import Entry
@@ -17,8 +18,6 @@ FAMILY = "dcp"
 MEGATRON = "torch_dist checkpoint of Megatron-core"
 GUESS = Guess(CERTAIN, "a checkpoint of torch.distributed.checkpoint", "dcp2safetensors {} OUTPUT")
 METADATA = ".metadata"
-# The class that `.metadata` names after its first few bytes.
-_CLASS = b"torch.distributed.checkpoint.metadata"
 SUFFIX = ".distcp"
 RANK = r"__(\d{1,9})\.metadata"
 # What torch calls the files of a rank.
@@ -61,7 +60,7 @@ def is_part(path: str) -> bool:
 def is_metadata(head: bytes) -> bool:
     """Whether a file that begins with `head` is metadata, whatever its name: its pickle names torch's class for it
     first."""
-    return head[:1] == b"\x80" and _CLASS in head[:BEGINNING]
+    return head[:1] == b"\x80" and MODULE.encode() in head[:BEGINNING]
 
 
 def directory_of(path: str) -> str:

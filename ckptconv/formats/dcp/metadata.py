@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
+from ckptconv.formats.dcp import MODULE
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.pickles.machine import Loaded, load
@@ -96,12 +97,11 @@ class Description:
 
 # ------------------------------------------------------------------------------------------------- words of the pickle
 
-_METADATA = "torch.distributed.checkpoint.metadata"
 # Up to torch 2.2.
 _SHARDED = "torch.distributed._shard.sharded_tensor.metadata"
 _STORAGE_INFO = "_StorageInfo"
 _FILESYSTEMS = ("torch.distributed.checkpoint.filesystem", "olmo_core.distributed.checkpoint.filesystem")
-_TENSOR, _VALUE = Global(_METADATA, "TensorStorageMetadata"), Global(_METADATA, "BytesStorageMetadata")
+_TENSOR, _VALUE = Global(MODULE, "TensorStorageMetadata"), Global(MODULE, "BytesStorageMetadata")
 
 
 def _counts(value: Any, what: str) -> Shape:
@@ -193,15 +193,15 @@ def _vocabulary() -> Vocabulary:
     for module in ("pathlib", "pathlib._local"):
         for name in ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath"):
             constructors[module, name] = _path
-    constructors[_METADATA, "_MEM_FORMAT_ENCODING"] = constructors[_SHARDED, "MEM_FORMAT_ENCODING"] = _number
+    constructors[MODULE, "_MEM_FORMAT_ENCODING"] = constructors[_SHARDED, "MEM_FORMAT_ENCODING"] = _number
     builders: dict[tuple[str, str], Builder] = {
-        (_METADATA, "TensorProperties"): _properties,
+        (MODULE, "TensorProperties"): _properties,
         (_SHARDED, "TensorProperties"): _properties,
-        (_METADATA, "ChunkStorageMetadata"): _chunk,
-        (_METADATA, "MetadataIndex"): _index,
+        (MODULE, "ChunkStorageMetadata"): _chunk,
+        (MODULE, "MetadataIndex"): _index,
         **{(module, _STORAGE_INFO): _storage_info for module in _FILESYSTEMS},
     }
-    plain = [_TENSOR, _VALUE, Global(_METADATA, "Metadata"), Global(_METADATA, "StorageMeta")]
+    plain = [_TENSOR, _VALUE, Global(MODULE, "Metadata"), Global(MODULE, "StorageMeta")]
     for cls in (*plain, *(Global(*key) for key in builders)):
         constructors[cls.module, cls.name] = _kept(cls)
     return torch._replace(constructors={**torch.constructors, **constructors}, builders=builders)

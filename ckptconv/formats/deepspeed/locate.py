@@ -23,6 +23,9 @@ FAMILY = "deepspeed"
 GUESS = Guess(CERTAIN, "a DeepSpeed checkpoint", "zero-to-fp32 {} OUTPUT")
 LATEST = "latest"
 LATEST_UNIVERSAL = "latest_universal"
+# The directory of the parameters in a universal checkpoint; in it, the file of what all share; in the directory of a
+# parameter, that of its weights.
+ZERO, COMMON, WEIGHTS = "zero", "optimizer_state.pt", "fp32.pt"
 MAX_TAG = 4096
 
 # Most checkpoint directories hold this script; its path stands for the directory.

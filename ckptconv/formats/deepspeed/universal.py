@@ -14,6 +14,7 @@ from typing import Any
 from ckptconv.errors import CorruptError
 from ckptconv.formats.deepspeed import locate as zero_files
 from ckptconv.formats.deepspeed.assemble import complete
+from ckptconv.formats.deepspeed.locate import COMMON, WEIGHTS, ZERO
 from ckptconv.formats.deepspeed.partitions import Shape
 from ckptconv.formats.deepspeed.records import Fields, ModelFile, Reading
 from ckptconv.formats.deepspeed.states import own
@@ -27,9 +28,6 @@ from ckptconv.tensors.lazy import LazyTensor, View, untagged
 from ckptconv.tensors.moves import File
 
 LATEST = zero_files.LATEST_UNIVERSAL
-ZERO = "zero"
-WEIGHTS = "fp32.pt"
-COMMON = "optimizer_state.pt"
 
 
 def _locate(place: Location, tag: str) -> Location | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from ckptconv.errors import UsageError
 from ckptconv.formats import model_files, runs
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
+from ckptconv.formats.torch import SUFFIXES
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.text import some
@@ -66,7 +67,7 @@ def parsed(name: str) -> tuple[str, int, int | None] | None:
 
 
 def _parsed(name: str, pattern: str) -> tuple[str, int, int | None] | None:
-    is_numbered = name.endswith(model_files.TORCH_SUFFIXES) and any(map(str.isdigit, name))
+    is_numbered = name.endswith(SUFFIXES) and any(map(str.isdigit, name))
     found = list(re.finditer(pattern, name)) if is_numbered else []
     if not found:
         return None
@@ -124,7 +125,7 @@ def sniff(probe: Probe) -> Guess | None:
         return None
     if all(each.kind == OTHER for each in found):
         # Beside these, any other file may be the model.
-        others = any(name.endswith(model_files.TORCH_SUFFIXES) and not parsed(name) for name in place.names)
+        others = any(name.endswith(SUFFIXES) and not parsed(name) for name in place.names)
         return None if others else GUESS._replace(sure=POSSIBLE)
     # A whole model beside the ranks' files is what a reader means.
     ranks = {name for each in found if 0 in each.files and "rank" in each.stem for name in each.files.values()}

@@ -3,3 +3,8 @@
 In: the place of a file, or of the index of several. `zip`, `stream` and `tar` read a container, `objects` what
 torch writes into pickles, `script` the modules of TorchScript. Out: a `Source`, or a `TorchFile` for the formats
 that are made of such files."""
+
+from __future__ import annotations
+
+# Suffixes of files that torch.save wrote.
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from ckptconv.errors import UnsupportedError
+from ckptconv.pickles import numpy_dtypes, torch_constants
 from ckptconv.pickles.nodes import (
     COMPOSITES,
     QUANTIZERS,
@@ -644,33 +645,15 @@ def _rebuild_device_tensor(args: tuple[Any, ...]) -> Any:
 
 # ------------------------------------------------------------------------------------------------ constants of torch
 
-# Integers of 1 to 7 bits exist by name only: tensors of them are subclasses.
-_DTYPE_NAMES = [*DTYPES, *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8))]
-_CONSTANT_NAMES = {
-    "dtype": _DTYPE_NAMES,
-    "qscheme": [
-        "per_tensor_affine",
-        "per_channel_affine",
-        "per_tensor_symmetric",
-        "per_channel_symmetric",
-        "per_channel_affine_float_qparams",
-    ],
-    "memory_format": ["contiguous_format", "channels_last", "channels_last_3d", "preserve_format"],
-    "layout": ["strided", "_mkldnn", "jagged", *SPARSE],
-}
 # Other names of these dtypes.
 _ALIASES = {
     "float": "float32", "double": "float64", "half": "float16", "long": "int64", "int": "int32", "short": "int16",
     "cfloat": "complex64", "cdouble": "complex128", "chalf": "complex32",
 }  # fmt: skip
 CONSTANTS: dict[tuple[str, str], Any] = {
-    **{("torch", name): TorchConstant(kind, name) for kind, names in _CONSTANT_NAMES.items() for name in names},
+    **{("torch", name): TorchConstant(kind, name) for kind, names in torch_constants.NAMES.items() for name in names},
     **{("torch", alias): TorchConstant("dtype", name) for alias, name in _ALIASES.items()},
 }
-
-
-# The syntax of a torch.device: the index is part of the name, or a second argument.
-_DEVICE = re.compile("[a-z][a-z0-9_]{0,50}(:(?:0|[1-9][0-9]{0,3}))?")
 
 
 def _size(args: tuple[Any, ...]) -> Any:
@@ -681,10 +664,12 @@ def _size(args: tuple[Any, ...]) -> Any:
 
 
 def _device(args: tuple[Any, ...]) -> Any:
-    named = _DEVICE.fullmatch(args[0]) if 1 <= len(args) <= 2 and type(args[0]) is str else None
-    if not named or (len(args) == 2 and (named[1] or type(args[1]) is not int or not 0 <= args[1] < 10_000)):
+    # The index is part of the name, or a second argument.
+    sound = 1 <= len(args) <= 2 and type(args[0]) is str and all(type(index) is int for index in args[1:])
+    made = TorchConstant("device", ":".join(map(str, args))) if sound else None
+    if not made or not torch_constants.has(made):
         raise MalformedError("has a torch.device that is none")
-    return TorchConstant("device", ":".join(map(str, args)))
+    return made
 
 
 def _layout(args: tuple[Any, ...]) -> Any:
@@ -698,13 +683,6 @@ def _layout(args: tuple[Any, ...]) -> Any:
 
 # ------------------------------------------------------------------------------------------------------------ numpy
 
-_NUMPY_DTYPE = re.compile(r"([<>|=]?)([biufcSUVmM])(0|[1-9][0-9]{0,8})")
-# Element sizes in bytes that numpy has for each kind.
-_NUMPY_SIZES = {
-    "b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8, 12, 16), "c": (8, 16, 24, 32), "m": (8,), "M": (8,)
-}  # fmt: skip
-# Units of dates and times.
-_UNITS = frozenset({"Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as"})
 _NUMPY_DTYPE_CLASS, _NUMPY_ARRAY_CLASS = Global("numpy", "dtype"), Global("numpy", "ndarray")
 _NUMPY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")
 _TORCH_OF_NUMPY = {
@@ -721,8 +699,7 @@ def _made_dtype(args: tuple[Any, ...]) -> Opaque:
     named = args[0] if 1 <= len(args) <= 3 else None
     if type(named) not in (str, Global, Opaque) or any(type(flag) not in (bool, int) for flag in args[1:]):
         raise MalformedError("has a numpy.dtype that is none")
-    plain = _NUMPY_DTYPE.fullmatch(named) if type(named) is str else None
-    if plain and plain[2] in _NUMPY_SIZES and int(plain[3]) not in _NUMPY_SIZES[plain[2]]:
+    if type(named) is str and numpy_dtypes.is_lacking(named):
         raise MalformedError(f"has a numpy.dtype {named!r}, which numpy lacks")
     return Opaque(Global("numpy", "dtype"), args)
 
@@ -749,12 +726,10 @@ def numpy_dtype(value: Any) -> tuple[str, int] | None:
         raise MalformedError("has a numpy value whose dtype is none")
     if value.cls != _NUMPY_DTYPE_CLASS or not value.args or type(value.args[0]) is not str:
         return None
-    named = _NUMPY_DTYPE.fullmatch(value.args[0])
+    named = numpy_dtypes.parsed(value.args[0])
     if not named:
         return None
-    order, kind, digits = named.groups()
-    size = int(digits) * (4 if kind == "U" else 1)
-    unit: str | None = ""
+    order, kind, size = named.order, named.kind, named.itemsize
     if value.state:
         state = value.state[-1]
         if type(state) is not tuple:
@@ -767,21 +742,22 @@ def numpy_dtype(value: Any) -> tuple[str, int] | None:
         if type(order) is not str or order not in orders or (kind in "SUV" and state[5] != size):
             raise MalformedError(f"has a numpy.dtype {value.args[0]!r} with a state that does not fit it")
         # Without `copy`, the state changes nothing: numpy has one shared object for such a dtype.
-        if ">" in (order, named[1]) and order != named[1] and not (len(value.args) == 3 and value.args[2]):
+        if ">" in (order, named.order) and order != named.order and not (len(value.args) == 3 and value.args[2]):
             raise MalformedError(f"has a numpy.dtype {value.args[0]!r} whose byte order is said twice, and differs")
         if kind in "mM":
-            unit = _unit(state[8:])
-    if unit is None:
-        return None
+            counted = _unit(state[8:])
+            if counted is None:
+                return None
+            named = named._replace(multiple=counted[0], unit=counted[1])
     if kind in "SV" or size == 1:
         order = "|"
     elif order != ">":
         order = "<"
-    return f"{order}{kind}{digits}{unit}", size
+    return str(named._replace(order=order)), size
 
 
-def _unit(state: tuple[Any, ...]) -> str | None:
-    """Return the unit of dates or times in numpy's notation; "" for the generic unit, None for an unknown one.
+def _unit(state: tuple[Any, ...]) -> tuple[int, str] | None:
+    """Return what dates or times count, such as (25, "s"); (1, "") for the generic unit, None for an unknown one.
 
     `state` is ((metadata, (unit, multiple, divisor, event)),).
     """
@@ -790,11 +766,11 @@ def _unit(state: tuple[Any, ...]) -> str | None:
         return None
     name, count = counted[:2]
     name = str(name, "ascii", "replace") if type(name) is bytes else name
-    if type(name) is not str or type(count) is not int or not 1 <= count < 1 << 31:
+    if type(name) is not str or type(count) is not int or not 1 <= count <= numpy_dtypes.MOST_COUNT:
         return None
     if name == "generic":
-        return ""
-    return f"[{count if count > 1 else ''}{name}]" if name in _UNITS else None
+        return 1, ""
+    return (count, name) if name in numpy_dtypes.UNITS else None
 
 
 def _raw(data: Any, nbytes: int) -> bytes | None:

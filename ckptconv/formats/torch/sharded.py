@@ -84,26 +84,29 @@ def _weight_map(place: Location) -> dict[str, str]:
 
 def _complete_set(path: str, names: Iterable[str]) -> list[str]:
     """Return all files of the only set in a directory; [] if there is none."""
-    sets: dict[tuple[str, str, str], dict[int, str]] = {}
+    sets: dict[tuple[str, int, str, str], dict[int, str]] = {}
     for name in names:
         match = torch_shard().fullmatch(name)
         if match:
             stem, number, count, suffix = match.groups()
-            sets.setdefault((stem, count, suffix), {})[int(number)] = name
+            width = len(number) if number.startswith("0") else 5
+            sets.setdefault((stem, width, count, suffix), {})[int(number)] = name
     if len(sets) > 1:
         examples = [next(iter(found.values())) for found in sets.values()]
         raise UsageError(f"{path} holds several sets of shards: {_some(examples)}.", "Name the index of one of them.")
-    for (stem, count, suffix), found in sets.items():
-        first = 0 if 0 in found else 1
-        wanted = {number: f"{stem}-{number:05d}-of-{count}{suffix}" for number in range(first, first + int(count))}
-        missing = [name for number, name in wanted.items() if number not in found]
-        if missing or len(found) != len(wanted):
-            raise CorruptError(
-                f"{path} holds {len(found)} of {int(count)} shards; missing: {_some(missing)}.",
-                "Download or copy them again.",
-            )
-        return list(wanted.values())
-    return []
+    if not sets:
+        return []
+    (((stem, width, count, suffix), found),) = sets.items()
+    first = 0 if 0 in found else 1
+    wanted = range(first, first + int(count))
+    missing = [number for number in wanted if number not in found]
+    if missing or len(found) != len(wanted):
+        names = some(missing, form=lambda number: f"{stem}-{number:0{width}d}-of-{count}{suffix}"[:100])
+        raise CorruptError(
+            f"{path} holds {len(found)} of {int(count)} shards; missing: {names}.",
+            "Download or copy them again.",
+        )
+    return [found[number] for number in wanted]
 
 
 # --------------------------------------------------------------------------------------------------------- the files

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ckptconv.errors import CorruptError, FailedError
 from ckptconv.outputs.schema import MOST_DESCRIPTION
 from ckptconv.outputs.targets import DIRECTORIES
-from ckptconv.storage.handles import ForeignError, Handle, resolved
+from ckptconv.storage.handles import HIDDEN, ForeignError, Handle, resolved
 from ckptconv.storage.writing import BusyError, is_locked, lock
 
 # Seconds to wait for another conversion that publishes into the same directory; it only renames files.
@@ -35,7 +35,7 @@ def hidden(name: str) -> str:
     data = os.fsencode(name)
     if len(data) > _LONGEST:
         data = data[: _LONGEST - 17] + b"~" + hashlib.sha256(data).hexdigest()[:16].encode()
-    return f".{os.fsdecode(data)}.ckptconv-"
+    return f".{os.fsdecode(data)}{HIDDEN}"
 
 
 def is_sibling(found: str, prefix: str) -> bool:
@@ -60,9 +60,6 @@ class Place(NamedTuple):
         with contextlib.suppress(OSError), self.open() as directory:
             return directory.stat(self.name)
         return None
-
-
-PREFIX = ".ckptconv-"
 
 
 LOCK, DESCRIPTION, RECORD = ".lock", ".plan.json", ".record-"
@@ -100,7 +97,7 @@ def described(path: str) -> list[StagedParts]:
     parent, name = os.path.split(path)
     all_found: list[StagedParts] = []
     foreign: list[ForeignError] = []
-    for directory, prefix, kinds in ((path, PREFIX, tuple(DIRECTORIES)), (parent, hidden(name), ("file", "tree"))):
+    for directory, prefix, kinds in ((path, HIDDEN, tuple(DIRECTORIES)), (parent, hidden(name), ("file", "tree"))):
         with contextlib.suppress(OSError), Handle.open(directory) as home:
             for token in sorted(name for name in home.names() if is_sibling(name, prefix)):
                 try:

@@ -27,7 +27,6 @@ from ckptconv.publish.staging.area import (
     FILE,
     LOCK,
     OLD,
-    PREFIX,
     PUBLISHED,
     TREE,
     Place,
@@ -43,7 +42,7 @@ from ckptconv.publish.staging.area import (
 from ckptconv.publish.staging.base import GO_ON, Staging
 from ckptconv.storage.digests import Digests
 from ckptconv.storage.files import DescriptorReader, Reader
-from ckptconv.storage.handles import ForeignError, Handle, resolved
+from ckptconv.storage.handles import HIDDEN, ForeignError, Handle, resolved
 from ckptconv.storage.writing import LocalWriter, Writer, check_space, reason, writing
 from ckptconv.tensors.moves import File
 
@@ -70,7 +69,7 @@ class LocalStaging(Staging):
         self.path, self.shared, self.index, self.is_ours = resolved(path), shared, index, is_ours
         self.is_file = is_ours is None
         self.home, self.name = (self.path, "") if is_ours else os.path.split(self.path)
-        self.prefix = hidden(self.name) if self.name else PREFIX
+        self.prefix = hidden(self.name) if self.name else HIDDEN
         self.token = self.prefix + plan_id
         # A process that publishes locks this directory in `home`.
         self.busy = self.prefix + BUSY

@@ -9,9 +9,10 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.companions import is_companion_name
-from ckptconv.publish.staging.area import DESCRIPTION, PREFIX, RECORD, is_sibling
+from ckptconv.publish.staging.area import DESCRIPTION, RECORD, is_sibling
 from ckptconv.publish.staging.base import Staging
 from ckptconv.storage import remote
+from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
 from ckptconv.storage.uploads import (
@@ -99,7 +100,7 @@ class UploadStaging(Staging):
                 if self.index in present:
                     self._remove(fs, f"{inner}/{self.index}")
             previous = [name for name in present if self.is_ours(name) and name not in (*names, self.index)]
-            leftovers = [name for name, is_directory in present.items() if is_directory and is_sibling(name, PREFIX)]
+            leftovers = [name for name, is_directory in present.items() if is_directory and is_sibling(name, HIDDEN)]
 
         def remove_last() -> None:
             with explained(join(self.path, previous[-1])):

@@ -22,12 +22,13 @@ from ckptconv.outputs.schema import MOST_DESCRIPTION, MOST_RECORD, object_record
 from ckptconv.outputs.targets import DIRECTORIES, MANIFEST
 from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import record
-from ckptconv.publish.staging.area import DESCRIPTION, PREFIX, StagedParts, is_sibling, record_of
+from ckptconv.publish.staging.area import DESCRIPTION, StagedParts, is_sibling, record_of
 from ckptconv.publish.staging.base import Staging
 from ckptconv.publish.staging.remote import UploadStaging, names_in
 from ckptconv.storage import remote
 from ckptconv.storage.digests import Digests
 from ckptconv.storage.files import Reader, RemoteReader
+from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.uploads import KINDS, explained
 from ckptconv.storage.writing import Writer
@@ -38,12 +39,12 @@ def described(output: Location) -> list[StagedParts]:
     """Return the staging directories of plans for `output`, as `area.described` does for a disk."""
     found = []
     for name in directories(output):
-        if is_sibling(name, PREFIX):
+        if is_sibling(name, HIDDEN):
             place = output.join(name)
             data = _get(place.join(DESCRIPTION), MOST_DESCRIPTION)
             if data is not None:
                 found.append(
-                    StagedParts(place.path, name[len(PREFIX) :], (*DIRECTORIES, "tree"), data, published=False)
+                    StagedParts(place.path, name[len(HIDDEN) :], (*DIRECTORIES, "tree"), data, published=False)
                 )
     return found
 
@@ -75,7 +76,7 @@ class PartsOnStore(UploadStaging):
         super().__init__(output, plan_id, memory, index, is_ours)
         self._arguments = output, plan_id, memory, index, is_ours, shared
         self.shared = shared
-        self._place = output.join(PREFIX + plan_id)
+        self._place = output.join(HIDDEN + plan_id)
         self._names: dict[Writer, str] = {}
         # Files that this run makes, or has other processes make.
         self._mine: set[str] = set()
@@ -245,7 +246,7 @@ class TreeOnStore(PartsOnStore):
         fs, inner = self._directory()
         with explained(self.path):
             present = names_in(fs, inner)
-        if self.marker not in present and any(not is_sibling(name, PREFIX) for name in present):
+        if self.marker not in present and any(not is_sibling(name, HIDDEN) for name in present):
             raise UsageError(
                 f"{self.path} holds files of another kind, and would be replaced as a whole.",
                 "Give a directory that does not exist yet.",
@@ -273,7 +274,7 @@ class TreeOnStore(PartsOnStore):
         while below:
             above = below.pop()
             for name, is_directory in names_in(fs, f"{inner}/{above}".rstrip("/")).items():
-                if is_directory and not is_sibling(name, PREFIX):
+                if is_directory and not is_sibling(name, HIDDEN):
                     below.append(f"{above}{name}/")
                 else:
                     found[above + name] = is_directory
@@ -282,7 +283,7 @@ class TreeOnStore(PartsOnStore):
 
 def _is_any(name: str) -> bool:
     """Whether what has this name is part of a tree: everything but the records of its parts."""
-    return not is_sibling(name, PREFIX)
+    return not is_sibling(name, HIDDEN)
 
 
 def _get(place: Location, most: int) -> bytes | None:

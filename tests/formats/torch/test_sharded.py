@@ -200,11 +200,12 @@ def test_shards_in_a_directory_below(tmp_path: Path) -> None:
     assert_same(load_with_aliases(tmp_path / "out"), tensors)
 
 
+@pytest.mark.parametrize("called", ["part-{:05d}-of-00002.pt", "part-{:05d}-of-000002.pt", "part-{:06d}-of-000002.pt"])
 @pytest.mark.parametrize("first", [0, 1])
-def test_sets_are_counted_from_one_or_from_nought(first: int, tmp_path: Path) -> None:
+def test_sets_are_counted_from_one_or_from_nought(first: int, called: str, tmp_path: Path) -> None:
     tensors = {name: numbers(torch.uint8, 10) for name in "ab"}
     for number, (name, tensor) in enumerate(tensors.items(), first):
-        torch.save({name: tensor}, tmp_path / f"part-{number:05d}-of-00002.pt")
+        torch.save({name: tensor}, tmp_path / called.format(number))
     converted(tmp_path, tmp_path / "out")
     assert_same(load_with_aliases(tmp_path / "out"), tensors)
 
