@@ -216,20 +216,32 @@ MUTANTS = [
     ),
     Mutant(
         "comparison/changes",
-        "_at_least(share, largest_share * _NEARLY)",
-        "_at_least(share, largest_share)",
+        "if dtype.itemsize < a.itemsize else (y, x)",
+        "if True else (y, x)",
         "tests/comparison/test_changes.py",
     ),
     Mutant(
         "comparison/changes",
-        "if largest_share * _MORE > max_rel:",
-        "if largest_share > 2 * max_rel:",
+        "if quotients[least] >= 0:",
+        "if quotients[most] >= 0:",
         "tests/comparison/test_changes.py",
     ),
     Mutant(
         "comparison/changes",
-        "is_told = dtype.itemsize < a.itemsize and",
-        "is_told =",
+        "distance <= nearest * _FURTHER + _ROUNDED",
+        "distance <= nearest",
+        "tests/comparison/test_changes.py",
+    ),
+    Mutant(
+        "comparison/changes",
+        "if nearest <= _NEAR else",
+        "if True else",
+        "tests/comparison/test_changes.py",
+    ),
+    Mutant(
+        "comparison/changes",
+        "(places >> 1) + (places & 1) * (count >> 1)",
+        "places",
         "tests/comparison/test_changes.py",
     ),
     Mutant(

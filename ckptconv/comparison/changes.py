@@ -39,21 +39,17 @@ if TYPE_CHECKING:
 
 # Elements to measure at a time, and their bytes, at most; and bytes that are compared at once to find those.
 _BLOCK, _BYTES, _WORD = 1 << 17, 1 << 18, 8
+# One word in so many is looked at first.
+_FIRST = 16
 # If more than this share of the words differs, all are measured.
 _MANY = 1 / 4
 # Numbers whose squares a BLAS adds up without threads of its own.
 _ROW = 1 << 13
 # Between these, sums of squares feel neither what is rounded to zero nor how many are added up.
 _LEAST, _MOST = 2.0**-480, 2.0**1000
-# Shares in float32 that are less than this far from the largest may be the largest; least of those of which that holds.
-_NEARLY, _MORE, _LEAST_SHARE = 1 - 2.0**-20, 1 + 2.0**-20, 2.0**-100
-
-
-class Sizes(NamedTuple):
-    """The largest change that is known, and the largest relative to its numbers."""
-
-    max_abs: float = 0
-    max_rel: float = 0.0
+# If no more than this share of the numbers changes sign, only these are looked at for the largest share. Else, if one
+# quotient is so near to −1, only those that are so many times further, and what is rounded.
+_FEW, _NEAR, _FURTHER, _ROUNDED = 1 / 64, 1 / 4, 4 / 3, 2.0**-20
 
 
 class Tolerance(NamedTuple):
@@ -144,11 +140,6 @@ class Measured:
     max_rel: float = 0.0
     squares: Squares = field(default_factory=Squares)
 
-    @property
-    def sizes(self) -> Sizes:
-        """The largest changes."""
-        return Sizes(self.max_abs, self.max_rel)
-
     def add(self, other: Measured) -> None:
         """Add what was found in other elements, except which is the first."""
         self.elements += other.elements
@@ -202,20 +193,16 @@ def compared(
     other: memoryview,
     dtypes: tuple[DType, DType],
     tolerance: Tolerance | None = None,
-    known: Sizes | None = None,
 ) -> Measured:
-    """Compare the bytes of as many elements of two dtypes.
-
-    The largest changes need not be told if they are no larger than those `known`, from other elements. Raise ValueError
-    if the dtypes differ and are not comparable (`widened`).
-    """
+    """Compare the bytes of as many elements of two dtypes. Raise ValueError if these differ and are not comparable
+    (`widened`)."""
     before, after = dtypes
     code = widened(before, after)
     if not code and before != after:
         raise ValueError(f"{before} and {after} are not comparable")
     with numpy_module().errstate(all="ignore"):
         if before == after:
-            return _compared_bits(one, other, before, tolerance, known or Sizes())
+            return _compared_bits(one, other, before, tolerance)
         found = Measured()
         for (start, a), (_, b) in zip(_blocks(one, before), _blocks(other, after, before), strict=True):
             found.add_behind(start, _measured(_numbers(a, before, code), _numbers(b, after, code), tolerance))
@@ -242,10 +229,10 @@ def _squares(data: memoryview, dtype: DType, without: Array | None = None) -> tu
     np = numpy_module()
     code, total, others, done = widened(dtype, dtype), 0.0, Fraction(0), 0
     for start, block in _blocks(data, dtype) if code else ():
-        numbers = _doubles(_floats(block, dtype, "a"), "a") if _is_real(dtype) else _numbers(block, dtype, code)
+        numbers = _doubles(_mixed(block, dtype, "a"), "a") if _is_real(dtype) else _numbers(block, dtype, code)
         if without is not None:
             stop = int(np.searchsorted(without, start + len(numbers)))
-            numbers[without[done:stop] - start] = 0
+            numbers[_in_mixed(without[done:stop] - start, dtype, len(numbers))] = 0
             done = stop
         squares = _sum_of_squares(numbers) if _is_real(dtype) else None
         if squares is None:
@@ -255,32 +242,31 @@ def _squares(data: memoryview, dtype: DType, without: Array | None = None) -> tu
     return total, others
 
 
-def _compared_bits(
-    one: memoryview, other: memoryview, dtype: DType, tolerance: Tolerance | None, known: Sizes
-) -> Measured:
+def _compared_bits(one: memoryview, other: memoryview, dtype: DType, tolerance: Tolerance | None) -> Measured:
     """Return what differs between elements of one dtype. If few bits differ, only those are measured on both sides."""
     places = _few_places(one, other, dtype.itemsize)
     if places is not None:
-        return _measured_at(places, one, other, dtype, tolerance, known)
-    found, sums = Measured(max_abs=known.max_abs, max_rel=known.max_rel), [0.0, 0.0, 0.0]
+        return _measured_at(places, one, other, dtype, tolerance)
+    found, sums = Measured(), [0.0, 0.0, 0.0]
     for (start, a), (_, b) in zip(_blocks(one, dtype), _blocks(other, dtype), strict=True):
         unequal = differing(a, b, dtype.itemsize)
-        piece = _finite_changes(a, b, dtype, unequal, found.sizes, sums) if tolerance is None else None
-        found.add_behind(start, piece or _measured_at(unequal.nonzero()[0], a, b, dtype, tolerance, found.sizes))
+        piece = _finite_changes(a, b, dtype, unequal, sums) if tolerance is None else None
+        found.add_behind(start, piece or _measured_at(unequal.nonzero()[0], a, b, dtype, tolerance))
     found.squares = found.squares.plus(Squares(*map(Fraction, sums)))
     return found
 
 
 def _few_places(one: memoryview, other: memoryview, itemsize: int) -> Array | None:
-    """Return the numbers of the elements whose bits differ; None if they are many."""
+    """Return the numbers of the elements whose bits differ; None if they are many, of all or of the first."""
     np = numpy_module()
     whole, each = len(one) // _WORD, _WORD // itemsize
     if not each:
         return None
     a, b = (np.frombuffer(side, f"u{_WORD}", whole) for side in (one, other))
-    unequal = a != b
-    if np.count_nonzero(unequal) > whole * _MANY:
-        return None
+    for count in (whole // _FIRST, whole):
+        unequal = a[:count] != b[:count]
+        if np.count_nonzero(unequal) > count * _MANY:
+            return None
     (words,) = unequal.nonzero()
     (inside,) = differing(a[words].data, b[words].data, itemsize).nonzero()
     (behind,) = differing(one[whole * _WORD :], other[whole * _WORD :], itemsize).nonzero()
@@ -290,18 +276,18 @@ def _few_places(one: memoryview, other: memoryview, itemsize: int) -> Array | No
 
 
 def _measured_at(
-    places: Array, one: memoryview, other: memoryview, dtype: DType, tolerance: Tolerance | None, known: Sizes
+    places: Array, one: memoryview, other: memoryview, dtype: DType, tolerance: Tolerance | None
 ) -> Measured:
     """Return what differs between elements of one dtype, whose bits differ at `places` alone, which ascend."""
     np = numpy_module()
     code, sums = widened(dtype, dtype), [0.0, 0.0, 0.0]
-    found = Measured(max_abs=known.max_abs, max_rel=known.max_rel)
+    found = Measured()
     if not code:
         return Measured(len(places), first=int(places[0]) if len(places) else None)
     for at in range(0, len(places), _BLOCK):
         here = places[at : at + _BLOCK]
         a, b = (np.frombuffer(side, f"V{dtype.itemsize}")[here].view("u1").data for side in (one, other))
-        piece = _finite_changes(a, b, dtype, np.ones(len(here), "?"), found.sizes, sums) if tolerance is None else None
+        piece = _finite_changes(a, b, dtype, np.ones(len(here), "?"), sums) if tolerance is None else None
         if piece is None:
             piece = _measured(_numbers(a, dtype, code), _numbers(b, dtype, code), tolerance, bitwise=True)
         if piece.first is not None:
@@ -314,67 +300,70 @@ def _measured_at(
 
 
 def _finite_changes(
-    one: memoryview, other: memoryview, dtype: DType, unequal: Array, known: Sizes, sums: list[float]
+    one: memoryview, other: memoryview, dtype: DType, unequal: Array, sums: list[float]
 ) -> Measured | None:
-    """Return what differs between real numbers, of which the bits of some are `unequal`, in few passes. The largest
-    changes are those `known` if none is larger. The sums of squares are added to `sums`, in the order of `Squares`.
+    """Return what differs between real numbers, of which the bits of some are `unequal`, in few passes. The sums of
+    squares are added to `sums`, in the order of `Squares`.
 
-    Return None if they are no real numbers, some are not finite, or sums and shares are too large or small.
+    Return None if they are no real numbers, some are not finite, or sums are too large or small.
     """
     if not _is_real(dtype):
         return None
     np = numpy_module()
-    a, b = _floats(one, dtype, "a"), _floats(other, dtype, "b")
-    # In float32, where that holds the numbers, the largest are found but for its rounding, and then computed.
-    x, y = (_doubles(each, use) for each, use in ((a, "a"), (b, "b")))
-    distance, larger, other_size = (_room(use, len(a), a.dtype) for use in ("distance", "single a", "single b"))
-    np.abs(np.subtract(b, a, out=distance), out=distance)
-    np.maximum(np.abs(a, out=larger), np.abs(b, out=other_size), out=larger)
-    most = float(distance.max())
-    if not most < math.inf:
-        return None
-    max_abs, max_rel = known
-    if most * _MORE > max_abs:
-        wide = _at_least(distance, most * _NEARLY)
-        max_abs = max(max_abs, float(np.abs(y[wide] - x[wide]).max()))
-    share = np.divide(distance, larger, out=distance)
-    at, same_value = share.argmax(), 0
-    if math.isnan(share[at]):
-        zero = larger == 0
-        same_value = int(np.count_nonzero(unequal & zero))
-        share[zero] = 0
-        at = share.argmax()
-    largest_share = float(share[at])
-    if most and largest_share <= _LEAST_SHARE:
-        return None
-    if largest_share * _MORE > max_rel:
-        # Where numbers have at most 11 bits, shares in float32 tell apart any two that are less than a half.
-        is_told = dtype.itemsize < a.itemsize and largest_share < 1 / 2
-        far = at if is_told else _at_least(share, largest_share * _NEARLY)
-        max_rel = max(max_rel, float((np.abs(y[far] - x[far]) / larger[far]).max()))
+    a, b = _mixed(one, dtype, "a"), _mixed(other, dtype, "b")
+    x, y = _doubles(a, "a"), _doubles(b, "b")
     squares = [_sum_of_squares(each) for each in (x, y)]
-    squares.insert(0, _sum_of_squares(np.subtract(y, x, out=y)))
-    if None in squares:
+    # Quotients tell any two apart that are not the same, as they have more than twice the bits of the numbers: those
+    # of up to 11 bits in float32, of 24 bits in float64.
+    quotients = None
+    if dtype.itemsize < 8:
+        of = (b, a) if dtype.itemsize < a.itemsize else (y, x)
+        quotients = np.divide(*of, out=_room("quotients", len(a), of[0].dtype))
+    max_rel, is_zero = _largest_share(x, y, quotients)
+    change = np.subtract(y, x, out=y)
+    max_abs = abs(max(-float(change[change.argmin()]), float(change[change.argmax()])))
+    squares.insert(0, _sum_of_squares(change))
+    if None in squares or not max_abs < math.inf:
         return None
     for index, square in enumerate(squares):
         sums[index] += square or 0
     count = int(np.count_nonzero(unequal))
+    same_value = count - int(np.count_nonzero(change)) if is_zero else 0
     return Measured(count, same_value, 0, int(unequal.argmax()) if count else None, max_abs, max_rel)
 
 
-def _at_least(numbers: Array, least: float) -> Array:
-    """Return the places of the `numbers` that are at least so large, which are few."""
+def _largest_share(x: Array, y: Array, quotients: Array | None) -> tuple[float, bool]:
+    """Return the largest of |y − x| / max(|x|, |y|), of finite numbers whose `quotients` y / x may be known, and may be
+    changed; and whether x and y may both be 0 somewhere. What comes of numbers that are not finite has no meaning.
+
+    Where all quotients are positive, the share falls up to 1 and rises from there: the least or the largest has it.
+    Where one is negative, one of those has it.
+    """
     np = numpy_module()
-    mask = np.zeros(-(-len(numbers) // _WORD) * _WORD, "?")
-    np.greater_equal(numbers, least, out=mask[: len(numbers)])
-    return _places_in(mask, *(mask.view(f"u{_WORD}") != 0).nonzero())
+    if quotients is None:
+        return _share_at(x, y, slice(None)), True
+    least, most = int(quotients.argmin()), int(quotients.argmax())
+    is_zero = math.isnan(quotients[most])
+    if is_zero:
+        np.copyto(quotients, 1, where=np.isnan(quotients))
+        least, most = int(quotients.argmin()), int(quotients.argmax())
+    if quotients[least] >= 0:
+        ends = ((float(x[at]), float(y[at])) for at in (least, most))
+        return max(abs(b - a) / (max(abs(a), abs(b)) or 1.0) for a, b in ends), is_zero
+    negative = quotients < 0
+    if np.count_nonzero(negative) <= len(quotients) * _FEW:
+        return _share_at(x, y, negative.nonzero()[0]), is_zero
+    # From −1, where it is 2, the share falls by d on one side and by d / (1 + d) on the other.
+    distance = np.abs(np.add(quotients, 1, out=quotients), out=quotients)
+    nearest = float(distance.min())
+    near = (distance <= nearest * _FURTHER + _ROUNDED).nonzero()[0] if nearest <= _NEAR else slice(None)
+    return _share_at(x, y, near), is_zero
 
 
-def _places_in(mask: Array, words: Array) -> Array:
-    """Return where `mask` is true, which is only in those `words` of it."""
-    (inside,) = mask.view(f"u{_WORD}")[words].view("?").nonzero()
-    places: Array = (words[inside >> 3] << 3) + (inside & 7)
-    return places
+def _share_at(x: Array, y: Array, at: Any) -> float:
+    np = numpy_module()
+    a, b = x[at], y[at]
+    return float(_shares(np.abs(b - a), np.maximum(np.abs(a), np.abs(b))).max())
 
 
 def _sum_of_squares(numbers: Array) -> float | None:
@@ -383,7 +372,9 @@ def _sum_of_squares(numbers: Array) -> float | None:
     whole = len(numbers) // _ROW * _ROW
     rows, rest = numbers[:whole], numbers[whole:]
     # A BLAS adds so few with one thread.
-    total = float(np.matmul(rows.reshape(-1, 1, _ROW), rows.reshape(-1, _ROW, 1)).sum() + np.dot(rest, rest))
+    total = float(np.dot(rest, rest))
+    if whole:
+        total += float(np.add.reduce(np.matmul(rows.reshape(-1, 1, _ROW), rows.reshape(-1, _ROW, 1)), None))
     if _LEAST <= total <= _MOST:
         return total
     return None if total or numbers.any() else 0.0
@@ -404,6 +395,28 @@ def _floats(data: memoryview, dtype: DType, use: str) -> Array:
         return values.astype("f4") if dtype.itemsize == 2 else values
     single: Array = np.frombuffer(kernels.apply((Cast(dtype.name, "float32"),), data)[0], "<f4")
     return single
+
+
+def _mixed(data: memoryview, dtype: DType, use: str) -> Array:
+    """Return real numbers as `_floats` does, in another order: `_in_mixed`. Two at a time are taken apart."""
+    if not _is_paired(dtype, len(data) // dtype.itemsize):
+        return _floats(data, dtype, use)
+    np = numpy_module()
+    pairs = np.frombuffer(data, "<u4")
+    room = _room(f"single {use}", 2 * len(pairs), pairs.dtype)
+    np.left_shift(pairs, 16, out=room[: len(pairs)])
+    np.bitwise_and(pairs, 0xFFFF0000, out=room[len(pairs) :])
+    values: Array = room.view("f4")
+    return values
+
+
+def _in_mixed(places: Array, dtype: DType, count: int) -> Array:
+    """Return where `_mixed` puts the elements at `places`, of `count`."""
+    return (places >> 1) + (places & 1) * (count >> 1) if _is_paired(dtype, count) else places
+
+
+def _is_paired(dtype: DType, count: int) -> bool:
+    return dtype.name == "bfloat16" and count % 2 == 0
 
 
 def _doubles(numbers: Array, use: str) -> Array:

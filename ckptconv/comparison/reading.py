@@ -422,8 +422,7 @@ class _Worker:
             self._pass(part, data)
             return
         self._encode(part, data, is_equal=False)
-        known = pair.found.sizes if pair.found else None
-        found = compared(one, other, pair.dtypes, self._tolerance, known)
+        found = compared(one, other, pair.dtypes, self._tolerance)
         first = None
         if found.first is not None:
             bits = (

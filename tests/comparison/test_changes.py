@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptconv.comparison import changes
-from ckptconv.comparison.changes import Measured, Sizes, Tolerance, compared, squares_of, widened
+from ckptconv.comparison.changes import Measured, Tolerance, compared, squares_of, widened
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.statistics import root
 
@@ -187,9 +187,58 @@ def test_of_short_numbers_the_largest_share_is_found_to_the_last_bit(name: str) 
         assert found.max_abs == float((y - x).abs().max())
 
 
-def test_what_is_known_to_be_larger_is_not_looked_for() -> None:
-    a, b = (torch.tensor(each).numpy().tobytes() for each in ([1.0, 3.0, 5.0], [1.0, 4.0, 5.0]))
-    kinds = (DTYPES["float32"], DTYPES["float32"])
-    for known in (Sizes(), Sizes(0.5, 0.125), Sizes(2.0, 0.125), Sizes(0.5, 0.75)):
-        found = compared(memoryview(a), memoryview(b), kinds, None, known)
-        assert (found.max_abs, found.max_rel) == (max(1.0, known.max_abs), max(0.25, known.max_rel))
+def _changed(a: torch.Tensor, case: str, drawn: torch.Generator) -> torch.Tensor:
+    """Numbers to compare `a` with."""
+    dice = torch.rand(len(a), generator=drawn, dtype=torch.float64)
+    factors = {
+        "positive": 1 + dice / 3,
+        "few change sign": torch.where(dice < 0.01, dice * 50 - 1.2, 1.1),
+        "many change sign": 3 * dice - 2,
+        "many change sign, none nearly to its opposite": torch.where(dice < 0.5, dice - 0.6, 1 + dice),
+    }
+    return (a.double() * factors[case]).to(a.dtype)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    "case",
+    ["positive", "few change sign", "many change sign", "many change sign, none nearly to its opposite"],
+)
+def test_sizes_are_found_whatever_changes_sign_or_is_zero(name: str, case: str) -> None:
+    dtype, drawn = DTYPES[name], torch.Generator().manual_seed(7)
+    for count, zeros, every in ((4_001, 0, 1), (4_001, 5, 1), (4_000, 1, 1), (2, 0, 1), (4_000, 0, 51)):
+        a = torch.randn(count, generator=drawn).to(getattr(torch, name))
+        b = torch.where(torch.arange(count) % every == 0, _changed(a, case, drawn), a)
+        if zeros:
+            a[::zeros] = 0
+            b[:: 3 * zeros] = -0.0
+        one, other = (memoryview(each.view(torch.uint8).numpy().tobytes()) for each in (a, b))
+        found = compared(one, other, (dtype, dtype))
+        x, y = a.double(), b.double()
+        distance = (y - x).abs()
+        assert found.max_abs == float(distance.max())
+        assert found.max_rel == float((distance / torch.maximum(x.abs(), y.abs())).nan_to_num(0.0).max())
+        item = dtype.itemsize
+        bits = [one[n * item :][:item] != other[n * item :][:item] for n in range(count)]
+        assert (found.elements, found.first) == (sum(bits), bits.index(True))
+        assert found.same_value == sum(each and not d for each, d in zip(bits, distance.tolist(), strict=True))
+        for norm, numbers in zip(map(root, found.squares), (y - x, x, y), strict=True):
+            assert math.isclose(norm, math.hypot(*numbers.tolist()), rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float32"])
+def test_of_numbers_near_to_their_opposites_the_nearest_has_not_always_the_largest_share(name: str) -> None:
+    a = torch.ones(100, dtype=getattr(torch, name))
+    b = a * -0.90625
+    b[50] = -1.1015625
+    data = [memoryview(each.view(torch.uint8).numpy().tobytes()) for each in (a, b)]
+    assert compared(data[0], data[1], (DTYPES[name],) * 2).max_rel == 2.1015625 / 1.1015625
+
+
+def test_what_differs_behind_a_long_run_of_equal_elements_is_found() -> None:
+    a, kinds = torch.ones(100_001), (DTYPES["float32"], DTYPES["float32"])
+    for at in (0, 6_249, 6_250, 99_999, 100_000):
+        b = a.clone()
+        b[at] = 3
+        found = compared(*(memoryview(each.numpy().tobytes()) for each in (a, b)), kinds)
+        assert (found.elements, found.first, found.max_abs, found.max_rel) == (1, at, 2, 2 / 3)
