@@ -8,10 +8,11 @@ from ckptconv.cli import signals
 def main() -> None:
     """Run the command line and exit."""
     signals.leave_at_once()
-    from ckptconv.cli.main import main as run
     from ckptconv.process import make_ours
 
     make_ours()
+    from ckptconv.cli.main import main as run
+
     run()
 
 

@@ -33,7 +33,7 @@ from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote
 from ckptconv.structure import keymap, torchao
-from ckptconv.structure.record import FILE_NAME, MAP_KEY, METADATA_KEY
+from ckptconv.structure.record import FILE_NAME, METADATA_KEY, RESERVED
 from ckptconv.tensors.dtypes import DTYPES_BY_CODE, DType
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Equal, LazyTensor, Stored
@@ -48,8 +48,6 @@ MAX_TENSORS = 1 << 20
 MAX_RECORD = 1 << 30
 # torch's limit.
 MAX_DIMS = 64
-# Metadata keys with a meaning of their own, which are never aliases.
-RESERVED = frozenset({"format", "total_size", METADATA_KEY, MAP_KEY})
 # Metadata that is no remark of the user's: it describes one output, and is made anew for another.
 _OF_THE_OUTPUT = frozenset({"total_size", METADATA_KEY})
 # Dtypes with 6-bit elements, which torch does not have.

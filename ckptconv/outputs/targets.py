@@ -9,12 +9,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import model_files
 from ckptconv.formats.companions import is_companion_name
-from ckptconv.formats.dcp.layout import Layout
 from ckptconv.formats.dcp.locate import FILE, METADATA, is_directory
 from ckptconv.formats.runs import STEP_METADATA
 from ckptconv.formats.source import DIFFUSERS, MODEL, Source
@@ -28,6 +27,9 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
 from ckptconv.storage.writing import reason
 from ckptconv.text import some
+
+if TYPE_CHECKING:
+    from ckptconv.formats.dcp.layout import Layout
 
 MANIFEST = ".ckptconv-manifest.json"
 # Names of the files of an output. A new output replaces those that an earlier one left.
