@@ -20,8 +20,6 @@ from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, Unsu
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, METADATA, SAFETENSORS, SUFFIX
 from ckptconv.formats.source import DIFFUSERS, MODEL, Source, StoredTensors, Wanted
-from ckptconv.formats.torch.container import MAX_PICKLE
-from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Opaque
@@ -209,6 +207,9 @@ def _aliases(found: TensorFiles) -> dict[str, str]:
 
 def _olmo(found: TensorFiles, place: Location) -> tuple[dict[Any, Any], list[str]]:
     """Return the tree of a file whose tensor names are pickled paths; the pickles are read, never run."""
+    from ckptconv.formats import olmo
+    from ckptconv.formats.torch.container import MAX_PICKLE
+    from ckptconv.formats.torch.objects import vocabulary
 
     def content(tensor: Stored) -> bytes:
         if tensor.dtype.name != "uint8" or tensor.nbytes > MAX_PICKLE:
@@ -222,8 +223,6 @@ def _olmo(found: TensorFiles, place: Location) -> tuple[dict[Any, Any], list[str
 
     def storage(pid: Any) -> NoReturn:
         raise MalformedError("has a persistent id, which nothing in this file answers")
-
-    from ckptconv.formats import olmo
 
     return olmo.restore(found.tensors, content, where=found.path, vocabulary=vocabulary(storage))
 
