@@ -27,6 +27,8 @@ _GETS = re.compile(rb"h(.)|j(....)", re.DOTALL)
 # for each index that the first one is higher.
 _FIRST_PUTS = {5 * n: sum((0x72 | at << 8) << 40 * at for at in range(n)) for n in range(10)}
 _NEXT_PUTS = {5 * n: sum(1 << 40 * at + 8 for at in range(n)) for n in range(10)}
+# Entries of a memo that opcodes with an index of one byte store.
+_SHORT = 256
 # By length in bytes of their LONG_BINPUTs: the holes for values that a lean run does not keep.
 _HOLES = {5 * n: [HOLE] * n for n in range(6)}
 _KINDS_KEPT = 4096
@@ -200,7 +202,7 @@ class Phrases:
         """Make the tensor of the phrase at `pos`, after the key of a dict unless it is the `first`. Return its kind, or
         None, and the position after it."""
         name, at = (None, pos) if first else _name(data, pos, memo)
-        found = None if name is HOLE else _phrase().match(data, at)
+        found = None if name is HOLE or len(memo) < _SHORT else _phrase().match(data, at)
         if not found:
             return None, pos
         (

@@ -40,7 +40,8 @@ from ckptconv.outputs.training import resumable
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.result import OutputFile
 from ckptconv.storage import progress as bars
-from ckptconv.storage.location import Gathered, Location
+from ckptconv.storage.gathered import Gathered
+from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
 from ckptconv.structure import keymap
 from ckptconv.structure.record import dump, parse, tensors_of
