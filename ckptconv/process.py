@@ -105,6 +105,11 @@ def make_ours() -> None:
     gc.set_threshold(_MADE)
 
 
+def leave_garbage() -> None:
+    """Have the interpreter free what is left without a search for garbage, as a process of our own ends."""
+    gc.freeze()
+
+
 def is_forkable() -> bool:
     """Whether this process may be forked: it is our own, and the libraries of its system bear it. Those of macOS do
     not."""
