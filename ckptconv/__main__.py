@@ -8,11 +8,15 @@ from ckptconv.cli import signals
 def main() -> None:
     """Run the command line and exit."""
     signals.leave_at_once()
-    from ckptconv.cli.main import main as run
-    from ckptconv.process import make_ours
+    from ckptconv.process import leave_garbage, make_ours
 
     make_ours()
-    run()
+    from ckptconv.cli.main import main as run
+
+    try:
+        run()
+    finally:
+        leave_garbage()
 
 
 if __name__ == "__main__":

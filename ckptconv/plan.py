@@ -6,7 +6,6 @@ in any process that sees the inputs.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -142,6 +141,8 @@ def identify(files: Iterable[FilePlan], inputs: Mapping[str, Hashable], settings
     Absolute paths are left out, because mounts differ between machines. `settings` are the other choices that affect
     the output, hashed by `repr`: headers alone do not tell if two tensors of one shape swap names.
     """
+    import hashlib  # which starts OpenSSL: a checkpoint that is only opened has no use for it
+
     digest = hashlib.sha256(repr(settings).encode())
     for file in files:
         digest.update(repr((file.name, file.size)).encode())
@@ -160,6 +161,8 @@ def content_of(found: Hashable) -> Hashable:
 
 def identity(found: Hashable) -> dict[str, Any]:
     """Return an entry of `Source.inputs` for a manifest: the size, and a hash of all that identifies the content."""
+    import hashlib
+
     found = content_of(found)
     size = found[0] if isinstance(found, tuple) and found and isinstance(found[0], int) else None
     return {"size": size, "identity": hashlib.sha256(repr(found).encode()).hexdigest()[:16]}

@@ -1,7 +1,7 @@
 """Carries out tasks one after another: the buffers, reads, kernels and writes of one thread.
 
 A window is filled with as few reads as its moves allow, then written with one call. If a checkpoint has very many small
-tensors, a window contains a thousand, so they are handled together where possible.
+tensors, a window contains a thousand, so they are handled together where possible. What only copies imports no kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from ckptconv.storage.files import MAX_BUFFERS, Reader, Readers
 from ckptconv.storage.prefetch import Prefetch, is_read_far
 from ckptconv.storage.records import combine
 from ckptconv.storage.writing import Writer
-from ckptconv.tensors import kernels
 from ckptconv.tensors.geometry import slices
 from ckptconv.tensors.lazy import Convert, Stored
 from ckptconv.tensors.moves import GAP, Assembled, File, Gather, Kernel, Move, Runs
@@ -233,6 +232,8 @@ class Worker:
                 if file is None or steps or target.grid or source.grid:  # type: ignore[union-attr]
                     to = out[base + target.offset : base + target.offset + target.length]
                     if target.grid:
+                        from ckptconv.tensors import kernels
+
                         kernels.scatter(out, target.shifted(base), self._result(move))
                     else:
                         self._result(move, to)
@@ -247,6 +248,8 @@ class Worker:
 
     def _convert(self, alike: _Alike, out: memoryview) -> None:
         """Apply a kernel at once to small tensors that are adjacent in `out`."""
+        from ckptconv.tensors import kernels
+
         self._make_room(alike.nbytes)
         packed = self.scratch[: alike.nbytes]
         ends = list(itertools.accumulate(length for _, length in alike.ranges))
@@ -279,6 +282,8 @@ class Worker:
 
         What is only put in another order, and converted, is made piece by piece, of what was read at once.
         """
+        from ckptconv.tensors import kernels
+
         gather, *steps = move.kernels or (None,)
         size = move.target.nbytes
         alone = all(type(kernel) in kernels.CONVERTING for kernel in steps)
@@ -311,6 +316,8 @@ class Worker:
                 to = None if target.grid else out[target.offset : target.stop]
                 result = self._result(move, to) if data is None else self._of_read(move, data, to)
                 if target.grid:
+                    from ckptconv.tensors import kernels
+
                     kernels.scatter(out, target, result)
             if isinstance(part, Data):
                 self._write(part.offset + start, out)
@@ -323,6 +330,8 @@ class Worker:
 
     def _of_read(self, move: Move, data: memoryview, out: memoryview | None) -> memoryview:
         """Do as `_result`, with `data` as the bytes from the first run of the source to its last."""
+        from ckptconv.tensors import kernels
+
         assert isinstance(move.source, Runs)
         picked = kernels.pick(data, move.source._replace(offset=0), None if move.kernels else out)
         result, overflows = kernels.apply(move.kernels, picked, out)
@@ -366,6 +375,8 @@ class Worker:
 
     def _result(self, move: Move, out: memoryview | None = None) -> memoryview:
         """Return the bytes that `move` makes, in the order of its target; in `out`, if that is given."""
+        from ckptconv.tensors import kernels
+
         if isinstance(move.source, Runs):
             data = self._packed(move.file, move.source)
         else:
@@ -388,6 +399,8 @@ class Worker:
                 if file is not None and isinstance(inner, Runs) and not (steps or target.grid or inner.grid):
                     self._read(file, [(inner.offset, made[target.offset : target.stop])])
                 else:
+                    from ckptconv.tensors import kernels
+
                     kernels.scatter(made, target, self._result(move))
         finally:
             self.depth -= 1
@@ -411,6 +424,8 @@ class Worker:
 
     def _pick(self, reader: Reader, source: Runs, packed: memoryview) -> None:
         """Fill `packed` with the runs of `source`, which are short and near each other."""
+        from ckptconv.tensors import kernels
+
         done = 0
         for block in blocks(source):
             size, span = block.nbytes, block.stop - block.offset

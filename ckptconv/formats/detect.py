@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import glob
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -390,6 +388,9 @@ def _is_checkpoint(place: Location) -> bool:
 
 def _nearby(place: Location) -> str:
     """Suggest what a path that does not exist may mean: its link's target, or a similar name beside it."""
+    import difflib
+    import glob
+
     path = place.path
     if os.path.islink(path):
         return f"It is a symbolic link to {os.readlink(path)}, which is not there."

@@ -43,7 +43,7 @@ _BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str
     ),
 )
 # The beginning of pickles of protocols 0 and 1, which have no header: a container put into the memo, or a name.
-_PICKLE_BEGINS = re.compile(rb"[(\]})]+[dlt]?(?:q[\0\1]|p[01]\n)|\(*c[\w.]+\n[\w.]+\n(?:[q(}\])]|p\d)")
+_PICKLE_BEGINS = rb"[(\]})]+[dlt]?(?:q[\0\1]|p[01]\n)|\(*c[\w.]+\n[\w.]+\n(?:[q(}\])]|p\d)"
 # Members of other zip archives: the last part of a name, what the archive is, what to do.
 OTHER_ARCHIVES = (
     ("archive_format", "an archive of torch.export (.pt2)", _EXPORTED),
@@ -82,4 +82,4 @@ def what_it_is(head: bytes, size: int) -> CorruptError | UnsupportedError | None
 
 def begins_as_pickle(head: bytes) -> bool:
     """Whether a file that begins with `head` is a pickle of protocol 0 or 1."""
-    return _PICKLE_BEGINS.match(head) is not None
+    return re.match(_PICKLE_BEGINS, head) is not None

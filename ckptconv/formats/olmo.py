@@ -14,7 +14,6 @@ from typing import Any
 
 from ckptconv.errors import CorruptError, UnsafeError
 from ckptconv.formats.nesting import nest
-from ckptconv.pickles.machine import load
 from ckptconv.pickles.vocabulary import WHOLE_TREES, Vocabulary
 
 # The first bytes of pickles of protocols 2 to 5.
@@ -42,6 +41,8 @@ def restore(
     contain. `where` names the file in errors. Raises CorruptError for a name that is not of this mapping, UnsafeError
     for a name that would call something.
     """
+    from ckptconv.pickles.machine import load  # `is_olmo` is asked of every file, and reads no pickle
+
     opaque: dict[str, None] = {}
 
     def leaves() -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -67,6 +68,8 @@ def _decoded(name: str) -> bytes | None:
 
 def _path(name: str, where: str) -> tuple[tuple[Any, ...], bool]:
     """Decode a name into a path of keys, and whether the value is pickled."""
+    from ckptconv.pickles.machine import load
+
     place = f"{where}, the tensor named {name[:100]!r}"
     data = _decoded(name)
     if data is None:

@@ -20,8 +20,6 @@ from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, Unsu
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, METADATA, SAFETENSORS, SUFFIX
 from ckptconv.formats.source import DIFFUSERS, MODEL, Source, StoredTensors, Wanted
-from ckptconv.formats.torch.container import MAX_PICKLE
-from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Opaque
@@ -33,7 +31,7 @@ from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote
 from ckptconv.structure import keymap, torchao
-from ckptconv.structure.record import FILE_NAME, MAP_KEY, METADATA_KEY
+from ckptconv.structure.record import FILE_NAME, METADATA_KEY, RESERVED
 from ckptconv.tensors.dtypes import DTYPES_BY_CODE, DType
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Equal, LazyTensor, Stored
@@ -48,8 +46,6 @@ MAX_TENSORS = 1 << 20
 MAX_RECORD = 1 << 30
 # torch's limit.
 MAX_DIMS = 64
-# Metadata keys with a meaning of their own, which are never aliases.
-RESERVED = frozenset({"format", "total_size", METADATA_KEY, MAP_KEY})
 # Metadata that is no remark of the user's: it describes one output, and is made anew for another.
 _OF_THE_OUTPUT = frozenset({"total_size", METADATA_KEY})
 # Dtypes with 6-bit elements, which torch does not have.
@@ -211,6 +207,9 @@ def _aliases(found: TensorFiles) -> dict[str, str]:
 
 def _olmo(found: TensorFiles, place: Location) -> tuple[dict[Any, Any], list[str]]:
     """Return the tree of a file whose tensor names are pickled paths; the pickles are read, never run."""
+    from ckptconv.formats import olmo
+    from ckptconv.formats.torch.container import MAX_PICKLE
+    from ckptconv.formats.torch.objects import vocabulary
 
     def content(tensor: Stored) -> bytes:
         if tensor.dtype.name != "uint8" or tensor.nbytes > MAX_PICKLE:
@@ -224,8 +223,6 @@ def _olmo(found: TensorFiles, place: Location) -> tuple[dict[Any, Any], list[str
 
     def storage(pid: Any) -> NoReturn:
         raise MalformedError("has a persistent id, which nothing in this file answers")
-
-    from ckptconv.formats import olmo
 
     return olmo.restore(found.tensors, content, where=found.path, vocabulary=vocabulary(storage))
 

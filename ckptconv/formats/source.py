@@ -130,7 +130,7 @@ class Adapter(NamedTuple):
     parameters: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Source:
     """An opened checkpoint: a tree with `LazyTensor` leaves, and facts about it. It is complete and immutable.
 

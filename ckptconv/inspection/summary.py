@@ -20,8 +20,6 @@ from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.mapped import with_owners
 from ckptconv.outputs.pipeline import tree_of
-from ckptconv.outputs.planning import planned
-from ckptconv.outputs.targets import Target
 from ckptconv.outputs.told import idle_sentences
 from ckptconv.pickles.children import ATOMS
 from ckptconv.pickles.nodes import TorchConstant
@@ -377,6 +375,9 @@ def forecast(source: Source, dtype: str | None, max_shard_size: int | None = Non
     `chosen` are the options that choose tensors. Of safetensors it is the one to a file for torch.load. Raises what
     planning the conversion raises.
     """
+    from ckptconv.outputs.planning import planned
+    from ckptconv.outputs.targets import Target
+
     command, output = command_for(source)
     options = Options(dtype=dtype, max_shard_size=max_shard_size, **chosen)
     made = planned(source, Target(output, "torch" if source.family == "safetensors" else "directory"), options)

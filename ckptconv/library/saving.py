@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.conversion import convert
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.formats import model_files
-from ckptconv.formats.safetensors import RESERVED
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import OPTIONS, checked
@@ -21,6 +20,7 @@ from ckptconv.result import Report
 from ckptconv.storage.files import Buffers, holding
 from ckptconv.storage.paths import normalize
 from ckptconv.structure import keymap, live
+from ckptconv.structure.record import RESERVED
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import LazyTensor, Stored, TensorFacts

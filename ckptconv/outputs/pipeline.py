@@ -15,7 +15,7 @@ from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.optimizers import optimizers_in
 from ckptconv.formats.source import Source, StoredTensors
 from ckptconv.options.table import Options
-from ckptconv.outputs import selection, writable
+from ckptconv.outputs import selection
 from ckptconv.outputs.mapped import map_back, mapped, mapped_states
 from ckptconv.outputs.selected import METADATA, Selected
 from ckptconv.outputs.selection import Rename
@@ -124,6 +124,8 @@ def _tree(source: Source, options: Options, rename: Rename) -> Selected:
     The tensors of `known` are tagged with their facts. Raise UsageError for other names where a structure record says
     under which keys tensors are.
     """
+    from ckptconv.outputs import writable
+
     tree = torch_tree_of(source, options)
     choice = Choice(options.include, options.exclude)
     map_ = map_back(source, options)

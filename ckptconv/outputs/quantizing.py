@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.quantized import making
@@ -50,7 +49,7 @@ def quantized(chosen: Selected, path: str, options: Options) -> Selected:
     way, exact = WAYS[name], bool(options.requantize)
     if exact:
         # A product with a power of two is exact.
-        way = replace(way, power=True)
+        way = way._replace(power=True)
     if (codes := dict.fromkeys(parts_among(chosen.tensors).values())) and not exact:
         raise UsageError(
             f"{path}: {some(codes, 3)} {'is' if len(codes) == 1 else 'are'} quantized already.",

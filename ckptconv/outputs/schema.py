@@ -30,11 +30,9 @@ PLAN = re.compile(r"[0-9a-f]{16}")
 _CRC = re.compile(r"[0-9a-f]{8}")
 # A digest of one of `ALGORITHMS`: each has 32 bytes.
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_SHARD = re.compile(rf"(?:{MODEL}|{DIFFUSERS}){NUMBERED}\.safetensors")
+_SHARD = rf"(?:{MODEL}|{DIFFUSERS}){NUMBERED}\.safetensors"
 # Names in staging directories that are not output files.
-_OF_STAGING = re.compile(
-    r"\.(lock|plan\.json|published\.json|ckptconv-manifest\.json)|\.record-[0-9a-f]{16}(\.[0-9a-f]+)?"
-)
+_OF_STAGING = r"\.(lock|plan\.json|published\.json|ckptconv-manifest\.json)|\.record-[0-9a-f]{16}(\.[0-9a-f]+)?"
 
 _HEADING = {
     "ckptconv": str,
@@ -147,14 +145,14 @@ def check_names(names: Iterable[str]) -> None:
     for name, count in Counter(list(names)).items():
         if count > 1:
             raise ValueError(f"{name!r} is there {count} times")
-        if {"", ".", ".."}.intersection(name.split("/")) or "\0" in name or _OF_STAGING.fullmatch(name):
+        if {"", ".", ".."}.intersection(name.split("/")) or "\0" in name or re.fullmatch(_OF_STAGING, name):
             raise ValueError(f"{name[:200]!r} is not the name of a file of an output")
 
 
 def _check_shards(names: list[str], index: str, gaps: bool) -> None:
     """Raise ValueError unless the shards among `names` are those of one output, with its `index`. `gaps`: it may lack
     some, those of a reference of which it has no tensor."""
-    shards = [match for name in names if (match := _SHARD.fullmatch(name))]
+    shards = [match for name in names if (match := re.fullmatch(_SHARD, name))]
     if not shards:
         return
     count = int(shards[0][2])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.formats.safetensors import RESERVED
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.structure import keymap, torchao
 from ckptconv.structure.choice import Choice
+from ckptconv.structure.record import RESERVED
 from ckptconv.tensors.lazy import Equal, LazyTensor
 
 if TYPE_CHECKING:

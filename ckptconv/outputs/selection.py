@@ -5,7 +5,6 @@ A subtree is selected before flattening; everything else works on flat names.
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import functools
 import re
@@ -58,6 +57,8 @@ def candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
     """Return a hint that suggests those of `names` that are most like `wanted`, or lists what there is."""
     if not names:
         return "There are no keys there."
+    import difflib
+
     close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
     if close:
         return f"Did you mean {' or '.join(map(repr, close))}?"

@@ -9,12 +9,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import model_files
 from ckptconv.formats.companions import is_companion_name
-from ckptconv.formats.dcp.layout import Layout
 from ckptconv.formats.dcp.locate import FILE, METADATA, is_directory
 from ckptconv.formats.dcp.locate import SUFFIX as DCP_SUFFIX
 from ckptconv.formats.runs import STEP_METADATA
@@ -31,13 +30,14 @@ from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
 from ckptconv.storage.writing import reason
 from ckptconv.text import some
 
+if TYPE_CHECKING:
+    from ckptconv.formats.dcp.layout import Layout
+
 MANIFEST = f"{HIDDEN}manifest.json"
-# Names of the files of an output. A new output replaces those that an earlier one left.
+# Names of the files of an output, as a pattern. A new output replaces those that an earlier one left.
 _OUTPUT_NAMES = {
-    stem: re.compile(
-        rf"{stem}({NUMBERED})?\.safetensors|{stem}\.safetensors\.index\.json|"
-        rf"ckptconv\.structure\.json|{re.escape(MANIFEST)}"
-    )
+    stem: rf"{stem}({NUMBERED})?\.safetensors|{stem}\.safetensors\.index\.json|"
+    rf"ckptconv\.structure\.json|{re.escape(MANIFEST)}"
     for stem in (MODEL, DIFFUSERS)
 }
 
@@ -48,7 +48,7 @@ def is_output_name(name: str) -> bool:
 
 
 def _is_output_of(stem: str, name: str) -> bool:
-    return _OUTPUT_NAMES[stem].fullmatch(name) is not None
+    return re.fullmatch(_OUTPUT_NAMES[stem], name) is not None
 
 
 # The name of the shard of a rank, as torch's HuggingFaceStorageWriter has it.
@@ -75,9 +75,9 @@ class Directory(NamedTuple):
 
 # Checkpoints of torch.distributed.checkpoint have the names that torch gives them. Of safetensors shards, which have no
 # index, the first comes last: without it, readers see that the others are no checkpoint.
-_CHECKPOINT_NAMES = re.compile(rf"{FILE}|{re.escape(METADATA)}|{re.escape(MANIFEST)}")
-_STEP_NAMES = re.compile(rf"[^/]+_\d+\.(?:pt|safetensors)|{re.escape(STEP_METADATA)}|{re.escape(MANIFEST)}")
-_SHARDS_NAMES = re.compile(_OF_RANK.replace(".", r"\.").format(r"\d{5}") + f"|{re.escape(MANIFEST)}")
+_CHECKPOINT_NAMES = rf"{FILE}|{re.escape(METADATA)}|{re.escape(MANIFEST)}"
+_STEP_NAMES = rf"[^/]+_\d+\.(?:pt|safetensors)|{re.escape(STEP_METADATA)}|{re.escape(MANIFEST)}"
+_SHARDS_NAMES = _OF_RANK.replace(".", r"\.").format(r"\d{5}") + f"|{re.escape(MANIFEST)}"
 # How a directory lies on a disk whose files have the names of diffusers.
 _OF_DIFFUSERS = "diffusers"
 # By how an output lies on a disk: see `Target.form`.
@@ -86,14 +86,14 @@ DIRECTORIES = {
         form: Directory(f"{stem}{model_files.INDEX_SUFFIX}", functools.partial(_is_output_of, stem), copies=True)
         for form, stem in (("directory", MODEL), (_OF_DIFFUSERS, DIFFUSERS))
     },
-    "dcp": Directory(METADATA, lambda name: _CHECKPOINT_NAMES.fullmatch(name) is not None),
-    "dcp-hf": Directory(shard_name(1), lambda name: _SHARDS_NAMES.fullmatch(name) is not None),
-    "torch-checkpointing": Directory(STEP_METADATA, lambda name: _STEP_NAMES.fullmatch(name) is not None),
+    "dcp": Directory(METADATA, lambda name: re.fullmatch(_CHECKPOINT_NAMES, name) is not None),
+    "dcp-hf": Directory(shard_name(1), lambda name: re.fullmatch(_SHARDS_NAMES, name) is not None),
+    "torch-checkpointing": Directory(STEP_METADATA, lambda name: re.fullmatch(_STEP_NAMES, name) is not None),
 }
 
 
 # A single file of a sharded set gets the name that it would have among the others.
-_SHARD_STEM = re.compile(rf"^pytorch_model(?={NUMBERED}$)")
+_SHARD_STEM = rf"^pytorch_model(?={NUMBERED}$)"
 # How the name of a file ends; what ends in a number or a version, such as llama-3.1-8b and run.v2, may be a directory.
 _ENDING = re.compile(r"(?<=[^/.])\.(?!v?\d)\w+$")
 CHECKPOINT_SUFFIXES = (*TORCH_SUFFIXES, ".json", DCP_SUFFIX, ".pkl")
@@ -498,7 +498,7 @@ def _here(asked: str, is_directory: bool) -> str:
 
 def file_name(stem: str) -> str:
     """Return the name of the output of one file; `stem` is its name without the suffix."""
-    return _SHARD_STEM.sub("model", stem) + model_files.SUFFIX
+    return re.sub(_SHARD_STEM, "model", stem) + model_files.SUFFIX
 
 
 def of_part(target: Target, source: Source, options: Options) -> Target:

@@ -6,6 +6,7 @@ does not match exactly is left to the machine.
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from collections.abc import Callable
@@ -20,22 +21,14 @@ _LENGTH = struct.Struct("<I")
 _GET = rb"(?:h.|j....)"
 _INT = rb"(?:K.|M..|J....)"
 _INTS = rb"(\)|%(i)b\x85|%(i)b%(i)b\x86|%(i)b%(i)b%(i)b\x87|\((?:%(i)b){0,64}t)" % {b"i": _INT}
-# The opcodes of one tensor, as torch.save writes them once the memo has 256 entries. They begin after the function that
-# makes the tensor. For an entry of a dict, they begin after the key: first comes its LONG_BINPUT, unless the key was in
-# the memo before, then the function. So is the key of a storage that several tensors share.
-_PHRASE = re.compile(
-    rb"(?:(r....)?(%(get)b))?\(\((%(get)b%(get)b)(?:X(.)\0\0\0([0-9]{1,20})(r....)|(%(get)b))"
-    rb"(%(get)b|X.\0\0\0[a-z]{1,16}(?::[0-9]{1,4})?)(r....)?(%(int)b)t(r....)Q"
-    rb"(%(int)b)%(ints)b(r....)?%(ints)b(r....)?([\x88\x89])(%(get)b)\)R(r....)t(r....)R(r....)"
-    % {b"get": _GET, b"int": _INT, b"ints": _INTS},
-    re.DOTALL,
-)
 _PIECES = re.compile(rb"K(.)|M(..)|J(....)", re.DOTALL)
 _GETS = re.compile(rb"h(.)|j(....)", re.DOTALL)
 # By length in bytes, as little-endian integers: consecutive LONG_BINPUTs from memo index 0 on, and what to add to them
 # for each index that the first one is higher.
 _FIRST_PUTS = {5 * n: sum((0x72 | at << 8) << 40 * at for at in range(n)) for n in range(10)}
 _NEXT_PUTS = {5 * n: sum(1 << 40 * at + 8 for at in range(n)) for n in range(10)}
+# Entries of a memo that opcodes with an index of one byte store.
+_SHORT = 256
 # By length in bytes of their LONG_BINPUTs: the holes for values that a lean run does not keep.
 _HOLES = {5 * n: [HOLE] * n for n in range(6)}
 _KINDS_KEPT = 4096
@@ -46,8 +39,22 @@ _KINDS_KEPT = 4096
 _Spelled: TypeAlias = tuple[
     bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, int, int, int, int, int
 ]
-# The groups of `_PHRASE` that store in the memo, and that of the storage's key.
+# The groups of `_phrase` that store in the memo, and that of the storage's key.
 _PUTS, _KEY, _LOCATION_PUT = (1, 6, 9, 11, 14, 16, 19, 20, 21), 5, 9
+
+
+# The opcodes of one tensor, as torch.save writes them once the memo has 256 entries. They begin after the function that
+# makes the tensor. For an entry of a dict, they begin after the key: first comes its LONG_BINPUT, unless the key was in
+# the memo before, then the function. So is the key of a storage that several tensors share.
+@functools.cache  # a short pickle has none, and compiling this takes as long as reading it
+def _phrase() -> re.Pattern[bytes]:
+    return re.compile(
+        rb"(?:(r....)?(%(get)b))?\(\((%(get)b%(get)b)(?:X(.)\0\0\0([0-9]{1,20})(r....)|(%(get)b))"
+        rb"(%(get)b|X.\0\0\0[a-z]{1,16}(?::[0-9]{1,4})?)(r....)?(%(int)b)t(r....)Q"
+        rb"(%(int)b)%(ints)b(r....)?%(ints)b(r....)?([\x88\x89])(%(get)b)\)R(r....)t(r....)R(r....)"
+        % {b"get": _GET, b"int": _INT, b"ints": _INTS},
+        re.DOTALL,
+    )
 
 
 def _in_order(puts: bytes, first: int) -> bool:
@@ -195,7 +202,7 @@ class Phrases:
         """Make the tensor of the phrase at `pos`, after the key of a dict unless it is the `first`. Return its kind, or
         None, and the position after it."""
         name, at = (None, pos) if first else _name(data, pos, memo)
-        found = None if name is HOLE else _PHRASE.match(data, at)
+        found = None if name is HOLE or len(memo) < _SHORT else _phrase().match(data, at)
         if not found:
             return None, pos
         (

@@ -14,10 +14,10 @@ from ckptconv.storage import remote
 
 _SCHEME = "hf://"
 # A / in a revision is written %2F, but for those of pull requests and of converted files.
-_REVISION = re.compile(r"^(hf://(?:[^/@]+/){0,2}[^/@]+)@(?:refs/(?:pr|convert)/[^/]+|[^/]*)")
+_REVISION = r"^(hf://(?:[^/@]+/){0,2}[^/@]+)@(?:refs/(?:pr|convert)/[^/]+|[^/]*)"
 # What people copy instead: the name of a repository, and a page about it or about what is in it.
-_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w.-]+)?", re.ASCII)
-_PAGE = re.compile(
+_NAME = r"(?a:[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w.-]+)?)"
+_PAGE = (
     r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repository>(?:datasets/)?[\w.-]+/[\w.-]+)"
     r"(?:/(?:tree|blob)/(?P<revision>[^/?#]+)(?P<below>(?:/[^/?#]+)*))?/?(?:[?#].*)?"
 )
@@ -32,14 +32,14 @@ def is_hub(path: str) -> bool:
 
 def without_revision(path: str) -> str:
     """Return `path` without a revision, if it is one on the hub: hf://org/model@v1/x is hf://org/model/x."""
-    return _REVISION.sub(r"\1", path) if is_hub(path) else path
+    return re.sub(_REVISION, r"\1", path) if is_hub(path) else path
 
 
 def repository_url(path: str) -> str:
     """Return the URL for `path`, the name of a repository or the address of a page about one; "" if it is neither."""
-    page = _PAGE.fullmatch(path)
+    page = re.fullmatch(_PAGE, path)
     if page is None:
-        return f"{_SCHEME}{path}" if _NAME.fullmatch(path) else ""
+        return f"{_SCHEME}{path}" if re.fullmatch(_NAME, path) else ""
     revision = "" if page["revision"] in (None, "main") else f"@{page['revision']}"
     return f"{_SCHEME}{page['repository']}{revision}{page['below'] or ''}"
 
@@ -50,7 +50,7 @@ def pinned(url: str, options: remote.Options) -> str:
     Raise UsageError if there is no such repository or revision, or none may be asked for, or `url` is that of a page
     about one; FailedError if the hub does not answer.
     """
-    if _PAGE.fullmatch(url):
+    if url.startswith("http") and re.fullmatch(_PAGE, url):
         raise UsageError(f"{url} is a page about a repository of the Hugging Face hub.", f"Give {repository_url(url)}.")
     if not is_hub(url) or remote.is_pinned(url) or url.startswith(f"{_SCHEME}buckets/"):
         return url  # buckets have no commits

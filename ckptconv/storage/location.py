@@ -86,21 +86,3 @@ class Location:
     def read_text(self, limit: int) -> str:
         """Return the text of this small file. Raises CorruptError if it is larger than `limit` bytes or not UTF-8."""
         return files.read_text(self.path, limit, self.options)
-
-
-@dataclass(frozen=True)
-class Gathered(Location):
-    """A directory to be: `places` maps the names of its files to where each is now."""
-
-    places: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
-
-    def at(self, other: str | File) -> Location:
-        return Location(self.path, self.options).at(other)
-
-    def join(self, *names: str) -> Location:
-        place = self.places.get("/".join(names))
-        return super().join(*names) if place is None else self.at(place)
-
-    @functools.cached_property
-    def names(self) -> Mapping[str, files.Entry]:
-        return {name: self.at(place).entry for name, place in sorted(self.places.items())}

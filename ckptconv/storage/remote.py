@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ckptconv.errors import CkptconvError, FailedError, UsageError
-from ckptconv.storage.object_checksums import Check, of_headers, of_s3
 from ckptconv.text import install
 
 Options = Mapping[str, Any]
@@ -434,6 +433,8 @@ async def s3_client(
 async def _from_s3(fs: Any, inner: str, size: int, version: str, start: int, stop: int, put: Put) -> None:
     from s3fs.errors import translate_boto_error
 
+    from ckptconv.storage.object_checksums import of_s3
+
     bucket, key, chosen = fs.split_path(inner)
     whole = stop - start == size
     settings = {
@@ -510,6 +511,8 @@ async def _from_azure(fs: Any, inner: str, version: str, start: int, stop: int, 
 async def _from_http(
     fs: Any, inner: str, size: int | None, version: str, start: int, stop: int | None, put: Put
 ) -> None:
+    from ckptconv.storage.object_checksums import of_headers
+
     settings = dict(fs.kwargs)
     # Request the file as it is, not compressed for the transfer.
     headers = {"Accept-Encoding": "identity", **settings.pop("headers", {})}
@@ -547,6 +550,8 @@ async def _pass_on(
     inner: str,
     checksums: Iterable[tuple[str, bytes]] = (),
 ) -> None:
+    from ckptconv.storage.object_checksums import Check
+
     done = 0
     check = Check(checksums, length or 0)
     # One timer for all pieces: there are many, and most come at once.

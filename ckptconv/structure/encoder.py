@@ -52,15 +52,13 @@ _FACTORY_NAMES = {kind: name for name, kind in FACTORIES.items()}
 
 # -------------------------------------------------------------------------------------------------- words and texts
 
-_SURROGATES = re.compile("[\ud800-\udfff]")
-
 
 def _words(key: Any, whole: bool = False) -> str:
     """Return a key as a part of a name; of a long one the end, unless `whole`."""
     kind = type(key)
     if kind is str:
         text = key if whole else _cut(key)
-        return text if text.isascii() else _SURROGATES.sub("\ufffd", text)
+        return text if text.isascii() else re.sub("[\ud800-\udfff]", "\ufffd", text)
     if kind in (bool, float, type(None)) or (kind is int and -BIG < key < BIG):
         return str(key)
     if kind is bytes:

@@ -18,6 +18,8 @@ METADATA_KEY = "ckptconv.structure"
 # The metadata entry that holds the map by which an output got its names and layouts.
 MAP_KEY = "ckptconv.map"
 FILE_NAME = "ckptconv.structure.json"
+# Keys of the metadata with a meaning of their own, which are never aliases.
+RESERVED = frozenset({"format", "total_size", METADATA_KEY, MAP_KEY})
 # Strings and bytes up to this length are written at each occurrence; longer ones once.
 SHORT = 64
 # Integers up to this magnitude are exact in every JSON reader.

@@ -61,7 +61,10 @@ Equal: TypeAlias = "tuple[str, LazyTensor, LazyTensor]"
 
 
 class LazyTensor:
-    """A tensor that is not loaded: `dtype`, `shape`, and where its bytes are. The base class of all expressions."""
+    """A tensor that is not loaded: `dtype`, `shape`, and where its bytes are. The base class of all expressions.
+
+    Nobody changes one: they are shared, and keys of dicts. Frozen dataclasses take four times as long to make.
+    """
 
     __slots__ = ()
     dtype: DType
@@ -218,7 +221,7 @@ def whole(file: File) -> Stored:
     return Stored(file, 0, DTYPES["uint8"], (file.size,), (1,))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Partitioned(LazyTensor):
     """A parameter cut into equal pieces, one on every rank (ZeRO-3), joined in rank order.
 
@@ -248,7 +251,7 @@ class Partitioned(LazyTensor):
             start += length
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Concat(Composed):
     """Tensors of one dtype joined along `dim`; their other dimensions are equal."""
 
@@ -269,9 +272,9 @@ class Concat(Composed):
         extent = sum(part.shape[dim] for part in self.parts)
         unit = math.prod(first.shape[dim + 1 :]) * first.dtype.itemsize
         starts = itertools.accumulate((part.shape[dim] * unit for part in self.parts), initial=0)
-        object.__setattr__(self, "dtype", first.dtype)
-        object.__setattr__(self, "shape", (*first.shape[:dim], extent, *first.shape[dim + 1 :]))
-        object.__setattr__(self, "starts", tuple(starts))
+        self.dtype = first.dtype
+        self.shape = (*first.shape[:dim], extent, *first.shape[dim + 1 :])
+        self.starts = tuple(starts)
 
     @property
     def scattered(self) -> bool:
@@ -299,7 +302,7 @@ class Concat(Composed):
                 index += 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Narrow(Derived):
     """`length` indices of `tensor` along `dim`, from `start`."""
 
@@ -335,7 +338,7 @@ class Narrow(Derived):
             start += length
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class View(Derived):
     """The same bytes with another dtype or shape."""
 
@@ -351,7 +354,7 @@ class View(Derived):
         return self.tensor.moves(start, stop, order, limit)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Picked(Derived):
     """Elements of `tensor`: from element `start` of its C order on, by `strides` (in elements)."""
 
@@ -408,7 +411,7 @@ class Picked(Derived):
                 yield move._replace(target=move.target.shifted(distance))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Convert(Derived):
     """`tensor` with every element converted by `kernel` to an element of `dtype`."""
 
@@ -517,7 +520,7 @@ class _TileOf(NamedTuple):
     boxes: Sequence[tuple[LazyTensor, tuple[int, ...], tuple[int, ...]]] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Joined(Computed):
     """Tensors of one shape combined by `kernel`, element by element, into elements of `dtype`."""
 
@@ -563,7 +566,7 @@ class Axis(NamedTuple):
         return min(start * self.num // self.den, extent), min(-(-stop * self.num // self.den), extent)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Tiled(Computed):
     """A tensor made by `kernel`, tile by tile: `axes` say for each part, and each of its dimensions, what a tile needs.
 
@@ -702,7 +705,7 @@ class Tiled(Computed):
     ALIGNMENT = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Inline(Virtual):
     """A tensor whose bytes are held in the expression itself."""
 
@@ -720,7 +723,7 @@ class Inline(Virtual):
             yield Move(Runs(at, end - at), None, self.data[at:end])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(unsafe_hash=True, slots=True)
 class Zeros(Virtual):
     """A tensor of zeros, which is stored nowhere."""
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, DifferenceError, UsageError
-from ckptconv.formats import adapters, averaging, diffusers
+from ckptconv.formats import diffusers
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.companions import is_companion_name, together
 from ckptconv.formats.delta import Delta, read_delta
@@ -30,23 +30,23 @@ from ckptconv.formats.states import is_same
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options, checked
-from ckptconv.outputs import selection, universal, writable
+from ckptconv.outputs import selection
 from ckptconv.outputs.delta import check_base, check_chain, with_changes
 from ckptconv.outputs.kinds import KINDS, kind_of
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.selection import Rename
 from ckptconv.outputs.targets import ACCELERATE, MANIFEST, kind_of_states, of_accelerate
-from ckptconv.outputs.training import resumable
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.result import OutputFile
 from ckptconv.storage import progress as bars
-from ckptconv.storage.location import Gathered, Location
+from ckptconv.storage.gathered import Gathered
+from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
 from ckptconv.structure import keymap
 from ckptconv.structure.record import dump, parse, tensors_of
 from ckptconv.tensors.lazy import LazyTensor, same_bytes, whole
 from ckptconv.text import Shown, some
-from ckptconv.verification import dcp, planned, renaming
+from ckptconv.verification import planned, renaming
 from ckptconv.verification.output import Written, read_directory, read_file, recorded_map
 from ckptconv.verification.pairs import Attested, Differences, compare_pairs
 from ckptconv.verification.planned import Compared
@@ -229,6 +229,8 @@ def verify(
         if told_by and told_by.average:
             sources = [_averaged(one, told_by, asked) for one in sources]
         if told_by and told_by.adapters:
+            from ckptconv.formats import adapters
+
             merged = adapters.read_adapters(told_by.adapters, asked.opening())
             sources = [adapters.merging(one, merged) for one in sources]
         sources = fitted(sources, source, asked, {target.holds for target in targets})
@@ -317,6 +319,8 @@ def _target(path: str, asked: Options) -> CheckedOutput:
 
 def _averaged(source: Source, manifest: Manifest, asked: Options) -> Source:
     """Return `source` with the checkpoints that it was averaged with, as the manifest says."""
+    from ckptconv.formats import averaging
+
     told, any_family = manifest.told["average"], replace(asked, family="")
     terms = [source if path is None else opened(path, any_family, key=asked.key) for path in manifest.average]
     return averaging.averaged(terms, manifest.average.index(None), told["weights"], told["over"])
@@ -717,6 +721,9 @@ def _compare_universal(
 ) -> Iterator[ExpectedPair]:
     """Compare a universal checkpoint: a file for each parameter's weights and each of its states, the common states,
     and copies of the model files."""
+    from ckptconv.outputs import universal
+    from ckptconv.outputs.training import resumable
+
     made = resumable(source, asked, _rename(asked))
     trees = {name: tree for name, tree, _ in universal.trees(made.training, made.weights, made.states)}
     copies = {basename(file.path): file for file in made.training.copies}
@@ -758,6 +765,8 @@ def _compare_dcp(
     source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: Attested
 ) -> Iterator[ExpectedPair]:
     """Compare a checkpoint of torch.distributed.checkpoint."""
+    from ckptconv.verification import dcp
+
     if asked.optimizer:
         source = replace(source, inputs={**source.inputs, **source.state_inputs})
     place = target.place if target.at is None else Gathered(target.path, target.place.options, places=target.at)
@@ -829,6 +838,8 @@ def _expected_tree(source: Source, asked: Options) -> Any:
 
 def _without_classes(record: str) -> str:
     """Return the record with tensors of unlisted subclasses made plain ones, as they are written."""
+    from ckptconv.outputs import writable
+
     parsed = parse(record)
     for leaf, _ in tensors_of(parsed):
         kind = leaf.get("kind", "tensor")

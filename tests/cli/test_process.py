@@ -26,7 +26,7 @@ import torch
 from checkpoints import ckptconv, ckptconv_forked, ckptconv_here
 from effort import TIMES
 from prepared import PROGRAM, Process, prepared
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from terminal import shown_on
 
 from ckptconv.cli import console as report
@@ -268,19 +268,46 @@ def test_plain_paths_import_neither_torch_nor_numpy_nor_anything_heavy(
     assert not {"ckptconv.conversion", "ckptconv.formats"} & found[0]
 
 
-def test_a_file_imports_nothing_that_only_directories_need_and_a_cast_numpy_and_not_torch(
+def test_a_directory_imports_its_format_and_a_cast_numpy_and_not_torch(
     zero3: Path, small: Path, tmp_path: Path
 ) -> None:
     dcp, deepspeed = "ckptconv.formats.dcp.read", "ckptconv.formats.deepspeed.read"
-    of_file, of_zero, of_cast = imported(
-        ["pt2safetensors", small, tmp_path / "out.safetensors"],
+    of_zero, of_cast = imported(
         ["zero-to-fp32", zero3, tmp_path / "zero.safetensors"],
         ["pt2safetensors", small, tmp_path / "out.safetensors", "--dtype", "bfloat16"],
     )
-    assert not {dcp, deepspeed} & of_file
     assert deepspeed in of_zero
     assert "numpy" in of_cast
     assert not {dcp, "torch"} & of_cast
+
+
+# Of the folders of formats, what every path is shown to. The rest of a folder reads what is of its format.
+RECOGNIZING = {"formats.dcp.locate", "formats.deepspeed.locate", "formats.ranks.locate"}
+OTHERS = "formats.dcp. formats.deepspeed. formats.ranks. formats.checkpointing. structure.maps. tensors.kernels"
+# Rooms that a conversion, and a checkpoint that is opened, have no use for.
+BESIDE = {"verification", "comparison", "inspection", "rows"}
+ABOVE = {"engine", "publish", "conversion", "cli", "result"}
+OPENED = (
+    "import json, sys, ckptconv; list(ckptconv.open(sys.argv[1])); print(json.dumps([*sys.modules]), file=sys.stderr)"
+)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_a_file_imports_the_rooms_on_its_way_and_no_format_but_its_own(suffix: str, tmp_path: Path) -> None:
+    path, output, tensors = tmp_path / f"a{suffix}", tmp_path / "b.safetensors", {"a": torch.ones(3)}
+    if suffix == ".pt":
+        torch.save(tensors, path)
+    else:
+        save_file(tensors, path)
+    code, _, err = ended(interpreter("-c", OPENED, path))
+    assert code == 0, err
+    (of_conversion,) = imported(["convert", path, output if suffix == ".pt" else tmp_path / "b.pt"])
+    for found, needless in ((set(json.loads(err)), BESIDE | ABOVE), (of_conversion, BESIDE | {"library"})):
+        modules = {name.removeprefix("ckptconv.") for name in found if name.startswith("ckptconv.")}
+        assert not {name.partition(".")[0] for name in modules} & needless
+        assert {name for name in modules if name.startswith(tuple(OTHERS.split()))} <= RECOGNIZING
+        readers = {"formats.torch.file", "formats.safetensors"} & modules
+        assert readers == {"formats.torch.file" if suffix == ".pt" else "formats.safetensors"}
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ Source: the file names of every release of DeepSpeed, see `_KINDS`.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -208,6 +207,8 @@ def _check_tag(tag: str) -> None:
 def _offer(wanted: str, tags: list[str]) -> str:
     if not tags:
         return "There are no tags there."
+    import difflib
+
     close = difflib.get_close_matches(wanted, _numbered(tags), n=1)
     first = f"Did you mean {close[0]!r}? " if close else ""
     return f"{first}There are: {_shortened(tags)} (choose one with --tag)."

@@ -14,8 +14,7 @@ What is no dimension of the weight comes from the configuration.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.formats.quantized.configuration import Configuration, QuantizedWeights
 
@@ -26,8 +25,7 @@ _FLOATS = "float32 bfloat16 float16"
 _POWERS = "float8_e8m0fnu uint8"
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A part: the names that it may have, its dtypes and its shape. `optional`: weights may lack it. `merged`: its last
     two dimensions are one in the shape; `flat`: all of them are."""
 
@@ -39,8 +37,7 @@ class Part:
     flat: bool = False
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """A format of quantized weights.
 
     `out` are the dimensions of the weight, and `codes` says how its codes lie (`moves.Dequantize`); "int" stands for
@@ -368,8 +365,7 @@ METHODS = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(NamedTuple):
     """A way to quantize weights that needs no data: a format, read the other way. One of codes "e2m1" is for weights of
     such codes alone, with other scales.
 

@@ -24,7 +24,20 @@ _PROTOCOLS = (b"\x80\x02", b"\x80\x03")
 # Bytes of a refused file that are searched for an attack: files that are nothing else are short.
 SCANNED = 1 << 20
 
+# The magic number of the stream format, and how it is pickled by protocols 2 and up, and by protocol 1.
+STREAM_MAGIC = 0x1950A86A20F9469CFC6C
+_MAGICS = (b"\x8a\x0a" + STREAM_MAGIC.to_bytes(10, "little") + b".", b"L%dL\n." % STREAM_MAGIC)
+# Bytes at the start of a file that hold it: the protocol and a frame may precede it.
+STREAM_HEAD = 40
+# Members of TorchScript archives of torch 1.0 to 1.2: what stands in the place of data.pkl, and what goes with it.
+SCRIPT_DESCRIPTION, SCRIPT_ATTRIBUTES, SCRIPT_RECORDS = "model.json", "attributes.pkl", "tensors/"
+
 _containers = itertools.count()
+
+
+def is_stream(head: bytes) -> bool:
+    """Whether a file that begins with `head` (STREAM_HEAD bytes) is in the stream format."""
+    return any(magic in head[:STREAM_HEAD] for magic in _MAGICS)
 
 
 def first_identity() -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError
 from ckptconv.formats.model_files import TORCH
 from ckptconv.formats.source import Source, Wanted
-from ckptconv.formats.torch.container import SCANNED, TorchFile, is_pickle, refuse_attack
+from ckptconv.formats.torch.container import SCANNED, TorchFile, is_pickle, is_stream, refuse_attack
 from ckptconv.formats.torch.modules import Taken
 from ckptconv.formats.torch.modules import taken as modules_taken
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
@@ -56,9 +56,7 @@ def read_from(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
 
 
 def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
-    from ckptconv.formats.torch.stream import is_stream, read_stream
     from ckptconv.formats.torch.tar import is_tar, read_tar
-    from ckptconv.formats.torch.zip import read_zip
 
     begins_as_zip, begins_as_tar = head.startswith(LOCAL_SIGNATURE), is_tar(head)
     if begins_as_zip and begins_as_tar:
@@ -72,8 +70,12 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
                 f"{reader.file.path} begins as a tar archive and as a pickle: readers take it for either."
             )
     elif is_stream(head):
+        from ckptconv.formats.torch.stream import read_stream
+
         found = read_stream(reader, limits=limits)
     else:
+        from ckptconv.formats.torch.zip import read_zip
+
         return read_zip(reader, limits=limits)
     from ckptconv.formats.torch.zip_elsewhere import ends_as_zip
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats.torch.container import SCRIPT_ATTRIBUTES, SCRIPT_DESCRIPTION, SCRIPT_RECORDS
 from ckptconv.formats.torch.packed import MAX_DEPTH, Paths, is_tensor
 from ckptconv.formats.torch.script import ScriptWeights, finished, unsupported
 from ckptconv.pickles.machine import Loaded
@@ -23,10 +24,6 @@ from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.vocabulary import MalformedError, RefusedError, Vocabulary
 from ckptconv.storage import strict_json
 from ckptconv.text import brief
-
-DESCRIPTION = "model.json"
-ATTRIBUTES = "attributes.pkl"
-RECORDS = "tensors/"
 
 # Versions of the description: the last one, and the first that has attributes.pkl.
 _NEWEST, _WITH_ATTRIBUTES = 5, 2
@@ -54,8 +51,8 @@ _TENSOR_ID, _INT_LIST = ("__main__", "TensorID"), ("__main__", "IntList")
 class Archive(NamedTuple):
     """The access to an archive that `weights` needs.
 
-    `size` returns the bytes of a record by its key without `RECORDS`, None if there is none. `words` resolves the
-    persistent ids of records. `attributes` reads `ATTRIBUTES` with a vocabulary.
+    `size` returns the bytes of a record by its key without `SCRIPT_RECORDS`, None if there is none. `words` resolves
+    the persistent ids of records. `attributes` reads `SCRIPT_ATTRIBUTES` with a vocabulary.
     """
 
     path: str
@@ -80,13 +77,13 @@ def weights(description: bytes, archive: Archive) -> tuple[ScriptWeights, Loaded
         if version >= _WITH_ATTRIBUTES:
             loaded = archive.attributes(_with_table(archive.words, table))
         if not isinstance(loaded.value, (list, tuple)):
-            raise MalformedError(f"has attributes in {ATTRIBUTES} that are not in a list")
+            raise MalformedError(f"has attributes in {SCRIPT_ATTRIBUTES} that are not in a list")
         modules = _Modules(table, loaded.value, archive.path)
         modules.collect(_object(model.get("mainModule")), "", 0)
     except RefusedError as reason:
-        raise UnsupportedError(f"{archive.path} ({DESCRIPTION}) {reason}.") from None
+        raise UnsupportedError(f"{archive.path} ({SCRIPT_DESCRIPTION}) {reason}.") from None
     except MalformedError as reason:
-        raise CorruptError(f"{archive.path} ({DESCRIPTION}) {reason}.") from None
+        raise CorruptError(f"{archive.path} ({SCRIPT_DESCRIPTION}) {reason}.") from None
     known = tuple(cls for cls in loaded.opaque if (cls.module, cls.name) not in (_TENSOR_ID, _INT_LIST))
     return finished(modules.found, modules.rest, archive.path), loaded._replace(opaque=known)
 
@@ -114,7 +111,7 @@ def _tensor(told: dict[str, Any], archive: Archive) -> Any:
     # torch rejects a tensor without a device.
     _text(told, "device")
     named = _text(_object(told.get("data")), "key")
-    key = named.removeprefix(RECORDS)
+    key = named.removeprefix(SCRIPT_RECORDS)
     size, item = archive.size(key), _ITEM_SIZES.get(kind, 1)
     if key == named or size is None:
         raise MalformedError(f"needs {brief(named)}, which the archive lacks")
@@ -138,7 +135,7 @@ def _with_table(words: Vocabulary, table: Sequence[Any]) -> Vocabulary:
 
     def numbered(number: Any) -> Any:
         if type(number) is not int or not 0 <= number < len(table):
-            raise MalformedError(f"refers to tensor {brief(number)} of the {len(table)} in {DESCRIPTION}")
+            raise MalformedError(f"refers to tensor {brief(number)} of the {len(table)} in {SCRIPT_DESCRIPTION}")
         return table[number]
 
     def from_id(args: tuple[Any, ...]) -> Any:

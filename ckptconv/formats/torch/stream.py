@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.torch.container import Pickles, TorchFile, first_identity
+from ckptconv.formats.torch.container import STREAM_HEAD, STREAM_MAGIC, Pickles, TorchFile, first_identity, is_stream
 from ckptconv.formats.torch.objects import Storage, StorageId, storage_id, vocabulary
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
@@ -30,18 +30,8 @@ from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.moves import File
 from ckptconv.text import brief
 
-MAGIC = 0x1950A86A20F9469CFC6C
 VERSION = 1001
-# The magic number as pickled by protocols 2 and up, and by protocol 1.
-_MAGICS = (b"\x8a\x0a" + MAGIC.to_bytes(10, "little") + b".", b"L%dL\n." % MAGIC)
-# Bytes at the start of a file that hold the magic number: the protocol and a frame may precede it.
-HEAD = 40
 _COUNT = struct.Struct("<q")
-
-
-def is_stream(head: bytes) -> bool:
-    """Whether a file that begins with `head` (HEAD bytes) is in the stream format."""
-    return any(magic in head[:HEAD] for magic in _MAGICS)
 
 
 def read_stream(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
@@ -51,7 +41,7 @@ def read_stream(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile
     torch.load would ignore silently. Raises UnsupportedError for an unknown version, and for a file of several objects.
     """
     pickles = Pickles(reader, 0, reader.file.size, limits)
-    if pickles.load("the magic number").value != MAGIC:
+    if pickles.load("the magic number").value != STREAM_MAGIC:
         raise pickles.corrupt("it does not begin with the magic number of torch's stream format")
     version = pickles.load("the version").value
     if version != VERSION:
@@ -244,7 +234,7 @@ def _check_counts(reader: Reader, storages: _Storages, pickles: Pickles) -> None
     if storages.end > size:
         raise pickles.truncated(f"it ends at byte {size}, and its storages at byte {storages.end}")
     if storages.end < size:
-        another = is_stream(reader.read_at(storages.end, min(HEAD, size - storages.end)))
+        another = is_stream(reader.read_at(storages.end, min(STREAM_HEAD, size - storages.end)))
         what = "another object" if another else "something that is not part of it"
         raise (UnsupportedError if another else CorruptError)(
             f"{reader.file.path}: the object in it ends at byte {storages.end} of {size}, and {what} follows, which "

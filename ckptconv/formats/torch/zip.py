@@ -18,13 +18,20 @@ import struct
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.instead import OTHER_ARCHIVES, plain_pickle, what_it_is
-from ckptconv.formats.torch import script as torch_script
-from ckptconv.formats.torch import script_json
-from ckptconv.formats.torch.container import MAX_PICKLE, SCANNED, TorchFile, first_identity, is_pickle
+from ckptconv.formats.torch.container import (
+    MAX_PICKLE,
+    SCANNED,
+    SCRIPT_ATTRIBUTES,
+    SCRIPT_DESCRIPTION,
+    SCRIPT_RECORDS,
+    TorchFile,
+    first_identity,
+    is_pickle,
+)
 from ckptconv.formats.torch.objects import FirstDtypes, Storage, StorageId, storage_id, vocabulary
 from ckptconv.formats.torch.zip_directory import (
     END_RECORDS,
@@ -59,6 +66,9 @@ from ckptconv.storage.spool import check_ratio
 from ckptconv.tensors.moves import File, Packed
 from ckptconv.text import brief, some
 
+if TYPE_CHECKING:
+    from ckptconv.formats.torch.script import ScriptWeights
+
 PICKLE = "data.pkl"
 _STORAGES = "data/"
 # Of TorchScript: what its program holds, and the tensors in that.
@@ -91,7 +101,7 @@ _DESCRIPTORS = (12, 16, 20, 24)
 _LOOKED_FOR = frozenset(
     (
         PICKLE, "byteorder", _CONSTANTS, "version", ".data/version", ".format_version", ".storage_alignment",
-        script_json.DESCRIPTION, script_json.ATTRIBUTES,
+        SCRIPT_DESCRIPTION, SCRIPT_ATTRIBUTES,
     )
 )  # fmt: skip
 # The file attribute that marks a directory.
@@ -112,7 +122,7 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
     byteorder = archive.read("byteorder", b"little")
     if byteorder not in (b"little", b"big"):
         raise archive.corrupt(f"its byteorder is {byteorder[:20]!r}, not little or big")
-    pickle = archive.read(script_json.DESCRIPTION if archive.is_old_script else PICKLE)
+    pickle = archive.read(SCRIPT_DESCRIPTION if archive.is_old_script else PICKLE)
     # Check all members: one with a damaged name would pass for an absent storage or byteorder.
     archive.locate_all()
     # Archives without data.pkl are older than the byteorder member.
@@ -120,6 +130,8 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
     where = f"{reader.file.path} ({archive.prefix}{PICKLE})"
     words = vocabulary(storages.resolve, storages.places)
     if archive.is_script:
+        from ckptconv.formats.torch import script as torch_script
+
         words = torch_script.vocabulary(words)
     if archive.is_old_script:
         return _old_script(archive, pickle, words, limits)
@@ -157,7 +169,9 @@ def _constants(archive: _Archive, words: Vocabulary, storages: _Storages, limits
         held = load(pickle, words, where=where, limits=limits).value
     unused = [name for name, row in archive.storages(_OF_CONSTANTS) if row not in own.used and archive.sizes[row]]
     if unused:
-        raise torch_script.unsupported(
+        from ckptconv.formats.torch.script import unsupported
+
+        raise unsupported(
             archive.file.path, f"its program alone says what {some(unused, 1)} holds, which {_CONSTANTS} does not"
         )
     return held
@@ -165,11 +179,12 @@ def _constants(archive: _Archive, words: Vocabulary, storages: _Storages, limits
 
 def _script(archive: _Archive, loaded: Loaded, constants: Any, byteorder: str) -> TorchFile:
     """Return the weights of a TorchScript archive whose data.pkl holds a module."""
-    if archive.prefix + script_json.DESCRIPTION in archive.rows:
+    if archive.prefix + SCRIPT_DESCRIPTION in archive.rows:
         raise archive.corrupt(
-            f"it has both {PICKLE} and {script_json.DESCRIPTION}, and which of them counts depends on the release"
-            " of torch"
+            f"it has both {PICKLE} and {SCRIPT_DESCRIPTION}, and which of them counts depends on the release of torch"
         )
+    from ckptconv.formats.torch import script as torch_script
+
     return _weights_file(
         archive, torch_script.weights(loaded.value, constants, archive.find, archive.file.path), loaded, byteorder
     )
@@ -177,20 +192,23 @@ def _script(archive: _Archive, loaded: Loaded, constants: Any, byteorder: str) -
 
 def _old_script(archive: _Archive, description: bytes, words: Vocabulary, limits: Limits) -> TorchFile:
     """Return the weights of a TorchScript archive of torch 1.0 to 1.2, which has no data.pkl."""
+    from ckptconv.formats.torch import script_json
 
     def size(key: str) -> int | None:
-        row = archive.storage(key, script_json.RECORDS)
+        row = archive.storage(key, SCRIPT_RECORDS)
         return None if row is None else archive.sizes[row]
 
     def attributes(words: Vocabulary) -> Loaded:
-        name = script_json.ATTRIBUTES
+        name = SCRIPT_ATTRIBUTES
         return load(archive.read(name), words, where=f"{archive.file.path} ({archive.prefix}{name})", limits=limits)
 
     needed = script_json.Archive(archive.file.path, size, words, attributes)
     return _weights_file(archive, *script_json.weights(description, needed), "little")
 
 
-def _weights_file(archive: _Archive, weights: torch_script.ScriptWeights, loaded: Loaded, byteorder: str) -> TorchFile:
+def _weights_file(archive: _Archive, weights: ScriptWeights, loaded: Loaded, byteorder: str) -> TorchFile:
+    from ckptconv.formats.torch.script import told
+
     return TorchFile(
         weights.tensors,
         archive.file,
@@ -200,7 +218,7 @@ def _weights_file(archive: _Archive, weights: torch_script.ScriptWeights, loaded
         archive.records(),
         archive.bytes_read,
         "script archive",
-        notes=(torch_script.told(weights.others),) if weights.others else (),
+        notes=(told(weights.others),) if weights.others else (),
     )
 
 
@@ -329,7 +347,7 @@ class _Archive:
         self.is_old_script = old is not None
         self.prefix = self._prefix() if old is None else old
         # Where storages are: those of the state first.
-        self.folders = (script_json.RECORDS,) if self.is_old_script else (_STORAGES, _OF_CONSTANTS)
+        self.folders = (SCRIPT_RECORDS,) if self.is_old_script else (_STORAGES, _OF_CONSTANTS)
         self._check_names()
         # Whether it is a TorchScript archive: a program with its weights.
         self.is_script = self.is_old_script or self._has_code()
@@ -575,7 +593,7 @@ class _Archive:
         """Return the names' prefix in a TorchScript archive whose description is no pickle; None for other archives."""
         top, slash, _ = next(iter(self.rows), "").partition("/")
         prefix = top + slash
-        is_one = slash and all(prefix + name in self.rows for name in (script_json.DESCRIPTION, "version"))
+        is_one = slash and all(prefix + name in self.rows for name in (SCRIPT_DESCRIPTION, "version"))
         return prefix if is_one and prefix + PICKLE not in self.rows else None
 
     def _prefix(self) -> str:

@@ -1,0 +1,29 @@
+"""A directory whose files are elsewhere: a checkpoint that is verified before its files have their final names."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ckptconv.storage import files
+from ckptconv.storage.location import Location
+from ckptconv.tensors.moves import File
+
+
+@dataclass(frozen=True)
+class Gathered(Location):
+    """A directory to be: `places` maps the names of its files to where each is now."""
+
+    places: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+
+    def at(self, other: str | File) -> Location:
+        return Location(self.path, self.options).at(other)
+
+    def join(self, *names: str) -> Location:
+        place = self.places.get("/".join(names))
+        return super().join(*names) if place is None else self.at(place)
+
+    @functools.cached_property
+    def names(self) -> Mapping[str, files.Entry]:
+        return {name: self.at(place).entry for name, place in sorted(self.places.items())}
