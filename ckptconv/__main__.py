@@ -8,11 +8,16 @@ from ckptconv.cli import signals
 def main() -> None:
     """Run the command line and exit."""
     signals.leave_at_once()
+    import gc
+
     from ckptconv.cli.main import main as run
     from ckptconv.process import make_ours
 
     make_ours()
-    run()
+    try:
+        run()
+    finally:
+        gc.freeze()  # it all goes with the process: the interpreter need not look through it once more
 
 
 if __name__ == "__main__":
