@@ -351,10 +351,10 @@ KINDS = (
     *("fp8", "int4", "mxfp4", "merge", "average", "states", "start", "serve", "stores"),
 )
 _DELTA_THEN_PATCH = """
-before=$1 after=$2 delta=$3 result=$4
-shift 4
+before=$1 after=$2 delta=$3 result=$4 told=$5
+shift 5
 rm -rf "$delta"
-"$@" diff "$before" "$after" --delta "$delta" --quiet && "$@" patch "$before" "$delta" "$result" --no-fsync --quiet
+"$@" diff "$before" "$after" --delta "$delta" "$told" && "$@" patch "$before" "$delta" "$result" --no-fsync --quiet
 """
 # A model of 2 GB in bfloat16 as transformers reads it, and an adapter of rank 64 for all of its layers; PEFT's way.
 MERGED = """
@@ -860,14 +860,17 @@ def delta_task(directory: Path) -> Task:
     delta, packed = directory / "delta", directory / "after.packed"
     cases = [
         *copies(result, directory / "copy"),
-        Case(
-            "`ckptconv diff --delta`, then `patch --no-fsync`",
-            [
-                *("sh", "-c", _DELTA_THEN_PATCH, "-"),
-                *(str(before), str(after), str(delta), str(result), PYTHON, "-m", "ckptconv"),
-            ],
-            [before, after],
-            result,
+        *(
+            Case(
+                f"`ckptconv diff --delta {told}`, then `patch --no-fsync`",
+                [
+                    *("sh", "-c", _DELTA_THEN_PATCH, "-"),
+                    *(str(before), str(after), str(delta), str(result), told, PYTHON, "-m", "ckptconv"),
+                ],
+                [before, after],
+                result,
+            )
+            for told in ("--quiet", "--no-progress")
         ),
     ]
     others = {

@@ -70,7 +70,9 @@ def diff(
 
     if not (is_remote(a) or is_remote(b)):
         reuse_memory()  # the libraries of stores need what there is
-    output, found = run("diff", options, compare, a, b, html=html)
+    # What nobody sees is not measured.
+    measure = bool(html or options.get("json") or not options.get("quiet"))
+    output, found = run("diff", options, compare, a, b, html=html, measure=measure)
     if html:
         output.note(f"wrote {html} ({format_size(os.stat(normalize(html)).st_size)})")
     if found.delta:

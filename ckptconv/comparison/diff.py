@@ -71,7 +71,8 @@ class TensorDifference:
     """The name whose tensor it is on each side that has it, if it is tied; else empty."""
 
     change: Change | None
-    """What differs between the elements; null if all bytes are equal, or the elements cannot be compared."""
+    """What differs between the elements; null if all bytes are equal, or the elements cannot be compared, or what
+    differs was not measured."""
 
     steps: Steps | None = None
     """With `--dequantize`, how far a quantized weight is from the other side, in steps; null if it is equal."""
@@ -160,17 +161,17 @@ class Difference(Shown):
     elements: int
     """How many elements were compared. Tied names count once."""
 
-    elements_differ: int
-    """How many of them differ."""
+    elements_differ: int | None
+    """How many of them differ; null if that was not measured."""
 
-    max_abs: float
-    """The largest difference of two elements."""
+    max_abs: float | None
+    """The largest difference of two elements; null likewise."""
 
-    max_rel: float
-    """The largest difference divided by the larger of both absolute values."""
+    max_rel: float | None
+    """The largest difference divided by the larger of both absolute values; null likewise."""
 
-    norm: float
-    """The norm of all differences together."""
+    norm: float | None
+    """The norm of all differences together; null likewise."""
 
     tensors: list[TensorDifference]
     """Every name, or as many as `--top` says: those that cannot be compared first, then by falling change."""
@@ -182,7 +183,8 @@ class Difference(Shown):
     """What may have been meant, each in a sentence."""
 
     quantization: Quantization | None = None
-    """With `--dequantize`, what was found of the weights that are quantized on either side; null if none are."""
+    """With `--dequantize`, what was found of the weights that are quantized on either side; null if none are, or that
+    was not measured."""
 
     delta: DeltaFiles | None = None
     """The delta that `--delta` wrote; null without it."""
@@ -246,13 +248,15 @@ def difference(
     on_total: Callable[[int], object] | None = None,
     changed: dict[str, Pair] | None = None,
     encoder: Encoder | None = None,
+    measure: bool = True,
 ) -> Difference:
     """Compare two opened checkpoints.
 
     Names are chosen and changed by `options` on both sides, and floats cast, as in a conversion. With `optimizer`,
     optimizer states are compared too, under `optimizer.<parameter>.<state>`. `progress` and `on_total` get the bytes of
     both sides. If `changed` is given, the tensors of both whose elements differ are put into it, by name; those of tied
-    names are one pair. `encoder` encodes what changes in each pair. Raise UsageError if a glob of `include` matches on
+    names are one pair. `encoder` encodes what changes in each pair. Without `measure`, it is only told which tensors
+    differ. Raise UsageError if a glob of `include` matches on
     neither side, and what selecting or reading raises.
     """
     started = time.monotonic()
@@ -265,17 +269,18 @@ def difference(
         pairs = dict(_pairs(names, a, b))
     if encoder:
         encoder.check({name: pair for (name, _), pair in pairs.items()})
-    read = compare(list(pairs.values()), options, tolerance, progress, on_total, encoder)
+    read = compare(list(pairs.values()), options, tolerance, progress, on_total, encoder, measure)
     of_codes = {key: pair for key, pair in pairs.items() if is_quantized(pair.one) or is_quantized(pair.other)}
     equal = {key: not (pair.found and pair.found.elements) for key, pair in of_codes.items()}
-    steps = measured({key: pair for key, pair in of_codes.items() if not equal[key]}, options)
+    steps = measured({key: pair for key, pair in of_codes.items() if not equal[key]}, options) if measure else {}
     with no_garbage():
-        changes = {key: pair.change() for key, pair in pairs.items()}
-        tensors = [_compared(name, a, b, changes, tolerance is not None) for name in names]
+        changes = {key: pair.change() for key, pair in pairs.items() if measure}
+        tensors = [_compared(name, a, b, pairs, changes, tolerance is not None) for name in names]
         if steps:
             tensors = [replace(each, steps=steps.get((a.key(each.name), b.key(each.name)))) for each in tensors]
     if changed is not None:
-        changed.update((each.name, pairs[a.key(each.name), b.key(each.name)]) for each in tensors if each.change)
+        both = ((name, pairs.get((a.key(name), b.key(name)))) for name in names)
+        changed.update((name, pair) for name, pair in both if pair and pair.found)
     counts = Counter(tensor.status for tensor in tensors)
     a.choice.used |= b.choice.used
     unused = selection.idle_globs(list(dict.fromkeys([*a.known, *b.known])), a.choice)
@@ -292,14 +297,14 @@ def difference(
         tolerance=tolerance and tolerance.rule,
         counts={status: counts[status] for status in STATUSES},
         elements=sum(pair.one.numel for pair in pairs.values()),
-        elements_differ=sum(change.elements for change in found),
-        max_abs=max((change.max_abs or 0 for change in found), default=0),
-        max_rel=max((change.max_rel or 0 for change in found), default=0),
-        norm=root(sum((pair.found.squares.change for pair in pairs.values() if pair.found), Fraction(0))),
+        elements_differ=sum(change.elements for change in found) if measure else None,
+        max_abs=max((change.max_abs or 0 for change in found), default=0) if measure else None,
+        max_rel=max((change.max_rel or 0 for change in found), default=0) if measure else None,
+        norm=_norm(pairs.values()) if measure else None,
         tensors=sorted(tensors, key=lambda tensor: tensor.rank),
         warnings=[*one.warnings, *other.warnings, *a.warnings, *b.warnings, *idle_sentences(idle)],
         hints=list(_hints(tensors)),
-        quantization=summed(of_codes, steps, equal) if of_codes else None,
+        quantization=summed(of_codes, steps, equal) if of_codes and measure else None,
         bytes_compared=sum(pair.nbytes for pair in pairs.values()),
         bytes_read=one.bytes_read + other.bytes_read + read,
         seconds=time.monotonic() - started,
@@ -392,7 +397,12 @@ def _are_comparable(one: LazyTensor, other: LazyTensor) -> bool:
 
 
 def _compared(
-    name: str, a: _Side, b: _Side, changes: Mapping[tuple[str, str], Change | None], is_tolerant: bool
+    name: str,
+    a: _Side,
+    b: _Side,
+    pairs: Mapping[tuple[str, str], Pair],
+    changes: Mapping[tuple[str, str], Change | None],
+    is_tolerant: bool,
 ) -> TensorDifference:
     """Return what the tensors of one name are found to be. `is_tolerant`: what counts are values, not dtypes."""
     one, other = _both(name, a, b)
@@ -405,8 +415,8 @@ def _compared(
     elif not _are_comparable(one, other):
         status = DTYPE
     else:
-        change = changes[key]
-        status = EQUAL if not (change and change.elements) else CHANGED
+        change, found = changes.get(key), pairs[key].found
+        status = CHANGED if found and found.elements else EQUAL
         if one.dtype != other.dtype and not is_tolerant:
             status = DTYPE
     tied = {side.ties.get(name, "") for side, tensor in ((a, one), (b, other)) if tensor is not None}
@@ -422,6 +432,11 @@ def _compared(
         tied=tied.pop() if len(tied) == 1 else "",
         change=change,
     )
+
+
+def _norm(pairs: Iterable[Pair]) -> float:
+    """Return the norm of all differences."""
+    return root(sum((pair.found.squares.change for pair in pairs if pair.found), Fraction(0)))
 
 
 def _hints(tensors: Iterable[TensorDifference]) -> Iterator[str]:

@@ -138,11 +138,12 @@ def compare(
     progress: Progress | None = None,
     on_total: Callable[[int], object] | None = None,
     encoder: Encoding | None = None,
+    measure: bool = True,
 ) -> int:
     """Compare the elements of `pairs`, and put what differs into each. Return the bytes read.
 
-    `progress` and `on_total` get the bytes of both sides. `encoder` gets the bytes of each pair in order. Raise what
-    reading a file raises.
+    `progress` and `on_total` get the bytes of both sides. `encoder` gets the bytes of each pair in order. Without
+    `measure`, what is found of a pair only tells whether elements differ. Raise what reading a file raises.
     """
     if on_total:
         on_total(sum(pair.nbytes for pair in pairs))
@@ -155,7 +156,7 @@ def compare(
     with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
         readers.expect(packed(tensor for pair in pairs for tensor in (pair.one, pair.other)))
         # A conversion keeps the other half for uploads.
-        comparing = _Comparing(readers, unit, jobs, memory // 2 if far else 0, tolerance, progress, encoder)
+        comparing = _Comparing(readers, unit, jobs, memory // 2 if far else 0, tolerance, progress, encoder, measure)
         comparing.carry_out(
             pairs,
             lambda: _in_order(pairs, unit) if encoder else _one_by_one(_tasks(_runs(pairs, unit), unit)),
@@ -288,9 +289,10 @@ class _Comparing:
         tolerance: Tolerance | None,
         progress: Progress | None,
         encoder: Encoding | None,
+        measure: bool,
     ) -> None:
         self._readers, self._unit, self._jobs, self._ahead = readers, unit, jobs, ahead
-        self._tolerance, self._progress, self._encoder = tolerance, progress, encoder
+        self._tolerance, self._progress, self._encoder, self._measure = tolerance, progress, encoder, measure
         self._lock = threading.Lock()
         self.bytes_read = 0
 
@@ -349,7 +351,7 @@ class _Comparing:
 
     def _worker(self, readers: Readers | Prefetch[_Task]) -> _Worker:
         worker = Worker(readers, None, self._unit + ALIGNMENT)  # type: ignore[arg-type]
-        return _Worker(worker, self._tolerance, self._lock, self._progress, self._encoder)
+        return _Worker(worker, self._tolerance, self._lock, self._progress, self._encoder, self._measure)
 
 
 class _Worker:
@@ -362,9 +364,10 @@ class _Worker:
         lock: threading.Lock,
         progress: Progress | None,
         encoder: Encoding | None,
+        measure: bool,
     ) -> None:
         self._worker, self._tolerance, self._lock = worker, tolerance, lock
-        self._progress, self._encoder = progress, encoder
+        self._progress, self._encoder, self._is_measuring = progress, encoder, measure
 
     @property
     def bytes_read(self) -> int:
@@ -382,6 +385,8 @@ class _Worker:
         return total
 
     def _run(self, task: _Task) -> int:
+        if not self._is_measuring and not self._encoder and all(map(_is_told, task.parts)):
+            return task.size + task.window.stop - task.half
         data = self._worker.assemble(task.window)
         one, other = data[: task.size], data[task.half :]
         if not other:
@@ -399,6 +404,8 @@ class _Worker:
         """Take note of a run that is equal: it is measured at once if its tensors are known to differ."""
         pair = part.pair
         self._encode(part, data, is_equal=True)
+        if not self._is_measuring:
+            return
         with self._lock:
             known = pair.found is not None
             if not known and part.run.stop - part.run.start < pair.one.numel:
@@ -422,6 +429,10 @@ class _Worker:
             self._pass(part, data)
             return
         self._encode(part, data, is_equal=False)
+        if not self._is_measuring and self._tolerance is None and pair.one.dtype == pair.other.dtype:
+            with self._lock:
+                pair.found = Measured(1)  # or more
+            return
         found = compared(one, other, pair.dtypes, self._tolerance)
         first = None
         if found.first is not None:
@@ -455,6 +466,11 @@ class _Alone:
             if pair.found or pair.runs
         ]
         return _Done(self._worker.bytes_read, found, self._encoder and self._encoder.done())
+
+
+def _is_told(part: _Part) -> bool:
+    """Whether elements of the pair are known to differ."""
+    return bool(part.pair.found and part.pair.found.elements)
 
 
 def _meet(pair: Pair, first: tuple[int, bytes, bytes] | None) -> None:

@@ -436,6 +436,7 @@ def test_remote_checkpoints_are_compared_where_they_are(tmp_path: Path) -> None:
     assert found.counts["changed"] == 1
     assert tensor_of(found, "bf16").change.first == [59, 99]  # type: ignore[union-attr]
     assert found.bytes_read < 100_000
+    assert diff("memory://diff/a", "memory://diff/b.safetensors", measure=False).counts == found.counts
 
 
 def test_what_repeats_a_few_elements_forever_is_refused(tmp_path: Path) -> None:

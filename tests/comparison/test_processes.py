@@ -14,6 +14,9 @@ from checkpoints import ckptconv_here
 from counting import COUNTED
 from safetensors.torch import save_file
 
+import ckptconv
+from ckptconv import TensorDifference, UsageError
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 # The program itself, to which all files are large; it says at its end how often it forked.
 LARGE = "from ckptconv.comparison import reading\nreading._WORTH_PROCESSES = 0\n" + COUNTED.format(before="pass")
@@ -45,8 +48,42 @@ def run_by(*arguments: object, forks: int) -> dict[str, Any]:
     return comparable(json.loads(run.stdout))
 
 
+def by_name(tensor: TensorDifference) -> str:
+    return tensor.name
+
+
 def comparable(report: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in report.items() if name not in WHAT_VARIES}
+
+
+@pytest.mark.parametrize("options", [{}, {"rtol": 0.0}, {"dtype": "float32"}], ids=["bits", "values", "a cast"])
+def test_without_measuring_the_same_tensors_differ(options: dict[str, Any], two: list[Path]) -> None:
+    told, measured = (ckptconv.diff(*two, **options, measure=measure) for measure in (False, True))
+    for each, beside in zip(*(sorted(found.tensors, key=by_name) for found in (told, measured)), strict=True):
+        assert (each.name, each.status, each.change) == (beside.name, beside.status, None)
+    assert told.counts == measured.counts
+    assert told.equal is measured.equal is False
+    assert (told.elements, told.bytes_compared) == (measured.elements, measured.bytes_compared)
+    assert (told.elements_differ, told.max_abs, told.max_rel, told.norm) == (None, None, None, None)
+    assert json.loads(told.to_json())["max_rel"] is None
+
+
+def test_what_is_not_measured_is_read_until_it_differs(two: list[Path], tmp_path: Path) -> None:
+    told, measured = (ckptconv.diff(*two, jobs=1, measure=measure) for measure in (False, True))
+    assert told.bytes_read < measured.bytes_read - (3 << 20)  # most of both sides of "all"
+    with pytest.raises(UsageError, match="not to be measured"):
+        ckptconv.diff(*two, html=tmp_path / "page.html", measure=False)
+
+
+def test_a_quiet_delta_is_the_one_that_is_told_of(two: list[Path], tmp_path: Path) -> None:
+    for name, options in (("quiet", ["--quiet"]), ("json", ["--quiet", "--json"])):
+        run = ckptconv_here("diff", *two, "--delta", tmp_path / name, *options)
+        assert run.code == 0
+    files = [{file.name: file.read_bytes() for file in (tmp_path / name).glob("model*")} for name in ("quiet", "json")]
+    assert files[0] == files[1]
+    assert len(files[0]) == 2
+    assert ckptconv_here("diff", *two, "--quiet").code == 1
+    assert ckptconv_here("diff", two[0], two[0], "--quiet").code == 0
 
 
 @pytest.mark.parametrize("options", [[], ["--rtol", "0.001"]], ids=["bits", "a tolerance"])
