@@ -195,7 +195,7 @@ class Phrases:
         del names[count:], keys[count:]
         stack += itertools.chain.from_iterable(zip(names, made, strict=True))
         between = map(itertools.repeat, entry.between)
-        memo += itertools.chain.from_iterable(zip(names, keys, *between, made, strict=False))
+        memo += [*itertools.chain.from_iterable(zip(names, keys, *between, made, strict=False))]
         return count, ends[count]
 
     def _phrase(
