@@ -194,7 +194,7 @@ class Summary(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as the command prints it, of plain values: the schema is `inspect.json`."""
-        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        found = _fields(self)
         for name in ("conversion", "not_finite", "made_of", "quantized"):
             if found[name] is None:
                 del found[name]
@@ -207,12 +207,17 @@ class Summary(Shown):
             **found,
             "totals": {name: asdict(total) for name, total in self.totals.items()},
             "tensors": [_row(tensor, with_stats) for tensor in self.tensors],
-            "modules": [asdict(module) for module in self.modules],
+            "modules": [_fields(module) for module in self.modules],
         }
 
     def to_json(self) -> str:
         """Return `to_dict()` as text: one line of ASCII."""
         return json.dumps(self.to_dict(), ensure_ascii=True, allow_nan=False, default=str)
+
+
+def _fields(value: Summary | ModuleInfo) -> dict[str, Any]:
+    # There may be as many modules as tensors: `asdict`, which copies what is in the fields, takes twenty times as long.
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 def _row(tensor: TensorInfo, with_stats: bool) -> dict[str, Any]:

@@ -7,6 +7,7 @@ does not match exactly is left to the machine.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import struct
 from collections.abc import Callable
@@ -32,6 +33,8 @@ _SHORT = 256
 # By length in bytes of their LONG_BINPUTs: the holes for values that a lean run does not keep.
 _HOLES = {5 * n: [HOLE] * n for n in range(6)}
 _KINDS_KEPT = 4096
+# Tensors that are made together, at most.
+_AT_ONCE = 1024
 
 # The opcodes that tensors of one kind have in common: the function; the storage but for its key, of which it has the
 # length, its location and its number of elements; the tensor's offset, size, stride and flag; and its hooks. Then,
@@ -167,11 +170,14 @@ class Phrases:
     ) -> tuple[int, int]:
         """Make the tensors of the entries of a dict from `pos` on, keys and values, that are like `entry`. Return how
         many they are, and the position after them."""
-        count, number, length_at = 0, int.from_bytes, _LENGTH.unpack_from
-        size, start, stop, shift, between = entry.size, entry.start, entry.stop, 8 * entry.start, entry.between
-        expected, step = entry.fixed + len(memo) * entry.step, (len(between) + 3) * entry.step
+        number, length_at = int.from_bytes, _LENGTH.unpack_from
+        size, start, stop, shift = entry.size, entry.start, entry.stop, 8 * entry.start
+        expected, step = entry.fixed + len(memo) * entry.step, (len(entry.between) + 3) * entry.step
         last = len(data) - 4
-        while pos < last and data[pos] == 0x58:
+        names: list[Any] = []
+        keys: list[str] = []
+        ends = [pos]
+        while pos < last and data[pos] == 0x58 and len(keys) < _AT_ONCE:
             at = pos + 5 + length_at(data, pos + 1)[0]
             text = data[at : at + size]
             digits = text[start:stop]
@@ -180,21 +186,24 @@ class Phrases:
                 break
             if not digits.isdigit():
                 break
-            key = digits.decode()
-            made = make(key)
-            if made is None:
-                break
             try:
                 name: Any = data[pos + 5 : at].decode()
             except UnicodeDecodeError:
                 name = _text(data[pos + 5 : at])
                 if name is HOLE:
                     break
-            stack += name, made
-            memo += (name, key, *between, made)
+            names.append(name)
+            keys.append(digits.decode())
             expected += step
-            count, pos = count + 1, at + size
-        return count, pos
+            pos = at + size
+            ends.append(pos)
+        made = make(keys) if keys else []
+        count = len(made)
+        del names[count:], keys[count:]
+        stack += itertools.chain.from_iterable(zip(names, made, strict=True))
+        between = map(itertools.repeat, entry.between)
+        memo += [*itertools.chain.from_iterable(zip(names, keys, *between, made, strict=False))]
+        return count, ends[count]
 
     def _phrase(
         self, data: bytes, pos: int, stack: list[Any], memo: list[Any], first: bool
@@ -229,9 +238,10 @@ class Phrases:
             return None, pos
         lost = id_put + size_put + stride_put + hooks_put + args_put
         puts = put + key_put + location_put + lost + last_put
-        made = kind.make(key) if _in_order(puts, len(memo)) else None
-        if made is None:
+        found_made = kind.make([key]) if _in_order(puts, len(memo)) else []
+        if not found_made:
             return None, pos
+        (made,) = found_made
         if first:
             stack[-1] = made
         else:

@@ -318,7 +318,7 @@ class _Survey(_Machine):
 
 def _maker(phrase: Phrase) -> Maker | None:
     """Return what makes nothing of a tensor."""
-    return (lambda key: DROPPED) if (phrase.function, phrase.hooks) == _TENSOR else None
+    return (lambda keys: [DROPPED] * len(keys)) if (phrase.function, phrase.hooks) == _TENSOR else None
 
 
 def _unless(name: Global) -> Callable[[tuple[Any, ...]], Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError
@@ -15,8 +15,8 @@ Constructor: TypeAlias = Callable[[tuple[Any, ...]], Any]
 # Called with an `Opaque` and the argument of a BUILD for it. Returns the same `Opaque`, the value that it becomes, or
 # NotImplemented.
 Builder: TypeAlias = Callable[[Opaque, Any], Any]
-# Returns the value for the key of a storage, or None: the machine then makes it opcode by opcode.
-Maker: TypeAlias = Callable[[str], Any]
+# Returns the values for keys of storages, up to the first without one: the machine then makes that opcode by opcode.
+Maker: TypeAlias = Callable[[Sequence[str]], "list[Any]"]
 
 
 class Phrase(NamedTuple):

@@ -17,10 +17,10 @@ from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.structure import live
 from ckptconv.structure.decoder import RecordDecoder
 from ckptconv.structure.encoder import METADATA, RecordEncoder
-from ckptconv.structure.record import dump, name_of, parse, tensors_of
+from ckptconv.structure.record import StructureRecord, dump, name_of, parse, tensors_of
 from ckptconv.structure.torchao import QuantizedTensor
 from ckptconv.tensors.dtypes import DTYPE_RANK
-from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, TensorFacts
+from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, TensorFacts, untagged
 from ckptconv.text import brief
 
 if TYPE_CHECKING:
@@ -155,7 +155,9 @@ def unflatten(
         return dict(flat)
     if live_values is None:
         live_values = live.is_imported() and not any(isinstance(leaf, LazyTensor) for leaf in flat.values())
-    return RecordDecoder(parse(structure), flat, live_values, lay_out).tree()
+    record = parse(structure)
+    made = _plain_dict(record, flat)
+    return RecordDecoder(record, flat, live_values, lay_out).tree() if made is None else made
 
 
 def claimed_equal(flat: Mapping[str, Any], structure: str | None) -> Iterator[tuple[str, Any, Any]]:
@@ -253,6 +255,22 @@ def _plain_tensors(tree: Any, tagged: bool) -> dict[str, Any] | None:
     if any(fact.requires_grad or fact.attributes is not None or fact.kind != "tensor" for fact in facts):
         return None
     return dict(zip(tree, map(Tagged, tensors, facts or repeat(_NO_FACTS)) if tagged else tensors, strict=False))
+
+
+def _plain_dict(record: StructureRecord, flat: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what the decoder makes of a record that tells the order of tensors by their names and nothing else, as
+    `plain_record` does, and of lazy tensors; None if it is another, or does not fit."""
+    root, nodes, storages = record
+    if nodes or storages or type(root) is not list or root[:1] != ["dict"] or len(root) % 2 == 0:
+        return None
+    names, leaves = root[1::2], root[2::2]
+    if {*map(type, names)} - {str} or {*map(type, leaves)} - {dict} or any(leaves):
+        return None
+    if len({*names}) < len(names) or flat.keys() != {*names}:
+        return None
+    if not all(issubclass(kind, LazyTensor) for kind in {*map(type, flat.values())}):
+        return None
+    return {name: untagged(flat[name]) for name in names}
 
 
 def _are_dense(tensors: Sequence[Any]) -> bool:

@@ -8,7 +8,7 @@ import pickle
 import random
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,20 +68,24 @@ def resolve(pid: Any) -> Storage:
     return Storage(FILE, int(wanted.key) * 4096, nbytes, wanted.dtype, wanted.key, ("storage", wanted.key))
 
 
-def places(wanted: StorageId) -> Callable[[str], tuple[File, int, Hashable] | None]:
-    return lambda key: (FILE, int(key) * 4096, ("storage", key)) if len(key) <= 3 else None
+def places(wanted: StorageId) -> Callable[[Sequence[str]], tuple[File, list[int], list[Hashable]]]:
+    def find(keys: Sequence[str]) -> tuple[File, list[int], list[Hashable]]:
+        near = [*itertools.takewhile(lambda key: len(key) <= 3, keys)]
+        return FILE, [int(key) * 4096 for key in near], [("storage", key) for key in near]
+
+    return find
 
 
 def outcome(data: bytes, *, at_once: bool) -> tuple[Any, Any, int]:
     """What can be told of what becomes of a pickle, its value, and how many tensors were made a phrase at a time."""
     made: list[str] = []
 
-    def noted(wanted: StorageId) -> Callable[[str], tuple[File, int, Hashable] | None]:
+    def noted(wanted: StorageId) -> Callable[[Sequence[str]], tuple[File, list[int], list[Hashable]]]:
         find = places(wanted)
 
-        def noting(key: str) -> tuple[File, int, Hashable] | None:
-            made.append(key)
-            return find(key)
+        def noting(keys: Sequence[str]) -> tuple[File, list[int], list[Hashable]]:
+            made.extend(keys)
+            return find(keys)
 
         return noting
 

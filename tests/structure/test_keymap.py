@@ -1650,3 +1650,36 @@ def test_names_that_a_record_gives_to_one_object_are_told_where_both_have_a_tens
     _, record = flatten({"a": shared, "b": shared, "c": torch.zeros(1)})
     assert [*keymap.claimed_equal({"a": 1, "b": 2, "c": 3}, record)] == [("b", 1, 2)]
     assert not [*keymap.claimed_equal({"a": 1, "c": 3}, record)]
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        ["dict", "b", {}, "a", {}],
+        ["dict", "b", {}, "a", {}, "c", {}],
+        ["dict", "b", {}],
+        ["dict", "b", {}, "a", {}, "a", {}],
+        ["dict", "b", {}, "a"],
+        ["dict", "b", {"name": "a"}, "a", {"name": "b"}],
+        ["dict", "b", {}, "a", {"strides": [1, 2]}],
+        ["dict", "b", {}, "a", []],
+        ["dict", 1, {}, "a", {}],
+        ["odict", False, "b", {}, "a", {}],
+        ["list", {}, {}],
+        "dict",
+    ],
+)
+def test_a_record_of_names_alone_gives_what_the_decoder_makes_of_it(root: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = {name: Stored(File("f", 99), at, DTYPES["int8"], (2, 2), (2, 1)) for at, name in enumerate("ab")}
+    record = json.dumps({"version": 1, "root": root})
+
+    def told() -> Any:
+        try:
+            made = keymap.unflatten(flat, record, live_values=False)
+        except CkptconvError as error:
+            return str(error)
+        return repr(made)
+
+    at_once = told()
+    monkeypatch.setattr(keymap, "_plain_dict", lambda *_: None)
+    assert told() == at_once

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from ckptconv.errors import UnsupportedError
@@ -114,9 +114,11 @@ class StorageId(NamedTuple):
     view: Any = None
 
 
-# For persistent ids that differ only in the key: a function from a key to the storage's file, byte offset and identity.
-# None, for all keys or for one, where the storage must be resolved in full.
-Places: TypeAlias = Callable[[StorageId], Callable[[str], tuple[File, int, Hashable] | None] | None]
+# For persistent ids that differ only in the key: a function from keys to the storages' file, byte offsets and
+# identities. It ends before the first that must be resolved in full; None if all must.
+Places: TypeAlias = Callable[
+    [StorageId], Callable[[Sequence[str]], tuple[File, Sequence[int], Sequence[Hashable]]] | None
+]
 
 _STORAGE_DTYPES = {
     "Double": "float64",
@@ -210,6 +212,13 @@ class FirstDtypes:
             return known == code
 
         return agrees
+
+    def are_first(self, dtype: DType, start: int, stop: int) -> bool:
+        """Whether these are the first references to all of the storages `start` to `stop`; if so, remember `dtype`."""
+        if any(self._codes[start:stop]):
+            return False
+        self._codes[start:stop] = bytes((self._CODES[dtype.name],)) * (stop - start)
+        return True
 
 
 def _in_order(tensor: LazyTensor, storage: Storage) -> LazyTensor:
@@ -328,9 +337,9 @@ class _Tensors:
         return Tagged(tensor, facts)
 
     def phrase(self, phrase: Phrase, places: Places) -> Maker | None:
-        """Return a function from a key to the tensor that `rebuild_tensor_v2` makes of the storage with that key.
+        """Return a function from keys to the tensors that `rebuild_tensor_v2` makes of the storages with these keys.
 
-        The function returns None for a key that it cannot locate. There is no function (None) if `phrase` is another
+        It ends before the first key that it cannot locate. There is no function (None) if `phrase` is another
         call or an invalid one, or if `places` cannot locate its storages.
         """
         if phrase.function != _REBUILD or phrase.hooks != _HOOKS:
@@ -352,13 +361,15 @@ class _Tensors:
         shape, strides = geometry.shape, geometry.strides
         new = tuple.__new__  # what TensorFacts calls
 
-        def make(key: str) -> Tagged | None:
-            place = find(key)
-            if place is None:
-                return None
-            file, at, identity = place
-            facts = new(TensorFacts, ("tensor", flag, None, identity, nbytes, offset, strides))
-            return Tagged(Stored(file, at + start, dtype, shape, strides), facts)
+        def make(keys: Sequence[str]) -> list[Tagged]:
+            file, places, identities = find(keys)
+            return [
+                Tagged(
+                    Stored(file, at + start, dtype, shape, strides),
+                    new(TensorFacts, ("tensor", flag, None, identity, nbytes, offset, strides)),
+                )
+                for at, identity in zip(places, identities, strict=True)
+            ]
 
         return make
 

@@ -12,6 +12,7 @@ a million. Everything is checked: names, methods, sizes, and that no two members
 from __future__ import annotations
 
 import array
+import functools
 import itertools
 import operator
 import struct
@@ -286,22 +287,37 @@ class _Storages:
             file, offset = self._packed[row], 0
         return Storage(file, offset, nbytes, wanted.dtype, wanted.key, self._first + row, swapped=self._swapped)
 
-    def places(self, wanted: StorageId) -> Callable[[str], tuple[File, int, int] | None] | None:
+    def places(self, wanted: StorageId) -> Callable[[Sequence[str]], tuple[File, Sequence[int], Sequence[int]]] | None:
         """Return a function that finds the storages that differ from `wanted` only in their keys and are stored as they
         are used; None if none can be."""
         if wanted.location == "meta" or self._swapped:
             return None
-        archive, first = self._archive, self._first
+        archive, identity, dtypes = self._archive, self._first, self._dtypes if wanted.numel else None
         rows, prefix, sizes, methods = archive.rows, archive.prefix + self._folder, archive.sizes, archive.methods
-        payloads = archive.payloads
-        file, start, nbytes = archive.file, archive.start, wanted.numel * wanted.dtype.itemsize
-        agrees = self._dtypes.agreeing(wanted.dtype) if self._dtypes and wanted.numel else None
+        nbytes = wanted.numel * wanted.dtype.itemsize
+        agrees = dtypes.agreeing(wanted.dtype) if dtypes else None
 
-        def place(key: str) -> tuple[File, int, int] | None:
-            row = rows.get(prefix + key)
-            if row is None or sizes[row] != nbytes or methods[row] != _STORED or (agrees and not agrees(row)):
-                return None
-            return file, start + payloads[row], first + row
+        def fits(row: int | None) -> bool:
+            return row is not None and sizes[row] == nbytes and methods[row] == _STORED and (not agrees or agrees(row))
+
+        def place(keys: Sequence[str]) -> tuple[File, Sequence[int], Sequence[int]]:
+            names = [*map(prefix.__add__, keys)]
+            first = rows.get(names[0], len(rows))
+            stop = first + len(names)
+            found: Sequence[int] = range(first, stop)
+            # Mostly they follow one another as their tensors do.
+            if not (
+                len(names) > 1
+                and archive.names[first:stop] == names
+                and sizes[first:stop].count(nbytes) == len(names)
+                and not any(methods[first:stop])
+                and (not dtypes or dtypes.are_first(wanted.dtype, first, stop))
+            ):
+                found = [row for row in itertools.takewhile(fits, map(rows.get, names)) if row is not None]
+            payloads = (
+                archive.payloads[first:stop] if type(found) is range else [*map(archive.payloads.__getitem__, found)]
+            )
+            return archive.file, [*map(archive.start.__add__, payloads)], [*map(identity.__add__, found)]
 
         return place
 
@@ -351,6 +367,11 @@ class _Archive:
         self._check_names()
         # Whether it is a TorchScript archive: a program with its weights.
         self.is_script = self.is_old_script or self._has_code()
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """The names of all members, by row."""
+        return [*self.rows]
 
     def corrupt(self, reason: str, hint: str = "") -> CorruptError:
         return CorruptError(f"{self._name} is not a sound zip archive: {reason}.", hint)
@@ -681,46 +702,38 @@ class _Archive:
 
     def locate_all(self) -> None:
         """Read and check the local headers of all members."""
-        left = [] if is_remote(self.file.path) else [*self.rows.items()]
-        if not left:
-            self.locate(self.rows.items())
-            return
-        done = 0
-        for series in self._series:
-            self.locate(left[done : series.first])
+        names, done = self.names, 0
+        for series in () if is_remote(self.file.path) else self._series:
+            self.locate(zip(names[done : series.first], range(done, series.first), strict=True))
             done = series.stop
-            self._locate_series([name for name, _ in left[series.first : done]], series.first)
-        self.locate(left[done:])
+            self._locate_series(series.first, done)
+        self.locate(zip(names[done:], range(done, len(names)), strict=True))
 
-    def _locate_series(self, names: list[str], first: int) -> None:
-        """Locate the members with these `names` from row `first` on, as many at once as are alike."""
-        done = 0
-        while done < len(names):
-            row = first + done
-            start, size, length = self.headers[row], self.sizes[row], len(names[0])
-            distance = self._ends[row] - start
-            count = min(len(names) - done, _MOST_ALIKE, max(DESCRIPTIONS // distance, 1))
+    def _locate_series(self, row: int, end: int) -> None:
+        """Locate the members of rows `row` to `end`, which are in a series, as many at once as are alike."""
+        while row < end:
+            start, size, distance = self.headers[row], self.sizes[row], self._ends[row] - self.headers[row]
+            count = min(end - row, _MOST_ALIKE, max(DESCRIPTIONS // distance, 1))
             stop = row + count
-            some = names[done : done + count]
+            names = self.names[row:stop]
             if (
                 count > 2
                 and self.headers[row:stop] == array.array("Q", range(start, start + count * distance, distance))
                 and self._ends[row : stop - 1] == self.headers[row + 1 : stop]
-                and self.sizes[row:stop] == array.array("Q", [size]) * count
-                and self.flags[row:stop] == array.array("H", [self.flags[row]]) * count
+                and self.sizes[row:stop].count(size) == self.flags[row:stop].count(self.flags[row]) == count
             ):
-                group = self._group(start, start + distance * (count - 1) + LOCAL_HEADER.size + length, [])
+                last = start + distance * (count - 1) + LOCAL_HEADER.size + len(names[0])
+                group = self._group(start, last, [(row, names[0].encode()), (stop - 1, names[-1].encode())])
                 window = self._read_near(group.start, group.nbytes)
-                if headers_alike(window, distance, some, self.crcs[row:stop]):
-                    # What is true of the first is of all, but that the last may have another one's room behind it.
-                    ends = [(at, names[at - first].encode()) for at in (row, stop - 1)]
-                    self._locate_near(group._replace(members=ends), window)
+                if headers_alike(window, distance, names, self.crcs[row:stop]):
+                    # What is true of the first is of all, but that something else comes after the last.
+                    self._locate_near(group, window)
                     at = self.payloads[row]
                     self.payloads[row:stop] = array.array("Q", range(at, at + count * distance, distance))
-                    done += count
+                    row = stop
                     continue
-            self.locate(zip(some, range(row, stop), strict=True))
-            done += count
+            self.locate(zip(names, range(row, stop), strict=True))
+            row = stop
 
     def locate(self, members: Iterable[tuple[str, int]]) -> None:
         """Read and check the local headers of these members, (name, row).
