@@ -65,8 +65,8 @@ _SUMMED = 1 << 15
 # few lines of the first: their tiles go through a copy whose rows are padded by one.
 _TILE = (256, 512)
 _LINE = 64
-# A transposed axis shorter than this is copied fastest without tiles.
-_NARROW = 32
+# Fewer elements than these along the rows of the source and of the result, or in all, are copied fastest without tiles.
+_NARROW, _FEW = (8, 32), 1024
 # numpy scatters runs that are shorter than `_LONG_RUN` bytes, if there are more than `_FEW_RUNS`.
 _LONG_RUN, _FEW_RUNS = 4096, 16
 
@@ -221,9 +221,10 @@ def _transposed_axis(dims: list[tuple[int, int]]) -> int | None:
     """
     counts = [count for count, _ in dims]
     axis = min(range(len(dims)), key=lambda axis: dims[axis][1] or math.inf, default=0)
-    if axis >= len(dims) - 1 or not dims[-1][1] or min(counts[axis], counts[-1]) < _NARROW:
+    if axis >= len(dims) - 1 or not dims[-1][1]:
         return None
-    return axis
+    height, width = counts[axis], counts[-1]
+    return axis if height >= _NARROW[0] and width >= _NARROW[1] and height * width >= _FEW else None
 
 
 def _transpose(source: Array, result: Array) -> None:
