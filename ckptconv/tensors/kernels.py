@@ -65,8 +65,9 @@ _SUMMED = 1 << 15
 # few lines of the first: their tiles go through a copy whose rows are padded by one.
 _TILE = (256, 512)
 _LINE = 64
-# Fewer elements than these along the rows of the source and of the result, or in all, are copied fastest without tiles.
-_NARROW, _FEW = (8, 32), 1024
+# Rows of the source and of the result that are shorter than this (elements) are copied fastest without tiles; those of
+# the source only if they are very short, where those of the result fill a tile.
+_NARROW, _VERY_NARROW = 32, 8
 # numpy scatters runs that are shorter than `_LONG_RUN` bytes, if there are more than `_FEW_RUNS`.
 _LONG_RUN, _FEW_RUNS = 4096, 16
 
@@ -223,8 +224,8 @@ def _transposed_axis(dims: list[tuple[int, int]]) -> int | None:
     axis = min(range(len(dims)), key=lambda axis: dims[axis][1] or math.inf, default=0)
     if axis >= len(dims) - 1 or not dims[-1][1]:
         return None
-    height, width = counts[axis], counts[-1]
-    return axis if height >= _NARROW[0] and width >= _NARROW[1] and height * width >= _FEW else None
+    least = _VERY_NARROW if counts[-1] >= _TILE[1] else _NARROW
+    return axis if min(counts[axis], counts[-1]) >= least else None
 
 
 def _transpose(source: Array, result: Array) -> None:
