@@ -22,7 +22,7 @@ _SYNCS = 8
 _AGAIN = 0.05
 # The disk begins to write a file that is to be synced each time that so many bytes more are there.
 _EARLY = 16 << 20
-# Files of so many bytes have room on the disk before they are written: finding it for each write costs a quarter more.
+# The file system finds room for files of so many bytes before they are written: for each write it takes longer.
 _LARGE = 16 << 20
 # Source: linux/fs.h.
 _SYNC_FILE_RANGE_WRITE = 2

@@ -65,8 +65,9 @@ _SUMMED = 1 << 15
 # few lines of the first: their tiles go through a copy whose rows are padded by one.
 _TILE = (256, 512)
 _LINE = 64
-# A transposed axis shorter than this is copied fastest without tiles.
-_NARROW = 32
+# Rows of the source and of the result that are shorter than this (elements) are copied fastest without tiles; those of
+# the source only if they are very short, where those of the result fill a tile.
+_NARROW, _VERY_NARROW = 32, 8
 # numpy scatters runs that are shorter than `_LONG_RUN` bytes, if there are more than `_FEW_RUNS`.
 _LONG_RUN, _FEW_RUNS = 4096, 16
 
@@ -221,9 +222,10 @@ def _transposed_axis(dims: list[tuple[int, int]]) -> int | None:
     """
     counts = [count for count, _ in dims]
     axis = min(range(len(dims)), key=lambda axis: dims[axis][1] or math.inf, default=0)
-    if axis >= len(dims) - 1 or not dims[-1][1] or min(counts[axis], counts[-1]) < _NARROW:
+    if axis >= len(dims) - 1 or not dims[-1][1]:
         return None
-    return axis
+    least = _VERY_NARROW if counts[-1] >= _TILE[1] else _NARROW
+    return axis if min(counts[axis], counts[-1]) >= least else None
 
 
 def _transpose(source: Array, result: Array) -> None:

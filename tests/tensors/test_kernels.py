@@ -387,6 +387,7 @@ def test_gather_picks_by_strides(kernel: Gather, seed: np.random.Generator) -> N
         # Rows that share few lines of a cache, more than one tile of them.
         ((600, 512), (1, 0)),
         ((31, 700), (1, 0)),
+        ((700, 9), (1, 0)),
         ((700, 32), (1, 0)),
         ((5, 70, 40), (0, 2, 1)),
         ((40, 3, 70), (2, 1, 0)),
