@@ -6,11 +6,12 @@ python scripts/reference.py --check     says which of them are out of date
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -40,9 +41,10 @@ VARIABLES = {
 }
 
 
-def commands() -> Iterator[Help]:
-    """Yield the help of the program and of every command in it, in order."""
-    yield from _below(typer.main.get_command(app), "ckptconv", None)
+@functools.cache
+def commands() -> tuple[Help, ...]:
+    """Return the help of the program and of every command in it, in order."""
+    return tuple(_below(typer.main.get_command(app), "ckptconv", None))
 
 
 def _below(command: Any, path: str, above: Any) -> Iterator[Help]:
@@ -137,7 +139,7 @@ _ENVIRONMENT = "An option comes before its variable. Only the command line reads
 
 def cli_page() -> str:
     """The reference of the command line, in Markdown."""
-    every = list(commands())
+    every = commands()
     shared = _shared(every)
     lines = ["# The command line", "", f"<!-- {MADE} -->", "", _sentences(every[0]), ""]
     lines += [f"- [`{each.path}`](#{each.path.replace(' ', '-')}): {each.summary}" for each in every[1:]]
@@ -176,7 +178,7 @@ def cli_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shared(every: list[Help]) -> dict[tuple[str, str], list[tuple[str, Flag]]]:
+def _shared(every: Sequence[Help]) -> dict[tuple[str, str], list[tuple[str, Flag]]]:
     """Return the options that mean the same for several commands, each with these commands."""
     found: dict[tuple[str, str], list[tuple[str, Flag]]] = {}
     for command in every:
@@ -333,11 +335,11 @@ def maps_page() -> str:
 
 def man_pages() -> dict[str, str]:
     """Return {file name: text} of the manual pages: one of the program and one of each command."""
-    every = list(commands())
+    every = commands()
     return {f"{each.path.replace(' ', '-')}.1": _man(each, every) for each in every}
 
 
-def _man(told: Help, every: list[Help]) -> str:
+def _man(told: Help, every: Sequence[Help]) -> str:
     name = told.path.replace(" ", "-")
     lines = [f'.TH {name.upper()} 1 "" "ckptconv {__version__}" "ckptconv"', ".SH NAME"]
     lines += [f"{_roff(name)} \\- {_roff(told.summary.rstrip('.'))}", ".SH SYNOPSIS", f".B {_roff(told.usage)}"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import collections.abc
+import functools
 import inspect
 import json
 import textwrap
@@ -299,6 +300,7 @@ def _and(found: dict[str, Any], other: str) -> dict[str, Any]:
 _KNOWN = {each.__name__: each for each in (Statistics, ModuleInfo, MapSummary)}
 
 
+@functools.cache
 def _docstrings(described: type) -> dict[str, str]:
     """Return {name: what the docstring after it says} of the fields and properties of a class."""
     [body] = ast.parse(textwrap.dedent(inspect.getsource(described))).body

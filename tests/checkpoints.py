@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,10 +94,17 @@ def done(run: Run) -> Run:
     return run
 
 
-def torch_file(directory: Path, tree: Any, name: str = "x.pt", **options: Any) -> Path:
+def torch_file(directory: Path, tree: Any, name: str = "model.pt", **options: Any) -> Path:
     """A file of `torch.save`, with `options` of that."""
     torch.save(tree, directory / name, **options)
     return directory / name
+
+
+def torch_loaded(path: Path, *, weights_only: bool = False) -> Any:
+    """What torch loads of a file. It may warn of kinds of tensors that are in beta, or deprecated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.load(path, weights_only=weights_only, map_location="cpu")
 
 
 def copy_of(case: str, tmp_path: Path) -> Path:

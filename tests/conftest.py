@@ -59,6 +59,13 @@ def pytest_collection() -> Generator[None, object, object]:
     return collected
 
 
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def program() -> Path:
     """A directory for the PATH with `ckptconv`, which starts at once."""

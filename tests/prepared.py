@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import gc
 import importlib
 import json
 import os
@@ -31,7 +30,12 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import IO, Any
 
+import typer
+
 import ckptconv
+from ckptconv.cli import commands
+from ckptconv.process import settled
+from ckptconv.tensors.float_formats import numpy_module
 
 PROGRAM = "import sys; from ckptconv.__main__ import main; main()"
 _CALLING = f"""#!{{python}} -IS
@@ -190,26 +194,32 @@ def _serve(address: str, modules: list[str]) -> None:
         with contextlib.suppress(ImportError):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
-    for name in ("numpy", *modules):
+    numpy_module()  # as a command does: without threads
+    for name in modules:
         importlib.import_module(name)
+    commands.app = typer.main.get_command(commands.app)  # once, and not for each child
     assert "torch" in modules or "torch" not in sys.modules
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that tell how the children end
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the keyboard's is for whoever started this
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen(64)
-        gc.freeze()
         os.write(1, b"!")
-        # Until the input ends: whoever started this goes, however that is.
-        while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
-            asking, _ = listening.accept()
-            with asking:
-                _, streams, _, _ = socket.recv_fds(asking, 1, 3)
-                if not os.fork():
-                    listening.close()
-                    _tell(asking, streams)
-                for stream in streams:
-                    os.close(stream)
+        _listen(listening)
+
+
+@settled()  # what is frozen is not counted by each child for each conversion
+def _listen(listening: socket.socket) -> None:
+    """Fork for each call until the input ends: whoever started this goes, however that is."""
+    while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
+        asking, _ = listening.accept()
+        with asking:
+            _, streams, _, _ = socket.recv_fds(asking, 1, 3)
+            if not os.fork():
+                listening.close()
+                _tell(asking, streams)
+            for stream in streams:
+                os.close(stream)
 
 
 def _tell(asking: socket.socket, streams: list[int]) -> None:

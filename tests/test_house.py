@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +53,7 @@ OPENING = {"open", "open_reader", "read_text", "Readers", "LocalWriter", "writin
 def calls(path: Path, *names: str) -> set[str]:
     """Those of `names` that a module calls."""
     text = path.read_text("utf-8")
-    if not any(name.rpartition(".")[2] in text for name in names):
+    if not any(re.search(rf"\b{name.rpartition('.')[2]}\s*\(", text) for name in names):
         return set()
     called = (ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call))
     return set(names).intersection(called)

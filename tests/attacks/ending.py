@@ -23,6 +23,7 @@ from pathlib import Path
 from counting import counted
 
 import ckptconv
+from ckptconv.process import settled
 
 # Inputs of more bytes than that are large.
 LARGE = 300_000
@@ -98,6 +99,7 @@ def _code_of(arguments: list[str]) -> object:
     return None
 
 
+@settled()  # else what is frozen would be counted for each file
 def _answer() -> None:
     import typer
 
@@ -108,9 +110,8 @@ def _answer() -> None:
     for line in sys.stdin:
         canary, *arguments = json.loads(line)
         err = io.StringIO()
-        # Without the garbage of those before, and what is imported.
-        gc.collect()
-        gc.get_freeze_count() or gc.freeze()
+        gc.collect()  # without the garbage of those before
+        gc.freeze()
         _forget_peak()
         work = functools.partial(_code_of, [*arguments, "--no-fsync"])
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):

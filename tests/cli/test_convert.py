@@ -59,13 +59,6 @@ def test_what_opens_a_checkpoint_is_an_option_of_virtual_ones_too(command: str) 
     assert {"--tag", "--exclude-frozen-parameters", "--master", "--unstack", "--raw", "--inert"} <= flags_of(command)
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory to work in."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def a_set(directory: Path) -> None:
     """A sharded set of torch files, with its index."""
     directory.mkdir()

@@ -26,12 +26,8 @@ from ckptconv.tensors import kernels
 from ckptconv.tensors.moves import WeightedSum
 
 Tensors = dict[str, torch.Tensor]
+pytestmark = pytest.mark.usefixtures("place")
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def model(seed: int) -> Tensors:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ZERO, ckptconv_here, load_with_aliases, torch_file
+from checkpoints import ZERO, ckptconv_here, load_with_aliases, torch_file, torch_loaded
 from checkpoints import assert_same as assert_same_tensors
 from dcp_checkpoints import DCP
 from prepared import prepared
@@ -36,12 +36,6 @@ def converted(path: Path, output: str = "x.safetensors", *options: object) -> Pa
     done = ckptconv_here("pt2safetensors", path, path.parent / output, "--no-fsync", *options)
     assert done.code == 0, done.err
     return path.parent / output
-
-
-def expected(path: Path) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.load(path, weights_only=False, map_location="cpu")
 
 
 def in_map(tensor: torch.Tensor, path: Path) -> bool:
@@ -69,7 +63,7 @@ LAID_OUT = ("strides", "parameters, gradients, attributes")
 @pytest.mark.parametrize("name", TREES)
 def test_any_state_is_what_torch_loads(name: str, kind: str, tmp_path: Path) -> None:
     path = torch_file(tmp_path, STATES[name]())
-    theirs = expected(path)
+    theirs = torch_loaded(path)
     if kind == "safetensors":
         path = converted(path)
     elif kind == "directory":
@@ -161,12 +155,12 @@ def a_model() -> torch.nn.Module:
     return model
 
 
-@pytest.mark.parametrize("output", ["x.pt", "x.safetensors", "x"])
+@pytest.mark.parametrize("output", ["model.pt", "x.safetensors", "x"])
 def test_a_model_on_the_meta_device_gets_all_its_tensors(output: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = a_model()
     path = torch_file(tmp_path, model.state_dict())
-    if output != "x.pt":
+    if output != "model.pt":
         path = converted(path, output, *(["--max-shard-size", "100"] if output == "x" else []))
     with torch.device("meta"):
         empty = a_model()
@@ -264,14 +258,14 @@ def unaligned(path: Path) -> None:
 @pytest.mark.parametrize("name", ["one storage under different views", "fp8, uint16, complex64 and all others", "tied"])
 def test_archives_that_were_packed_again(name: str, change: Callable[[Path], None], tmp_path: Path) -> None:
     path = torch_file(tmp_path, STATES[name]())
-    theirs = expected(path)
+    theirs = torch_loaded(path)
     change(path)
     assert_same(theirs, ckptconv.load_state_dict(path))
 
 
 def test_the_stream_format(tmp_path: Path) -> None:
     path = torch_file(tmp_path, STATES["one storage under different views"](), _use_new_zipfile_serialization=False)
-    assert_same(expected(path), ckptconv.load_state_dict(path))
+    assert_same(torch_loaded(path), ckptconv.load_state_dict(path))
 
 
 def test_a_file_of_a_big_endian_machine(tmp_path: Path) -> None:
@@ -294,7 +288,7 @@ def test_a_file_of_a_big_endian_machine(tmp_path: Path) -> None:
 def test_damaged_files_are_told_as_ever(tmp_path: Path) -> None:
     path = torch_file(tmp_path, {"a": torch.ones(100)})
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(CkptconvError, match=r"x\.pt"):
+    with pytest.raises(CkptconvError, match=r"model\.pt"):
         ckptconv.load_state_dict(path)
     with pytest.raises(UsageError, match="does not exist"):
         ckptconv.load_state_dict(tmp_path / "y.pt")
@@ -304,7 +298,7 @@ def test_damaged_files_are_told_as_ever(tmp_path: Path) -> None:
 
 
 def test_a_newer_file_for_torch_beside_it_is_warned_of(tmp_path: Path) -> None:
-    path = torch_file(tmp_path, {"a": torch.ones(2)})
+    path = torch_file(tmp_path, {"a": torch.ones(2)}, "x.pt")
     safe = converted(path)
     os.utime(path, ns=(0, 0))
     with warnings.catch_warnings():

@@ -32,11 +32,7 @@ PEFT = DATA / "peft"
 REFUSED = ["dora-conv1d", "dora-embedding"]
 CASES = sorted(case.name for case in PEFT.iterdir() if case.name not in REFUSED)
 Tensors = dict[str, torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("place")
 
 
 def adapter(tensors: Tensors, name: str = "adapter", **config: Any) -> str:

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import types
 import uuid
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,7 @@ import numpy as np
 import pytest
 import torch
 from attacks.corpus import CASES
-from checkpoints import DATA, Run, ckptconv, ckptconv_here
+from checkpoints import DATA, Run, ckptconv, ckptconv_here, torch_loaded
 from effort import TIMES, examples
 from huggingface_hub import save_torch_state_dict
 from hypothesis import given
@@ -55,12 +54,6 @@ def deep() -> Iterator[None]:
         sys.setrecursionlimit(limit)
 
 
-def loaded(path: Path, *, weights_only: bool = False) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # sparse and quantized tensors are in beta, or deprecated
-        return torch.load(path, weights_only=weights_only, map_location="cpu")
-
-
 def saved(tmp_path: Path, state: Any, name: str = "x.pt", **options: Any) -> Path:
     with deep():
         torch.save(state, tmp_path / name, **options)
@@ -85,12 +78,12 @@ def back(path: Path, *options: object, output: str = "x.safetensors", name: str 
 
 def check(path: Path, again: Path) -> None:
     """What torch loads from two files is the same; and with weights_only too, where that is allowed."""
-    assert_same(loaded(path), loaded(again))
+    assert_same(torch_loaded(path), torch_loaded(again))
     try:
-        expected = loaded(path, weights_only=True)
+        expected = torch_loaded(path, weights_only=True)
     except Exception:
         return
-    assert_same(expected, loaded(again, weights_only=True))
+    assert_same(expected, torch_loaded(again, weights_only=True))
 
 
 @pytest.mark.parametrize("output", ["x.safetensors", "x"])
@@ -235,7 +228,7 @@ def test_a_training_goes_on_to_the_same_weights(optimizer: str, scheduler: str, 
     again = back(path, *(["--max-shard-size", "300"] if output == "x" else []), output=output)
     check(path, again)
     resumed = parts()
-    for part, state in zip(resumed, loaded(again), strict=True):
+    for part, state in zip(resumed, torch_loaded(again), strict=True):
         part.load_state_dict(state)
     trained(*first, steps=5)
     trained(*resumed, steps=5)
@@ -282,7 +275,7 @@ def test_objects_of_classes_that_only_hold_data_come_back(tmp_path: Path) -> Non
     path = saved(tmp_path, {**state, "rng": rng, "twice": [twice, twice]})
     run("pt2safetensors", path)
     run("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "back.pt", "--verify")
-    again = loaded(tmp_path / "back.pt")
+    again = torch_loaded(tmp_path / "back.pt")
     for name, value in state.items():
         assert type(again[name]) is type(value), name
         if name not in ("args", "objects", "records"):
@@ -313,7 +306,7 @@ def test_objects_of_other_classes_are_written_or_left_out_only_where_that_was_as
     assert not output.exists()
     kept = run("safetensors2pt", source, output, "--opaque", "keep", "--verify")
     assert "functools.partial" in kept.err
-    again = loaded(output)
+    again = torch_loaded(output)
     assert again["class"] is Config
     assert_same(vars(state["config"]), vars(again["config"]))
     assert_same(dict(state["plain"]), dict(again["plain"]))
@@ -323,16 +316,16 @@ def test_objects_of_other_classes_are_written_or_left_out_only_where_that_was_as
     for spelled in (["--opaque", "drop"], ["--drop-opaque"]):
         done = run("safetensors2pt", source, output, "--verify", *spelled)
         assert "left out" in done.err
-        assert_same(expected, loaded(output, weights_only=True))
+        assert_same(expected, torch_loaded(output, weights_only=True))
     report = run("safetensors2pt", source, output, "--opaque", "drop", "--json").json
     assert report["dropped"]["when.0"] == "functools.partial"
     assert set(report["dropped"]) == {"when.0", "class", "config", "plain", "counts"}
     for glob, left in (("when.0", {"when": [None, 2]}), ("when.*", {"when": [None, None]}), ("when*", {})):
         run("safetensors2pt", source, output, *excluding(glob, "c*", "plain*"), "--verify")
-        assert_same({"w": torch.ones(3), **left}, loaded(output))
+        assert_same({"w": torch.ones(3), **left}, torch_loaded(output))
     for opaque in ("keep", "drop"):
         convert(source, output, opaque=opaque)
-        assert ("config" in loaded(output)) == (opaque == "keep")
+        assert ("config" in torch_loaded(output)) == (opaque == "keep")
     with pytest.raises(UnsafeError):
         convert(source, output)
     for wrong in (["--opaque", "run"], ["--opaque", "keep", "--drop-opaque"]):
@@ -356,7 +349,7 @@ def test_only_objects_that_were_chosen_are_asked_about(tmp_path: Path) -> None:
         report = run("safetensors2pt", source, output, "--verify", "--json", *options).json
         assert list(report["dropped"]) == (["counts"] if expected is plain else [])
         assert not any("will run" in warning for warning in report["warnings"])
-        again = loaded(output)
+        again = torch_loaded(output)
         assert set(again) == {"w", *expected}
         assert again.get("args", args["args"]) == args["args"]
         assert_same(again.get("counts", {}), expected.get("counts", {}))
@@ -389,10 +382,10 @@ def test_a_tensor_of_a_subclass_comes_back_as_a_plain_one_only_where_that_was_as
     assert refused.code == 3
     assert "Subclass" in refused.err
     run("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "back.pt", "--opaque", "keep")
-    assert type(loaded(tmp_path / "back.pt")["s"]) is Subclass
+    assert type(torch_loaded(tmp_path / "back.pt")["s"]) is Subclass
     done = run("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "back.pt", "--drop-opaque")
     assert "Subclass" in done.err
-    assert_same({"s": torch.arange(3.0), "w": torch.ones(1)}, loaded(tmp_path / "back.pt", weights_only=True))
+    assert_same({"s": torch.arange(3.0), "w": torch.ones(1)}, torch_loaded(tmp_path / "back.pt", weights_only=True))
 
 
 @pytest.fixture
@@ -428,7 +421,7 @@ def test_a_tensor_without_data_is_named(tmp_path: Path) -> None:
     assert refused.code == 5
     assert "'m.0'" in refused.err
     assert "meta" in refused.err
-    assert_same({"a": torch.ones(1), "m": [None]}, loaded(back(path, "--exclude", "m.*")))
+    assert_same({"a": torch.ones(1), "m": [None]}, torch_loaded(back(path, "--exclude", "m.*")))
 
 
 # ---------------------------------------------------------------------------------------------- safetensors from others
@@ -438,7 +431,7 @@ def test_a_plain_file_becomes_a_dict_of_its_tensors(tmp_path: Path) -> None:
     state = {"b": torch.ones(2), "a": torch.zeros(3, dtype=torch.int8), "é.0": torch.tensor(1.5)}
     save_file(state, tmp_path / "x.safetensors", {"format": "pt", "by": "others"})
     run("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "x.bin")
-    again = loaded(tmp_path / "x.bin", weights_only=True)
+    again = torch_loaded(tmp_path / "x.bin", weights_only=True)
     assert type(again) is dict
     assert_same(load_file(tmp_path / "x.safetensors"), again)
 
@@ -450,7 +443,7 @@ def test_a_sharded_set_of_others_becomes_one_dict(tmp_path: Path) -> None:
     assert len(list((tmp_path / "model").glob("*.safetensors"))) > 2
     for source in (tmp_path / "model", tmp_path / "model" / "model.safetensors.index.json"):
         run("safetensors2pt", source, tmp_path / "x.pt")
-        again = loaded(tmp_path / "x.pt", weights_only=True)
+        again = torch_loaded(tmp_path / "x.pt", weights_only=True)
         assert_same(state, {name: again[name] for name in state})
         assert len(again) == len(state)
 
@@ -458,7 +451,7 @@ def test_a_sharded_set_of_others_becomes_one_dict(tmp_path: Path) -> None:
 def test_tied_names_of_others_share_their_memory_again(tmp_path: Path) -> None:
     save_file({"embed": torch.ones(4, 2)}, tmp_path / "x.safetensors", {"format": "pt", "head": "embed"})
     run("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "x.pt")
-    again = loaded(tmp_path / "x.pt")
+    again = torch_loaded(tmp_path / "x.pt")
     assert again["head"].untyped_storage().data_ptr() == again["embed"].untyped_storage().data_ptr()
 
 
@@ -476,7 +469,7 @@ def test_files_in_olmos_map_become_the_nested_dict(tmp_path: Path) -> None:
         flat[name] = value if plain else torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
     save_file(flat, tmp_path / "x.safetensors")
     run("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "x.pt")
-    again = loaded(tmp_path / "x.pt", weights_only=True)
+    again = torch_loaded(tmp_path / "x.pt", weights_only=True)
     assert again["groups"] == [{"lr": 0.1}]
     assert again["n"] == 3
     assert_same({key: tree["state"][0][key] for key in ("exp_avg", "step")}, dict(sorted(again["state"][0].items())))
@@ -493,17 +486,17 @@ def test_files_of_old_releases_come_back(path: Path, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     if kind == "module":
         theirs = torch.load(path.parent / "module.pt", weights_only=False).state_dict()
-        assert_same(dict(theirs), dict(loaded(tmp_path / "x.pt")))
+        assert_same(dict(theirs), dict(torch_loaded(tmp_path / "x.pt")))
         return
     if kind in ("scripted", "traced"):
         theirs = torch.jit.load(str(path)).state_dict()
-        ours = {name: tensor.detach() for name, tensor in loaded(tmp_path / "x.pt").items()}
+        ours = {name: tensor.detach() for name, tensor in torch_loaded(tmp_path / "x.pt").items()}
         # What is traced has constants beside its state.
         assert {name.partition(".")[0] for name in ours.keys() - theirs.keys()} <= {"CONSTANTS"}
         assert_same(dict(theirs), {name: ours[name] for name in theirs})
         return
     # torch cannot read 8-bit floats from a stream, though it writes them: the archive has the same tensors.
-    expected, again = loaded(path.parent / f"{kind}.pt"), loaded(tmp_path / "x.pt")
+    expected, again = torch_loaded(path.parent / f"{kind}.pt"), torch_loaded(tmp_path / "x.pt")
     for name in ("conjugate", "negative"):
         # Kept as the values they stand for, which are not those of the memory they were views of.
         if name in expected:
@@ -530,7 +523,7 @@ def test_memory_stays_small_in_both_directions(tmp_path: Path) -> None:
         assert done.code == 0, done.err
         assert done.json["bytes_written"] > 90e6
         assert done.json["peak_rss_bytes"] < 64 << 20
-    assert_same(state, loaded(tmp_path / "y.pt", weights_only=True))
+    assert_same(state, torch_loaded(tmp_path / "y.pt", weights_only=True))
 
 
 def test_many_tensors_take_little_each(tmp_path: Path) -> None:
@@ -571,9 +564,9 @@ def test_typed_storages_stay_storages_and_share_their_memory(dtype: torch.dtype,
         "empty": torch.empty(0, dtype=dtype).storage(),
     }
     path = saved(tmp_path, state, _use_new_zipfile_serialization=zipped)
-    original = loaded(path)
+    original = torch_loaded(path)
     ways = {
-        "back": loaded(back(path), weights_only=True),
+        "back": torch_loaded(back(path), weights_only=True),
         "pt": ckptconv_module.load_state_dict(path),
         "safetensors": ckptconv_module.load_state_dict(tmp_path / "x.safetensors"),
         "library": ckptconv_module.unflatten(*ckptconv_module.flatten(state)),
@@ -593,7 +586,7 @@ def test_typed_storages_stay_storages_and_share_their_memory(dtype: torch.dtype,
 def test_untyped_storages_come_back_as_torch_reads_them(tmp_path: Path) -> None:
     eight = torch.arange(4.0).to(torch.float8_e4m3fn)
     path = saved(tmp_path, {"u": torch.ones(3).untyped_storage(), "t": eight, "s": eight.untyped_storage()})
-    original, got = loaded(path), loaded(back(path), weights_only=True)
+    original, got = torch_loaded(path), torch_loaded(back(path), weights_only=True)
     for name in ("u", "s"):
         assert of_storage(got[name]) == of_storage(original[name]), name
     assert torch.equal(got["t"].view(torch.uint8), original["t"].view(torch.uint8))

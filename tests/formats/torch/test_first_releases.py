@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +26,7 @@ from attacks.assemble import (
     text,
     zipped,
 )
-from checkpoints import ckptconv_here
+from checkpoints import ckptconv_here, torch_loaded
 from safetensors.torch import load_file
 from torch_reference import same
 
@@ -73,12 +71,6 @@ SOUND = {
 }
 
 
-def loaded(path: Path) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.load(path, weights_only=False)
-
-
 def state_dict(value: bytes) -> bytes:
     return streamed(mapped(text("w"), value, text("tied"), value))
 
@@ -87,7 +79,7 @@ def state_dict(value: bytes) -> bytes:
 def test_what_torch_reads_of_them_is_what_we_read(case: str, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     path.write_bytes(state_dict(SOUND[case]))
-    same(read_torch(str(path)).value, loaded(path))
+    same(read_torch(str(path)).value, torch_loaded(path))
 
 
 @pytest.mark.parametrize("case", SOUND)
@@ -98,7 +90,7 @@ def test_they_are_converted_and_go_back(case: str, tmp_path: Path) -> None:
     assert run.code == 0, run.err
     assert run.json["opaque"] == []
     assert list(run.json["aliases"]) == ["tied"]
-    theirs = loaded(path)
+    theirs = torch_loaded(path)
     assert torch.equal(load_file(flat)["w"], theirs["w"])
     assert ckptconv_here("safetensors2pt", flat, back).code == 0
     again = torch.load(back, weights_only=True)
@@ -111,7 +103,7 @@ def test_one_object_that_is_mentioned_twice_is_one_tensor(tmp_path: Path) -> Non
     made = called(name("torch", "FloatTensor")) + b"q\x00" + several(STORED, number(0), numbers(2, 3), numbers(3, 1))
     path = tmp_path / "model.pt"
     path.write_bytes(streamed(mapped(text("w"), made + b"b", text("tied"), b"h\x00")))
-    same(read_torch(str(path)).value, loaded(path))
+    same(read_torch(str(path)).value, torch_loaded(path))
 
 
 def test_one_that_is_mentioned_before_it_has_its_state_is_refused(tmp_path: Path) -> None:
@@ -126,7 +118,7 @@ def test_one_that_is_mentioned_before_it_has_its_state_is_refused(tmp_path: Path
 def test_archives_may_hold_them_too(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     path.write_bytes(zipped(members(pickled(mapped(text("w"), typed(held=storage()))))))
-    same(read_torch(str(path)).value, loaded(path))
+    same(read_torch(str(path)).value, torch_loaded(path))
 
 
 def test_tensors_of_a_gpu_are_those_of_the_processor(tmp_path: Path) -> None:

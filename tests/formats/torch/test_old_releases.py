@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from checkpoints import DATA, ckptconv_here
+from checkpoints import DATA, ckptconv_here, torch_loaded
 from evaluate import evaluate
 from torch_reference import bits, same
 
@@ -22,12 +20,6 @@ def names(path: Path) -> str:
     return f"{path.parent.name}-{path.stem}"
 
 
-def loaded(path: Path) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.load(path, weights_only=False, map_location="cpu")
-
-
 def of_kind(*kinds: str) -> list[Path]:
     return [path for path in FILES if path.name.split(".")[0] in kinds]
 
@@ -39,13 +31,13 @@ def test_there_are_files_of_several_releases() -> None:
 
 @pytest.mark.parametrize("path", of_kind("training"), ids=names)
 def test_training_checkpoints(path: Path) -> None:
-    same(read_torch(str(path)).value, loaded(path))
+    same(read_torch(str(path)).value, torch_loaded(path))
 
 
 @pytest.mark.parametrize("path", of_kind("tensors"), ids=names)
 def test_tensors(path: Path) -> None:
     # The same tensors are in both formats, and torch cannot read 8-bit floats from a stream, though it writes them.
-    ours, theirs = read_torch(str(path)).value, loaded(path.parent / "tensors.pt")
+    ours, theirs = read_torch(str(path)).value, torch_loaded(path.parent / "tensors.pt")
     assert list(ours) == list(theirs)
     for name, tensor in theirs.items():
         if tensor.is_conj() or tensor.is_neg():
@@ -57,7 +49,7 @@ def test_tensors(path: Path) -> None:
 
 @pytest.mark.parametrize("path", of_kind("module"), ids=names)
 def test_whole_modules_are_kept_as_data_with_their_tensors(path: Path) -> None:
-    file, model = read_torch(str(path)), loaded(path)
+    file, model = read_torch(str(path)), torch_loaded(path)
     assert "torch.nn.modules.linear.Linear" in map(str, file.opaque)
     parameters = file.value.state[0]["_parameters"]
     for name in ("weight", "bias"):

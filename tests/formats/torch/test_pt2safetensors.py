@@ -21,7 +21,17 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from checkpoints import Run, assert_same, bits, ckptconv, ckptconv_here, load_with_aliases, metadata_of
+from checkpoints import (
+    Run,
+    assert_same,
+    bits,
+    ckptconv,
+    ckptconv_here,
+    load_with_aliases,
+    metadata_of,
+    torch_file,
+    torch_loaded,
+)
 from effort import examples
 from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
@@ -37,16 +47,6 @@ INDEX = "model.safetensors.index.json"
 MANIFEST = ".ckptconv-manifest.json"
 STRUCTURE = "ckptconv.structure"
 STRUCTURE_FILE = "ckptconv.structure.json"
-
-
-def saved(tmp_path: Path, tree: Any, name: str = "model.pt", **options: Any) -> Path:
-    path = tmp_path / name
-    torch.save(tree, path, **options)
-    return path
-
-
-def loaded(path: Path) -> Any:
-    return torch.load(path, map_location="cpu", weights_only=False)
 
 
 def converted(*arguments: object) -> Run:
@@ -283,7 +283,7 @@ def four_thousand_tensors() -> Any:
 
 def check(path: Path, output: Path) -> None:
     """`output` is exactly what `path` holds: each tensor under its name, and the tree with them put back."""
-    expected = loaded(path)
+    expected = torch_loaded(path)
     if is_state_dict(expected):
         got = load_with_aliases(output)
         assert_same(got, {name: tensor.resolve_conj().resolve_neg() for name, tensor in expected.items()})
@@ -298,7 +298,7 @@ def is_state_dict(tree: Any) -> bool:
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_what_is_written_is_what_torch_would_load(name: str, tmp_path: Path) -> None:
-    path = saved(tmp_path, CHECKPOINTS[name]())
+    path = torch_file(tmp_path, CHECKPOINTS[name]())
     converted(path)
     check(path, tmp_path / "model.safetensors")
     assert sorted(os.listdir(tmp_path)) == ["model.pt", "model.safetensors"]
@@ -306,7 +306,7 @@ def test_what_is_written_is_what_torch_would_load(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["a_training_checkpoint", "every_dtype", "strided_views", "shapes"])
 def test_a_directory_holds_the_same_and_so_do_shards(name: str, tmp_path: Path) -> None:
-    path = saved(tmp_path, CHECKPOINTS[name]())
+    path = torch_file(tmp_path, CHECKPOINTS[name]())
     converted(path, tmp_path / "whole")
     check(path, tmp_path / "whole")
     converted(path, tmp_path / "shards", "--max-shard-size", "1kB")
@@ -337,23 +337,23 @@ def has_a_byte_order(dtype: torch.dtype) -> bool:
 @pytest.mark.parametrize("name", ["every_dtype", "special_values", "a_state_dict"])
 def test_a_file_of_a_big_endian_machine(name: str, tmp_path: Path) -> None:
     original = {key: tensor.clone() for key, tensor in CHECKPOINTS[name]().items() if has_a_byte_order(tensor.dtype)}
-    path = saved(tmp_path, {key: swapped(tensor) for key, tensor in original.items()})
+    path = torch_file(tmp_path, {key: swapped(tensor) for key, tensor in original.items()})
     resaved(path, lambda member, data: b"big" if member == "byteorder" else data)
     converted(path)
     assert_same(load_with_aliases(tmp_path / "model.safetensors"), original)
 
 
 def test_tied_weights_of_a_big_endian_machine_are_stored_once(tmp_path: Path) -> None:
-    path = saved(tmp_path, tied_weights())
+    path = torch_file(tmp_path, tied_weights())
     resaved(path, lambda member, data: b"big" if member == "byteorder" else data)
     assert converted(path, "--json").json["aliases"] == {"head.weight": "embedding.weight"}
-    assert_same(load_with_aliases(tmp_path / "model.safetensors"), loaded(path))
+    assert_same(load_with_aliases(tmp_path / "model.safetensors"), torch_loaded(path))
 
 
 @pytest.mark.parametrize("location", ["cuda:0", "cuda:7", "mps", "xpu:1", "hpu"])
 def test_tensors_that_were_on_another_device(location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: location)
-    path = saved(tmp_path, a_training_checkpoint())
+    path = torch_file(tmp_path, a_training_checkpoint())
     monkeypatch.undo()
     assert location.encode() in path.read_bytes()
     converted(path)
@@ -362,13 +362,13 @@ def test_tensors_that_were_on_another_device(location: str, tmp_path: Path, monk
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_every_pickle_protocol(protocol: int, tmp_path: Path) -> None:
-    path = saved(tmp_path, a_training_checkpoint(), pickle_protocol=protocol)
+    path = torch_file(tmp_path, a_training_checkpoint(), pickle_protocol=protocol)
     converted(path)
     check(path, tmp_path / "model.safetensors")
 
 
 def test_a_file_renamed_since_and_one_saved_to_a_buffer(tmp_path: Path) -> None:
-    saved(tmp_path, a_state_dict(), "before.pt").rename(tmp_path / "after.ckpt")
+    torch_file(tmp_path, a_state_dict(), "before.pt").rename(tmp_path / "after.ckpt")
     buffer = io.BytesIO()
     torch.save(a_state_dict(), buffer)
     (tmp_path / "buffer").write_bytes(buffer.getvalue())
@@ -378,15 +378,15 @@ def test_a_file_renamed_since_and_one_saved_to_a_buffer(tmp_path: Path) -> None:
 
 
 def test_an_archive_packed_again_without_alignment(tmp_path: Path) -> None:
-    path = saved(tmp_path, a_training_checkpoint())
+    path = torch_file(tmp_path, a_training_checkpoint())
     resaved(path, lambda member, data: data)
     converted(path)
     check(path, tmp_path / "model.safetensors")
 
 
 def test_members_in_another_order_and_storages_that_nothing_uses(tmp_path: Path) -> None:
-    path = saved(tmp_path, a_training_checkpoint())
-    expected = loaded(path)
+    path = torch_file(tmp_path, a_training_checkpoint())
+    expected = torch_loaded(path)
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     names = list(members)
@@ -400,7 +400,7 @@ def test_members_in_another_order_and_storages_that_nothing_uses(tmp_path: Path)
 
 
 def test_classes_of_other_packages_are_named_and_stay_data(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"weights": torch.ones(2), "path": Path("/a/b"), "args": Arguments(lr=torch.zeros(1))})
+    path = torch_file(tmp_path, {"weights": torch.ones(2), "path": Path("/a/b"), "args": Arguments(lr=torch.zeros(1))})
     report = converted(path, "--json").json
     assert sorted(report["opaque"]) == ["pathlib.PosixPath", f"{__name__}.Arguments"]
     stored = load_file(tmp_path / "model.safetensors")
@@ -421,14 +421,14 @@ class Arguments:
 def test_a_file_is_byte_for_byte_what_safetensors_writes(tmp_path: Path) -> None:
     """Of a plain dict in the order in which a file holds it, nothing needs a record."""
     tensors = {"a": torch.ones(2, 3), "b": torch.zeros(4), "c": torch.ones(3, dtype=torch.int8)}
-    path = saved(tmp_path, tensors)
+    path = torch_file(tmp_path, tensors)
     converted(path)
     save_file(tensors, tmp_path / "theirs.safetensors", {"format": "pt"})
     assert (tmp_path / "model.safetensors").read_bytes() == (tmp_path / "theirs.safetensors").read_bytes()
 
 
 def test_the_same_input_gives_the_same_bytes_whatever_the_threads(tmp_path: Path) -> None:
-    path = saved(tmp_path, {**views_into_one_large_storage(), **strided_views(), **every_dtype()})
+    path = torch_file(tmp_path, {**views_into_one_large_storage(), **strided_views(), **every_dtype()})
     outputs = []
     for options in (["--jobs", "1"], ["--jobs", "8"], ["--memory", "256KiB"], ["--memory", "64MiB", "--no-fsync"]):
         converted(path, tmp_path / "out.safetensors", *options)
@@ -440,8 +440,8 @@ def test_the_same_input_gives_the_same_bytes_whatever_the_threads(tmp_path: Path
 
 
 def test_key_takes_a_subtree_with_its_structure(tmp_path: Path) -> None:
-    path = saved(tmp_path, a_training_checkpoint())
-    expected = loaded(path)
+    path = torch_file(tmp_path, a_training_checkpoint())
+    expected = torch_loaded(path)
     for key, part in [
         ("model", expected["model"]),
         ("optimizer.state", expected["optimizer"]["state"]),
@@ -456,7 +456,7 @@ def test_key_takes_a_subtree_with_its_structure(tmp_path: Path) -> None:
 
 def test_key_takes_the_longest_match_and_indices_of_lists(tmp_path: Path) -> None:
     tree = {"a": {"b": torch.ones(1)}, "a.b": {"c": torch.zeros(2)}, "list": [0, {"x": torch.ones(3)}]}
-    path = saved(tmp_path, tree)
+    path = torch_file(tmp_path, tree)
     converted(path, tmp_path / "out.safetensors", "--key", "a.b")
     assert_same(load_file(tmp_path / "out.safetensors"), {"c": torch.zeros(2)})
     converted(path, tmp_path / "out.safetensors", "--key", "list.1")
@@ -464,8 +464,8 @@ def test_key_takes_the_longest_match_and_indices_of_lists(tmp_path: Path) -> Non
 
 
 def test_include_and_exclude_are_globs_over_the_names(tmp_path: Path) -> None:
-    path = saved(tmp_path, a_state_dict())
-    expected = loaded(path)
+    path = torch_file(tmp_path, a_state_dict())
+    expected = torch_loaded(path)
     converted(path, tmp_path / "out.safetensors", "--include", "head.*", "--include", "conv.*", "--exclude", "*.bias")
     names = {"head.0.weight", "head.1.weight", "conv.weight"}
     assert_same(load_file(tmp_path / "out.safetensors"), {name: expected[name] for name in names})
@@ -475,19 +475,19 @@ def test_include_and_exclude_are_globs_over_the_names(tmp_path: Path) -> None:
 
 def test_names_are_stripped_then_renamed_in_turn_and_the_tree_keeps_its_keys(tmp_path: Path) -> None:
     state = {f"module.{name}": tensor for name, tensor in a_state_dict().items()}
-    path = saved(tmp_path, state)
+    path = torch_file(tmp_path, state)
     converted(
         path, tmp_path / "out.safetensors", "--strip_prefix", "module.",
         "--rename", r"^head\.(\d)=mlp.layer\1", "--rename", "^mlp=ff",
     )  # fmt: skip
     names = {name: name.removeprefix("module.").replace("head.", "ff.layer") for name in state}
     assert_same(load_file(tmp_path / "out.safetensors"), {new: state[old] for old, new in names.items()})
-    assert_same_tree(loaded(path), rebuilt(tmp_path / "out.safetensors"))
+    assert_same_tree(torch_loaded(path), rebuilt(tmp_path / "out.safetensors"))
 
 
 def test_the_order_of_a_plain_dict_is_kept_through_casts_and_shards(tmp_path: Path) -> None:
     """In one file as they are, these lie in the order of the dict."""
-    path = saved(tmp_path, {"b": torch.ones(300), "c": torch.ones(2), "a": torch.ones(5, dtype=torch.bfloat16)})
+    path = torch_file(tmp_path, {"b": torch.ones(300), "c": torch.ones(2), "a": torch.ones(5, dtype=torch.bfloat16)})
     for output, *options in (["out.safetensors"], ["out.safetensors", "--dtype", "float32"], ["out"], ["shards"]):
         shards = ["--max-shard-size", "1kB"] if output == "shards" else []
         converted(path, tmp_path / output, *options, *shards)
@@ -496,14 +496,14 @@ def test_the_order_of_a_plain_dict_is_kept_through_casts_and_shards(tmp_path: Pa
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
 def test_renamed_tensors_of_a_plain_dict_keep_their_keys_too_whatever_their_order(order: str, tmp_path: Path) -> None:
-    path = saved(tmp_path, {f"x.{key}": torch.ones(ord(key)) for key in order})
+    path = torch_file(tmp_path, {f"x.{key}": torch.ones(ord(key)) for key in order})
     converted(path, "--strip-prefix", "x.")
     assert sorted(load_file(tmp_path / "model.safetensors")) == ["a", "b"]
-    assert_same_tree(loaded(path), rebuilt(tmp_path / "model.safetensors"))
+    assert_same_tree(torch_loaded(path), rebuilt(tmp_path / "model.safetensors"))
 
 
 def test_what_renames_nothing_is_said_and_no_error(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"model.a": torch.ones(2), "model.b": torch.ones(3), "head": torch.ones(4)})
+    path = torch_file(tmp_path, {"model.a": torch.ones(2), "model.b": torch.ones(3), "head": torch.ones(4)})
     options = ["--strip-prefix", "model", "--rename", r"^\.=", "--rename", "head=out", "--rename", "tail=end"]
     report = converted(path, tmp_path / "out.safetensors", *options, "--json").json
     assert report["warnings"] == ["--rename 'tail=end' changes no name; the first is 'a'."]
@@ -520,7 +520,7 @@ def test_what_renames_nothing_is_said_and_no_error(tmp_path: Path) -> None:
 
 
 def test_a_replacement_is_split_at_the_last_equals_sign(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"a=b": torch.ones(1)})
+    path = torch_file(tmp_path, {"a=b": torch.ones(1)})
     converted(path, "--rename", "a=b=c")
     assert list(load_file(tmp_path / "model.safetensors")) == ["c"]
 
@@ -554,12 +554,12 @@ def test_a_replacement_is_split_at_the_last_equals_sign(tmp_path: Path) -> None:
     ids=lambda value: " ".join(value) if value and value[0].startswith("--") else None,
 )
 def test_what_makes_no_sense_is_a_usage_error(options: list[str], words: list[str], tmp_path: Path) -> None:
-    path = saved(tmp_path, a_training_checkpoint())
+    path = torch_file(tmp_path, a_training_checkpoint())
     refused(2, *words, path, *options)
 
 
 def test_the_longest_error_is_still_one_paragraph(tmp_path: Path) -> None:
-    path = saved(tmp_path, four_thousand_tensors())
+    path = torch_file(tmp_path, four_thousand_tensors())
     error = refused(2, "layer.0.weight", "more", path, "--key", "zzz")
     assert len(error) < 1000
 
@@ -574,9 +574,9 @@ def test_floats_are_cast_and_nothing_else(dtype: str, tmp_path: Path) -> None:
     floats = {
         name: torch.randn(7, 9).to(getattr(torch, name)) for name in ("float32", "bfloat16", "float16", "float64")
     }
-    path = saved(tmp_path, {**kept, **floats, "strided": torch.randn(40, 50).t()[::3]})
+    path = torch_file(tmp_path, {**kept, **floats, "strided": torch.randn(40, 50).t()[::3]})
     converted(path, "--dtype", dtype)
-    expected = {name: t if name in kept else t.to(target) for name, t in loaded(path).items()}
+    expected = {name: t if name in kept else t.to(target) for name, t in torch_loaded(path).items()}
     if dtype == "float16":
         # torch narrows a double through float32: two roundings, where one is right.
         expected["float64"] = torch.from_numpy(floats["float64"].numpy().astype("f2"))
@@ -585,7 +585,7 @@ def test_floats_are_cast_and_nothing_else(dtype: str, tmp_path: Path) -> None:
 
 def test_values_too_large_for_the_dtype_become_infinite_and_are_counted(tmp_path: Path) -> None:
     values = torch.tensor([1.0, 65504.0, 65519.9, 65520.0, -1e30, float("inf"), float("nan")])
-    path = saved(tmp_path, {"w": values, "x": values.clone()})
+    path = torch_file(tmp_path, {"w": values, "x": values.clone()})
     run = converted(path, "--dtype", "float16", "--json")
     (warning,) = run.json["warnings"]
     assert "4 values" in warning
@@ -593,12 +593,12 @@ def test_values_too_large_for_the_dtype_become_infinite_and_are_counted(tmp_path
     assert warning in run.err
     assert torch.equal(bits(load_file(tmp_path / "model.safetensors")["w"]), bits(values.half()))
     assert not converted(path, "--dtype", "bfloat16", "--json").json["warnings"]
-    assert "1 value was" in converted(saved(tmp_path, {"w": torch.tensor([1e9])}), "--dtype", "float16").err
+    assert "1 value was" in converted(torch_file(tmp_path, {"w": torch.tensor([1e9])}), "--dtype", "float16").err
 
 
 def test_tied_names_are_stored_once_or_each(tmp_path: Path) -> None:
-    path = saved(tmp_path, tied_weights())
-    expected = dict(loaded(path))
+    path = torch_file(tmp_path, tied_weights())
+    expected = dict(torch_loaded(path))
     report = converted(path, "--json").json
     assert report["aliases"] == {"head.weight": "embedding.weight"}
     assert report["tensors"] == 1
@@ -606,7 +606,7 @@ def test_tied_names_are_stored_once_or_each(tmp_path: Path) -> None:
     assert metadata_of(tmp_path / "model.safetensors")["head.weight"] == "embedding.weight"
     assert converted(path, "--tied", "duplicate", "--json").json["aliases"] == {}
     assert_same(load_file(tmp_path / "model.safetensors"), expected)
-    assert_same_tree(loaded(path), rebuilt(tmp_path / "model.safetensors"))
+    assert_same_tree(torch_loaded(path), rebuilt(tmp_path / "model.safetensors"))
 
 
 @pytest.mark.parametrize(
@@ -637,19 +637,21 @@ def test_floats_of_8_bits_without_scales_are_cast_in_silence(tmp_path: Path) -> 
 
 
 def test_tied_names_stay_tied_through_names_and_casts(tmp_path: Path) -> None:
-    path = saved(tmp_path, tied_weights())
+    path = torch_file(tmp_path, tied_weights())
     report = converted(path, "--rename", "weight=w", "--dtype", "bfloat16", "--json").json
     assert report["aliases"] == {"head.w": "embedding.w"}
     tree = rebuilt(tmp_path / "model.safetensors")
     assert tree["head.weight"].data_ptr() == tree["embedding.weight"].data_ptr()
-    assert torch.equal(tree["head.weight"], loaded(path)["head.weight"].bfloat16())
+    assert torch.equal(tree["head.weight"], torch_loaded(path)["head.weight"].bfloat16())
     converted(path, tmp_path / "head.safetensors", "--exclude", "embedding.*")
-    assert_same(load_file(tmp_path / "head.safetensors"), {"head.weight": loaded(path)["head.weight"]})
+    assert_same(load_file(tmp_path / "head.safetensors"), {"head.weight": torch_loaded(path)["head.weight"]})
 
 
 def test_views_of_the_same_memory_that_are_not_the_same_tensor_are_not_tied(tmp_path: Path) -> None:
     flat = torch.arange(16.0)
-    path = saved(tmp_path, {"flat": flat, "square": flat.view(4, 4), "turned": flat.view(4, 4).t(), "half": flat[:8]})
+    path = torch_file(
+        tmp_path, {"flat": flat, "square": flat.view(4, 4), "turned": flat.view(4, 4).t(), "half": flat[:8]}
+    )
     assert converted(path, "--json").json["aliases"] == {}
     assert len(load_file(tmp_path / "model.safetensors")) == 4
 
@@ -663,7 +665,7 @@ def shards(output: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 def test_shards_keep_to_the_size_and_the_order_and_the_index_says_where_all_is(tmp_path: Path) -> None:
     state = {f"layer{n}.w": torch.full((10 + n % 7,), float(n)) for n in range(50)} | {"big": torch.ones(1000)}
-    path = saved(tmp_path, state)
+    path = torch_file(tmp_path, state)
     report = converted(path, tmp_path / "out", "--max_shard_size", "500", "--json").json
     files = shards(tmp_path / "out")
     count = len(files)
@@ -678,12 +680,12 @@ def test_shards_keep_to_the_size_and_the_order_and_the_index_says_where_all_is(t
     assert [Path(output["path"]).name for output in report["outputs"]] == [*files, STRUCTURE_FILE, INDEX]
     for output in report["outputs"]:
         assert os.path.getsize(output["path"]) == output["bytes"]
-    assert_same_tree(loaded(path), rebuilt(tmp_path / "out"))
+    assert_same_tree(torch_loaded(path), rebuilt(tmp_path / "out"))
 
 
 def test_the_index_is_that_of_huggingface_hub(tmp_path: Path) -> None:
     state = {f"layer{n}.w": torch.full((10 + n % 7,), float(n)) for n in range(50)} | {"big": torch.ones(1000)}
-    path = saved(tmp_path, state)
+    path = torch_file(tmp_path, state)
     converted(path, tmp_path / "ours", "--max-shard-size", "500")
     (tmp_path / "theirs").mkdir()
     huggingface_hub.save_torch_state_dict(state, tmp_path / "theirs", max_shard_size=500)
@@ -693,13 +695,13 @@ def test_the_index_is_that_of_huggingface_hub(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_one_shard_has_no_index(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"a": torch.ones(3), "b": torch.ones(2)})
+    path = torch_file(tmp_path, {"a": torch.ones(3), "b": torch.ones(2)})
     converted(path, tmp_path / "a" / "b" / "out")
     assert sorted(os.listdir(tmp_path / "a" / "b" / "out")) == [MANIFEST, "model.safetensors"]
 
 
 def test_a_new_output_replaces_the_whole_of_an_old_one_and_nothing_else(tmp_path: Path) -> None:
-    path, out = saved(tmp_path, a_training_checkpoint()), tmp_path / "out"
+    path, out = torch_file(tmp_path, a_training_checkpoint()), tmp_path / "out"
     converted(path, out, "--max-shard-size", "1kB")
     (out / "config.json").write_text("{}")
     (out / "tokenizer.model").write_text("")
@@ -709,11 +711,11 @@ def test_a_new_output_replaces_the_whole_of_an_old_one_and_nothing_else(tmp_path
     ]  # fmt: skip
     converted(path, out, "--key", "model", "--max-shard-size", "300")
     assert not (out / "model.safetensors").exists()
-    assert_same(load_with_aliases(out), dict(loaded(path)["model"]))
+    assert_same(load_with_aliases(out), dict(torch_loaded(path)["model"]))
 
 
 def test_a_file_larger_than_the_shard_size_asks_for_a_directory(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"a": torch.ones(1000)})
+    path = torch_file(tmp_path, {"a": torch.ones(1000)})
     converted(path, tmp_path / "out.safetensors", "--max-shard-size", "5GB")
     (tmp_path / "out.safetensors").unlink()
     refused(2, "--max-shard-size", "directory", path, tmp_path / "out.safetensors", "--max-shard-size", "1kB")
@@ -741,7 +743,7 @@ def test_without_an_output_it_stands_beside_the_input(
     name: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    saved(tmp_path, {"a": torch.ones(1)}).rename(tmp_path / name)
+    torch_file(tmp_path, {"a": torch.ones(1)}).rename(tmp_path / name)
     run = ckptconv_here("pt2safetensors", "--json", "--", name)
     assert run.code == 0, run.err
     assert [written["path"] for written in run.json["outputs"]] == [output]
@@ -754,7 +756,7 @@ def test_without_an_output_it_stands_beside_the_input(
 
 @pytest.mark.parametrize("name", ["x" * 243, "ü" * 121])
 def test_a_name_may_be_as_long_as_the_system_allows(name: str, tmp_path: Path) -> None:
-    path = saved(tmp_path, {"a": torch.ones(1)})
+    path = torch_file(tmp_path, {"a": torch.ones(1)})
     for output in (tmp_path / f"{name}.safetensors", tmp_path / name):
         converted(path, output)
         assert output.exists()
@@ -765,7 +767,7 @@ def test_an_output_is_replaced_and_follows_the_umask(tmp_path: Path) -> None:
     output.write_text("old")
     before = os.umask(0o027)
     try:
-        converted(saved(tmp_path, {"a": torch.ones(1)}), output)
+        converted(torch_file(tmp_path, {"a": torch.ones(1)}), output)
     finally:
         os.umask(before)
     assert_same(load_file(output), {"a": torch.ones(1)})
@@ -773,7 +775,7 @@ def test_an_output_is_replaced_and_follows_the_umask(tmp_path: Path) -> None:
 
 
 def test_of_a_symbolic_link_the_target_is_replaced(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"a": torch.ones(1)})
+    path = torch_file(tmp_path, {"a": torch.ones(1)})
     (tmp_path / "elsewhere").mkdir()
     for name in ("there.safetensors", "dangling.safetensors"):
         target, link = tmp_path / "elsewhere" / name, tmp_path / name
@@ -793,7 +795,7 @@ def test_of_a_symbolic_link_the_target_is_replaced(tmp_path: Path) -> None:
 
 
 def test_no_clobber_refuses_to_replace(tmp_path: Path) -> None:
-    path, output = saved(tmp_path, {"a": torch.ones(1)}), tmp_path / "model.safetensors"
+    path, output = torch_file(tmp_path, {"a": torch.ones(1)}), tmp_path / "model.safetensors"
     converted(path, "--no-clobber")
     before = output.stat().st_mtime_ns
     for where in ([], [output], [tmp_path]):
@@ -803,7 +805,7 @@ def test_no_clobber_refuses_to_replace(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_tells_the_plan_and_writes_nothing(tmp_path: Path) -> None:
-    path = saved(tmp_path, a_training_checkpoint())
+    path = torch_file(tmp_path, a_training_checkpoint())
     asked = [path, tmp_path / "out", "--max-shard-size", "2kB"]
     assert "would write" in converted(*asked, "--dry-run").out
     planned = converted(*asked, "--dry-run", "--json").json
@@ -841,7 +843,7 @@ def snapshot(directory: Path) -> dict[str, tuple[int, int]]:
 
 
 def test_outputs_that_cannot_be(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"a": torch.ones(1)})
+    path = torch_file(tmp_path, {"a": torch.ones(1)})
     os.mkfifo(tmp_path / "pipe.safetensors")
     (tmp_path / "dir.safetensors").mkdir()
     (tmp_path / "old.bin").mkdir()
@@ -865,13 +867,13 @@ def test_outputs_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_a_directory_may_be_named_like_a_file_if_it_says_so(tmp_path: Path) -> None:
-    converted(saved(tmp_path, {"a": torch.ones(1)}), f"{tmp_path}/out.bin/")
+    converted(torch_file(tmp_path, {"a": torch.ones(1)}), f"{tmp_path}/out.bin/")
     assert sorted(os.listdir(tmp_path / "out.bin")) == [MANIFEST, "model.safetensors"]
 
 
 def test_the_input_is_never_replaced(tmp_path: Path) -> None:
     """A torch file may be named anything."""
-    path = saved(tmp_path, {"a": torch.ones(1)}, "model.safetensors")
+    path = torch_file(tmp_path, {"a": torch.ones(1)}, "model.safetensors")
     (tmp_path / "link.safetensors").symlink_to(path)
     refused(2, "the input itself", path)
     refused(2, "the input itself", path, path)
@@ -882,7 +884,7 @@ def test_the_input_is_never_replaced(tmp_path: Path) -> None:
 
 
 def test_as_a_library_it_may_be_called_again_and_again(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"a": torch.ones(1)})
+    path = torch_file(tmp_path, {"a": torch.ones(1)})
     code = (
         "import sys, ckptconv.conversion\n"
         "for _ in range(2): print(ckptconv.convert(sys.argv[1]).outputs[0].tensors)\n"
@@ -895,7 +897,7 @@ def test_as_a_library_it_may_be_called_again_and_again(tmp_path: Path) -> None:
 
 
 def test_an_input_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"a": torch.ones(1_000_000)})
+    path = torch_file(tmp_path, {"a": torch.ones(1_000_000)})
 
     def change(count: int) -> None:
         with open(path, "ab") as file:
@@ -910,7 +912,7 @@ def test_an_input_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
 
 
 def test_the_report_is_on_stdout_and_is_short(tmp_path: Path) -> None:
-    path = saved(tmp_path, a_training_checkpoint())
+    path = torch_file(tmp_path, a_training_checkpoint())
     run = converted(path)
     assert not run.err
     lines = run.out.splitlines()
@@ -920,16 +922,16 @@ def test_the_report_is_on_stdout_and_is_short(tmp_path: Path) -> None:
 
 
 def test_the_report_never_claims_to_have_read_more_than_there_is(tmp_path: Path) -> None:
-    path = saved(tmp_path, {f"t{n}": torch.ones(1) for n in range(1000)})
+    path = torch_file(tmp_path, {f"t{n}": torch.ones(1) for n in range(1000)})
     last = converted(path).out.splitlines()[-1]
     assert last.startswith("read all ") or converted(path, "--json").json["bytes_read"] < path.stat().st_size
     assert "/s" not in last
-    large = saved(tmp_path, {"a": torch.ones(1_000_000)[:250_000]}, "large.pt")
+    large = torch_file(tmp_path, {"a": torch.ones(1_000_000)[:250_000]}, "large.pt")
     assert converted(large).out.splitlines()[-1].startswith("read 1.00 MB of 4.00 MB, wrote 1.00 MB in 0.")
 
 
 def test_quiet_shows_nothing_but_errors_and_verbose_shows_all(tmp_path: Path) -> None:
-    path = saved(tmp_path, tied_weights())
+    path = torch_file(tmp_path, tied_weights())
     run = converted(path, "-q")
     assert (run.out, run.err) == ("", "")
     assert "head.weight is stored as embedding.weight" in converted(path, "-v").out
@@ -941,7 +943,7 @@ def test_quiet_shows_nothing_but_errors_and_verbose_shows_all(tmp_path: Path) ->
 
 
 def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
-    path = saved(tmp_path, a_training_checkpoint(), "größe.pt")
+    path = torch_file(tmp_path, a_training_checkpoint(), "größe.pt")
     run = converted(path, "--json")
     assert len(run.out.splitlines()) == 1
     report = run.json
@@ -979,13 +981,13 @@ def test_a_command_that_is_not_one() -> None:
 
 
 def test_underscores_are_hyphens(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"x.a": torch.ones(1)})
+    path = torch_file(tmp_path, {"x.a": torch.ones(1)})
     run = converted(path, "--strip_prefix=x.", "--no_fsync", "--no_progress", "--max_shard_size", "5GB", "--dry_run")
     assert "would write" in run.out
 
 
 def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"\x1b[2J\x07": torch.ones(1), "two\nlines\r": torch.zeros(1)})
+    path = torch_file(tmp_path, {"\x1b[2J\x07": torch.ones(1), "two\nlines\r": torch.zeros(1)})
     run = ckptconv_here("inspect", path)
     assert not set(run.out) & {"\x1b", "\x07", "\r"}
     assert r"\x1b[2J\x07" in run.out
@@ -995,7 +997,7 @@ def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
 
 
 def test_inspect_shows_what_is_there_and_reads_no_data(tmp_path: Path) -> None:
-    path = saved(tmp_path, {**{f"t{n}": torch.ones(n + 1) for n in range(30)}, "data": torch.zeros(1_000_000)})
+    path = torch_file(tmp_path, {**{f"t{n}": torch.ones(n + 1) for n in range(30)}, "data": torch.zeros(1_000_000)})
     run = ckptconv_here("inspect", path)
     assert run.code == 0
     assert "t19" in run.out
@@ -1066,7 +1068,7 @@ def test_inputs_that_are_no_files(tmp_path: Path) -> None:
     refused(2, "does not exist", tmp_path / "model.pt")
     refused(2, "is a directory", tmp_path / "directory")
     refused(2, "is a pipe or a device", Path("/dev/full"))
-    saved(tmp_path, {"a": torch.ones(1)})
+    torch_file(tmp_path, {"a": torch.ones(1)})
     refused(2, "Did you mean", "model.pt", tmp_path / "modle.pt")
     refused(2, "does not exist", tmp_path / "model.pt" / "x")
     assert ckptconv_here("pt2safetensors", "").code == 2
@@ -1075,29 +1077,29 @@ def test_inputs_that_are_no_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tree", [{}, {"epoch": 3}, [], None, 5, "text", {"a": {"b": [1, 2.5, None]}}])
 @pytest.mark.parametrize("output", ["out.safetensors", "out"])
 def test_a_state_without_a_tensor_is_kept_by_its_record(tree: Any, output: str, tmp_path: Path) -> None:
-    run = converted(saved(tmp_path, tree), tmp_path / output)
+    run = converted(torch_file(tmp_path, tree), tmp_path / output)
     assert "holds no tensor" in run.err
     assert_same_tree(tree, rebuilt(tmp_path / output))
 
 
 def test_a_part_without_a_tensor_or_one_of_which_all_is_excluded_is_a_slip(tmp_path: Path) -> None:
     tree = {"weight": torch.ones(1), "epoch": 3, "groups": [{"lr": 0.1}]}
-    refused(2, "no tensor under 'epoch'", saved(tmp_path, tree), "--key", "epoch")
-    refused(2, "no tensor under 'groups.0'", saved(tmp_path, tree), "--key", "groups.0")
-    refused(2, "Nothing is left", saved(tmp_path, tree), "--exclude", "*")
-    refused(2, "Nothing is left", saved(tmp_path, {"w": torch.empty(2, device="meta")}), "--exclude", "w")
-    refused(2, "matches none of the 0 names", saved(tmp_path, {"epoch": 3}), "--include", "*")
+    refused(2, "no tensor under 'epoch'", torch_file(tmp_path, tree), "--key", "epoch")
+    refused(2, "no tensor under 'groups.0'", torch_file(tmp_path, tree), "--key", "groups.0")
+    refused(2, "Nothing is left", torch_file(tmp_path, tree), "--exclude", "*")
+    refused(2, "Nothing is left", torch_file(tmp_path, {"w": torch.empty(2, device="meta")}), "--exclude", "w")
+    refused(2, "matches none of the 0 names", torch_file(tmp_path, {"epoch": 3}), "--include", "*")
 
 
 def test_storages_compressed_in_uncommon_ways_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    path = saved(tmp_path, {"a": torch.zeros(1000)})
+    path = torch_file(tmp_path, {"a": torch.zeros(1000)})
     resaved(path, lambda member, data: data, zipfile.ZIP_BZIP2)
     refused(5, "compressed", "zip -0", path)
 
 
 def test_compressed_storages_are_inflated(tmp_path: Path) -> None:
-    path = saved(tmp_path, a_training_checkpoint())
-    expected = loaded(path)
+    path = torch_file(tmp_path, a_training_checkpoint())
+    expected = torch_loaded(path)
     resaved(path, lambda member, data: data, zipfile.ZIP_DEFLATED)
     converted(path)
     assert_same_tree(expected, rebuilt(tmp_path / "model.safetensors"))
@@ -1110,9 +1112,9 @@ def test_a_dtype_that_safetensors_lacks_comes_back_with_the_record(dtype: str, t
     target = getattr(torch, dtype)
     quantized = dtype.startswith("q")
     odd = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, target) if quantized else torch.ones(3, 4, dtype=target)
-    path = saved(tmp_path, {"good": torch.ones(2), "odd": odd})
+    path = torch_file(tmp_path, {"good": torch.ones(2), "odd": odd})
     converted(path)
-    assert_same_tree(loaded(path), rebuilt(tmp_path / "model.safetensors"))
+    assert_same_tree(torch_loaded(path), rebuilt(tmp_path / "model.safetensors"))
     converted(path, "--exclude", "odd*")
     assert_same(load_file(tmp_path / "model.safetensors"), {"good": torch.ones(2)})
 
@@ -1146,11 +1148,11 @@ def test_any_views_under_any_names_with_any_memory(
     # The library gives empty tensors in no particular order.
     assume(sum(not tensor.numel() for tensor in state.values()) < 2)
     directory = tmp_path_factory.mktemp("views")
-    path = saved(directory, state)
+    path = torch_file(directory, state)
     options = ["--memory", memory, "--jobs", jobs, "--no-fsync"]
     converted(path, directory / output, *options, *(["--max-shard-size", "2kB"] if output == "out" else []))
     assert_same(load_with_aliases(directory / output), state)
-    assert_same_tree(loaded(path), rebuilt(directory / output))
+    assert_same_tree(torch_loaded(path), rebuilt(directory / output))
 
 
 # ------------------------------------------------------------------------------------------------------------ damage
@@ -1158,7 +1160,7 @@ def test_any_views_under_any_names_with_any_memory(
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return saved(tmp_path_factory.mktemp("whole"), a_training_checkpoint()).read_bytes()
+    return torch_file(tmp_path_factory.mktemp("whole"), a_training_checkpoint()).read_bytes()
 
 
 def test_a_truncated_file_is_corrupt_wherever_it_was_cut(whole: bytes, tmp_path: Path) -> None:
@@ -1215,7 +1217,7 @@ def test_a_damaged_description_ends_in_a_paragraph_never_in_a_traceback(whole: b
 
 @pytest.mark.parametrize("command", ["pt2safetensors", "inspect"])
 def test_nothing_that_a_pickle_names_is_run(command: str, tmp_path: Path) -> None:
-    path = saved(tmp_path, {"a": torch.ones(1), "attack": Attack(tmp_path / "ran")})
+    path = torch_file(tmp_path, {"a": torch.ones(1), "attack": Attack(tmp_path / "ran")})
     subprocess.run([sys.executable, "-m", "ckptconv", command, str(path)], capture_output=True, check=False)
     assert not (tmp_path / "ran").exists()
 
