@@ -268,6 +268,11 @@ class Source:
         if self.weights_error:
             raise self.weights_error
 
+    def told(self) -> list[str]:
+        """Return its notes, and that no weight was quantized where those were asked for."""
+        idle = ["--dequantize changes nothing: no weight is quantized."]
+        return [*self.notes, *(idle if self.quantized and not self.quantized.formats else [])]
+
     def states(self) -> Any:
         """Return the optimizer's state dict by parameter name; None if the checkpoint does not tell the names.
 
