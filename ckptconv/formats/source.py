@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MODEL, DIFFUSERS = "model", "diffusion_pytorch_model"
 # Stands before the names of a reference's files among those of the source.
 OF_REFERENCE = "--like/"
+# Keys under which training checkpoints keep the weights; the first one present is meant.
+MODEL_KEYS = ("state_dict", "model_state_dict", "model", "module")
 # Prefixes that wrappers add to every name: Lightning, DistributedDataParallel and DeepSpeed's engine, torch.compile.
 _WRAPPERS = ("_forward_module.", "module.", "_orig_mod.", "model.")
 
