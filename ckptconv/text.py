@@ -50,7 +50,7 @@ def parse_size(value: Any, option: str) -> int:
         number, letter, binary, _ = match.groups()
         scale = (_BINARY if binary else _DECIMAL)[letter.upper()]
         if letter or not binary:
-            size = int(number) * scale if number.isdigit() else round(float(number) * scale)
+            size = int(number) * scale if number.isdecimal() else round(float(number) * scale)
     if size > 0:
         return size
     raise UsageError(f"{option} {brief(value)} is not a size.", "Sizes are written as 5GB, 512MiB or 1000000.")
