@@ -50,7 +50,7 @@ def parse_size(value: Any, option: str) -> int:
         number, letter, binary, _ = match.groups()
         scale = (_BINARY if binary else _DECIMAL)[letter.upper()]
         if letter or not binary:
-            size = int(number) * scale if number.isdigit() else round(float(number) * scale)
+            size = int(number) * scale if number.isdecimal() else round(float(number) * scale)
     if size > 0:
         return size
     raise UsageError(f"{option} {brief(value)} is not a size.", "Sizes are written as 5GB, 512MiB or 1000000.")
@@ -173,13 +173,14 @@ _SHOWN = 8
 
 
 def parse_path(value: object, called: str = "") -> str:
-    """Return a path or URL as text. Raise UsageError, which names it `called`, for what is none."""
+    """Return a path or URL as text, and a file:// URL as the local path that it names. Raise UsageError, which names it
+    `called`, for what is none."""
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str):
         raise UsageError(f"{called} {brief(value)} is not a path.".lstrip())
     if "\0" in path:
         raise UsageError(f"{called} {brief(path)} is not a path: no name contains a NUL character.".lstrip())
-    return path
+    return path.removeprefix("file://")
 
 
 def brief(value: object, limit: int = 60) -> str:

@@ -35,6 +35,36 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "plan",
+        r"of-(?P<of>\d{5,6})",
+        r"of-(?P<of>\d{5})",
+        "tests/formats/test_alone.py",
+    ),
+    Mutant(
+        "outputs/planning",
+        "source.shards or list(dict.fromkeys(source.grouping.values()))",
+        "source.shards or list(dict.fromkeys(grouping.values()))",
+        "tests/formats/test_virtual.py",
+    ),
+    Mutant(
+        "formats/virtual",
+        "        if key in seen:",
+        "        if key is None:",
+        "tests/formats/test_virtual.py",
+    ),
+    Mutant(
+        "verification/verify",
+        "if name not in given and getattr(asked, name)",
+        "if getattr(asked, name)",
+        "tests/verification/test_verify.py",
+    ),
+    Mutant(
+        "library/virtual",
+        'place.kind == "file" and _asks_for_no_more(chosen):',
+        'place.kind == "file" and not (chosen.recorded() or chosen.like):',
+        "tests/library/test_virtual.py",
+    ),
+    Mutant(
         "tensors/rounding",
         "np.less_equal(distance, bound + ",
         "np.less(distance, 0 * bound - ",

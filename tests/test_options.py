@@ -346,6 +346,21 @@ def test_the_library_makes_the_same_files(python: dict[str, Any], words: list[st
     ckptconv.verify(tmp_path / "m.pt", library / "out", manifest=library / "m.json")
 
 
+def test_every_path_may_be_a_file_url(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
+    (tmp_path / "own.toml").write_text('[[rule]]\na = "w"\nb = "v"\n')
+    here = f"file://{tmp_path}"
+    paths = {name: f"{here}/{name}" for name in ("manifest", "attest", "depfile")}
+    ckptconv.convert(
+        f"{here}/m.pt", f"{here}/out", map=f"{here}/own.toml", spool_dir=here, digest="sha256", fsync=False, **paths
+    )
+    assert {*paths, "out"} < {path.name for path in tmp_path.iterdir()}
+    ckptconv.convert(f"{here}/m.pt", f"{here}/more", like=f"{here}/out", map=f"{here}/own.toml:b", fsync=False)
+    for words in (["show", f"{here}/own.toml"], ["check", f"{here}/own.toml", f"{here}/m.pt"]):
+        run = ckptconv_here("maps", *words)
+        assert run.code == 0, run.err
+
+
 def test_the_optimizer_goes_to_a_path(tmp_path: Path) -> None:
     step = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
     ckptconv.convert(step, optimizer=tmp_path / "states", dtype="keep", depfile=tmp_path / "m.d")

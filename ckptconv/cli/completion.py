@@ -86,7 +86,8 @@ def _lines(texts: Iterable[str]) -> str:
 
 
 def _bash(environment: Mapping[str, str]) -> tuple[str, int]:
-    words, number = _split(environment["COMP_WORDS"]), int(environment["COMP_CWORD"])
+    words, told = _split(environment.get("COMP_WORDS", "")), environment.get("COMP_CWORD", "")
+    number = int(told) if told.isdecimal() else len(words)
     begun = words[number] if number < len(words) else ""
     return _lines(name for name, _ in completed(words[1:number], begun)), 0
 

@@ -8,7 +8,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from ckptconv.errors import UsageError
-from ckptconv.formats.quantized.weights import IDLE
 from ckptconv.formats.source import Average, Source, computed
 from ckptconv.plan import Input, content_of
 from ckptconv.text import brief
@@ -63,10 +62,7 @@ def averaged(terms: Sequence[Source], own: int, weights: Sequence[float], over: 
     average = Average(tuple(None if n == own else each for n, each in enumerate(terms)), tuple(weights), over)
     made = computed(terms[own], terms, inputs, average=average)
     formats = sum((Counter(each.quantized.formats) for each in terms if each.quantized), Counter[str]())
-    if not made.quantized or not formats:
-        return made
-    notes = [text for text in made.notes if text != IDLE]
-    return replace(made, notes=notes, quantized=made.quantized._replace(formats=formats))
+    return replace(made, quantized=made.quantized and made.quantized._replace(formats=formats))
 
 
 def _weighing(found: Hashable, facts: tuple[Hashable, ...]) -> Hashable:

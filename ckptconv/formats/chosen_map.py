@@ -11,7 +11,7 @@ from ckptconv.formats import companions
 from ckptconv.formats.source import Source
 from ckptconv.options.table import NO_MAP
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import basename, is_remote
+from ckptconv.storage.paths import basename, is_remote, normalize
 from ckptconv.structure.maps.chosen import ChosenMap, of_record
 from ckptconv.structure.maps.file import MAX_BYTES, SUFFIX, Map, catalogue, from_catalogue, parse_map
 from ckptconv.structure.record import MAP_KEY
@@ -82,6 +82,7 @@ def _name_and_side(named: str) -> tuple[str, str]:
 
 def read_map(named: str, options: Mapping[str, object]) -> Map:
     """Return the map called `named`: one that comes with the program, or a file on a disk or a store."""
+    named = normalize(named)
     is_path = is_remote(named) or "/" in named or named.endswith(SUFFIX)
     if not is_path and named in catalogue():
         return from_catalogue(named)

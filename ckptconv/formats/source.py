@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MODEL, DIFFUSERS = "model", "diffusion_pytorch_model"
 # Stands before the names of a reference's files among those of the source.
 OF_REFERENCE = "--like/"
+# Keys under which training checkpoints keep the weights; the first one present is meant.
+MODEL_KEYS = ("state_dict", "model_state_dict", "model", "module")
 # Prefixes that wrappers add to every name: Lightning, DistributedDataParallel and DeepSpeed's engine, torch.compile.
 _WRAPPERS = ("_forward_module.", "module.", "_orig_mod.", "model.")
 
@@ -263,6 +265,11 @@ class Source:
         """Raise `weights_error`, if there is one."""
         if self.weights_error:
             raise self.weights_error
+
+    def told(self) -> list[str]:
+        """Return its notes, and that no weight was quantized where those were asked for."""
+        idle = ["--dequantize changes nothing: no weight is quantized."]
+        return [*self.notes, *(idle if self.quantized and not self.quantized.formats else [])]
 
     def states(self) -> Any:
         """Return the optimizer's state dict by parameter name; None if the checkpoint does not tell the names.

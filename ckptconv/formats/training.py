@@ -9,22 +9,20 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.formats.optimizers import named, optimizers_in
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import MODEL_KEYS, Source
 from ckptconv.formats.values import first_bytes
 from ckptconv.options.table import Options
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
-# Keys under which training checkpoints keep the weights.
-_WEIGHTS = ("state_dict", "model_state_dict", "model", "module")
 _UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 FRESH = "Give --fresh-optimizer for zero moments in their place."
 
 
 def weights_key(tree: Any) -> str:
     """Return the key that selects the weights in a training checkpoint; "" if there is none."""
-    return next((key for key in _WEIGHTS if _holds_names(tree, key)), "")
+    return next((key for key in MODEL_KEYS if _holds_names(tree, key)), "")
 
 
 def _holds_names(tree: Any, key: str) -> bool:

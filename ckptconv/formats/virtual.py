@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ckptconv.formats.source import Source, Wanted
     from ckptconv.plan import FilePlan
     from ckptconv.tensors.expressions import Decoder
+    from ckptconv.tensors.lazy import LazyTensor
 
 # A virtual checkpoint is read as the safetensors files that it describes.
 FAMILY = "safetensors"
@@ -228,6 +229,7 @@ def read(place: Location, wanted: Wanted) -> Source:
             found.record = metadata.get(METADATA_KEY)
         elif file.name.endswith(model_files.INDEX_SUFFIX):
             found.metadata.update(_index_metadata(place, file.name, raw))
+    _keep_apart(found.tensors)
     found.record_path = place.path
     for file in described.files:
         if file.name == FILE_NAME:
@@ -236,6 +238,21 @@ def read(place: Location, wanted: Wanted) -> Source:
     facts = {**source.facts, "files": len(described.files), "reads": ", ".join(described.roots)}
     is_set = len({*grouping.values()}) > 1
     return replace(source, format=f"virtual: {described.called}", facts=facts, grouping=grouping if is_set else {})
+
+
+def _keep_apart(tensors: dict[str, LazyTensor]) -> None:
+    """Make each of `tensors` one of its own: those that are made of the same bytes are stored twice in the files, where
+    only an alias or a structure record ties tensors."""
+    from ckptconv.tensors.lazy import Narrow, View, same_bytes
+
+    seen: set[Hashable] = set()
+    for name, tensor in tensors.items():
+        key = same_bytes(tensor)
+        if key in seen:
+            of_one = Narrow(View(tensor, tensor.dtype, (1, *tensor.shape)), 0, 0, 1)
+            tensors[name] = View(of_one, tensor.dtype, tensor.shape)
+        elif key is not None:
+            seen.add(key)
 
 
 def _index_metadata(place: Location, name: str, raw: bytes) -> dict[str, str]:

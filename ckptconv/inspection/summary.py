@@ -304,7 +304,7 @@ def summarize(
         opaque=list(source.opaque),
         classes=list(source.mentioned),
         tables=list(tables),
-        notes=[*source.notes, *source.hints],
+        notes=[*source.told(), *source.hints],
         warnings=[*source.warnings, *idle_sentences(idle)],
         bytes_read=source.bytes_read,
         not_finite=None if found is None else [name for name in flat if name in found and not found[name].is_finite],

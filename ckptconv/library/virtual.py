@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.engine.ranges import FileBytes
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.formats import virtual
+from ckptconv.formats import opening, virtual
 from ckptconv.formats.companions import together
-from ckptconv.formats.opening import opened
 from ckptconv.formats.source import Source
+from ckptconv.options import RUNNING
 from ckptconv.options.table import OPTIONS, Options, checked
+from ckptconv.outputs.kinds import is_given
 from ckptconv.outputs.planning import planned
 from ckptconv.outputs.targets import Target
 from ckptconv.plan import Data, FilePlan, Literal
@@ -61,6 +62,8 @@ class VirtualFiles(Mapping[str, VirtualFile]):
     def __init__(self, source: str | os.PathLike[str], **options: Unpack[ConvertOptions]) -> None:
         chosen = Options(**options)
         path = normalize(source)
+        if chosen.per_rank or chosen.optimizer or chosen.universal or chosen.to:
+            raise UsageError("A virtual checkpoint is made of the weights of one rank or all together.")
         self._given = (path, dict(options))
         self._closed = False
         known = dict(chosen.storage_options)
@@ -68,13 +71,13 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         quantization = None
         self.path = path
         with no_garbage():
-            if path.endswith(virtual.SUFFIX) and place.kind == "file" and not (chosen.recorded() or chosen.like):
+            if path.endswith(virtual.SUFFIX) and place.kind == "file" and _asks_for_no_more(chosen):
                 # The very files that it describes, however they would be divided today.
                 described = virtual.load(place)
                 files, self.format, decided = described.files, described.called, repr(described.identity)
                 opened = Source(self.format, virtual.FAMILY, path, {})
             else:
-                opened = _opened(path, chosen)
+                opened = opening.opened(path, chosen, key=chosen.key, like=chosen.like)
                 output = planned(opened, Target(path, "directory"), chosen)
                 quantization, plan = output.told.quantization, output.plan
                 files, self.format, decided = plan.files, opened.format, plan.plan_id
@@ -151,10 +154,9 @@ def _reopened(path: str, options: dict[str, Any], version: str) -> VirtualFiles:
     return files
 
 
-def _opened(path: str, options: Options) -> Source:
-    if options.per_rank or options.optimizer or options.universal:
-        raise UsageError("A virtual checkpoint is made of the weights of one rank or all together.")
-    return opened(path, options, key=options.key, like=options.like)
+def _asks_for_no_more(options: Options) -> bool:
+    """Whether the `options` leave a virtual checkpoint as it is: none but those of how to work is given."""
+    return all(OPTIONS[name].group == RUNNING for name in OPTIONS if is_given(name, options))
 
 
 def _copy(name: str, content: LazyTensor) -> FilePlan:

@@ -31,7 +31,17 @@ from ckptconv.pickles import attacks, known
 from ckptconv.pickles.containers import BUILTINS, CONSTANTS, SET_COST, TAKES_ARGUMENTS, Deques, Keys, python, today
 from ckptconv.pickles.fastpath import HOLE, Phrases
 from ckptconv.pickles.limits import check_nesting
-from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque, Replaced, Size, TorchConstant, become
+from ckptconv.pickles.nodes import (
+    CALL_DEPTH,
+    Global,
+    NumpyArray,
+    NumpyScalar,
+    Opaque,
+    Replaced,
+    Size,
+    TorchConstant,
+    become,
+)
 from ckptconv.pickles.vocabulary import (
     DEFAULT_LIMITS,
     PLAIN,
@@ -127,8 +137,6 @@ class _NotStoredError(Exception):
 
 _BUILT_IN_PLACE = (OrderedDict, Counter)
 _OBJECTS = tuple(Global(module, "object") for module in BUILTINS)
-# Most levels of calling the result of a call of the result of a call …
-_CALL_DEPTH = 16
 # No real module or name is longer.
 _LONGEST_NAME = 1000
 # What to charge for values that a call makes by copying its arguments, which may be of any size. Arguments may be
@@ -632,12 +640,12 @@ class _Machine:
             self.suspects.update(dict.fromkeys(attacks.ways_out(function, args)))
         elif type(function) is Opaque:
             inner: Any = function
-            for _ in range(_CALL_DEPTH):
+            for _ in range(CALL_DEPTH):
                 if type(inner) is not Opaque:
                     break
                 inner = inner.cls
             else:
-                raise ExcessiveError(f"calls the result of a call, more than {_CALL_DEPTH} times over")
+                raise ExcessiveError(f"calls the result of a call, more than {CALL_DEPTH} times over")
         else:
             raise MalformedError(f"calls a value of type {type(function).__name__}")
         if how == "reduce":

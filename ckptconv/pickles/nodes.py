@@ -47,6 +47,10 @@ class Global(NamedTuple):
         return repr(f"{self.module[:limit]}.{self.name[:limit]}")[1:-1]
 
 
+# Most levels of calling the result of a call of the result of a call …
+CALL_DEPTH = 16
+
+
 @dataclass(eq=False)
 class Opaque:
     """An object of a class not known to be data: what it would be made from. It is never made.

@@ -148,7 +148,7 @@ class _Production:
             opaque=list(_opaque(sources, outputs)),
             warnings=list(_warnings(self.every, outputs, options, self._checksums, done)),
             notes=[
-                *(note for one in sources for note in (*one.notes, *([] if has_chosen_names else one.hints))),
+                *(note for one in sources for note in (*one.told(), *([] if has_chosen_names else one.hints))),
                 *(note for each in outputs for note in each.told.notes),
             ],
             input_bytes=sum(file.size for file in self.inputs),

@@ -31,11 +31,8 @@ def real_place(path: str) -> str:
     return resolved(path) if os.path.islink(path) else path
 
 
-def normalize(path: str | os.PathLike[str]) -> str:
-    """Return a path or URL as text, and a file:// URL as the local path that it names. Raise UsageError for what is
-    none."""
-    text = parse_path(path)
-    return text[len("file://") :] if text.startswith("file://") else text
+# A path or URL that the user gives, as all that is read and written is named.
+normalize = parse_path
 
 
 def listed(paths: Paths, none: str = "No path was given.") -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ckptconv.errors import CorruptError, LimitError
 from ckptconv.pickles import numpy_dtypes
-from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.pickles.nodes import CALL_DEPTH, Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.structure import live
 from ckptconv.structure.dtype_views import seen_as
 from ckptconv.structure.record import (
@@ -175,8 +175,6 @@ _OPAQUE_PARTS = ("cls", "args", "call", "state", "kwargs", "appended", "items")
 _KEYED = frozenset({"dict", "odict", "counter", "defaultdict"})
 _HASHING = frozenset({"set", "frozenset"})
 _CALLS = frozenset({"reduce", "newobj", "newobj_ex", "persistent"})
-# How many calls deep an object's callable may be the result of a call.
-_CALL_DEPTH = 16
 _LEAF_FIELDS = frozenset({"name", "kind", "requires_grad", "attributes", "is", "storage", "strides", "dtype", "view"})
 
 
@@ -640,7 +638,7 @@ def _tensor_attributes(_: type, attributes: Any) -> dict[str, Any]:
 
 def _check_opaque(opaque: Opaque) -> None:
     made: Any = opaque
-    for _ in range(_CALL_DEPTH + 1):
+    for _ in range(CALL_DEPTH + 1):
         if type(made) is not Opaque:
             break
         made = made.cls

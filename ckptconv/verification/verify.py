@@ -13,7 +13,7 @@ import time
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -200,18 +200,19 @@ def verify(
     """
     source = source_of(source)
     asked = Options(**options)
-    targets = [] if output is None else _targets(_place(normalize(output)), asked)
+    given = {name for name, value in options.items() if value not in (None, OPTIONS[name].kind.unset)}
+    targets = [] if output is None else _targets(_place(normalize(output)), asked, given)
     if targets and targets[-1].options:
         asked = targets[-1].options
     elif targets and targets[0].manifest:
-        asked = _with(targets[0].manifest, asked)
+        asked = _with(targets[0].manifest, asked, given)
     if asked.optimizer and not asked.to:
         path = _place(normalize(asked.optimizer))
         targets.append(_target(path, asked)._replace(kind=kind_of_states(path, kind_of(path))))
     if asked.universal:
         place = Location(real_place(normalize(asked.universal)), dict(asked.storage_options))
         told = read_manifest(place.join(MANIFEST), asked)
-        asked = _with(told, asked) if told and not targets else asked
+        asked = _with(told, asked, given) if told and not targets else asked
         targets.append(CheckedOutput(place, "universal", manifest=told))
     if not targets:
         raise UsageError("There is no OUTPUT to verify.", "Give the file or directory that the conversion wrote.")
@@ -286,8 +287,9 @@ def verify_outputs(
     return done
 
 
-def _targets(path: str, asked: Options) -> list[CheckedOutput]:
-    """Return the output at `path`, or both of accelerate's in it, each with options of its own."""
+def _targets(path: str, asked: Options, given: Collection[str]) -> list[CheckedOutput]:
+    """Return the output at `path`, or both of accelerate's in it, each with options of its own. `given` are the names
+    of the options that the user gave."""
     halves = of_accelerate(path, asked)
     of_both = of_accelerate(path, replace(asked, optimizer=path))
     there = [name for name in of_both if Location(join(name, MANIFEST), dict(asked.storage_options)).kind == "file"]
@@ -299,7 +301,7 @@ def _targets(path: str, asked: Options) -> list[CheckedOutput]:
         )
     found = {name: _target(name, own) for name, own in halves.items()}
     return [
-        one._replace(options=_with(one.manifest, halves[name]) if one.manifest else halves[name])
+        one._replace(options=_with(one.manifest, halves[name], given) if one.manifest else halves[name])
         for name, one in found.items()
     ]
 
@@ -336,9 +338,13 @@ def _recorded_map(target: CheckedOutput) -> tuple[Any, str]:
         return None, ""
 
 
-def _with(manifest: Manifest, asked: Options) -> Options:
-    """Fill in options that were not given with those of the manifest."""
-    left = {name: value for name, value in manifest.options.items() if getattr(asked, name) == OPTIONS[name].default}
+def _with(manifest: Manifest, asked: Options, given: Collection[str]) -> Options:
+    """Fill in options that were not `given` with those of the manifest."""
+    left = {
+        name: value
+        for name, value in manifest.options.items()
+        if name not in given and getattr(asked, name) == OPTIONS[name].default
+    }
     if "like" in manifest.told and not (asked.like or left["like"]):
         raise UsageError(
             f"{manifest.place} says that the conversion had a reference, and not where it is found from here.",

@@ -395,6 +395,13 @@ def test_each_shell_is_told_in_its_own_words() -> None:
     assert answered({"_CKPTCONV_COMPLETE": "complete_no-shell"}) is None
 
 
+def test_a_shell_that_does_not_tell_what_was_typed_is_told_the_commands() -> None:
+    for shell in ("bash", "zsh", "fish", "powershell"):
+        answer = answered({"_CKPTCONV_COMPLETE": f"complete_{shell}"})
+        assert answer is not None
+        assert "dcp2safetensors" in answer[0]
+
+
 @pytest.fixture
 def shell(tmp_path: Path) -> dict[str, str]:
     """An environment with a home of its own, and with this program in the path."""

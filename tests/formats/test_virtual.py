@@ -308,6 +308,21 @@ def test_a_description_of_shards_becomes_the_shards_that_its_files_become(tmp_pa
     assert one == other
 
 
+@pytest.mark.parametrize("structure", [True, False])
+def test_tensors_that_are_stored_twice_stay_so(structure: bool, tmp_path: Path) -> None:
+    weight, number = torch.arange(6.0).reshape(2, 3), torch.tensor(7)
+    state = {"a": weight, "b": weight.view(2, 3), "c": weight, "n": number, "m": number[...]}
+    torch.save(state, tmp_path / "x.pt")
+    made = {}
+    for output in ("x.virtual.json", "x.safetensors"):
+        ckptconv.convert(tmp_path / "x.pt", tmp_path / output, tied="duplicate", structure=structure, fsync=False)
+        ckptconv.convert(tmp_path / output, tmp_path / "out.safetensors", verify=True, fsync=False)
+        made[output] = (tmp_path / "out.safetensors").read_bytes()
+    assert made["x.virtual.json"] == made["x.safetensors"]
+    names = ["a", "b", "m", "n"] if structure else ["a", "b", "c", "m", "n"]
+    assert sorted(load_file(tmp_path / "out.safetensors")) == names
+
+
 def test_a_description_that_was_moved_says_so(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

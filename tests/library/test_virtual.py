@@ -192,9 +192,22 @@ def test_a_source_that_has_changed_gives_no_byte(tmp_path: Path, described: bool
             files.read_bytes("model.safetensors", 5000, 5001)
 
 
+def test_a_map_is_applied_to_what_is_described(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "m.pt")
+    (tmp_path / "own.toml").write_text('[[rule]]\na = "w"\nb = "v"\n')
+    ckptconv.convert(tmp_path / "m.pt", tmp_path / "x.virtual.json", fsync=False)
+    for source in ("m.pt", "x.virtual.json"):
+        with VirtualFiles(tmp_path / source, map=tmp_path / "own.toml") as files:
+            assert load(files.read_bytes("model.safetensors")).keys() == {"v"}
+        with pytest.raises(UsageError, match="There is no map 'nope'"):
+            VirtualFiles(tmp_path / source, map="nope")
+
+
 def test_what_is_not_made_of_weights_of_all_ranks_is_refused() -> None:
     with pytest.raises(UsageError, match="weights"):
         VirtualFiles(place() / "zero3", optimizer="x")
+    with pytest.raises(UsageError, match="weights"):
+        VirtualFiles(place() / "zero3", to="dcp")
     with pytest.raises(UsageError, match="no option"):
         VirtualFiles(place() / "zero3", nonsense=1)
 

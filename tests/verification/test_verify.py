@@ -174,6 +174,14 @@ def test_the_options_of_the_conversion_are_taken(saved: Path, options: dict[str,
     difference(saved, tmp_path / "model")
 
 
+def test_an_option_that_is_given_comes_before_the_manifest_if_it_is_the_default_too(tmp_path: Path) -> None:
+    torch.save({"b": torch.ones(3), "a": torch.ones(3)}, tmp_path / "m.pt")
+    convert(tmp_path / "m.pt", tmp_path / "out", structure=False, fsync=False)
+    assert verified(tmp_path / "m.pt", tmp_path / "out").options == {"structure": False}
+    with pytest.raises(DifferenceError, match="structure"):
+        verified(tmp_path / "m.pt", tmp_path / "out", structure=True)
+
+
 def test_a_manifest_tells_the_options_and_has_to_be_true(tmp_path: Path) -> None:
     source = ZERO / "z3_bf16_w2/checkpoint"
     convert(source, tmp_path / "model", dtype="bfloat16", optimizer=str(tmp_path / "states"), max_shard_size=300)

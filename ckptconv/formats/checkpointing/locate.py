@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from ckptconv.errors import CorruptError
 from ckptconv.formats import model_files, runs
-from ckptconv.formats.dcp.paths import WRAPPERS
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.ranks.locate import parsed
 from ckptconv.formats.runs import STEP_METADATA as NAME
+from ckptconv.formats.source import MODEL_KEYS
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.storage.location import Location
@@ -93,7 +93,7 @@ def is_step(place: Location) -> bool:
     if len(items) < 2 or any(ranks != every[0] for ranks in every) or 0 not in every[0]:
         return False
     if len(every[0]) == 1:
-        return any(f"{word}_0.pt" in names for word in WRAPPERS)
+        return any(f"{word}_0.pt" in names for word in MODEL_KEYS)
     return torch_file.is_distributed(place.join(held[0].files[0].path))
 
 

@@ -50,7 +50,7 @@ from ckptconv.formats.ranks.pieces import Piece, Pieces, RankPart, Shards, Whole
 from ckptconv.formats.ranks.read import Files, RankFiles, bytes_of, divided, source_of, states_of
 from ckptconv.formats.runs import STEP_METADATA as NAME
 from ckptconv.formats.runs import Located
-from ckptconv.formats.source import Source, Wanted
+from ckptconv.formats.source import MODEL_KEYS, Source, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.formats.torch.packed import is_tensor
@@ -216,7 +216,7 @@ class _Step:
             return every
         holding = [name for name in every if self.items[name].has_tensors]
         optimizers = [name for name in holding if names_of.is_optimizer(name)]
-        models = [name for name in holding if name in names_of.WRAPPERS]
+        models = [name for name in holding if name in MODEL_KEYS]
         weights = models or [name for name in holding if name not in optimizers and self._has_tensors(name)]
         if not weights:
             return optimizers or every

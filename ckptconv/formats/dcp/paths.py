@@ -10,9 +10,8 @@ from typing import Any
 from ckptconv.errors import CorruptError
 from ckptconv.formats import nesting
 from ckptconv.formats.dcp.metadata import Path, named
+from ckptconv.formats.source import MODEL_KEYS
 
-# Keys under which training loops put their model; the first one present is meant.
-WRAPPERS = ("model", "model_state_dict", "state_dict", "module")
 # Megatron numbers several optimizers, in names with dots.
 _OPTIMIZER = re.compile(r"(?:chained_\d+\.)?optim(?:izer)?s?(?:_states?(?:_dict)?)?(?:[_-]?\d+)?")
 _WHOLE_NAME = re.compile(rf"({_OPTIMIZER.pattern})\.(.+)", re.DOTALL)
@@ -103,7 +102,7 @@ def _optimizers(paths: Iterable[Path]) -> set[Path]:
     for path in map(split_name, paths):
         for depth, step in enumerate(path):
             below = path[depth + 1 :]
-            if below and step in WRAPPERS:
+            if below and step in MODEL_KEYS:
                 break
             if _begins(step, _GROUPS):
                 found.add(path[:depth])
@@ -131,7 +130,7 @@ def _models(paths: Iterable[Path], optimizers: Collection[Path]) -> dict[Path, P
     found: set[Path] = set()
     alone = True
     for path in paths:
-        depth = next((depth for depth, step in enumerate(path[:-1]) if step in WRAPPERS), None)
+        depth = next((depth for depth, step in enumerate(path[:-1]) if step in MODEL_KEYS), None)
         if depth is None:
             alone = False
         else:
@@ -142,7 +141,7 @@ def _models(paths: Iterable[Path], optimizers: Collection[Path]) -> dict[Path, P
         beside = {optimizer[:depth] for optimizer in optimizers for depth in range(len(optimizer) + 1)}
         found = {model for model in found if model[:-1] in beside}
     best: dict[Path, Path] = {}
-    for model in sorted(found, key=lambda model: WRAPPERS.index(str(model[-1]))):
+    for model in sorted(found, key=lambda model: MODEL_KEYS.index(str(model[-1]))):
         best.setdefault(model[:-1], model)
     return best
 

@@ -35,7 +35,7 @@ from ckptconv.formats.dcp.metadata import Chunk, Description, Path, SavedTensor,
 from ckptconv.formats.dcp.numbered import pieces_error
 from ckptconv.formats.optimizers import by_parameter
 from ckptconv.formats.runs import Located
-from ckptconv.formats.source import Source, Wanted, prefixed
+from ckptconv.formats.source import MODEL_KEYS, Source, Wanted, prefixed
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite
@@ -311,7 +311,7 @@ class Described:
         if not self.hidden or self.described.nested or not _is_plain(weights):
             return None
         keys = list(self.hidden)
-        key = next((key for key in dcp_names.WRAPPERS if key in keys), keys[0])
+        key = next((key for key in MODEL_KEYS if key in keys), keys[0])
         return UnsupportedError(
             f"{self.directory} has no tensors of its own, only values pickled as a whole, as a planner with "
             f"flatten_state_dict=False saves them: {some(keys, form=named)}.",

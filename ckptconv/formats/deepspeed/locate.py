@@ -221,7 +221,7 @@ def _shortened(names: list[str]) -> str:
 
 
 def _numbered(names: list[str]) -> list[str]:
-    return sorted(names, key=lambda name: [int(part) if part.isdigit() else 0 for part in re.split(r"(\d+)", name)])
+    return sorted(names, key=lambda name: [int(part) if part.isdecimal() else 0 for part in re.split(r"(\d+)", name)])
 
 
 def identity(name: str) -> tuple[str, tuple[int, ...]] | None:

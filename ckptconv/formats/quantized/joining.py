@@ -439,7 +439,7 @@ def _size(sizes: Sizes, name: str | None) -> int:
     """Return the size of this name, or a number as it is."""
     if name is None:
         return 1
-    if name.isdigit():
+    if name.isdecimal():
         return int(name)
     if name not in sizes:
         raise _RefusedError(f"nothing tells {name}")
@@ -451,7 +451,7 @@ def _solve(wanted: Sequence[str], shape: Sequence[int], sizes: dict[str, Any]) -
     """Add to `sizes` the dimensions that the shape of the codes tells."""
     for text, extent in zip(wanted, shape, strict=True):
         name, times, by = _read_dimension(text)
-        if name not in sizes and not name.isdigit():
+        if name not in sizes and not name.isdecimal():
             many, rest = divmod(extent * (_size(sizes, by) if times else 1), _size(sizes, times) if times else 1)
             if rest:
                 raise _RefusedError(f"its {extent} words are no whole number of codes")

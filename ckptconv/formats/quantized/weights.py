@@ -29,8 +29,6 @@ from ckptconv.text import some
 
 _LARGEST = 8 << 20
 USUAL = "bfloat16"
-# The note of a source without quantized weights.
-IDLE = "--dequantize changes nothing: no weight is quantized."
 
 
 def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any], *, anew: bool = False) -> Source:
@@ -79,12 +77,9 @@ def _without_quantization(remarks: Mapping[str, str]) -> dict[str, str]:
 
 def _notes(quantized: Quantized, made: _Weights, anew: bool) -> Iterator[str]:
     told = ", ".join(f"{count:,} {name}" for name, count in sorted(quantized.formats.items()))
-    if not told:
-        yield IDLE
-    elif anew:
-        yield f"weights that were quantized before: {told}."
-    else:
-        yield f"made {quantized.dtype} of quantized weights: {told}."
+    if told:
+        made_of = "weights that were quantized before" if anew else f"made {quantized.dtype} of quantized weights"
+        yield f"{made_of}: {told}."
     if made.bare:
         yield (
             f"8-bit floats without scales, of which nothing says that they are quantized, were left as they are: "

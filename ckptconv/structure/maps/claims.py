@@ -191,7 +191,7 @@ class Templates:
                 match = pattern.fullmatch(part)
                 if match:
                     left.append((after, at + 1, (*values, *match.groups()), wide))
-                if match and wide and pattern.pattern == _ANY and not part.isdigit():
+                if match and wide and pattern.pattern == _ANY and not part.isdecimal():
                     ends = range(at + 2, len(parts) + 1)
                     left.extend((after, end, (*values, ".".join(parts[at:end])), False) for end in ends)
 
@@ -201,7 +201,7 @@ def _unshifted(by: str, value: str) -> str | None:
     size that is added and not known yet counts as 0."""
     if not _NUMBER.fullmatch(value):
         return None
-    number = int(value) - (int(by) if by.isdigit() else 0)
+    number = int(value) - (int(by) if by.isdecimal() else 0)
     return str(number) if number >= 0 else None
 
 
@@ -363,7 +363,7 @@ def check_way_back(map_: Map, side: int, made: Mapping[str, tuple[Rule | None, M
     for name, (rule, values) in made.items():
         claim = claims.found.get(name)
         back = map_.rules[claim.rule] if claim else None
-        if back is not None and any(not by.isdigit() for by in back.shifts.values()):
+        if back is not None and any(not by.isdecimal() for by in back.shifts.values()):
             continue  # on the way back, an error asks for the size that names add
         if rule is None and claim is None:
             continue

@@ -127,7 +127,7 @@ def _shifted(map_: Map, known: dict[str, int], config: Mapping[str, object]) -> 
     Those that are not in `known` are taken from the configuration, and added; what is not there either is left.
     """
     for by in {by for rule in map_.rules for by in rule.shifts.values()} - known.keys():
-        if not by.isdigit():
+        if not by.isdecimal():
             known |= resolve({by: (by,)}, config)
     return replace(map_, rules=tuple(rule.shifted(known) for rule in map_.rules))
 
@@ -135,7 +135,7 @@ def _shifted(map_: Map, known: dict[str, int], config: Mapping[str, object]) -> 
 def _check_shifts(rule: Rule) -> None:
     """Raise UsageError for a rule whose names add a size that is not known."""
     for index, by in rule.shifts.items():
-        if not by.isdigit():
+        if not by.isdecimal():
             rule.fail(f"nothing says how large {by} is, in {{{index} + {by}}}.", f"Give --size {by}=NUMBER.")
 
 

@@ -52,7 +52,7 @@ class MapAxis(NamedTuple):
     @property
     def number(self) -> int | None:
         """Its size, if it is written as a number."""
-        return int(self.names[0]) if self.names[0].isdigit() else None
+        return int(self.names[0]) if self.names[0].isdecimal() else None
 
 
 class Sum(NamedTuple):

@@ -268,3 +268,17 @@ def test_the_metadata_alone_lacks_its_files(tmp_path: Path) -> None:
 def test_the_metadata_is_loaded_with_all_that_it_describes() -> None:
     one, other = (ckptconv.load_state_dict(checkpoint_of("fsdp2_w2_nested") / name) for name in (".metadata", "."))
     assert_same(one, other)
+
+
+def test_of_several_models_that_is_taken_that_is_taken_of_a_file_of_torch(tmp_path: Path) -> None:
+    state = {key: {key: torch.ones(2)} for key in ("module", "model", "model_state_dict", "state_dict")}
+    while state:
+        torch.save(state, tmp_path / "x.pt")
+        dist_checkpoint.save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+        found = []
+        for name in ("x.pt", "dcp"):
+            ckptconv.convert(tmp_path / name, tmp_path / "out.safetensors", for_hub=True, fsync=False)
+            found.append(list(load_file(tmp_path / "out.safetensors")))
+        assert found == [[list(state)[-1]]] * 2
+        state.popitem()
+        shutil.rmtree(tmp_path / "dcp")

@@ -319,3 +319,11 @@ def test_float64_stays_by_default_and_is_cast_when_asked_for_as_of_any_source(tm
     assert run.code == 0, run.err
     assert "wider" not in run.err
     assert torch.equal(load_file(tmp_path / "b.safetensors")["wide"], states["module"]["wide"].float())
+
+
+def test_tags_are_listed_in_the_order_of_their_numbers_whatever_they_are_called(tmp_path: Path) -> None:
+    for tag in ("step10", "step9", "²"):
+        (tmp_path / tag).mkdir()
+        (tmp_path / tag / "mp_rank_00_model_states.pt").touch()
+    refused = ckptconv_here("zero-to-fp32", tmp_path, tmp_path / "out")
+    refused.refused(2, "There are: ², step9, step10 (choose one with --tag).")
