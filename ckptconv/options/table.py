@@ -122,7 +122,8 @@ class Option:
         `called`, or by its own name."""
         if value is None and self.kind is not FLAG:
             return copy.copy(self.default)
-        return self.kind.parse(value, called or self.name)
+        # What holds for every command has been parsed, and stays marked.
+        return value if isinstance(value, Default) else self.kind.parse(value, called or self.name)
 
     def parameter(self) -> inspect.Parameter:
         """Return it as a parameter of a function."""
