@@ -66,7 +66,7 @@ def file_plan(name: str, members: Iterable[Member]) -> FilePlan:
             at += tensor.nbytes
         records.append(record)
         if size:
-            length = len(_descriptor(record, {inner: 0}))
+            length = _descriptor_form(record).size
             parts.append(Trailer(at, length, functools.partial(_descriptor, record)))
             at += length
     directory = functools.partial(_directory, at, tuple(records))
@@ -89,12 +89,17 @@ def _crc(record: _Record, digests: Mapping[str, int]) -> int:
     rest = record.size - record.known
     if not rest:
         return record.crc
+    if not record.known:
+        return digests[record.name]
     return combine([(0, record.known, record.crc), (1, rest, digests[record.name])])
 
 
+def _descriptor_form(record: _Record) -> struct.Struct:
+    return _DESCRIPTOR_64 if record.size >= _LIMIT else _DESCRIPTOR
+
+
 def _descriptor(record: _Record, digests: Mapping[str, int]) -> bytes:
-    form = _DESCRIPTOR_64 if record.size >= _LIMIT else _DESCRIPTOR
-    return form.pack(b"PK\x07\x08", _crc(record, digests), record.size, record.size)
+    return _descriptor_form(record).pack(b"PK\x07\x08", _crc(record, digests), record.size, record.size)
 
 
 def _directory(at: int, records: Sequence[_Record], digests: Mapping[str, int]) -> bytes:

@@ -811,7 +811,9 @@ def packed(tensors: Iterable[LazyTensor]) -> Counter[File]:
     """Return the compressed files that `tensors` are read from, with the bytes of tensors that come from each."""
     found: Counter[File] = Counter()
     for tensor in tensors:
-        found.update({file: tensor.nbytes for file in tensor.inputs() if file.packed})
+        shares = {file: tensor.nbytes for file in tensor.inputs() if file.packed}
+        if shares:  # seldom, and an update takes long
+            found.update(shares)
     return found
 
 
