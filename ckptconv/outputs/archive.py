@@ -59,11 +59,14 @@ def file_plan(name: str, members: Iterable[Member]) -> FilePlan:
         size = len(head) + (0 if tensor is None else tensor.nbytes)
         record = _Record(inner, at, size, len(head), zlib.crc32(head))
         header = _header(inner, at, empty=not size)
-        parts += Literal(at, header), Literal(at + len(header), head)
-        at += len(header) + len(head)
-        if tensor is not None:
+        parts.append(Literal(at, header))
+        at += len(header)
+        if head:
+            parts.append(Literal(at, head))
+            at += len(head)
+        if tensor is not None and size > len(head):
             parts.append(Data(at, tensor, inner))
-            at += tensor.nbytes
+            at += size - len(head)
         records.append(record)
         if size:
             length = _descriptor_form(record).size
@@ -72,7 +75,7 @@ def file_plan(name: str, members: Iterable[Member]) -> FilePlan:
     directory = functools.partial(_directory, at, tuple(records))
     size = len(directory({record.name: 0 for record in records}))
     parts.append(Trailer(at, size, directory))
-    return FilePlan(name, at + size, tuple(part for part in parts if part.nbytes))
+    return FilePlan(name, at + size, tuple(parts))
 
 
 def _header(name: str, at: int, empty: bool) -> bytes:

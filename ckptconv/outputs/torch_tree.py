@@ -5,6 +5,7 @@ Source: `torch/_utils.py`, `torch/_tensor.py` and `torch/storage.py`. The output
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
@@ -70,6 +71,7 @@ def plan_tree(name: str, tree: Any, stem: str = "archive") -> FilePlan:
     return TorchTree(tree).plan(name, stem)
 
 
+@functools.cache
 def _utils(name: str) -> Global:
     return Global("torch._utils", name)
 
