@@ -296,10 +296,16 @@ class TorchTree:
 
 
 def _persistent(room: _Room) -> PersistentId:
-    if room.cls is None:
-        return PersistentId("storage", Global("torch.storage", "UntypedStorage"), str(room.number), "cpu", room.nbytes)
-    count = room.nbytes // DTYPES[_DTYPES[room.cls]].itemsize
-    return PersistentId("storage", Global("torch", f"{room.cls}Storage"), str(room.number), "cpu", count)
+    cls, item = _storage_class(room.cls)
+    return PersistentId("storage", cls, str(room.number), "cpu", room.nbytes // item)
+
+
+@functools.cache
+def _storage_class(cls: str | None) -> tuple[Global, int]:
+    """Return the class of a storage, and the bytes of its elements."""
+    if cls is None:
+        return Global("torch.storage", "UntypedStorage"), 1
+    return Global("torch", f"{cls}Storage"), DTYPES[_DTYPES[cls]].itemsize
 
 
 def _parameter(made: Call, requires_grad: bool, attributes: Any) -> Call:

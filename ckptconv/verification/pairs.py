@@ -186,9 +186,15 @@ class _Values(NamedTuple):
 
 
 def _pieces(pairs: Iterable[ExpectedPair]) -> Iterator[_Piece]:
+    known: dict[str, bool] = {}  # by path: there are many tensors, but few files
     for pair in pairs:
         want, got, _, _ = pair
-        far = any(is_far(file.stored.path) for tensor in (want, got) for file in tensor.inputs())
+        far = False
+        for file in (*want.inputs(), *got.inputs()):
+            path = file.stored.path
+            if path not in known:
+                known[path] = is_far(path)
+            far = far or known[path]
         if is_scattered(want, got):
             yield _Piece(pair, 0, got.numel, far, True)
         else:
