@@ -113,10 +113,11 @@ class FilePlan(NamedTuple):
             if isinstance(part, (Data, Checked, Copied)):
                 tensor = part.tensor
                 # Most tensors are in the same files as the one before.
-                files = tensor.file if type(tensor) is Stored else tensor.inputs()
-                if files is not before:
-                    seen.update(dict.fromkeys(tensor.inputs()))
-                    before = files
+                files = (tensor.file,) if type(tensor) is Stored else tensor.inputs()
+                first = files[0] if len(files) == 1 else files
+                if first is not before:
+                    seen.update(dict.fromkeys(files))
+                    before = first
         return list(seen)
 
 

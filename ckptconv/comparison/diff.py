@@ -356,7 +356,7 @@ def _add(side: _Side, chosen: Selected, prefix: str = "") -> None:
         names = (name, old.get(parameter, name))
         return not any(map(choice.excludes, names)) and (not choice.include or any(map(choice.includes, names)))
 
-    tensors = {name: chosen.cast(name) for name in chosen.tensors if is_chosen(name)}
+    tensors = {name: chosen.cast(name) for name in chosen.tensors if not choice or is_chosen(name)}
     shared = {removed: kept for removed, kept in chosen.owners.items() if kept in tensors}
     tensors.update((removed, tensors[kept]) for removed, kept in shared.items() if removed not in tensors)
     side.ties.update((prefix + alias, prefix + kept) for alias, kept in selection.untie(tensors, shared).items())

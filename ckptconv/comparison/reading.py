@@ -181,7 +181,8 @@ def compare(
 def _runs(pairs: Iterable[Pair], unit: int) -> Iterator[tuple[Pair, Run]]:
     """Yield the runs that cover all pairs, in the order of their first side's files."""
     for pair in sorted(pairs, key=lambda pair: pair.one.origin()):
-        yield from ((pair, run) for run in runs(pair.one, pair.other, unit))
+        for run in runs(pair.one, pair.other, unit):
+            yield pair, run
 
 
 def _in_order(pairs: Iterable[Pair], unit: int) -> Iterator[Iterable[_Task]]:
@@ -247,13 +248,13 @@ def _tasks(runs: Iterable[tuple[Pair, Run]], unit: int, measuring: bool = False)
 def _task(taken: Sequence[tuple[Pair, Run]], measuring: bool) -> _Task:
     size = sum((run.stop - run.start) * pair.one.dtype.itemsize for pair, run in taken)
     stop, half = size, -(-size // ALIGNMENT) * ALIGNMENT
-    places = (0, half)
+    one, other = 0, half
     ones: list[Piece] = []
     others: list[Piece] = []
     parts = []
     for pair, run in taken:
-        first, second = (_slice(place, run, dtype) for place, dtype in zip(places, pair.dtypes, strict=True))
-        places = first.stop, second.stop
+        first, second = _slice(one, run, pair.one.dtype), _slice(other, run, pair.other.dtype)
+        one, other = first.stop, second.stop
         parts.append(_Part(pair, run, first, second))
         ones.append(_piece(run.of(pair.one), run, first))
         if not measuring:
@@ -269,7 +270,8 @@ def _slice(start: int, run: Run, dtype: DType) -> slice:
 
 def _piece(tensor: LazyTensor, run: Run, place: slice) -> Piece:
     """Return the piece that puts a run of `tensor` at `place` of a window from 0 on."""
-    start, stop = (number * tensor.dtype.itemsize for number in (run.start, run.stop))
+    item = tensor.dtype.itemsize
+    start, stop = run.start * item, run.stop * item
     return Piece(Data(place.start - start, tensor, ""), start, stop)
 
 

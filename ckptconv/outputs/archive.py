@@ -59,20 +59,23 @@ def file_plan(name: str, members: Iterable[Member]) -> FilePlan:
         size = len(head) + (0 if tensor is None else tensor.nbytes)
         record = _Record(inner, at, size, len(head), zlib.crc32(head))
         header = _header(inner, at, empty=not size)
-        parts += Literal(at, header), Literal(at + len(header), head)
-        at += len(header) + len(head)
-        if tensor is not None:
+        parts.append(Literal(at, header))
+        at += len(header)
+        if head:
+            parts.append(Literal(at, head))
+            at += len(head)
+        if tensor is not None and size > len(head):
             parts.append(Data(at, tensor, inner))
-            at += tensor.nbytes
+            at += size - len(head)
         records.append(record)
         if size:
-            length = len(_descriptor(record, {inner: 0}))
+            length = _descriptor_form(record).size
             parts.append(Trailer(at, length, functools.partial(_descriptor, record)))
             at += length
     directory = functools.partial(_directory, at, tuple(records))
     size = len(directory({record.name: 0 for record in records}))
     parts.append(Trailer(at, size, directory))
-    return FilePlan(name, at + size, tuple(part for part in parts if part.nbytes))
+    return FilePlan(name, at + size, tuple(parts))
 
 
 def _header(name: str, at: int, empty: bool) -> bytes:
@@ -89,12 +92,17 @@ def _crc(record: _Record, digests: Mapping[str, int]) -> int:
     rest = record.size - record.known
     if not rest:
         return record.crc
+    if not record.known:
+        return digests[record.name]
     return combine([(0, record.known, record.crc), (1, rest, digests[record.name])])
 
 
+def _descriptor_form(record: _Record) -> struct.Struct:
+    return _DESCRIPTOR_64 if record.size >= _LIMIT else _DESCRIPTOR
+
+
 def _descriptor(record: _Record, digests: Mapping[str, int]) -> bytes:
-    form = _DESCRIPTOR_64 if record.size >= _LIMIT else _DESCRIPTOR
-    return form.pack(b"PK\x07\x08", _crc(record, digests), record.size, record.size)
+    return _descriptor_form(record).pack(b"PK\x07\x08", _crc(record, digests), record.size, record.size)
 
 
 def _directory(at: int, records: Sequence[_Record], digests: Mapping[str, int]) -> bytes:

@@ -5,6 +5,7 @@ Source: `torch/_utils.py`, `torch/_tensor.py` and `torch/storage.py`. The output
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping
@@ -70,6 +71,7 @@ def plan_tree(name: str, tree: Any, stem: str = "archive") -> FilePlan:
     return TorchTree(tree).plan(name, stem)
 
 
+@functools.cache
 def _utils(name: str) -> Global:
     return Global("torch._utils", name)
 
@@ -294,10 +296,16 @@ class TorchTree:
 
 
 def _persistent(room: _Room) -> PersistentId:
-    if room.cls is None:
-        return PersistentId("storage", Global("torch.storage", "UntypedStorage"), str(room.number), "cpu", room.nbytes)
-    count = room.nbytes // DTYPES[_DTYPES[room.cls]].itemsize
-    return PersistentId("storage", Global("torch", f"{room.cls}Storage"), str(room.number), "cpu", count)
+    cls, item = _storage_class(room.cls)
+    return PersistentId("storage", cls, str(room.number), "cpu", room.nbytes // item)
+
+
+@functools.cache
+def _storage_class(cls: str | None) -> tuple[Global, int]:
+    """Return the class of a storage, and the bytes of its elements."""
+    if cls is None:
+        return Global("torch.storage", "UntypedStorage"), 1
+    return Global("torch", f"{cls}Storage"), DTYPES[_DTYPES[cls]].itemsize
 
 
 def _parameter(made: Call, requires_grad: bool, attributes: Any) -> Call:

@@ -252,7 +252,10 @@ class _Pickler:
             if count > 3:
                 self.out += b"("
             for each in value:
-                self.plain(each)
+                if type(each) is int:  # most are: shapes and strides
+                    self.out += _integer(each)
+                else:
+                    self.plain(each)
             self.out += _TUPLES.get(count, b"t")
         elif kind is OrderedDict:
             self.named(_ORDERED)
@@ -309,7 +312,11 @@ def _is_plain(value: Any, depth: int = 3) -> bool:
         alone = not value.states and value.appended == value.items == ()
         return alone and type(value.function) is Global and _is_plain(value.args, depth - 1)
     if kind is tuple:
-        return depth > 0 and all(_is_plain(each, depth - 1) for each in value)
+        # A loop, as a generator for each tensor takes twice as long.
+        for each in value if depth > 0 else ():
+            if type(each) not in _ATOMS and not _is_plain(each, depth - 1):
+                return False
+        return depth > 0
     return kind is OrderedDict and not value and not vars(value)
 
 

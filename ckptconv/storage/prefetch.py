@@ -299,15 +299,12 @@ class Prefetch(Generic[Task]):
 
     # ---- reading
 
-    @contextlib.contextmanager
-    def reading(self, file: File) -> Iterator[Reader]:
-        """Yield the reader of `file`, as `Readers.reading` does."""
+    def reading(self, file: File) -> contextlib.AbstractContextManager[Reader]:
+        """Return a context that gives the reader of `file`, as `Readers.reading` does."""
         batch = self._current
-        if batch is not None and file in batch.by_file:
-            yield _Prefetched(self, batch.by_file[file], file)
-        else:
-            with self._readers.reading(file) as reader:
-                yield reader
+        if batch is not None and batch.by_file and file in batch.by_file:
+            return contextlib.nullcontext(_Prefetched(self, batch.by_file[file], file))
+        return self._readers.reading(file)
 
     def fill(self, file: File, extent: Extent | None, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` from `offset` of `file`: from `extent`, once it is fetched, or if that is None by a request."""

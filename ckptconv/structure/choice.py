@@ -32,6 +32,8 @@ class Choice:
         return self._any(name, self.exclude)
 
     def _any(self, name: str, patterns: Sequence[str]) -> bool:
+        if not patterns:
+            return False
         found = [pattern for pattern in patterns if fnmatch.fnmatchcase(name, pattern)]
         self.used.update(found)
         return bool(found)

@@ -536,7 +536,9 @@ def _fill(target: Any, source: Any) -> None:
     line[places.reshape(-1)] = source.reshape(-1)
 
 
-def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+# There are many tensors, but few distinct shapes.
+@functools.lru_cache(maxsize=4096)
+def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether elements laid out by `strides` are dense, with the dimensions in some order."""
     order = sorted(range(len(shape)), key=lambda dim: -strides[dim])
     return is_contiguous(tuple(shape[dim] for dim in order), tuple(strides[dim] for dim in order))

@@ -9,6 +9,7 @@ all work because any process can ask this for any interval at any time.
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
 from collections import Counter
@@ -183,14 +184,7 @@ class Stored(LazyTensor):
 
     @property
     def scattered(self) -> bool:
-        # `run`: bytes that are contiguous both in the file and in the result. If they are few, the order matters.
-        run = item = self.dtype.itemsize
-        for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
-            if extent > 1:
-                if stride * item > run + GAP:
-                    return run < 2 * GAP
-                run = max(run, extent * stride * item)
-        return False
+        return _is_scattered(self.shape, self.strides, self.dtype.itemsize)
 
     def inputs(self) -> tuple[File, ...]:
         return (self.file,)
@@ -214,6 +208,19 @@ class Stored(LazyTensor):
         for box in boxes:
             most = 2 * limit if order == "output" else limit
             yield from trim(gather(self.file, self.offset, box, item, most), start, stop)
+
+
+# There are many tensors, but few distinct shapes.
+@functools.lru_cache(maxsize=4096)
+def _is_scattered(shape: tuple[int, ...], strides: tuple[int, ...], item: int) -> bool:
+    # `run`: bytes that are contiguous both in the file and in the result. If they are few, the order matters.
+    run = item
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent > 1:
+            if stride * item > run + GAP:
+                return run < 2 * GAP
+            run = max(run, extent * stride * item)
+    return False
 
 
 def whole(file: File) -> Stored:
@@ -811,7 +818,9 @@ def packed(tensors: Iterable[LazyTensor]) -> Counter[File]:
     """Return the compressed files that `tensors` are read from, with the bytes of tensors that come from each."""
     found: Counter[File] = Counter()
     for tensor in tensors:
-        found.update({file: tensor.nbytes for file in tensor.inputs() if file.packed})
+        shares = {file: tensor.nbytes for file in tensor.inputs() if file.packed}
+        if shares:  # seldom, and an update takes long
+            found.update(shares)
     return found
 
 

@@ -245,14 +245,19 @@ def _text_of(tensors: Mapping[str, Stored], metadata: Mapping[str, str], start: 
     """Yield, in pieces, the header as the library writes it, compact and in UTF-8; the data begins at byte `start`."""
     encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
     separator = "{"
+    # There are many tensors, but few distinct shapes, and json makes an encoder anew for each call.
+    kinds: dict[tuple[str | None, tuple[int, ...]], str] = {}
     if metadata:
         yield f"{separator}{encode(METADATA)}:{encode(metadata)}".encode(errors="surrogatepass")
         separator = ","
     for name, tensor in tensors.items():
         begin = tensor.offset - start
-        offsets = begin, begin + tensor.nbytes
-        described = {"dtype": tensor.dtype.code, "shape": _told_shape(tensor), "data_offsets": offsets}
-        yield f"{separator}{encode(name)}:{encode(described)}".encode(errors="surrogatepass")
+        kind = kinds.get((tensor.dtype.code, tensor.shape))
+        if kind is None:
+            kind = encode({"dtype": tensor.dtype.code, "shape": _told_shape(tensor)}).removesuffix("}")
+            kinds[tensor.dtype.code, tensor.shape] = kind
+        told = f'{kind},"data_offsets":[{begin},{begin + tensor.nbytes}]}}'
+        yield f"{separator}{encode(name)}:{told}".encode(errors="surrogatepass")
         separator = ","
     yield b"}" if separator == "," else b"{}"
 

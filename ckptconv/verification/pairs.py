@@ -24,7 +24,7 @@ from ckptconv.verification.arithmetic import shown
 from ckptconv.verification.evaluate import Evaluator, footprint
 from ckptconv.verification.output import Written
 from ckptconv.verification.provenance import Manifest, check_checksums, has_checksum
-from ckptconv.verification.runs import ExpectedPair, Run, is_scattered, runs
+from ckptconv.verification.runs import ExpectedPair, Run, in_order, is_scattered, runs
 
 _SHOWN = 5
 # Bytes compared at a time, of local and of remote files.
@@ -34,18 +34,19 @@ PREFETCH_MEMORY = 24 << 20
 
 
 class _Piece(NamedTuple):
-    """Elements of a pair that are fetched together. `far`: some are in remote files."""
+    """Elements of a pair that are fetched together. `far`: some are in remote files. `scattered`: C order is slow."""
 
     pair: ExpectedPair
     start: int
     stop: int
     far: bool
+    scattered: bool
 
     @property
     def runs(self) -> Iterable[Run]:
         """What is compared in one step."""
         want, got, _, _ = self.pair
-        return runs(want, got, 2 * _BLOCK) if is_scattered(want, got) else (Run(self.start, self.stop),)
+        return runs(want, got, 2 * _BLOCK) if self.scattered else (Run(self.start, self.stop),)
 
 
 def compare_pairs(
@@ -185,14 +186,20 @@ class _Values(NamedTuple):
 
 
 def _pieces(pairs: Iterable[ExpectedPair]) -> Iterator[_Piece]:
+    known: dict[str, bool] = {}  # by path: there are many tensors, but few files
     for pair in pairs:
         want, got, _, _ = pair
-        far = any(is_far(file.stored.path) for tensor in (want, got) for file in tensor.inputs())
+        far = False
+        for file in (*want.inputs(), *got.inputs()):
+            path = file.stored.path
+            if path not in known:
+                known[path] = is_far(path)
+            far = far or known[path]
         if is_scattered(want, got):
-            yield _Piece(pair, 0, got.numel, far)
+            yield _Piece(pair, 0, got.numel, far, True)
         else:
-            for start, stop, _ in runs(want, got, 2 * (_FAR_BLOCK if far else _BLOCK)):
-                yield _Piece(pair, start, stop, far)
+            for start, stop, _ in in_order(want, got, 2 * (_FAR_BLOCK if far else _BLOCK)):
+                yield _Piece(pair, start, stop, far, False)
 
 
 def _needs(piece: _Piece) -> Iterator[Range]:
@@ -219,5 +226,5 @@ def _compare_elements(
             wrong.add_values(pair, first, int(unequal.sum()), evaluator.raw)
         elif run.box is None:
             attested.add(pair, other)
-    if equal and is_scattered(want, got):
+    if equal and piece.scattered:
         attested.read(evaluator, pair)

@@ -64,7 +64,12 @@ def runs(one: LazyTensor, other: LazyTensor, size: int) -> Iterator[Run]:
         for starts, counts in _boxes(larger, size // 2) if larger.numel else ():
             yield Run(0, math.prod(counts), (starts, counts))
     else:
-        yield from Run(0, one.numel).cut(max(size // (one.dtype.itemsize + other.dtype.itemsize), 1))
+        yield from in_order(one, other, size)
+
+
+def in_order(one: LazyTensor, other: LazyTensor, size: int) -> Iterator[Run]:
+    """Yield the runs in C order that cover two tensors of one shape, of at most `size` bytes of both."""
+    return Run(0, one.numel).cut(max(size // (one.dtype.itemsize + other.dtype.itemsize), 1))
 
 
 def _boxes(tensor: LazyTensor, size: int) -> Iterator[tuple[list[int], list[int]]]:

@@ -188,7 +188,10 @@ def _endings() -> tuple[tuple[str, str, str], ...]:
 def _groups(tensors: Mapping[str, LazyTensor]) -> dict[str, dict[str, str]]:
     """Return {name of a weight: {pattern: name of a part}} for all that may be quantized."""
     groups: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    endings = tuple(ending for ending, _, _ in _endings())
     for name in tensors:
+        if not name.endswith(endings):  # most names, told by one call
+            continue
         for ending, instead, pattern in _endings():
             if not name.endswith(ending):
                 continue
