@@ -152,7 +152,7 @@ class Evaluator(_Asking["Array"]):
         """Return the bytes of elements `start` to `stop` in C order."""
         if isinstance(tensor, Tagged):
             tensor = tensor.tensor
-        if isinstance(tensor, Stored) and tensor.contiguous:
+        if isinstance(tensor, Stored) and tensor.strides == contiguous_strides(tensor.shape):
             item = tensor.dtype.itemsize
             return self._bytes(tensor.file, tensor.offset + start * item, (stop - start) * item)
         return self.flat(tensor, start, stop).tobytes()
