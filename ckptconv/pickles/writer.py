@@ -214,7 +214,11 @@ class _Pickler:
     def plain(self, value: Any) -> None:
         """Write at once a value of which no part comes again. Tensors consist of little else."""
         kind = type(value)
-        if kind is Call:
+        if kind is str:  # most are
+            self.text(value)
+        elif kind is int:
+            self.out += _integer(value)
+        elif kind is Call:
             self.named(value.function)
             self.plain(value.args)
             self.out += b"\x81" if value.new else b"R"
@@ -260,8 +264,6 @@ class _Pickler:
         elif kind is OrderedDict:
             self.named(_ORDERED)
             self.out += b")R"
-        elif kind is int:
-            self.out += _integer(value)
         else:
             self.save(value)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,17 +28,27 @@ MAX_PARTS = 64
 MAX_CLAIMS, _STEPS, _STEPS_PER_NAME = 64, 200_000, 200
 # What an index in a part of a name stands for.
 _ANY = "(.+?)"
+# Names that differ in numbers between dots alone, as those of layers and experts, lead to the same ends. Those of so
+# many names are remembered.
+_NUMBERS = re.compile(r"(?<![^.])[0-9]+(?![^.])")
+_REMEMBERED = 1 << 12
 # Name templates that a name is compared with for a hint, and characters of it.
 _COMPARED, _LONGEST = 500, 200
 # An index of a stack, as names have it.
 _NUMBER = re.compile(r"0|[1-9]\d{0,8}")
 # What globs have in place of characters.
 _WILD = re.compile(r"\*|\?|\[!?\]?[^]]*\]|\{\w+\}")
+# An index of a template.
+_INDEX = re.compile(r"\{[^{}]+\}")
 # Stands for whatever an index or a wildcard has in place of it.
 _HOLE = "\0"
 
 # A rule, and the values of its free indices.
 Use: TypeAlias = "tuple[int, tuple[str, ...]]"
+
+
+# A rule, a tensor on its side, and what its indices stand for: a text, or the part of the name with this number.
+_End: TypeAlias = "tuple[int, int, tuple[str | int, ...]]"
 
 
 class Claim(NamedTuple):
@@ -70,7 +81,7 @@ class _Branch:
         self.ends: list[tuple[int, int]] = []
 
     def add(self, part: str) -> _Branch:
-        pieces = re.split(r"\{[^{}]+\}", part)
+        pieces = _INDEX.split(part)
         if len(pieces) == 1:
             return self.literals.setdefault(part, _Branch())
         pattern = _ANY.join(map(re.escape, pieces))
@@ -90,11 +101,14 @@ class Templates:
         self._map, self._rules, self._side = map_, map_.rules, side
         self._root = _Branch()
         self._steps = _STEPS
+        self._ends: dict[str, list[_End]] = {}
+        self._tells_numbers = False
         for number, rule in enumerate(map_.rules):
             for index, tensor in enumerate(rule.sides[side] if rule.read[side] else ()):
                 branch = self._root
                 for part in str(tensor.name).split("."):
                     branch = branch.add(part)
+                    self._tells_numbers |= _INDEX.sub("", part).isdecimal()
                 branch.ends.append((number, index))
 
     def has(self, name: str, wide: bool = False) -> bool:
@@ -158,23 +172,37 @@ class Templates:
     def _claims(self, name: str, wide: bool = False) -> Iterator[Claim]:
         parts = name.split(".")
         self._steps += _STEPS_PER_NAME
-        ends = self._find(parts, wide) if not wide or len(parts) <= MAX_PARTS else ()
+        if not wide:
+            ends: Iterable[_End] = self._ends_of(name, parts)
+        else:
+            ends = self._find(parts, wide) if len(parts) <= MAX_PARTS else ()
         for count, (number, index, values) in enumerate(ends):
             if count == MAX_CLAIMS:
                 raise self._limit()
             rule, template = self._rules[number], self.name(number, index)
-            found = {
-                (each, _unshifted(by, value) if each in rule.counted else value)
-                for each, by, value in zip(template.indices, template.shifts, values, strict=True)
-            }
-            told = {each: value for each, value in found if value is not None}
-            if len(told) == len(found):
-                yield Claim(number, index, told, (number, tuple(told[each] for each in rule.free)))
+            told: dict[str, str] = {}
+            for each, by, text in zip(template.indices, template.shifts, values, strict=True):
+                word = parts[text] if isinstance(text, int) else text
+                value = _unshifted(by, word) if each in rule.counted else word
+                if value is None or told.setdefault(each, value) != value:
+                    break
+            else:
+                yield Claim(number, index, told, (number, tuple([told[each] for each in rule.free])))
 
-    def _find(self, parts: Sequence[str], wide: bool) -> Iterator[tuple[int, int, tuple[str, ...]]]:
+    def _ends_of(self, name: str, parts: Sequence[str]) -> list[_End]:
+        """Return the ends that `name` leads to, up to one more than it may have claims."""
+        alike = name if self._tells_numbers else _NUMBERS.sub("0", name)
+        ends = self._ends.get(alike)
+        if ends is None:
+            ends = list(itertools.islice(self._find(parts, False), MAX_CLAIMS + 1))
+            if len(self._ends) < _REMEMBERED:
+                self._ends[alike] = ends
+        return ends
+
+    def _find(self, parts: Sequence[str], wide: bool) -> Iterator[_End]:
         """Yield the ends that `parts` lead to, with the values of indices; with `wide`, exactly one index has several
         parts. Raise LimitError if that takes too many steps."""
-        left: list[tuple[_Branch, int, tuple[str, ...], bool]] = [(self._root, 0, (), wide)]
+        left: list[tuple[_Branch, int, tuple[str | int, ...], bool]] = [(self._root, 0, (), wide)]
         while left:
             self._steps -= 1
             if self._steps < 0:
@@ -190,7 +218,8 @@ class Templates:
             for pattern, after in branch.patterns.values():
                 match = pattern.fullmatch(part)
                 if match:
-                    left.append((after, at + 1, (*values, *match.groups()), wide))
+                    found = (at,) if pattern.pattern == _ANY else match.groups()
+                    left.append((after, at + 1, (*values, *found), wide))
                 if match and wide and pattern.pattern == _ANY and not part.isdecimal():
                     ends = range(at + 2, len(parts) + 1)
                     left.extend((after, end, (*values, ".".join(parts[at:end])), False) for end in ends)

@@ -373,6 +373,28 @@ def _boxes(product: Product, sizes: KnownSizes) -> Iterator[tuple[int, dict[str,
         yield sum(start for start, _ in combination), along
 
 
+class _Layout(NamedTuple):
+    """How a piece of tensors of one shape is read: the axes of the result, and whether that is all of it, in order."""
+
+    steps: tuple[Steps, ...]
+    shape: tuple[int, ...]
+    numel: int
+    is_whole: bool
+
+
+def _layout(piece: _Piece, order: Sequence[MapAxis], source: Sequence[int], sizes: KnownSizes) -> _Layout:
+    """Return how `piece` of tensors of the shape `source` is read, with its axes in the order of `order`."""
+    steps = tuple(Steps(sizes.node(axis), *piece.steps[axis.name]) for axis in order)
+    shape = tuple(each.length for each in steps)
+    within = contiguous_strides(source)
+    flat = tuple(each.step * within[each.dim] for each in steps)
+    is_whole = math.prod(shape) == math.prod(source) and all(
+        stride == wanted or length == 1
+        for length, stride, wanted in zip(shape, flat, contiguous_strides(shape), strict=True)
+    )
+    return _Layout(steps, shape, math.prod(shape), is_whole)
+
+
 # ----------------------------------------------------------------------------------------------------- the new tensors
 
 
@@ -402,6 +424,7 @@ class _Made:
         self._same: dict[LazyTensor, LazyTensor] = {}
         # Layers have the same shapes, and then the same sizes and pieces.
         self._solved: dict[object, tuple[KnownSizes, list[_Piece]]] = {}
+        self._layouts: _Layouts = {}
 
     def keep(self, name: str) -> None:
         self._add(name, self._given[name], (name,))
@@ -433,7 +456,7 @@ class _Made:
             for at in itertools.product(*map(range, counts)):
                 fixed = dict(zip(stacks, at, strict=True))
                 name = tensor.name.of({**use.values, **fixed})
-                assembly = _Assembly(use, side, self._given, sizes, taken, fixed, name, self._cast)
+                assembly = _Assembly(use, side, self._given, sizes, taken, self._layouts, fixed, name, self._cast)
                 self._add(name, assembly.tensor(tensor), assembly.sources, use, fixed)
                 made += assembly.elements
                 self._joined += assembly.parts
@@ -536,6 +559,10 @@ def _check_decided(use: _Use, sizes: KnownSizes, named: Collection[str]) -> None
             raise LimitError(f"{use.where}: {quoted(tensor.text)} has more elements than can be counted.")
 
 
+# By the piece's identity: those of equal uses are the same.
+_Layouts: TypeAlias = "dict[tuple[int, tuple[MapAxis, ...], tuple[int, ...]], _Layout]"
+
+
 class _Assembly:
     """Puts one tensor together from the pieces of a use of a rule. `elements` counts those taken from sources, in
     `parts` parts."""
@@ -547,13 +574,14 @@ class _Assembly:
         given: Mapping[str, LazyTensor],
         sizes: KnownSizes,
         pieces: Sequence[_Piece],
+        layouts: _Layouts,
         fixed: Mapping[str, int],
         name: str,
         cast: Cast,
     ) -> None:
         self._cast = cast
         self._use, self._side, self._given, self._sizes, self._fixed, self._name = use, side, given, sizes, fixed, name
-        self._all = pieces
+        self._all, self._layouts = pieces, layouts
         self._pieces = iter(pieces)
         self._sources: dict[str, None] = {}
         self.elements = self.parts = 0
@@ -602,36 +630,30 @@ class _Assembly:
             if axis in piece.steps:
                 dim, step = piece.steps[axis]
                 starts[dim] += step * value
-        order = [axis for axis in axes if axis.number != 1]
 
-        def at(fixed: dict[str, int], order: Sequence[MapAxis]) -> LazyTensor:
+        def at(fixed: dict[str, int], order: tuple[MapAxis, ...]) -> LazyTensor:
             number = next((number for number, axis in enumerate(order) if axis.name in stacks), None)
             if number is None:
                 return self._read(piece, starts, [fixed[stack] for stack in stacks], order)
-            stack, parts = order[number].name, []
+            stack, others, parts = order[number].name, order[:number] + order[number + 1 :], []
             for value in range(self._sizes.node(order[number])):
-                part = at({**fixed, stack: value}, [*order[:number], *order[number + 1 :]])
+                part = at({**fixed, stack: value}, others)
                 parts.append(viewed(part, (*part.shape[:number], 1, *part.shape[number:])))
             return self._concatenated(parts, number)
 
-        return at(dict(self._fixed), order)
+        return at(dict(self._fixed), tuple([axis for axis in axes if axis.number != 1]))
 
-    def _read(self, piece: _Piece, starts: Sequence[int], at: Sequence[int], order: Sequence[MapAxis]) -> LazyTensor:
+    def _read(self, piece: _Piece, starts: Sequence[int], at: Sequence[int], order: tuple[MapAxis, ...]) -> LazyTensor:
         name = self._use.names[piece.tensor, tuple(at)]
         self._sources[name] = None
         source = self._given[name]
-        steps = [Steps(self._sizes.node(axis), *piece.steps[axis.name]) for axis in order]
-        shape = tuple(each.length for each in steps)
-        self.elements += math.prod(shape)
+        key = id(piece), order, source.shape
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = _layout(piece, order, source.shape, self._sizes)
+        self.elements += layout.numel
         self.parts += 1
-        within = contiguous_strides(source.shape)
-        flat = tuple(each.step * within[each.dim] for each in steps)
-        if math.prod(shape) == source.numel and all(
-            stride == wanted or length == 1
-            for length, stride, wanted in zip(shape, flat, contiguous_strides(shape), strict=True)
-        ):
-            return viewed(source, shape)
-        return strided(source, starts, steps)
+        return viewed(source, layout.shape) if layout.is_whole else strided(source, starts, layout.steps)
 
     def _concatenated(self, parts: Sequence[LazyTensor], dim: int) -> LazyTensor:
         if len(parts) == 1:

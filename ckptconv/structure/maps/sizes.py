@@ -175,16 +175,15 @@ class KnownSizes:
 
     def of(self, axis: MapAxis) -> int | None:
         """Return the size of `axis`, if it is known."""
-        if axis.number is not None:
-            return axis.number
+        if len(axis.names) == 1:
+            return int(axis.names[0]) if axis.names[0].isdecimal() else self.sizes.get(axis.names[0])
         found = self.sizes.get(axis.name)
-        if found is None and len(axis.names) > 1:
-            size = 1
+        if found is None:
+            found = 1
             for name in axis.names:
                 if name not in self.sizes:
                     return None
-                size *= self.sizes[name]
-            return size
+                found *= self.sizes[name]
         return found
 
     def product(self, product: Product) -> int:

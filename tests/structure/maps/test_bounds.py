@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mapping import Checkpoint, numbered
 
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.structure.maps import sizes
-from ckptconv.structure.maps.claims import precedences
+from ckptconv.structure.maps.claims import Templates, precedences
 from ckptconv.structure.maps.compile import apply_map
 from ckptconv.structure.maps.file import matches, parse_map
 from ckptconv.structure.maps.sizes import Expression, resolve
@@ -96,3 +98,22 @@ def test_the_parts_that_tensors_are_joined_of_are_counted(tmp_path: Path, monkey
     map_ = parse_map('[[rule]]\na = "x.{e} : f"\nb = "y.{f} : e"', "many.toml")
     with pytest.raises(LimitError, match="joins parts of tensors"):
         apply_map(map_, Checkpoint(tmp_path / "x", numbered(**{f"x.{e}": (6,) for e in range(6)})).tensors, target="b")
+
+
+def test_names_that_differ_in_numbers_alone_are_compared_with_the_templates_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find, walks = Templates._find, []
+
+    def counted(self: Templates, parts: Sequence[str], wide: bool) -> Any:
+        walks.append(parts)
+        return find(self, parts, wide)
+
+    monkeypatch.setattr(Templates, "_find", counted)
+    map_ = parse_map('[[rule]]\na = "x.{l}.{e}.w : f"\nb = "y.{l} : e f"', "experts.toml")
+    for experts in (2, 30):
+        walks.clear()
+        names = {f"x.{layer}.{e}.w": (3,) for layer in range(4) for e in range(experts)}
+        apply_map(map_, Checkpoint(tmp_path / f"{experts}", numbered(**names)).tensors)
+        # As either side, as the side that they are of, and what is made once more, on the way back.
+        assert len(walks) == 4

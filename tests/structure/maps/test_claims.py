@@ -143,3 +143,12 @@ def test_an_error_names_the_rules_that_took_the_tensors(tmp_path: Path) -> None:
     tensors = Checkpoint(tmp_path / "x", numbered(x=(1,), y=(1,))).tensors
     with pytest.raises(UsageError, match=r"rule 2: 'y' would become 'z', as 'x' would by test\.toml:1, rule 1"):
         apply_map(parse_map(text, "test.toml"), tensors, target="b")
+
+
+@pytest.mark.parametrize("special", ["0", "1{e}"])
+def test_a_number_in_a_template_tells_names_from_those_of_other_numbers(tmp_path: Path, special: str) -> None:
+    """Names that differ in numbers alone are of one template, unless another has one of the numbers."""
+    text = f'[[rule]]\na = "x.{{e}}.w"\nb = "y.{{e}}.w"\n[[rule]]\na = "x.{special}.w"\nb = "z.{special}.w"\n'
+    first = special.replace("{e}", "7")
+    names = {"x.5.w": "y.5.w", f"x.{first}.w": f"z.{first}.w", "x.23.w": "y.23.w", "x.e.w": "y.e.w"}
+    there_and_back(tmp_path, text, names)
