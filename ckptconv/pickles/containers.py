@@ -288,8 +288,8 @@ def _pairs(value: Any, what: str) -> Iterable[tuple[Any, Any]]:
     raise _odd(what)
 
 
-class _Made:
-    """The constructors. Many calls may share an argument, and each copies it, so every copy is charged."""
+class Made:
+    """The constructors of `PYTHON`. Many calls may share an argument, and each copies it, so every copy is charged."""
 
     def __init__(self, keys: Keys, deques: Deques, charge: Callable[[int], None]) -> None:
         self.keys = keys
@@ -428,30 +428,29 @@ def _can_be_sliced(value: Any, levels: int = 4) -> bool:
     return type(value) is not deque
 
 
-def python(keys: Keys, deques: Deques, charge: Callable[[int], None]) -> dict[tuple[str, str], Constructor]:
-    """Return the constructors of Python's own types. All but that of defaultdict refuse what they do not understand."""
-    make = _Made(keys, deques, charge)
-    builtins: dict[str, Constructor] = {
-        "dict": make.mapping(dict),
-        "list": make.sequence(list),
-        "tuple": make.sequence(tuple),
-        "set": make.set,
-        "frozenset": make.frozenset,
-        "bytes": make.bytes,
-        "bytearray": make.bytearray,
-        "str": make.str,
-        "bool": make.number(bool, 1, bool, int, float),
-        "int": make.number(int, 1, bool, int),
-        "float": make.number(float, 1, bool, float, int, str),
-        "complex": make.number(complex, 2, float, int, complex),
-        "range": make.number(range, 3, int),
-        "slice": make.slice,
-    }
-    return {
-        **{(module, name): made for module in BUILTINS for name, made in builtins.items()},
-        ("_codecs", "encode"): make.encoded,
-        ("collections", "OrderedDict"): make.mapping(OrderedDict),
-        ("collections", "Counter"): make.mapping(Counter),
-        ("collections", "deque"): make.deque,
-        ("collections", "defaultdict"): make.defaultdict,
-    }
+# Of each type, what returns its constructor, which few pickles ask for.
+_BUILTINS: dict[str, Callable[[Made], Constructor]] = {
+    "dict": lambda make: make.mapping(dict),
+    "list": lambda make: make.sequence(list),
+    "tuple": lambda make: make.sequence(tuple),
+    "set": lambda make: make.set,
+    "frozenset": lambda make: make.frozenset,
+    "bytes": lambda make: make.bytes,
+    "bytearray": lambda make: make.bytearray,
+    "str": lambda make: make.str,
+    "bool": lambda make: make.number(bool, 1, bool, int, float),
+    "int": lambda make: make.number(int, 1, bool, int),
+    "float": lambda make: make.number(float, 1, bool, float, int, str),
+    "complex": lambda make: make.number(complex, 2, float, int, complex),
+    "range": lambda make: make.number(range, 3, int),
+    "slice": lambda make: make.slice,
+}
+# The constructors of Python's own types. All but that of defaultdict refuse what they do not understand.
+PYTHON: dict[tuple[str, str], Callable[[Made], Constructor]] = {
+    **{(module, name): made for module in BUILTINS for name, made in _BUILTINS.items()},
+    ("_codecs", "encode"): lambda make: make.encoded,
+    ("collections", "OrderedDict"): lambda make: make.mapping(OrderedDict),
+    ("collections", "Counter"): lambda make: make.mapping(Counter),
+    ("collections", "deque"): lambda make: make.deque,
+    ("collections", "defaultdict"): lambda make: make.defaultdict,
+}

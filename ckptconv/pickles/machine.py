@@ -28,7 +28,17 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.pickles import attacks, known
-from ckptconv.pickles.containers import BUILTINS, CONSTANTS, SET_COST, TAKES_ARGUMENTS, Deques, Keys, python, today
+from ckptconv.pickles.containers import (
+    BUILTINS,
+    CONSTANTS,
+    PYTHON,
+    SET_COST,
+    TAKES_ARGUMENTS,
+    Deques,
+    Keys,
+    Made,
+    today,
+)
 from ckptconv.pickles.fastpath import HOLE, Phrases
 from ckptconv.pickles.limits import check_nesting
 from ckptconv.pickles.nodes import (
@@ -204,7 +214,7 @@ class _Machine:
         self.lean = lean
         self.keys = Keys(limits, len(data) - start)
         self.deques = Deques(self.charge)
-        self.constructors = {**python(self.keys, self.deques, self.charge), **vocabulary.constructors}
+        self.made = Made(self.keys, self.deques, self.charge)
         self.constants: dict[tuple[str, str], Any] = {**CONSTANTS, **vocabulary.constants}
         self.builders: Mapping[tuple[str, str], Builder] = vocabulary.builders
         self.enums = vocabulary.enums
@@ -277,7 +287,7 @@ class _Machine:
     @functools.cached_property
     def paths(self) -> frozenset[str]:
         """The dotted names of all constructors and constants."""
-        return frozenset(map(".".join, (*self.constructors, *self.constants)))
+        return frozenset(map(".".join, (*PYTHON, *self.vocabulary.constructors, *self.constants)))
 
     def refuse_attack(self, *, broken: bool = False) -> None:
         """Raise UnsafeError if attacks are refused and what was read so far is one. `broken`: the pickle is broken."""
@@ -580,8 +590,9 @@ class _Machine:
                 self.suspects[mentioned] = None
             if spelled in self.constants:
                 self.meanings.setdefault(key, self.constants[spelled])
-            if spelled in self.constructors:
-                self.known.setdefault(mentioned, self.constructors[spelled])
+            construct = self.constructor(spelled)
+            if construct is not None:
+                self.known.setdefault(mentioned, construct)
             if spelled in self.builders:
                 self.unfinished.add(mentioned)
             if spelled in TAKES_ARGUMENTS:
@@ -601,6 +612,11 @@ class _Machine:
         self.charge(1 + (len(module) + len(name)) // _BYTES_EACH)
         self.globals[key] = mentioned
         return mentioned
+
+    def constructor(self, name: tuple[str, str]) -> Constructor | None:
+        """Return what makes the value of a call of `name`: what the vocabulary has, else what Python's types have."""
+        construct = self.vocabulary.constructors.get(name)
+        return PYTHON[name](self.made) if construct is None and name in PYTHON else construct
 
     def call(self, function: Any, args: Any, how: str, kwargs: dict[str, Any] | None = None) -> Any:
         """Return the value of a call, or an `Opaque` that records it."""

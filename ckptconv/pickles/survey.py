@@ -17,7 +17,7 @@ from ckptconv.pickles.containers import Keys
 from ckptconv.pickles.fastpath import HOLE, Phrases
 from ckptconv.pickles.machine import _Machine, _run
 from ckptconv.pickles.nodes import Global, Opaque
-from ckptconv.pickles.vocabulary import ExcessiveError, Limits, Maker, MalformedError, Phrase, Vocabulary
+from ckptconv.pickles.vocabulary import Constructor, ExcessiveError, Limits, Maker, MalformedError, Phrase, Vocabulary
 from ckptconv.process import no_garbage
 
 # What stands for a value that was not kept.
@@ -171,15 +171,16 @@ class _Survey(_Machine):
         words = vocabulary._replace(builders={}, phrases=None, persistent=lambda pid: DROPPED)
         super().__init__(read_at(0, min(_WINDOW, total)), words, where, 0, limits, lean=False)
         self.keys = _NoKeys(limits, 0)
-        self.constructors = {
-            name: make if name in _MADE else _unless(Global(*name)) for name, make in self.constructors.items()
-        }
         self.memo = _Memo()  # type: ignore[assignment]
         self.phrases = Phrases(_maker, is_exact=False)
         self.read_at, self.total, self.met, self.placed = read_at, total, met, placed
         self.named = 0
         self.shared: dict[Global, Opaque] = {}
         self.objects = 0
+
+    def constructor(self, name: tuple[str, str]) -> Constructor | None:
+        construct = super().constructor(name)
+        return construct if construct is None or name in _MADE else _unless(Global(*name))
 
     # ---- reading on
 

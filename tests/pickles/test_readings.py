@@ -26,13 +26,13 @@ from torch import _weights_only_unpickler as weights_only
 from ckptconv.errors import CkptconvError, CorruptError
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.pickles import machine
-from ckptconv.pickles.containers import CONSTANTS, TAKES_ARGUMENTS, python, today
+from ckptconv.pickles.containers import CONSTANTS, PYTHON, TAKES_ARGUMENTS, today
 from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 
 # ------------------------------------------------------------------------------------------------------- references
 
 _MODULE = np.ndarray.__reduce__(np.zeros(1))[0].__module__  # numpy._core.multiarray, or numpy.core.multiarray
-HARMLESS = {today(name) for name in python(None, None, lambda count: None)} | set(CONSTANTS)  # type: ignore[arg-type]
+HARMLESS = {today(name) for name in PYTHON} | set(CONSTANTS)
 HARMLESS |= {("torch", name) for name in ("Size", "float32", "float16", "float", "strided", "device")} | {
     ("numpy", "dtype")
 }

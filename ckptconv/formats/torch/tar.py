@@ -31,6 +31,7 @@ from ckptconv.text import brief
 # Bytes at the start of a file that tell whether it is in this format: a tar header.
 HEAD = 512
 _BLOCK = 512
+_ASCII = bytes(range(128))
 _NAME, _SIZE, _SUM, _KIND = slice(0, 100), slice(124, 136), slice(148, 156), slice(156, 157)
 _LINK, _PREFIX = slice(157, 257), slice(345, 500)
 # Mode, owners, times and devices. tarfile ends the archive at a header where one of them is not a number.
@@ -353,7 +354,7 @@ def _checksums(header: bytes) -> tuple[int, int]:
     """Return the sums of a header's unsigned and signed bytes, with spaces for its checksum. Either is a valid one."""
     counted = header[: _SUM.start] + b" " * (_SUM.stop - _SUM.start) + header[_SUM.stop :]
     unsigned = sum(counted)
-    return unsigned, unsigned - 256 * sum(byte > 127 for byte in counted)
+    return unsigned, unsigned - 256 * len(counted.translate(None, _ASCII))
 
 
 def _text(field: bytes) -> str:

@@ -206,6 +206,13 @@ def test_a_tar_archive_is_what_tarfile_takes_for_one(data: st.DataObject) -> Non
     assert is_tar(bytes(block))
 
 
+@pytest.mark.parametrize("name", [b"\x7f\x80", b"\xff"], ids=repr)
+def test_the_checksum_of_a_tar_header_may_be_that_of_signed_bytes(name: bytes) -> None:
+    header = entry(name, signed=True)
+    tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+    assert is_tar(header)
+
+
 # ------------------------------------------------------------------------------------------------- messages and limits
 
 
