@@ -232,9 +232,7 @@ class Worker:
                 if file is None or steps or target.grid or source.grid:  # type: ignore[union-attr]
                     to = out[base + target.offset : base + target.offset + target.length]
                     if target.grid:
-                        from ckptconv.tensors import kernels
-
-                        kernels.scatter(out, target.shifted(base), self._result(move))
+                        _scatter(out, target.shifted(base), self._result(move))
                     else:
                         self._result(move, to)
                 else:
@@ -316,9 +314,7 @@ class Worker:
                 to = None if target.grid else out[target.offset : target.stop]
                 result = self._result(move, to) if data is None else self._of_read(move, data, to)
                 if target.grid:
-                    from ckptconv.tensors import kernels
-
-                    kernels.scatter(out, target, result)
+                    _scatter(out, target, result)
             if isinstance(part, Data):
                 self._write(part.offset + start, out)
                 if self.digests is not None:
@@ -399,9 +395,7 @@ class Worker:
                 if file is not None and isinstance(inner, Runs) and not (steps or target.grid or inner.grid):
                     self._read(file, [(inner.offset, made[target.offset : target.stop])])
                 else:
-                    from ckptconv.tensors import kernels
-
-                    kernels.scatter(made, target, self._result(move))
+                    _scatter(made, target, self._result(move))
         finally:
             self.depth -= 1
         return made
@@ -472,6 +466,12 @@ class Worker:
         # Packed and remote data was counted when it was unpacked or fetched.
         if file.packed is None and not (self.fetches and is_read_far(file)):
             self.tally.bytes_read += size
+
+
+def _scatter(out: memoryview, target: Runs, data: memoryview) -> None:
+    from ckptconv.tensors import kernels
+
+    kernels.scatter(out, target, data)
 
 
 class Digests(Mapping[str, int]):

@@ -17,7 +17,7 @@ from ckptconv.formats.dcp.layout import Box, Layout
 from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.dcp.paths import dotted, nest
 from ckptconv.formats.model_files import SUFFIX
-from ckptconv.formats.runs import STEP_METADATA as NAME
+from ckptconv.formats.runs import STEP_METADATA
 from ckptconv.options.table import Options
 from ckptconv.outputs import dcp, safetensors
 from ckptconv.outputs.dcp import STEP, DcpContents, Leaf, boxes, cut
@@ -83,7 +83,7 @@ def file_plans(found: DcpContents, options: Options) -> list[FilePlan]:
                 },
             }
     data = dumps({"metadata": described, "world_size": ranks, "version": _VERSION})
-    return [*plans, FilePlan(NAME, len(data), (Literal(0, data),))]
+    return [*plans, FilePlan(STEP_METADATA, len(data), (Literal(0, data),))]
 
 
 def _check_name(item: str) -> None:

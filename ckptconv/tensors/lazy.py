@@ -64,7 +64,8 @@ Equal: TypeAlias = "tuple[str, LazyTensor, LazyTensor]"
 class LazyTensor:
     """A tensor that is not loaded: `dtype`, `shape`, and where its bytes are. The base class of all expressions.
 
-    Nobody changes one: they are shared, and keys of dicts. Frozen dataclasses take four times as long to make.
+    Nobody changes one: they are shared, and keys of dicts. There may be a million, and frozen dataclasses take four
+    times as long to make.
     """
 
     __slots__ = ()
@@ -167,7 +168,6 @@ class Virtual(LazyTensor):
         return "", 0
 
 
-# Of these there may be a million: a frozen dataclass takes four times as long to make. Nobody changes one.
 @dataclass(unsafe_hash=True, slots=True)
 class Stored(LazyTensor):
     """Elements in a file from byte `offset`, laid out by `strides` (in elements; stride 0 repeats an element)."""
@@ -762,7 +762,7 @@ class TensorFacts(NamedTuple):
 
 @dataclass(unsafe_hash=True, slots=True)
 class Tagged(Derived):
-    """A leaf of a state dict: `tensor`, and the facts about it that its bytes do not tell. As for `Stored`."""
+    """A leaf of a state dict: `tensor`, and the facts about it that its bytes do not tell."""
 
     tensor: LazyTensor
     facts: TensorFacts

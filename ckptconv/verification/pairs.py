@@ -5,6 +5,7 @@ All that differs is found before it is reported. The CRC-32 of what is compared 
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -186,15 +187,10 @@ class _Values(NamedTuple):
 
 
 def _pieces(pairs: Iterable[ExpectedPair]) -> Iterator[_Piece]:
-    known: dict[str, bool] = {}  # by path: there are many tensors, but few files
+    is_known_far = functools.cache(is_far)  # there are many tensors, but few files
     for pair in pairs:
         want, got, _, _ = pair
-        far = False
-        for file in (*want.inputs(), *got.inputs()):
-            path = file.stored.path
-            if path not in known:
-                known[path] = is_far(path)
-            far = far or known[path]
+        far = any(is_known_far(file.stored.path) for file in (*want.inputs(), *got.inputs()))
         if is_scattered(want, got):
             yield _Piece(pair, 0, got.numel, far, True)
         else:
