@@ -235,3 +235,9 @@ class Serving(TypedDict):
 
     files: Mapping[str, int]
     """The files and their sizes in bytes: {name: bytes}."""
+
+    warnings: Sequence[str]
+    """What is cause for concern, each in a sentence."""
+
+    notes: Sequence[str]
+    """What is worth knowing, each in a sentence."""

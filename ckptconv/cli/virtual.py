@@ -76,11 +76,21 @@ def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **optio
 
     shown = output_of("serve", options)
     with VirtualFiles(source, **options) as files, Server(files, host, port, shown.request) as server, settled():
+        for warning in files.warnings:
+            shown.warn(warning)
         if shown.json:
-            served: Serving = {"input": source, "url": server.url, "files": {name: files[name].size for name in files}}
+            served: Serving = {
+                "input": source,
+                "url": server.url,
+                "files": {name: files[name].size for name in files},
+                "warnings": files.warnings,
+                "notes": files.notes,
+            }
             shown.print_json(True, served)
         else:
             shown.tell([server.url])
+            for note in files.notes:
+                shown.note(note)
             if CONFIG not in files:
                 shown.note(
                     f"{CONFIG}, which from_pretrained needs, is not beside SOURCE. --like REF takes it from a model."

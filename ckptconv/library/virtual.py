@@ -18,6 +18,7 @@ from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs.kinds import is_given
 from ckptconv.outputs.planning import planned
 from ckptconv.outputs.targets import Target
+from ckptconv.outputs.telling import notes_of, warnings_of
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.process import no_garbage
 from ckptconv.storage.files import is_held
@@ -52,11 +53,14 @@ class VirtualFiles(Mapping[str, VirtualFile]):
 
     `source` is what `convert` takes, or a virtual checkpoint, and `options` are those of `convert` that choose, name,
     cast and shard. Only descriptions are read. Bytes are made when they are read, by any number of threads, and equal
-    those that `convert` writes. Pickled, it is opened again. `version` is a hash of all that decides them. Raise a
-    `CkptconvError` as `convert` does; CorruptError from `read` for an input that has changed since.
+    those that `convert` writes. Pickled, it is opened again. `version` is a hash of all that decides them. `warnings`
+    and `notes` are what the report of `convert` would say before anything is written. Raise a `CkptconvError` as
+    `convert` does; CorruptError from `read` for an input that has changed since.
     """
 
     version: str
+    warnings: list[str]
+    notes: list[str]
 
     @checked(OPTIONS)
     def __init__(self, source: str | os.PathLike[str], **options: Unpack[ConvertOptions]) -> None:
@@ -70,6 +74,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         place = Location(path, known)
         quantization = None
         self.path = path
+        self.warnings, self.notes = [], []
         with no_garbage():
             if path.endswith(virtual.SUFFIX) and place.kind == "file" and _asks_for_no_more(chosen):
                 # The very files that it describes, however they would be divided today.
@@ -81,6 +86,8 @@ class VirtualFiles(Mapping[str, VirtualFile]):
                 output = planned(opened, Target(path, "directory"), chosen)
                 quantization, plan = output.told.quantization, output.plan
                 files, self.format, decided = plan.files, opened.format, plan.plan_id
+                self.warnings = list(warnings_of([opened], [output], chosen))
+                self.notes = list(notes_of([opened], [output], chosen))
         inputs = dict.fromkeys(each.stored for file in files for each in file.inputs())
         self.version = _hash(decided, *(f"{each.size} {each.stamp}" for each in inputs))
         companions = together(opened, known)

@@ -16,7 +16,7 @@ from ckptconv.formats import model_files
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.dcp.locate import FILE, METADATA, is_directory
 from ckptconv.formats.dcp.locate import SUFFIX as DCP_SUFFIX
-from ckptconv.formats.runs import STEP_METADATA
+from ckptconv.formats.runs import POINTERS, STEP_METADATA
 from ckptconv.formats.source import DIFFUSERS, MODEL, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import Options
@@ -329,15 +329,11 @@ def check_place(path: str, storage_options: Mapping[str, Any], option: str = "")
                 raise FailedError(f"{called} cannot be written: {reason(error)}.", "Choose a shorter name.") from error
 
 
-# Files beside a checkpoint, or in it, that name the step to read.
-_POINTERS = ("latest", "latest_universal")
-
-
 def files_behind(source: Source) -> list[str]:
     """Return the paths of the files from which `source` was read, and of those that point to it; some may not exist."""
     within = _within(source)
     own = [] if within == source.path else [source.path]
-    beside = [join(place, name) for place in (within, dirname(within.rstrip("/"))) for name in _POINTERS]
+    beside = [join(place, name) for place in (within, dirname(within.rstrip("/"))) for name in POINTERS]
     copies = [file.path for file in source.training.copies] if source.training else []
     is_ours = source.family == model_files.SAFETENSORS
     listed: list[str] = []

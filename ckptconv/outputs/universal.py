@@ -15,6 +15,7 @@ from typing import Any
 
 from ckptconv.errors import UnsafeError, UnsupportedError
 from ckptconv.formats.deepspeed import locate as zero_files
+from ckptconv.formats.runs import LATEST_UNIVERSAL
 from ckptconv.formats.source import Training
 from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import Data, FilePlan, Literal
@@ -24,7 +25,7 @@ from ckptconv.tensors.lazy import Convert, LazyTensor, Tagged, TensorFacts, View
 from ckptconv.tensors.moves import Cast
 from ckptconv.text import quoted
 
-LATEST, ZERO = zero_files.LATEST_UNIVERSAL, zero_files.ZERO
+LATEST, ZERO = LATEST_UNIVERSAL, zero_files.ZERO
 
 # The longest file name that file systems accept, in bytes.
 _LONGEST_NAME = 255

@@ -17,7 +17,7 @@ from ckptconv.formats.training import weights_key
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output, check_growth, check_output
 from ckptconv.outputs.targets import Spared, files_behind, named_inputs
-from ckptconv.outputs.told import idle_sentences
+from ckptconv.outputs.telling import is_inert, notes_of, warnings_of
 from ckptconv.process import peak_rss
 from ckptconv.publish.inputs import inputs_of
 from ckptconv.publish.parts import files_of
@@ -29,7 +29,6 @@ from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.progress import Progress
 from ckptconv.tensors.lazy import Equal
 from ckptconv.tensors.moves import File
-from ckptconv.text import some
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -129,7 +128,6 @@ class _Production:
         """Return what was done, or planned. `started` is as in `produce`."""
         sources, outputs, options = self._sources, self._outputs, self._options
         mine = files_of(outputs, options.part)
-        has_chosen_names = options.key or options.strip_prefix or options.rename
         recorded = list(dict.fromkeys(key for each in outputs for key in each.told.recorded))
         counts: Counter[str] = Counter()
         for one in sources:
@@ -146,11 +144,11 @@ class _Production:
             aliases={alias: kept for each in outputs for alias, kept in each.aliases.items()},
             counts=dict(counts),
             opaque=list(_opaque(sources, outputs)),
-            warnings=list(_warnings(self.every, outputs, options, self._checksums, done)),
-            notes=[
-                *(note for one in sources for note in (*one.told(), *([] if has_chosen_names else one.hints))),
-                *(note for each in outputs for note in each.told.notes),
+            warnings=[
+                *warnings_of(sources, outputs, options),
+                *_met(outputs, options, self._checksums, done),
             ],
+            notes=list(notes_of(sources, outputs, options)),
             input_bytes=sum(file.size for file in self.inputs),
             bytes_read=sum(one.bytes_read for one in self.every) + done.tally.bytes_read + self._checksums.extra_bytes,
             bytes_written=sum(file.size for files in mine for file in files) - done.reused_bytes,
@@ -200,11 +198,8 @@ def _weights_key(sources: Sequence[Source], chosen: Options) -> str:
     return "" if chosen.key else weights_key(sources[0].weights)
 
 
-def _warnings(
-    sources: Sequence[Source], outputs: Sequence[Output], chosen: Options, checksums: Checksums, done: Done
-) -> Iterator[str]:
-    """Yield the warnings: those of the sources, then those of the outputs."""
-    yield from dict.fromkeys(warning for one in sources for warning in one.warnings)
+def _met(outputs: Sequence[Output], chosen: Options, checksums: Checksums, done: Done) -> Iterator[str]:
+    """Yield warnings of what was met when the outputs were made."""
     if checksums.unrecorded:
         paths = list(checksums.unrecorded)
         more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
@@ -224,45 +219,6 @@ def _warnings(
 
             sent = ((final_path(each.target, file), file.size) for file in each.plan.files)
             yield from notes(sent, chosen.buffers(far=True) // 2)
-    for each in outputs:
-        yield from each.told.warnings
-        yield from each.restored.warnings() if each.restored else ()
-    # An option that affects none of the outputs is probably a mistake.
-    first, *others = (each.told.idle for each in outputs)
-    yield from idle_sentences({option: first[option] for option in first if all(option in each for each in others)})
-    for each in outputs:
-        if each.told.bits:
-            yield (
-                f"{some(each.told.bits)} cannot be put together again without the structure record: safetensors "
-                "has no dtype for what they are of."
-            )
-    if is_inert(outputs):
-        yield _no_model(sources[0], outputs, chosen)
-    elif not any(each.tensors for each in outputs):
-        kept = "nothing of it is kept" if not chosen.structure else "only its structure is kept"
-        yield f"{sources[0].path} holds no tensor: {kept}."
-
-
-def is_inert(outputs: Sequence[Output]) -> bool:
-    """Whether the outputs hold no tensor outside objects of opaque classes (known by name only)."""
-    return all(each.told.inert for each in outputs)
-
-
-def _no_model(source: Source, outputs: Sequence[Output], chosen: Options) -> str:
-    """Return the warning for an input whose tensors, if any, are all inside objects of opaque classes."""
-    count = sum(each.tensors for each in outputs)
-    classes = f"objects of classes that are known by name only ({some(source.opaque, 3)})"
-    what = (
-        f"has all its tensors ({count}) inside {classes}: their names are no model's"
-        if count
-        else f"holds no tensor, and {classes}, which may have some, are kept as inert data"
-    )
-    advice = (
-        "Without --raw, whole modules among them become state dicts."
-        if chosen.raw
-        else "Where the classes can be imported, save the state_dict() of the object with torch.save, and convert that."
-    )
-    return f"{source.path} {what}. This is no converted model. {advice}"
 
 
 @contextlib.contextmanager

@@ -429,7 +429,7 @@ def test_memory_stays_small_whatever_is_downloaded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_says_where_it_is_and_ends_when_asked(number: signal.Signals, place: Path) -> None:
-    with process_serving(place / "zero", "--verbose") as (url, process):
+    with process_serving(place / "zero", "--verbose", "--size", "n=3") as (url, process):
         assert ask(url, "/model.safetensors").status == 200
         process.send_signal(number)
         out, err = process.communicate(timeout=600)
@@ -437,6 +437,7 @@ def test_it_says_where_it_is_and_ends_when_asked(number: signal.Signals, place: 
     assert out == ""
     assert '"GET /model.safetensors HTTP/1.1" 200' in err
     assert "config.json, which from_pretrained needs, is not beside SOURCE" in err
+    assert "warning: --size is of no use without --map." in err
 
 
 def test_a_signal_that_comes_while_a_connection_is_taken_ends_it_too(served: Server) -> None:
@@ -455,7 +456,8 @@ def test_it_tells_programs_where_it_is(place: Path) -> None:
         assert told["files"].keys() == {"model.safetensors"}
         assert ask(told["url"], "/").status == 200
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=600) == ("", "")
+        warned = "".join(f"ckptconv: warning: {warning}\n" for warning in told["warnings"])
+        assert process.communicate(timeout=600) == ("", warned)
 
 
 def test_what_cannot_be_served(place: Path, served: Server) -> None:

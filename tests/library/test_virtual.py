@@ -203,6 +203,24 @@ def test_a_map_is_applied_to_what_is_described(tmp_path: Path) -> None:
             VirtualFiles(tmp_path / source, map="nope")
 
 
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        ("zero3", {"size": {"n": 3}}),
+        ("zero3", {"master": True}),
+        ("nested.pt", {"key": "list", "strip_prefix": "layers"}),
+        ("dcp", {"dequantize": True}),
+    ],
+    ids=str,
+)
+def test_it_tells_what_a_conversion_would(source: str, options: dict[str, Any], tmp_path: Path) -> None:
+    path = place() / source
+    report = ckptconv.convert(path, tmp_path / "out", dry_run=True, **options)
+    with VirtualFiles(path, **options) as files:
+        assert (files.warnings, files.notes) == (report.warnings, report.notes)
+        assert files.warnings or files.notes
+
+
 def test_what_is_not_made_of_weights_of_all_ranks_is_refused() -> None:
     with pytest.raises(UsageError, match="weights"):
         VirtualFiles(place() / "zero3", optimizer="x")

@@ -15,7 +15,7 @@ from ckptconv.errors import CorruptError
 from ckptconv.formats import model_files, runs
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.ranks.locate import parsed
-from ckptconv.formats.runs import STEP_METADATA as NAME
+from ckptconv.formats.runs import STEP_METADATA
 from ckptconv.formats.source import MODEL_KEYS
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
@@ -62,7 +62,7 @@ def sniff(probe: Probe) -> Guess | None:
     """Recognize the directory of a step, or its metadata."""
     place = probe.place
     if probe.is_file:
-        is_metadata = place.name == NAME and _is_metadata(probe.head[0])
+        is_metadata = place.name == STEP_METADATA and _is_metadata(probe.head[0])
         return GUESS._replace(place=place.parent) if is_metadata else None
     return GUESS if probe.is_directory and is_step(place) else None
 
@@ -80,7 +80,11 @@ def holds_below(place: Location) -> bool:
 def is_step(place: Location) -> bool:
     """Whether a directory is a step: by its metadata, or by its names."""
     names = place.names
-    if NAME in names and names[NAME].kind == "file" and _is_metadata(_head(place.at(names[NAME].file))):
+    if (
+        STEP_METADATA in names
+        and names[STEP_METADATA].kind == "file"
+        and _is_metadata(_head(place.at(names[STEP_METADATA].file)))
+    ):
         return True
     items = [item for item in items_of(place).values() if not item.shared]
     held = [item for item in items if item.has_tensors]
@@ -122,7 +126,7 @@ def items_of(
     the files of each item as `described`, None for the default one, and how many ranks wrote it, `world`; else both are
     as the names of the files say."""
     items: dict[str, Item] = {}
-    used = {NAME, MANIFEST}
+    used = {STEP_METADATA, MANIFEST}
     for name, files in (described or {}).items():
         found = items[name] = Item()
         for rank, held in files.items():

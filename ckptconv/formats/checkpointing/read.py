@@ -48,8 +48,7 @@ from ckptconv.formats.ranks.join import Ranks, lacking, other_save
 from ckptconv.formats.ranks.layouts import Distribution, Mesh
 from ckptconv.formats.ranks.pieces import Piece, Pieces, RankPart, Shards, Whole, shape_of
 from ckptconv.formats.ranks.read import Files, RankFiles, bytes_of, divided, source_of, states_of
-from ckptconv.formats.runs import STEP_METADATA as NAME
-from ckptconv.formats.runs import Located
+from ckptconv.formats.runs import STEP_METADATA, Located
 from ckptconv.formats.source import MODEL_KEYS, Source, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.file import read_torch
@@ -134,9 +133,9 @@ class _Step:
         files = Files(Ranks(directory.path))
         step = cls(directory, None, {}, files)
         step._read_manifest()
-        if NAME in directory.names:
-            data = step._bytes(NAME, MAX_PICKLE)
-            step.described = read_metadata(data, directory.join(NAME).path, directory.path)
+        if STEP_METADATA in directory.names:
+            data = step._bytes(STEP_METADATA, MAX_PICKLE)
+            step.described = read_metadata(data, directory.join(STEP_METADATA).path, directory.path)
         if step.described:
             described = {name: item.files for name, item in step.described.items.items()}
             step.items = items_of(directory, described, step.described.world)
@@ -144,8 +143,8 @@ class _Step:
             over = [each for item in step.items.values() for each in item.files.items() if each[0] >= step.world]
             if over:
                 raise other_save(
-                    f"{directory.join(over[0][1].path)} is of rank {over[0][0]}, and {NAME} says that there are "
-                    f"{step.world} ranks."
+                    f"{directory.join(over[0][1].path)} is of rank {over[0][0]}, and {STEP_METADATA} says that there "
+                    f"are {step.world} ranks."
                 )
         else:
             step.items = items_of(directory)
@@ -289,8 +288,9 @@ class _Step:
             elif one.kind == SAFETENSORS and self.world > 1:
                 raise UnsupportedError(
                     f"{places[name]} holds the parts of {len(found)} tensors that rank {rank} has, and there is no "
-                    f"{NAME} that tells which parts these are.",
-                    f"Copy {NAME} too: a step that was saved without a resharder has none, and nobody can join it.",
+                    f"{STEP_METADATA} that tells which parts these are.",
+                    f"Copy {STEP_METADATA} too: a step that was saved without a resharder has none, and nobody can "
+                    "join it.",
                 )
             pieces.update(found)
             (alone if self.items[name].shared else values).update(told)
@@ -363,7 +363,7 @@ class _Step:
                 if staged and self._of_stage(path, piece, own):
                     placed[path] = piece
                     continue
-                raise other_save(f"{where} has {named(names_of.dotted(path))}, of which {NAME} knows nothing.")
+                raise other_save(f"{where} has {named(names_of.dotted(path))}, of which {STEP_METADATA} knows nothing.")
             expected.discard(at)
             if isinstance(geometry, Rectangles) and path not in self._boxes:
                 every = (one.boxes for _, one in own.tensors[at] if isinstance(one, Rectangles))
@@ -371,7 +371,7 @@ class _Step:
             placed[path] = self._described(where, path, rank, piece, geometry)
         if expected:
             lost = names_of.dotted((name, *min(expected)))
-            raise other_save(f"{where} lacks {named(lost)}, which it has by {NAME}.")
+            raise other_save(f"{where} lacks {named(lost)}, which it has by {STEP_METADATA}.")
         return placed
 
     def _of_stage(self, path: Path, piece: Piece, own: DescribedItem) -> bool:
@@ -407,7 +407,7 @@ class _Step:
         if not agrees:
             raise other_save(
                 f"{where} has {named(name)} with the shape {list(shape_of(piece))}"
-                f"{'' if tensor is None else f' and dtype {tensor.dtype}'}, and {NAME} describes it with "
+                f"{'' if tensor is None else f' and dtype {tensor.dtype}'}, and {STEP_METADATA} describes it with "
                 f"{list(geometry.shape)} and {geometry.dtype}, or placed otherwise."
             )
         if isinstance(piece, RankPart) or tensor is None:
@@ -427,8 +427,8 @@ class _Step:
         dims = [cut.dim for cut, ranks in own if cut and ranks > 1]
         if len(set(dims)) < len(dims) and not (self.described and self.described.knows_strides):
             raise UnsupportedError(
-                f"{where}: {named(name)} is cut along one dimension by {len(dims)} dimensions of its mesh, and {NAME} "
-                "does not tell in which order: torch_checkpointing 0.1.0 left that out.",
+                f"{where}: {named(name)} is cut along one dimension by {len(dims)} dimensions of its mesh, and "
+                f"{STEP_METADATA} does not tell in which order: torch_checkpointing 0.1.0 left that out.",
                 "Save it with a later release, or as torch.save writes it, which tells.",
             )
 
@@ -441,8 +441,8 @@ class _Step:
         for box in geometry.boxes:
             if any(at + size > most for at, size, most in zip(box.inside, box.sizes, tensor.shape, strict=True)):
                 raise CorruptError(
-                    f"{where} has {list(tensor.shape)} of {named(name)}, and by {NAME} a shard of {list(box.sizes)} at "
-                    f"{list(box.inside)} of that."
+                    f"{where} has {list(tensor.shape)} of {named(name)}, and by {STEP_METADATA} a shard of "
+                    f"{list(box.sizes)} at {list(box.inside)} of that."
                 )
             part: LazyTensor = tensor
             if box.sizes != tensor.shape:
@@ -497,8 +497,8 @@ class _Step:
             )
         if self.undescribed:
             warnings.append(
-                f"{NAME} describes no plain tensor that rank 0 has not. Taken whole from the ranks that have them: "
-                f"{some([*dict.fromkeys(self.undescribed)])}."
+                f"{STEP_METADATA} describes no plain tensor that rank 0 has not. Taken whole from the ranks that have "
+                f"them: {some([*dict.fromkeys(self.undescribed)])}."
             )
         if self.large:
             warnings.append(f"Left out: {some(self.large)}, of more than {format_size(MAX_VALUE)}.")

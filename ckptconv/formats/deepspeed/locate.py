@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
+from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
 from ckptconv.storage.files import Entry
 from ckptconv.storage.inside import check_inside, leads_out
 from ckptconv.storage.location import Location
@@ -20,8 +21,6 @@ from ckptconv.text import format_size
 
 FAMILY = "deepspeed"
 GUESS = Guess(CERTAIN, "a DeepSpeed checkpoint", "zero-to-fp32 {} OUTPUT")
-LATEST = "latest"
-LATEST_UNIVERSAL = "latest_universal"
 # The directory of the parameters in a universal checkpoint; in it, the file of what all share; in the directory of a
 # parameter, that of its weights.
 ZERO, COMMON, WEIGHTS = "zero", "optimizer_state.pt", "fp32.pt"

@@ -19,6 +19,7 @@ from ckptconv.formats.deepspeed.partitions import Shape
 from ckptconv.formats.deepspeed.records import Fields, ModelFile, Reading
 from ckptconv.formats.deepspeed.states import own
 from ckptconv.formats.deepspeed.weights import Weights
+from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
 from ckptconv.formats.source import Source, Training, Wanted
 from ckptconv.storage.files import Entry
 from ckptconv.storage.inside import check_inside
@@ -26,8 +27,6 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.tensors.lazy import LazyTensor, View, untagged
 from ckptconv.tensors.moves import File
-
-LATEST = zero_files.LATEST_UNIVERSAL
 
 
 def _locate(place: Location, tag: str) -> Location | None:
@@ -39,11 +38,11 @@ def _locate(place: Location, tag: str) -> Location | None:
     if is_universal(names):
         zero_files.check_tag(place.path, tag)
         return place
-    if zero_files.LATEST in names and not tag:
+    if LATEST in names and not tag:
         return None  # it holds an ordinary checkpoint, which is the one meant
     missing = Entry("missing", File("", 0))
-    if not tag and LATEST in names:
-        where = place.join(LATEST)
+    if not tag and LATEST_UNIVERSAL in names:
+        where = place.join(LATEST_UNIVERSAL)
         tag = where.read_text(zero_files.MAX_TAG).strip()
         check_inside(tag, where.path, place.path, nested=False)
         if names.get(tag, missing).kind != "directory":
@@ -116,8 +115,8 @@ def read(place: Location, wanted: Wanted) -> Source | None:
         owners=weights.aliases,
         counts=weights.counts(),
         facts={"directory": basename(directory), **({"DeepSpeed": model.version} if model.version else {})},
-        notes=[f"Took {directory}: the universal checkpoint that `{LATEST}` names."] if is_named else [],
-        pointers=[place.join(LATEST).path] if is_named else [],
+        notes=[f"Took {directory}: the universal checkpoint that `{LATEST_UNIVERSAL}` names."] if is_named else [],
+        pointers=[place.join(LATEST_UNIVERSAL).path] if is_named else [],
         warnings=weights.warnings,
         unaccounted=weights.unaccounted,
         default_dtype="float32",

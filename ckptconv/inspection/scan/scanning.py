@@ -15,6 +15,7 @@ from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.model_files import SAFETENSORS
+from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
 from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.formats.weight_map import read_index
 from ckptconv.inspection.scan.contents import CLOSED, HEAD, LONGEST, SUFFIXES, ScannedContents
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
     from ckptconv.options.keywords import ScanOptions
 
-_POINTERS = (deepspeed.LATEST, deepspeed.LATEST_UNIVERSAL)
 # What git-lfs leaves of a file.
 _LFS = b"version https://git-lfs"
 
@@ -246,5 +246,5 @@ _SPECIAL = (
     ),
     _Special(lambda place, head: place.name.endswith(".index.json"), _index),
     _Special(lambda place, head: virtual.is_one(place.path, head), _virtual),
-    _Special(lambda place, head: place.name in _POINTERS, _pointer),
+    _Special(lambda place, head: place.name in (LATEST, LATEST_UNIVERSAL), _pointer),
 )
