@@ -76,6 +76,7 @@ def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **optio
 
     shown = output_of("serve", options)
     with VirtualFiles(source, **options) as files, Server(files, host, port, shown.request) as server, settled():
+        files.overflows.warn = shown.warn
         for warning in files.warnings:
             shown.warn(warning)
         if shown.json:

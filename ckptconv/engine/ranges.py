@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Piece, Task, Window
 from ckptconv.engine.worker import Worker
@@ -17,10 +17,17 @@ from ckptconv.tensors.moves import File, Runs
 class FileBytes:
     """The bytes of one planned file, which consists of literals and tensors. For any number of threads.
 
-    `readers` read its inputs, of stores with these `options`.
+    `readers` read its inputs, of stores with these `options`. `on_overflow` is called when finite values of what is
+    read became infinite in a cast.
     """
 
-    def __init__(self, file: FilePlan, readers: SpoolingReaders, options: Options | None = None) -> None:
+    def __init__(
+        self,
+        file: FilePlan,
+        readers: SpoolingReaders,
+        options: Options | None = None,
+        on_overflow: Callable[[], object] = lambda: None,
+    ) -> None:
         parts: list[Literal | Data] = []
         for part in file.parts:
             if not isinstance(part, (Literal, Data)):
@@ -32,6 +39,7 @@ class FileBytes:
         self._starts = [part.offset for part in parts]
         self._far = any(map(is_read_far, file.inputs()))
         self._readers, self._options = readers, options
+        self._on_overflow = on_overflow
 
     def read(
         self, start: int, stop: int, *, unit: int, memory: int, requests: int
@@ -63,6 +71,9 @@ class FileBytes:
             # Only now: what was read before is of the version that is there now. Of stores, every request says so.
             check_unchanged((file for file in touched if not is_read_far(file)), self._options)
             touched.clear()
+            if worker.tally.overflows:
+                worker.tally.overflows = 0
+                self._on_overflow()
             yield data
 
     def _windows(self, start: int, stop: int, unit: int) -> Iterator[Task]:

@@ -51,6 +51,13 @@ class Tally:
         self.bytes_verified += other.bytes_verified
         self.overflows += other.overflows
 
+    def overflowed(self, dtype: str) -> str:
+        """Return a warning of the values that became infinite in a cast to `dtype`; "" if none did."""
+        if not self.overflows:
+            return ""
+        values = "1 value was" if self.overflows == 1 else f"{self.overflows:,} values were"
+        return f"{values} too large for {dtype} and became infinite."
+
 
 class Done(NamedTuple):
     """What a worker has done: its tally, and the CRC-32 of what it made, if that was asked for."""

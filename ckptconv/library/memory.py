@@ -191,9 +191,8 @@ class Memory:
         tally = carry_out(plan, _Buffers(buffers, starts), readers, jobs=None if shared else 1, memory=memory)
         # Each request for a remote file asks for the version that was opened.
         check_unchanged(file for file in files if not is_far(file.path))
-        if tally.overflows:
-            told = "1 value was" if tally.overflows == 1 else f"{tally.overflows:,} values were"
-            warnings.warn(f"{told} too large for the dtype asked for and became infinite.", stacklevel=4)
+        if told := tally.overflowed("the dtype asked for"):
+            warnings.warn(told, stacklevel=4)
 
 
 def _key(wanted: WantedArray, framework: Framework) -> Hashable:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.engine.ranges import FileBytes
@@ -48,13 +50,29 @@ class VirtualFile(NamedTuple):
         return self.bytes.size
 
 
+class Overflows:
+    """Warns of values that became infinite in a cast to `dtype`, once for each file. `warn` may be set to say it."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = dtype
+        self._files: set[str] = set()
+        self.warn: Callable[[str], object] = warnings.warn
+
+    def met(self, name: str) -> None:
+        """Warn of such values in a file."""
+        if name not in self._files:
+            self._files.add(name)
+            self.warn(f"{name}: values were too large for {self._dtype} and became infinite.")
+
+
 class VirtualFiles(Mapping[str, VirtualFile]):
     """The files that a conversion of a source would write to a directory, by name, and those that belong beside them.
 
     `source` is what `convert` takes, or a virtual checkpoint, and `options` are those of `convert` that choose, name,
     cast and shard. Only descriptions are read. Bytes are made when they are read, by any number of threads, and equal
     those that `convert` writes. Pickled, it is opened again. `version` is a hash of all that decides them. `warnings`
-    and `notes` are what the report of `convert` would say before anything is written. Raise a `CkptconvError` as
+    and `notes` are what the report of `convert` would say before anything is written; of values that become infinite
+    in a cast, reading them warns. Raise a `CkptconvError` as
     `convert` does; CorruptError from `read` for an input that has changed since.
     """
 
@@ -70,6 +88,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
             raise UsageError("A virtual checkpoint is made of the weights of one rank or all together.")
         self._given = (path, dict(options))
         self._closed = False
+        self.overflows = Overflows(chosen.dtype or "their dtype")
         known = dict(chosen.storage_options)
         place = Location(path, known)
         quantization = None
@@ -102,7 +121,8 @@ class VirtualFiles(Mapping[str, VirtualFile]):
 
     def _file(self, file: FilePlan, options: dict[str, Any]) -> VirtualFile:
         copied = [each.stamp for each in file.inputs()] if not isinstance(file.parts[0], Literal) else []
-        return VirtualFile(FileBytes(file, self._readers, options), _hash(self.version, file.name, *copied))
+        made = FileBytes(file, self._readers, options, partial(self.overflows.met, file.name))
+        return VirtualFile(made, _hash(self.version, file.name, *copied))
 
     def read(
         self, name: str, start: int = 0, stop: int | None = None, *, unit: int = UNIT

@@ -210,9 +210,8 @@ def _met(outputs: Sequence[Output], chosen: Options, checksums: Checksums, done:
             f"The tensor-parallel ranks differ in {len(done.differing)} states of parameters that each of them has "
             f"whole; the first rank's were taken: {few}."
         )
-    if overflows := done.tally.overflows:
-        values = "1 value was" if overflows == 1 else f"{overflows:,} values were"
-        yield f"{values} too large for {chosen.dtype or 'their dtype'} and became infinite."
+    if told := done.tally.overflowed(chosen.dtype or "their dtype"):
+        yield told
     for each in outputs:
         if is_remote(each.target.path):
             from ckptconv.publish.staging.remote import notes

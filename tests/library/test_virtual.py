@@ -221,6 +221,22 @@ def test_it_tells_what_a_conversion_would(source: str, options: dict[str, Any], 
         assert files.warnings or files.notes
 
 
+@pytest.mark.filterwarnings("error")
+def test_values_that_become_infinite_are_warned_of(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(1000), "b": torch.tensor([1e9, 1.0])}, tmp_path / "m.pt")
+    with VirtualFiles(tmp_path / "m.pt", dtype="float16") as files:
+        header = files["model.safetensors"].size - 2004
+        files.read_bytes("model.safetensors", 0, header + 2000)
+        with pytest.raises(UserWarning, match=r"model\.safetensors: values were too large for float16"):
+            files.read_bytes("model.safetensors")
+    told: list[str] = []
+    with VirtualFiles(tmp_path / "m.pt", dtype="float16") as files:
+        files.overflows.warn = told.append
+        for _ in range(2):
+            files.read_bytes("model.safetensors")
+        assert told == ["model.safetensors: values were too large for float16 and became infinite."]
+
+
 def test_what_is_not_made_of_weights_of_all_ranks_is_refused() -> None:
     with pytest.raises(UsageError, match="weights"):
         VirtualFiles(place() / "zero3", optimizer="x")
