@@ -13,7 +13,7 @@ from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.source import Source
 from ckptconv.library.frameworks import framework as framework_named
 from ckptconv.library.frameworks import named
-from ckptconv.library.memory import Memory, batches
+from ckptconv.library.memory import Memory, batches, warn_of
 from ckptconv.library.tensor import Tensor
 from ckptconv.options.table import OPENING, VIEWING, Options, checked, filled
 from ckptconv.outputs import selection
@@ -363,6 +363,7 @@ def open_checkpoint(
     out with `partial`, or taken from it with `fill`. The weights of one file of many, such as a rank's or a shard, are
     read only with `alone`; its `tree` can be read anyway. `backend` "pread" copies what is read, where "mmap" maps it.
     "-" is standard input; what comes through a pipe, or is compressed, is kept in a temporary file in `spool_dir`.
+    What a conversion would warn of, such as a tensor that is left out, is a UserWarning.
     Raise a CkptconvError.
 
     Examples:
@@ -379,6 +380,7 @@ def open_checkpoint(
     reading = filled(VIEWING, options)
     with no_garbage():
         source = open_source(path, **{name: reading[name] for name in OPENING})
+    warn_of(source)
     memory = Memory(source.path, reading["storage_options"], backend == "mmap", reading["spool_dir"])
     given = {"path": path, "framework": framework, "device": device, "backend": backend, **reading}
     return Checkpoint(source, kind, device, memory, given)

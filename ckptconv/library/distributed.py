@@ -15,7 +15,7 @@ from ckptconv.formats.dcp.layout import Box
 from ckptconv.formats.opening import opened
 from ckptconv.formats.states import with_states
 from ckptconv.library.frameworks import framework
-from ckptconv.library.memory import Memory
+from ckptconv.library.memory import Memory, warn_of
 from ckptconv.library.tensor import Tensor
 from ckptconv.options.table import DISTRIBUTED, Options, checked
 from ckptconv.outputs import dcp
@@ -59,6 +59,7 @@ class DistributedReader(StorageReader):
         source = opened(path, chosen, key=chosen.key, states=is_own)
         if chosen.optimizer:
             source = with_states(source, path, chosen.optimizer, **chosen.opening())
+        warn_of(source)
         found = dcp.contents(source, chosen)
         self._leaves = {**found.tensors, **found.values}
         self._tensors = {key: leaf.value for key, leaf in found.tensors.items()}

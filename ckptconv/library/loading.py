@@ -11,7 +11,7 @@ from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.library.frameworks import framework
-from ckptconv.library.memory import Memory, WantedArray
+from ckptconv.library.memory import Memory, WantedArray, warn_of
 from ckptconv.options.table import LOADING, Options, checked
 from ckptconv.outputs import selection
 from ckptconv.process import no_garbage
@@ -45,7 +45,8 @@ def load_state_dict(
     `unstack` for Megatron-core; `raw` keeps whole modules the objects they are; `alone` takes one file of many, such
     as a rank's, by itself. Floating-point tensors are cast to
     `dtype`, and all moved to `device`, if these are given. Objects of classes known by name only stay
-    `ckptconv.tree.Opaque`. Raises a `CkptconvError`. Warns if a `.pt` file beside `path` is newer.
+    `ckptconv.tree.Opaque`. Raises a `CkptconvError`. Warns of what a conversion would, such as a tensor that is
+    left out, and if a `.pt` file beside `path` is newer.
 
     Examples:
         >>> state = ckptconv.load_state_dict("model.pt", dtype="bf16")
@@ -60,6 +61,7 @@ def load_state_dict(
     with no_garbage():
         source = open_source(path, key=key, **chosen.opening())
         source.check_weights()
+        warn_of(source)
         tree = selection.subtree(source.tree(key), key, path) if key else source.weights
         # What the tensors become is a dict in the order of the tree, whatever order a file would have.
         described = keymap.describe(tree, keep_order=False, tagged=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError, LimitError, UsageError
+from ckptconv.formats.source import Source
 from ckptconv.library.frameworks import Framework
 from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW, Data, FilePlan
 from ckptconv.storage.files import Options, check_unchanged, is_far, is_held, look
@@ -193,6 +194,12 @@ class Memory:
         check_unchanged(file for file in files if not is_far(file.path))
         if told := tally.overflowed("the dtype asked for"):
             warnings.warn(told, stacklevel=4)
+
+
+def warn_of(source: Source) -> None:
+    """Warn of what a conversion of `source` would, in the name of whoever called the function of the library."""
+    for warning in source.warnings:
+        warnings.warn(warning, stacklevel=4)
 
 
 def _key(wanted: WantedArray, framework: Framework) -> Hashable:

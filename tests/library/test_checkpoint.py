@@ -11,6 +11,7 @@ import shutil
 import threading
 import tracemalloc
 import zipfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,17 @@ def test_every_tensor_and_slice_is_that_of_the_conversion(path: Path, tmp_path: 
         for name, array in ck.forward():
             assert np.array_equal(bits(array), bits(expected[name]))
         assert list(ck.get_tensors()) == list(ck)
+
+
+@pytest.mark.parametrize(
+    "reading", [ckptconv.open, ckptconv.load_state_dict, ckptconv.DistributedReader], ids=lambda each: each.__name__
+)
+def test_what_a_conversion_warns_of_is_warned_of(reading: Callable[..., Any]) -> None:
+    path = DCP / "leaves_nodist" / "checkpoint"
+    with pytest.warns(UserWarning) as caught:
+        reading(path)
+    assert [str(each.message) for each in caught] == ckptconv.convert(path, "out", dry_run=True).warnings
+    assert {each.filename for each in caught} == {__file__}
 
 
 def test_tensor_parallel_ranks_are_opened_one_by_one(tmp_path: Path) -> None:
