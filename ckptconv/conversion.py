@@ -97,7 +97,7 @@ def convert(
     check_options([target.kind for target in targets] or ["directory"], chosen)
     wanted = chosen.spool_dir
     check_spool(wanted)
-    chosen = replace(chosen, spool_dir=wanted or beside(targets))
+    chosen = chosen.replaced(spool_dir=wanted or beside(targets))
     with contextlib.ExitStack() as stack:
         # A million small objects live until the end: collecting garbage among them takes longer than making them.
         with no_garbage():
@@ -111,7 +111,7 @@ def convert(
                 asked = source.path if isinstance(source, Source) else normalize(source)
                 beside_it = default_output(sources[0], Location(asked, dict(chosen.storage_options)))
                 targets = [resolve("weights", beside_it, chosen)]
-                chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets))
+                chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside(targets))
             if chosen.to:
                 targets, chosen = _like(sources[0], targets, chosen)
             work = [(kept_apart(one, target.path), target) for one, target in _work(sources, targets, chosen)]

@@ -42,7 +42,7 @@ class AskedDelta:
         target = resolve_output(normalize(self.path), options)
         if target.is_file:
             raise UsageError(f"{self.path} is the name of a file, and a delta is a directory.")
-        return replace(options, spool_dir=options.spool_dir or beside([target]))
+        return options.replaced(spool_dir=options.spool_dir or beside([target]))
 
     def encoder(self, options: Options) -> Encoder:
         """Return what encodes the delta while the tensors are compared, with temporary data where `options` say."""

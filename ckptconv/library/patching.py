@@ -83,7 +83,7 @@ def patch(
             "Give a directory, or a name that ends in .safetensors.",
         )
     check_spool(chosen.spool_dir)
-    chosen = replace(chosen, spool_dir=chosen.spool_dir or beside([target]))
+    chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside([target]))
     with no_garbage():
         places = [Location(each, dict(chosen.storage_options)) for each in given]
         chain = [read_delta(place) for place in places]

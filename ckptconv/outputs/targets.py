@@ -156,10 +156,10 @@ def of_accelerate(path: str, options: Options) -> dict[str, Options]:
 
     Source: accelerate/utils/fsdp_utils.py (load_fsdp_model, load_fsdp_optimizer) of accelerate 1.0 to 1.15.
     """
-    alone = replace(options, to="dcp", model_key="model", optimizer="")
+    alone = options.replaced(to="dcp", model_key="model", optimizer="")
     found = {join(path, "pytorch_model_fsdp_0"): alone}
     if options.optimizer:
-        found[join(path, "optimizer_0")] = replace(options, to="dcp", model_key=NO_WEIGHTS, optimizer_key="optimizer")
+        found[join(path, "optimizer_0")] = options.replaced(to="dcp", model_key=NO_WEIGHTS, optimizer_key="optimizer")
     return found
 
 

@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.engine.checksums import Checksums
@@ -283,7 +283,7 @@ class _Run:
                 output.plan.plan_id,
                 target.form,
                 # What is not synced is trusted by its CRC-32s: a part that has none is synced.
-                self._options if digested or part is None else replace(self._options, fsync=True),
+                self._options if digested or part is None else self._options.replaced(fsync=True),
                 shared=part is not None,
                 in_parts=part is not None or not here,
                 replaces=target.replaces,
