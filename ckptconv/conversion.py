@@ -118,7 +118,7 @@ def convert(
             outputs = [planned(one, target, chosen) for one, target in work]
             if wanted and not isinstance(wanted, Default) and not _is_spooled(source, outputs):
                 unneeded = "--spool-dir was not needed: nothing had to be unpacked or taken from a pipe."
-                sources[0] = replace(sources[0], notes=[*sources[0].notes, unneeded])
+                sources[0] = sources[0]._replace(notes=[*sources[0].notes, unneeded])
             stack.enter_context(settled())
         verify = _verifier(work, chosen) if chosen.verify else None
         return produce(sources, outputs, chosen, started, counter(progress), on_total, before_commit, verify, executor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ckptconv.comparison.diff import CHANGED, EQUAL, DeltaFiles, Difference
 from ckptconv.comparison.encoding import Encoder, check_installed
@@ -86,7 +86,7 @@ class AskedDelta:
             files = delta_files(payloads, sums, encoding, self.checksum, self.version)
             inputs = {f"a/{path}": each for path, each in one.inputs.items()}
             inputs |= {f"b/{path}": each for path, each in other.inputs.items()}
-            source = replace(one, inputs=inputs, companions={}, reference=None)
+            source = one._replace(inputs=inputs, companions={}, reference=None)
             target = resolve_output(normalize(self.path), options)
             output = output_of("delta", [source], target, options, files, {})
             produce([source, other], [output], options, started)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptconv.engine.execute import in_threads
@@ -92,7 +91,7 @@ def patch(
         source, target = accompanied(source, target, chosen)
         made = patched(planned(source, target, chosen), chain)
         # They are inputs, which the output may not replace.
-        source = replace(source, pointers=[*source.pointers, *_indices(chain)])
+        source = source._replace(pointers=[*source.pointers, *_indices(chain)])
     expected = _expected(chain, made)
     verify = None
     if not chosen.dry_run:

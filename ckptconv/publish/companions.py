@@ -39,7 +39,7 @@ def accompanied(source: Source, target: Target, options: Options) -> tuple[Sourc
     goal = replace(target, replaces=frozenset(earlier))
     if not asked and options.copy_config is None and source.quantized and source.quantized.config:
         told = f"{source.quantized.path} was not copied: --copy-config writes it without what it says of quantizing."
-        return replace(source, notes=[*source.notes, told]), goal
+        return source._replace(notes=[*source.notes, told]), goal
     return (_with_companions(source, asked, directory, options, earlier) if asked else source), goal
 
 
@@ -60,7 +60,7 @@ def _with_companions(
     if not others:
         return _told(source, "OUTPUT is the directory of the input", options)
     found = {name: file for one in reversed(others) for name, file in one.files.items()}
-    source = replace(source, warnings=[*source.warnings, *(warning for one in others for warning in one.warnings)])
+    source = source._replace(warnings=[*source.warnings, *(warning for one in others for warning in one.warnings)])
     if not found:
         places = " and ".join("the current directory" if one.directory == "." else one.directory for one in others)
         return _told(source, f"there is no configuration, tokenizer or README in {places}", options)
@@ -83,8 +83,7 @@ def _with_companions(
         f"{file.path} was left as it is, as no earlier output brought it: remove it to have the one of the input."
         for file in kept.values()
     ]
-    return replace(
-        source,
+    return source._replace(
         companions=files,
         notes=[*source.notes, *notes],
         warnings=[*source.warnings, *stays],
@@ -152,4 +151,4 @@ def _told(source: Source, reason: str, options: Options) -> Source:
     if not options.copy_config:
         return source
     option = "--for-hub" if options.for_hub else "--copy-config"
-    return replace(source, warnings=[*source.warnings, f"{option} copies nothing: {reason}."])
+    return source._replace(warnings=[*source.warnings, f"{option} copies nothing: {reason}."])

@@ -509,7 +509,7 @@ def _with_companions(source: Source, target: CheckedOutput, copied: Sequence[str
     """Return `source` with the companions that were `copied` to `target`, unless it was opened with some."""
     if not copied or source.companions:
         return source
-    return replace(source, companions=together(source, target.place.options, copied))
+    return source._replace(companions=together(source, target.place.options, copied))
 
 
 def _compare_companions(
@@ -774,8 +774,8 @@ def _compare_dcp(
     from ckptconv.verification import dcp
 
     if asked.optimizer:
-        source = replace(source, inputs={**source.inputs, **source.state_inputs})
-    place = target.place if target.at is None else Gathered(target.path, target.place.options, places=target.at)
+        source = source._replace(inputs={**source.inputs, **source.state_inputs})
+    place = target.place if target.at is None else Gathered(target.path, target.place.options, target.at)
     yield from _paired(source, target, dcp.compare(source, place, target.path, asked, _rename(asked)), done, attested)
 
 
