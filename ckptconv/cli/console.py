@@ -16,8 +16,7 @@ from ckptconv.cli.failures import described
 from ckptconv.cli.terminal import can_rewrite, coloured, columns, has_colours
 from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.storage import remote
-from ckptconv.storage.writing import reason
-from ckptconv.text import cut, format_size, format_time, printable
+from ckptconv.text import cut, format_size, format_time, printable, reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.formats import alone as alone_files
-from ckptconv.formats import diffusers, model_files, virtual
+from ckptconv.formats import model_files, virtual
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
@@ -19,7 +19,6 @@ from ckptconv.formats.model_files import SAFETENSORS, TORCH
 from ckptconv.formats.ranks import locate as ranks
 from ckptconv.formats.runs import SHARDED, STEP_METADATA
 from ckptconv.formats.source import Source, Wanted
-from ckptconv.formats.training import with_states_beside
 from ckptconv.options.table import NO_MAP, OPENING, checked
 from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import is_distributed_class
@@ -174,7 +173,7 @@ def open_source(
         source = _joined(place, chosen.read(guess.place or place, wanted), wanted)
         source = alone_files.marked(guess.place or place, source, alone)
     if states:
-        source = with_states_beside(source, key)
+        source = _with_states(source, key)
     if is_hub(path):
         source = source._replace(notes=[*source.notes, *_hub_notes(place, source)])
     is_deepspeed, is_megatron = source.family == deepspeed.FAMILY, source.format == dcp.MEGATRON
@@ -270,7 +269,13 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
         with attacks.refused(not inert):
             again = source.reread(wanted)._replace(map=source.map, reference=source.reference)
         source = source.quantized.again(again) if source.quantized else again
-    return with_states_beside(source, wanted.key) if states else source
+    return _with_states(source, wanted.key) if states else source
+
+
+def _with_states(source: Source, key: str) -> Source:
+    from ckptconv.formats.training import with_states_beside
+
+    return with_states_beside(source, key)
 
 
 def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Source]:
@@ -278,6 +283,8 @@ def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Sour
     else what a pipeline of diffusers consists of. The others are as in `open_source`."""
     place = place.at(pinned(place.path, place.options))
     if not per_rank:
+        from ckptconv.formats import diffusers
+
         found = diffusers.read(place)
         models = [_component(place.join(name), name, settings) for name in found.models]
         return [found.own, *models, *found.others]
@@ -353,6 +360,8 @@ def _check_beginning(probe: Probe) -> None:
 
 def _within(place: Location) -> str:
     """Say what a directory without a checkpoint holds, and what to do."""
+    from ckptconv.formats import diffusers
+
     names = sorted(place.names)
     if not names:
         return "It is empty."

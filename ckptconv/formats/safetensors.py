@@ -22,7 +22,6 @@ from ckptconv.formats.source import DIFFUSERS, MODEL, Source, StoredTensors, Wan
 from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Opaque
-from ckptconv.pickles.vocabulary import MalformedError, TruncatedError
 from ckptconv.plan import Input
 from ckptconv.storage import strict_json
 from ckptconv.storage.ahead import ahead, entries_of
@@ -207,6 +206,7 @@ def _olmo(found: TensorFiles, place: Location) -> tuple[dict[Any, Any], list[str
     from ckptconv.formats import olmo
     from ckptconv.formats.torch.container import MAX_PICKLE
     from ckptconv.formats.torch.objects import vocabulary
+    from ckptconv.pickles.vocabulary import MalformedError
 
     def content(tensor: Stored) -> bytes:
         if tensor.dtype.name != "uint8" or tensor.nbytes > MAX_PICKLE:
@@ -533,7 +533,9 @@ def _corrupt(path: str, reason: str) -> CorruptError:
     return CorruptError(f"{path} is not a sound safetensors file: {reason}.")
 
 
-def _truncated(path: str, reason: str) -> TruncatedError:
+def _truncated(path: str, reason: str) -> CorruptError:
+    from ckptconv.pickles.vocabulary import TruncatedError  # sound files need it not
+
     return TruncatedError(f"{path} is not a sound safetensors file: {reason}.", AGAIN)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ckptconv.errors import CkptconvError
-from ckptconv.formats.quantized.configuration import stated
 from ckptconv.plan import Input
 from ckptconv.storage.records import Records
 from ckptconv.tensors.dtypes import DTYPES
@@ -262,6 +261,8 @@ class Source(NamedTuple):
         """Return the bytes of the companion `file` as the output has them: as they are, but for a configuration of
         weights that were quantized, or that are by now, as `quantization` says."""
         if self.config and quantization and name == "config.json":
+            from ckptconv.formats.quantized.configuration import stated
+
             data = stated(self.config, quantization).encode()
             return Inline(data, DTYPES["uint8"], (len(data),))
         if self.quantized and self.quantized.config and (name, file.path) == ("config.json", self.quantized.path):

@@ -27,8 +27,7 @@ from ckptconv.storage.handles import HIDDEN, resolved
 from ckptconv.storage.hub import is_hub, without_revision
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
-from ckptconv.storage.writing import reason
-from ckptconv.text import some
+from ckptconv.text import reason, some
 
 if TYPE_CHECKING:
     from ckptconv.formats.dcp.layout import Layout

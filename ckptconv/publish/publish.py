@@ -32,7 +32,7 @@ from ckptconv.storage.paths import is_remote, join, normalize
 from ckptconv.storage.prefetch import REQUESTS
 from ckptconv.storage.progress import Announced, Progress, on_file
 from ckptconv.storage.spool import SpoolingReaders
-from ckptconv.storage.writing import Syncing
+from ckptconv.storage.syncing import Syncing
 from ckptconv.tensors.lazy import Equal, LazyTensor
 from ckptconv.tensors.moves import File
 

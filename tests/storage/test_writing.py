@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 import pytest
 
 from ckptconv.storage import writing
-from ckptconv.storage.writing import LocalWriter, Syncing
+from ckptconv.storage.syncing import Syncing
+from ckptconv.storage.writing import LocalWriter
 
 
 def test_every_step_runs() -> None:
