@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
@@ -157,7 +156,7 @@ def _like(source: Source, targets: list[Target], options: Options) -> tuple[list
     from ckptconv.outputs.dcp import fitted
 
     layout = read_layout(Location(normalize(options.like), dict(options.storage_options)))
-    return [replace(target, layout=layout) for target in targets], fitted(options, layout, source)
+    return [target._replace(layout=layout) for target in targets], fitted(options, layout, source)
 
 
 def _work(sources: list[Source], targets: Sequence[Target], options: Options) -> list[tuple[Source, Target]]:

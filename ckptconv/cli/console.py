@@ -38,7 +38,7 @@ SHORT, WIDE_ENOUGH = 24, 72
 _STYLES = {"title": "bold", "name": "cyan", "dim": "dim", "good": "green", "warning": "yellow"}
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class Printer:
     """Where and how a command prints what it does."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -206,7 +205,7 @@ _PLANS = {
 def planned(source: Source, target: Target, options: Options) -> Output:
     """Plan the output of `source` at `target`."""
     if target.kind == "directory":
-        target = replace(target, stem=source.stem)
+        target = target._replace(stem=source.stem)
     return _PLANS[target.kind](source, target, options)
 
 

@@ -8,7 +8,6 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
@@ -108,8 +107,7 @@ _STATES = "Give --optimizer PATH."
 ACCELERATE, NO_WEIGHTS = "accelerate", "none"
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """Where an output goes, and of which of `KINDS` it is.
 
     `replaces` are files in the directory that an earlier output has copied there; the names of its own begin with
@@ -145,8 +143,8 @@ class Target:
         return self.form == "tree"
 
     @property
-    def index(self) -> str:
-        """The file of a directory that makes it complete; "" for other outputs."""
+    def last(self) -> str:
+        """The file of a directory that makes it complete, and comes last; "" for other outputs."""
         return DIRECTORIES[self.form].last if self.form in DIRECTORIES else ""
 
 
@@ -167,7 +165,7 @@ def checkpoints(path: str, options: Options) -> list[Target]:
     if options.to != ACCELERATE:
         return [resolve_output(path, options)]
     halves = of_accelerate(normalize(path), options)
-    return [replace(resolve_output(one, own), kind=ACCELERATE, options=own) for one, own in halves.items()]
+    return [resolve_output(one, own)._replace(kind=ACCELERATE, options=own) for one, own in halves.items()]
 
 
 def resolve(holds: str, path: str, options: Options) -> Target:
@@ -177,7 +175,7 @@ def resolve(holds: str, path: str, options: Options) -> Target:
     if holds == "universal":
         return _resolve_tree(path, options)
     target = resolve_output(path, options)
-    return replace(target, kind=kind_of_states(path, target.kind)) if holds == "optimizer" else target
+    return target._replace(kind=kind_of_states(path, target.kind)) if holds == "optimizer" else target
 
 
 def kind_of_states(path: str, kind: str) -> str:
@@ -522,7 +520,7 @@ def of_part(target: Target, source: Source, options: Options) -> Target:
         return target
     path = join(target.path, source.folder)
     # What is there already is looked at like any output.
-    return replace(target, path=resolve_output(path, options).path)
+    return target._replace(path=resolve_output(path, options).path)
 
 
 def beside(targets: Iterable[Target]) -> str:

@@ -6,7 +6,6 @@ import bisect
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckptconv.errors import UnsupportedError
@@ -96,8 +95,7 @@ def strides_of(tensor: LazyTensor, strides: tuple[int, ...]) -> tuple[int, ...]:
 # --------------------------------------------------------------------------------------------------- views as runs
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
+class _Prepared(NamedTuple):
     """A view as dense runs of `run` bytes, one for each index into `dims`.
 
     `dims` are pairs (extent, distance in bytes), by descending distance. The first run begins at byte `low` of the

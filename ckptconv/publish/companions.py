@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 from ckptconv.errors import CorruptError, FailedError
 from ckptconv.formats import companions
@@ -36,7 +35,7 @@ def accompanied(source: Source, target: Target, options: Options) -> tuple[Sourc
     is_beside = resolved_name(target.path) in map(resolved_name, (*read, *map(dirname, read)))
     is_known = not is_beside and (not is_remote(target.path) or (bool(asked) and not options.part))
     earlier = earlier_companions(directory) if is_known else {}
-    goal = replace(target, replaces=frozenset(earlier))
+    goal = target._replace(replaces=frozenset(earlier))
     if not asked and options.copy_config is None and source.quantized and source.quantized.config:
         told = f"{source.quantized.path} was not copied: --copy-config writes it without what it says of quantizing."
         return source._replace(notes=[*source.notes, told]), goal

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Verifier: TypeAlias = Callable[[Sequence[Mapping[str, str] | None], Progress], int]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Done:
     """What publishing took.
 
@@ -102,7 +102,7 @@ def final_path(target: Target, file: FilePlan) -> str:
 def last_path(output: Output) -> str:
     """Return the path of the file that gets its final name last: once it exists, so do the others."""
     names = [file.name for file in output.plan.files if output.target.is_tree or not is_companion_name(file.name)]
-    index = output.target.index
+    index = output.target.last
     last = index if index in names else names[-1 if output.target.is_tree else 0]
     return final_path(output.target, next(file for file in output.plan.files if file.name == last))
 
@@ -149,7 +149,7 @@ def _is_ours(kind: str, replaces: frozenset[str], name: str) -> bool:
     return DIRECTORIES[kind].is_file(name) or name in replaces
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Work:
     """An output, its staging, the files to make in this run, and those made so far by name.
 
