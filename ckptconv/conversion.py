@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
@@ -97,7 +96,7 @@ def convert(
     check_options([target.kind for target in targets] or ["directory"], chosen)
     wanted = chosen.spool_dir
     check_spool(wanted)
-    chosen = replace(chosen, spool_dir=wanted or beside(targets))
+    chosen = chosen.replaced(spool_dir=wanted or beside(targets))
     with contextlib.ExitStack() as stack:
         # A million small objects live until the end: collecting garbage among them takes longer than making them.
         with no_garbage():
@@ -111,14 +110,14 @@ def convert(
                 asked = source.path if isinstance(source, Source) else normalize(source)
                 beside_it = default_output(sources[0], Location(asked, dict(chosen.storage_options)))
                 targets = [resolve("weights", beside_it, chosen)]
-                chosen = replace(chosen, spool_dir=chosen.spool_dir or beside(targets))
+                chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside(targets))
             if chosen.to:
                 targets, chosen = _like(sources[0], targets, chosen)
             work = [(kept_apart(one, target.path), target) for one, target in _work(sources, targets, chosen)]
             outputs = [planned(one, target, chosen) for one, target in work]
             if wanted and not isinstance(wanted, Default) and not _is_spooled(source, outputs):
                 unneeded = "--spool-dir was not needed: nothing had to be unpacked or taken from a pipe."
-                sources[0] = replace(sources[0], notes=[*sources[0].notes, unneeded])
+                sources[0] = sources[0]._replace(notes=[*sources[0].notes, unneeded])
             stack.enter_context(settled())
         verify = _verifier(work, chosen) if chosen.verify else None
         return produce(sources, outputs, chosen, started, counter(progress), on_total, before_commit, verify, executor)
@@ -157,7 +156,7 @@ def _like(source: Source, targets: list[Target], options: Options) -> tuple[list
     from ckptconv.outputs.dcp import fitted
 
     layout = read_layout(Location(normalize(options.like), dict(options.storage_options)))
-    return [replace(target, layout=layout) for target in targets], fitted(options, layout, source)
+    return [target._replace(layout=layout) for target in targets], fitted(options, layout, source)
 
 
 def _work(sources: list[Source], targets: Sequence[Target], options: Options) -> list[tuple[Source, Target]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -169,6 +168,8 @@ class Thread(threading.Thread):
 
 def start_threads(threads: Sequence[Thread]) -> list[Thread]:
     """Start `threads`, with small stacks. Return those that run: fewer if the system allows no more."""
+    import signal  # its numbers are an enumeration, which takes longer than all the rest here
+
     started = []
     usual = threading.stack_size(STACK)
     # Block signals while the threads start: a signal comes before or after, and never to one of them.

@@ -224,6 +224,11 @@ def is_unicode(text: str) -> bool:
     return True
 
 
+def reason(error: OSError) -> str:
+    """Return the operating system's message, without its number and path."""
+    return (error.strerror or str(error) or type(error).__name__).lower()
+
+
 class Shown:
     """A dataclass that a notebook shows as a table of its fields. Those that are empty are left out."""
 

@@ -515,7 +515,7 @@ MUTANTS = [
         "tests/publish/test_resume.py tests/publish/test_crash.py",
     ),
     Mutant(
-        "storage/writing",
+        "storage/syncing",
         "        while alive := [",
         "        if alive := [",
         "tests/storage/test_writing.py",
@@ -545,7 +545,7 @@ MUTANTS = [
         "tests/publish/test_crash.py -k any_moment",
     ),
     Mutant(
-        "storage/writing",
+        "storage/syncing",
         "self._stopped |= kind is not None",
         "self._stopped = kind is not None",
         "tests/storage/test_writing.py",

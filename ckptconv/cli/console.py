@@ -16,8 +16,7 @@ from ckptconv.cli.failures import described
 from ckptconv.cli.terminal import can_rewrite, coloured, columns, has_colours
 from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.storage import remote
-from ckptconv.storage.writing import reason
-from ckptconv.text import cut, format_size, format_time, printable
+from ckptconv.text import cut, format_size, format_time, printable, reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -39,7 +38,7 @@ SHORT, WIDE_ENOUGH = 24, 72
 _STYLES = {"title": "bold", "name": "cyan", "dim": "dim", "good": "green", "warning": "yellow"}
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False, repr=False)
 class Printer:
     """Where and how a command prints what it does."""
 

@@ -131,7 +131,7 @@ def failure_of(error: BaseException) -> CkptconvError | None:
     if isinstance(error, Exception) and os.environ.get("CKPTCONV_DEBUG"):
         traceback.print_exception(error)
     if isinstance(error, OSError):
-        from ckptconv.storage.writing import reason
+        from ckptconv.text import reason
 
         where = f"{error.filename}: " if error.filename else ""
         return FailedError(f"The system reports: {where}{reason(error)}. Nothing was put under a final name.")

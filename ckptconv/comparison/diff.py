@@ -320,8 +320,8 @@ def _side(source: Source, options: Options, optimizer: bool) -> _Side:
     other side may have other names."""
     choice = Choice(options.include, options.exclude)
     # Parameters whose data is nowhere are an error unless they are left out; of these, the globs decide here.
-    source = replace(source, unaccounted=[name for name in source.unaccounted if name in choice])
-    asked = replace(options, include=(), exclude=())
+    source = source._replace(unaccounted=[name for name in source.unaccounted if name in choice])
+    asked = options.replaced(include=(), exclude=())
     weights = selected(source, asked)
     side = _Side(weights.known, choice, weights.idle(asked), weights.warnings if weights.applied else ())
     _add(side, weights)

@@ -206,7 +206,7 @@ def _rebuilt(tensor: LazyTensor, make: Any) -> LazyTensor | None:
         inner = _rebuilt(tensor.tensor, make)
         if inner is None or tensor.dtype != tensor.tensor.dtype:
             return None
-        return View(inner, inner.dtype, tensor.shape) if isinstance(tensor, View) else replace(tensor, tensor=inner)
+        return View(inner, inner.dtype, tensor.shape) if isinstance(tensor, View) else tensor.replaced(tensor=inner)
     return None
 
 
@@ -252,7 +252,7 @@ def _codes_of(tiled: Tiled) -> str:
 
 def _numbers_of(tiled: Tiled) -> Tiled:
     assert isinstance(tiled.kernel, Dequantize)
-    return replace(tiled, kernel=tiled.kernel._replace(between="float32"))
+    return tiled.replaced(kernel=tiled.kernel._replace(between="float32"))
 
 
 def _factors_of(tiled: Tiled) -> Tiled:
@@ -270,7 +270,7 @@ def _factors_of(tiled: Tiled) -> Tiled:
         parts.append(Inline(ones, _F32, (16,)))
         axes.append((Axis(0, 0),))
         changed = changed._replace(codes="table4", roles=(*given, "table"), offset=0)
-    return replace(tiled, parts=tuple(parts), axes=tuple(axes), kernel=changed)
+    return tiled.replaced(parts=tuple(parts), axes=tuple(axes), kernel=changed)
 
 
 # ---------------------------------------------------------------------------------------------------------- measuring

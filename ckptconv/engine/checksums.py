@@ -36,7 +36,7 @@ class Span(NamedTuple):
     crc: int
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Used:
     """A storage that was read from. `spans` are its digested bytes: disjoint, not touching, in order."""
 

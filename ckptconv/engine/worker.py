@@ -36,7 +36,7 @@ Digested: TypeAlias = "dict[str, int | list[tuple[int, int, int]]]"
 _SMALL = 8
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Tally:
     """What carrying out a plan took: bytes read, written and verified, and finite values that became infinite."""
 
@@ -66,7 +66,7 @@ class Done(NamedTuple):
     digests: Digested | None
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Span:
     """Bytes `start` to `stop` of a file, and the sources in them, each with its index."""
 
@@ -76,7 +76,7 @@ class _Span:
     inside: list[tuple[int, Runs]]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Alike:
     """Small conversions done at once: how to make bytes `start` to `stop` of a window.
 

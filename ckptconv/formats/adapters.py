@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
@@ -70,7 +69,7 @@ def _read(path: str, settings: Mapping[str, Any]) -> Adapter:
         )
     told = read_configuration(file.entry.file, options)
     found = file.entry.file
-    source = replace(source, inputs={**source.inputs, CONFIG: Input(found, (found.size, found.stamp))})
+    source = source._replace(inputs={**source.inputs, CONFIG: Input(found, (found.size, found.stamp))})
     parameters = told.get("target_parameters") or []
     if not isinstance(parameters, list) or not all(isinstance(each, str) for each in parameters):
         raise CorruptError(

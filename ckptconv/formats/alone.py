@@ -15,7 +15,6 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
@@ -96,20 +95,20 @@ def marked(place: Location, source: Source, alone: bool) -> Source:
     kind = next((each for each in KINDS if each.is_one(file)), None) if file else None
     if file is None or kind is None:
         idle = f"--alone is of no use: {place} is not one file of many."
-        return replace(source, warnings=[*source.warnings, idle]) if alone else source
+        return source._replace(warnings=[*source.warnings, idle]) if alone else source
     what = f"{file.place} {kind.called}"
     if alone:
-        return replace(source, notes=[*source.notes, f"{what} It was taken alone."])
+        return source._replace(notes=[*source.notes, f"{what} It was taken alone."])
     above = file.place
     for _ in range(kind.up):
         above = above.parent
     instead = kind.instead.format(shlex.quote(above.path or "."))
     if not kind.refused:
-        return replace(source, warnings=[*source.warnings, f"{what} {instead}"])
+        return source._replace(warnings=[*source.warnings, f"{what} {instead}"])
     error: CkptconvError = kind.error(what, f"{instead} {_HOW}")
     if place.kind == "directory":
         error = CorruptError(f"{what} {place} lacks the others.", f"Copy or download them too. {_HOW}")
-    return replace(source, weights_error=error, warnings=[*source.warnings, str(error)])
+    return source._replace(weights_error=error, warnings=[*source.warnings, str(error)])
 
 
 def kept_apart(source: Source, output: str) -> Source:
@@ -117,7 +116,7 @@ def kept_apart(source: Source, output: str) -> Source:
     its name says that it is one."""
     if not isinstance(source.weights_error, OfSetError) or not _matches(_OF_INDEX, basename(output)):
         return source
-    return replace(source, weights_error=None)
+    return source._replace(weights_error=None)
 
 
 def _only_file(place: Location, source: Source) -> _File | None:

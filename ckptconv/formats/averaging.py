@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Average, Source, computed
@@ -62,7 +61,7 @@ def averaged(terms: Sequence[Source], own: int, weights: Sequence[float], over: 
     average = Average(tuple(None if n == own else each for n, each in enumerate(terms)), tuple(weights), over)
     made = computed(terms[own], terms, inputs, average=average)
     formats = sum((Counter(each.quantized.formats) for each in terms if each.quantized), Counter[str]())
-    return replace(made, quantized=made.quantized and made.quantized._replace(formats=formats))
+    return made._replace(quantized=made.quantized and made.quantized._replace(formats=formats))
 
 
 def _weighing(found: Hashable, facts: tuple[Hashable, ...]) -> Hashable:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import companions
@@ -25,9 +24,9 @@ _STACK = re.compile(r"layers\.(?![\d{])")
 def with_map(source: Source, named: str, sizes: Mapping[str, int], options: Mapping[str, object]) -> Source:
     """Return `source` with the map called `named`; as it is without one."""
     if named and named != NO_MAP:
-        return replace(source, map=choose_map(named, sizes, source, options))
+        return source._replace(map=choose_map(named, sizes, source, options))
     if sizes:
-        return replace(source, warnings=[*source.warnings, "--size is of no use without --map."])
+        return source._replace(warnings=[*source.warnings, "--size is of no use without --map."])
     return source
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.formats import alone as alone_files
-from ckptconv.formats import diffusers, model_files, virtual
+from ckptconv.formats import model_files, virtual
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
@@ -20,7 +19,6 @@ from ckptconv.formats.model_files import SAFETENSORS, TORCH
 from ckptconv.formats.ranks import locate as ranks
 from ckptconv.formats.runs import SHARDED, STEP_METADATA
 from ckptconv.formats.source import Source, Wanted
-from ckptconv.formats.training import with_states_beside
 from ckptconv.options.table import NO_MAP, OPENING, checked
 from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import is_distributed_class
@@ -41,14 +39,12 @@ class OtherFamilyError(UsageError):
     """What is there is not of the family that was expected."""
 
 
-@dataclass(eq=False, repr=False)
 class KnownFormat:
     """A format of ours: its family, how it is recognized, and the module in `formats` whose `read` opens it, which is
     imported when its turn comes."""
 
-    FAMILY: str
-    sniff: _Sniff
-    reader: str
+    def __init__(self, family: str, sniff: _Sniff, reader: str) -> None:
+        self.FAMILY, self.sniff, self.reader = family, sniff, reader
 
     def read(self, place: Location, wanted: Wanted) -> Source:
         """Open the checkpoint at `place`."""
@@ -177,9 +173,9 @@ def open_source(
         source = _joined(place, chosen.read(guess.place or place, wanted), wanted)
         source = alone_files.marked(guess.place or place, source, alone)
     if states:
-        source = with_states_beside(source, key)
+        source = _with_states(source, key)
     if is_hub(path):
-        source = replace(source, notes=[*source.notes, *_hub_notes(place, source)])
+        source = source._replace(notes=[*source.notes, *_hub_notes(place, source)])
     is_deepspeed, is_megatron = source.family == deepspeed.FAMILY, source.format == dcp.MEGATRON
     idle = [
         f"{option} is of no use: {path} is {guess.called}, and it is for {whose} checkpoints."
@@ -192,8 +188,8 @@ def open_source(
         )
         if given and not is_theirs
     ]
-    source = replace(source, warnings=[*source.warnings, *idle]) if idle else source
-    source = replace(source, map=recorded) if recorded else source
+    source = source._replace(warnings=[*source.warnings, *idle]) if idle else source
+    source = source._replace(map=recorded) if recorded else source
     reaching = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
     layout: dict[str, Any] = {"like": like, "map": os.fspath(map), "size": size, **reaching}
     return with_layout(source, dequantize=dequantize, weights_dtype=weights_dtype, quantize=quantize, **layout)
@@ -237,7 +233,7 @@ def with_layout(
 
         source = with_configuration(source, reaching.get("storage_options") or {})
     if like:
-        source = replace(source, reference=open_source(normalize(like), structure=False, **reaching))
+        source = source._replace(reference=open_source(normalize(like), structure=False, **reaching))
     if map or size:
         from ckptconv.formats.chosen_map import with_map
 
@@ -271,9 +267,15 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
     wanted = source.wanted._replace(key=key or source.wanted.key, states=states or source.wanted.states)
     if source.reread is not None and wanted != source.wanted:
         with attacks.refused(not inert):
-            again = replace(source.reread(wanted), map=source.map, reference=source.reference)
+            again = source.reread(wanted)._replace(map=source.map, reference=source.reference)
         source = source.quantized.again(again) if source.quantized else again
-    return with_states_beside(source, wanted.key) if states else source
+    return _with_states(source, wanted.key) if states else source
+
+
+def _with_states(source: Source, key: str) -> Source:
+    from ckptconv.formats.training import with_states_beside
+
+    return with_states_beside(source, key)
 
 
 def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Source]:
@@ -281,6 +283,8 @@ def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Sour
     else what a pipeline of diffusers consists of. The others are as in `open_source`."""
     place = place.at(pinned(place.path, place.options))
     if not per_rank:
+        from ckptconv.formats import diffusers
+
         found = diffusers.read(place)
         models = [_component(place.join(name), name, settings) for name in found.models]
         return [found.own, *models, *found.others]
@@ -293,10 +297,10 @@ def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Sour
 
 def _component(place: Location, name: str, settings: Mapping[str, Any]) -> Source:
     """Open a model of a pipeline."""
-    source = replace(open_source(place.path, **{**settings, "family": ""}), component=name)
+    source = open_source(place.path, **{**settings, "family": ""})._replace(component=name)
     left = _left(place, source)
     notes = [f"{place} holds other weights too, which were not read: {left}."] if left else []
-    return replace(source, notes=[*source.notes, *notes])
+    return source._replace(notes=[*source.notes, *notes])
 
 
 def _choose(probe: Probe) -> _Found:
@@ -356,6 +360,8 @@ def _check_beginning(probe: Probe) -> None:
 
 def _within(place: Location) -> str:
     """Say what a directory without a checkpoint holds, and what to do."""
+    from ckptconv.formats import diffusers
+
     names = sorted(place.names)
     if not names:
         return "It is empty."

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable
 
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
+from ckptconv.formats.torch import LOCAL_SIGNATURE
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
-from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.plan import NUMBERED
 
 SAFETENSORS, TORCH = "safetensors", "torch"

@@ -10,11 +10,13 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CorruptError, UnsafeError
 from ckptconv.formats.nesting import nest
-from ckptconv.pickles.vocabulary import WHOLE_TREES, Vocabulary
+
+if TYPE_CHECKING:
+    from ckptconv.pickles.vocabulary import Vocabulary
 
 # The first bytes of pickles of protocols 2 to 5.
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -41,7 +43,9 @@ def restore(
     contain. `where` names the file in errors. Raises CorruptError for a name that is not of this mapping, UnsafeError
     for a name that would call something.
     """
-    from ckptconv.pickles.machine import load  # `is_olmo` is asked of every file, and reads no pickle
+    # `is_olmo` is asked of every file, and reads no pickle.
+    from ckptconv.pickles.machine import load
+    from ckptconv.pickles.vocabulary import WHOLE_TREES, Vocabulary
 
     opaque: dict[str, None] = {}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import UsageError
@@ -39,7 +38,7 @@ def opened(
     source = complete(given, key=key, states=states, inert=options.inert)
     layout: dict[str, Any] = {**options.dequantizing(), **options.reaching()}
     source = with_layout(source, like=like, map=options.map, size=options.size, **layout)
-    return replace(source, map=source.map or recorded) if recorded else source
+    return source._replace(map=source.map or recorded) if recorded else source
 
 
 def all_opened(

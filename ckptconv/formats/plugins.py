@@ -7,7 +7,6 @@ slow to import. An exception in one becomes an error message that names its pack
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -55,7 +54,7 @@ class _Plugin:
             [("format", source.format, str), ("path", source.path, str), ("inputs", source.inputs, Mapping)],
         )
         USED[self.FAMILY] = self._package
-        return replace(source, family=self.FAMILY)
+        return source._replace(family=self.FAMILY)
 
     def _check(self, what: str, fields: Sequence[tuple[str, object, type]]) -> None:
         for name, value, kind in fields:

@@ -12,7 +12,6 @@ import itertools
 import math
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -23,7 +22,6 @@ from ckptconv.formats.source import DIFFUSERS, MODEL, Source, StoredTensors, Wan
 from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Opaque
-from ckptconv.pickles.vocabulary import MalformedError, TruncatedError
 from ckptconv.plan import Input
 from ckptconv.storage import strict_json
 from ckptconv.storage.ahead import ahead, entries_of
@@ -106,20 +104,18 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
     return source_of(asked, found_set, warnings, wanted or Wanted())
 
 
-@dataclass
 class TensorFiles:
     """What the files of an output hold together: tensors in order, metadata, the record, and the path of its file.
     `shards` are the paths of the files if there is an index."""
 
-    path: str
-    tensors: dict[str, LazyTensor] = field(default_factory=dict)
-    metadata: dict[str, str] = field(default_factory=dict)
-    record: str | None = None
-    record_path: str = ""
-    inputs: dict[str, Hashable] = field(default_factory=dict)
-    size: int = 0
-    bytes_read: int = 0
-    shards: list[str] = field(default_factory=list)
+    def __init__(self, path: str, bytes_read: int = 0) -> None:
+        self.path, self.bytes_read, self.size = path, bytes_read, 0
+        self.tensors: dict[str, LazyTensor] = {}
+        self.metadata: dict[str, str] = {}
+        self.inputs: dict[str, Hashable] = {}
+        self.record: str | None = None
+        self.record_path = ""
+        self.shards: list[str] = []
 
 
 def source_of(place: Location, found: TensorFiles, warnings: list[str], wanted: Wanted) -> Source:
@@ -210,6 +206,7 @@ def _olmo(found: TensorFiles, place: Location) -> tuple[dict[Any, Any], list[str
     from ckptconv.formats import olmo
     from ckptconv.formats.torch.container import MAX_PICKLE
     from ckptconv.formats.torch.objects import vocabulary
+    from ckptconv.pickles.vocabulary import MalformedError
 
     def content(tensor: Stored) -> bytes:
         if tensor.dtype.name != "uint8" or tensor.nbytes > MAX_PICKLE:
@@ -232,16 +229,11 @@ def _olmo(found: TensorFiles, place: Location) -> tuple[dict[Any, Any], list[str
 
 def _read_single(place: Location) -> TensorFiles:
     header = header_of(place)
-    return TensorFiles(
-        place.path,
-        header.tensors,  # type: ignore[arg-type]  # this set's alone from here on
-        header.metadata,
-        header.metadata.get(METADATA_KEY),
-        place.path,
-        {place.name: header.identity},
-        header.size,
-        header.bytes_read,
-    )
+    found = TensorFiles(place.path, header.bytes_read)
+    found.tensors = header.tensors  # type: ignore[assignment]  # this set's alone from here on
+    found.metadata, found.record, found.record_path = header.metadata, header.metadata.get(METADATA_KEY), place.path
+    found.inputs, found.size = {place.name: header.identity}, header.size
+    return found
 
 
 def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
@@ -260,7 +252,8 @@ def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
             f"{place} names {len(names)} files, of which {len(missing)} are not there: {some(missing)}.",
             "Copy or download them too.",
         )
-    found = TensorFiles(place.path, shards=[place.parent.join(name).path for name in names], bytes_read=index.size)
+    found = TensorFiles(place.path, index.size)
+    found.shards = [place.parent.join(name).path for name in names]
     differing: dict[str, None] = {}
     members = {name: place.parent.at(entry.file) for name, entry in entries.items()}
     for name, header in zip(names, ahead(header_of, [*members.values()]), strict=True):
@@ -540,7 +533,9 @@ def _corrupt(path: str, reason: str) -> CorruptError:
     return CorruptError(f"{path} is not a sound safetensors file: {reason}.")
 
 
-def _truncated(path: str, reason: str) -> TruncatedError:
+def _truncated(path: str, reason: str) -> CorruptError:
+    from ckptconv.pickles.vocabulary import TruncatedError  # sound files need it not
+
     return TruncatedError(f"{path} is not a sound safetensors file: {reason}.", AGAIN)
 
 

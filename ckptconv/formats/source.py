@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ckptconv.errors import CkptconvError
-from ckptconv.formats.quantized.configuration import stated
 from ckptconv.plan import Input
 from ckptconv.storage.records import Records
 from ckptconv.tensors.dtypes import DTYPES
@@ -132,8 +130,7 @@ class Adapter(NamedTuple):
     parameters: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Source:
+class Source(NamedTuple):
     """An opened checkpoint: a tree with `LazyTensor` leaves, and facts about it. It is complete and immutable.
 
     - `format` names it for people; `family`, such as "torch" or "deepspeed", says which command converts it.
@@ -186,41 +183,41 @@ class Source:
     optimizer: Any = None
     weights_error: CkptconvError | None = None
     states_error: CkptconvError | None = None
-    trees: Mapping[str, Any] = field(default_factory=dict)
+    trees: Mapping[str, Any] = {}
     training: Training | None = None
     step: int | None = None
     structured: bool = True
-    owners: Mapping[str, str] = field(default_factory=dict)
-    unaccounted: Sequence[str] = field(default_factory=list)
-    equal: Sequence[Equal] = field(default_factory=list)
-    equal_states: Sequence[Equal] = field(default_factory=list)
-    alike_states: Sequence[Equal] = field(default_factory=list)
-    counts: Mapping[str, int] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    opaque: Sequence[str] = field(default_factory=list)
-    mentioned: Sequence[str] = field(default_factory=list)
-    records: Mapping[str, Records] = field(default_factory=dict)
-    digests: Mapping[str, str] = field(default_factory=dict)
-    notes: Sequence[str] = field(default_factory=list)
-    warnings: Sequence[str] = field(default_factory=list)
-    values: Mapping[str, Any] = field(default_factory=dict)
-    inputs: Mapping[str, Hashable] = field(default_factory=dict)
+    owners: Mapping[str, str] = {}
+    unaccounted: Sequence[str] = ()
+    equal: Sequence[Equal] = ()
+    equal_states: Sequence[Equal] = ()
+    alike_states: Sequence[Equal] = ()
+    counts: Mapping[str, int] = {}
+    facts: Mapping[str, Any] = {}
+    opaque: Sequence[str] = ()
+    mentioned: Sequence[str] = ()
+    records: Mapping[str, Records] = {}
+    digests: Mapping[str, str] = {}
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+    values: Mapping[str, Any] = {}
+    inputs: Mapping[str, Hashable] = {}
     bytes_read: int = 0
-    hints: Sequence[str] = field(default_factory=list)
-    pointers: Sequence[str] = field(default_factory=list)
-    shards: Sequence[str] = field(default_factory=list)
-    grouping: Mapping[str, str] = field(default_factory=dict)
+    hints: Sequence[str] = ()
+    pointers: Sequence[str] = ()
+    shards: Sequence[str] = ()
+    grouping: Mapping[str, str] = {}
     model_rank: int | None = None
     component: str | None = None
     pieces: re.Pattern[str] | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    remarks: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = {}
+    remarks: Mapping[str, str] = {}
     stored: StoredTensors | None = None
     default_dtype: str = "keep"
     default_shard_size: int | None = None
-    state_inputs: Mapping[str, Hashable] = field(default_factory=dict)
+    state_inputs: Mapping[str, Hashable] = {}
     map: ChosenMap | None = None
-    companions: Mapping[str, File] = field(default_factory=dict)
+    companions: Mapping[str, File] = {}
     reference: Source | None = None
     quantized: Quantized | None = None
     config: str = ""
@@ -228,6 +225,19 @@ class Source:
     adapters: tuple[Adapter, ...] = ()
     wanted: Wanted = _ALL
     reread: Callable[[Wanted], Source] | None = None
+
+    # Equal only to itself: it may be large, and some of it is no key.
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"<Source of {self.path}: {self.format}>"
 
     @property
     def folder(self) -> str:
@@ -251,6 +261,8 @@ class Source:
         """Return the bytes of the companion `file` as the output has them: as they are, but for a configuration of
         weights that were quantized, or that are by now, as `quantization` says."""
         if self.config and quantization and name == "config.json":
+            from ckptconv.formats.quantized.configuration import stated
+
             data = stated(self.config, quantization).encode()
             return Inline(data, DTYPES["uint8"], (len(data),))
         if self.quantized and self.quantized.config and (name, file.path) == ("config.json", self.quantized.path):
@@ -284,8 +296,7 @@ class Source:
 def computed(source: Source, terms: Sequence[Source], inputs: Mapping[str, Hashable], **how: Any) -> Source:
     """Return `source`, one of `terms`, as one whose tensors are computed of all of them: `how` are its fields that say
     so, and `inputs` identify what was read of the others."""
-    return replace(
-        source,
+    return source._replace(
         **how,
         inputs={**source.inputs, **inputs},
         equal=[pair for each in terms for pair in each.equal],

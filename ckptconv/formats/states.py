@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from ckptconv.errors import UsageError
@@ -35,8 +34,7 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
     if found is None:
         raise _none(path)
     read = {f"{basename(other.path)}/{name}": what for name, what in {**other.inputs, **other.state_inputs}.items()}
-    return replace(
-        source,
+    return source._replace(
         optimizer=found,
         states_error=None,
         equal_states=other.equal_states,

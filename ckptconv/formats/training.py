@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from ckptconv.errors import CkptconvError, UsageError
@@ -53,7 +52,7 @@ def model_alone(source: Source, key: str = "") -> Source:
         )
     left = [str(name) for name in tree if name != found]
     notes = [f"took {found}; left out: {some(left, len(left), str)}" if left else f"took {found}"]
-    return replace(source, weights=tree[found], stored=None, notes=[*source.notes, *notes])
+    return source._replace(weights=tree[found], stored=None, notes=[*source.notes, *notes])
 
 
 def _has_tensors(tree: Mapping[Any, Any]) -> bool:
@@ -71,9 +70,9 @@ def with_states_beside(source: Source, key: str = "") -> Source:
         return source
     try:
         _check_key(source, found[0][0], key)
-        return replace(source, optimizer=named(found, weights_in(source, key), source.path))
+        return source._replace(optimizer=named(found, weights_in(source, key), source.path))
     except CkptconvError as error:
-        return replace(source, states_error=error)
+        return source._replace(states_error=error)
 
 
 def weights_in(source: Source, key: str = "") -> dict[str, LazyTensor]:
@@ -88,7 +87,7 @@ def without_optimizers(source: Source, key: str = "") -> Source:
     found = {name for name, _ in optimizers_in(source.weights, key or weights_key(source.weights))}
     if not found:
         return source
-    return replace(source, weights={name: each for name, each in source.weights.items() if str(name) not in found})
+    return source._replace(weights={name: each for name, each in source.weights.items() if str(name) not in found})
 
 
 def _check_key(source: Source, optimizer: str, key: str) -> None:
@@ -123,7 +122,7 @@ def with_training(source: Source, options: Options) -> Source:
     if optimizer is None:
         return source
     step = next((state["step"] for state in optimizer["state"].values() if "step" in state), None)
-    return replace(source, step=_number(step, options.storage_options))
+    return source._replace(step=_number(step, options.storage_options))
 
 
 def _below(tree: Any, key: str) -> Any:

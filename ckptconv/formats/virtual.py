@@ -206,16 +206,13 @@ def load(place: Location, *, look: bool = True) -> VirtualDescription:
 
 def read(place: Location, wanted: Wanted) -> Source:
     """Open a virtual checkpoint as the safetensors files that it describes. Raise as `load` does."""
-    from dataclasses import replace
-
     from ckptconv.formats import model_files, safetensors
     from ckptconv.plan import Data, Input
     from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 
     described = load(place)
-    found = safetensors.TensorFiles(
-        place.path, inputs={place.name: Input(place.entry.file, described.identity)}, bytes_read=described.size
-    )
+    found = safetensors.TensorFiles(place.path, described.size)
+    found.inputs[place.name] = Input(place.entry.file, described.identity)
     grouping: dict[str, str] = {}
     for file in described.files:
         raw: bytes = file.parts[0].data  # type: ignore[union-attr]
@@ -237,7 +234,7 @@ def read(place: Location, wanted: Wanted) -> Source:
     source = safetensors.source_of(place, found, [], wanted)
     facts = {**source.facts, "files": len(described.files), "reads": ", ".join(described.roots)}
     is_set = len({*grouping.values()}) > 1
-    return replace(source, format=f"virtual: {described.called}", facts=facts, grouping=grouping if is_set else {})
+    return source._replace(format=f"virtual: {described.called}", facts=facts, grouping=grouping if is_set else {})
 
 
 def _keep_apart(tensors: dict[str, LazyTensor]) -> None:

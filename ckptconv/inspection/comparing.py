@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.comparison.changes import Tolerance
@@ -82,7 +81,7 @@ def diff(
         raise UsageError("Both sides are a pipe, and there is one standard input.", "Give a path for one of them.")
     with no_garbage():
         one = opened(given[0], chosen, key=chosen.key, states=optimizer)
-        other = opened(given[1], replace(chosen, map="", size={}), key=chosen.key, states=optimizer)
+        other = opened(given[1], chosen.replaced(map="", size={}), key=chosen.key, states=optimizer)
     changed: dict[str, Pair] = {}
     with delta.encoder(chosen) if delta else nullcontext() as encoder:
         found = difference(

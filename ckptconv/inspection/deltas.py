@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ckptconv.comparison.diff import CHANGED, EQUAL, DeltaFiles, Difference
 from ckptconv.comparison.encoding import Encoder, check_installed
@@ -42,7 +42,7 @@ class AskedDelta:
         target = resolve_output(normalize(self.path), options)
         if target.is_file:
             raise UsageError(f"{self.path} is the name of a file, and a delta is a directory.")
-        return replace(options, spool_dir=options.spool_dir or beside([target]))
+        return options.replaced(spool_dir=options.spool_dir or beside([target]))
 
     def encoder(self, options: Options) -> Encoder:
         """Return what encodes the delta while the tensors are compared, with temporary data where `options` say."""
@@ -86,7 +86,7 @@ class AskedDelta:
             files = delta_files(payloads, sums, encoding, self.checksum, self.version)
             inputs = {f"a/{path}": each for path, each in one.inputs.items()}
             inputs |= {f"b/{path}": each for path, each in other.inputs.items()}
-            source = replace(one, inputs=inputs, companions={}, reference=None)
+            source = one._replace(inputs=inputs, companions={}, reference=None)
             target = resolve_output(normalize(self.path), options)
             output = output_of("delta", [source], target, options, files, {})
             produce([source, other], [output], options, started)

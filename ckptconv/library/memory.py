@@ -20,11 +20,12 @@ from ckptconv.library.frameworks import Framework
 from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW, Data, FilePlan
 from ckptconv.storage.files import Options, check_unchanged, is_far, is_held, look
 from ckptconv.storage.spool import SpoolingReaders
-from ckptconv.storage.writing import Writer, reason
+from ckptconv.storage.writing import Writer
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
 from ckptconv.tensors.slices import as_stored, extent
+from ckptconv.text import reason
 
 # Without MAP_NORESERVE, Linux counts a whole private map against the available memory; with it, only written pages.
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0

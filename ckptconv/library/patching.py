@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptconv.engine.execute import in_threads
@@ -83,7 +82,7 @@ def patch(
             "Give a directory, or a name that ends in .safetensors.",
         )
     check_spool(chosen.spool_dir)
-    chosen = replace(chosen, spool_dir=chosen.spool_dir or beside([target]))
+    chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside([target]))
     with no_garbage():
         places = [Location(each, dict(chosen.storage_options)) for each in given]
         chain = [read_delta(place) for place in places]
@@ -92,7 +91,7 @@ def patch(
         source, target = accompanied(source, target, chosen)
         made = patched(planned(source, target, chosen), chain)
         # They are inputs, which the output may not replace.
-        source = replace(source, pointers=[*source.pointers, *_indices(chain)])
+        source = source._replace(pointers=[*source.pointers, *_indices(chain)])
     expected = _expected(chain, made)
     verify = None
     if not chosen.dry_run:

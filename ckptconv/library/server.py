@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from ckptconv.errors import CkptconvError, FailedError, StoppedError
 from ckptconv.library.virtual import VirtualFile, VirtualFiles
-from ckptconv.storage.writing import reason
+from ckptconv.text import reason
 from ckptconv.version import __version__
 
 # Connections at a time: each has a thread and its buffers. One more takes the place of an idle one.

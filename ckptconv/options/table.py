@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ckptconv.errors import UsageError
 from ckptconv.options import NAMING, OUTPUT, REPORTING, RUNNING, TAKE
@@ -50,6 +48,11 @@ from ckptconv.options.kinds import (
     counted,
 )
 from ckptconv.text import brief
+
+if TYPE_CHECKING:
+    import inspect
+
+    from typing_extensions import Self
 
 # Options with this group are for Python only.
 LIBRARY = "library"
@@ -127,6 +130,8 @@ class Option:
 
     def parameter(self) -> inspect.Parameter:
         """Return it as a parameter of a function."""
+        import inspect
+
         keyword = inspect.Parameter.KEYWORD_ONLY
         return inspect.Parameter(self.name, keyword, default=self.default, annotation=self.accepts)
 
@@ -167,23 +172,46 @@ def _options_in(owner: type) -> dict[str, Option]:
     return {name: option for name, option in vars(owner).items() if isinstance(option, Option)}
 
 
+class _Signature:
+    """The signature of a class of options. It is made when somebody looks: `inspect` takes longer to import than all
+    that a start needs."""
+
+    def __get__(self, given: Any, owner: type[_Given]) -> inspect.Signature:
+        import inspect
+
+        return inspect.Signature([option.parameter() for option in owner.table.values()])
+
+
 class _Given:
-    """Values of options as attributes: parsed, or the default if not given."""
+    """Values of options as attributes: parsed, or the default if not given. They cannot be set."""
 
     table: ClassVar[dict[str, Option]]
-    __signature__: ClassVar[inspect.Signature]
+    __signature__ = _Signature()
 
     def __init_subclass__(cls) -> None:
         cls.table = _options_in(cls)
-        cls.__signature__ = inspect.Signature([option.parameter() for option in cls.table.values()])
 
     def __init__(self, **given: Any) -> None:
         for name in given:
             if name not in self.table:
                 raise unknown(name, self.table)
         for name, option in self.table.items():
-            value = option.parse(given[name]) if name in given else copy.copy(option.default)
-            object.__setattr__(self, name, value)
+            vars(self)[name] = option.parse(given[name]) if name in given else copy.copy(option.default)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"cannot set {name!r} of {type(self).__name__}: make others with `replaced`")
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    __hash__ = None  # type: ignore[assignment]  # some values are mappings
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+    def replaced(self, **given: Any) -> Self:
+        """Return these options with what is `given` in the place of theirs."""
+        return type(self)(**{**vars(self), **given})
 
 
 _deciding = functools.partial(_option, decides=True)
@@ -191,7 +219,6 @@ _running = functools.partial(_option, group=RUNNING)
 _naming = functools.partial(_option, group=NAMING)
 
 
-@dataclass(frozen=True, init=False)
 class Options(_Given):
     """The options of a conversion; the contract of the command line explains each. None: the source's default.
 
@@ -494,11 +521,11 @@ class Options(_Given):
         if self.drop_opaque:  # the first name of --opaque drop
             if self.opaque == "keep":
                 raise UsageError("--drop-opaque and --opaque keep contradict each other.")
-            object.__setattr__(self, "opaque", "drop")
-            object.__setattr__(self, "drop_opaque", False)
+            vars(self)["opaque"] = "drop"
+            vars(self)["drop_opaque"] = False
         if self.for_hub:
-            object.__setattr__(self, "structure", False)
-            object.__setattr__(self, "copy_config", self.copy_config is not False)
+            vars(self)["structure"] = False
+            vars(self)["copy_config"] = self.copy_config is not False
 
     def buffers(self, far: bool, scattered: bool = False) -> int:
         """Return the bound on all buffers together, in bytes. `far`: something is remote; `scattered`: most is
@@ -551,7 +578,6 @@ class Options(_Given):
         }
 
 
-@dataclass(frozen=True, init=False)
 class RowOptions(_Given):
     """A user's options for the layout of rows; those left out are None, or are derived."""
 
@@ -854,6 +880,8 @@ TENSORS = tuple(_named_in(OPTIONS, _OF_TENSORS).values())
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+# The flag of code with a ** parameter, as `inspect` has it.
+_TAKES_KEYWORDS = 0x08
 
 
 def checked(table: Mapping[str, Option]) -> Callable[[_Function], _Function]:
@@ -863,7 +891,7 @@ def checked(table: Mapping[str, Option]) -> Callable[[_Function], _Function]:
     def decorate(function: Any) -> Any:
         code = function.__code__
         own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        open_ended = bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        open_ended = bool(code.co_flags & _TAKES_KEYWORDS)
         known = [*own, *(name for name in table if open_ended and name not in own)]
 
         @functools.wraps(function)
@@ -876,17 +904,26 @@ def checked(table: Mapping[str, Option]) -> Callable[[_Function], _Function]:
             return function(*args, **given)
 
         if open_ended:
-            call.__signature__ = _expanded(function, {name: table[name] for name in known[len(own) :]})  # type: ignore[attr-defined]
+            call.__wrapped__ = _Expanded(function, {name: table[name] for name in known[len(own) :]})  # type: ignore[assignment]
         return call
 
     return decorate
 
 
-def _expanded(function: Any, table: Mapping[str, Option]) -> inspect.Signature:
-    """Return the signature of `function` with the options of `table` in the place of its ** parameter."""
-    signature = inspect.signature(function)
-    own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-    return signature.replace(parameters=[*own, *(option.parameter() for option in table.values())])
+class _Expanded:
+    """What is found within a decorated function that takes any keywords: its signature has the options of `table` in
+    the place of these. It is made when somebody looks, as for `_Signature`."""
+
+    def __init__(self, function: Any, table: Mapping[str, Option]) -> None:
+        self.__wrapped__, self._table = function, table
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        import inspect
+
+        signature = inspect.signature(self.__wrapped__)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        return signature.replace(parameters=[*own, *(option.parameter() for option in self._table.values())])
 
 
 def filled(table: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -332,7 +332,7 @@ def fitted(options: Options, layout: Layout, source: Source) -> Options:
         given["flat_optimizer"] = options.flat_optimizer or any(
             type(step) is str and step.startswith("param_groups.") for step in inside
         )
-    return replace(options, **given)
+    return options.replaced(**given)
 
 
 def unlike(tensors: Mapping[str, Leaf], layout: Layout) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -101,7 +100,7 @@ def _torch_output(source: Source, target: Target, options: Options) -> Output:
 def _safetensors_output(source: Source, target: Target, options: Options) -> Output:
     of_states = target.holds == "optimizer"
     inputs = {**source.inputs, **source.state_inputs} if of_states else source.all_inputs()
-    source = replace(source, inputs=inputs, companions={} if of_states else source.companions)
+    source = source._replace(inputs=inputs, companions={} if of_states else source.companions)
     is_model = source.family != diffusers.FAMILY
     files, aliases, told = _safetensors_files(source, target, options) if is_model else ((), {}, Told())
     contents = {name: source.content(name, file, told.quantization) for name, file in source.companions.items()}
@@ -129,7 +128,7 @@ def _copied(content: LazyTensor) -> tuple[Copied, ...]:
 def _virtual_output(source: Source, target: Target, options: Options) -> Output:
     """Plan the description of the files that a conversion of the weights to a directory would write."""
     meant = Target(dirname(target.path), "directory", stem=source.stem)
-    source = replace(source, inputs=source.all_inputs())
+    source = source._replace(inputs=source.all_inputs())
     files, aliases, told = _safetensors_files(source, meant, options)
     real = output_of("weights", [source], meant, options, files, aliases, _unsaid(told))
     data = virtual.document(target.path, real.plan.files, source.format, real.plan.plan_id)
@@ -144,7 +143,7 @@ def _universal_output(source: Source, target: Target, options: Options) -> Outpu
 
     found = resumable(source, options)
     files = (*universal.file_plans(found.training, found.weights, found.states), universal.latest(target.path))
-    source = replace(source, inputs={**source.inputs, **source.state_inputs})
+    source = source._replace(inputs={**source.inputs, **source.state_inputs})
     told = Told(idle=found.idle, notes=found.notes, warnings=found.warnings)
     return output_of("universal", [source], target, options, files, {}, told)
 
@@ -155,7 +154,7 @@ def _dcp_output(source: Source, target: Target, options: Options) -> Output:
     from ckptconv.outputs import dcp, restore, step
 
     if options.optimizer:
-        source = replace(source, inputs={**source.inputs, **source.state_inputs})
+        source = source._replace(inputs={**source.inputs, **source.state_inputs})
     found = dcp.contents(source, options)
     files = tuple(step.checkpoint_plans(found, options, target.layout))
     warnings = [*found.chosen.warnings, *found.warnings]
@@ -206,7 +205,7 @@ _PLANS = {
 def planned(source: Source, target: Target, options: Options) -> Output:
     """Plan the output of `source` at `target`."""
     if target.kind == "directory":
-        target = replace(target, stem=source.stem)
+        target = target._replace(stem=source.stem)
     return _PLANS[target.kind](source, target, options)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, UnsafeError, UsageError
 from ckptconv.formats.source import Source
@@ -25,8 +24,7 @@ from ckptconv.tensors.lazy import LazyTensor, Tagged
 from ckptconv.text import some
 
 
-@dataclass(frozen=True)
-class Restored:
+class Restored(NamedTuple):
     """The plan of a `.pt` file, and how many tensors it has.
 
     Values of classes that are not known to be data are listed with their class, by name. `left_out` are the objects

@@ -8,7 +8,6 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
@@ -27,8 +26,7 @@ from ckptconv.storage.handles import HIDDEN, resolved
 from ckptconv.storage.hub import is_hub, without_revision
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
-from ckptconv.storage.writing import reason
-from ckptconv.text import some
+from ckptconv.text import reason, some
 
 if TYPE_CHECKING:
     from ckptconv.formats.dcp.layout import Layout
@@ -109,8 +107,7 @@ _STATES = "Give --optimizer PATH."
 ACCELERATE, NO_WEIGHTS = "accelerate", "none"
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """Where an output goes, and of which of `KINDS` it is.
 
     `replaces` are files in the directory that an earlier output has copied there; the names of its own begin with
@@ -146,8 +143,8 @@ class Target:
         return self.form == "tree"
 
     @property
-    def index(self) -> str:
-        """The file of a directory that makes it complete; "" for other outputs."""
+    def last(self) -> str:
+        """The file of a directory that makes it complete, and comes last; "" for other outputs."""
         return DIRECTORIES[self.form].last if self.form in DIRECTORIES else ""
 
 
@@ -156,10 +153,10 @@ def of_accelerate(path: str, options: Options) -> dict[str, Options]:
 
     Source: accelerate/utils/fsdp_utils.py (load_fsdp_model, load_fsdp_optimizer) of accelerate 1.0 to 1.15.
     """
-    alone = replace(options, to="dcp", model_key="model", optimizer="")
+    alone = options.replaced(to="dcp", model_key="model", optimizer="")
     found = {join(path, "pytorch_model_fsdp_0"): alone}
     if options.optimizer:
-        found[join(path, "optimizer_0")] = replace(options, to="dcp", model_key=NO_WEIGHTS, optimizer_key="optimizer")
+        found[join(path, "optimizer_0")] = options.replaced(to="dcp", model_key=NO_WEIGHTS, optimizer_key="optimizer")
     return found
 
 
@@ -168,7 +165,7 @@ def checkpoints(path: str, options: Options) -> list[Target]:
     if options.to != ACCELERATE:
         return [resolve_output(path, options)]
     halves = of_accelerate(normalize(path), options)
-    return [replace(resolve_output(one, own), kind=ACCELERATE, options=own) for one, own in halves.items()]
+    return [resolve_output(one, own)._replace(kind=ACCELERATE, options=own) for one, own in halves.items()]
 
 
 def resolve(holds: str, path: str, options: Options) -> Target:
@@ -178,7 +175,7 @@ def resolve(holds: str, path: str, options: Options) -> Target:
     if holds == "universal":
         return _resolve_tree(path, options)
     target = resolve_output(path, options)
-    return replace(target, kind=kind_of_states(path, target.kind)) if holds == "optimizer" else target
+    return target._replace(kind=kind_of_states(path, target.kind)) if holds == "optimizer" else target
 
 
 def kind_of_states(path: str, kind: str) -> str:
@@ -519,7 +516,7 @@ def of_part(target: Target, source: Source, options: Options) -> Target:
         return target
     path = join(target.path, source.folder)
     # What is there already is looked at like any output.
-    return replace(target, path=resolve_output(path, options).path)
+    return target._replace(path=resolve_output(path, options).path)
 
 
 def beside(targets: Iterable[Target]) -> str:

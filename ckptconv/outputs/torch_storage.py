@@ -6,7 +6,6 @@ import bisect
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptconv.errors import UnsupportedError
@@ -96,8 +95,7 @@ def strides_of(tensor: LazyTensor, strides: tuple[int, ...]) -> tuple[int, ...]:
 # --------------------------------------------------------------------------------------------------- views as runs
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
+class _Prepared(NamedTuple):
     """A view as dense runs of `run` bytes, one for each index into `dims`.
 
     `dims` are pairs (extent, distance in bytes), by descending distance. The first run begins at byte `low` of the
@@ -200,23 +198,19 @@ def _cannot_permute() -> UnsupportedError:
 # --------------------------------------------------------------------------------------------------- put together
 
 
-@dataclass(frozen=True, slots=True)
 class _Assembled(LazyTensor):
     """`size` bytes that contain views. Where views overlap, the first one wins; bytes in no view are zero."""
 
-    size: int
-    views: tuple[_Prepared, ...]
-    # The numbers of the views by where they begin, those beginnings, and the furthest end up to each.
-    order: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    lows: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    reach: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    __slots__ = ("lows", "order", "reach", "size", "views")
+    fields = ("size", "views")
 
-    def __post_init__(self) -> None:
-        order = sorted(range(len(self.views)), key=lambda number: self.views[number].low)
-        object.__setattr__(self, "order", tuple(order))
-        object.__setattr__(self, "lows", tuple(self.views[number].low for number in order))
-        reach = itertools.accumulate((self.views[number].high for number in order), max)
-        object.__setattr__(self, "reach", tuple(reach))
+    def __init__(self, size: int, views: tuple[_Prepared, ...]) -> None:
+        self.size = size
+        self.views = views
+        # The numbers of the views by where they begin, those beginnings, and the furthest end up to each.
+        self.order = tuple(sorted(range(len(views)), key=lambda number: views[number].low))
+        self.lows = tuple(views[number].low for number in self.order)
+        self.reach = tuple(itertools.accumulate((views[number].high for number in self.order), max))
 
     @property
     def dtype(self) -> DType:  # type: ignore[override]
@@ -270,12 +264,14 @@ class _Assembled(LazyTensor):
             yield from _zeros(low, high, limit)
 
 
-@dataclass(frozen=True, slots=True)
 class _Shown(LazyTensor):
     """The bytes that `view` covers in `whole`, run after run."""
 
-    whole: _Assembled
-    view: _Prepared
+    __slots__ = ("view", "whole")
+
+    def __init__(self, whole: _Assembled, view: _Prepared) -> None:
+        self.whole = whole
+        self.view = view
 
     @property
     def dtype(self) -> DType:  # type: ignore[override]

@@ -76,7 +76,7 @@ def _utils(name: str) -> Global:
     return Global("torch._utils", name)
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class _Room:
     """A storage as it is written: number in the archive, first byte in the original storage, size, and class.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.errors import UnsupportedError, UsageError
@@ -117,7 +117,7 @@ def _given(options: Options, without: set[str] | frozenset[str]) -> list[str]:
 
 def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
     key = options.key or weights_key(source.weights)
-    chosen = selected(source, replace(options, key=key, dtype=_MASTER, structure=False), rename)
+    chosen = selected(source, options.replaced(key=key, dtype=_MASTER, structure=False), rename)
     if chosen.fixed:
         raise UnsupportedError(
             f"{source.path}: {some(sorted(chosen.fixed))} are parts of quantized or otherwise composed tensors, which "

@@ -7,8 +7,8 @@ nodes here. None of them runs, imports or opens anything.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from ckptconv.errors import UnsupportedError
@@ -51,22 +51,37 @@ class Global(NamedTuple):
 CALL_DEPTH = 16
 
 
-@dataclass(eq=False)
-class Opaque:
+class _Node:
+    """A node that is shown by what it holds, which may be itself."""
+
+    @reprlib.recursive_repr()
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+
+class Opaque(_Node):
     """An object of a class not known to be data: what it would be made from. It is never made.
 
     `call` is how the pickle makes it: "reduce" (callable and arguments), "newobj" (class.__new__), "newobj_ex" (with
     `kwargs`), or "persistent" (a persistent id in `args`). `state` holds the argument of each BUILD in turn. `appended`
-    and `items` are what was added to it as to a list or a dict.
+    and `items` are what was added to it as to a list or a dict. `cls` is a `Global`, or an `Opaque` for a callable that
+    was itself the result of a call.
     """
 
-    cls: Any  # a Global, or an Opaque for a callable that was itself the result of a call
-    args: Any = ()
-    kwargs: dict[str, Any] | None = None
-    call: str = "reduce"
-    state: list[Any] = field(default_factory=list)
-    appended: list[Any] = field(default_factory=list)
-    items: list[tuple[Any, Any]] = field(default_factory=list)
+    def __init__(
+        self,
+        cls: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
+        call: str = "reduce",
+        state: list[Any] | None = None,
+        appended: list[Any] | None = None,
+        items: list[tuple[Any, Any]] | None = None,
+    ) -> None:
+        self.cls, self.args, self.kwargs, self.call = cls, args, kwargs, call
+        self.state = [] if state is None else state
+        self.appended = [] if appended is None else appended
+        self.items = [] if items is None else items
 
     @property
     def name(self) -> str:
@@ -101,14 +116,11 @@ class NumpyScalar(NamedTuple):
     data: bytes
 
 
-@dataclass(eq=False)
-class NumpyArray:
+class NumpyArray(_Node):
     """A numpy array of plain elements: dtype string, shape, "C" or "F" order, and its bytes in that order."""
 
-    dtype: str
-    shape: tuple[int, ...]
-    order: str
-    data: bytes
+    def __init__(self, dtype: str, shape: tuple[int, ...], order: str, data: bytes) -> None:
+        self.dtype, self.shape, self.order, self.data = dtype, shape, order, data
 
 
 def become(node: Opaque, array: NumpyArray) -> NumpyArray:
@@ -119,13 +131,12 @@ def become(node: Opaque, array: NumpyArray) -> NumpyArray:
     return found  # type: ignore[no-any-return]
 
 
-@dataclass(eq=False, slots=True)
-class Composite:
+class Composite(_Node):
     """A tensor made of several: `kind` (such as "sparse_coo", "quantized", "nested", "meta") and its parts by name,
     tensors and plain values."""
 
-    kind: str
-    parts: dict[str, Any]
+    def __init__(self, kind: str, parts: dict[str, Any]) -> None:
+        self.kind, self.parts = kind, parts
 
 
 # The composites whose parts are known, and the parts that every one of a kind has, in the order in which torch's

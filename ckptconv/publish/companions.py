@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 from ckptconv.errors import CorruptError, FailedError
 from ckptconv.formats import companions
@@ -36,10 +35,10 @@ def accompanied(source: Source, target: Target, options: Options) -> tuple[Sourc
     is_beside = resolved_name(target.path) in map(resolved_name, (*read, *map(dirname, read)))
     is_known = not is_beside and (not is_remote(target.path) or (bool(asked) and not options.part))
     earlier = earlier_companions(directory) if is_known else {}
-    goal = replace(target, replaces=frozenset(earlier))
+    goal = target._replace(replaces=frozenset(earlier))
     if not asked and options.copy_config is None and source.quantized and source.quantized.config:
         told = f"{source.quantized.path} was not copied: --copy-config writes it without what it says of quantizing."
-        return replace(source, notes=[*source.notes, told]), goal
+        return source._replace(notes=[*source.notes, told]), goal
     return (_with_companions(source, asked, directory, options, earlier) if asked else source), goal
 
 
@@ -60,7 +59,7 @@ def _with_companions(
     if not others:
         return _told(source, "OUTPUT is the directory of the input", options)
     found = {name: file for one in reversed(others) for name, file in one.files.items()}
-    source = replace(source, warnings=[*source.warnings, *(warning for one in others for warning in one.warnings)])
+    source = source._replace(warnings=[*source.warnings, *(warning for one in others for warning in one.warnings)])
     if not found:
         places = " and ".join("the current directory" if one.directory == "." else one.directory for one in others)
         return _told(source, f"there is no configuration, tokenizer or README in {places}", options)
@@ -83,8 +82,7 @@ def _with_companions(
         f"{file.path} was left as it is, as no earlier output brought it: remove it to have the one of the input."
         for file in kept.values()
     ]
-    return replace(
-        source,
+    return source._replace(
         companions=files,
         notes=[*source.notes, *notes],
         warnings=[*source.warnings, *stays],
@@ -152,4 +150,4 @@ def _told(source: Source, reason: str, options: Options) -> Source:
     if not options.copy_config:
         return source
     option = "--for-hub" if options.for_hub else "--copy-config"
-    return replace(source, warnings=[*source.warnings, f"{option} copies nothing: {reason}."])
+    return source._replace(warnings=[*source.warnings, f"{option} copies nothing: {reason}."])

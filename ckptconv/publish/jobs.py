@@ -50,7 +50,7 @@ class Elsewhere(NamedTuple):
     records: Mapping[str, Records] | None
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Result:
     """A finished file, and what it took to make it."""
 

@@ -44,7 +44,7 @@ def check_part(outputs: Sequence[Output], options: Options, verifies: bool) -> N
 
 def is_one_upload(output: Output) -> bool:
     """Whether a remote output is one file: it is complete once it has its name, while shards need an index."""
-    index = output.target.index
+    index = output.target.last
     has_index = output.target.is_tree or any(file.name == index for file in output.plan.files)
     return is_remote(output.target.path) and not has_index
 

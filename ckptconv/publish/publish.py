@@ -7,7 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.engine.checksums import Checksums
@@ -32,7 +32,7 @@ from ckptconv.storage.paths import is_remote, join, normalize
 from ckptconv.storage.prefetch import REQUESTS
 from ckptconv.storage.progress import Announced, Progress, on_file
 from ckptconv.storage.spool import SpoolingReaders
-from ckptconv.storage.writing import Syncing
+from ckptconv.storage.syncing import Syncing
 from ckptconv.tensors.lazy import Equal, LazyTensor
 from ckptconv.tensors.moves import File
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Verifier: TypeAlias = Callable[[Sequence[Mapping[str, str] | None], Progress], int]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Done:
     """What publishing took.
 
@@ -102,7 +102,7 @@ def final_path(target: Target, file: FilePlan) -> str:
 def last_path(output: Output) -> str:
     """Return the path of the file that gets its final name last: once it exists, so do the others."""
     names = [file.name for file in output.plan.files if output.target.is_tree or not is_companion_name(file.name)]
-    index = output.target.index
+    index = output.target.last
     last = index if index in names else names[-1 if output.target.is_tree else 0]
     return final_path(output.target, next(file for file in output.plan.files if file.name == last))
 
@@ -149,7 +149,7 @@ def _is_ours(kind: str, replaces: frozenset[str], name: str) -> bool:
     return DIRECTORIES[kind].is_file(name) or name in replaces
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Work:
     """An output, its staging, the files to make in this run, and those made so far by name.
 
@@ -283,7 +283,7 @@ class _Run:
                 output.plan.plan_id,
                 target.form,
                 # What is not synced is trusted by its CRC-32s: a part that has none is synced.
-                self._options if digested or part is None else replace(self._options, fsync=True),
+                self._options if digested or part is None else self._options.replaced(fsync=True),
                 shared=part is not None,
                 in_parts=part is not None or not here,
                 replaces=target.replaces,

@@ -64,7 +64,7 @@ def pack(
     asked = RowOptions.take(given := dict(options))
     chosen = Options(**given)
     target = resolve_output(normalize(output), chosen)
-    chosen = replace(chosen, spool_dir=chosen.spool_dir or beside([target]))
+    chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside([target]))
     sources = open_all(listed(parts), chosen)
     found = _merged([contents(source) for source in sources])
     chosen_parts = RowParts.choose(found, names or {}, asked)

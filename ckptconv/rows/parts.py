@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.options.kinds import MOST_ITEMS
@@ -134,7 +134,7 @@ def _completed(asked: RowOptions, weight: LazyTensor) -> RowOptions:
         raise UnsupportedError(f"The weight has the shape {list(weight.shape)}, where it is [rows, D].")
     if asked.embedding_dim not in (None, weight.shape[1]):
         raise UsageError(f"The weight has rows of {weight.shape[1]}, and --embedding-dim says {asked.embedding_dim}.")
-    return replace(asked, embedding_dim=weight.shape[1])
+    return asked.replaced(embedding_dim=weight.shape[1])
 
 
 def _check_agrees(layout: RowLayout, asked: RowOptions, where: str) -> None:

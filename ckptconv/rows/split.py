@@ -76,7 +76,7 @@ def split(
             f"{target.path}: what rows are split into is kept as safetensors.",
             "Give a name that ends in .safetensors, or a directory.",
         )
-    chosen = replace(chosen, spool_dir=chosen.spool_dir or beside([target]))
+    chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside([target]))
     sources, found = open_table(paths, names, chosen)
     layout = layout_of(found, asked, paths[0])
     keep = _has_padding(found, layout, chosen)

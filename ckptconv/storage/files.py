@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, UsageError
 from ckptconv.storage import remote
 from ckptconv.storage.paths import is_quoted, is_remote, join
-from ckptconv.storage.writing import reason
 from ckptconv.tensors.moves import File
+from ckptconv.text import reason
 
 if TYPE_CHECKING:
     from typing_extensions import Self

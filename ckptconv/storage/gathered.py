@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from ckptconv.storage import files
 from ckptconv.storage.location import Location
 from ckptconv.tensors.moves import File
 
 
-@dataclass(frozen=True)
 class Gathered(Location):
     """A directory to be: `places` maps the names of its files to where each is now."""
 
-    places: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+    def __init__(self, path: str, options: files.Options, places: Mapping[str, str]) -> None:
+        super().__init__(path, options)
+        self.places = places
 
     def at(self, other: str | File) -> Location:
         return Location(self.path, self.options).at(other)

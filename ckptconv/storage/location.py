@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckptconv.storage import files, paths, remote
 from ckptconv.tensors.moves import File
 
 
-@dataclass(frozen=True)
 class Location:
     """A path or URL, and the options of its store. What is there is determined once, on demand.
 
@@ -21,9 +19,19 @@ class Location:
     '/runs/7/latest'
     """
 
-    path: str
-    options: files.Options = field(default_factory=dict, repr=False, hash=False)
-    file: File | None = None
+    def __init__(self, path: str, options: files.Options | None = None, file: File | None = None) -> None:
+        self.path, self.options, self.file = path, {} if options is None else options, file
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Location):
+            return NotImplemented
+        return (self.path, self.options, self.file) == (other.path, other.options, other.file)
+
+    def __hash__(self) -> int:
+        return hash((self.path, self.file))
+
+    def __repr__(self) -> str:
+        return f"Location({self.path!r})"
 
     def __str__(self) -> str:
         return self.path
@@ -53,8 +61,8 @@ class Location:
     def at(self, other: str | File) -> Location:
         """Return the location of another path of the same store, or of a file found in it."""
         if isinstance(other, str):
-            return replace(self, path=other, file=None)
-        return replace(self, path=other.path, file=other)
+            return Location(other, self.options)
+        return Location(other.path, self.options, other)
 
     @functools.cached_property
     def entry(self) -> files.Entry:

@@ -25,9 +25,9 @@ from ckptconv.storage.files import DescriptorReader, Options, Reader, Readers, h
 from ckptconv.storage.handles import Handle, resolved, unnamed
 from ckptconv.storage.overwriting import UNIT, laid_out
 from ckptconv.storage.paths import is_remote
-from ckptconv.storage.writing import check_space, reason
+from ckptconv.storage.writing import check_space
 from ckptconv.tensors.moves import File, Packed
-from ckptconv.text import install
+from ckptconv.text import install, reason
 
 # The path that means standard input, and the name that it is read under.
 STANDARD_INPUT = "-"

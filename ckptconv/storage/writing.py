@@ -1,4 +1,4 @@
-"""Writes local files: writers, locks, fsync, and free space on the disk."""
+"""Writes local files: writers, locks, and free space on the disk."""
 
 from __future__ import annotations
 
@@ -7,30 +7,19 @@ import errno
 import fcntl
 import functools
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from queue import Full, Queue
 from typing import cast
 
 from ckptconv.errors import FailedError
-from ckptconv.process import Thread, start_threads
 from ckptconv.storage.handles import Handle, resolved
+from ckptconv.text import reason
 
-# Files that are synced at a time.
-_SYNCS = 8
-# Seconds after which `Syncing` looks again whether a thread has ended.
-_AGAIN = 0.05
 # The disk begins to write a file that is to be synced each time that so many bytes more are there.
 _EARLY = 16 << 20
 # The file system finds room for files of so many bytes before they are written: for each write it takes longer.
 _LARGE = 16 << 20
 # Source: linux/fs.h.
 _SYNC_FILE_RANGE_WRITE = 2
-
-
-def reason(error: OSError) -> str:
-    """Return the operating system's message, without its number and path."""
-    return (error.strerror or str(error) or type(error).__name__).lower()
 
 
 class Writer:
@@ -176,70 +165,6 @@ def writing(path: str) -> Iterator[None]:
         raise FailedError(
             f"{path} cannot be written: {reason(error)}. Nothing was put under its name.", hint
         ) from error
-
-
-class Syncing:
-    """Runs steps that wait for the disk in threads of its own, so that the next files are written meanwhile.
-
-    The file systems put what several threads wait for into one write of their journal. At most one more step is queued:
-    if the process is killed, only these of the finished files lack a record. `add` may be called from any thread. As a
-    context manager: after an exception it waits for the current steps and skips the rest.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: Queue[Callable[[], None] | None] = Queue(maxsize=1)
-        self._threads: list[Thread] = []
-        self._starting = threading.Lock()
-        self._failure: BaseException | None = None
-        self._stopped = False
-
-    def add(self, step: Callable[[], None]) -> None:
-        """Queue `step`."""
-        with self._starting:
-            if len(self._threads) < _SYNCS:
-                # Known before it starts: a signal that comes meanwhile is raised by `start_threads`.
-                self._threads.append(Thread(self._work))
-                start_threads(self._threads[-1:])
-        if not self._running:  # the system allows no more threads
-            step()
-            return
-        self._waiting.put(step)
-
-    def finish(self) -> None:
-        """Wait until every step has run. Raises the error of a step that failed.
-
-        A signal may interrupt it, and have it called again.
-        """
-        while alive := [thread for thread in self._running if thread.is_alive()]:
-            # Of those that were put before the signal, some may have been taken.
-            for _ in alive:
-                with contextlib.suppress(Full):
-                    self._waiting.put(None, timeout=_AGAIN)
-            for thread in alive:
-                thread.join(_AGAIN)
-        self._threads, self._waiting = [], Queue(maxsize=1)
-        if self._failure is not None:
-            raise self._failure
-
-    @property
-    def _running(self) -> list[Thread]:
-        return [thread for thread in self._threads if thread.ident is not None]
-
-    def _work(self) -> None:
-        for step in iter(self._waiting.get, None):
-            try:
-                if not self._stopped:
-                    step()
-            except BaseException as error:
-                self._failure = error
-                self._stopped = True
-
-    def __enter__(self) -> Syncing:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._stopped |= kind is not None
-        self.finish()
 
 
 class BusyError(FailedError):

@@ -28,6 +28,7 @@ from ckptconv.structure.record import (
     EXACT,
     FACTORIES,
     LONGEST,
+    METADATA,
     NAMING,
     NESTED,
     SHORT,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from ckptconv.structure.choice import Choice
 
 # The one name that safetensors reserves.
-METADATA = "__metadata__"
 # Integers of this magnitude or more are written once, as long strings are.
 BIG = 1 << 256
 

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.structure import live
-from ckptconv.structure.decoder import RecordDecoder
-from ckptconv.structure.encoder import METADATA, RecordEncoder
-from ckptconv.structure.record import StructureRecord, dump, name_of, parse, tensors_of
-from ckptconv.structure.torchao import QuantizedTensor
+from ckptconv.structure.record import METADATA, StructureRecord, dump, name_of, parse, tensors_of
 from ckptconv.tensors.dtypes import DTYPE_RANK
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, TensorFacts, untagged
 from ckptconv.text import brief
 
 if TYPE_CHECKING:
     from ckptconv.structure.choice import Choice
+    from ckptconv.structure.torchao import QuantizedTensor
 
 __all__ = [
     "Flattened", "claimed_equal", "classes", "describe", "flatten", "flatten_states", "names", "plain_record", "remap",
@@ -117,6 +115,8 @@ def describe(
         kept = plain if choice is None else {name: tensor for name, tensor in plain.items() if name in choice}
         in_order = not keep_order or _in_file_order(kept)
         return Flattened(plain, None if in_order else plain_record(kept), frozenset(), apart=True)
+    from ckptconv.structure.encoder import RecordEncoder  # most need none
+
     encoder = RecordEncoder(leave_out, tagged, choice)
     encoder.survey(tree)
     root = encoder.encode(tree)
@@ -157,7 +157,11 @@ def unflatten(
         live_values = live.is_imported() and not any(isinstance(leaf, LazyTensor) for leaf in flat.values())
     record = parse(structure)
     made = _plain_dict(record, flat)
-    return RecordDecoder(record, flat, live_values, lay_out).tree() if made is None else made
+    if made is not None:
+        return made
+    from ckptconv.structure.decoder import RecordDecoder  # most need none
+
+    return RecordDecoder(record, flat, live_values, lay_out).tree()
 
 
 def claimed_equal(flat: Mapping[str, Any], structure: str | None) -> Iterator[tuple[str, Any, Any]]:

@@ -15,6 +15,8 @@ VERSION = 1
 NESTED = 60
 # Where the record is stored: in the metadata of a single file, or in a file of its own beside several.
 METADATA_KEY = "ckptconv.structure"
+# The name in a header under which the metadata are.
+METADATA = "__metadata__"
 # The metadata entry that holds the map by which an output got its names and layouts.
 MAP_KEY = "ckptconv.map"
 FILE_NAME = "ckptconv.structure.json"

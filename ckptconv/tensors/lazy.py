@@ -14,8 +14,8 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import (
@@ -47,6 +47,9 @@ from ckptconv.tensors.moves import (
     Tile,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 # Bytes of one move of a `Picked` tensor, which may consist of as many runs as elements; and runs, if those are longer.
 _PICKED_AT_ONCE, _RUNS_AT_ONCE = 1 << 16, 512
 # Bytes of an input of a tile, if whole rows or columns of it are needed.
@@ -65,12 +68,34 @@ class LazyTensor:
     """A tensor that is not loaded: `dtype`, `shape`, and where its bytes are. The base class of all expressions.
 
     Nobody changes one: they are shared, and keys of dicts. There may be a million, and frozen dataclasses take four
-    times as long to make.
+    times as long to make, and every start of a program some more.
     """
 
     __slots__ = ()
+    # The names of what it is made of: the arguments of its class, and by default what it has. Equal ones are equal.
+    fields: ClassVar[tuple[str, ...]]
+    _values: ClassVar[attrgetter[Any]]
     dtype: DType
     shape: tuple[int, ...]
+
+    def __init_subclass__(cls) -> None:
+        cls.fields = vars(cls).get("fields", cls.__slots__)
+        if cls.fields:
+            cls._values = attrgetter(*cls.fields)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and bool(self._values(self) == self._values(other))
+
+    def __hash__(self) -> int:
+        return hash(self._values(self))
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.fields)
+        return f"{type(self).__name__}({shown})"
+
+    def replaced(self, **fields: Any) -> Self:
+        """Return the same expression with these `fields` in the place of its own."""
+        return type(self)(**{**{name: getattr(self, name) for name in self.fields}, **fields})
 
     @property
     def numel(self) -> int:
@@ -168,15 +193,17 @@ class Virtual(LazyTensor):
         return "", 0
 
 
-@dataclass(unsafe_hash=True, slots=True)
 class Stored(LazyTensor):
     """Elements in a file from byte `offset`, laid out by `strides` (in elements; stride 0 repeats an element)."""
 
-    file: File
-    offset: int
-    dtype: DType
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    __slots__ = ("dtype", "file", "offset", "shape", "strides")
+
+    def __init__(self, file: File, offset: int, dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self.file = file
+        self.offset = offset
+        self.dtype = dtype
+        self.shape = shape
+        self.strides = strides
 
     @property
     def contiguous(self) -> bool:
@@ -228,7 +255,6 @@ def whole(file: File) -> Stored:
     return Stored(file, 0, DTYPES["uint8"], (file.size,), (1,))
 
 
-@dataclass(unsafe_hash=True, slots=True)
 class Partitioned(LazyTensor):
     """A parameter cut into equal pieces, one on every rank (ZeRO-3), joined in rank order.
 
@@ -236,12 +262,23 @@ class Partitioned(LazyTensor):
     the tensor; the rest is padding. All parameters of a flat group share the tuples `files` and `bases`.
     """
 
-    files: tuple[File, ...]
-    bases: tuple[int, ...]
-    offset: int
-    piece: int
-    dtype: DType
-    shape: tuple[int, ...]
+    __slots__ = ("bases", "dtype", "files", "offset", "piece", "shape")
+
+    def __init__(
+        self,
+        files: tuple[File, ...],
+        bases: tuple[int, ...],
+        offset: int,
+        piece: int,
+        dtype: DType,
+        shape: tuple[int, ...],
+    ) -> None:
+        self.files = files
+        self.bases = bases
+        self.offset = offset
+        self.piece = piece
+        self.dtype = dtype
+        self.shape = shape
 
     def inputs(self) -> tuple[File, ...]:
         return self.files
@@ -258,30 +295,27 @@ class Partitioned(LazyTensor):
             start += length
 
 
-@dataclass(unsafe_hash=True, slots=True)
 class Concat(Composed):
     """Tensors of one dtype joined along `dim`; their other dimensions are equal."""
 
-    parts: tuple[LazyTensor, ...]
-    dim: int = 0
-    dtype: DType = field(init=False)
-    shape: tuple[int, ...] = field(init=False)
-    # Where each part begins inside a row (bytes); a row is the span of one index of the dimensions before `dim`.
-    starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    __slots__ = ("dim", "dtype", "parts", "shape", "starts")
+    fields = ("parts", "dim")
 
-    def __post_init__(self) -> None:
-        first, dim = self.parts[0], self.dim
-        for part in self.parts:
+    def __init__(self, parts: tuple[LazyTensor, ...], dim: int = 0) -> None:
+        first = parts[0]
+        for part in parts:
             if part.dtype != first.dtype or part.shape[:dim] + part.shape[dim + 1 :] != (
                 first.shape[:dim] + first.shape[dim + 1 :]
             ):
                 raise ValueError(f"cannot join {part.dtype} {part.shape} to {first.dtype} {first.shape} along {dim}")
-        extent = sum(part.shape[dim] for part in self.parts)
+        extent = sum(part.shape[dim] for part in parts)
         unit = math.prod(first.shape[dim + 1 :]) * first.dtype.itemsize
-        starts = itertools.accumulate((part.shape[dim] * unit for part in self.parts), initial=0)
+        self.parts = parts
+        self.dim = dim
         self.dtype = first.dtype
         self.shape = (*first.shape[:dim], extent, *first.shape[dim + 1 :])
-        self.starts = tuple(starts)
+        # Where each part begins inside a row (bytes); a row is the span of one index of the dimensions before `dim`.
+        self.starts = tuple(itertools.accumulate((part.shape[dim] * unit for part in parts), initial=0))
 
     @property
     def scattered(self) -> bool:
@@ -309,19 +343,19 @@ class Concat(Composed):
                 index += 1
 
 
-@dataclass(unsafe_hash=True, slots=True)
 class Narrow(Derived):
     """`length` indices of `tensor` along `dim`, from `start`."""
 
-    tensor: LazyTensor
-    dim: int
-    start: int
-    length: int
+    __slots__ = ("dim", "length", "start", "tensor")
 
-    def __post_init__(self) -> None:
-        extent = self.tensor.shape[self.dim]
-        if not 0 <= self.start <= self.start + self.length <= extent:
-            raise ValueError(f"[{self.start}, {self.start + self.length}) is not inside a dimension of {extent}")
+    def __init__(self, tensor: LazyTensor, dim: int, start: int, length: int) -> None:
+        self.tensor = tensor
+        self.dim = dim
+        self.start = start
+        self.length = length
+        extent = tensor.shape[dim]
+        if not 0 <= start <= start + length <= extent:
+            raise ValueError(f"[{start}, {start + length}) is not inside a dimension of {extent}")
 
     @property
     def dtype(self) -> DType:  # type: ignore[override]
@@ -345,30 +379,32 @@ class Narrow(Derived):
             start += length
 
 
-@dataclass(unsafe_hash=True, slots=True)
 class View(Derived):
     """The same bytes with another dtype or shape."""
 
-    tensor: LazyTensor
-    dtype: DType
-    shape: tuple[int, ...]
+    __slots__ = ("dtype", "shape", "tensor")
 
-    def __post_init__(self) -> None:
-        if self.nbytes != self.tensor.nbytes:
-            raise ValueError(f"{self.tensor.nbytes} bytes cannot be seen as {self.dtype} {self.shape}")
+    def __init__(self, tensor: LazyTensor, dtype: DType, shape: tuple[int, ...]) -> None:
+        self.tensor = tensor
+        self.dtype = dtype
+        self.shape = shape
+        if self.nbytes != tensor.nbytes:
+            raise ValueError(f"{tensor.nbytes} bytes cannot be seen as {dtype} {shape}")
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         return self.tensor.moves(start, stop, order, limit)
 
 
-@dataclass(unsafe_hash=True, slots=True)
 class Picked(Derived):
     """Elements of `tensor`: from element `start` of its C order on, by `strides` (in elements)."""
 
-    tensor: LazyTensor
-    start: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    __slots__ = ("shape", "start", "strides", "tensor")
+
+    def __init__(self, tensor: LazyTensor, start: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self.tensor = tensor
+        self.start = start
+        self.shape = shape
+        self.strides = strides
 
     @property
     def dtype(self) -> DType:  # type: ignore[override]
@@ -418,13 +454,15 @@ class Picked(Derived):
                 yield move._replace(target=move.target.shifted(distance))
 
 
-@dataclass(unsafe_hash=True, slots=True)
 class Convert(Derived):
     """`tensor` with every element converted by `kernel` to an element of `dtype`."""
 
-    tensor: LazyTensor
-    kernel: Kernel
-    dtype: DType
+    __slots__ = ("dtype", "kernel", "tensor")
+
+    def __init__(self, tensor: LazyTensor, kernel: Kernel, dtype: DType) -> None:
+        self.tensor = tensor
+        self.kernel = kernel
+        self.dtype = dtype
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -527,13 +565,15 @@ class _TileOf(NamedTuple):
     boxes: Sequence[tuple[LazyTensor, tuple[int, ...], tuple[int, ...]]] = ()
 
 
-@dataclass(unsafe_hash=True, slots=True)
 class Joined(Computed):
     """Tensors of one shape combined by `kernel`, element by element, into elements of `dtype`."""
 
-    parts: tuple[LazyTensor, ...]
-    kernel: Kernel
-    dtype: DType
+    __slots__ = ("dtype", "kernel", "parts")
+
+    def __init__(self, parts: tuple[LazyTensor, ...], kernel: Kernel, dtype: DType) -> None:
+        self.parts = parts
+        self.kernel = kernel
+        self.dtype = dtype
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -573,7 +613,6 @@ class Axis(NamedTuple):
         return min(start * self.num // self.den, extent), min(-(-stop * self.num // self.den), extent)
 
 
-@dataclass(unsafe_hash=True, slots=True)
 class Tiled(Computed):
     """A tensor made by `kernel`, tile by tile: `axes` say for each part, and each of its dimensions, what a tile needs.
 
@@ -582,13 +621,25 @@ class Tiled(Computed):
     only.
     """
 
-    parts: tuple[LazyTensor, ...]
-    axes: tuple[tuple[Axis, ...], ...]
-    kernel: Kernel
-    dtype: DType
-    shape: tuple[int, ...]
-    starts: tuple[int, ...]
-    whole: tuple[int, ...] = ()
+    __slots__ = ("axes", "dtype", "kernel", "parts", "shape", "starts", "whole")
+
+    def __init__(
+        self,
+        parts: tuple[LazyTensor, ...],
+        axes: tuple[tuple[Axis, ...], ...],
+        kernel: Kernel,
+        dtype: DType,
+        shape: tuple[int, ...],
+        starts: tuple[int, ...],
+        whole: tuple[int, ...] = (),
+    ) -> None:
+        self.parts = parts
+        self.axes = axes
+        self.kernel = kernel
+        self.dtype = dtype
+        self.shape = shape
+        self.starts = starts
+        self.whole = whole
 
     @property
     def scattered(self) -> bool:
@@ -712,17 +763,17 @@ class Tiled(Computed):
     ALIGNMENT = 16
 
 
-@dataclass(unsafe_hash=True, slots=True)
 class Inline(Virtual):
     """A tensor whose bytes are held in the expression itself."""
 
-    data: bytes
-    dtype: DType
-    shape: tuple[int, ...]
+    __slots__ = ("data", "dtype", "shape")
 
-    def __post_init__(self) -> None:
-        if self.nbytes != len(self.data):
-            raise ValueError(f"{len(self.data)} bytes are not a tensor of {self.dtype} {self.shape}")
+    def __init__(self, data: bytes, dtype: DType, shape: tuple[int, ...]) -> None:
+        self.data = data
+        self.dtype = dtype
+        self.shape = shape
+        if self.nbytes != len(data):
+            raise ValueError(f"{len(data)} bytes are not a tensor of {dtype} {shape}")
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         for at in range(start, stop, limit):
@@ -730,12 +781,14 @@ class Inline(Virtual):
             yield Move(Runs(at, end - at), None, self.data[at:end])
 
 
-@dataclass(unsafe_hash=True, slots=True)
 class Zeros(Virtual):
     """A tensor of zeros, which is stored nowhere."""
 
-    dtype: DType
-    shape: tuple[int, ...]
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, dtype: DType, shape: tuple[int, ...]) -> None:
+        self.dtype = dtype
+        self.shape = shape
 
     def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
         for at in range(start, stop, limit):
@@ -760,12 +813,14 @@ class TensorFacts(NamedTuple):
     strides: tuple[int, ...] = ()
 
 
-@dataclass(unsafe_hash=True, slots=True)
 class Tagged(Derived):
     """A leaf of a state dict: `tensor`, and the facts about it that its bytes do not tell."""
 
-    tensor: LazyTensor
-    facts: TensorFacts
+    __slots__ = ("facts", "tensor")
+
+    def __init__(self, tensor: LazyTensor, facts: TensorFacts) -> None:
+        self.tensor = tensor
+        self.facts = facts
 
     @property
     def dtype(self) -> DType:  # type: ignore[override]

@@ -6,7 +6,6 @@ import bisect
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from ckptconv.tensors.geometry import contiguous_strides, reshaped_strides
@@ -64,13 +63,13 @@ def strided(tensor: LazyTensor, starts: Sequence[int], axes: Sequence[Steps]) ->
     stored = as_stored(tensor) or _as_piece(tensor, starts, axes)
     if stored is not None:
         offset = stored.offset + _flat(starts, stored.strides) * stored.dtype.itemsize
-        return replace(stored, offset=offset, shape=shape, strides=_strides(axes, stored.strides))
+        return stored.replaced(offset=offset, shape=shape, strides=_strides(axes, stored.strides))
     if isinstance(tensor, Tagged):
         return strided(tensor.tensor, starts, axes)
     if isinstance(tensor, Convert):
-        return replace(tensor, tensor=strided(tensor.tensor, starts, axes))
+        return tensor.replaced(tensor=strided(tensor.tensor, starts, axes))
     if isinstance(tensor, Joined):
-        return replace(tensor, parts=tuple(strided(part, starts, axes) for part in tensor.parts))
+        return tensor.replaced(parts=tuple(strided(part, starts, axes) for part in tensor.parts))
     if isinstance(tensor, Tiled) and (box := _box(tensor, starts, axes)) is not None:
         return viewed(box, shape)
     if isinstance(tensor, Narrow):
@@ -91,7 +90,7 @@ def _box(tensor: Tiled, starts: Sequence[int], axes: Sequence[Steps]) -> Tiled |
         return None
     lengths = {axis.dim: axis.length for axis in along}
     first = tuple(map(sum, zip(tensor.starts, starts, strict=True)))
-    return replace(tensor, shape=tuple(lengths.get(dim, 1) for dim in range(len(starts))), starts=first)
+    return tensor.replaced(shape=tuple(lengths.get(dim, 1) for dim in range(len(starts))), starts=first)
 
 
 def _flat(starts: Sequence[int], strides: Sequence[int]) -> int:
@@ -190,7 +189,7 @@ def opened(tensor: LazyTensor, shape: tuple[int, ...] | None = None) -> LazyTens
         stored = as_stored(tensor) if shape is None else None
         return stored or opened(tensor.tensor, shape)
     if isinstance(tensor, Convert):
-        return replace(tensor, tensor=opened(tensor.tensor, shape))
+        return tensor.replaced(tensor=opened(tensor.tensor, shape))
     if isinstance(tensor, Concat) and tensor.numel:
         before, extent = math.prod(tensor.shape[: tensor.dim]), tensor.shape[tensor.dim]
         wanted = tensor.shape if shape is None else shape

@@ -12,7 +12,6 @@ import json
 import zipfile
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import CorruptError, DifferenceError, UsageError
@@ -228,7 +227,7 @@ def check_planned(
         from ckptconv.outputs.planning import planned
 
         target = Target(path, "universal" if holds == "universal" else "torch")
-        as_it_was = replace(source, inputs=dict(inputs))
+        as_it_was = source._replace(inputs=dict(inputs))
         found = planned(as_it_was, target, Options(**_options_of(manifest.told))).plan.plan_id
         if manifest.told["ckptconv"] == __version__:
             return found

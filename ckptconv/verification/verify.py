@@ -291,7 +291,7 @@ def _targets(path: str, asked: Options, given: Collection[str]) -> list[CheckedO
     """Return the output at `path`, or both of accelerate's in it, each with options of its own. `given` are the names
     of the options that the user gave."""
     halves = of_accelerate(path, asked)
-    of_both = of_accelerate(path, replace(asked, optimizer=path))
+    of_both = of_accelerate(path, asked.replaced(optimizer=path))
     there = [name for name in of_both if Location(join(name, MANIFEST), dict(asked.storage_options)).kind == "file"]
     if asked.to != ACCELERATE and (asked.to or not there):
         return [_target(path, asked)]
@@ -323,7 +323,7 @@ def _averaged(source: Source, manifest: Manifest, asked: Options) -> Source:
     """Return `source` with the checkpoints that it was averaged with, as the manifest says."""
     from ckptconv.formats import averaging
 
-    told, any_family = manifest.told["average"], replace(asked, family="")
+    told, any_family = manifest.told["average"], asked.replaced(family="")
     terms = [source if path is None else opened(path, any_family, key=asked.key) for path in manifest.average]
     return averaging.averaged(terms, manifest.average.index(None), told["weights"], told["over"])
 
@@ -350,7 +350,7 @@ def _with(manifest: Manifest, asked: Options, given: Collection[str]) -> Options
             f"{manifest.place} says that the conversion had a reference, and not where it is found from here.",
             "Name it: --like REF.",
         )
-    return replace(asked, **left, family=asked.family or manifest.family)
+    return asked.replaced(**left, family=asked.family or manifest.family)
 
 
 def _place(path: str) -> str:
@@ -367,7 +367,7 @@ def _open(
         return all_opened(given, asked, holds, recorded=recorded)
     if KINDS[kind_of(first)].form == "file" and is_same(given, first):
         raise UsageError(f"{given} is both SOURCE and OUTPUT.", "Give what was converted, then what was made of it.")
-    expected = replace(asked, family=asked.family or ("safetensors" if is_torch else ""))
+    expected = asked.replaced(family=asked.family or ("safetensors" if is_torch else ""))
     try:
         sources = all_opened(given, expected, holds, recorded=recorded)
     except OtherFamilyError as error:
@@ -383,7 +383,7 @@ def _open(
         ) from error
     if sources[0].family == "safetensors" and not expected.family and _is_in(first, given):
         # An output may lie in the directory of its source: then the source is the torch checkpoint there.
-        return all_opened(given, replace(asked, family="torch"), holds, recorded=recorded)
+        return all_opened(given, asked.replaced(family="torch"), holds, recorded=recorded)
     return sources
 
 
@@ -509,7 +509,7 @@ def _with_companions(source: Source, target: CheckedOutput, copied: Sequence[str
     """Return `source` with the companions that were `copied` to `target`, unless it was opened with some."""
     if not copied or source.companions:
         return source
-    return replace(source, companions=together(source, target.place.options, copied))
+    return source._replace(companions=together(source, target.place.options, copied))
 
 
 def _compare_companions(
@@ -774,8 +774,8 @@ def _compare_dcp(
     from ckptconv.verification import dcp
 
     if asked.optimizer:
-        source = replace(source, inputs={**source.inputs, **source.state_inputs})
-    place = target.place if target.at is None else Gathered(target.path, target.place.options, places=target.at)
+        source = source._replace(inputs={**source.inputs, **source.state_inputs})
+    place = target.place if target.at is None else Gathered(target.path, target.place.options, target.at)
     yield from _paired(source, target, dcp.compare(source, place, target.path, asked, _rename(asked)), done, attested)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 
@@ -23,9 +22,9 @@ CASE = "fsdp2_w2_nested"
 
 def test_no_field_can_be_set(tmp_path: Path) -> None:
     source = ckptconv.open(copy_of(CASE, tmp_path)).source
-    for field in dataclasses.fields(Source):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(source, field.name, None)
+    for name in Source._fields:
+        with pytest.raises(AttributeError):
+            setattr(source, name, None)
 
 
 @pytest.mark.parametrize("options", [Options(), Options(key="optim"), Options(key=".")], ids=["", "key", "all"])

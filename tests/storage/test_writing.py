@@ -12,8 +12,10 @@ from typing import Any, NoReturn
 
 import pytest
 
+from ckptconv.storage import syncing as syncing_module
 from ckptconv.storage import writing
-from ckptconv.storage.writing import LocalWriter, Syncing
+from ckptconv.storage.syncing import Syncing
+from ckptconv.storage.writing import LocalWriter
 
 
 def test_every_step_runs() -> None:
@@ -25,7 +27,7 @@ def test_every_step_runs() -> None:
 
 
 def test_it_waits_for_a_step_however_long_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_AGAIN", 0.001)
+    monkeypatch.setattr(syncing_module, "_AGAIN", 0.001)
     done: list[int] = []
     with Syncing() as syncing:
         syncing.add(lambda: (time.sleep(0.1), done.append(1)))  # type: ignore[arg-type, return-value]

@@ -19,7 +19,6 @@ import subprocess
 import sys
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -260,7 +259,7 @@ _views = st.builds(
 
 def _laid_out(tagged: Tagged, strides: tuple[int, ...]) -> Tagged:
     reversed_ones = tuple(reversed(strides)) if tagged.facts.storage_offset == 3 else strides
-    return Tagged(replace(tagged.tensor, strides=reversed_ones), tagged.facts._replace(strides=reversed_ones))
+    return Tagged(tagged.tensor.replaced(strides=reversed_ones), tagged.facts._replace(strides=reversed_ones))
 
 
 @examples(60)

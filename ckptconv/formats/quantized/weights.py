@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
@@ -57,8 +56,7 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any],
         configuration.cleaned(config, dtype).encode() if config else b"",
     )
     gone = made.gone
-    return replace(
-        source,
+    return source._replace(
         weights=weights,
         trees={key: made.of_tree(tree) for key, tree in source.trees.items()},
         stored=stored,
@@ -101,7 +99,7 @@ def with_configuration(source: Source, storage_options: Mapping[str, Any]) -> So
     configuration.of_texts((read.files[companions.CONFIG].path, text), ("", ""), {})
     if source.quantized and source.quantized.config:
         text = source.quantized.config.decode()
-    return replace(source, config=text)
+    return source._replace(config=text)
 
 
 class Read(NamedTuple):

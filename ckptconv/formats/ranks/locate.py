@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 from ckptconv.errors import UsageError
 from ckptconv.formats import model_files, runs
@@ -33,16 +32,15 @@ _OTHERS = frozenset(
 )
 
 
-@dataclass
 class FileSet:
     """The files of all ranks, by rank. `world` is the number of ranks, if the names tell it; `twice` are two
     names of one rank, as rank_1.pt and rank_01.pt.
     """
 
-    stem: str
-    world: int | None
-    files: dict[int, str] = field(default_factory=dict)
-    twice: tuple[str, ...] = ()
+    def __init__(self, stem: str, world: int | None, files: dict[int, str] | None = None) -> None:
+        self.stem, self.world = stem, world
+        self.files = {} if files is None else files
+        self.twice: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:

@@ -8,3 +8,5 @@ from __future__ import annotations
 
 # Suffixes of files that torch.save wrote.
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+# How a zip archive begins.
+LOCAL_SIGNATURE = b"PK\x03\x04"

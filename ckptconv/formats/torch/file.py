@@ -9,10 +9,10 @@ from typing import Any
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError
 from ckptconv.formats.model_files import TORCH
 from ckptconv.formats.source import Source, Wanted
+from ckptconv.formats.torch import LOCAL_SIGNATURE
 from ckptconv.formats.torch.container import SCANNED, TorchFile, is_pickle, is_stream, refuse_attack
 from ckptconv.formats.torch.modules import Taken
 from ckptconv.formats.torch.modules import taken as modules_taken
-from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits

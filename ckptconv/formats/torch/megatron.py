@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
@@ -78,7 +78,7 @@ def read(place: Location, wanted: Wanted) -> Source:
     pointers = [pointer.path] if pointer else []
     if len(files) == 1 and not wanted.parts:
         source = torch_file.read(files[0], wanted)
-        return replace(source, path=place.path, pointers=pointers, notes=[f"Took {files[0]}."])
+        return source._replace(path=place.path, pointers=pointers, notes=[f"Took {files[0]}."])
     if not wanted.parts:
         raise UnsupportedError(
             f"{step} holds {len(files)} ranks of Megatron-LM: {some([file.parent.name for file in files], form=str)}. "
@@ -90,7 +90,7 @@ def read(place: Location, wanted: Wanted) -> Source:
     ranks = _ranks(step, files, opened)
     parts = _joined(step, ranks)
     called = f"{len(files)} {'rank' if len(files) == 1 else 'ranks'} of Megatron-LM"
-    return replace(parts.source(place, called, account, _facts(ranks, opened), wanted), pointers=pointers)
+    return parts.source(place, called, account, _facts(ranks, opened), wanted)._replace(pointers=pointers)
 
 
 def _files(step: Location) -> Iterable[Location]:

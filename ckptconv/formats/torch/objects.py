@@ -62,7 +62,6 @@ class Storage(Tagged):
 
     # Most storages are never leaves: `tensor` and `facts` are computed on demand, and not compared.
     __slots__ = ("dtype", "file", "identity", "key", "meta", "offset", "size", "swapped")
-    __setattr__ = object.__setattr__
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.instead import OTHER_ARCHIVES, plain_pickle, what_it_is
+from ckptconv.formats.torch import LOCAL_SIGNATURE
 from ckptconv.formats.torch.container import (
     MAX_PICKLE,
     SCANNED,
@@ -40,7 +41,6 @@ from ckptconv.formats.torch.zip_directory import (
     ENTRY,
     ENTRY_SIGNATURE,
     LOCAL_HEADER,
-    LOCAL_SIGNATURE,
     TAIL,
     ZIP64,
     ZIP64_FIELD,

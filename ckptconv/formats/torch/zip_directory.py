@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 # The records of a zip archive, and their signatures.
 LOCAL_HEADER = struct.Struct("<4s5H3I2H")
-LOCAL_SIGNATURE = b"PK\x03\x04"
 # After the data of a member whose checksum was not known before.
 DESCRIPTOR_SIGNATURE = b"PK\x07\x08"
 ENTRY = struct.Struct("<4s6H3I5H2I")

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ckptconv.formats.torch import LOCAL_SIGNATURE
 from ckptconv.formats.torch.container import SCANNED
 from ckptconv.formats.torch.zip_directory import (
     END,
@@ -21,7 +22,6 @@ from ckptconv.formats.torch.zip_directory import (
     ENTRY,
     ENTRY_SIGNATURE,
     LOCAL_HEADER,
-    LOCAL_SIGNATURE,
     LOCATOR,
     LOCATOR_SIGNATURE,
     TAIL,

@@ -22,13 +22,12 @@ from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError
 from ckptconv.formats.dcp.locate import SUFFIX as _ENTRIES
 from ckptconv.formats.instead import begins_as_pickle
 from ckptconv.formats.model_files import looks_like_safetensors
-from ckptconv.formats.torch import zip_elsewhere
+from ckptconv.formats.torch import LOCAL_SIGNATURE, zip_elsewhere
 from ckptconv.formats.torch.container import SCANNED, LongError, Pickles, is_stream
 from ckptconv.formats.torch.file import read_from
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.tar import is_tar
 from ckptconv.formats.torch.zip import PICKLE, check_zip
-from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
 from ckptconv.inspection.scan.joblib import Arrays
 from ckptconv.inspection.scan.names import LOADERS, carries_code, is_needed, is_unusual
 from ckptconv.inspection.scan.readers import InMemory, PartReader

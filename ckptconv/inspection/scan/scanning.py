@@ -16,7 +16,7 @@ from ckptconv.formats.detect import open_source
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
-from ckptconv.formats.torch.zip_directory import LOCAL_SIGNATURE
+from ckptconv.formats.torch import LOCAL_SIGNATURE
 from ckptconv.formats.weight_map import read_index
 from ckptconv.inspection.scan.contents import CLOSED, HEAD, LONGEST, SUFFIXES, ScannedContents
 from ckptconv.inspection.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst

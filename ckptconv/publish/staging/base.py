@@ -30,7 +30,7 @@ GO_ON = "Run the same command again when that is mended: it goes on from there."
 _READ = 4 << 20
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Staging:
     """An output that is written near its final path and published by `commit`.
 

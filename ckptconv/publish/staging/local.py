@@ -43,8 +43,9 @@ from ckptconv.publish.staging.base import GO_ON, Staging
 from ckptconv.storage.digests import Digests
 from ckptconv.storage.files import DescriptorReader, Reader
 from ckptconv.storage.handles import HIDDEN, ForeignError, Handle, resolved
-from ckptconv.storage.writing import LocalWriter, Writer, check_space, reason, writing
+from ckptconv.storage.writing import LocalWriter, Writer, check_space, writing
 from ckptconv.tensors.moves import File
+from ckptconv.text import reason
 
 
 class LocalStaging(Staging):

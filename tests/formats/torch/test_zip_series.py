@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from ckptconv.errors import CkptconvError
+from ckptconv.formats.torch import LOCAL_SIGNATURE
 from ckptconv.formats.torch import zip as torch_zip
 from ckptconv.formats.torch.file import read_torch
-from ckptconv.formats.torch.zip_directory import ENTRY_SIGNATURE, LOCAL_SIGNATURE
+from ckptconv.formats.torch.zip_directory import ENTRY_SIGNATURE
 from ckptconv.storage.files import Buffers, MemoryReader, holding
 from ckptconv.tensors.moves import File
 

@@ -1,0 +1,79 @@
+"""Waits for the disk in threads beside those that write."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from queue import Full, Queue
+
+from ckptconv.process import Thread, start_threads
+
+# Files that are synced at a time.
+_SYNCS = 8
+# Seconds after which `Syncing` looks again whether a thread has ended.
+_AGAIN = 0.05
+
+
+class Syncing:
+    """Runs steps that wait for the disk in threads of its own, so that the next files are written meanwhile.
+
+    The file systems put what several threads wait for into one write of their journal. At most one more step is queued:
+    if the process is killed, only these of the finished files lack a record. `add` may be called from any thread. As a
+    context manager: after an exception it waits for the current steps and skips the rest.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: Queue[Callable[[], None] | None] = Queue(maxsize=1)
+        self._threads: list[Thread] = []
+        self._starting = threading.Lock()
+        self._failure: BaseException | None = None
+        self._stopped = False
+
+    def add(self, step: Callable[[], None]) -> None:
+        """Queue `step`."""
+        with self._starting:
+            if len(self._threads) < _SYNCS:
+                # Known before it starts: a signal that comes meanwhile is raised by `start_threads`.
+                self._threads.append(Thread(self._work))
+                start_threads(self._threads[-1:])
+        if not self._running:  # the system allows no more threads
+            step()
+            return
+        self._waiting.put(step)
+
+    def finish(self) -> None:
+        """Wait until every step has run. Raises the error of a step that failed.
+
+        A signal may interrupt it, and have it called again.
+        """
+        while alive := [thread for thread in self._running if thread.is_alive()]:
+            # Of those that were put before the signal, some may have been taken.
+            for _ in alive:
+                with contextlib.suppress(Full):
+                    self._waiting.put(None, timeout=_AGAIN)
+            for thread in alive:
+                thread.join(_AGAIN)
+        self._threads, self._waiting = [], Queue(maxsize=1)
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def _running(self) -> list[Thread]:
+        return [thread for thread in self._threads if thread.ident is not None]
+
+    def _work(self) -> None:
+        for step in iter(self._waiting.get, None):
+            try:
+                if not self._stopped:
+                    step()
+            except BaseException as error:
+                self._failure = error
+                self._stopped = True
+
+    def __enter__(self) -> Syncing:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stopped |= kind is not None
+        self.finish()
