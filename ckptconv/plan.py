@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from ckptconv.tensors.lazy import LazyTensor, Stored
+from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import File
 
 # An output larger than this many times its input plus this many bytes is refused: a tensor of a few bytes can have any
@@ -44,12 +44,14 @@ class Data(NamedTuple):
 class Trailer(NamedTuple):
     """`nbytes` bytes that depend on the data: `make` returns them, given the CRC-32 of each tensor by name.
 
-    `make` is a function of a module, or a `functools.partial` of one, so that it can be pickled.
+    `make` is a function of a module, or a `functools.partial` of one, so that it can be pickled. `of` names the tensor
+    before it if that is the only one whose CRC-32 it needs.
     """
 
     offset: int
     nbytes: int
     make: Callable[[Mapping[str, int]], bytes]
+    of: str = ""
 
 
 class Checked(NamedTuple):
@@ -107,18 +109,14 @@ class FilePlan(NamedTuple):
 
     def inputs(self) -> list[File]:
         """Return every input file that the parts are read from, each once, in order of first use."""
-        seen: dict[File, None] = {}
-        before: object = None
-        for part in self.parts:
-            if isinstance(part, (Data, Checked, Copied)):
-                tensor = part.tensor
-                # Most tensors are in the same files as the one before.
-                files = (tensor.file,) if type(tensor) is Stored else tensor.inputs()
-                first = files[0] if len(files) == 1 else files
-                if first is not before:
-                    seen.update(dict.fromkeys(files))
-                    before = first
-        return list(seen)
+        # There are many tensors, which share few objects for their files.
+        found = {
+            id(file): file
+            for part in self.parts
+            if isinstance(part, (Data, Checked, Copied))
+            for file in part.tensor.inputs()
+        }
+        return list(dict.fromkeys(found.values()))
 
 
 class Plan(NamedTuple):

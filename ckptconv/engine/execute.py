@@ -178,13 +178,14 @@ def _finish(file: FilePlan, writer: Writer, ended: Sequence[Done], total: Tally,
     digests.update((name, combine(made)) for name, made in pieces.items())
     for part in file.parts:
         # Tensors moved as tiles were never in memory in order: read them back while they are in the page cache.
-        if isinstance(part, Data) and part.nbytes and part.name not in digests:
+        if isinstance(part, Data) and part.name not in digests and part.nbytes:
             crc = 0
             for at in range(0, part.nbytes, BLOCK):
                 crc = crc32(writer.read_at(part.offset + at, min(BLOCK, part.nbytes - at)), crc)
             digests[part.name] = crc
-    for part in file.parts if writer.positioned else ():
-        if isinstance(part, Trailer):
+    written = set[int]().union(*(each.trailers for each in ended))
+    for part in file.parts:
+        if isinstance(part, Trailer) and part.offset not in written:
             writer.write_at(part.offset, memoryview(part.make(digests)))
             total.bytes_written += part.nbytes
 

@@ -31,7 +31,7 @@ SPARSE = 4
 class Piece(NamedTuple):
     """Bytes `start` to `stop` of a part."""
 
-    part: Literal | Data | Checked | Copied
+    part: Literal | Data | Trailer | Checked | Copied
     start: int
     stop: int
 
@@ -70,7 +70,8 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0, several: b
     """Yield the tasks that make `file`.
 
     Windows have at most `unit` bytes. Tiles have at most twice that, or `tile` if they are only transposed and
-    converted. A trailer is a task, in its place, only if the writer is not `positioned`; otherwise it is left out.
+    converted. The trailer of one tensor that a window has whole is in it too, if there is room. Any other is a task, in
+    its place, only if the writer is not `positioned`; otherwise it is left out.
     `several`: more than one worker takes the tasks.
     """
     pieces: list[Piece] = []
@@ -88,10 +89,13 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0, several: b
             # Many small tensors share these with the one before.
             size, shape, dtype = part.nbytes, part.tensor.shape, part.tensor.dtype
         at += size
-        if size > 0 and at - start < unit and type(part) is Data and not (shared and id(part) in shared):
+        if size > 0 and at - start < unit and type(part) in _WHOLE and not (shared and id(part) in shared):
             pieces.append(new(Piece, (part, 0, size)))
             continue
         if isinstance(part, Trailer):
+            if pieces and at - start <= unit and _has_all_of(pieces[-1], part):
+                pieces.append(Piece(part, 0, size))
+                continue
             if pieces:
                 yield Window(start, part.offset, pieces)
             pieces, start = [], at
@@ -147,6 +151,16 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0, several: b
         yield from _row_blocks(group, unit)
     if at != file.size:
         raise ValueError(f"{file.name}: its parts end at {at}, and its size is {file.size}")
+
+
+# Parts of which many fit into a window.
+_WHOLE = frozenset((Data, Literal))
+
+
+def _has_all_of(piece: Piece, trailer: Trailer) -> bool:
+    """Whether `trailer`, which comes after `piece`, depends on it alone."""
+    part, start, stop = piece
+    return isinstance(part, Data) and part.name == trailer.of and not start and part.offset + stop == trailer.offset
 
 
 def _step(part: Literal | Data | Copied, unit: int) -> int:
@@ -242,7 +256,7 @@ class Needs:
             yield from self._around(task.part.tensor) or _read_by([task.move])
         elif isinstance(task, (Window, RowBlock)):
             for part, start, stop in task.pieces:
-                if not isinstance(part, Literal):
+                if not isinstance(part, (Literal, Trailer)):
                     tensor = part.tensor
                     whole = self._around(tensor) if tensor.nbytes > self._unit and tensor.scattered else []
                     yield from whole or _read_by(tensor.moves(start, stop, "output", self._unit))

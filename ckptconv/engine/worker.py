@@ -60,10 +60,12 @@ class Tally:
 
 
 class Done(NamedTuple):
-    """What a worker has done: its tally, and the CRC-32 of what it made, if that was asked for."""
+    """What a worker has done: its tally, the CRC-32 of what it made, if that was asked for, and the offsets of the
+    trailers that it wrote."""
 
     tally: Tally
     digests: Digested | None
+    trailers: set[int]
 
 
 @dataclass(eq=False, repr=False)
@@ -149,6 +151,7 @@ class Worker:
         self.depth = 0
         self.junk = memoryview(bytearray(GAP))
         self.tally = Tally()
+        self.trailers: set[int] = set()
 
     def run(self, task: Task) -> int:
         """Carry out `task`. Return the number of bytes written."""
@@ -158,6 +161,7 @@ class Worker:
             # This worker has made all of the file's data.
             data = task.make(Digests(self.digests or {}))
             self._write(task.offset, memoryview(data))
+            self.trailers.add(task.offset)
             size = len(data)
         elif isinstance(task, Window):
             size = self._fill(task)
@@ -170,16 +174,20 @@ class Worker:
         """Return what was done, at the end."""
         if not isinstance(self.readers, Prefetch):
             self.tally.bytes_read += self.readers.unpacked()
-        return Done(self.tally, self.digests)
+        return Done(self.tally, self.digests, self.trailers)
 
     def _fill(self, window: Window) -> int:
         out = self.assemble(window)
-        self._write(window.start, out)
         if self.digests is not None:
+            known = Digests(self.digests)
             for part, start, stop in window.pieces:
+                base = part.offset - window.start
                 if isinstance(part, Data):
-                    base = part.offset - window.start
                     self._digest(part, start, out[base + start : base + stop])
+                elif isinstance(part, Trailer):
+                    out[base:][:stop] = part.make(known)
+                    self.trailers.add(part.offset)
+        self._write(window.start, out)
         return len(out)
 
     def _digest(self, part: Data, start: int, data: memoryview) -> None:
@@ -218,6 +226,8 @@ class Worker:
             if isinstance(part, Literal):
                 out[base + start : base + stop] = part.data[start:stop]
                 continue
+            if isinstance(part, Trailer):
+                continue  # made of what comes before it, at the end
             tensor = part.tensor
             # Many small tensors share these with the one before.
             if type(tensor) is Stored and tensor.file is near and tensor.shape is shape and tensor.strides is strides:
@@ -310,7 +320,7 @@ class Worker:
         pieces = [
             (piece, list(piece.part.tensor.moves(piece.start, piece.stop, "output", self.unit)))
             for piece in block.pieces
-            if not isinstance(piece.part, Literal)
+            if not isinstance(piece.part, (Literal, Trailer))
         ]
         found = iter(self._read_together([(move.file, move.source) for _, moves in pieces for move in moves]))
         written = 0

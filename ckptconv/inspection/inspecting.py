@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ckptconv.options.keywords import InspectOptions
     from ckptconv.storage.progress import AnyProgress
+    from ckptconv.tensors.lazy import LazyTensor
 
 
 @shown
@@ -74,16 +75,16 @@ def inspect(
             path = os.fspath(opened)
             opened = open_source(normalize(path), **asked)
         conversion = forecast(opened, as_, max_shard_size, **chosen) if as_ or max_shard_size else None
+        held = tensors_of(opened, which)
+    kept = {name: tensor for name, tensor in held.tensors.items() if name not in held.aliases}
     if stats:
         from ckptconv.inspection.measure import measured
 
-        tensors, aliases, *_ = tensors_of(opened, which)
-        kept = {name: tensor for name, tensor in tensors.items() if name not in aliases}
         found, read = measured(kept, asked["storage_options"], counter(progress), on_total)
     with no_garbage():
         notes = list(tables.notes(tables.contents(opened)))
-        summary = summarize(opened, notes, which, path=path, found=found)
-        summary.quantized = _quantized(opened, which, asked["storage_options"], summary.warnings)
+        summary = summarize(opened, notes, which, path=path, found=found, held=held)
+        summary.quantized = _quantized(opened, kept, which, asked["storage_options"], summary.warnings)
     summary.bytes_read += read
     summary.conversion = conversion
     if html:
@@ -96,11 +97,14 @@ def inspect(
 
 
 def _quantized(
-    source: Source, which: Options, storage_options: Mapping[str, Any], warnings: list[str]
+    source: Source,
+    kept: Mapping[str, LazyTensor],
+    which: Options,
+    storage_options: Mapping[str, Any],
+    warnings: list[str],
 ) -> QuantizedSummary | None:
-    """Return what is quantized of the tensors that `which` choose; add why that cannot be told to `warnings`."""
-    tensors, aliases, *_ = tensors_of(source, which)
-    kept = {name: tensor for name, tensor in tensors.items() if name not in aliases}
+    """Return what is quantized of the tensors `kept`, which `which` choose; add why that cannot be told to
+    `warnings`."""
     if source.quantized or not parts_among(kept):
         return None
     try:

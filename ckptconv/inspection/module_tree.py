@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -94,32 +95,43 @@ class Row(NamedTuple):
 def tree(tensors: Sequence[TensorInfo], aliases: Mapping[str, str]) -> Module:
     """Return the tree of `tensors` by the dots in their names."""
     root = Module("")
+    # {name of a module, with a dot after it: the modules from the root to it}. Neighbours are mostly in one module.
+    inside = {"": [root]}
     for row in tensors:
-        path = [root]
-        for part in row.name.split(".", DEEPEST):
-            if path[-1].shape is not None:
-                _move_inside(path[-1])
-            child = path[-1].children.get(part)
-            if child is None:
-                child = path[-1].children[part] = Module(part)
-            path.append(child)
-        tied = aliases.get(row.name, "")
-        leaf = path[-1]
+        parts = row.name.split(".", DEEPEST)
+        last = parts.pop()
+        head = row.name.removesuffix(last)
+        path = inside.get(head)
+        if path is None:
+            path = inside[head] = [root]
+            for part in parts:
+                path.append(_child(path[-1], part))
+        leaf = _child(path[-1], last)
         if leaf.children:
+            path = [*path, leaf]
             leaf = leaf.children.setdefault(_ITSELF, Module(""))
-            path.append(leaf)
-        leaf.shape, leaf.tied = row.shape, tied
-        elements = 1
-        for extent in row.shape:
-            elements *= extent
-        for module in path:
-            module.tensors += 1
-            module.dtypes[row.dtype] = None
-            if not tied:
-                module.elements += elements
-                module.nbytes += row.bytes
-    _number_forms(root)
+        leaf.shape, leaf.tied = row.shape, aliases.get(row.name, "")
+        leaf.tensors += 1
+        leaf.dtypes[row.dtype] = None
+        if not leaf.tied:
+            leaf.elements += math.prod(row.shape)
+            leaf.nbytes += row.bytes
+        # What a module has, those around it have.
+        if row.dtype not in path[-1].dtypes:
+            for module in path:
+                module.dtypes[row.dtype] = None
+    _sum_up(root)
     return root
+
+
+def _child(module: Module, part: str) -> Module:
+    """Return the child of that name, made if there is none."""
+    if module.shape is not None:
+        _move_inside(module)
+    child = module.children.get(part)
+    if child is None:
+        child = module.children[part] = Module(part)
+    return child
 
 
 def _move_inside(module: Module) -> None:
@@ -127,16 +139,23 @@ def _move_inside(module: Module) -> None:
     own = replace(module, name="", children={}, dtypes=dict(module.dtypes))
     module.children[_ITSELF] = own
     module.shape, module.tied = None, ""
+    module.tensors = module.elements = module.nbytes = 0
 
 
-def _number_forms(root: Module) -> None:
+def _sum_up(root: Module) -> None:
+    """Count what is in each module, and number its form."""
     forms: dict[Any, int] = {}
     order = [root]
     for module in order:
         order.extend(module.children.values())
     for module in reversed(order):
-        inside = tuple((child.name, child.form) for child in module.children.values())
-        described = (inside, module.shape, tuple(module.dtypes), bool(module.tied))
+        inside = []
+        for child in module.children.values():
+            inside.append((child.name, child.form))
+            module.tensors += child.tensors
+            module.elements += child.elements
+            module.nbytes += child.nbytes
+        described = (tuple(inside), module.shape, tuple(module.dtypes), bool(module.tied))
         module.form = forms.setdefault(described, len(forms))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.inspection.module_tree import Row, fitting_depth, rows, tree
+from ckptconv.process import no_garbage
 from ckptconv.text import cells, count_of, cut, format_size, padded, printable
 
 if TYPE_CHECKING:
@@ -143,7 +144,8 @@ def _share(part: int, whole: int, room: int | None) -> Line:
 
 
 def _tree(summary: Summary, width: int | None, depth: int | None, verbose: bool) -> Iterator[Line]:
-    root = tree(summary.tensors, summary.aliases)
+    with no_garbage():
+        root = tree(summary.tensors, summary.aliases)
     if not root.children:
         return
     most = None if verbose else CHILDREN

@@ -266,14 +266,16 @@ def summarize(
     *,
     path: str = "",
     found: Mapping[str, Statistics] | None = None,
+    held: Chosen | None = None,
 ) -> Summary:
     """Return what is in `source`, which was opened at `path`.
 
     `tables` are notes on tables of whole rows, which are shown along. `chosen` are the options that choose tensors.
-    `found` are the statistics of tensors, by name, if they were measured.
+    `found` are the statistics of tensors, by name, if they were measured. `held` are the tensors that `chosen` choose,
+    if they are known.
     """
     chosen = chosen or Options()
-    flat, aliases, idle, made_of = tensors_of(source, chosen)
+    flat, aliases, idle, made_of = held or tensors_of(source, chosen)
     by_dtype: dict[str, Total] = {}
     for name, tensor in flat.items():
         if name not in aliases:
@@ -283,7 +285,7 @@ def summarize(
             total.bytes += tensor.nbytes
     kept = (name for name in flat if name not in aliases)
     stats = found or {}
-    held = tree_of(source, chosen) if source.structured else {}
+    content = tree_of(source, chosen) if source.structured else {}
     return Summary(
         input=path or source.path,
         format=source.format,
@@ -300,7 +302,7 @@ def summarize(
         ],
         largest=heapq.nlargest(LARGEST, kept, key=lambda name: flat[name].nbytes),
         aliases=aliases,
-        values=dict(islice(_values(held, source.values), _VALUES)),
+        values=dict(islice(_values(content, source.values), _VALUES)),
         opaque=list(source.opaque),
         classes=list(source.mentioned),
         tables=list(tables),

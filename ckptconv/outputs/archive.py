@@ -64,13 +64,14 @@ def file_plan(name: str, members: Iterable[Member]) -> FilePlan:
         if head:
             parts.append(Literal(at, head))
             at += len(head)
-        if tensor is not None and size > len(head):
+        of = inner if size > len(head) else ""
+        if tensor is not None and of:
             parts.append(Data(at, tensor, inner))
             at += size - len(head)
         records.append(record)
         if size:
             length = _descriptor_form(record).size
-            parts.append(Trailer(at, length, functools.partial(_descriptor, record)))
+            parts.append(Trailer(at, length, functools.partial(_descriptor, record), of))
             at += length
     directory = functools.partial(_directory, at, tuple(records))
     size = len(directory({record.name: 0 for record in records}))

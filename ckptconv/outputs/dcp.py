@@ -426,7 +426,7 @@ def _moved(part: Part, by: int) -> Part:
     if isinstance(part, Data):
         return Data(part.offset + by, part.tensor, part.name)
     assert isinstance(part, Trailer)
-    return Trailer(part.offset + by, part.nbytes, part.make)
+    return Trailer(part.offset + by, part.nbytes, part.make, part.of)
 
 
 def _bytes(parts: Iterable[Part], digests: Mapping[str, int]) -> bytes:
@@ -477,7 +477,7 @@ class _Templates:
             return _Entry(size, (Literal(0, head),))
         at, end = len(head), len(head) + tensor.nbytes
         make = functools.partial(_tail, tail, record, name)
-        return _Entry(size, (Literal(0, head), Data(at, tensor, name), Trailer(end, size - end, make)))
+        return _Entry(size, (Literal(0, head), Data(at, tensor, name), Trailer(end, size - end, make, name)))
 
     def of_value(self, key: str, value: Any, opaque: str) -> _Entry:
         """Return the archive of another value, which may hold tensors."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ from ckptconv.tensors.moves import BLOCK, File, Move, Order, Runs
 _BYTE = DTYPES["uint8"]
 # Where views interleave, this many bytes of the storage are assembled at a time.
 _STRETCH = 1 << 16
+# Strides of bytes one after the other.
+_STEP = (1,)
 
 
 class Placed(NamedTuple):
@@ -164,7 +167,17 @@ def _prepared(view: Placed) -> _Prepared:
 
 
 def _bytes(tensor: LazyTensor) -> LazyTensor:
-    return View(untagged(tensor), _BYTE, (tensor.nbytes,))
+    tensor = untagged(tensor)
+    shape = _row(tensor.nbytes)
+    if isinstance(tensor, Stored) and tensor.contiguous:
+        return Stored(tensor.file, tensor.offset, _BYTE, shape, _STEP)
+    return View(tensor, _BYTE, shape)
+
+
+# There are many tensors, but few sizes: what makes files of them asks whether two tensors share a shape.
+@functools.lru_cache(maxsize=4096)
+def _row(nbytes: int) -> tuple[int]:
+    return (nbytes,)
 
 
 def _permuted(tensor: LazyTensor, dims: Sequence[int]) -> LazyTensor:

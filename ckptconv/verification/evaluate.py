@@ -9,6 +9,7 @@ happens in blocks, so memory stays small whatever a tensor's size.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +34,7 @@ from ckptconv.tensors.lazy import (
     Tiled,
     View,
     Zeros,
+    untagged,
 )
 from ckptconv.tensors.moves import File, Quantize
 from ckptconv.verification.arithmetic import CAST_BLOCK, TILES, Given, code_of, converted, joined
@@ -71,8 +73,8 @@ class _Asking(Generic[T]):
         if isinstance(tensor, Joined):
             return self._make(joined, tensor, [self.flat(part, start, stop) for part in tensor.parts])
         item = tensor.dtype.itemsize
-        if isinstance(tensor, Stored) and tensor.strides == contiguous_strides(tensor.shape):
-            return self._read(tensor.file, tensor.offset + start * item, stop - start, tensor.dtype)
+        if stored := stored_in_order(tensor):
+            return self._read(stored.file, stored.offset + start * item, stop - start, stored.dtype)
         if isinstance(tensor, Partitioned):
             pieces = []
             for rank in range(start // tensor.piece, -(-stop // tensor.piece)):
@@ -150,11 +152,9 @@ class Evaluator(_Asking["Array"]):
 
     def raw(self, tensor: LazyTensor, start: int, stop: int) -> bytes:
         """Return the bytes of elements `start` to `stop` in C order."""
-        if isinstance(tensor, Tagged):
-            tensor = tensor.tensor
-        if isinstance(tensor, Stored) and tensor.strides == contiguous_strides(tensor.shape):
-            item = tensor.dtype.itemsize
-            return self._bytes(tensor.file, tensor.offset + start * item, (stop - start) * item)
+        if stored := stored_in_order(tensor):
+            item = stored.dtype.itemsize
+            return self.read_at(stored.file, stored.offset + start * item, (stop - start) * item)
         return self.flat(tensor, start, stop).tobytes()
 
     def bits(self, tensor: LazyTensor, run: Run) -> bytes:
@@ -165,11 +165,12 @@ class Evaluator(_Asking["Array"]):
         return make(*given)
 
     def _read(self, file: File, offset: int, count: int, dtype: DType) -> Array:
-        data = self._bytes(file, offset, count * dtype.itemsize)
+        data = self.read_at(file, offset, count * dtype.itemsize)
         array: Array = numpy_module().frombuffer(data, code_of(dtype))
         return array
 
-    def _bytes(self, file: File, offset: int, length: int) -> bytes:
+    def read_at(self, file: File, offset: int, length: int) -> bytes:
+        """Return bytes of a file."""
         self.bytes_read += length
         with self._readers.reading(file) as reader:
             return reader.read_at(offset, length)
@@ -194,7 +195,7 @@ class Evaluator(_Asking["Array"]):
     def _within(self, tensor: Stored | Picked) -> Callable[[int, int], bytes]:
         """Return the function that reads bytes, by offset and length, of what the elements of `tensor` are in."""
         if isinstance(tensor, Stored):
-            return lambda at, length: self._bytes(tensor.file, at, length)
+            return lambda at, length: self.read_at(tensor.file, at, length)
         item = tensor.dtype.itemsize
         return lambda at, length: self.flat(tensor.tensor, at // item, (at + length) // item).tobytes()
 
@@ -274,6 +275,18 @@ def footprint(tensor: LazyTensor, start: int, stop: int) -> list[Range]:
 
 
 # ------------------------------------------------------------------------------------------------------- geometry
+
+
+def stored_in_order(tensor: LazyTensor) -> Stored | None:
+    """Return `tensor` without its facts if it is elements stored in C order, else None."""
+    stored = untagged(tensor)
+    return stored if isinstance(stored, Stored) and _is_in_order(stored.shape, stored.strides) else None
+
+
+# There are many tensors, but few distinct shapes.
+@functools.lru_cache(maxsize=4096)
+def _is_in_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    return strides == contiguous_strides(shape)
 
 
 def _boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[list[int], list[int]]]:

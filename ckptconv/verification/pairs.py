@@ -19,10 +19,10 @@ from ckptconv.storage.prefetch import Prefetch, Range, is_read_far
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.compare import differing, place_of
-from ckptconv.tensors.lazy import LazyTensor, packed
+from ckptconv.tensors.lazy import LazyTensor, Stored, packed
 from ckptconv.text import quoted, some
 from ckptconv.verification.arithmetic import shown
-from ckptconv.verification.evaluate import Evaluator, footprint
+from ckptconv.verification.evaluate import Evaluator, footprint, stored_in_order
 from ckptconv.verification.output import Written
 from ckptconv.verification.provenance import Manifest, check_checksums, has_checksum
 from ckptconv.verification.runs import ExpectedPair, Run, in_order, is_scattered, runs
@@ -30,6 +30,8 @@ from ckptconv.verification.runs import ExpectedPair, Run, in_order, is_scattered
 _SHOWN = 5
 # Bytes compared at a time, of local and of remote files.
 _BLOCK, _FAR_BLOCK = 1 << 19, 1 << 22
+# Bytes between two small tensors that are read along with them, at most.
+_GAP = 1 << 12
 # Bytes that are prefetched from remote files before they are compared.
 PREFETCH_MEMORY = 24 << 20
 
@@ -50,6 +52,21 @@ class _Piece(NamedTuple):
         return runs(want, got, 2 * _BLOCK) if self.scattered else (Run(self.start, self.stop),)
 
 
+class _Neighbour(NamedTuple):
+    """A pair of tensors of `nbytes` bytes, both stored in C order."""
+
+    pair: ExpectedPair
+    want: Stored
+    got: Stored
+    nbytes: int
+
+
+class _Neighbours(NamedTuple):
+    """Pairs of small tensors that follow each other in local files: each file is read once for all of them."""
+
+    inside: list[_Neighbour]
+
+
 def compare_pairs(
     pairs: Sequence[ExpectedPair], asked: Options, progress: Progress, attested: Attested, wrong: Differences
 ) -> tuple[int, int]:
@@ -60,8 +77,10 @@ def compare_pairs(
         with Prefetch(readers, readers.spool, _needs, memory=PREFETCH_MEMORY, request=_FAR_BLOCK) as prefetch:
             evaluator = Evaluator(prefetch)
             for piece in prefetch.over(_pieces(pairs)):
-                _compare_elements(evaluator, piece, progress, attested, wrong)
-                compared += (piece.stop - piece.start) * piece.pair.got.dtype.itemsize
+                if isinstance(piece, _Neighbours):
+                    compared += _compare_neighbours(evaluator, piece, progress, attested, wrong)
+                else:
+                    compared += _compare_elements(evaluator, piece, progress, attested, wrong)
         # The prefetch also reads small gaps between the wanted ranges.
         return compared, evaluator.bytes_read + prefetch.bytes_fetched - prefetch.bytes_used
 
@@ -186,28 +205,65 @@ class _Values(NamedTuple):
         )
 
 
-def _pieces(pairs: Iterable[ExpectedPair]) -> Iterator[_Piece]:
+def _pieces(pairs: Iterable[ExpectedPair]) -> Iterator[_Piece | _Neighbours]:
     is_known_far = functools.cache(is_far)  # there are many tensors, but few files
+    near: list[_Neighbour] = []
     for pair in pairs:
+        found = _neighbour(pair)
+        if near:
+            if found and _is_next(near, found):
+                near.append(found)
+                continue
+            yield _Neighbours(near)
+            near = []
         want, got, _, _ = pair
         far = any(is_known_far(file.stored.path) for file in (*want.inputs(), *got.inputs()))
-        if is_scattered(want, got):
+        if found and not far:
+            near = [found]
+        elif is_scattered(want, got):
             yield _Piece(pair, 0, got.numel, far, True)
         else:
             for start, stop, _ in in_order(want, got, 2 * (_FAR_BLOCK if far else _BLOCK)):
                 yield _Piece(pair, start, stop, far, False)
+    if near:
+        yield _Neighbours(near)
 
 
-def _needs(piece: _Piece) -> Iterator[Range]:
+def _neighbour(pair: ExpectedPair) -> _Neighbour | None:
+    """Return a pair of small tensors that are stored as they are compared, and not compressed; None for another."""
+    want, got = stored_in_order(pair.want), stored_in_order(pair.got)
+    if want and got and not (want.file.packed or got.file.packed):
+        size = got.nbytes
+        if 0 < size <= _BLOCK and want.nbytes == size:
+            return _Neighbour(pair, want, got, size)
+    return None
+
+
+def _is_next(near: Sequence[_Neighbour], found: _Neighbour) -> bool:
+    """Whether the tensors of `found` come soon after those of `near`, in the same files, and can be read with them."""
+    _, want, got, _ = near[0]
+    _, last_want, last_got, size = near[-1]
+    return (
+        0 <= found.want.offset - last_want.offset - size <= _GAP
+        and 0 <= found.got.offset - last_got.offset - size <= _GAP
+        and max(found.want.offset - want.offset, found.got.offset - got.offset) + found.nbytes <= _BLOCK
+        and found.want.file == want.file
+        and found.got.file == got.file
+    )
+
+
+def _needs(piece: _Piece | _Neighbours) -> Iterator[Range]:
     """Yield the ranges of remote files, those not compressed, that a piece needs."""
-    for tensor in (piece.pair.want, piece.pair.got) if piece.far else ():
-        yield from (each for each in footprint(tensor, piece.start, piece.stop) if is_read_far(each.file))
+    if isinstance(piece, _Piece) and piece.far:
+        for tensor in (piece.pair.want, piece.pair.got):
+            yield from (each for each in footprint(tensor, piece.start, piece.stop) if is_read_far(each.file))
 
 
 def _compare_elements(
     evaluator: Evaluator, piece: _Piece, progress: Progress, attested: Attested, wrong: Differences
-) -> None:
-    """Compare the bits of the elements of a piece, and add those that differ to `wrong`."""
+) -> int:
+    """Compare the bits of the elements of a piece, and add those that differ to `wrong`. Return how many bytes they
+    are."""
     pair, equal = piece.pair, True
     want, got, _, _ = pair
     for run in piece.runs:
@@ -217,10 +273,39 @@ def _compare_elements(
             raise AssertionError(f"an evaluator gave {len(one)} and {len(other)} bytes of {run}")
         progress(size)
         if one != other:
-            unequal, equal = differing(one, other, got.dtype.itemsize), False
-            first = run.number(int(unequal.argmax()), got.shape)
-            wrong.add_values(pair, first, int(unequal.sum()), evaluator.raw)
+            equal = False
+            _add_differing(evaluator, pair, run, one, other, wrong)
         elif run.box is None:
             attested.add(pair, other)
     if equal and piece.scattered:
         attested.read(evaluator, pair)
+    return (piece.stop - piece.start) * got.dtype.itemsize
+
+
+def _compare_neighbours(
+    evaluator: Evaluator, piece: _Neighbours, progress: Progress, attested: Attested, wrong: Differences
+) -> int:
+    """Compare the bits of neighbouring tensors, as `_compare_elements` does."""
+    (_, want, got, _), last = piece.inside[0], piece.inside[-1]
+    ones = evaluator.read_at(want.file, want.offset, last.want.offset + last.nbytes - want.offset)
+    others = evaluator.read_at(got.file, got.offset, last.got.offset + last.nbytes - got.offset)
+    from_want, from_got, compared = want.offset, got.offset, 0
+    for pair, want, got, size in piece.inside:
+        at, place = want.offset - from_want, got.offset - from_got
+        one, other = ones[at : at + size], others[place : place + size]
+        if one != other:
+            _add_differing(evaluator, pair, Run(0, got.numel), one, other, wrong)
+        else:
+            attested.add(pair, other)
+        compared += size
+    progress(compared)
+    return compared
+
+
+def _add_differing(
+    evaluator: Evaluator, pair: ExpectedPair, run: Run, one: bytes, other: bytes, wrong: Differences
+) -> None:
+    """Add the elements of `run` that differ, whose bytes are `one` as expected and `other` as found."""
+    unequal = differing(one, other, pair.got.dtype.itemsize)
+    first = run.number(int(unequal.argmax()), pair.got.shape)
+    wrong.add_values(pair, first, int(unequal.sum()), evaluator.raw)

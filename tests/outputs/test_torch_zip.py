@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import itertools
+import random
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,11 +14,12 @@ import torch
 from checkpoints import assert_same
 
 from ckptconv.engine.execute import carry_out
+from ckptconv.engine.tasks import Window, tasks
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.outputs import torch_zip
 from ckptconv.plan import FilePlan, Literal, Trailer
 from ckptconv.storage.files import Readers
-from ckptconv.storage.writing import LocalWriter
+from ckptconv.storage.writing import LocalWriter, Writer
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Stored
 from ckptconv.tensors.moves import File
@@ -78,3 +83,63 @@ def write_described_parts(plan: FilePlan, path: Path) -> None:
             if isinstance(part, (Literal, Trailer)):
                 out.seek(part.offset)
                 out.write(part.data if isinstance(part, Literal) else part.make(digests))
+
+
+class _Kept(Writer):
+    """Keeps what is written, and where."""
+
+    def __init__(self, size: int, positioned: bool) -> None:
+        self.positioned, self.data = positioned, bytearray(size)
+        self.written: list[tuple[int, int]] = []
+
+    def write_at(self, offset: int, data: memoryview) -> None:
+        self.data[offset : offset + len(data)] = data
+        self.written.append((offset, offset + len(data)))
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        return bytes(self.data[offset : offset + length])
+
+
+def kept(tmp_path: Path, sizes: Sequence[int], memory: int, positioned: bool) -> _Kept:
+    """The archive of storages of these sizes, written by a worker whose windows have a quarter of `memory`."""
+    content = random.Random(7).randbytes(max(sizes, default=0))
+    (tmp_path / "content").write_bytes(content)
+    file = File(str(tmp_path / "content"), len(content))
+    plan = torch_zip.file_plan("x", b"pickle", [Stored(file, 0, DTYPES["uint8"], (size,), (1,)) for size in sizes])
+    writer = _Kept(plan.size, positioned)
+    with Readers() as readers:
+        tally = carry_out(plan, writer, readers, jobs=1, memory=memory)
+    assert tally.bytes_written == plan.size
+    with zipfile.ZipFile(io.BytesIO(writer.data)) as archive:
+        assert archive.testzip() is None
+        for number, size in enumerate(sizes):
+            assert archive.read(f"archive/data/{number}") == content[:size]
+    return writer
+
+
+@pytest.mark.parametrize("positioned", [True, False], ids=["file", "stream"])
+def test_small_members_are_written_together_with_what_follows_them(tmp_path: Path, positioned: bool) -> None:
+    writer = kept(tmp_path, [100] * 1000, 1 << 20, positioned)
+    assert len(writer.written) < 12
+
+
+@pytest.mark.parametrize("positioned", [True, False], ids=["file", "stream"])
+@pytest.mark.parametrize("size", [*range(4060, 4100), 8170, 9000])
+def test_a_member_that_ends_near_the_end_of_a_window_is_followed_by_its_checksum(
+    size: int, positioned: bool, tmp_path: Path
+) -> None:
+    """Windows have 4 KiB: the trailers of large members lie before their ends, across them, or after."""
+    writer = kept(tmp_path, [size, 3900, size, 7], 1 << 14, positioned)
+    # Every byte once; in a stream, one after the other.
+    assert [0, *(stop for _, stop in sorted(writer.written))][:-1] == [start for start, _ in sorted(writer.written)]
+    assert positioned or writer.written == sorted(writer.written)
+
+
+@pytest.mark.parametrize("positioned", [True, False], ids=["file", "stream"])
+def test_the_checksum_of_a_member_of_several_windows_is_not_for_any_of_them_to_tell(positioned: bool) -> None:
+    """Each may be made by another worker."""
+    file = File("nowhere", 1 << 20)
+    plan = torch_zip.file_plan("x", b"", [Stored(file, 0, DTYPES["uint8"], (size,), (1,)) for size in (9000, 100)])
+    windows = [task for task in tasks(plan, 4096, positioned) if isinstance(task, Window)]
+    pairs = [pair for window in windows for pair in itertools.pairwise(window.pieces)]
+    assert [before[1:] for before, piece in pairs if isinstance(piece.part, Trailer)] == [(0, 100)]
