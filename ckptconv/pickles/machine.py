@@ -170,9 +170,9 @@ _REAL = re.compile(rb"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _ESCAPES = re.compile(rb"\\(?:[\\'\"abfnrtv\n]|[0-3]?[0-7]{1,2}(?![0-7])|[0-3][0-7]{2}|x[0-9a-fA-F]{2})|(\\)")
 # As numbers are spelled that have no digits. Each NaN is an object, and a key, of its own.
 _SPECIAL = frozenset((b"inf", b"-inf", b"nan"))
-# A tuple followed by one of these opcodes is hardly ever referred to again. Before REDUCE and BINPERSID it is the
-# arguments of a call, or a persistent id. Before numbers, bools and tuples it is the size or stride of a tensor.
-_AFTER_TUPLES = frozenset(b"RQKMJ()\x88\x89")
+# Values that are hardly ever referred to again, by the opcodes that follow. A tuple before REDUCE and BINPERSID is the
+# arguments of a call, or a persistent id; before numbers, bools and tuples it is the size or stride of a tensor.
+_ONCE: dict[type, frozenset[int]] = {tuple: frozenset(b"RQKMJ()\x88\x89"), OrderedDict: frozenset(b"t")}
 
 _u16 = struct.Struct("<H").unpack_from
 _i32 = struct.Struct("<i").unpack_from
@@ -312,12 +312,14 @@ class _Machine:
         return kind(f"{self.where}: the pickle {reason} (at byte {self.base + min(self.pos, self.size)}).")
 
     def _loop(self) -> Any:
-        """Run the opcodes and return the value. The most frequent come first; those rare in checkpoints are in
-        `_RARE`."""
-        data, pos, size, lean = self.data, self.pos, self.size, self.lean
+        """Run the opcodes and return the value.
+
+        A chain of comparisons is most of the work, so ranges divide the opcodes first, and of each range the most
+        frequent come first. Those that are rare in checkpoints are in `_RARE`.
+        """
+        data, pos, size = self.data, self.pos, self.size
         stack, marks, memo, spill = self.stack, self.marks, self.memo, self.spill
-        u32, i32 = _u32, _i32
-        call, rare, phrases = self.call, _RARE, self.phrases
+        u32, call, phrases, once = _u32, self.call, self.phrases, _ONCE if self.lean else {}
         try:
             while True:
                 try:
@@ -326,148 +328,182 @@ class _Machine:
                     pos += 1  # as behind any instruction
                     raise
                 pos += 1
-                if 0x71 <= op <= 0x72:  # BINPUT, LONG_BINPUT
-                    if op == 0x72:
-                        index = u32(data, pos)[0]
-                        pos += 4
-                    else:
-                        index = data[pos]
-                        pos += 1
-                    value = stack[-1]
-                    if lean:
-                        after = data[pos]
-                        if type(value) is tuple:
-                            if after in _AFTER_TUPLES:
-                                value = HOLE
-                        elif after == 0x74 and type(value) is OrderedDict:
+                if op >= 0x80:  # from protocol 2 on
+                    if op == 0x94:  # MEMOIZE
+                        value = stack[-1]
+                        if type(value) in once and data[pos] in once[type(value)]:
                             value = HOLE
-                    if index == len(memo) and not spill:
-                        memo.append(value)
-                    else:
-                        self._put(index, value)
-                elif op == 0x68:  # BINGET
-                    index = data[pos]
-                    pos += 1
-                    value = memo[index] if index < len(memo) else self.get(index)
-                    if value is HOLE:
-                        raise _NotStoredError
-                    stack.append(value)
-                elif op == 0x28:  # MARK
-                    if phrases is not None and data.startswith(b"(", pos) and stack and not spill:
-                        end, count = phrases.read(data, pos - 1, stack, memo)
-                        if count:
-                            # One for each tensor, one for its hooks.
-                            self.charge(2 * count)
+                        if spill:
+                            # MEMOIZE uses the number of entries as the index, which may be taken.
+                            self._put(len(memo) + len(spill), value)
+                        else:
+                            memo.append(value)
+                        continue
+                    if op >= 0x8A:
+                        if op == 0x8C:  # SHORT_BINUNICODE
+                            end = pos + 1 + data[pos]
+                            if end > size:
+                                raise self._short()
+                            stack.append(str(data[pos + 1 : end], "utf-8", "surrogatepass"))
                             pos = end
                             continue
-                    marks.append(stack)
-                    stack = []
-                elif op == 0x4B:  # BININT1
-                    stack.append(data[pos])
-                    pos += 1
+                    elif op == 0x86:  # TUPLE2
+                        second = stack.pop()
+                        stack[-1] = (stack[-1], second)
+                        continue
+                    elif op == 0x85:  # TUPLE1
+                        stack[-1] = (stack[-1],)
+                        continue
+                    elif op == 0x81:  # NEWOBJ
+                        self.pos = pos
+                        args = stack.pop()
+                        stack[-1] = call(stack[-1], args, "newobj")
+                        continue
+                    elif op == 0x89:  # NEWFALSE
+                        stack.append(False)
+                        continue
+                    elif op == 0x88:  # NEWTRUE
+                        stack.append(True)
+                        continue
+                    elif op == 0x87:  # TUPLE3
+                        stack[-3:] = ((stack[-3], stack[-2], stack[-1]),)
+                        continue
+                elif op >= 0x62:
+                    if op == 0x68:  # BINGET
+                        index = data[pos]
+                        pos += 1
+                        value = memo[index] if index < len(memo) else self.get(index)
+                        if value is HOLE:
+                            raise _NotStoredError
+                        stack.append(value)
+                        continue
+                    if op == 0x6A:  # LONG_BINGET
+                        index = u32(data, pos)[0]
+                        value = memo[index] if index < len(memo) else self.get(index)
+                        if value is HOLE:
+                            raise _NotStoredError
+                        stack.append(value)
+                        pos += 4
+                        continue
+                    if 0x71 <= op <= 0x72:  # BINPUT, LONG_BINPUT
+                        if op == 0x72:
+                            index = u32(data, pos)[0]
+                            pos += 4
+                        else:
+                            index = data[pos]
+                            pos += 1
+                        value = stack[-1]
+                        if type(value) in once and data[pos] in once[type(value)]:
+                            value = HOLE
+                        if index == len(memo) and not spill:
+                            memo.append(value)
+                        else:
+                            self._put(index, value)
+                        continue
+                    if op == 0x75:  # SETITEMS
+                        items_list = stack
+                        stack = marks.pop()
+                        self.pos = pos
+                        self._set_items(stack[-1], items_list)
+                        continue
+                    if op == 0x74:  # TUPLE
+                        items = tuple(stack)
+                        stack = marks.pop()
+                        stack.append(items)
+                        continue
+                    if op == 0x7D:  # EMPTY_DICT
+                        self.charge(1)
+                        stack.append({})
+                        continue
+                    if op == 0x62:  # BUILD
+                        self.pos, self.stack = pos, stack
+                        self.build(stack.pop())
+                        data, pos, size = self.data, self.pos, self.size
+                        continue
+                    if op == 0x73:  # SETITEM
+                        value = stack.pop()
+                        key = stack.pop()
+                        target = stack[-1]
+                        if type(target) is dict and type(key) is str:
+                            target[key] = value
+                        else:
+                            self.pos = pos
+                            self._set_items(target, [key, value])
+                        continue
+                    if op == 0x65:  # APPENDS
+                        items_list = stack
+                        stack = marks.pop()
+                        self.pos = pos
+                        self._append(stack[-1], items_list)
+                        continue
+                elif op <= 0x4B:
+                    if op == 0x4B:  # BININT1
+                        stack.append(data[pos])
+                        pos += 1
+                        continue
+                    if op == 0x28:  # MARK
+                        if phrases is not None and data.startswith(b"(", pos) and stack and not spill:
+                            end, count = phrases.read(data, pos - 1, stack, memo)
+                            if count:
+                                # One for each tensor, one for its hooks.
+                                self.charge(2 * count)
+                                pos = end
+                                continue
+                        marks.append(stack)
+                        stack = []
+                        continue
+                    if op == 0x4A:  # BININT
+                        stack.append(_i32(data, pos)[0])
+                        pos += 4
+                        continue
+                    if op == 0x29:  # EMPTY_TUPLE
+                        stack.append(())
+                        continue
+                    if op == 0x47:  # BINFLOAT
+                        stack.append(_f64(data, pos)[0])
+                        pos += 8
+                        continue
+                    if op == 0x2E:  # STOP
+                        if not stack:
+                            raise MalformedError("has no value")
+                        return stack.pop()
                 elif op == 0x58:  # BINUNICODE
                     end = pos + 4 + u32(data, pos)[0]
                     if end > size:
                         raise self._short()
                     stack.append(str(data[pos + 4 : end], "utf-8", "surrogatepass"))
                     pos = end
+                    continue
+                elif op == 0x4D:  # BININT2
+                    stack.append(_u16(data, pos)[0])
+                    pos += 2
+                    continue
                 elif op == 0x52:  # REDUCE
                     self.pos = pos
                     args = stack.pop()
                     stack[-1] = call(stack[-1], args, "reduce")
-                elif op == 0x74:  # TUPLE
-                    items = tuple(stack)
-                    stack = marks.pop()
-                    stack.append(items)
-                elif op == 0x4A:  # BININT
-                    stack.append(i32(data, pos)[0])
-                    pos += 4
-                elif op == 0x86:  # TUPLE2
-                    second = stack.pop()
-                    stack[-1] = (stack[-1], second)
-                elif op == 0x85:  # TUPLE1
-                    stack[-1] = (stack[-1],)
-                elif op == 0x89:  # NEWFALSE
-                    stack.append(False)
-                elif op == 0x29:  # EMPTY_TUPLE
-                    stack.append(())
-                elif op == 0x4D:  # BININT2
-                    stack.append(_u16(data, pos)[0])
-                    pos += 2
+                    continue
                 elif op == 0x51:  # BINPERSID
                     stack[-1] = self.persistent(stack[-1])
-                elif op == 0x6A:  # LONG_BINGET
-                    stack.append(self.get(u32(data, pos)[0]))
-                    pos += 4
-                elif op == 0x8C:  # SHORT_BINUNICODE
-                    end = pos + 1 + data[pos]
-                    if end > size:
-                        raise self._short()
-                    stack.append(str(data[pos + 1 : end], "utf-8", "surrogatepass"))
-                    pos = end
-                elif op == 0x94:  # MEMOIZE
-                    value = stack[-1]
-                    if lean:
-                        after = data[pos]
-                        if type(value) is tuple:
-                            if after in _AFTER_TUPLES:
-                                value = HOLE
-                        elif after == 0x74 and type(value) is OrderedDict:
-                            value = HOLE
-                    if spill:
-                        # MEMOIZE uses the number of entries as the index, which may be taken.
-                        self._put(len(memo) + len(spill), value)
-                    else:
-                        memo.append(value)
-                elif op == 0x7D:  # EMPTY_DICT
-                    self.charge(1)
-                    stack.append({})
-                elif op == 0x73:  # SETITEM
-                    value = stack.pop()
-                    key = stack.pop()
-                    target = stack[-1]
-                    if type(target) is dict and type(key) is str:
-                        target[key] = value
-                    else:
-                        self.pos = pos
-                        self._set_items(target, [key, value])
-                elif op == 0x75:  # SETITEMS
-                    items_list = stack
-                    stack = marks.pop()
-                    self.pos = pos
-                    self._set_items(stack[-1], items_list)
-                elif op == 0x4E:  # NONE
-                    stack.append(None)
-                elif op == 0x88:  # NEWTRUE
-                    stack.append(True)
-                elif op == 0x5D:  # EMPTY_LIST
-                    self.charge(1)
-                    stack.append([])
+                    continue
                 elif op == 0x61:  # APPEND
                     value = stack.pop()
                     self.pos = pos
                     self._append(stack[-1], [value])
-                elif op == 0x65:  # APPENDS
-                    items_list = stack
-                    stack = marks.pop()
-                    self.pos = pos
-                    self._append(stack[-1], items_list)
-                elif op == 0x47:  # BINFLOAT
-                    stack.append(_f64(data, pos)[0])
-                    pos += 8
-                elif op == 0x87:  # TUPLE3
-                    stack[-3:] = ((stack[-3], stack[-2], stack[-1]),)
-                elif op == 0x2E:  # STOP
-                    if not stack:
-                        raise MalformedError("has no value")
-                    return stack.pop()
-                else:
-                    act = rare.get(op)
-                    if act is None:
-                        raise MalformedError(f"has an unknown opcode 0x{op:02x}")
-                    self.pos, self.stack = pos, stack
-                    act(self)
-                    data, pos, size, stack = self.data, self.pos, self.size, self.stack
+                    continue
+                elif op == 0x4E:  # NONE
+                    stack.append(None)
+                    continue
+                elif op == 0x5D:  # EMPTY_LIST
+                    self.charge(1)
+                    stack.append([])
+                    continue
+                act = _RARE.get(op)
+                if act is None:
+                    raise MalformedError(f"has an unknown opcode 0x{op:02x}")
+                self.pos, self.stack = pos, stack
+                act(self)
+                data, pos, size, stack = self.data, self.pos, self.size, self.stack
         except UnicodeDecodeError:
             raise MalformedError("has text that is not UTF-8") from None
         finally:
@@ -801,15 +837,6 @@ def _push(make: Callable[[_Machine], Any]) -> Callable[[_Machine], None]:
     return act
 
 
-def _top(change: Callable[[_Machine, Any], None]) -> Callable[[_Machine], None]:
-    """Return an opcode that pops one value and passes it to `change`."""
-
-    def act(machine: _Machine) -> None:
-        change(machine, machine.stack.pop())
-
-    return act
-
-
 def _proto(machine: _Machine) -> None:
     version = machine.take(1)[0]
     if version > 5:
@@ -853,11 +880,6 @@ def _inst(machine: _Machine) -> None:
 def _obj(machine: _Machine) -> None:
     made, *args = machine.above_mark() or [None]
     machine.stack.append(_instantiate(machine, made, args))
-
-
-def _newobj(machine: _Machine) -> None:
-    args = machine.stack.pop()
-    machine.stack[-1] = machine.call(machine.stack[-1], args, "newobj")
 
 
 def _newobj_ex(machine: _Machine) -> None:
@@ -989,9 +1011,7 @@ _RARE: dict[int, Callable[[_Machine], None]] = {
     0x93: _stack_global,
     ord("i"): _inst,
     ord("o"): _obj,
-    0x81: _newobj,
     0x92: _newobj_ex,
-    ord("b"): _top(lambda machine, state: machine.build(state)),
     ord("P"): _push(_persid),
     0x82: _EXTENSION,
     0x83: _EXTENSION,
