@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
+import html
 import http.client
 import os
 import re
@@ -17,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import torch
 from s3_store import Answer, Store
@@ -27,6 +29,8 @@ from ckptconv import convert
 
 KIB, MIB = 1 << 10, 1 << 20
 BUCKET = "models"
+# Signed by nobody, and nobody compares: moto asks that there is one.
+_SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"}
 # The limit at which `a_model` becomes several files.
 SHARD = 5_000_000
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -63,20 +67,31 @@ class S3:
     """A server that speaks S3, with one bucket. `options` are what fsspec needs to reach it."""
 
     def __init__(self, endpoint: str, upstream: Upstream) -> None:
-        import botocore.session
-
         self.endpoint, self.upstream = endpoint, upstream
         self.made = contextlib.ExitStack()
         # Those that nobody uses now. For each new address s3fs makes a client, which takes longer than most tests.
         self.proxies: list[Proxy] = []
         self.options = {"endpoint_url": endpoint, "key": "test", "secret": "test"}
-        self.client = botocore.session.get_session().create_client(
+
+    @functools.cached_property
+    def client(self) -> Any:
+        """A client of botocore's. What the tests themselves put and look at they ask the store, which takes less."""
+        import botocore.session
+
+        return botocore.session.get_session().create_client(
             "s3",
             region_name="us-east-1",
-            endpoint_url=endpoint,
+            endpoint_url=self.endpoint,
             aws_access_key_id="test",
             aws_secret_access_key="test",
         )
+
+    def ask(self, method: str, key: str = "", data: bytes = b"", **query: str) -> bytes:
+        """What the store itself answers about an object, or without a key about the bucket."""
+        path = quote(f"/{BUCKET}/{key}" if key else f"/{BUCKET}")
+        answer = self.upstream(method, f"{path}?{urlencode(query)}" if query else path, _SIGNED, data)
+        assert answer.status < 300, (method, key, answer)
+        return answer.data
 
     def through(self, endpoint: str) -> dict[str, Any]:
         """Options to reach it through a proxy."""
@@ -87,30 +102,40 @@ class S3:
         files = [directory] if directory.is_file() else [path for path in directory.rglob("*") if path.is_file()]
         for path in files:
             key = prefix if path == directory else f"{prefix}/{path.relative_to(directory)}"
-            with path.open("rb") as body:
-                self.client.put_object(Bucket=BUCKET, Key=key, Body=body)
+            self.ask("PUT", key, path.read_bytes())
         return f"s3://{BUCKET}/{prefix}"
 
     def keys(self, prefix: str = "") -> list[str]:
-        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
-        return sorted(row["Key"] for page in pages for row in page.get("Contents", ()))
+        found: list[str] = []
+        while True:
+            told = self.ask("GET", prefix=prefix, **{"list-type": "2", "start-after": found[-1] if found else ""})
+            found += _told(told, "Key")
+            if _told(told, "IsTruncated") == ["false"]:
+                return found
 
     def get(self, key: str) -> bytes:
-        data: bytes = self.client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
-        return data
+        return self.ask("GET", key)
+
+    def contents(self, prefix: str) -> dict[str, bytes]:
+        """All under a prefix, by what follows it in their names."""
+        return {key[len(prefix) :].lstrip("/"): self.get(key) for key in self.keys(prefix)}
 
     def fetch(self, prefix: str, directory: Path) -> Path:
         """Download everything under a prefix."""
-        for key in self.keys(prefix):
-            path = directory / key[len(prefix) :].lstrip("/")
+        for name, data in self.contents(prefix).items():
+            path = directory / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self.get(key))
+            path.write_bytes(data)
         return directory
 
     def uploads(self, prefix: str) -> list[str]:
         """The names of uploads under a prefix that are under way, or were left."""
-        found = self.client.list_multipart_uploads(Bucket=BUCKET, Prefix=prefix)
-        return [each["Key"] for each in found.get("Uploads", ())]
+        return _told(self.ask("GET", uploads="", prefix=prefix), "Key")
+
+
+def _told(answer: bytes, name: str) -> list[str]:
+    """What the elements of a name hold."""
+    return [html.unescape(each) for each in re.findall(rf"<{name}>(.*?)</{name}>", answer.decode(), re.DOTALL)]
 
 
 @contextlib.contextmanager
@@ -147,7 +172,7 @@ def moto_server() -> Iterator[S3]:
     """moto's server, for as long as the block runs. Tests share one: the fixture `moto`."""
     with process_serving([sys.executable, "-c", _MOTO], CREDENTIALS) as endpoint:
         server = S3(endpoint, forwarding(endpoint))
-        server.client.create_bucket(Bucket=BUCKET)
+        server.ask("PUT")
         with server.made:
             yield server
 
@@ -317,6 +342,7 @@ class Proxy:
 class _Passing(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+    wbufsize = 1 << 16  # headers and a short answer are sent together
     proxy: Proxy
 
     def log_message(self, *_: object) -> None:
@@ -340,6 +366,7 @@ class _Passing(BaseHTTPRequestHandler):
         if self.headers.get("Expect") == "100-continue":
             self.send_response_only(100)
             self.end_headers()
+            self.wfile.flush()
         body = self._body()
         asked, fault = self.proxy.take(self.command, self.path, dict(self.headers.items()))
         if fault == "held":
@@ -439,43 +466,25 @@ def tried_once(s3: S3, proxy: Proxy) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------ HTTP
 
 
-class _Files(BaseHTTPRequestHandler):
-    """Serves the files of a directory, with ranges or without."""
+def http_server(directory: Path, *, ranges: bool = True) -> contextlib.AbstractContextManager[Proxy]:
+    """A server of the files in `directory`, with ranges or without."""
 
-    protocol_version = "HTTP/1.1"
-    directory: Path
-    ranges: bool
+    def answer(method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        file = directory / unquote(urlsplit(path).path.lstrip("/"))
+        if method not in ("GET", "HEAD"):
+            return Answer(501, {})
+        if not file.is_file():
+            return Answer(404, {})
+        size = file.stat().st_size
+        told = {"ETag": f'"{file.stat().st_mtime_ns:x}"', "Content-Length": str(size)}
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("Range", "")) if ranges else None
+        start, last = (int(found[1]), min(int(found[2]), size - 1)) if found else (0, size - 1)
+        if found:
+            told |= {"Content-Range": f"bytes {start}-{last}/{size}", "Content-Length": str(last + 1 - start)}
+        if method == "HEAD":
+            return Answer(206 if found else 200, told)
+        with file.open("rb") as opened:
+            opened.seek(start)
+            return Answer(206 if found else 200, told, opened.read(last + 1 - start))
 
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        path = self.directory / unquote(self.path.lstrip("/").partition("?")[0])
-        if not path.is_file():
-            self.send_response_only(404)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        start, size = 0, path.stat().st_size
-        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if found and self.ranges:
-            start, last = int(found[1]), min(int(found[2]), size - 1)
-            self.send_response_only(206)
-            self.send_header("Content-Range", f"bytes {start}-{last}/{size}")
-            size = last + 1 - start
-        else:
-            self.send_response_only(200)
-        self.send_header("ETag", f'"{path.stat().st_mtime_ns:x}"')
-        self.send_header("Content-Length", str(size))
-        self.end_headers()
-        if self.command != "HEAD":
-            with path.open("rb") as file:
-                file.seek(start)
-                self.wfile.write(file.read(size))
-
-    do_HEAD = do_GET  # noqa: N815
-
-
-def http_server(directory: Path, *, ranges: bool = True) -> contextlib.AbstractContextManager[str]:
-    """A server of the files in `directory`; its URL."""
-    return serving(type("Files", (_Files,), {"directory": directory, "ranges": ranges}))
+    return _proxy(answer)

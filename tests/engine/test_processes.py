@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ckptconv, ckptconv_here
+from checkpoints import ckptconv, ckptconv_forked, ckptconv_here
 from counting import COUNTED
+from prepared import Process, prepared
 from safetensors.torch import load_file, save_file
 from terminal import shown_on
 
@@ -53,10 +54,8 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return sorted(directory.iterdir())
 
 
-def started(code: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, text=True, **pipes, **options)
+def started(code: str, *arguments: object, **options: Any) -> Process:
+    return prepared().python(code, *arguments, stdin=subprocess.PIPE, **options)
 
 
 def forks_of(*arguments: object, before: str = "pass") -> int:
@@ -73,11 +72,6 @@ def is_average(output: Path, steps: list[Path]) -> bool:
     return made.keys() == one.keys() and all(
         torch.equal(made[name], ((one[name].double() + other[name].double()) / 2).float()) for name in one
     )
-
-
-def in_processes(*arguments: object) -> dict[str, Any]:
-    report: dict[str, Any] = ckptconv(*arguments, "--json").json
-    return report
 
 
 # ------------------------------------------------------------------------------------------------------------- files
@@ -109,9 +103,9 @@ def test_what_is_only_copied_or_cast_needs_none(steps: list[Path], tmp_path: Pat
 def test_a_bar_on_a_terminal_has_no_thread_that_would_forbid_it(steps: list[Path], tmp_path: Path) -> None:
     master, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
-    command = [sys.executable, "-c", COUNTED.format(before="pass"), "average", *map(str, steps)]
     streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
-    process = subprocess.Popen([*command, str(tmp_path / "out.safetensors"), "--jobs", "2"], **streams)
+    arguments = ("average", *steps, tmp_path / "out.safetensors", "--jobs", 2)
+    process = prepared().python(COUNTED.format(before="pass"), *arguments, **streams)
     os.close(terminal)
     shown = shown_on(master)
     assert "%|" in shown
@@ -121,7 +115,7 @@ def test_a_bar_on_a_terminal_has_no_thread_that_would_forbid_it(steps: list[Path
 
 def test_the_report_and_the_checksums_are_those_of_threads(steps: list[Path], tmp_path: Path) -> None:
     reports, manifests = [], []
-    for place, run in (("forked", ckptconv), ("threads", ckptconv_here)):
+    for place, run in (("forked", ckptconv_forked), ("threads", ckptconv_here)):
         (tmp_path / place).mkdir()
         output, manifest = tmp_path / place / "out.safetensors", tmp_path / place / "manifest.json"
         options = ["--dtype", "float16", "--jobs", 2, "--manifest", manifest, "--json"]
@@ -137,7 +131,7 @@ def test_the_report_and_the_checksums_are_those_of_threads(steps: list[Path], tm
 
 def test_the_memory_that_is_told_is_that_of_all(steps: list[Path], tmp_path: Path) -> None:
     peaks = [
-        in_processes("average", *steps, tmp_path / f"{jobs}.safetensors", "--jobs", jobs)["peak_rss_bytes"]
+        ckptconv("average", *steps, tmp_path / f"{jobs}.safetensors", "--jobs", jobs, "--json").json["peak_rss_bytes"]
         for jobs in (2, 8)
     ]
     assert peaks[0] + 6 * MIB < peaks[1] < 2 * 64 * MIB
@@ -192,7 +186,7 @@ def quantized(directory: Path, scale: float) -> Path:
 def test_an_error_is_that_of_a_thread(tmp_path: Path) -> None:
     source = quantized(tmp_path / "source", float("nan"))
     command = ["convert", source, tmp_path / "out.safetensors", "--dequantize", "--jobs", 2]
-    forked, threads = ckptconv(*command), ckptconv_here(*command)
+    forked, threads = ckptconv_forked(*command), ckptconv_here(*command)
     assert forked.code == threads.code == 4
     assert "a scale is NaN or infinite" in forked.err
     assert forked.err == threads.err
@@ -243,7 +237,7 @@ main()
 # ---------------------------------------------------------------------------------------------- signals, and the worst
 
 
-def held(steps: list[Path], output: Path) -> tuple[subprocess.Popen[str], list[int]]:
+def held(steps: list[Path], output: Path) -> tuple[Process, list[int]]:
     """A run of two processes that have both written something, and these."""
     process = started(HELD, "average", *steps, output, "--jobs", 2)
     assert process.stdout is not None
@@ -292,12 +286,12 @@ def test_after_a_kill_the_rest_end_and_until_then_nobody_else_writes(steps: list
     process.kill()
     process.wait()
     assert not any(map(is_gone, pids))
-    busy = ckptconv("average", *steps, output)
+    busy = ckptconv_forked("average", *steps, output)
     assert busy.code == 1
     assert "is being written by another process" in busy.err
     assert process.stdin is not None
     process.stdin.close()
     wait_until_gone(pids)
-    assert ckptconv("average", *steps, output).code == 0
+    assert ckptconv_forked("average", *steps, output).code == 0
     assert is_average(output, steps)
     assert os.listdir(tmp_path) == ["out.safetensors"]

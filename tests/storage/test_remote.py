@@ -267,7 +267,7 @@ def test_a_new_output_replaces_an_old_one_whole(model: Path, plain: Path, s3: S3
     torch.save({f"w{i}": torch.full((1000,), float(i)) for i in range(9)}, other)
     convert(other, f"s3://models/{name}", max_shard_size=4000, storage_options=s3.options)
     assert f"{name}/model-00009-of-00009.safetensors" in s3.keys(name)
-    s3.client.put_object(Bucket="models", Key=f"{name}/README.md", Body=b"mine")
+    s3.ask("PUT", f"{name}/README.md", b"mine")
     convert(model, f"s3://models/{name}", max_shard_size=SHARD, storage_options=s3.options)
     files = contents(s3.fetch(f"{name}/", tmp_path / "got"))
     assert files.pop("README.md") == b"mine"
@@ -508,7 +508,7 @@ def test_inspecting_a_huge_file_reads_kilobytes(kind: str, tmp_path: Path) -> No
         with (tmp_path / "huge").open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             file.truncate(8 + len(text) + 8 * 10**9)
-    with http_server(tmp_path) as files, proxy_to(files) as counted:
+    with http_server(tmp_path) as counted:
         run = ckptconv_here("inspect", f"{counted.endpoint}/huge", "--json")
         assert run.code == 0, run.err
         assert counted.bytes_asked < 400 * KIB
@@ -519,7 +519,7 @@ def test_inspecting_a_file_of_many_storages_reads_a_few_bytes_for_each(tmp_path:
     count = 300
     with torch.serialization.skip_data():
         torch.save({f"layer.{n}": torch.empty(10**6) for n in range(count)}, tmp_path / "model.pt")
-    with http_server(tmp_path) as files, proxy_to(files) as counted:
+    with http_server(tmp_path) as counted:
         run = ckptconv_here("inspect", f"{counted.endpoint}/model.pt", "--json")
         assert run.code == 0, run.err
         assert len(run.json["tensors"]) == count
@@ -563,7 +563,7 @@ def test_a_transposed_tensor_is_verified_with_few_requests(
     assert size < done.bytes_read < size + MIB
     spoiled = bytearray(s3.get(f"{name}/model.safetensors"))
     spoiled[-(1536 * 2048 - (700 * 2048 + 99)) * 4 - 36] ^= 1
-    s3.client.put_object(Bucket="models", Key=f"{name}/model.safetensors", Body=bytes(spoiled))
+    s3.ask("PUT", f"{name}/model.safetensors", bytes(spoiled))
     with pytest.raises(DifferenceError) as caught:
         library.verify(*urls, storage_options=options)
     assert caught.value.difference["tensor"] == "t"
@@ -663,14 +663,14 @@ def test_a_link_that_stays_broken_ends_a_verification(fault: str, model: Path, s
 
 
 def test_a_server_of_files_is_read_by_ranges(model: Path, plain: Path, tmp_path: Path) -> None:
-    with http_server(model.parent) as files, proxy_to(files) as counted:
+    with http_server(model.parent) as counted:
         report = convert(f"{counted.endpoint}/model.pt?version=1", tmp_path / "out.safetensors")
         assert counted.bytes_asked < 1.05 * report.bytes_written
     assert (tmp_path / "out.safetensors").read_bytes() == (plain / "plain.safetensors").read_bytes()
 
 
 def test_a_server_without_ranges_is_read_once_from_beginning_to_end(model: Path, plain: Path, tmp_path: Path) -> None:
-    with http_server(model.parent, ranges=False) as files, proxy_to(files) as counted:
+    with http_server(model.parent, ranges=False) as counted:
         convert(f"{counted.endpoint}/model.pt", tmp_path / "out.safetensors")
         whole = [asked for asked in counted.asked if asked.method == "GET" and not asked.reads_range]
         assert len(whole) == 1
@@ -679,7 +679,7 @@ def test_a_server_without_ranges_is_read_once_from_beginning_to_end(model: Path,
 
 def test_a_server_without_ranges_cannot_give_a_set_of_files(plain: Path, tmp_path: Path) -> None:
     with http_server(plain, ranges=False) as files, pytest.raises(FailedError, match="whole files only"):
-        convert(f"{files}/plain/model.safetensors.index.json", tmp_path / "out.pt")
+        convert(f"{files.endpoint}/plain/model.safetensors.index.json", tmp_path / "out.pt")
 
 
 def test_a_file_that_is_not_served_and_a_server_that_is_not_there(
@@ -688,9 +688,9 @@ def test_a_file_that_is_not_served_and_a_server_that_is_not_there(
     monkeypatch.setattr(remote, "WAITS", (0.01,))
     with http_server(model.parent) as files:
         with pytest.raises(UsageError, match="does not exist"):
-            convert(f"{files}/nothing.pt", tmp_path / "out.safetensors")
+            convert(f"{files.endpoint}/nothing.pt", tmp_path / "out.safetensors")
         with pytest.raises(UsageError, match="cannot be written to http"):
-            convert(model, f"{files}/out.safetensors")
+            convert(model, f"{files.endpoint}/out.safetensors")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and nobody listens
         with pytest.raises(FailedError, match="cannot be looked at"):
