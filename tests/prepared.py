@@ -137,7 +137,8 @@ class Process:
 
 
 class Server:
-    """A server that has all of ckptconv imported, and `modules`, for as long as this process runs."""
+    """A server that has all of ckptconv imported, and `modules` ("numpy" as a command does: without threads), for as
+    long as this process runs."""
 
     def __init__(self, *modules: str) -> None:
         self._place = tempfile.TemporaryDirectory()
@@ -183,7 +184,13 @@ class Server:
 @functools.cache
 def prepared(*modules: str) -> Server:
     """The server that has these modules imported, besides ckptconv and numpy. It ends when this process does."""
-    return Server(*modules)
+    return Server("numpy", *modules)
+
+
+@functools.cache
+def bare() -> Server:
+    """The server that has only ckptconv imported, and what that imports, for tests of what else is."""
+    return Server()
 
 
 # ------------------------------------------------------------------------------------------------------- the server
@@ -194,11 +201,10 @@ def _serve(address: str, modules: list[str]) -> None:
         with contextlib.suppress(ImportError):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
-    numpy_module()  # as a command does: without threads
     for name in modules:
-        importlib.import_module(name)
+        numpy_module() if name == "numpy" else importlib.import_module(name)
     commands.app = typer.main.get_command(commands.app)  # once, and not for each child
-    assert "torch" in modules or "torch" not in sys.modules
+    assert {"torch", "numpy"}.intersection(sys.modules) <= {*modules, *(["numpy"] if "torch" in modules else [])}
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that tell how the children end
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the keyboard's is for whoever started this
     with socket.socket(socket.AF_UNIX) as listening:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +14,7 @@ import pytest
 import torch
 from checkpoints import ZERO, assert_same, ckptconv_here, contents, load_with_aliases, seven_shards, tag_of, widened
 from dcp_checkpoints import checkpoint_of
+from prepared import bare
 from rank_files import placed
 from rank_files import write as write_ranks
 from reading import assert_reads
@@ -64,10 +63,17 @@ class FormatSuite:
         """The tensors that come out, as the program that the format is of loads them."""
         raise NotImplementedError
 
+    @pytest.fixture(scope="class")
+    def written(self, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+        """Where a checkpoint is written once, of which each test has a copy, and its path from there."""
+        place = tmp_path_factory.mktemp("written")
+        return place, self.write(place).relative_to(place)
+
     @pytest.fixture
-    def checkpoint(self, tmp_path: Path) -> Path:
-        (tmp_path / "in").mkdir()
-        return self.write(tmp_path / "in")
+    def checkpoint(self, written: tuple[Path, Path], tmp_path: Path) -> Path:
+        place, path = written
+        shutil.copytree(place, tmp_path / "in", symlinks=True)
+        return tmp_path / "in" / path
 
     def convert(self, source: object, output: object, *options: object) -> None:
         run = ckptconv_here(self.command, source, output, *QUIETLY, *self.shards, *options)
@@ -176,17 +182,7 @@ class FormatSuite:
         assert not output.exists()
 
     def test_nothing_that_it_names_is_imported(self, checkpoint: Path, tmp_path: Path) -> None:
-        command = [
-            sys.executable,
-            "-c",
-            IMPORTED,
-            self.command,
-            checkpoint,
-            self.output(tmp_path),
-            *QUIETLY,
-            *self.shards,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = bare().run(IMPORTED, self.command, checkpoint, self.output(tmp_path), *QUIETLY, *self.shards)
         assert done.stdout == "[]\n", done.stderr
 
 
