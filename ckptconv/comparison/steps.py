@@ -21,23 +21,11 @@ from ckptconv.plan import Data
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors import kernels
 from ckptconv.tensors.compare import place_of
+from ckptconv.tensors.computing import Axis, Dequantize, Quantize, Tiled
 from ckptconv.tensors.dtypes import DTYPES, SUMMED
 from ckptconv.tensors.float_formats import numpy_module
-from ckptconv.tensors.lazy import (
-    Axis,
-    Concat,
-    Convert,
-    Inline,
-    LazyTensor,
-    Narrow,
-    Picked,
-    Tagged,
-    Tiled,
-    View,
-    Zeros,
-    packed,
-)
-from ckptconv.tensors.moves import Cast, Dequantize, Quantize
+from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Picked, Tagged, View, Zeros, packed
+from ckptconv.tensors.moves import Cast
 from ckptconv.tensors.quantize import CODES, LARGEST_BLOCK
 from ckptconv.tensors.slices import Span, sliced
 from ckptconv.verification.runs import Run, runs

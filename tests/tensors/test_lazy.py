@@ -12,6 +12,7 @@ from evaluate import evaluate
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from ckptconv.tensors.computing import Bits, Join, Overlay, Xor
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import contiguous_strides, is_contiguous, reshaped_strides, tiles
 from ckptconv.tensors.lazy import (
@@ -30,7 +31,7 @@ from ckptconv.tensors.lazy import (
     Zeros,
     same_bytes,
 )
-from ckptconv.tensors.moves import Bits, File, Join, Overlay, Runs, Swap, Xor
+from ckptconv.tensors.moves import File, Runs, Swap
 from ckptconv.tensors.slices import Span, Steps, sliced, strided
 
 SIZE = 40_000

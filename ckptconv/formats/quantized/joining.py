@@ -26,10 +26,10 @@ from ckptconv.formats.quantized.table import (
     Part,
     Sizes,
 )
+from ckptconv.tensors.computing import Axis, Dequantize, Tiled
 from ckptconv.tensors.dequantize import GivenPart, fits
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Axis, Inline, LazyTensor, Tiled, View, Zeros, untagged
-from ckptconv.tensors.moves import Dequantize
+from ckptconv.tensors.lazy import Inline, LazyTensor, View, Zeros, untagged
 from ckptconv.tensors.slices import as_stored, viewed
 from ckptconv.text import some
 

@@ -13,8 +13,8 @@ from ckptconv.formats.torch import LOCAL_SIGNATURE
 from ckptconv.formats.torch.container import SCANNED, TorchFile, is_pickle, is_stream, refuse_attack
 from ckptconv.formats.torch.modules import Taken
 from ckptconv.formats.torch.modules import taken as modules_taken
-from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import is_distributed_class
+from ckptconv.pickles.refusing import attacks_are_refused
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
 from ckptconv.plan import Input
 from ckptconv.storage.files import Reader
@@ -88,7 +88,7 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
 
 def _refuse_attack(reader: Reader, head: bytes) -> None:
     """Raise UnsafeError if a file that is refused holds an attack that torch.load, or Python's pickle, would run."""
-    if not attacks.are_refused():
+    if not attacks_are_refused():
         return
     if head.startswith(LOCAL_SIGNATURE):
         from ckptconv.formats.torch.zip_elsewhere import pickles_for_torch
