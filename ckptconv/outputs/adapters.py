@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.adapters import factor, settled
-from ckptconv.formats.quantized.joining import parts_among
+from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Adapter
 from ckptconv.structure.maps.memory import in_files, stacks_of
 from ckptconv.tensors.computing import Axis, LowRank, Magnitude, Tiled

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from typing import NamedTuple
 
 from ckptconv.errors import DifferenceError, UsageError
-from ckptconv.formats.quantized.joining import parts_among
+from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Average
 from ckptconv.tensors.computing import WeightedSum
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.quantized import making
-from ckptconv.formats.quantized.joining import parts_among
+from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.quantized.table import WAYS
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
