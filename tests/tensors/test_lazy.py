@@ -280,6 +280,20 @@ def test_an_expression_survives_pickling_so_that_any_process_can_carry_it_out(fi
     assert evaluate(pickle.loads(pickle.dumps(tensor))) == evaluate(tensor)
 
 
+def test_expressions_are_equal_when_they_are_made_of_the_same(file: File) -> None:
+    one = Stored(file, 4, DTYPES["int32"], (2, 3), (3, 1))
+    assert one == one.replaced()
+    assert hash(one) == hash(one.replaced())
+    assert one != one.replaced(offset=8)
+    assert one.replaced(offset=8).offset == 8
+    assert repr(one).startswith("Stored(dtype=")
+    joined = Concat((one, one), 1)
+    assert joined.replaced(dim=0).shape == (4, 3)
+    assert joined == Concat((one, one), 1) != joined.replaced(dim=0)
+    same: list[LazyTensor] = [View(one, one.dtype, (6,)), View(one, one.dtype, (3, 2)), Zeros(one.dtype, (6,)), one]
+    assert len({*same, *(each.replaced() for each in same)}) == len(same)
+
+
 def test_a_contiguous_tensor_is_plain_copies_and_no_kernel(file: File) -> None:
     tensor = Stored(file, 100, DTYPES["float32"], (50, 60), contiguous_strides((50, 60)))
     moves = list(tensor.moves(0, tensor.nbytes, limit=4096))
