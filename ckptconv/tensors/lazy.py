@@ -201,6 +201,9 @@ class Stored(LazyTensor):
         self.shape = shape
         self.strides = strides
 
+    def __hash__(self) -> int:  # quicker than that of the others: most tensors of a checkpoint are keys
+        return hash((self.file, self.offset, self.dtype, self.shape, self.strides))
+
     @property
     def contiguous(self) -> bool:
         return is_contiguous(self.shape, self.strides)
