@@ -83,7 +83,7 @@ MUTANTS = [
         "tests/tensors/test_low_rank.py",
     ),
     Mutant(
-        "tensors/lazy",
+        "tensors/computing",
         "if len(self.shape) > 1 else 0",
         "if self.by_rows else 0",
         "tests/engine/test_row_blocks.py",

@@ -9,25 +9,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ckptconv.tensors.computing import Bits, Join, Overlay, Tile, Xor
 from ckptconv.tensors.kernels import apply
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.tensors.moves import (
-    BLOCK,
-    Assembled,
-    Bits,
-    Conjugate,
-    Cut,
-    File,
-    Gather,
-    Join,
-    Move,
-    Negate,
-    Order,
-    Overlay,
-    Swap,
-    Tile,
-    Xor,
-)
+from ckptconv.tensors.moves import BLOCK, Assembled, Conjugate, Cut, File, Gather, Move, Negate, Order, Swap
 
 
 def read(move: Move) -> np.ndarray:

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
+from ckptconv.tensors.computing import Axis, Dequantize, Tiled
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Axis, Inline, LazyTensor, Stored, Tiled
-from ckptconv.tensors.moves import Dequantize, File
+from ckptconv.tensors.lazy import Inline, LazyTensor, Stored
+from ckptconv.tensors.moves import File
 
 F32 = DTYPES["float32"]
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from ckptconv.inspection.scan.contents import ScannedContents
 from ckptconv.inspection.scan.readers import InMemory
 from ckptconv.inspection.scan.report import counts
-from ckptconv.pickles import attacks
+from ckptconv.pickles.refusing import refusing_attacks
 
 
 def found(data: bytes) -> set[str]:
     """The rules that a file breaks."""
     contents = ScannedContents()
-    with attacks.refused():
+    with refusing_attacks():
         contents.look(InMemory(data, "x.pkl"))
     return {finding.rule for finding in contents.findings}
 

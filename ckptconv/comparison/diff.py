@@ -13,8 +13,8 @@ from typing import Any
 
 from ckptconv.comparison.changes import Change, Tolerance, widened
 from ckptconv.comparison.encoding import Encoder
+from ckptconv.comparison.quantization import Quantization, Steps
 from ckptconv.comparison.reading import Pair, compare
-from ckptconv.comparison.steps import Quantization, Steps, is_quantized, measured, summed
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
@@ -270,9 +270,7 @@ def difference(
     if encoder:
         encoder.check({name: pair for (name, _), pair in pairs.items()})
     read = compare(list(pairs.values()), options, tolerance, progress, on_total, encoder, measure)
-    of_codes = {key: pair for key, pair in pairs.items() if is_quantized(pair.one) or is_quantized(pair.other)}
-    equal = {key: not (pair.found and pair.found.elements) for key, pair in of_codes.items()}
-    steps = measured({key: pair for key, pair in of_codes.items() if not equal[key]}, options) if measure else {}
+    steps, quantization = _through_codes(pairs, options) if measure else ({}, None)
     with no_garbage():
         changes = {key: pair.change() for key, pair in pairs.items() if measure}
         tensors = [_compared(name, a, b, pairs, changes, tolerance is not None) for name in names]
@@ -304,7 +302,7 @@ def difference(
         tensors=sorted(tensors, key=lambda tensor: tensor.rank),
         warnings=[*one.warnings, *other.warnings, *a.warnings, *b.warnings, *idle_sentences(idle)],
         hints=list(_hints(tensors)),
-        quantization=summed(of_codes, steps, equal) if of_codes and measure else None,
+        quantization=quantization,
         bytes_compared=sum(pair.nbytes for pair in pairs.values()),
         bytes_read=one.bytes_read + other.bytes_read + read,
         seconds=time.monotonic() - started,
@@ -394,6 +392,20 @@ def _both(name: str, a: _Side, b: _Side) -> tuple[LazyTensor | None, LazyTensor 
 def _are_comparable(one: LazyTensor, other: LazyTensor) -> bool:
     alike = one.dtype == other.dtype or widened(one.dtype, other.dtype)
     return bool(alike) and tuple(one.shape) == tuple(other.shape)
+
+
+def _through_codes(
+    pairs: Mapping[tuple[Any, Any], Pair], options: Options
+) -> tuple[dict[tuple[Any, Any], Steps], Quantization | None]:
+    """Return what is found of the pairs of which a side is quantized: of those that differ, and of all together."""
+    if not any(pair.one.computed or pair.other.computed for pair in pairs.values()):
+        return {}, None
+    from ckptconv.comparison.steps import is_quantized, measured, summed
+
+    of_codes = {key: pair for key, pair in pairs.items() if is_quantized(pair.one) or is_quantized(pair.other)}
+    equal = {key: not (pair.found and pair.found.elements) for key, pair in of_codes.items()}
+    steps = measured({key: pair for key, pair in of_codes.items() if not equal[key]}, options)
+    return steps, summed(of_codes, steps, equal) if of_codes else None
 
 
 def _compared(

@@ -10,9 +10,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckptconv.comparison.quantization import Quantization, Steps
 from ckptconv.comparison.reading import Pair, compare
 from ckptconv.engine.worker import Worker
 from ckptconv.formats.quantized.making import tiles_of
@@ -21,23 +22,11 @@ from ckptconv.plan import Data
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors import kernels
 from ckptconv.tensors.compare import place_of
+from ckptconv.tensors.computing import Axis, Dequantize, Quantize, Tiled
 from ckptconv.tensors.dtypes import DTYPES, SUMMED
 from ckptconv.tensors.float_formats import numpy_module
-from ckptconv.tensors.lazy import (
-    Axis,
-    Concat,
-    Convert,
-    Inline,
-    LazyTensor,
-    Narrow,
-    Picked,
-    Tagged,
-    Tiled,
-    View,
-    Zeros,
-    packed,
-)
-from ckptconv.tensors.moves import Cast, Dequantize, Quantize
+from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Picked, Tagged, View, Zeros, packed
+from ckptconv.tensors.moves import Cast
 from ckptconv.tensors.quantize import CODES, LARGEST_BLOCK
 from ckptconv.tensors.slices import Span, sliced
 from ckptconv.verification.runs import Run, runs
@@ -60,77 +49,6 @@ _RULES: Mapping[str, Sequence[tuple[float, bool]]] = {
     "int4": ((7.0, False), (7.5, False)),
 }
 _F32 = DTYPES["float32"]
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """How far the two sides of a weight are apart, of which one is quantized."""
-
-    side: str
-    """Which side is quantized: a or b; a if both are."""
-
-    lossless: bool
-    """Whether quantizing the other side gives the very codes and scales that are stored."""
-
-    scales: int
-    """How many scales the weight has."""
-
-    scales_differ: int | None
-    """How many of them quantizing gives differently; null if it is not known how that was done."""
-
-    beyond: int
-    """How many elements are more than half a step apart."""
-
-    largest: float
-    """The largest distance, in steps."""
-
-    mean: float
-    """The mean distance, in steps."""
-
-    first: list[int] | None
-    """The index of the first element that is more than half a step apart; null if none is."""
-
-    worst: list[int] | None
-    """The index of the element that is furthest apart."""
-
-    not_finite: int
-    """How many elements are not finite on either side, or have a scale of 0 and differ. These count as beyond."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quantization:
-    """What was found through the quantization, of all weights that are quantized on either side. Tied names count
-    once."""
-
-    tensors: int
-    """How many weights there are."""
-
-    scales: int
-    """How many scales they have."""
-
-    equal: int
-    """How many weights are equal on both sides, once codes are weights."""
-
-    lossless: int
-    """Of the others, how many codes and scales quantizing the other side gives, without a difference."""
-
-    within_half_step: int
-    """Of the others, how many have no element that is more than half a step apart."""
-
-    beyond: int
-    """Of the others, how many have such elements."""
-
-    elements_beyond: int
-    """How many elements are more than half a step apart."""
-
-    largest: float
-    """The largest distance of all elements, in steps."""
-
-    mean: float
-    """The mean distance of all elements, in steps."""
-
-    unmeasured: int
-    """How many differ and have no steps, as their codes stand for numbers in a table, or have other shapes."""
 
 
 class _Weight(NamedTuple):

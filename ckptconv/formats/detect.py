@@ -20,8 +20,8 @@ from ckptconv.formats.ranks import locate as ranks
 from ckptconv.formats.runs import SHARDED, STEP_METADATA
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.options.table import NO_MAP, OPENING, checked
-from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import is_distributed_class
+from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.storage.hub import is_hub, pinned, repository_url
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
@@ -167,7 +167,7 @@ def open_source(
         options = dict(storage_options or {})
         apart = names_each_layer(recorded.map) if recorded else tells_layers_apart(os.fspath(map), options)
     wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, apart, is_mapped)
-    with attacks.refused(not inert):
+    with refusing_attacks(not inert):
         place = Location(path, dict(storage_options or {}))
         chosen, guess = _choose(Probe(place, family))
         source = _joined(place, chosen.read(guess.place or place, wanted), wanted)
@@ -266,7 +266,7 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
     keeps its reference and its map."""
     wanted = source.wanted._replace(key=key or source.wanted.key, states=states or source.wanted.states)
     if source.reread is not None and wanted != source.wanted:
-        with attacks.refused(not inert):
+        with refusing_attacks(not inert):
             again = source.reread(wanted)._replace(map=source.map, reference=source.reference)
         source = source.quantized.again(again) if source.quantized else again
     return _with_states(source, wanted.key) if states else source
@@ -290,7 +290,7 @@ def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Sour
         return [found.own, *models, *found.others]
     from ckptconv.formats.deepspeed import read
 
-    with attacks.refused(not settings["inert"]):
+    with refusing_attacks(not settings["inert"]):
         ranks = read.ranks_to_convert(place, settings["tag"])
     return [open_source(place.path, model_rank=rank, **settings) for rank in ranks]
 

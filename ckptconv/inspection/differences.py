@@ -8,7 +8,7 @@ from typing import Any
 
 from ckptconv.comparison.changes import Change
 from ckptconv.comparison.diff import CHANGED, DTYPE, EQUAL, ONLY_A, ONLY_B, SHAPE, Difference, TensorDifference
-from ckptconv.comparison.steps import Quantization, Steps
+from ckptconv.comparison.quantization import Quantization, Steps
 from ckptconv.inspection.module_tree import TensorInfo
 from ckptconv.inspection.overview import Line, Words, fitted
 from ckptconv.text import cells, count_of, cut, format_memory, format_size, padded, printable

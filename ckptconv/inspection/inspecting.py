@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.detect import complete, open_source, with_layout
-from ckptconv.formats.quantized.joining import parts_among
-from ckptconv.formats.quantized.weights import surveyed
+from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.inspection.summary import QuantizedSummary, Summary, forecast, quantization, summarize, tensors_of
 from ckptconv.options.table import INSPECTING, Options, checked, filled
@@ -107,6 +106,8 @@ def _quantized(
     `warnings`."""
     if source.quantized or not parts_among(kept):
         return None
+    from ckptconv.formats.quantized.weights import surveyed
+
     try:
         described = keymap.describe(tree_of(source, which)).quantized if source.structured else {}
         found = surveyed(source, kept, described, storage_options)

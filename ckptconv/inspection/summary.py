@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.formats.quantized.joining import Found
 from ckptconv.formats.source import Source
 from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo, totals, tree
 from ckptconv.options.table import Options
@@ -29,8 +28,11 @@ from ckptconv.structure.choice import Choice
 from ckptconv.structure.dtype_views import own
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Stored, Tagged, View
 from ckptconv.tensors.moves import File
-from ckptconv.tensors.statistics import Statistics
 from ckptconv.text import Shown, brief
+
+if TYPE_CHECKING:
+    from ckptconv.formats.quantized.joining import Found
+    from ckptconv.tensors.statistics import Statistics
 
 # So many of the largest tensors are named.
 LARGEST = 10

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.adapters import factor, settled
-from ckptconv.formats.quantized.joining import parts_among
+from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Adapter
 from ckptconv.structure.maps.memory import in_files, stacks_of
+from ckptconv.tensors.computing import Axis, LowRank, Magnitude, Tiled
 from ckptconv.tensors.dtypes import DTYPES, SUMMED
-from ckptconv.tensors.lazy import Axis, Concat, LazyTensor, Tiled, View, same_bytes, untagged
-from ckptconv.tensors.moves import LowRank, Magnitude
+from ckptconv.tensors.lazy import Concat, LazyTensor, View, same_bytes, untagged
 from ckptconv.tensors.slices import Span, sliced
 from ckptconv.text import some
 

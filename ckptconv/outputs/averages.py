@@ -6,11 +6,12 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from typing import NamedTuple
 
 from ckptconv.errors import DifferenceError, UsageError
-from ckptconv.formats.quantized.joining import parts_among
+from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Average
+from ckptconv.tensors.computing import WeightedSum
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
 from ckptconv.tensors.lazy import Convert, Joined, LazyTensor, same_bytes, untagged
-from ckptconv.tensors.moves import Cast, WeightedSum
+from ckptconv.tensors.moves import Cast
 from ckptconv.text import some
 
 _F64 = DTYPES["float64"]

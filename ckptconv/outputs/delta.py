@@ -16,9 +16,10 @@ from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import seen_from
 from ckptconv.plan import Data, FilePlan, Literal, Plan, identify
 from ckptconv.storage.overwriting import UNIT
+from ckptconv.tensors.computing import Overlay, Xor
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Joined, LazyTensor, Stored, View
-from ckptconv.tensors.moves import File, Overlay, Packed, Xor
+from ckptconv.tensors.moves import File, Packed
 from ckptconv.text import some
 
 # The only file with tensors: the authors of the layout count from 0.

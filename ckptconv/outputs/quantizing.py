@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping
 
 from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.quantized import making
-from ckptconv.formats.quantized.joining import parts_among
+from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.quantized.table import WAYS
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.selected import Quantization, Selected
 from ckptconv.structure import keymap
+from ckptconv.tensors.computing import Dequantize, Tiled
 from ckptconv.tensors.dtypes import SUMMED
-from ckptconv.tensors.lazy import Composed, Convert, Derived, LazyTensor, Tiled, untagged
-from ckptconv.tensors.moves import Dequantize
+from ckptconv.tensors.lazy import Composed, Convert, Derived, LazyTensor, untagged
 from ckptconv.text import some
 
 # Modules that engines compute in the dtype of activations: embeddings and heads, norms, routers, what scores and

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.result import LikeReport
 from ckptconv.tensors.lazy import Equal
+
+if TYPE_CHECKING:
+    from ckptconv.result import LikeReport
 
 
 class Told(NamedTuple):

@@ -232,8 +232,6 @@ _LONGEST = 1000
 _CLOSED = _MODULES | _PACKAGES
 _PARTS = 1 + max(name.count(".") + 1 for table in (_MODULES, _PACKAGES, _HARMLESS, _NAMES) for name in table)
 
-_refusing: ContextVar[bool] = ContextVar("refusing", default=False)
-
 
 class PickleReading(NamedTuple):
     """What the machine met in a pickle, which `where` names: the names that it calls and that are not known to be data
@@ -267,21 +265,6 @@ def tell(reading: Callable[[], PickleReading]) -> None:
     watcher = _watching.get()
     if watcher is not None:
         watcher(reading())
-
-
-@contextlib.contextmanager
-def refused(wanted: bool = True) -> Iterator[None]:
-    """While active and `wanted`, reading an attack raises UnsafeError. Otherwise it is read as inert data."""
-    token = _refusing.set(wanted)
-    try:
-        yield
-    finally:
-        _refusing.reset(token)
-
-
-def are_refused() -> bool:
-    """Whether reading an attack raises an error, because `refused` is active."""
-    return _refusing.get()
 
 
 def is_suspect(named: Global) -> bool:

@@ -52,6 +52,7 @@ from ckptconv.pickles.nodes import (
     TorchConstant,
     become,
 )
+from ckptconv.pickles.refusing import attacks_are_refused
 from ckptconv.pickles.vocabulary import (
     DEFAULT_LIMITS,
     PLAIN,
@@ -91,7 +92,7 @@ def load(
 
     Raises TruncatedError if the data ends too early, CorruptError if it is not a valid pickle, LimitError if it exceeds
     `limits`, and UnsupportedError if only a running Python could provide what it needs. If attacks are refused
-    (`attacks.refused`), raises UnsafeError for one, broken or not: some attacks run before the pickle breaks.
+    (`refusing_attacks`), raises UnsafeError for one, broken or not: some attacks run before the pickle breaks.
     """
     data = bytes(data)
     with no_garbage():
@@ -112,7 +113,7 @@ def _run(machine: _Machine) -> Loaded:
     except CkptconvError as error:
         machine.tell(broken=True)
         machine.refuse_attack(broken=True)
-        if machine.around and attacks.are_refused():
+        if machine.around and attacks_are_refused():
             _run_on(machine)
         raise machine.oddity or error from None
     else:
@@ -291,7 +292,7 @@ class _Machine:
 
     def refuse_attack(self, *, broken: bool = False) -> None:
         """Raise UnsafeError if attacks are refused and what was read so far is one. `broken`: the pickle is broken."""
-        if self.suspects and (self.opaque or broken) and attacks.are_refused():
+        if self.suspects and (self.opaque or broken) and attacks_are_refused():
             raise attacks.error(self.where, self.suspects, self.opaque) from None
 
     def tell(self, value: Any = None, *, broken: bool = False) -> None:

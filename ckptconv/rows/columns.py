@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.rows.layout import Field, RowLayout
+from ckptconv.tensors.computing import Bits
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Narrow, Stored, Tagged, View, Zeros
-from ckptconv.tensors.moves import Bits
 
 # Parts of a header that are some bits of a field: the first bit, and how many.
 _DECODED = {"count": (0, 31), "used": (7, 1)}

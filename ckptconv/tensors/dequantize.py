@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CorruptError
+from ckptconv.tensors.computing import Box, Dequantize
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module, scratch
-from ckptconv.tensors.moves import Box, Dequantize
 
 if TYPE_CHECKING:
+    from ckptconv.tensors.computing import Axis
     from ckptconv.tensors.float_formats import Array
-    from ckptconv.tensors.lazy import Axis
 
 # OCP Microscaling Formats 1.0, table 5: the magnitudes of e2m1; the highest bit of a code is the sign.
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

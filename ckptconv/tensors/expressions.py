@@ -14,11 +14,11 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, get_type_hints
 
+from ckptconv.tensors.computing import Axis, Tiled
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.kernels import CONVERTING, JOINING, TILING, tile_dtype
 from ckptconv.tensors.lazy import (
-    Axis,
     Concat,
     Convert,
     Inline,
@@ -29,7 +29,6 @@ from ckptconv.tensors.lazy import (
     Picked,
     Stored,
     Tagged,
-    Tiled,
     View,
     Zeros,
 )

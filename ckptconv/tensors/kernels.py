@@ -19,38 +19,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UsageError
 from ckptconv.tensors import quantize as quantizing
+from ckptconv.tensors.computing import (
+    Bits,
+    Dequantize,
+    Join,
+    LowRank,
+    Magnitude,
+    Overlay,
+    Quantize,
+    Rescale,
+    Tile,
+    WeightedSum,
+    Xor,
+)
 from ckptconv.tensors.dequantize import GivenPart, Rounding, dequantize
 from ckptconv.tensors.dequantize import fits as fits_codes
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType, can_cast, itemsize_of_components
 from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module, scratch
 from ckptconv.tensors.low_rank import added, lengthened, rounded
-from ckptconv.tensors.moves import (
-    Bits,
-    Cast,
-    Conjugate,
-    Cut,
-    Dequantize,
-    Gather,
-    Join,
-    Kernel,
-    LowRank,
-    Magnitude,
-    Negate,
-    Overlay,
-    Quantize,
-    Rescale,
-    Runs,
-    Swap,
-    Tile,
-    WeightedSum,
-    Xor,
-)
+from ckptconv.tensors.moves import Cast, Conjugate, Cut, Gather, Kernel, Negate, Runs, Swap
 from ckptconv.tensors.quantize import made_dtype, quantize, rescale, rescaled_dtype
 from ckptconv.tensors.rounding import numbers
 
 if TYPE_CHECKING:
+    from ckptconv.tensors.computing import Tiled
     from ckptconv.tensors.float_formats import Array
-    from ckptconv.tensors.lazy import Tiled
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 

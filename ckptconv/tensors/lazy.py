@@ -21,8 +21,6 @@ from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import (
     bands,
     boxes_of,
-    cells,
-    contiguous_strides,
     gather,
     is_contiguous,
     row_runs,
@@ -32,19 +30,15 @@ from ckptconv.tensors.geometry import (
 )
 from ckptconv.tensors.moves import (
     BLOCK,
-    CASTING,
     GAP,
     Assembled,
-    Box,
     Cast,
-    Dequantize,
+    Cut,
     File,
     Kernel,
-    LowRank,
     Move,
     Order,
     Runs,
-    Tile,
 )
 
 if TYPE_CHECKING:
@@ -52,10 +46,6 @@ if TYPE_CHECKING:
 
 # Bytes of one move of a `Picked` tensor, which may consist of as many runs as elements; and runs, if those are longer.
 _PICKED_AT_ONCE, _RUNS_AT_ONCE = 1 << 16, 512
-# Bytes of an input of a tile, if whole rows or columns of it are needed.
-_MOST_NEEDED = 8 << 20
-# Elements of a tile whose codes are decoded all at once.
-_MOST_DECODED = 1 << 18
 _INNER = File("", 0)
 # A name, and two tensors found under it of which one is kept: their bytes have to be equal.
 Equal: TypeAlias = "tuple[str, LazyTensor, LazyTensor]"
@@ -120,6 +110,12 @@ class LazyTensor:
         """The bytes of a row of a tensor that is computed by rows: cut within one, it is computed in more tiles. 0 if
         it may be cut anywhere."""
         return 0
+
+    @property
+    def cast_from(self) -> int | None:
+        """The bytes that an element takes where its kernel casts it as it makes it: 0 if only some rows are made at a
+        time. None if it is cast after that."""
+        return None
 
     def inputs(self) -> tuple[File, ...]:
         """Return the files that its bytes come from; a file may occur more than once."""
@@ -204,6 +200,9 @@ class Stored(LazyTensor):
         self.dtype = dtype
         self.shape = shape
         self.strides = strides
+
+    def __hash__(self) -> int:  # quicker than that of the others: most tensors of a checkpoint are keys
+        return hash((self.file, self.offset, self.dtype, self.shape, self.strides))
 
     @property
     def contiguous(self) -> bool:
@@ -489,24 +488,24 @@ class Convert(Derived):
             yield from trim(move._replace(target=target, kernels=self._after(move.kernels)), start, stop)
 
     @property
-    def _caster(self) -> Tiled | None:
-        """The tensor whose kernel casts its elements as it makes them, if it can."""
+    def _cast_from(self) -> int | None:
+        """As `cast_from` of the tensor whose kernel casts its elements, and may do it for this."""
         tensor = self.tensor
         while isinstance(tensor, (View, Tagged)) and tensor.dtype == tensor.tensor.dtype:
             tensor = tensor.tensor
-        is_one = isinstance(self.kernel, Cast) and isinstance(tensor, Tiled) and isinstance(tensor.kernel, CASTING)
-        return tensor if is_one and isinstance(tensor, Tiled) else None
+        return tensor.cast_from if isinstance(self.kernel, Cast) else None
 
     @property
     def _widest(self) -> int:
         """The most bytes that an element takes on the way."""
-        made = self._caster
-        return max(self.dtype.itemsize, made.cast_from if made else self.tensor.dtype.itemsize)
+        made = self._cast_from
+        return max(self.dtype.itemsize, self.tensor.dtype.itemsize if made is None else made)
 
     def _after(self, kernels: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
         """Return `kernels` with this one after them."""
-        if isinstance(self.kernel, Cast) and self._caster and kernels and isinstance(kernels[-1], Tile):
-            return (*kernels[:-1], kernels[-1]._replace(cast=self.kernel.target))
+        tile: Any = kernels[-1] if kernels and not isinstance(kernels[-1], Cut) else None
+        if tile and isinstance(self.kernel, Cast) and self._cast_from is not None:
+            return (*kernels[:-1], tile._replace(cast=self.kernel.target))
         return (*kernels, self.kernel)
 
 
@@ -521,11 +520,11 @@ class Computed(Composed):
     def computed(self) -> bool:
         return True
 
-    def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[_TileOf]:
+    def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[TileOf]:
         """Yield tiles of at most `most` elements that cover elements `first` to `last`."""
         raise NotImplementedError
 
-    def _kernel(self, tile: _TileOf, offsets: Sequence[int]) -> Kernel:
+    def _kernel(self, tile: TileOf, offsets: Sequence[int]) -> Kernel:
         """Return the kernel that makes `tile` of inputs at these `offsets`."""
         raise NotImplementedError
 
@@ -554,7 +553,7 @@ class Computed(Composed):
         return self.dtype.itemsize
 
 
-class _TileOf(NamedTuple):
+class TileOf(NamedTuple):
     """A tile: where it goes, its box (index and number of elements along each dimension), and its inputs, each a tensor
     and the interval of its bytes; the boxes of these, where they matter."""
 
@@ -583,184 +582,15 @@ class Joined(Computed):
     def _widest(self) -> int:
         return max(self.dtype.itemsize, sum(part.dtype.itemsize for part in self.parts))
 
-    def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[_TileOf]:
+    def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[TileOf]:
         item = self.dtype.itemsize
         for low in range(first, last, most):
             high = min(low + most, last)
             inputs = [(part, low * part.dtype.itemsize, high * part.dtype.itemsize) for part in self.parts]
-            yield _TileOf(Runs(low * item, (high - low) * item), (low,), (high - low,), inputs)
+            yield TileOf(Runs(low * item, (high - low) * item), (low,), (high - low,), inputs)
 
-    def _kernel(self, tile: _TileOf, offsets: Sequence[int]) -> Kernel:
+    def _kernel(self, tile: TileOf, offsets: Sequence[int]) -> Kernel:
         return self.kernel
-
-
-class Axis(NamedTuple):
-    """What a dimension of an input is of a tensor that is computed tile by tile.
-
-    Element i along dimension `dim` of the tensor needs elements ⌊i·num/den⌋ to ⌈(i+1)·num/den⌉ of the input along this
-    one: 1/128 for the scales of blocks of 128, 4/32 for words of 32 bits that hold codes of 4. Every element needs all
-    of them if `num` is 0.
-    """
-
-    dim: int
-    num: int = 1
-    den: int = 1
-
-    def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
-        """Return the interval of this dimension, which has `extent` elements, that `start` to `stop` of `dim` need."""
-        if not self.num:
-            return 0, extent
-        return min(start * self.num // self.den, extent), min(-(-stop * self.num // self.den), extent)
-
-
-class Tiled(Computed):
-    """A tensor made by `kernel`, tile by tile: `axes` say for each part, and each of its dimensions, what a tile needs.
-
-    Its first element is the one of index `starts` of the tensor that `axes` are about, which it is a box of. `whole` is
-    the tile, at multiples of its sides, of which the kernel needs the inputs of every element; () if each needs its own
-    only.
-    """
-
-    __slots__ = ("axes", "dtype", "kernel", "parts", "shape", "starts", "whole")
-
-    def __init__(
-        self,
-        parts: tuple[LazyTensor, ...],
-        axes: tuple[tuple[Axis, ...], ...],
-        kernel: Kernel,
-        dtype: DType,
-        shape: tuple[int, ...],
-        starts: tuple[int, ...],
-        whole: tuple[int, ...] = (),
-    ) -> None:
-        self.parts = parts
-        self.axes = axes
-        self.kernel = kernel
-        self.dtype = dtype
-        self.shape = shape
-        self.starts = starts
-        self.whole = whole
-
-    @property
-    def scattered(self) -> bool:
-        along = [axis.dim for axis in self.axes[0] if self.shape[axis.dim] > 1]
-        # Rows of which several are needed whole are made together.
-        deep = any(side > 1 for side, extent in zip(self.whole[:-1], self.shape, strict=False) if extent > 1)
-        return along != sorted(along) or deep or self.parts[0].scattered
-
-    @property
-    def by_rows(self) -> bool:
-        """Whether a tile is made of some rows of codes at a time, so that what is made on the way is small."""
-        if not isinstance(self.kernel, Dequantize) or len(self.shape) < 2:
-            return False
-        return self.kernel.codes == "own" or (self.kernel.codes in ("e2m1", "int4") and self.axes[0][-1].num == 4)
-
-    @property
-    def cast_from(self) -> int:
-        """The bytes that an element takes where the kernel casts it as it makes it; 0 if only some rows are made at a
-        time."""
-        if isinstance(self.kernel, LowRank):
-            return self.parts[0].dtype.itemsize
-        return 0 if self.by_rows else self.dtype.itemsize
-
-    @property
-    def grain(self) -> int:
-        return self.shape[-1] * self.dtype.itemsize if len(self.shape) > 1 else 0
-
-    @property
-    def _widest(self) -> int:
-        # A tile needs no more bytes than it makes, but for what a larger one needs whole, and for what is reduced.
-        reduced = math.prod(max(-(-axis.num // axis.den), 1) for axis in self.axes[0])
-        return max(self.dtype.itemsize, self.parts[0].dtype.itemsize * reduced if self.whole or reduced > 1 else 0)
-
-    def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[_TileOf]:
-        item, steps = self.dtype.itemsize, contiguous_strides(self.shape)
-        most = min(most, self._at_once)
-        if isinstance(self.kernel, Dequantize) and not self.by_rows:
-            most = min(most, _MOST_DECODED)
-        if self.whole:
-            for band in bands(self.shape, steps, first, last, max(self.numel, 1), item):
-                place = self._place(band.target.offset // item, [count for count, _ in band.dims])
-                for target, at, counts in cells(self.shape, place, self.starts, self.whole, most, item):
-                    starts = tuple(index + start for index, start in zip(at, self.starts, strict=True))
-                    needed = list(self._boxes(starts, counts))
-                    yield _TileOf(target, starts, counts, [self._input(*each) for each in needed], needed)
-            return
-        if order == "source" and self.scattered:
-            strides = self._source_strides()
-            boxes = boxes_of(tiles(self.shape, strides, most, item), strides)
-        else:
-            boxes = bands(self.shape, steps, first, last, most, item)
-        for box in boxes:
-            at, counts = self._place(box.target.offset // item, [count for count, _ in box.dims])
-            starts = tuple(index + start for index, start in zip(at, self.starts, strict=True))
-            needed = list(self._boxes(starts, counts))
-            yield _TileOf(box.target, starts, counts, [self._input(*each) for each in needed], needed)
-
-    def _place(self, at: int, inner: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the index of element `at`, and the extent of a box from there on that has `inner` along the last
-        dimensions."""
-        steps = contiguous_strides(self.shape)
-        index = tuple(at // step % extent for step, extent in zip(steps, self.shape, strict=True))
-        return index, (1,) * (len(self.shape) - len(inner)) + tuple(inner)
-
-    @property
-    def _at_once(self) -> int:
-        """The most elements of a tile: of an input, each row or column that it needs may be long."""
-        most, columns = _MOST_NEEDED, self.shape[-1] if self.shape else 1
-        for part, axes in zip(self.parts, self.axes, strict=True):
-            needed = {axis.dim for axis in axes if axis.num}
-            each = part.dtype.itemsize * math.prod(
-                extent for axis, extent in zip(axes, part.shape, strict=True) if not axis.num
-            )
-            if len(needed) == 1 and needed != {len(self.shape) - 1}:
-                # A tile of whole rows needs it once for each; one of a part of a row, once.
-                most = min(most, max(_MOST_NEEDED // max(each, 1), 1) * columns)
-            elif needed and each * columns > _MOST_NEEDED:
-                most = min(most, max(_MOST_NEEDED // each, 1))
-        return most
-
-    def _source_strides(self) -> tuple[int, ...]:
-        """Return strides that order the dimensions as the codes have them."""
-        order = [axis.dim for axis in self.axes[0]]
-        order = [*(dim for dim in range(len(self.shape)) if dim not in order), *order]
-        found = dict(zip(order, contiguous_strides([self.shape[dim] for dim in order]), strict=True))
-        return tuple(found[dim] for dim in range(len(self.shape)))
-
-    def _boxes(
-        self, starts: tuple[int, ...], counts: tuple[int, ...]
-    ) -> Iterator[tuple[LazyTensor, tuple[int, ...], tuple[int, ...]]]:
-        """Yield each part, with the box that a tile needs of it: where it starts, and its sides."""
-        sides = self.whole or (1,) * len(starts)
-        low = [start // side * side for start, side in zip(starts, sides, strict=True)]
-        high = [-(-(start + count) // side) * side for start, count, side in zip(starts, counts, sides, strict=True)]
-        for part, axes in zip(self.parts, self.axes, strict=True):
-            spans = [
-                axis.needed(low[axis.dim], high[axis.dim], extent)
-                for axis, extent in zip(axes, part.shape, strict=True)
-            ]
-            yield part, tuple(first for first, _ in spans), tuple(last - first for first, last in spans)
-
-    def _input(self, part: LazyTensor, starts: tuple[int, ...], counts: tuple[int, ...]) -> tuple[LazyTensor, int, int]:
-        """Return the box of `part` as a tensor and an interval of it."""
-        item, steps = part.dtype.itemsize, contiguous_strides(part.shape)
-        first = sum(start * step for start, step in zip(starts, steps, strict=True))
-        if is_contiguous(counts, steps):
-            return part, first * item, (first + math.prod(counts)) * item
-        part = untagged(part)
-        if isinstance(part, Stored):
-            first = sum(start * stride for start, stride in zip(starts, part.strides, strict=True))
-            box: LazyTensor = Stored(part.file, part.offset + first * item, part.dtype, counts, part.strides)
-        else:
-            box = Picked(part, first, counts, steps)
-        return box, 0, box.nbytes
-
-    def _kernel(self, tile: _TileOf, offsets: Sequence[int]) -> Kernel:
-        found = zip(offsets, tile.boxes, self.axes, strict=True)
-        boxes = (Box(at, part.dtype.name, starts, counts, axes) for at, (part, starts, counts), axes in found)
-        return Tile(self.kernel, tile.starts, tile.counts, tuple(boxes))
-
-    ALIGNMENT = 16
 
 
 class Inline(Virtual):

@@ -16,8 +16,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckptconv.tensors.computing import Box, LowRank
 from ckptconv.tensors.float_formats import blas_is_alone, numpy_module, scratch
-from ckptconv.tensors.moves import Box, LowRank
 from ckptconv.tensors.rounding import SINGLE, Casting, Precision, numbers, numbers_as, precision_for, round_certain
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.tensors.computing import Box, Quantize, Rescale
 from ckptconv.tensors.dtypes import SUMMED
 from ckptconv.tensors.float_formats import float32_table, numpy_module
-from ckptconv.tensors.moves import Box, Quantize, Rescale
 from ckptconv.tensors.rounding import numbers_as
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def made_dtype(kernel: Quantize) -> str:
 
 
 def layout(kernel: Quantize, dims: int) -> tuple[tuple[tuple[int, int, int], ...], tuple[int, ...]]:
-    """Return the axes (`lazy.Axis`) of the numbers, of `dims` dimensions, of which it makes a tensor, and the tile of
+    """Return the axes (`Axis`) of the numbers, of `dims` dimensions, of which it makes a tensor, and the tile of
     that of which it needs the numbers of every element."""
     ahead = tuple((dim, 1, 1) for dim in range(dims - 2))
     if kernel.made == "scales":
@@ -223,7 +223,7 @@ def rescaled_dtype(kernel: Rescale) -> str:
 
 
 def rescaled_axes(kernel: Rescale) -> tuple[tuple[tuple[int, int, int], ...], ...]:
-    """Return the axes (`lazy.Axis`) of the parts of `kernel`: the codes, the scales of a tile, and all scales."""
+    """Return the axes (`Axis`) of the parts of `kernel`: the codes, the scales of a tile, and all scales."""
     every = ((0, 0, 1), (0, 0, 1))
     return (((0, 1, 1), (1, 8, 1)), ((0, 1, 1), (1, 1, 2)), every) if kernel.made == "scales" else (every,)
 

@@ -6,7 +6,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.tensors.geometry import contiguous_strides, reshaped_strides
 from ckptconv.tensors.lazy import (
@@ -19,10 +19,12 @@ from ckptconv.tensors.lazy import (
     Picked,
     Stored,
     Tagged,
-    Tiled,
     View,
     Zeros,
 )
+
+if TYPE_CHECKING:
+    from ckptconv.tensors.computing import Tiled
 
 
 class Span(NamedTuple):
@@ -70,6 +72,8 @@ def strided(tensor: LazyTensor, starts: Sequence[int], axes: Sequence[Steps]) ->
         return tensor.replaced(tensor=strided(tensor.tensor, starts, axes))
     if isinstance(tensor, Joined):
         return tensor.replaced(parts=tuple(strided(part, starts, axes) for part in tensor.parts))
+    from ckptconv.tensors.computing import Tiled  # few are
+
     if isinstance(tensor, Tiled) and (box := _box(tensor, starts, axes)) is not None:
         return viewed(box, shape)
     if isinstance(tensor, Narrow):

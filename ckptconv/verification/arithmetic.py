@@ -8,25 +8,23 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
-from ckptconv.tensors.float_formats import numpy_module
-from ckptconv.tensors.lazy import Axis, Convert, Joined
-from ckptconv.tensors.moves import (
+from ckptconv.tensors.computing import (
+    Axis,
     Bits,
-    Cast,
-    Conjugate,
     Dequantize,
     Join,
     LowRank,
     Magnitude,
-    Negate,
     Overlay,
     Quantize,
     Rescale,
-    Swap,
     WeightedSum,
     Xor,
 )
+from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
+from ckptconv.tensors.float_formats import numpy_module
+from ckptconv.tensors.lazy import Convert, Joined
+from ckptconv.tensors.moves import Cast, Conjugate, Negate, Swap
 
 if TYPE_CHECKING:
     import numpy as np

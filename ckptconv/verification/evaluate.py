@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ckptconv.storage.files import Reader
 from ckptconv.storage.prefetch import Range
+from ckptconv.tensors.computing import Quantize, Tiled
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.geometry import contiguous_strides
@@ -31,12 +32,11 @@ from ckptconv.tensors.lazy import (
     Picked,
     Stored,
     Tagged,
-    Tiled,
     View,
     Zeros,
     untagged,
 )
-from ckptconv.tensors.moves import File, Quantize
+from ckptconv.tensors.moves import File
 from ckptconv.verification.arithmetic import CAST_BLOCK, TILES, Given, code_of, converted, joined
 from ckptconv.verification.runs import Run
 

@@ -34,7 +34,7 @@ _MAX_RECORD = 1 << 30
 Stated: TypeAlias = "Callable[[Mapping[str, str]], Mapping[str, str]]"
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Written:
     """An output: its files, in order; its tensors by name, in the order of the files; `homes`, the path of each
     tensor's file; its aliases, {removed: kept}; the structure record, and the path of the file that holds it."""

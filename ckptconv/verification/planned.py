@@ -23,7 +23,7 @@ from ckptconv.verification import AGAIN
 from ckptconv.verification.runs import ExpectedPair
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Compared:
     """An output all of whose names, kinds and values are those of its source.
 

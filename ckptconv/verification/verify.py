@@ -21,7 +21,6 @@ from ckptconv.errors import CkptconvError, DifferenceError, UsageError
 from ckptconv.formats import diffusers
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.companions import is_companion_name, together
-from ckptconv.formats.delta import Delta, read_delta
 from ckptconv.formats.detect import OtherFamilyError
 from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.opening import all_opened, fitted, opened
@@ -31,7 +30,6 @@ from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import selection
-from ckptconv.outputs.delta import check_base, check_chain, with_changes
 from ckptconv.outputs.kinds import KINDS, kind_of
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.selection import Rename
@@ -64,6 +62,7 @@ from ckptconv.verification.runs import ExpectedPair
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ckptconv.formats.delta import Delta
     from ckptconv.options.keywords import ConvertOptions
     from ckptconv.storage.progress import AnyProgress, Progress
     from ckptconv.structure.maps.chosen import ChosenMap
@@ -151,7 +150,7 @@ class CheckedOutput(NamedTuple):
         return KINDS[self.kind].holds
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Expected:
     """What an output must hold: tensors by name, in order, and as functions of the aliases found, the structure record
     and the metadata of each file.
@@ -569,6 +568,11 @@ def _expected(source: Source, asked: Options, holds: str) -> _Expected:
 def _deltas(target: CheckedOutput) -> list[Delta]:
     """Return the deltas that, as the manifest says, `ckptconv patch` applied to what the source gives."""
     paths = target.manifest.deltas if target.manifest else ()
+    if not paths:
+        return []
+    from ckptconv.formats.delta import read_delta
+    from ckptconv.outputs.delta import check_chain
+
     try:
         deltas = [read_delta(Location(path, target.place.options)) for path in paths]
     except UsageError as error:
@@ -580,6 +584,8 @@ def _deltas(target: CheckedOutput) -> list[Delta]:
 
 def _patched(expected: _Expected, found: Written, deltas: Sequence[Delta]) -> _Expected:
     """Return what is `expected` with `deltas` applied. Those change a tied tensor by the name that is stored."""
+    from ckptconv.outputs.delta import check_base, with_changes
+
     aliases = {removed: kept for removed, kept in found.aliases.items() if kept in expected.tensors}
     check_base(deltas, expected.tensors, aliases)
     changed = {name: with_changes(tensor, deltas, aliases.get(name, name)) for name, tensor in expected.tensors.items()}

@@ -36,6 +36,7 @@ from ckptconv.formats.safetensors import read_header
 from ckptconv.formats.torch.objects import CONSTANTS
 from ckptconv.pickles import attacks, machine
 from ckptconv.pickles.nodes import Global
+from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.pickles.vocabulary import Vocabulary
 from ckptconv.storage.files import open_reader
 from differential import trees
@@ -129,7 +130,7 @@ def read_ours(reads: str, path: Path) -> Outcome:
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here on
     before, started = _resident("VmRSS"), time.process_time()
     try:
-        with limited(), attacks.refused():
+        with limited(), refusing_attacks():
             value, calls = READ[reads](path)
             tree = trees.tree_of(value, trees.ours)
         outcome = Outcome(tree, frozenset(map(_called, calls)))

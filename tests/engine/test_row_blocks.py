@@ -19,9 +19,10 @@ from ckptconv.outputs import safetensors, torch_zip
 from ckptconv.plan import Checked, Data, FilePlan, Literal, Trailer
 from ckptconv.storage.files import Readers, look
 from ckptconv.storage.writing import LocalWriter
+from ckptconv.tensors.computing import Axis, Bits, LowRank, Tile, Tiled
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Axis, Concat, Convert, LazyTensor, Stored, Tiled, View, Zeros, strided_rows
-from ckptconv.tensors.moves import Bits, Cast, LowRank, Tile
+from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Stored, View, Zeros, strided_rows
+from ckptconv.tensors.moves import Cast
 
 U8, U4 = DTYPES["uint8"], DTYPES["uint32"]
 

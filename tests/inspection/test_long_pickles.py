@@ -23,7 +23,8 @@ from verdicts import fails, found
 import ckptconv
 from ckptconv.inspection.scan.contents import LONGEST, ScannedContents
 from ckptconv.inspection.scan.readers import InMemory
-from ckptconv.pickles import attacks, survey
+from ckptconv.pickles import survey
+from ckptconv.pickles.refusing import refusing_attacks
 
 # More bytes than are held of a pickle, as a value of it.
 _LENGTH = LONGEST + 5
@@ -209,7 +210,7 @@ def test_a_directory_of_any_length_is_read_to_its_end() -> None:
 def test_findings_of_one_kind_are_counted_up_to_a_thousand() -> None:
     evil = pickled(called(SYSTEM, text("true")))
     contents = ScannedContents()
-    with attacks.refused():
+    with refusing_attacks():
         contents.look(InMemory(zipped([Member(f"{place}.pkl", evil) for place in range(1_100)]), "x.zip"))
     assert len(contents.findings) == 1_001
     assert "more than 1000" in list(contents.findings)[-1].message

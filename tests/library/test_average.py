@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from ckptconv import DifferenceError, UsageError, average, convert, diff, load_state_dict, verify
 from ckptconv.library.virtual import VirtualFiles
 from ckptconv.tensors import kernels
-from ckptconv.tensors.moves import WeightedSum
+from ckptconv.tensors.computing import WeightedSum
 
 Tensors = dict[str, torch.Tensor]
 pytestmark = pytest.mark.usefixtures("place")

@@ -25,7 +25,7 @@ from ckptconv.formats import adapters
 from ckptconv.formats.quantized.table import WAYS
 from ckptconv.library.virtual import VirtualFiles
 from ckptconv.tensors import kernels
-from ckptconv.tensors.moves import LowRank, Tile
+from ckptconv.tensors.computing import LowRank, Tile
 
 PEFT = DATA / "peft"
 # Of each element, all rows would be needed.

@@ -44,9 +44,9 @@ from ckptconv.comparison import encoding, reading
 from ckptconv.comparison.reading import Pair
 from ckptconv.storage import overwriting
 from ckptconv.tensors import kernels
+from ckptconv.tensors.computing import Overlay, Xor
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Zeros
-from ckptconv.tensors.moves import Overlay, Xor
 
 INDEX = "model.safetensors.index.json"
 ENCODINGS = ("xor", "overwrite")

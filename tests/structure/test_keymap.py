@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import builtins
 import collections
 import copy
 import datetime
@@ -38,8 +39,9 @@ from ckptconv.formats import olmo
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.pickles.vocabulary import Vocabulary
-from ckptconv.structure import keymap
+from ckptconv.structure import decoder, keymap
 from ckptconv.structure.choice import Choice
+from ckptconv.structure.encoder import RecordEncoder
 from ckptconv.structure.keymap import describe, flatten, plain_record, remap, unflatten
 from ckptconv.tensors.dtypes import DTYPE_RANK, DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
@@ -322,7 +324,7 @@ def test_it_leads_there_for_live_tensors_too(name: str, monkeypatch: pytest.Monk
 
 
 def test_an_ordinary_state_dict_of_torch_is_not_surveyed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keymap.RecordEncoder, "survey", lambda *_: pytest.fail("it took the long way"))
+    monkeypatch.setattr(RecordEncoder, "survey", lambda *_: pytest.fail("it took the long way"))
     tree = {"a": torch.ones(2), "b": torch.zeros(3, dtype=torch.bfloat16)}
     assert flatten(tree) == (tree, None)
 
@@ -1425,8 +1427,11 @@ def test_a_damaged_record_gives_an_error_of_ours_or_some_tree(tree: Any, data: s
 
 
 def test_nothing_that_a_record_names_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(*args: Any, **_: Any) -> Any:
-        raise AssertionError(f"looked up {args[0]}")
+    real = builtins.__import__
+
+    def forbidden(*args: Any, **named: Any) -> Any:
+        assert args[0] == decoder.__name__, f"looked up {args[0]}"
+        return real(*args, **named)
 
     text = record(
         [

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptconv.tensors import lazy, moves
+from ckptconv.tensors import computing, lazy, moves
+from ckptconv.tensors.computing import Axis, Bits, Dequantize, Join, Overlay, Tiled, Xor
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.expressions import EXPRESSIONS, MAX_DEPTH, Decoder, Encoder
 from ckptconv.tensors.lazy import (
-    Axis,
     Concat,
     Convert,
     Inline,
@@ -25,11 +25,10 @@ from ckptconv.tensors.lazy import (
     Stored,
     Tagged,
     TensorFacts,
-    Tiled,
     View,
     Zeros,
 )
-from ckptconv.tensors.moves import Bits, Cast, Conjugate, Dequantize, File, Join, Negate, Overlay, Packed, Swap, Xor
+from ckptconv.tensors.moves import Cast, Conjugate, File, Negate, Packed, Swap
 
 F32, BF16, I64, I32, U8, U16, C64 = (
     DTYPES[name] for name in ("float32", "bfloat16", "int64", "int32", "uint8", "uint16", "complex64")
@@ -85,7 +84,8 @@ def test_every_expression_comes_back_as_it_was() -> None:
 
 
 def test_every_class_of_expression_has_a_name() -> None:
-    classes = {each for each in vars(lazy).values() if isinstance(each, type) and issubclass(each, LazyTensor)}
+    known = {**vars(lazy), **vars(computing)}.values()
+    classes = {each for each in known if isinstance(each, type) and issubclass(each, LazyTensor)}
     abstract = {LazyTensor, lazy.Derived, lazy.Composed, lazy.Computed, lazy.Virtual}
     assert {kind.made for kind in EXPRESSIONS.values()} == classes - abstract - {Tagged}
     assert {type(each) for each in EVERY} == {kind.made for kind in EXPRESSIONS.values()}

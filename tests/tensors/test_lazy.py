@@ -12,6 +12,7 @@ from evaluate import evaluate
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from ckptconv.tensors.computing import Bits, Join, Overlay, Xor
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import contiguous_strides, is_contiguous, reshaped_strides, tiles
 from ckptconv.tensors.lazy import (
@@ -30,7 +31,7 @@ from ckptconv.tensors.lazy import (
     Zeros,
     same_bytes,
 )
-from ckptconv.tensors.moves import Bits, File, Join, Overlay, Runs, Swap, Xor
+from ckptconv.tensors.moves import File, Runs, Swap
 from ckptconv.tensors.slices import Span, Steps, sliced, strided
 
 SIZE = 40_000
@@ -277,6 +278,20 @@ def test_no_move_makes_more_than_the_limit_or_reads_more_than_about_twice_that(f
 def test_an_expression_survives_pickling_so_that_any_process_can_carry_it_out(file: File, data: st.DataObject) -> None:
     tensor = data.draw(expressions(file))
     assert evaluate(pickle.loads(pickle.dumps(tensor))) == evaluate(tensor)
+
+
+def test_expressions_are_equal_when_they_are_made_of_the_same(file: File) -> None:
+    one = Stored(file, 4, DTYPES["int32"], (2, 3), (3, 1))
+    assert one == one.replaced()
+    assert hash(one) == hash(one.replaced())
+    assert one != one.replaced(offset=8)
+    assert one.replaced(offset=8).offset == 8
+    assert repr(one).startswith("Stored(dtype=")
+    joined = Concat((one, one), 1)
+    assert joined.replaced(dim=0).shape == (4, 3)
+    assert joined == Concat((one, one), 1) != joined.replaced(dim=0)
+    same: list[LazyTensor] = [View(one, one.dtype, (6,)), View(one, one.dtype, (3, 2)), Zeros(one.dtype, (6,)), one]
+    assert len({*same, *(each.replaced() for each in same)}) == len(same)
 
 
 def test_a_contiguous_tensor_is_plain_copies_and_no_kernel(file: File) -> None:

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ckptconv.tensors import low_rank
+from ckptconv.tensors.computing import Axis, Box, LowRank, Tile
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.kernels import apply
-from ckptconv.tensors.lazy import Axis
-from ckptconv.tensors.moves import Box, Cast, LowRank, Tile
+from ckptconv.tensors.moves import Cast
 from ckptconv.tensors.rounding import numbers
 
 _STORED = ("bfloat16", "float16", "float32", "float64")

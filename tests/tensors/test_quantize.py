@@ -18,10 +18,10 @@ from ckptconv.formats.quantized.table import WAYS
 from ckptconv.options.kinds import ROUNDING_WAYS
 from ckptconv.plan import Data
 from ckptconv.storage.files import Readers
+from ckptconv.tensors.computing import Quantize
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.kernels import scatter
 from ckptconv.tensors.lazy import Inline, LazyTensor
-from ckptconv.tensors.moves import Quantize
 from ckptconv.verification.evaluate import Evaluator
 
 DTYPE = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}

@@ -14,9 +14,10 @@ from tiled import Sample, samples, stored
 
 from ckptconv.storage.files import Readers
 from ckptconv.tensors import dequantize, kernels
+from ckptconv.tensors.computing import Axis, LowRank, Tiled
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Axis, Convert, Stored, Tiled
-from ckptconv.tensors.moves import Assembled, Cast, File, LowRank
+from ckptconv.tensors.lazy import Convert, Stored
+from ckptconv.tensors.moves import Assembled, Cast, File
 from ckptconv.tensors.slices import Span, sliced
 from ckptconv.verification.evaluate import Evaluator, footprint
 

@@ -11,26 +11,25 @@ import pytest
 from ckptconv.engine.worker import Worker
 from ckptconv.plan import Data
 from ckptconv.storage.files import Readers
-from ckptconv.tensors import kernels, moves
-from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.expressions import KERNELS, Decoder, Encoder
-from ckptconv.tensors.lazy import Axis, Convert, Inline, Joined, LazyTensor, Tiled
-from ckptconv.tensors.moves import (
+from ckptconv.tensors import computing, kernels, moves
+from ckptconv.tensors.computing import (
+    Axis,
     Bits,
-    Cast,
-    Conjugate,
     Dequantize,
     Join,
     LowRank,
     Magnitude,
-    Negate,
     Overlay,
     Quantize,
     Rescale,
-    Swap,
+    Tiled,
     WeightedSum,
     Xor,
 )
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.expressions import KERNELS, Decoder, Encoder
+from ckptconv.tensors.lazy import Convert, Inline, Joined, LazyTensor
+from ckptconv.tensors.moves import Cast, Conjugate, Negate, Swap
 from ckptconv.verification.evaluate import Evaluator
 
 F32, F64, BF16, U8, U16, I16, C64 = (
@@ -48,7 +47,7 @@ CODES = Inline(BYTES, U8, (2, 16))
 POWERS = Inline(bytes([120, 122]), DTYPES["float8_e8m0fnu"], (2, 1))
 SCALES = Inline(np.array([[0.5], [3]], "<f4").tobytes(), F32, (2, 1))
 # Those that moves are made of, and that no expression names; a kernel of tiles is carried out by `Tile`.
-OF_MOVES = {moves.Gather, moves.Tile}
+OF_MOVES = {moves.Gather, computing.Tile}
 SAMPLES: dict[type[Any], LazyTensor] = {
     Cast: Convert(NUMBERS, Cast("float32", "bfloat16"), BF16),
     Swap: Convert(NUMBERS, Swap(4), F32),
@@ -121,7 +120,7 @@ def test_its_form_in_json_makes_it_again(kernel: type[Any]) -> None:
 def test_its_evaluator_finds_a_fault(kernel: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = SAMPLES[kernel]
     assert made(tensor) == evaluated(tensor)
-    runs = moves.Tile if kernel in kernels.TILING else kernel
+    runs = computing.Tile if kernel in kernels.TILING else kernel
     right = kernels._KERNELS[runs]
 
     def wrong(told: Any, data: memoryview, out: memoryview) -> int:
@@ -136,12 +135,12 @@ def test_its_evaluator_finds_a_fault(kernel: type[Any], monkeypatch: pytest.Monk
 def test_its_evaluator_finds_a_fault_in_products_that_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = Convert(SAMPLES[LowRank], Cast("float64", "bfloat16"), BF16)
     assert made(tensor) == evaluated(tensor)
-    right = kernels._KERNELS[moves.Tile]
+    right = kernels._KERNELS[computing.Tile]
 
     def wrong(told: Any, data: memoryview, out: memoryview) -> int:
         count = right(told, data, out)
         out[-1] ^= 1
         return count
 
-    monkeypatch.setitem(kernels._KERNELS, moves.Tile, wrong)
+    monkeypatch.setitem(kernels._KERNELS, computing.Tile, wrong)
     assert made(tensor) != evaluated(tensor)

@@ -17,7 +17,7 @@ from ckptconv import verify
 from ckptconv.errors import DifferenceError
 from ckptconv.outputs import planning
 from ckptconv.tensors import kernels
-from ckptconv.tensors.moves import LowRank, Magnitude, Quantize, Tile, WeightedSum
+from ckptconv.tensors.computing import LowRank, Magnitude, Quantize, Tile, WeightedSum
 
 Patch = pytest.MonkeyPatch
 Tensors = dict[str, torch.Tensor]

@@ -30,6 +30,7 @@ from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UsageEr
 from ckptconv.storage.files import Reader, Readers
 from ckptconv.structure import regexes
 from ckptconv.tensors import kernels
+from ckptconv.tensors.computing import Bits, Join, Overlay, Xor
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import (
@@ -45,7 +46,7 @@ from ckptconv.tensors.lazy import (
     View,
     Zeros,
 )
-from ckptconv.tensors.moves import Bits, Cast, File, Join, Negate, Overlay, Swap, Xor
+from ckptconv.tensors.moves import Cast, File, Negate, Swap
 from ckptconv.verification import arithmetic
 from ckptconv.verification import evaluate as reference
 from ckptconv.verification.evaluate import Evaluator

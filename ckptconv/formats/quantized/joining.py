@@ -5,17 +5,16 @@ and the few bytes of parts that are shapes themselves is looked at.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import math
 import re
 import struct
-from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.quantized.configuration import Configuration
+from ckptconv.formats.quantized.parts import WEIGHT, groups_of, has_parts
 from ckptconv.formats.quantized.table import (
     FORMATS,
     METHODS,
@@ -26,10 +25,10 @@ from ckptconv.formats.quantized.table import (
     Part,
     Sizes,
 )
+from ckptconv.tensors.computing import Axis, Dequantize, Tiled
 from ckptconv.tensors.dequantize import GivenPart, fits
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Axis, Inline, LazyTensor, Tiled, View, Zeros, untagged
-from ckptconv.tensors.moves import Dequantize
+from ckptconv.tensors.lazy import Inline, LazyTensor, View, Zeros, untagged
 from ckptconv.tensors.slices import as_stored, viewed
 from ckptconv.text import some
 
@@ -39,7 +38,6 @@ _DIMENSION = re.compile(r"(\w+)(?:\*(\w+))?(?:/(\w+))?")
 # Names of scales and zero points, whatever they are for.
 _SCALE = re.compile(r"(^|[._])(scale|scale_inv|zero_point)$")
 _F32 = DTYPES["float32"]
-_WEIGHT, _TORCHAO = ".weight", "~_qdata"
 # Roles of parts that tell sizes; the largest that is read, in bytes.
 _TELLING_SIZES = ("shape", "state")
 _LARGEST = 1 << 16
@@ -74,7 +72,7 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading,
     those that the configuration contradicts.
     """
     _refuse_unread(tensors)
-    groups = _groups(tensors)
+    groups = groups_of(tensors)
     read = _at_once(groups, tensors, read)
     weights: dict[str, Weight] = {}
     gone: set[str] = set()
@@ -133,7 +131,7 @@ def _is_of_activations(name: str, tensor: LazyTensor, weights: Collection[str]) 
 def name_of(weight: str, part: Part) -> str:
     """Return the first of the names that a part of `weight` may have."""
     pattern = part.names.split()[0]
-    return (weight if pattern[0] == "+" else weight.removesuffix(_WEIGHT)) + pattern[1:]
+    return (weight if pattern[0] == "+" else weight.removesuffix(WEIGHT)) + pattern[1:]
 
 
 def shape_of(part: Part, shape: Sequence[int], sizes: Sizes) -> tuple[int, ...]:
@@ -141,16 +139,6 @@ def shape_of(part: Part, shape: Sequence[int], sizes: Sizes) -> tuple[int, ...]:
     rows, columns = shape[-2:]
     known = {**sizes, "M": rows, "K": columns}
     return (*shape[:-2], *(_extent(text, known) for text in part.shape.split()))
-
-
-def parts_among(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
-    """Return {name: what it is part of} for the tensors that are parts of quantized weights, by names and dtypes."""
-    return {
-        part: name
-        for name, companions in _groups(tensors).items()
-        if any(_has_parts(each, companions, tensors) for each in FORMATS)
-        for part in companions.values()
-    }
 
 
 def _without_scale(name: str, tensor: LazyTensor, told: Configuration) -> CorruptError:
@@ -165,51 +153,10 @@ def _is_code(name: str, tensor: LazyTensor, told: Configuration) -> bool:
     """Whether a tensor without companions has to have some, by its name, its dtype and the configuration."""
     of_eight = {group.bits == 8 and group.kind == "int" for group in told.groups}
     meant = told.expert_dtype == "fp4" or True in of_eight or any("NVFP4" in each for each in told.algorithms(name))
-    return meant and name.endswith(_WEIGHT) and len(tensor.shape) > 1
+    return meant and name.endswith(WEIGHT) and len(tensor.shape) > 1
 
 
 # ----------------------------------------------------------------------------------------------------------- companions
-
-
-@functools.cache
-def _endings() -> tuple[tuple[str, str, str], ...]:
-    """Return (ending, what stands in its place in the weight's name, pattern) of all names of parts, longest first."""
-    patterns: set[str] = set()
-    waiting = list(FORMATS)
-    while waiting:
-        each = waiting.pop()
-        patterns.update(itertools.chain.from_iterable(part.names.split() for part in each.parts.values()))
-        waiting += [each.scale] if each.scale else []
-    instead = {"+": "", "=": _WEIGHT, "~": ""}
-    found = [(pattern[1:], instead[pattern[0]], pattern) for pattern in patterns if pattern != "+"]
-    return tuple(sorted(found, key=lambda each: -len(each[0])))
-
-
-def _groups(tensors: Mapping[str, LazyTensor]) -> dict[str, dict[str, str]]:
-    """Return {name of a weight: {pattern: name of a part}} for all that may be quantized."""
-    groups: defaultdict[str, dict[str, str]] = defaultdict(dict)
-    endings = tuple(ending for ending, _, _ in _endings())
-    for name in tensors:
-        if not name.endswith(endings):  # most names, told by one call
-            continue
-        for ending, instead, pattern in _endings():
-            if not name.endswith(ending):
-                continue
-            base = name[: -len(ending)] + instead
-            if pattern[0] == "~":
-                module, dot, own = base.rpartition(".")
-                if not own.startswith("_"):
-                    continue
-                base = module + dot + own[1:]
-            groups[base][pattern] = name
-    # What torchao names is nothing else.
-    torchao = {
-        part: name for name, companions in groups.items() if _TORCHAO in companions for part in companions.values()
-    }
-    for name, companions in groups.items():
-        groups[name] = {pattern: part for pattern, part in companions.items() if torchao.get(part, name) == name}
-    known = {name: {**({"+": name} if name in tensors else {}), **companions} for name, companions in groups.items()}
-    return {name: companions for name, companions in known.items() if len(companions) > 1}
 
 
 def _at_once(groups: Mapping[str, Mapping[str, str]], tensors: Mapping[str, LazyTensor], read: Reading) -> Reading:
@@ -246,8 +193,8 @@ def _weight(
     dtype: str,
 ) -> Weight | None:
     """Return the weight of this name, made of its `companions`, {pattern: name}; None if these are nothing of it."""
-    module = name.removesuffix(_WEIGHT)
-    candidates = [each for each in FORMATS if _has_parts(each, companions, tensors)]
+    module = name.removesuffix(WEIGHT)
+    candidates = [each for each in FORMATS if has_parts(each, companions, tensors)]
     readings: dict[Any, Weight] = {}
     refused: list[str] = []
     for each in candidates:
@@ -288,20 +235,6 @@ def _says(told: Configuration) -> str:
     if not told.method:
         return "No configuration beside the checkpoint says how its weights are quantized."
     return f"{told.path or 'The metadata'} says {told.method}."
-
-
-def _has_parts(each: Format, companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> bool:
-    """Whether all parts of a format are there, in its dtypes, and no others."""
-    known: set[str] = set()
-    layers = [each, each.scale] if each.scale else [each]
-    for layer in layers:
-        for part in layer.parts.values():
-            names = [companions[pattern] for pattern in part.names.split() if pattern in companions]
-            names = [name for name in names if tensors[name].dtype.name in part.dtypes.split()]
-            if not names and not part.optional and part.names:
-                return False
-            known.update(names)
-    return known.issuperset(companions.values())
 
 
 def _made(

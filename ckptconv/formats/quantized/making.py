@@ -6,9 +6,9 @@ import struct
 
 from ckptconv.formats.quantized import joining
 from ckptconv.formats.quantized.table import Way
+from ckptconv.tensors.computing import Axis, Dequantize, Quantize, Rescale, Tiled
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Axis, Convert, Inline, LazyTensor, Tagged, Tiled, View
-from ckptconv.tensors.moves import Dequantize, Quantize, Rescale
+from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, Tagged, View
 from ckptconv.tensors.quantize import MOST_SCALES, layout, made_dtype, rescaled_axes, rescaled_dtype
 
 

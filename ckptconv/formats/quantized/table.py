@@ -40,7 +40,7 @@ class Part(NamedTuple):
 class Format(NamedTuple):
     """A format of quantized weights.
 
-    `out` are the dimensions of the weight, and `codes` says how its codes lie (`moves.Dequantize`); "int" stands for
+    `out` are the dimensions of the weight, and `codes` says how its codes lie (`Dequantize`); "int" stands for
     that of so many bits. `scale` may be a format itself, of scales that are quantized. `sizes` yields what a
     configuration says of a weight: what such a weight is called, and sizes; nothing if it is none of these. `offset` is
     subtracted from codes. `over`: scales divide. `own`: the product is rounded to the dtype of the scales.
@@ -371,7 +371,7 @@ class Way(NamedTuple):
 
     Parts have the first of their names there, and shapes of `sizes`. `codes` and `scale` are what codes are and the
     dtype that scales are rounded to, `stored` the dtype that they have in the file; the largest code is `largest`, and
-    with `power` scales are powers of two (`moves.Quantize`). `told` is what a configuration says of it, and under the
+    with `power` scales are powers of two (`Quantize`). `told` is what a configuration says of it, and under the
     key `left` the modules that are left as they are.
     """
 

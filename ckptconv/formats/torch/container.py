@@ -6,9 +6,9 @@ import itertools
 from typing import Any, NamedTuple
 
 from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsafeError
-from ckptconv.pickles import attacks
 from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.nodes import Global
+from ckptconv.pickles.refusing import attacks_are_refused
 from ckptconv.pickles.vocabulary import PLAIN, Limits, TruncatedError, Vocabulary
 from ckptconv.storage.files import BufferedReader, Reader
 from ckptconv.storage.records import Records
@@ -149,7 +149,7 @@ def refuse_attack(data: bytes, where: str, most: int = 1) -> None:
     It is for pickles that another reader would run in a file that is refused.
     """
     at = 0
-    for _ in range(most if attacks.are_refused() else 0):
+    for _ in range(most if attacks_are_refused() else 0):
         try:
             at = load(data, where=where, start=at).end
         except UnsafeError:

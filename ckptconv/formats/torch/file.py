@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError
@@ -13,8 +12,8 @@ from ckptconv.formats.torch import LOCAL_SIGNATURE
 from ckptconv.formats.torch.container import SCANNED, TorchFile, is_pickle, is_stream, refuse_attack
 from ckptconv.formats.torch.modules import Taken
 from ckptconv.formats.torch.modules import taken as modules_taken
-from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import is_distributed_class
+from ckptconv.pickles.refusing import attacks_are_refused
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
 from ckptconv.plan import Input
 from ckptconv.storage.files import Reader
@@ -88,7 +87,7 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
 
 def _refuse_attack(reader: Reader, head: bytes) -> None:
     """Raise UnsafeError if a file that is refused holds an attack that torch.load, or Python's pickle, would run."""
-    if not attacks.are_refused():
+    if not attacks_are_refused():
         return
     if head.startswith(LOCAL_SIGNATURE):
         from ckptconv.formats.torch.zip_elsewhere import pickles_for_torch
@@ -106,17 +105,16 @@ def fingerprint(torch_file: TorchFile) -> Input:
     return Input(file, (file.size, file.stamp if digest is None else digest))
 
 
-@dataclass
 class Account:
     """The files of torch.save that were read, and what they all add to a source: `size` is that of all of them."""
 
-    opaque: dict[str, None] = field(default_factory=dict)
-    mentioned: dict[str, None] = field(default_factory=dict)
-    warnings: dict[str, None] = field(default_factory=dict)
-    records: dict[str, Records] = field(default_factory=dict)
-    inputs: dict[str, Hashable] = field(default_factory=dict)
-    bytes_read: int = 0
-    size: int = 0
+    def __init__(self) -> None:
+        self.opaque: dict[str, None] = {}
+        self.mentioned: dict[str, None] = {}
+        self.warnings: dict[str, None] = {}
+        self.records: dict[str, Records] = {}
+        self.inputs: dict[str, Hashable] = {}
+        self.bytes_read = self.size = 0
 
     def add(self, file: TorchFile, name: str) -> None:
         """Add a file; `name` is its own, relative to the source."""

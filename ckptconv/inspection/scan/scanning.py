@@ -23,6 +23,7 @@ from ckptconv.inspection.scan.report import RULES, VERDICTS, ScannedFile, ScanRe
 from ckptconv.options.table import SCANNING, checked, filled
 from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import Global
+from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.process import no_garbage
 from ckptconv.storage.hub import pinned
 from ckptconv.storage.inside import check_inside
@@ -67,7 +68,7 @@ def scan(
     if missing:
         raise UsageError(f"{missing} does not exist.")
     seen: set[str] = set()
-    with attacks.refused():
+    with refusing_attacks():
         for found in (each for place in places for each in _files_in(place, report)):
             if found.path in seen:
                 continue

@@ -1,0 +1,342 @@
+"""What computes elements of several others, or of parts of words: kernels, and the tensor that is made tile by tile.
+
+Most checkpoints are only moved: they need none of this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ckptconv.tensors.dtypes import DType
+from ckptconv.tensors.geometry import bands, boxes_of, cells, contiguous_strides, is_contiguous, tiles
+from ckptconv.tensors.lazy import Computed, LazyTensor, Picked, Stored, TileOf, untagged
+from ckptconv.tensors.moves import DTypeName, Kernel, Order
+
+# Bytes of an input of a tile, if whole rows or columns of it are needed.
+_MOST_NEEDED = 8 << 20
+# Elements of a tile whose codes are decoded all at once.
+_MOST_DECODED = 1 << 18
+
+# -------------------------------------------------------------------------------------------------------- kernels
+
+
+class Bits(NamedTuple):
+    """Take `width` bits from bit `shift` of every unsigned integer of `itemsize` bytes, as one of `result` bytes."""
+
+    itemsize: int
+    shift: int
+    width: int
+    result: int
+
+
+class Join(NamedTuple):
+    """Combine unsigned integers of several kinds into integers of `result` bytes.
+
+    The input has the same number of each kind, kind after kind. `kinds` are (bytes of one integer, its first bit in the
+    result, its number of bits there).
+    """
+
+    kinds: tuple[tuple[int, int, int], ...]
+    result: int
+
+
+class Xor(NamedTuple):
+    """Combine bytes by exclusive or. The input is `blocks` blocks of equal size, one after the other."""
+
+    blocks: int
+
+
+class Overlay(NamedTuple):
+    """Replace some bytes: the input is the bytes as they were, then for each of `layers` a unit of two bytes for each.
+
+    The bits of 1 in the second byte of a unit say which bits of the first replace those that were there.
+    """
+
+    layers: int
+
+
+class WeightedSum(NamedTuple):
+    """Add up numbers in float64, in their order, each times its weight, and divide by `over`: the result is float64.
+
+    The input has the same number of elements of each of `dtypes`, kind after kind. A sum that is not a number is the
+    quiet NaN without a sign or payload.
+    """
+
+    dtypes: tuple[str, ...]
+    weights: tuple[float, ...]
+    over: float
+
+
+class Dequantize(NamedTuple):
+    """Make weights of quantized ones: (code − zero − `offset`) · scale, as float32; of more steps, one in another.
+
+    The first part has the codes. `codes` says how they lie there: "own", each an element of its dtype; "e2m1", two in a
+    byte, the low half first; "int2" to "int8", so many bits of 32-bit words, the low ones first; "awq", 4 bits in the
+    order of AWQ; "table4", two in a byte, the high half first, or "table8": indices into the part `table`.
+    `roles` names the other parts: "scale"; "zero", stored as the codes are, or as int8; "index", the group of each
+    column, by which scales and zeros are looked up; "table"; "shift", which is added to the product.
+    `over`: divide by the scale. `between` is the dtype that the result is rounded to. `scales` names the scales in
+    messages.
+    """
+
+    codes: str
+    roles: tuple[str, ...]
+    offset: int = 0
+    over: bool = False
+    between: DTypeName = "float32"
+    scales: str = ""
+
+
+class Quantize(NamedTuple):
+    """Make codes, or the scales of blocks, of numbers: the part is those numbers.
+
+    `made` is "codes" or "scales". A block has `rows` by `columns` of the last two dimensions; those at the edges may
+    have fewer. Its scale is the largest of its absolute values over `largest`, in float32, rounded to dtype `scale`, or
+    with `power` up to a power of two; 1 where all are zero. A code is the number over the scale in float32, rounded to
+    nearest, ties to even: as `codes` says a float8_e4m3fn, for "int4" an integer from −8 on, stored 8 more, eight in a
+    32-bit word, or an "e2m1", two in a byte, the first in the lowest bits. `exact`: codes times scales have to be the
+    numbers, bit for bit. `name` is that of the numbers in messages.
+    """
+
+    made: str
+    codes: str
+    scale: str
+    rows: int
+    columns: int
+    largest: float
+    power: bool
+    exact: bool
+    name: str
+
+
+class Rescale(NamedTuple):
+    """Make of scales that are powers of two (float8_e8m0fnu), for 32 elements each, those of NVFP4, for 16: `made` is
+    "scales", float8_e4m3fn, or "global", by which they are divided, one float32.
+
+    The last part has all scales of the weight. For "scales" the first has the codes, two e2m1 in a byte, and the second
+    the scales of the tile: one too small for float8_e4m3fn is 0, and its codes have to be zeros. `name` is that of the
+    weight.
+    """
+
+    made: str
+    name: str
+
+
+class LowRank(NamedTuple):
+    """Add a product of two matrices, times `scale`, in float64: the parts are what it is added to, and the factors.
+
+    The first factor has the inner dimension last, the second has it first. Products are added in its order.
+    """
+
+    scale: float
+
+
+class Magnitude(NamedTuple):
+    """Give the rows of a matrix of float64 other lengths: the parts are whole rows, and the lengths.
+
+    A row is multiplied by its new length over its own, the root of the sum of squares, which are added in order.
+    """
+
+
+# Those that cast what they make themselves, as they make it.
+CASTING = (Dequantize, LowRank)
+
+
+class Box(NamedTuple):
+    """Part of an input of a tile: elements of `dtype`, `counts` of them from index `starts` on along each dimension.
+
+    `axes` say what its dimensions are (`Axis`). It lies at byte `offset` of the tile's source.
+    """
+
+    offset: int
+    dtype: str
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    axes: tuple[Any, ...]
+
+
+class Tile(NamedTuple):
+    """Make the tile of `counts` elements from index `starts` on of boxes of several inputs, by `kernel`.
+
+    `cast` is the dtype that its elements are cast to as they are made, if that is another.
+    """
+
+    kernel: Kernel
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    cast: str = ""
+
+
+# --------------------------------------------------------------------------------------------- the tensor of tiles
+
+
+class Axis(NamedTuple):
+    """What a dimension of an input is of a tensor that is computed tile by tile.
+
+    Element i along dimension `dim` of the tensor needs elements ⌊i·num/den⌋ to ⌈(i+1)·num/den⌉ of the input along this
+    one: 1/128 for the scales of blocks of 128, 4/32 for words of 32 bits that hold codes of 4. Every element needs all
+    of them if `num` is 0.
+    """
+
+    dim: int
+    num: int = 1
+    den: int = 1
+
+    def needed(self, start: int, stop: int, extent: int) -> tuple[int, int]:
+        """Return the interval of this dimension, which has `extent` elements, that `start` to `stop` of `dim` need."""
+        if not self.num:
+            return 0, extent
+        return min(start * self.num // self.den, extent), min(-(-stop * self.num // self.den), extent)
+
+
+class Tiled(Computed):
+    """A tensor made by `kernel`, tile by tile: `axes` say for each part, and each of its dimensions, what a tile needs.
+
+    Its first element is the one of index `starts` of the tensor that `axes` are about, which it is a box of. `whole` is
+    the tile, at multiples of its sides, of which the kernel needs the inputs of every element; () if each needs its own
+    only.
+    """
+
+    __slots__ = ("axes", "dtype", "kernel", "parts", "shape", "starts", "whole")
+
+    def __init__(
+        self,
+        parts: tuple[LazyTensor, ...],
+        axes: tuple[tuple[Axis, ...], ...],
+        kernel: Kernel,
+        dtype: DType,
+        shape: tuple[int, ...],
+        starts: tuple[int, ...],
+        whole: tuple[int, ...] = (),
+    ) -> None:
+        self.parts = parts
+        self.axes = axes
+        self.kernel = kernel
+        self.dtype = dtype
+        self.shape = shape
+        self.starts = starts
+        self.whole = whole
+
+    @property
+    def scattered(self) -> bool:
+        along = [axis.dim for axis in self.axes[0] if self.shape[axis.dim] > 1]
+        # Rows of which several are needed whole are made together.
+        deep = any(side > 1 for side, extent in zip(self.whole[:-1], self.shape, strict=False) if extent > 1)
+        return along != sorted(along) or deep or self.parts[0].scattered
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether a tile is made of some rows of codes at a time, so that what is made on the way is small."""
+        if not isinstance(self.kernel, Dequantize) or len(self.shape) < 2:
+            return False
+        return self.kernel.codes == "own" or (self.kernel.codes in ("e2m1", "int4") and self.axes[0][-1].num == 4)
+
+    @property
+    def cast_from(self) -> int | None:
+        if not isinstance(self.kernel, CASTING):
+            return None
+        if isinstance(self.kernel, LowRank):
+            return self.parts[0].dtype.itemsize
+        return 0 if self.by_rows else self.dtype.itemsize
+
+    @property
+    def grain(self) -> int:
+        return self.shape[-1] * self.dtype.itemsize if len(self.shape) > 1 else 0
+
+    @property
+    def _widest(self) -> int:
+        # A tile needs no more bytes than it makes, but for what a larger one needs whole, and for what is reduced.
+        reduced = math.prod(max(-(-axis.num // axis.den), 1) for axis in self.axes[0])
+        return max(self.dtype.itemsize, self.parts[0].dtype.itemsize * reduced if self.whole or reduced > 1 else 0)
+
+    def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[TileOf]:
+        item, steps = self.dtype.itemsize, contiguous_strides(self.shape)
+        most = min(most, self._at_once)
+        if isinstance(self.kernel, Dequantize) and not self.by_rows:
+            most = min(most, _MOST_DECODED)
+        if self.whole:
+            for band in bands(self.shape, steps, first, last, max(self.numel, 1), item):
+                place = self._place(band.target.offset // item, [count for count, _ in band.dims])
+                for target, at, counts in cells(self.shape, place, self.starts, self.whole, most, item):
+                    starts = tuple(index + start for index, start in zip(at, self.starts, strict=True))
+                    needed = list(self._boxes(starts, counts))
+                    yield TileOf(target, starts, counts, [self._input(*each) for each in needed], needed)
+            return
+        if order == "source" and self.scattered:
+            strides = self._source_strides()
+            boxes = boxes_of(tiles(self.shape, strides, most, item), strides)
+        else:
+            boxes = bands(self.shape, steps, first, last, most, item)
+        for box in boxes:
+            at, counts = self._place(box.target.offset // item, [count for count, _ in box.dims])
+            starts = tuple(index + start for index, start in zip(at, self.starts, strict=True))
+            needed = list(self._boxes(starts, counts))
+            yield TileOf(box.target, starts, counts, [self._input(*each) for each in needed], needed)
+
+    def _place(self, at: int, inner: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the index of element `at`, and the extent of a box from there on that has `inner` along the last
+        dimensions."""
+        steps = contiguous_strides(self.shape)
+        index = tuple(at // step % extent for step, extent in zip(steps, self.shape, strict=True))
+        return index, (1,) * (len(self.shape) - len(inner)) + tuple(inner)
+
+    @property
+    def _at_once(self) -> int:
+        """The most elements of a tile: of an input, each row or column that it needs may be long."""
+        most, columns = _MOST_NEEDED, self.shape[-1] if self.shape else 1
+        for part, axes in zip(self.parts, self.axes, strict=True):
+            needed = {axis.dim for axis in axes if axis.num}
+            each = part.dtype.itemsize * math.prod(
+                extent for axis, extent in zip(axes, part.shape, strict=True) if not axis.num
+            )
+            if len(needed) == 1 and needed != {len(self.shape) - 1}:
+                # A tile of whole rows needs it once for each; one of a part of a row, once.
+                most = min(most, max(_MOST_NEEDED // max(each, 1), 1) * columns)
+            elif needed and each * columns > _MOST_NEEDED:
+                most = min(most, max(_MOST_NEEDED // each, 1))
+        return most
+
+    def _source_strides(self) -> tuple[int, ...]:
+        """Return strides that order the dimensions as the codes have them."""
+        order = [axis.dim for axis in self.axes[0]]
+        order = [*(dim for dim in range(len(self.shape)) if dim not in order), *order]
+        found = dict(zip(order, contiguous_strides([self.shape[dim] for dim in order]), strict=True))
+        return tuple(found[dim] for dim in range(len(self.shape)))
+
+    def _boxes(
+        self, starts: tuple[int, ...], counts: tuple[int, ...]
+    ) -> Iterator[tuple[LazyTensor, tuple[int, ...], tuple[int, ...]]]:
+        """Yield each part, with the box that a tile needs of it: where it starts, and its sides."""
+        sides = self.whole or (1,) * len(starts)
+        low = [start // side * side for start, side in zip(starts, sides, strict=True)]
+        high = [-(-(start + count) // side) * side for start, count, side in zip(starts, counts, sides, strict=True)]
+        for part, axes in zip(self.parts, self.axes, strict=True):
+            spans = [
+                axis.needed(low[axis.dim], high[axis.dim], extent)
+                for axis, extent in zip(axes, part.shape, strict=True)
+            ]
+            yield part, tuple(first for first, _ in spans), tuple(last - first for first, last in spans)
+
+    def _input(self, part: LazyTensor, starts: tuple[int, ...], counts: tuple[int, ...]) -> tuple[LazyTensor, int, int]:
+        """Return the box of `part` as a tensor and an interval of it."""
+        item, steps = part.dtype.itemsize, contiguous_strides(part.shape)
+        first = sum(start * step for start, step in zip(starts, steps, strict=True))
+        if is_contiguous(counts, steps):
+            return part, first * item, (first + math.prod(counts)) * item
+        part = untagged(part)
+        if isinstance(part, Stored):
+            first = sum(start * stride for start, stride in zip(starts, part.strides, strict=True))
+            box: LazyTensor = Stored(part.file, part.offset + first * item, part.dtype, counts, part.strides)
+        else:
+            box = Picked(part, first, counts, steps)
+        return box, 0, box.nbytes
+
+    def _kernel(self, tile: TileOf, offsets: Sequence[int]) -> Kernel:
+        found = zip(offsets, tile.boxes, self.axes, strict=True)
+        boxes = (Box(at, part.dtype.name, starts, counts, axes) for at, (part, starts, counts), axes in found)
+        return Tile(self.kernel, tile.starts, tile.counts, tuple(boxes))
+
+    ALIGNMENT = 16
