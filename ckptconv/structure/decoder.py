@@ -38,7 +38,7 @@ from ckptconv.structure.record import (
 from ckptconv.structure.soundness import attributes_fault, composite_fault, is_differentiable
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
-from ckptconv.tensors.lazy import LazyTensor, Tagged, TensorFacts, untagged
+from ckptconv.tensors.lazy import NO_FACTS, LazyTensor, Tagged, TensorFacts, untagged
 from ckptconv.text import some
 
 # The cost allowed for hashing a record's keys, in elements: an honest key has a handful.
@@ -505,7 +505,7 @@ class RecordDecoder:
         if view is None:
             view = (None, 0, 0, _dense(leaf, tensor) or ())
         facts = TensorFacts(kind, grad, attributes, *view)
-        return Tagged(tensor, facts) if facts != _ORDINARY else tensor
+        return Tagged(tensor, facts) if facts != NO_FACTS else tensor
 
     def _view(
         self, leaf: dict[str, Any], tensor: Any, itemsize: int
@@ -560,9 +560,6 @@ class RecordDecoder:
             live.share(views, nbytes)
         for memory, tensor in self.memories:
             live.hold(memory, tensor)
-
-
-_ORDINARY = TensorFacts()
 
 
 def _said(leaf: Mapping[str, Any]) -> dict[str, Any]:
