@@ -109,14 +109,16 @@ class FilePlan(NamedTuple):
 
     def inputs(self) -> list[File]:
         """Return every input file that the parts are read from, each once, in order of first use."""
-        # There are many tensors, which share few objects for their files.
-        found = {
-            id(file): file
-            for part in self.parts
-            if isinstance(part, (Data, Checked, Copied))
-            for file in part.tensor.inputs()
-        }
-        return list(dict.fromkeys(found.values()))
+        seen: dict[File, None] = {}
+        before = None
+        for part in self.parts:
+            if isinstance(part, (Data, Checked, Copied)):
+                for file in part.tensor.inputs():
+                    # Most tensors are in the same file as the one before.
+                    if file is not before:
+                        seen[file] = None
+                        before = file
+        return list(seen)
 
 
 class Plan(NamedTuple):

@@ -125,6 +125,12 @@ MUTANTS = [
         "tests/test_text.py tests/test_options.py",
     ),
     Mutant(
+        "engine/tasks",
+        "    is_whole = not start and part.offset + stop == trailer.offset",
+        "    is_whole = True",
+        "tests/outputs/test_torch_zip.py -k several",
+    ),
+    Mutant(
         "tensors/geometry",
         "            if stride != step:",
         "            if stride < step:",
@@ -481,9 +487,15 @@ MUTANTS = [
     ),
     Mutant(
         "verification/verify",
-        "        if asked.max_shard_size and counts[path] > 1 and size > asked.max_shard_size:",
+        "        if counts[path] > 1 and size > asked.max_shard_size:",
         "        if False:",
         "tests/verification/test_verify.py",
+    ),
+    Mutant(
+        "verification/pairs",
+        "            _add_differing(evaluator, pair, Run(0, got.numel), one, other, wrong)",
+        "            pass",
+        "tests/verification/test_neighbours.py",
     ),
     Mutant(
         "verification/planned",

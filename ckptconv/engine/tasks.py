@@ -160,7 +160,8 @@ _WHOLE = frozenset((Data, Literal))
 def _has_all_of(piece: Piece, trailer: Trailer) -> bool:
     """Whether `trailer`, which comes after `piece`, depends on it alone."""
     part, start, stop = piece
-    return isinstance(part, Data) and part.name == trailer.of and not start and part.offset + stop == trailer.offset
+    is_whole = not start and part.offset + stop == trailer.offset
+    return isinstance(part, Data) and part.name == trailer.of and is_whole
 
 
 def _step(part: Literal | Data | Copied, unit: int) -> int:

@@ -223,11 +223,12 @@ class Worker:
         shape = strides = None
         for part, start, stop in window.pieces:
             base = part.offset - begin
-            if isinstance(part, Literal):
-                out[base + start : base + stop] = part.data[start:stop]
-                continue
-            if isinstance(part, Trailer):
-                continue  # made of what comes before it, at the end
+            if type(part) is not Data:
+                if isinstance(part, Literal):
+                    out[base + start : base + stop] = part.data[start:stop]
+                    continue
+                if isinstance(part, Trailer):
+                    continue  # made of what comes before it, at the end
             tensor = part.tensor
             # Many small tensors share these with the one before.
             if type(tensor) is Stored and tensor.file is near and tensor.shape is shape and tensor.strides is strides:

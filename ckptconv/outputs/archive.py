@@ -73,9 +73,8 @@ def file_plan(name: str, members: Iterable[Member]) -> FilePlan:
             length = _descriptor_form(record).size
             parts.append(Trailer(at, length, functools.partial(_descriptor, record), of))
             at += length
-    directory = functools.partial(_directory, at, tuple(records))
-    size = len(directory({record.name: 0 for record in records}))
-    parts.append(Trailer(at, size, directory))
+    size = _directory_size(records)
+    parts.append(Trailer(at, size, functools.partial(_directory, at, tuple(records))))
     return FilePlan(name, at + size, tuple(parts))
 
 
@@ -122,15 +121,24 @@ def _directory(at: int, records: Sequence[_Record], digests: Mapping[str, int]) 
     )
 
 
+def _directory_size(records: Sequence[_Record]) -> int:
+    entries = sum(_ENTRY.size + len(record.name.encode()) + len(_extra(record)) for record in records)
+    return entries + _END_64.size + _LOCATOR.size + _END.size
+
+
+def _extra(record: _Record) -> bytes:
+    """Return the field with what does not fit into 32 bits."""
+    if record.size < _LIMIT and record.header < _LIMIT:
+        return b""
+    sizes = struct.pack("<2Q", record.size, record.size) if record.size >= _LIMIT else b""
+    wide = sizes + (struct.pack("<Q", record.header) if record.header >= _LIMIT else b"")
+    return struct.pack("<2H", _ZIP64, len(wide)) + wide
+
+
 def _entries(records: Sequence[_Record], digests: Mapping[str, int]) -> Iterator[bytes]:
     for record in records:
         raw = record.name.encode()
-        wide = b""
-        if record.size >= _LIMIT:
-            wide += struct.pack("<2Q", record.size, record.size)
-        if record.header >= _LIMIT:
-            wide += struct.pack("<Q", record.header)
-        extra = struct.pack("<2H", _ZIP64, len(wide)) + wide if wide else b""
+        extra = _extra(record)
         flags = _UTF8 | (_DESCRIBED if record.size else 0)
         size = min(record.size, _LIMIT)
         yield _ENTRY.pack(

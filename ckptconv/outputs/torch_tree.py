@@ -24,7 +24,7 @@ from ckptconv.structure import live
 from ckptconv.structure.soundness import composite_fault
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
-from ckptconv.tensors.lazy import LazyTensor, Tagged, TensorFacts, View, untagged
+from ckptconv.tensors.lazy import LazyTensor, Tagged, TensorFacts, View, facts_of, untagged
 
 # A storage is written whole if its views cover half of it, or it is small; else only the range of its views. If that
 # range is larger than this many times what the views cover, they get separate storages.
@@ -129,7 +129,7 @@ class TorchTree:
         for node in walk(tree):
             if isinstance(node, LazyTensor):
                 self.tensors += 1
-                facts = node.facts if isinstance(node, Tagged) else TensorFacts()
+                facts = facts_of(node)
                 self._check_kind(facts.kind)
                 if isinstance(node, Tagged) and facts.storage is not None and node.numel:
                     shared.setdefault(facts.storage, []).append(node)
@@ -204,7 +204,7 @@ class TorchTree:
 
     def _leaf(self, leaf: LazyTensor) -> Call | PersistentId:
         """Return the call that rebuilds a tensor, parameter or subclass with its attributes; or the id of a storage."""
-        facts = leaf.facts if isinstance(leaf, Tagged) else TensorFacts()
+        facts = facts_of(leaf)
         if facts.kind == STORAGE:
             return self._storage(leaf, facts)
         parameter = facts.kind == "parameter"
@@ -281,7 +281,7 @@ class TorchTree:
         if not isinstance(values, LazyTensor):
             raise UnsupportedError("A quantized tensor without data cannot be written for torch.")
         names = QUANTIZERS["scale" not in parts]
-        facts = values.facts if isinstance(values, Tagged) else TensorFacts()
+        facts = facts_of(values)
         packed = math.prod(parts.get("shape", values.shape)) / max(values.numel, 1)
         bits = _QUANTIZED_AS.get((values.dtype.name, 2 if packed > 2 else 1 if packed > 1 else 0))
         if bits:  # taken from a tensor in memory, as integers

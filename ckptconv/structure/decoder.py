@@ -38,7 +38,7 @@ from ckptconv.structure.record import (
 from ckptconv.structure.soundness import attributes_fault, composite_fault, is_differentiable
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
-from ckptconv.tensors.lazy import LazyTensor, Tagged, TensorFacts, untagged
+from ckptconv.tensors.lazy import NO_FACTS, LazyTensor, Tagged, TensorFacts, untagged
 from ckptconv.text import some
 
 # The cost allowed for hashing a record's keys, in elements: an honest key has a handful.
@@ -336,12 +336,14 @@ class RecordDecoder:
         if value is not _UNREAD:
             return value
         if type(node) is list:
-            expect(node[:1] != ["@"], f"node {index} of the table is a reference")
+            if node[:1] == ["@"]:
+                corrupt(f"node {index} of the table is a reference")
             value = self._open(node, "", index)
         elif type(node) is dict:
             value = self._tensor(node, None, index)
         else:
-            expect(node is None or type(node) in (str, int, bool), f"{_short(node)} is not a node")
+            if not (node is None or type(node) in (str, int, bool)):
+                corrupt(f"{_short(node)} is not a node")
             value = node
         if type(value) is int:
             self.costs[index] = value.bit_length() >> 6, 0
@@ -443,10 +445,12 @@ class RecordDecoder:
         """Return a tensor; if it has attributes, return these opened."""
         if "dropped" in leaf:
             return _DROPPED
-        expect(_LEAF_FIELDS.issuperset(leaf), f"a tensor has unknown fields: {some(sorted(leaf))}")
+        if not _LEAF_FIELDS.issuperset(leaf):
+            corrupt(f"a tensor has unknown fields: {some(sorted(leaf))}")
         number = leaf.get("is")
         if number is not None:
-            expect(is_count(number), f"{_short(number)} is not the number of an object")
+            if not is_count(number):
+                corrupt(f"{_short(number)} is not the number of an object")
             if number in self.tensors:
                 return self._again(leaf, implied, number)
         if "attributes" in leaf:
@@ -476,7 +480,8 @@ class RecordDecoder:
         grad = leaf.get("requires_grad", kind == "parameter")
         expect(type(grad) is bool, "requires_grad is neither true nor false")
         dtype = live.dtype_name(tensor)
-        expect(not grad or is_differentiable(dtype), f"a tensor of {dtype} is said to require gradients")
+        if grad and not is_differentiable(dtype):
+            corrupt(f"a tensor of {dtype} is said to require gradients")
         if attributes is not None:
             self.described.append((kind, attributes))
         if isinstance(tensor, LazyTensor):
@@ -505,7 +510,7 @@ class RecordDecoder:
         if view is None:
             view = (None, 0, 0, _dense(leaf, tensor) or ())
         facts = TensorFacts(kind, grad, attributes, *view)
-        return Tagged(tensor, facts) if facts != _ORDINARY else tensor
+        return Tagged(tensor, facts) if facts != NO_FACTS else tensor
 
     def _view(
         self, leaf: dict[str, Any], tensor: Any, itemsize: int
@@ -519,7 +524,8 @@ class RecordDecoder:
             return None
         note = leaf["storage"]
         expect(type(note) is list and 2 <= len(note) <= 3 and all(map(is_count, note[:2])), "a view is not valid")
-        expect(note[0] < len(self.record.storages), f"there is no storage {note[0]}")
+        if note[0] >= len(self.record.storages):
+            corrupt(f"there is no storage {note[0]}")
         nbytes, dtype = self.record.storages[note[0]]
         dtype = leaf.get("dtype", dtype)
         strides = _strides(note[2], tensor) if len(note) == 3 else contiguous_strides(tensor.shape)
@@ -560,9 +566,6 @@ class RecordDecoder:
             live.share(views, nbytes)
         for memory, tensor in self.memories:
             live.hold(memory, tensor)
-
-
-_ORDINARY = TensorFacts()
 
 
 def _said(leaf: Mapping[str, Any]) -> dict[str, Any]:

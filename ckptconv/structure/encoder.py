@@ -37,7 +37,7 @@ from ckptconv.structure.record import (
     inner_prefix,
 )
 from ckptconv.tensors.geometry import contiguous_strides, is_contiguous
-from ckptconv.tensors.lazy import Convert, Handle, LazyTensor, Tagged, TensorFacts, View, same_bytes, untagged
+from ckptconv.tensors.lazy import Convert, Handle, LazyTensor, Tagged, TensorFacts, View, facts_of, same_bytes, untagged
 from ckptconv.tensors.moves import Conjugate, Negate
 from ckptconv.text import is_unicode
 
@@ -392,7 +392,7 @@ class RecordEncoder:
             return False
         if isinstance(value, (LazyTensor, Handle)):
             tensor = value.lazy if isinstance(value, Handle) else value
-            bare, facts = untagged(tensor), tensor.facts if isinstance(tensor, Tagged) else TensorFacts()
+            bare, facts = untagged(tensor), facts_of(tensor)
             group = _storage_group(bare, facts)
         else:
             bare, facts = live.bare(value)

@@ -17,7 +17,7 @@ from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.structure import live
 from ckptconv.structure.record import METADATA, StructureRecord, dump, name_of, parse, tensors_of
 from ckptconv.tensors.dtypes import DTYPE_RANK
-from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, TensorFacts, untagged
+from ckptconv.tensors.lazy import NO_FACTS, LazyTensor, Stored, Tagged, TensorFacts, untagged
 from ckptconv.text import brief
 
 if TYPE_CHECKING:
@@ -50,8 +50,6 @@ class Flattened(NamedTuple):
     quantized: Mapping[str, QuantizedTensor] = MappingProxyType({})
 
 
-# Of a tensor of which nothing is known but its bytes.
-_NO_FACTS = TensorFacts()
 _TENSOR, _FACTS, _PLACE = attrgetter("tensor"), attrgetter("facts"), attrgetter("file.path", "offset")
 
 
@@ -258,7 +256,7 @@ def _plain_tensors(tree: Any, tagged: bool) -> dict[str, Any] | None:
         return None
     if any(fact.requires_grad or fact.attributes is not None or fact.kind != "tensor" for fact in facts):
         return None
-    return dict(zip(tree, map(Tagged, tensors, facts or repeat(_NO_FACTS)) if tagged else tensors, strict=False))
+    return dict(zip(tree, map(Tagged, tensors, facts or repeat(NO_FACTS)) if tagged else tensors, strict=False))
 
 
 def _plain_dict(record: StructureRecord, flat: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -538,6 +538,7 @@ def _fill(target: Any, source: Any) -> None:
 
 # There are many tensors, but few distinct shapes.
 @functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=4096)  # there are many tensors, but few distinct shapes
 def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether elements laid out by `strides` are dense, with the dimensions in some order."""
     order = sorted(range(len(shape)), key=lambda dim: -strides[dim])

@@ -184,7 +184,8 @@ def _key(record: StructureRecord, node: Any) -> Any:
 
 def node_at(record: StructureRecord, index: Any) -> Any:
     """Return node `index` of the table."""
-    expect(is_count(index) and index < len(record.nodes), f"it refers to node {index!r} of {len(record.nodes)}")
+    if not (is_count(index) and index < len(record.nodes)):
+        corrupt(f"it refers to node {index!r} of {len(record.nodes)}")
     return record.nodes[index]
 
 
@@ -196,7 +197,11 @@ def corrupt(reason: str) -> NoReturn:
 
 
 def expect(condition: object, reason: str) -> None:
-    """Raise CorruptError for `reason` unless `condition` holds."""
+    """Raise CorruptError for `reason` unless `condition` holds.
+
+    A reason that has to be made, for each of a million tensors, costs more than most conditions: there, ask first, and
+    call `corrupt`.
+    """
     if not condition:
         corrupt(reason)
 
@@ -204,7 +209,8 @@ def expect(condition: object, reason: str) -> None:
 def typed(kind: type, *values: Any) -> tuple[Any, ...]:
     """Return the values if all have exactly this type; else raise CorruptError."""
     for value in values:
-        expect(type(value) is kind, f"a {type(value).__name__} stands where a {kind.__name__} should")
+        if type(value) is not kind:
+            corrupt(f"a {type(value).__name__} stands where a {kind.__name__} should")
     return values
 
 

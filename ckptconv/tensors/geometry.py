@@ -13,6 +13,12 @@ from ckptconv.tensors.moves import BLOCK, GAP, Cut, File, Gather, Move, Runs
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a C-order tensor of `shape`, in elements, as torch counts them."""
+    return _contiguous_strides(tuple(shape))
+
+
+# There are many tensors, but few distinct shapes.
+@functools.lru_cache(maxsize=4096)
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides = []
     step = 1
     for extent in reversed(shape):
@@ -21,7 +27,6 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-# There are many tensors, but few distinct shapes.
 @functools.lru_cache(maxsize=4096)
 def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether elements of `shape` laid out by `strides` (in elements) are dense and in C order."""

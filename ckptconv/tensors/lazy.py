@@ -699,13 +699,22 @@ def untagged(tensor: LazyTensor) -> LazyTensor:
     return tensor.tensor if isinstance(tensor, Tagged) else tensor
 
 
+# The facts of a tensor of which none are known.
+NO_FACTS = TensorFacts()
+
+
+def facts_of(tensor: LazyTensor) -> TensorFacts:
+    """Return the facts that are known of a tensor."""
+    return tensor.facts if isinstance(tensor, Tagged) else NO_FACTS
+
+
 def packed(tensors: Iterable[LazyTensor]) -> Counter[File]:
     """Return the compressed files that `tensors` are read from, with the bytes of tensors that come from each."""
     found: Counter[File] = Counter()
     for tensor in tensors:
-        shares = {file: tensor.nbytes for file in tensor.inputs() if file.packed}
-        if shares:  # seldom, and an update takes long
-            found.update(shares)
+        files = tensor.inputs()
+        if files and (files[0].packed or len(files) > 1):  # seldom
+            found.update({file: tensor.nbytes for file in files if file.packed})
     return found
 
 

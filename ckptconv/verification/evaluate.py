@@ -9,7 +9,6 @@ happens in blocks, so memory stays small whatever a tensor's size.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,7 +33,6 @@ from ckptconv.tensors.lazy import (
     Tagged,
     View,
     Zeros,
-    untagged,
 )
 from ckptconv.tensors.moves import File
 from ckptconv.verification.arithmetic import CAST_BLOCK, TILES, Given, code_of, converted, joined
@@ -279,14 +277,9 @@ def footprint(tensor: LazyTensor, start: int, stop: int) -> list[Range]:
 
 def stored_in_order(tensor: LazyTensor) -> Stored | None:
     """Return `tensor` without its facts if it is elements stored in C order, else None."""
-    stored = untagged(tensor)
-    return stored if isinstance(stored, Stored) and _is_in_order(stored.shape, stored.strides) else None
-
-
-# There are many tensors, but few distinct shapes.
-@functools.lru_cache(maxsize=4096)
-def _is_in_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    return strides == contiguous_strides(shape)
+    if isinstance(tensor, Tagged):
+        tensor = tensor.tensor
+    return tensor if isinstance(tensor, Stored) and tensor.strides == contiguous_strides(tensor.shape) else None
 
 
 def _boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[tuple[list[int], list[int]]]:

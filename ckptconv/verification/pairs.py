@@ -232,9 +232,9 @@ def _pieces(pairs: Iterable[ExpectedPair]) -> Iterator[_Piece | _Neighbours]:
 def _neighbour(pair: ExpectedPair) -> _Neighbour | None:
     """Return a pair of small tensors that are stored as they are compared, and not compressed; None for another."""
     want, got = stored_in_order(pair.want), stored_in_order(pair.got)
-    if want and got and not (want.file.packed or got.file.packed):
+    if want and got and want.shape == got.shape and want.dtype == got.dtype:
         size = got.nbytes
-        if 0 < size <= _BLOCK and want.nbytes == size:
+        if 0 < size <= _BLOCK and not (want.file.packed or got.file.packed):
             return _Neighbour(pair, want, got, size)
     return None
 

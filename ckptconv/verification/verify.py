@@ -538,6 +538,8 @@ def _compare_companions(
 def _other_kind(pair: ExpectedPair) -> DifferenceError | None:
     """Return what is wrong if dtypes or shapes differ."""
     want, got, path, name = pair
+    if want.dtype == got.dtype and want.shape == got.shape:
+        return None
     for what, expected, found in (
         ("dtype", want.dtype.name, got.dtype.name),
         ("shape", list(want.shape), list(got.shape)),
@@ -677,12 +679,14 @@ def _check_structure(expected: _Expected, found: Written) -> None:
 
 def _check_shards(found: Written, asked: Options) -> None:
     """Check that no file of several tensors exceeds `max_shard_size`."""
+    if not asked.max_shard_size:
+        return
     sizes: Counter[str] = Counter()
     for name, tensor in found.tensors.items():
         sizes[found.homes[name]] += tensor.nbytes
     counts = Counter(found.homes.values())
     for path, size in sizes.items():
-        if asked.max_shard_size and counts[path] > 1 and size > asked.max_shard_size:
+        if counts[path] > 1 and size > asked.max_shard_size:
             raise DifferenceError(
                 f"{path} holds {size} bytes of tensors, more than --max-shard-size allows ({asked.max_shard_size}).",
                 what="file",

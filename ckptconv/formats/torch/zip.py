@@ -861,13 +861,17 @@ class _Archive:
     def records(self) -> Records:
         """Return the storages' places and checksums; of compressed ones, only the checksums."""
         beginnings = tuple(self.prefix + folder for folder in self.folders)
-        rows = [self.rows[name] for name in self._single if name.startswith(beginnings)]
+        found = [self.rows[name] for name in self._single if name.startswith(beginnings)]
         for series in self._series:
-            rows.extend(range(series.first, series.stop) if series.head.startswith(beginnings) else ())
-        rows.sort()
+            found.extend(range(series.first, series.stop) if series.head.startswith(beginnings) else ())
+        found.sort()
+        rows: Sequence[int] = found
+        if found and found[-1] - found[0] == len(found) - 1:
+            # No row is there twice: they follow one another, as mostly.
+            rows = range(found[0], found[-1] + 1)
         places = self._column(self.payloads, rows)
         if any(map(operator.gt, places, places[1:])):
-            rows.sort(key=self.payloads.__getitem__)
+            rows = sorted(rows, key=self.payloads.__getitem__)
         packed = array.array("I")
         if any(self._column(self.methods, rows)):
             packed.extend(self.crcs[row] for row in rows if self.methods[row])
@@ -879,13 +883,9 @@ class _Archive:
 
     @staticmethod
     def _column(column: array.array[int], rows: Sequence[int]) -> array.array[int]:
-        """Return what a column has in `rows`; where these follow one another, as mostly, by one copy."""
-        if (
-            rows
-            and rows[-1] - rows[0] == len(rows) - 1
-            and all(map(operator.lt, rows, itertools.islice(rows, 1, None)))
-        ):
-            return column[rows[0] : rows[-1] + 1]
+        """Return what a column has in `rows`; of a range by one copy."""
+        if isinstance(rows, range):
+            return column[rows.start : rows.stop]
         return array.array(column.typecode, map(column.__getitem__, rows))
 
     # ---- small members
