@@ -36,8 +36,8 @@ SHARD = 5_000_000
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
-def a_model(seed: int = 0, layers: int = 5) -> dict[str, torch.Tensor]:
-    """Some 13 MB in tensors of all kinds: plain, tied, transposed, scalar, empty, of other dtypes."""
+def a_model(seed: int = 0, layers: int = 2) -> dict[str, torch.Tensor]:
+    """Some 8 MB in tensors of all kinds: plain, tied, transposed, scalar, empty, of other dtypes."""
     generator = torch.Generator().manual_seed(seed)
     model = {f"layers.{i}.weight": torch.randn(512, 700, generator=generator) for i in range(layers)}
     model["transposed"] = torch.randn(900, 1500, generator=generator).t()

@@ -22,12 +22,12 @@ from prepared import PROGRAM, Process, Server, prepared
 import ckptconv as library
 from ckptconv.errors import CorruptError, FailedError
 
-SHARD = 1_000_000
+SHARD = 100_000
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return seven_shards(tmp_path_factory.mktemp("model") / "model.pt")
+    return seven_shards(tmp_path_factory.mktemp("model") / "model.pt", rows=25)
 
 
 @pytest.fixture(scope="module")
