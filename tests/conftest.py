@@ -89,12 +89,20 @@ def program() -> Path:
 
 
 @pytest.fixture(scope="session")
-def s3() -> Iterator[S3]:
-    """A small server that speaks S3. All tests of a worker use this, under `fresh` names."""
+def s3_of_all() -> Iterator[S3]:
     from remote import s3_server
 
     with s3_server() as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def s3(s3_of_all: S3) -> Iterator[S3]:
+    """A small server that speaks S3. All tests of a worker use this, under `fresh` names; what a module's tests leave
+    there, which is in the memory of this process, goes with them."""
+    yield s3_of_all
+    for key in s3_of_all.keys(""):
+        s3_of_all.ask("DELETE", key)
 
 
 @pytest.fixture(scope="session")

@@ -110,12 +110,11 @@ class Store:
     def _listed(self, objects: dict[str, _Object], prefix: str, query: Mapping[str, str]) -> Answer:
         delimiter, after = query.get("delimiter", ""), query.get("continuation-token", query.get("start-after", ""))
         rows: dict[str, _Object | None] = {}
-        for key in sorted(objects):
-            if key.startswith(prefix):
-                folder, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
-                name = prefix + folder + delimiter if found else key
-                if name > after:
-                    rows[name] = None if found else objects[key]
+        for key in sorted(key for key in objects if key.startswith(prefix)):
+            folder, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+            name = prefix + folder + delimiter if found else key
+            if name > after:
+                rows[name] = None if found else objects[key]
         most = int(query.get("max-keys", MOST_KEYS))
         shown = dict(islice(rows.items(), most))
         more = {"NextContinuationToken": [*shown][-1]} if len(rows) > most else {}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
+
+from prepared import prepared
 
 ROOT = Path(__file__).parents[1]
 
@@ -62,25 +63,25 @@ for command in (
 """
 
 
-def run_without(blocked: list[str], code: str, place: Path) -> str:
-    """What `code` prints where importing the `blocked` packages fails."""
+def without(blocked: list[str], code: str, place: Path) -> str:
+    """`code` for where importing the `blocked` packages fails."""
     for name in blocked:
         (place / "blocked" / name).mkdir(parents=True)
         (place / "blocked" / name / "__init__.py").write_text(f"raise ModuleNotFoundError('No module named {name}')")
-    paths = [place / "blocked", ROOT / "scripts", ROOT]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    paths = [str(path) for path in (place / "blocked", ROOT / "scripts", ROOT)]
+    return f"import sys\nassert not {set(blocked)!r} & set(sys.modules)\nsys.path[:0] = {paths!r}\n{code}"
 
 
 def test_every_command_and_the_library_work_without_torch(tmp_path: Path) -> None:
-    assert "commands and the library did what they should" in run_without(["torch"], EVERYTHING, tmp_path)
+    done = prepared().run(without(["torch"], EVERYTHING, tmp_path), cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "commands and the library did what they should" in done.stdout
 
 
 def test_what_only_copies_works_without_numpy_too(tmp_path: Path) -> None:
-    run_without(["torch", "numpy"], PLAIN, tmp_path)
+    command = [sys.executable, "-c", without(["torch", "numpy"], PLAIN, tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_load_state_dict_says_what_to_install(tmp_path: Path) -> None:
@@ -91,8 +92,8 @@ try:
 except ckptconv.UsageError as error:
     print(error)
 """
-    said = run_without(["torch"], code, tmp_path)
-    assert said == (
+    done = prepared().run(without(["torch"], code, tmp_path), cwd=tmp_path)
+    assert done.stdout == (
         "torch is needed for its tensors, and cannot be imported: No module named torch. "
         "Install it: pip install 'ckptconv[torch]'. Or open with framework=\"np\".\n"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,17 +16,18 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import SHARDS, ZERO, ckptconv, ckptconv_here, contents, seven_shards
+from checkpoints import SHARDS, ZERO, ckptconv_here, contents, seven_shards
+from prepared import PROGRAM, Process, Server, prepared
 
 import ckptconv as library
 from ckptconv.errors import CorruptError, FailedError
 
-SHARD = 1_000_000
+SHARD = 100_000
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return seven_shards(tmp_path_factory.mktemp("model") / "model.pt")
+    return seven_shards(tmp_path_factory.mktemp("model") / "model.pt", rows=25)
 
 
 @pytest.fixture(scope="module")
@@ -122,37 +122,34 @@ def test_a_broken_pool_is_an_error_and_the_next_run_goes_on(
 
 
 @pytest.fixture(scope="module")
-def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[subprocess.Popen[bytes]], Path]]:
-    """The address of a scheduler, two workers, each a process of its own, and the file that lets these go on."""
+def dask() -> Server:
+    """Starts what imports dask, which takes a second, at once."""
     pytest.importorskip("distributed")
+    return prepared("distributed", "distributed.cli.dask_scheduler", "distributed.cli.dask_worker")
+
+
+@pytest.fixture(scope="module")
+def scheduler(dask: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[Process], Path]]:
+    """The address of a scheduler, two workers, each a process of its own, and the file that lets these go on."""
     place = tmp_path_factory.mktemp("dask")
     go_on = place / "go-on"
-    paths = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(place), "GO_ON": str(go_on)}
-    environment = {**os.environ, **paths}
-    run = [
-        sys.executable,
-        "-m",
-        "distributed.cli.dask_scheduler",
-        "--port",
-        "0",
-        "--host",
-        "127.0.0.1",
-        "--no-dashboard",
-    ]
+    environment = {**os.environ, "TMPDIR": str(place), "GO_ON": str(go_on)}
+
+    def started(kind: str, *arguments: object, log: Path) -> Process:
+        with log.open("wb") as out:
+            code = f"from distributed.cli.dask_{kind} import main; main()"
+            return dask.python(code, *arguments, stdout=out, stderr=out, env=environment, cwd=place)
+
     log = place / "scheduler.log"
-    with open(log, "wb") as out:
-        main = subprocess.Popen(run, stdout=out, stderr=out, env=environment, cwd=place)
+    main = started("scheduler", "--port", 0, "--host", "127.0.0.1", "--no-dashboard", log=log)
     address = None
     while not address and main.poll() is None:
         time.sleep(0.1)
         address = re.search(r"Scheduler at:\s+(tcp://\S+)", log.read_text())
     assert address, log.read_text()
-    command = [sys.executable, "-m", "distributed.cli.dask_worker", address[1], "--nthreads", "1", "--no-nanny"]
-    command += ["--no-dashboard", "--preload", str(Path(__file__).parents[1].joinpath("slow_worker.py"))]
-    workers = [
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment, cwd=place)
-        for _ in range(2)
-    ]
+    slow = Path(__file__).parents[1] / "slow_worker.py"
+    options = ["--nthreads", 1, "--no-nanny", "--no-dashboard", "--preload", slow]
+    workers = [started("worker", address[1], *options, log=place / f"worker{n}.log") for n in range(2)]
     yield address[1], workers, go_on
     for process in [*workers, main]:
         process.kill()
@@ -160,13 +157,15 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, l
 
 
 def test_a_dask_cluster_makes_the_same_although_a_worker_is_killed(
-    model: Path, expected: dict[str, bytes], tmp_path: Path, scheduler: tuple[str, list[subprocess.Popen[bytes]], Path]
+    model: Path,
+    expected: dict[str, bytes],
+    tmp_path: Path,
+    dask: Server,
+    scheduler: tuple[str, list[Process], Path],
 ) -> None:
     address, workers, go_on = scheduler
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "ckptconv", "pt2safetensors", str(model), str(out)]
-    command += ["--max-shard-size", str(SHARD), "--dask", address]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = dask.python(PROGRAM, "pt2safetensors", model, out, "--max-shard-size", SHARD, "--dask", address)
     # A worker dies while it makes a file: when it has said which, and before that is done.
     while process.poll() is None and not list(out.glob(f".ckptconv-*/.begun-{workers[0].pid}")):
         time.sleep(0.02)
@@ -180,19 +179,17 @@ def test_a_dask_cluster_makes_the_same_although_a_worker_is_killed(
     assert contents(out) == expected
 
 
-def test_a_scheduler_that_does_not_answer_is_a_paragraph(model: Path, tmp_path: Path) -> None:
+def test_a_scheduler_that_does_not_answer_is_a_paragraph(model: Path, dask: Server, tmp_path: Path) -> None:
     code = "from ckptconv.cli import dask, main; import sys; dask.PATIENCE = 1; main.main(sys.argv[1:])"
-    command = [sys.executable, "-c", code, "pt2safetensors", str(model), str(tmp_path / "out")]
-    done = subprocess.run([*command, "--dask", "tcp://127.0.0.1:9"], capture_output=True, text=True, check=False)
+    done = dask.run(code, "pt2safetensors", model, tmp_path / "out", "--dask", "tcp://127.0.0.1:9")
     assert done.returncode == 1
     assert "does not answer" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_without_dask_it_says_what_to_install(model: Path, tmp_path: Path) -> None:
-    (tmp_path / "distributed.py").write_text("raise ImportError('No module named distributed')")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    run = ckptconv("pt2safetensors", model, tmp_path / "out", "--dask", "tcp://127.0.0.1:9", env=environment)
+def test_without_dask_it_says_what_to_install(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    run = ckptconv_here("pt2safetensors", model, tmp_path / "out", "--dask", "tcp://127.0.0.1:9")
     assert run.code == 2
     assert "ckptconv[dask]" in run.err

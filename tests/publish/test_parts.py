@@ -21,12 +21,12 @@ from ckptconv.errors import UsageError
 from ckptconv.publish.parts import assign
 from ckptconv.text import parse_part
 
-SHARDED = ("--max-shard-size", "1MB")
+SHARDED = ("--max-shard-size", "100kB")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return seven_shards(tmp_path_factory.mktemp("model") / "model.pt")
+    return seven_shards(tmp_path_factory.mktemp("model") / "model.pt", rows=25)
 
 
 def part(model: Path, output: Path, which: str, *options: object) -> Run:

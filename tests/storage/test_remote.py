@@ -464,7 +464,7 @@ def test_a_zero_3_checkpoint_is_fetched_in_large_ranges_and_no_more_of_it_than_t
     # As with 2 GB on many ranks: what a rank holds of a window is a small piece.
     monkeypatch.setattr(prefetch, "REQUEST", 256 * KIB)
     directory = tmp_path / "zero"
-    make_example.write(make_example.Example(params=4_000_000, ranks=8, stage=3), directory)
+    make_example.write(make_example.Example(params=4_000_000, ranks=8, stage=3, sparse=True), directory)
     name = fresh()
     url = s3.put(directory, f"{name}/zero")
     options = tried_once(s3, proxy)
@@ -482,7 +482,7 @@ def test_a_zero_3_checkpoint_is_fetched_in_large_ranges_and_no_more_of_it_than_t
 
 def test_a_process_that_reads_and_writes_s3_stays_small(s3: S3, tmp_path: Path) -> None:
     directory = tmp_path / "zero"
-    make_example.write(make_example.Example(params=12_000_000, ranks=6, stage=3), directory)
+    make_example.write(make_example.Example(params=12_000_000, ranks=6, stage=3, sparse=True), directory)
     name = fresh()
     url = s3.put(directory, f"{name}/zero")
     run = ckptconv(
@@ -575,7 +575,7 @@ def test_small_tensors_and_those_of_many_ranks_are_verified_with_few_requests(
 ) -> None:
     torch.save({f"w{i:04}": torch.full((50,), float(i)) for i in range(2000)}, tmp_path / "small.pt")
     directory = tmp_path / "zero"
-    make_example.write(make_example.Example(params=4_000_000, ranks=8, stage=3), directory)
+    make_example.write(make_example.Example(params=4_000_000, ranks=8, stage=3, sparse=True), directory)
     name = fresh()
     small = s3.put(tmp_path / "small.pt", f"{name}/small.pt")
     ranks = s3.put(directory, f"{name}/zero")

@@ -704,7 +704,7 @@ def test_what_is_not_there_or_nothing_is_no_success(tmp_path: Path) -> None:
 def test_the_command_tells_what_was_compared(saved: Path, tmp_path: Path) -> None:
     output = tmp_path / "model.safetensors"
     assert ckptconv_here("pt2safetensors", saved, output, "--verify", "-q").code == 0
-    run = ckptconv("verify", saved, output)
+    run = ckptconv_here("verify", saved, output)
     assert run.code == 0, run.err
     assert "equal to" in run.out
     told = ckptconv_here("verify", saved, output, "--json").json
