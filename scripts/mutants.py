@@ -318,8 +318,9 @@ MUTANTS = [
     ),
     Mutant(
         "pickles/machine",
-        "                    if value is HOLE:\n                        raise _NotStoredError\n",
-        "",
+        "                        if value is HOLE:\n                            raise _NotStoredError\n"
+        "                        stack.append(value)\n                        continue\n",
+        "                        stack.append(value)\n                        continue\n",
         "tests/pickles",
     ),
     Mutant(

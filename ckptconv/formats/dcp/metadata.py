@@ -248,7 +248,7 @@ def read_description(pickles: Iterable[tuple[str, bytes]], *, of_ranks: bool) ->
 
 def _add(found: Description, loaded: Loaded, where: str, of_rank: bool) -> None:
     """Add what one pickle describes: everything, or what one rank has."""
-    root = _state(loaded.value, where, "it")
+    root = _state(loaded.value, where)
     entries, places = root.get("state_dict_metadata"), root.get("storage_data")
     if type(entries) is not dict or type(places) is not dict:
         raise CorruptError(f"{where} is no metadata of a checkpoint: it lacks state_dict_metadata or storage_data.")
@@ -260,7 +260,7 @@ def _add(found: Description, loaded: Loaded, where: str, of_rank: bool) -> None:
             raise CorruptError(f"{where} names a tensor by something that is not text.")
         own = placed.pop(name, {})
         if type(entry) is Opaque and entry.cls == _TENSOR:
-            _add_tensor(found, name, _state(entry, where, named(name)), own, where, of_rank)
+            _add_tensor(found, name, _state(entry, where, name), own, where, of_rank)
         elif type(entry) is Opaque and entry.cls == _VALUE:
             _add_value(found, name, own, where)
         else:
@@ -274,11 +274,12 @@ def _add(found: Description, loaded: Loaded, where: str, of_rank: bool) -> None:
             found.paths.setdefault(name, _checked_path(path, where))
 
 
-def _state(value: Any, where: str, what: str) -> dict[str, Any]:
-    """Return the attributes of an object."""
+def _state(value: Any, where: str, name: str | None = None, what: str = "it") -> dict[str, Any]:
+    """Return the attributes of an object, of the tensor `name` or of `what`."""
     state = value.state[0] if type(value) is Opaque and len(value.state) == 1 else None
     if type(state) is not dict:
         kind = value.name if type(value) is Opaque else type(value).__name__
+        what = what if name is None else named(name)
         raise UnsupportedError(
             f"{where}: {what} is a {kind[:_LONGEST_NAME]}, where the description of a checkpoint was expected."
         )
@@ -296,7 +297,7 @@ def _places(entries: Mapping[Any, Any], where: str) -> dict[str, dict[Shape | No
         if type(place) is Opaque and place.name.endswith(_STORAGE_INFO):
             # Another writer's class: recognize it by its attributes.
             try:
-                place = _storage_info(None, {**_state(place, where, "a place")})
+                place = _storage_info(None, {**_state(place, where, what="a place")})
             except MalformedError as reason:
                 raise CorruptError(f"{where}: the pickle {reason}.") from None
         if type(place) is not EntryPlace:
@@ -399,3 +400,8 @@ def _checked_path(path: Any, where: str) -> Path:
 def named(name: str) -> str:
     """A name in a message."""
     return quoted(name, _LONGEST_NAME)
+
+
+def named_in(where: object, name: str) -> str:
+    """A name in a message about the checkpoint or file `where`."""
+    return f"{where}: {named(name)}"
