@@ -318,9 +318,9 @@ MUTANTS = [
     ),
     Mutant(
         "pickles/machine",
-        "                        if value is HOLE:\n                            raise _NotStoredError\n"
-        "                        stack.append(value)\n                        continue\n",
-        "                        stack.append(value)\n                        continue\n",
+        "pos += 1\n                        value = memo[index] if index < len(memo) else self.get(index)\n"
+        "                        if value is HOLE:\n                            raise _NotStoredError\n",
+        "pos += 1\n                        value = memo[index] if index < len(memo) else self.get(index)\n",
         "tests/pickles",
     ),
     Mutant(
