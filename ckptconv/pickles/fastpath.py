@@ -19,9 +19,10 @@ from ckptconv.pickles.vocabulary import Maker, Phrase
 HOLE: Any = object()
 
 _LENGTH = struct.Struct("<I")
-_GET = rb"(?:h.|j....)"
-_INT = rb"(?:K.|M..|J....)"
-_INTS = rb"(\)|%(i)b\x85|%(i)b%(i)b\x86|%(i)b%(i)b%(i)b\x87|\((?:%(i)b){0,64}t)" % {b"i": _INT}
+# BINGET and LONG_BINGET; BININT1, BININT2 and BININT.
+GET = rb"(?:h.|j....)"
+INT = rb"(?:K.|M..|J....)"
+_INTS = rb"(\)|%(i)b\x85|%(i)b%(i)b\x86|%(i)b%(i)b%(i)b\x87|\((?:%(i)b){0,64}t)" % {b"i": INT}
 _PIECES = re.compile(rb"K(.)|M(..)|J(....)", re.DOTALL)
 _GETS = re.compile(rb"h(.)|j(....)", re.DOTALL)
 # By length in bytes, as little-endian integers: consecutive LONG_BINPUTs from memo index 0 on, and what to add to them
@@ -55,7 +56,7 @@ def _phrase() -> re.Pattern[bytes]:
         rb"(?:(r....)?(%(get)b))?\(\((%(get)b%(get)b)(?:X(.)\0\0\0([0-9]{1,20})(r....)|(%(get)b))"
         rb"(%(get)b|X.\0\0\0[a-z]{1,16}(?::[0-9]{1,4})?)(r....)?(%(int)b)t(r....)Q"
         rb"(%(int)b)%(ints)b(r....)?%(ints)b(r....)?([\x88\x89])(%(get)b)\)R(r....)t(r....)R(r....)"
-        % {b"get": _GET, b"int": _INT, b"ints": _INTS},
+        % {b"get": GET, b"int": INT, b"ints": _INTS},
         re.DOTALL,
     )
 
@@ -65,19 +66,25 @@ def _in_order(puts: bytes, first: int) -> bool:
     return int.from_bytes(puts, "little") == _FIRST_PUTS[len(puts)] + first * _NEXT_PUTS[len(puts)]
 
 
-def _ints(opcodes: bytes) -> tuple[int, ...]:
+def ints(opcodes: bytes) -> tuple[int, ...]:
     """Return the integers that BININT1, BININT2 and BININT opcodes push."""
     found = _PIECES.findall(opcodes)
     return tuple(int.from_bytes(a or b or c, "little", signed=bool(c)) for a, b, c in found)
 
 
-def _recalled(gets: bytes, memo: list[Any]) -> list[Any]:
+def recalled(gets: bytes, memo: list[Any]) -> list[Any]:
     """Return the values that BINGET and LONG_BINGET opcodes push; HOLE for an index beyond the memo."""
     places = (int.from_bytes(short or long, "little") for short, long in _GETS.findall(gets))
     return [memo[place] if place < len(memo) else HOLE for place in places]
 
 
-def _text(data: bytes) -> Any:
+def fetched(get: bytes, memo: list[Any]) -> Any:
+    """Return the value that one BINGET or LONG_BINGET pushes; HOLE for an index beyond the memo."""
+    place = int.from_bytes(get[1:], "little")
+    return memo[place] if place < len(memo) else HOLE
+
+
+def text_of(data: bytes) -> Any:
     """Return a string as pickles spell it; HOLE if it is none."""
     try:
         return data.decode("utf-8", "surrogatepass")
@@ -90,11 +97,11 @@ def _name(data: bytes, pos: int, memo: list[Any]) -> tuple[Any, int]:
     opcode = data[pos : pos + 1]
     if opcode == b"X":
         end = pos + 5 + int.from_bytes(data[pos + 1 : pos + 5], "little")
-        return _text(data[pos + 5 : end]), end
+        return text_of(data[pos + 5 : end]), end
     if opcode not in (b"h", b"j"):
         return HOLE, pos
     end = pos + (2 if opcode == b"h" else 5)
-    return (*_recalled(data[pos:end], memo), HOLE)[0], end
+    return (*recalled(data[pos:end], memo), HOLE)[0], end
 
 
 class _Kind:
@@ -129,9 +136,11 @@ class _Entry:
         self.between = held + [HOLE] * (len(puts) - len(held) - 3)
 
 
-class Phrases:
+class TensorPhrases:
     """Reads the phrases of one pickle. `maker` returns what makes the tensors of a kind, or None; if not `is_exact`,
     whatever their offset is."""
+
+    opening = b"(("
 
     def __init__(self, maker: Callable[[Phrase], Maker | None], *, is_exact: bool = True) -> None:
         self._is_exact = is_exact
@@ -147,8 +156,7 @@ class Phrases:
 
     def read(self, data: bytes, pos: int, stack: list[Any], memo: list[Any]) -> tuple[int, int]:
         """Make the tensor of the phrase at `pos`, whose function is on top of `stack`, and those of the phrases that
-        follow it as values of a dict, each after its key. Return the position after the last, and how many they are;
-        maybe 0."""
+        follow it as values of a dict, each after its key. See `vocabulary.Phrases`."""
         count = 0
         before: _Kind | None = None
         last: _Kind | None = None
@@ -158,7 +166,8 @@ class Phrases:
             if not more:
                 kind, end = self._phrase(data, pos, stack, memo, count == 0)
                 if kind is None:
-                    return pos, count
+                    # For each tensor itself, and its hooks.
+                    return pos, 2 * count
                 if last is not None:
                     self._after[before, last] = kind
                 more = 1
@@ -189,7 +198,7 @@ class Phrases:
             try:
                 name: Any = data[pos + 5 : at].decode()
             except UnicodeDecodeError:
-                name = _text(data[pos + 5 : at])
+                name = text_of(data[pos + 5 : at])
                 if name is HOLE:
                     break
             names.append(name)
@@ -231,7 +240,7 @@ class Phrases:
             if len(self._kinds) == _KINDS_KEPT:
                 self.forget()
             kind = self._kinds[spelled] = self._kind(spelled, stack[-1], memo)
-        key = _recalled(key_get, memo)[0] if key_get else str(key_text, "ascii")
+        key = recalled(key_get, memo)[0] if key_get else str(key_text, "ascii")
         if kind is None or type(key) is not str or (first and kind.function is not stack[-1]):
             return None, pos
         if not (key.isascii() and key.isdecimal()) or (key_put and len(key) != length[0]):
@@ -262,14 +271,14 @@ class Phrases:
     def _kind(self, spelled: _Spelled, top: Any, memo: list[Any]) -> _Kind | None:
         """Return the kind of tensors that are spelled so; None if nothing makes them. `top` is the default function."""
         named, head, _, location, numel, offset, size, stride, flag, hooks, *_ = spelled
-        function, tag, cls, made_of = *(_recalled(named, memo) or [top]), *_recalled(head + hooks, memo)
+        function, tag, cls, made_of = *(recalled(named, memo) or [top]), *recalled(head + hooks, memo)
         if location.startswith(b"X"):
             where: Any = str(location[5:], "ascii") if location[1] == len(location) - 5 else None
         else:
-            (where,) = _recalled(location, memo)
+            (where,) = recalled(location, memo)
         if any(each is HOLE for each in (function, tag, cls, where, made_of)):
             return None
-        (count,), (first,) = _ints(numel), _ints(offset)
-        phrase = Phrase(function, tag, cls, where, count, first, _ints(size), _ints(stride), flag == b"\x88", made_of)
+        (count,), (first,) = ints(numel), ints(offset)
+        phrase = Phrase(function, tag, cls, where, count, first, ints(size), ints(stride), flag == b"\x88", made_of)
         make = self._maker(phrase)
         return None if make is None else _Kind(function, make, where)

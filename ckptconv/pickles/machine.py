@@ -39,7 +39,7 @@ from ckptconv.pickles.containers import (
     Made,
     today,
 )
-from ckptconv.pickles.fastpath import HOLE, Phrases
+from ckptconv.pickles.fastpath import HOLE
 from ckptconv.pickles.limits import check_nesting
 from ckptconv.pickles.nodes import (
     CALL_DEPTH,
@@ -62,6 +62,7 @@ from ckptconv.pickles.vocabulary import (
     Limits,
     MalformedError,
     OddError,
+    Phrases,
     RefusedError,
     TruncatedError,
     Vocabulary,
@@ -243,7 +244,7 @@ class _Machine:
         # What nobody has reviewed: names, and what is called, in words.
         self.unknown: dict[Global, None] = {}
         self.unknown_calls: dict[str, None] = {}
-        self.phrases = Phrases(vocabulary.phrases) if lean and vocabulary.phrases else None
+        self.phrases: Phrases | None = vocabulary.phrases() if lean and vocabulary.phrases else None
         # The first thing that Python's unpicklers may read differently. The pickle is refused for it at the end, when
         # it is known whether what follows contains an attack.
         self.oddity: CorruptError | None = None
@@ -321,6 +322,7 @@ class _Machine:
         data, pos, size = self.data, self.pos, self.size
         stack, marks, memo, spill = self.stack, self.marks, self.memo, self.spill
         u32, call, phrases, once = _u32, self.call, self.phrases, _ONCE if self.lean else {}
+        begin, opening = (phrases.opening[0], phrases.opening[1:]) if phrases else (-1, b"")
         try:
             while True:
                 try:
@@ -442,14 +444,14 @@ class _Machine:
                         stack.append(data[pos])
                         pos += 1
                         continue
+                    if op == begin and data.startswith(opening, pos) and stack and not spill:
+                        assert phrases
+                        end, cost = phrases.read(data, pos - 1, stack, memo)
+                        if cost:
+                            self.charge(cost)
+                            pos = end
+                            continue
                     if op == 0x28:  # MARK
-                        if phrases is not None and data.startswith(b"(", pos) and stack and not spill:
-                            end, count = phrases.read(data, pos - 1, stack, memo)
-                            if count:
-                                # One for each tensor, one for its hooks.
-                                self.charge(2 * count)
-                                pos = end
-                                continue
                         marks.append(stack)
                         stack = []
                         continue

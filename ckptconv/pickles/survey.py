@@ -14,7 +14,7 @@ from typing import Any
 
 from ckptconv.pickles import known
 from ckptconv.pickles.containers import Keys
-from ckptconv.pickles.fastpath import HOLE, Phrases
+from ckptconv.pickles.fastpath import HOLE, TensorPhrases
 from ckptconv.pickles.machine import _Machine, _run
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.vocabulary import Constructor, ExcessiveError, Limits, Maker, MalformedError, Phrase, Vocabulary
@@ -172,7 +172,7 @@ class _Survey(_Machine):
         super().__init__(read_at(0, min(_WINDOW, total)), words, where, 0, limits, lean=False)
         self.keys = _NoKeys(limits, 0)
         self.memo = _Memo()  # type: ignore[assignment]
-        self.phrases = Phrases(_maker, is_exact=False)
+        self.phrases = TensorPhrases(_maker, is_exact=False)
         self.read_at, self.total, self.met, self.placed = read_at, total, met, placed
         self.named = 0
         self.shared: dict[Global, Opaque] = {}

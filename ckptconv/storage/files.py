@@ -481,9 +481,11 @@ class _Blocks:
 
     def find(self, file: File, offset: int, length: int) -> bytes | None:
         with self._lock:
-            for (other, start), data in self._kept.items():
-                if other == file and start <= offset and offset + length <= start + len(data):
-                    self._kept.move_to_end((other, start))
+            # Most often it is the last one that is wanted again.
+            for key, data in reversed(self._kept.items()):
+                start = key[1]
+                if start <= offset and offset + length <= start + len(data) and key[0] == file:
+                    self._kept.move_to_end(key)
                     return data[offset - start : offset - start + length]
         return None
 

@@ -7,6 +7,7 @@ conversion plans: so no byte goes unchecked.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from ckptconv.formats.checkpointing import read as torch_checkpointing
 from ckptconv.formats.dcp.chunks import join as join_tiles
 from ckptconv.formats.dcp.layout import Box, layout_of
 from ckptconv.formats.dcp.locate import METADATA
-from ckptconv.formats.dcp.metadata import named
+from ckptconv.formats.dcp.metadata import named, named_in
 from ckptconv.formats.dcp.paths import dotted
 from ckptconv.formats.dcp.read import Described
 from ckptconv.formats.ranks.read import leaves
@@ -52,7 +53,8 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
         described = got.described
         chunks = got.entries.chunks(described.tensors)
         for key, saved in described.tensors.items():
-            join_tiles(saved.dtype, saved.shape, chunks[key], f"{path}: {named(key)}")  # they cover all of it, once
+            # They cover all of it, once.
+            join_tiles(saved.dtype, saved.shape, chunks[key], functools.partial(named_in, path, key))
     except CkptconvError as error:
         message = error.message
         for name in place.names:

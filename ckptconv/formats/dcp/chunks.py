@@ -8,7 +8,7 @@ chunk. The proof that nothing is missing or stored twice: in the end, each regio
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import NamedTuple, TypeAlias
 
@@ -45,31 +45,33 @@ class _MisfitError(Exception):
         self.error = error
 
 
-def join(dtype: DType, shape: Shape, tiles: Sequence[ChunkTile], what: str) -> LazyTensor:
+def join(dtype: DType, shape: Shape, tiles: Sequence[ChunkTile], what: Callable[[], str]) -> LazyTensor:
     """Return the tensor of `dtype` and `shape` that `tiles`, none of them empty, make up. `what` names it in errors.
 
     Raise CorruptError if they leave a hole, overlap, or reach out of it; UnsupportedError if no sharding makes them.
     """
+    if len(tiles) == 1 and tiles[0].tensor.shape == shape and not any(tiles[0].offsets):
+        return tiles[0].tensor
     for tile in tiles:
         if any(tile.stop(dim) > extent for dim, extent in enumerate(shape)):
             raise CorruptError(
-                f"{what} has the shape {list(shape)}, and a chunk of {list(tile.tensor.shape)} at "
+                f"{what()} has the shape {list(shape)}, and a chunk of {list(tile.tensor.shape)} at "
                 f"{list(tile.offsets)} reaches beyond it."
             )
     missing = math.prod(shape) - sum(tile.tensor.numel for tile in tiles)
     if missing > 0:
         raise CorruptError(
-            f"{what} has {math.prod(shape)} elements, and its chunks lack {missing} of them: they are not all there.",
+            f"{what()} has {math.prod(shape)} elements, and its chunks lack {missing} of them: they are not all there.",
             "Copy the files of all ranks; a checkpoint that was saved so has lost them.",
         )
     if missing < 0:
-        raise CorruptError(f"{what} has {math.prod(shape)} elements, and its chunks {-missing} more: they overlap.")
+        raise CorruptError(f"{what()} has {math.prod(shape)} elements, and its chunks {-missing} more: they overlap.")
     if not tiles:
         return Inline(b"", dtype, shape)
     try:
         return _joined((0,) * len(shape), shape, list(tiles), _CUTS * len(shape))
     except _MisfitError as reason:
-        raise reason.error(f"{what}: {reason}.") from None
+        raise reason.error(f"{what()}: {reason}.") from None
 
 
 def _joined(start: Shape, stop: Shape, tiles: list[ChunkTile], cuts: int) -> LazyTensor:

@@ -9,9 +9,10 @@ tensors of a file are one safetensors file at its end instead.
 from __future__ import annotations
 
 import array
+import functools
 import math
 import zlib
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,7 @@ from ckptconv.formats.dcp.archive_templates import ArchivePatterns
 from ckptconv.formats.dcp.chunks import ChunkTile
 from ckptconv.formats.dcp.chunks import join as join_tiles
 from ckptconv.formats.dcp.locate import SHARDING
-from ckptconv.formats.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, Shape, named
+from ckptconv.formats.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, Shape, named, named_in
 from ckptconv.formats.torch import LOCAL_SIGNATURE as ZIP
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.zip import read_zip
@@ -116,9 +117,12 @@ class Entries:
         made: dict[str, LazyTensor] = {}
         for name, tensor in saved.items():
             # Joining sorts the tiles.
-            tiles = [(tile.offsets, same_bytes(tile.tensor)) for tile in found[name]]
-            made[name] = join_tiles(tensor.dtype, tensor.shape, found[name], f"{self.place}: {named(name)}")
-            if len(tiles) > 1:
+            several = len(found[name]) > 1
+            tiles = [(tile.offsets, same_bytes(tile.tensor)) for tile in found[name]] if several else []
+            made[name] = join_tiles(
+                tensor.dtype, tensor.shape, found[name], functools.partial(named_in, self.place, name)
+            )
+            if several:
                 made[name] = joined.setdefault((tensor.dtype, tensor.shape, *tiles), made[name])
         return made
 
@@ -183,17 +187,20 @@ class Entries:
         self, name: str, tensor: SavedTensor, chunk: Chunk, place: EntryPlace, reader: BufferedReader
     ) -> LazyTensor:
         """Return the data of a chunk."""
-        where = f"{reader.file.path}: the chunk of {named(name)} at byte {place.offset}"
-        if not place.transforms and reader.read_at(place.offset, min(place.length, len(ZIP))) != ZIP:
-            return self._in_safetensors(name, tensor, chunk, place, reader)
+
+        def where() -> str:
+            return f"{reader.file.path}: the chunk of {named(name)} at byte {place.offset}"
+
         found = self._alike(place, reader)
         if found is None:
+            if not place.transforms and reader.read_at(place.offset, min(place.length, len(ZIP))) != ZIP:
+                return self._in_safetensors(name, tensor, chunk, place, reader)
             nbytes = math.prod(chunk.sizes) * tensor.dtype.itemsize
             archive, start, size = self._archive(place, reader, _ENDS, nbytes + _ENDS)
             read = self._read(archive, start, size)
             if not isinstance(read.value, LazyTensor):
                 kind = type(read.value).__name__
-                raise CorruptError(f"{where} holds a value of type {kind}, where a tensor was expected.")
+                raise CorruptError(f"{where()} holds a value of type {kind}, where a tensor was expected.")
             found = untagged(read.value)
             if isinstance(found, Stored) and len(read.records) == 1:
                 self._patterns.learn(archive, start, size, found, read.records[0])
@@ -245,14 +252,17 @@ class Entries:
         self, name: str, tensor: SavedTensor, chunk: Chunk, place: EntryPlace, reader: BufferedReader
     ) -> LazyTensor:
         """Return a chunk from the safetensors file that begins at its place."""
-        where = f"{reader.file.path}: the chunk of {named(name)} at {list(chunk.offsets)}"
+
+        def where() -> str:
+            return f"{reader.file.path}: the chunk of {named(name)} at {list(chunk.offsets)}"
+
         key = place.name, place.offset
         if key not in self._headers:
             head = reader.read_at(place.offset, min(16, reader.file.size - place.offset))
             if not model_files.looks_like_safetensors(head, reader.file.size - place.offset):
                 raise damaged(
-                    f"{where} is no archive of torch.save: at byte {place.offset} is {head!r}. The file is of another "
-                    "save, or damaged."
+                    f"{where()} is no archive of torch.save: at byte {place.offset} is {head!r}. The file is of "
+                    "another save, or damaged."
                 )
             header = safetensors.read_header(reader, place.offset)
             self._headers[key] = {
@@ -261,25 +271,25 @@ class Entries:
             }
         found = self._headers[key].get(name)
         if found is None:
-            raise CorruptError(f"{where} is not in the safetensors file at byte {place.offset}.")
+            raise CorruptError(f"{where()} is not in the safetensors file at byte {place.offset}.")
         stored = found.place
         assert isinstance(stored, Stored)
         if found.offsets != chunk.offsets:
             raise CorruptError(
-                f"{where} is not there: the only one of that name begins at {list(found.offsets)}. torch has kept the "
-                "last of several chunks that a rank had, and lost the others.",
+                f"{where()} is not there: the only one of that name begins at {list(found.offsets)}. torch has kept "
+                "the last of several chunks that a rank had, and lost the others.",
                 "Save it again, in the default format.",
             )
         _agree(where, (stored.dtype, stored.shape), (tensor.dtype, chunk.sizes))
         if place.length != stored.nbytes:
-            raise CorruptError(f"{where} has {stored.nbytes} bytes, and the metadata says {place.length}.")
+            raise CorruptError(f"{where()} has {stored.nbytes} bytes, and the metadata says {place.length}.")
         return stored
 
 
-def _agree(where: str, found: tuple[Any, Shape], said: tuple[Any, Shape]) -> None:
+def _agree(where: Callable[[], str], found: tuple[Any, Shape], said: tuple[Any, Shape]) -> None:
     if found != said:
         raise CorruptError(
-            f"{where} is {found[0]} of shape {list(found[1])}, and the metadata says {said[0]} of shape "
+            f"{where()} is {found[0]} of shape {list(found[1])}, and the metadata says {said[0]} of shape "
             f"{list(said[1])}: the file is of another save, or damaged."
         )
 

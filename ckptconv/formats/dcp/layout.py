@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ckptconv.formats.dcp.chunks import ChunkTile, join
 from ckptconv.formats.dcp.locate import FILE, SUFFIX, located
-from ckptconv.formats.dcp.metadata import Description, EntryPlace, Path, Shape, named
+from ckptconv.formats.dcp.metadata import Description, EntryPlace, Path, Shape, named_in
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.storage.paths import join as join_path
@@ -64,7 +64,7 @@ def layout_of(described: Description, where: str) -> Layout:
     boxes = {}
     for key, tensor in described.tensors.items():
         tiles = [ChunkTile(chunk.offsets, Zeros(tensor.dtype, chunk.sizes)) for chunk in tensor.chunks]
-        join(tensor.dtype, tensor.shape, tiles, f"{where}: {named(key)}")
+        join(tensor.dtype, tensor.shape, tiles, functools.partial(named_in, where, key))
         boxes[key] = [(Box(*chunk[:2]), _file(chunk.place)) for chunk in tensor.chunks]
     return Layout(
         {key: tensor.shape for key, tensor in described.tensors.items()},

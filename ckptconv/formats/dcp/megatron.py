@@ -336,7 +336,7 @@ def _shaped(state: LazyTensor, shape: Shape, what: str) -> LazyTensor:
         )
         for number, cell in enumerate(itertools.product(*map(range, grid)))
     ]
-    return join(state.dtype, shape, tiles, what)
+    return join(state.dtype, shape, tiles, lambda: what)
 
 
 def _masters(weights: Mapping[str, LazyTensor], states: Mapping[str, Any], where: str) -> dict[str, LazyTensor]:

@@ -8,6 +8,7 @@ the pickle is read, and everything that follows is linear in their number.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.dcp import MODULE
+from ckptconv.formats.dcp.phrases import EntryPhrases
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.pickles.machine import Loaded, load
@@ -204,7 +206,8 @@ def _vocabulary() -> Vocabulary:
     plain = [_TENSOR, _VALUE, Global(MODULE, "Metadata"), Global(MODULE, "StorageMeta")]
     for cls in (*plain, *(Global(*key) for key in builders)):
         constructors[cls.module, cls.name] = _kept(cls)
-    return torch._replace(constructors={**torch.constructors, **constructors}, builders=builders)
+    words = torch._replace(constructors={**torch.constructors, **constructors}, builders=builders)
+    return words._replace(phrases=functools.partial(EntryPhrases, words))
 
 
 # ----------------------------------------------------------------------------------------------------------- reading
@@ -245,7 +248,7 @@ def read_description(pickles: Iterable[tuple[str, bytes]], *, of_ranks: bool) ->
 
 def _add(found: Description, loaded: Loaded, where: str, of_rank: bool) -> None:
     """Add what one pickle describes: everything, or what one rank has."""
-    root = _state(loaded.value, where, "it")
+    root = _state(loaded.value, where)
     entries, places = root.get("state_dict_metadata"), root.get("storage_data")
     if type(entries) is not dict or type(places) is not dict:
         raise CorruptError(f"{where} is no metadata of a checkpoint: it lacks state_dict_metadata or storage_data.")
@@ -257,7 +260,7 @@ def _add(found: Description, loaded: Loaded, where: str, of_rank: bool) -> None:
             raise CorruptError(f"{where} names a tensor by something that is not text.")
         own = placed.pop(name, {})
         if type(entry) is Opaque and entry.cls == _TENSOR:
-            _add_tensor(found, name, _state(entry, where, named(name)), own, where, of_rank)
+            _add_tensor(found, name, _state(entry, where, name), own, where, of_rank)
         elif type(entry) is Opaque and entry.cls == _VALUE:
             _add_value(found, name, own, where)
         else:
@@ -271,11 +274,12 @@ def _add(found: Description, loaded: Loaded, where: str, of_rank: bool) -> None:
             found.paths.setdefault(name, _checked_path(path, where))
 
 
-def _state(value: Any, where: str, what: str) -> dict[str, Any]:
-    """Return the attributes of an object."""
+def _state(value: Any, where: str, name: str | None = None, what: str = "it") -> dict[str, Any]:
+    """Return the attributes of an object, of the tensor `name` or of `what`."""
     state = value.state[0] if type(value) is Opaque and len(value.state) == 1 else None
     if type(state) is not dict:
         kind = value.name if type(value) is Opaque else type(value).__name__
+        what = what if name is None else named(name)
         raise UnsupportedError(
             f"{where}: {what} is a {kind[:_LONGEST_NAME]}, where the description of a checkpoint was expected."
         )
@@ -293,7 +297,7 @@ def _places(entries: Mapping[Any, Any], where: str) -> dict[str, dict[Shape | No
         if type(place) is Opaque and place.name.endswith(_STORAGE_INFO):
             # Another writer's class: recognize it by its attributes.
             try:
-                place = _storage_info(None, {**_state(place, where, "a place")})
+                place = _storage_info(None, {**_state(place, where, what="a place")})
             except MalformedError as reason:
                 raise CorruptError(f"{where}: the pickle {reason}.") from None
         if type(place) is not EntryPlace:
@@ -396,3 +400,8 @@ def _checked_path(path: Any, where: str) -> Path:
 def named(name: str) -> str:
     """A name in a message."""
     return quoted(name, _LONGEST_NAME)
+
+
+def named_in(where: object, name: str) -> str:
+    """A name in a message about the checkpoint or file `where`."""
+    return f"{where}: {named(name)}"

@@ -259,7 +259,9 @@ class Ranks:
                     equal.append((name, kept, tile.tensor))
         missing = sorted(self.expected - self.files.keys())
         try:
-            return join_tiles(dtype, shape, [ChunkTile(at, one) for (at, _), one in once.items()], self._named(name))
+            return join_tiles(
+                dtype, shape, [ChunkTile(at, one) for (at, _), one in once.items()], lambda: self._named(name)
+            )
         except CorruptError as error:
             if not missing:
                 raise

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.pickles import numpy_dtypes, torch_constants
+from ckptconv.pickles.fastpath import TensorPhrases
 from ckptconv.pickles.nodes import (
     COMPOSITES,
     QUANTIZERS,
@@ -915,5 +916,5 @@ def vocabulary(storage: Callable[[Any], Any], places: Places | None = None) -> V
         constructors[module, "scalar"] = _scalar
         constructors[module.replace("multiarray", "numeric"), "_frombuffer"] = _frombuffer
         builders[module, "_reconstruct"] = _build_array
-    phrases = functools.partial(tensors.phrase, places=places) if places else None
+    phrases = functools.partial(TensorPhrases, functools.partial(tensors.phrase, places=places)) if places else None
     return Vocabulary(constructors, CONSTANTS, builders, storage, phrases)
