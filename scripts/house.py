@@ -63,6 +63,7 @@ def _imported(node: ast.Import | ast.ImportFrom, words: tuple[str, ...]) -> list
     return [".".join([*above, alias.name]) for alias in node.names]
 
 
+@functools.cache
 def _room_of(name: str) -> str:
     """The room that `name`, such as ckptconv.storage.files.look, is in."""
     room = [*name.split("."), ""][1]

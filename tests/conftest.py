@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
-import re
+import shutil
 import signal
 import sys
 from collections.abc import Generator, Iterator
@@ -30,6 +29,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # What is written here need not outlive the machine: whether it is asked to be kept is seen, the disk not waited for.
 os.fsync = os.fstat  # type: ignore[assignment]
+# Files are made a million times: where memory has room for those of the tests, they are written to it.
+_MEMORY, _ROOM = Path("/dev/shm"), 8 << 30
+if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _ROOM:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 # Where the tests run in the background of a script, signals of the keyboard are ignored, by all processes from then on.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -61,16 +64,11 @@ def pytest_collection() -> Generator[None, object, object]:
     return collected
 
 
-_numbers = itertools.count()
-
-
-@pytest.fixture
-def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty directory, as pytest's own is. That also links to the last one of each name, which takes longer."""
-    name = re.sub(r"\W", "_", request.node.name)[:30]
-    path = tmp_path_factory.getbasetemp() / f"{name}-{next(_numbers)}"
-    path.mkdir(mode=0o700)
-    return path
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Look for garbage once more, and not in what is left: pytest looks twice yet, and the interpreter when it ends."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

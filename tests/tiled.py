@@ -73,16 +73,17 @@ def small(codes: np.ndarray) -> tuple[bytes, np.ndarray]:
 def words(codes: np.ndarray, bits: int, dim: int, word: int, order: Sequence[int] | None = None) -> bytes:
     """Codes packed along `dim`, the first into the lowest bits."""
     moved = np.moveaxis(codes, dim, -1)
-    made = np.zeros((*moved.shape[:-1], -(-moved.shape[-1] * bits // word)), object)
-    for index in np.ndindex(*moved.shape):
-        at = index[-1]
-        if order:
-            at += order.index(at % len(order)) - at % len(order)
-        for bit in range(bits):
-            place = at * bits + bit
-            made[(*index[:-1], place // word)] |= (int(moved[index]) >> bit & 1) << place % word
-    packed = np.moveaxis(made.astype(np.uint64), -1, dim).astype(f"<u{word // 8}")
-    return np.ascontiguousarray(packed).tobytes()
+    rows, extent = moved.reshape(-1, moved.shape[-1]).tolist(), -(-moved.shape[-1] * bits // word)
+    made = []
+    for row in rows:
+        number = 0
+        for at, code in enumerate(row):
+            if order:
+                at += order.index(at % len(order)) - at % len(order)
+            number |= (code & (1 << bits) - 1) << at * bits
+        made.append(number.to_bytes(extent * word // 8, "little"))
+    packed = np.frombuffer(b"".join(made), f"<u{word // 8}").reshape(*moved.shape[:-1], extent)
+    return np.ascontiguousarray(np.moveaxis(packed, -1, dim)).tobytes()
 
 
 KINDS = ("own", "int8", "e2m1", "table4", "table8", "awq", "packed int2", "packed int3", "packed int4", "packed int8")

@@ -25,7 +25,7 @@ from ckptconv.storage.files import look
 from ckptconv.storage.handles import HIDDEN, resolved
 from ckptconv.storage.hub import is_hub, without_revision
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
+from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name, resolving
 from ckptconv.text import reason, some
 
 if TYPE_CHECKING:
@@ -362,13 +362,14 @@ class Spared:
     def __init__(self, paths: Iterable[str], reference: Iterable[str] = ()) -> None:
         of_reference, own = list(reference), list(paths)
         there = (path for path in (*of_reference, *own) if is_remote(path) or os.path.lexists(path))
-        self._paths = {resolved_name(path): path for path in there}
+        self._resolve = resolving()
+        self._paths = {self._resolve(path): path for path in there}
         self._of_reference = set(of_reference).difference(own)
         self._identities = {_identity(path): path for path in self._paths.values()}
 
     def check(self, path: str, what: str) -> None:
         """Raise UsageError if `what`, written to `path`, would replace one of the files."""
-        hit = self._paths.get(resolved_name(path))
+        hit = self._paths.get(self._resolve(path))
         if hit is None and not is_remote(path) and os.path.exists(path):
             hit = self._identities.get(_identity(path))
         if hit is not None:

@@ -36,7 +36,7 @@ class Location:
     def __str__(self) -> str:
         return self.path
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         """The last component of the path."""
         return paths.basename(self.path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias, cast
 
 from ckptconv.errors import UsageError
@@ -97,3 +97,18 @@ def _chained(url: str) -> tuple[str, str, str]:
 def resolved_name(path: str) -> str:
     """Return the canonical form of a path or URL: a path with links resolved, a URL without its final slash."""
     return path.rstrip("/") if is_remote(path) else os.path.realpath(path)
+
+
+def resolving() -> Callable[[str], str]:
+    """Return `resolved_name` for many paths: a directory in which several lie is resolved once."""
+    directories: dict[str, str] = {}
+
+    def resolve(path: str) -> str:
+        directory, name = os.path.split(path)
+        if is_remote(path) or name in ("", ".", "..") or os.path.islink(path) or not os.path.lexists(path):
+            return resolved_name(path)
+        if directory not in directories:
+            directories[directory] = os.path.realpath(directory)
+        return os.path.join(directories[directory], name)
+
+    return resolve

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import torch
 from checkpoints import ckptconv_here
 from counting import COUNTED
+from prepared import prepared
 from safetensors.torch import save_file
 
 import ckptconv
@@ -42,8 +42,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def run_by(*arguments: object, forks: int) -> dict[str, Any]:
     """The report of a run in which so many processes are started."""
-    line = [sys.executable, "-c", LARGE, *map(str, arguments), "--json", "--quiet"]
-    run = subprocess.run(line, check=False, capture_output=True, text=True, timeout=600)
+    run = prepared().run(LARGE, *arguments, "--json", "--quiet")
     assert run.stderr == f"{forks}\n"
     return comparable(json.loads(run.stdout))
 

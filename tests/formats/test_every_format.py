@@ -63,15 +63,16 @@ class FormatSuite:
         """The tensors that come out, as the program that the format is of loads them."""
         raise NotImplementedError
 
-    @pytest.fixture(scope="class")
-    def written(self, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-        """Where a checkpoint is written once, of which each test has a copy, and its path from there."""
-        place = tmp_path_factory.mktemp("written")
-        return place, self.write(place).relative_to(place)
+    # Where the checkpoint of a class was written, and its path from there.
+    written: ClassVar[dict[type[FormatSuite], tuple[Path, Path]]] = {}
 
     @pytest.fixture
-    def checkpoint(self, written: tuple[Path, Path], tmp_path: Path) -> Path:
-        place, path = written
+    def checkpoint(self, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """A copy, which may be spoilt, of the one that is written once."""
+        if type(self) not in self.written:
+            place = tmp_path_factory.mktemp("written")
+            self.written[type(self)] = place, self.write(place).relative_to(place)
+        place, path = self.written[type(self)]
         shutil.copytree(place, tmp_path / "in", symlinks=True)
         return tmp_path / "in" / path
 

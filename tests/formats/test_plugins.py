@@ -59,10 +59,10 @@ def test_a_file_of_it_is_converted_and_verified_on_the_command_line(site: Path, 
     run = ckptconv("pt2safetensors", path, output, "--verify")
     assert run.code == 0, run.err
     assert is_vector(output / "model.safetensors")
-    assert ckptconv("verify", path, output).code == 0
+    assert ckptconv_here("verify", path, output).code == 0
     (output / "model.safetensors").write_bytes((output / "model.safetensors").read_bytes()[:-1] + b"\0")
-    assert ckptconv("verify", path, output).code == 1
-    run = ckptconv("inspect", path, "--json")
+    assert ckptconv_here("verify", path, output).code == 1
+    run = ckptconv_here("inspect", path, "--json")
     assert (run.json["format"], run.json["family"]) == ("vector", "vector")
 
 
@@ -141,6 +141,6 @@ def test_what_is_wrong_with_it_is_one_sentence(module: str, why: str, site: Path
 
 def test_what_fails_later_may_be_its_mistake(site: Path, tmp_path: Path) -> None:
     install(site, MODULE.replace('DTYPES["float32"]', "3"))
-    run = ckptconv("convert", a_vector(tmp_path / "a.vec"), tmp_path / "out.safetensors")
+    run = ckptconv_here("convert", a_vector(tmp_path / "a.vec"), tmp_path / "out.safetensors")
     run.refused(FailedError.exit_code, "a mistake in the package ckptconv-vector, which brings the format 'vector'")
     assert not (tmp_path / "out.safetensors").exists()

@@ -868,21 +868,10 @@ def _from_numpy(array: NumpyArray) -> LazyTensor:
 # ------------------------------------------------------------------------------------------------------- vocabulary
 
 
-def vocabulary(storage: Callable[[Any], Any], places: Places | None = None) -> Vocabulary:
-    """Return the vocabulary that reads all that torch writes as data.
-
-    `storage` resolves a persistent id, usually with `storage_id`; `places` resolves many alike at once. Tensors become
-    `Tagged` leaves whose facts name the storage by its identity. Tensors made of several (sparse, quantized, nested,
-    of a wrapper subclass) or without data (meta) become `Composite`s.
-    """
-    tensors = _Tensors()
-    utils: dict[str, Constructor] = {
-        "_rebuild_tensor": tensors.rebuild_tensor,
-        "_rebuild_tensor_v2": tensors.rebuild_tensor_v2,
-        "_rebuild_tensor_v3": tensors.rebuild_tensor_v3,
-        "_rebuild_qtensor": tensors.rebuild_qtensor,
-        "_rebuild_meta_tensor_no_storage": tensors.rebuild_meta_tensor,
-        "_rebuild_wrapper_subclass": tensors.rebuild_wrapper_subclass,
+# Those of the functions in torch._utils that remember no shapes.
+_REBUILDING: dict[Global, Constructor] = {
+    Global("torch._utils", name): made
+    for name, made in {
         "_rebuild_parameter": _rebuild_parameter,
         "_rebuild_parameter_with_state": _rebuild_parameter,
         "_rebuild_sparse_tensor": _rebuild_sparse_tensor,
@@ -891,30 +880,52 @@ def vocabulary(storage: Callable[[Any], Any], places: Places | None = None) -> V
         "_rebuild_device_tensor_from_cpu_tensor": _rebuild_device_tensor,
         "_rebuild_device_tensor_from_numpy": _rebuild_device_tensor,
         "_rebuild_xla_tensor": _rebuild_device_tensor,
+    }.items()
+}
+_CONSTRUCTORS: dict[tuple[str, str], Constructor] = {
+    ("torch", "Size"): _size,
+    ("torch", "device"): _device,
+    ("torch.serialization", "_get_layout"): _layout,
+    ("numpy", "dtype"): _made_dtype,
+    **{(cls.module, cls.name): _made_without_state(cls) for cls in (*_TENSOR_DTYPES, *_VARIABLES)},
+    **{(module, "_reconstruct"): _made_array(Global(module, "_reconstruct")) for module in _NUMPY_MODULES},
+    **{(module, "scalar"): _scalar for module in _NUMPY_MODULES},
+    **{(module.replace("multiarray", "numeric"), "_frombuffer"): _frombuffer for module in _NUMPY_MODULES},
+}
+_BUILDERS: dict[tuple[str, str], Builder] = {
+    **{(cls.module, cls.name): _build_variable for cls in _VARIABLES},
+    **{(module, "_reconstruct"): _build_array for module in _NUMPY_MODULES},
+}
+
+
+def vocabulary(storage: Callable[[Any], Any], places: Places | None = None) -> Vocabulary:
+    """Return the vocabulary that reads all that torch writes as data.
+
+    `storage` resolves a persistent id, usually with `storage_id`; `places` resolves many alike at once. Tensors become
+    `Tagged` leaves whose facts name the storage by its identity. Tensors made of several (sparse, quantized, nested,
+    of a wrapper subclass) or without data (meta) become `Composite`s.
+    """
+    tensors = _Tensors()
+    rebuild: dict[Global, Constructor] = {
+        **_REBUILDING,
+        Global("torch._utils", "_rebuild_tensor"): tensors.rebuild_tensor,
+        Global("torch._utils", "_rebuild_tensor_v2"): tensors.rebuild_tensor_v2,
+        Global("torch._utils", "_rebuild_tensor_v3"): tensors.rebuild_tensor_v3,
+        Global("torch._utils", "_rebuild_qtensor"): tensors.rebuild_qtensor,
+        Global("torch._utils", "_rebuild_meta_tensor_no_storage"): tensors.rebuild_meta_tensor,
+        Global("torch._utils", "_rebuild_wrapper_subclass"): tensors.rebuild_wrapper_subclass,
     }
-    rebuild = {Global("torch._utils", name): made for name, made in utils.items()}
 
     def from_type(args: tuple[Any, ...]) -> Any:
         return _rebuild_from_type(args, rebuild)
 
     constructors: dict[tuple[str, str], Constructor] = {
+        **_CONSTRUCTORS,
         **{(function.module, function.name): made for function, made in rebuild.items()},
         ("torch._tensor", "_rebuild_from_type_v2"): from_type,
         ("torch._tensor", "_rebuild_from_type"): from_type,
         ("torch.tensor", "_rebuild_from_type"): from_type,
-        ("torch", "Size"): _size,
-        ("torch", "device"): _device,
-        ("torch.serialization", "_get_layout"): _layout,
-        ("numpy", "dtype"): _made_dtype,
     }
-    builders: dict[tuple[str, str], Builder] = {}
-    for cls in (*_TENSOR_DTYPES, *_VARIABLES):
-        constructors[cls.module, cls.name] = _made_without_state(cls)
-        builders[cls.module, cls.name] = tensors.build_typed if cls in _TENSOR_DTYPES else _build_variable
-    for module in _NUMPY_MODULES:
-        constructors[module, "_reconstruct"] = _made_array(Global(module, "_reconstruct"))
-        constructors[module, "scalar"] = _scalar
-        constructors[module.replace("multiarray", "numeric"), "_frombuffer"] = _frombuffer
-        builders[module, "_reconstruct"] = _build_array
+    builders = {**_BUILDERS, **{(cls.module, cls.name): tensors.build_typed for cls in _TENSOR_DTYPES}}
     phrases = functools.partial(TensorPhrases, functools.partial(tensors.phrase, places=places)) if places else None
     return Vocabulary(constructors, CONSTANTS, builders, storage, phrases)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import assert_same, bits, ckptconv, load_with_aliases
+from checkpoints import assert_same, bits, ckptconv_here, load_with_aliases
 from counting import counted
 from effort import examples
 from hypothesis import HealthCheck, given
@@ -1469,11 +1469,11 @@ def test_two_files_of_one_rank_are_named_with_their_sizes(tmp_path: Path) -> Non
 def test_the_command_line_says_all_this_too(tmp_path: Path) -> None:
     run = run_directory(tmp_path, ["checkpoint-500"], stage=3)
     output = tmp_path / "model.safetensors"
-    done = ckptconv("zero-to-fp32", run, output, "--json")
+    done = ckptconv_here("zero-to-fp32", run, output, "--json")
     assert done.code == 0, done.err
     assert_same(load_file(output), {"w": values(5)})
     (run / "checkpoint-500" / TAG / "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt").unlink()
-    done = ckptconv("zero-to-fp32", run, output)
+    done = ckptconv_here("zero-to-fp32", run, output)
     assert done.code == 4
     assert "rank 0" in done.err
     assert len(done.err.strip().splitlines()) == 1
