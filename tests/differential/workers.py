@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import socket
@@ -69,6 +70,7 @@ class Workers:
 def _begin(ends: dict[int, str], said: int) -> NoReturn:
     """Be the readers, each of which answers at one of `ends`, with nothing else open but `said` for what goes wrong."""
     try:
+        faulthandler.disable()  # pytest's, which would write to a file that is closed here
         os.dup2(said, 2)
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1):
