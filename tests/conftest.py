@@ -52,21 +52,23 @@ def pytest_collection() -> Generator[None, object, object]:
     """Let torch work in one thread: its threads wait for each other by spinning, and there are other workers.
 
     Garbage is not looked for while all is imported, and rarely among it afterwards: that would take a tenth of the
-    time. It is not frozen, as it would be counted for each conversion.
+    time. It counts as old without having been walked. It does not stay frozen, as it would be counted for each
+    conversion.
     """
     gc.disable()
     collected = yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
-    gc.collect()
+    gc.freeze()
+    gc.unfreeze()
     gc.set_threshold(700, 10, 100)
     gc.enable()
     return collected
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish() -> None:
-    """Look for garbage once more, and not in what is left: pytest looks twice yet, and the interpreter when it ends."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_unconfigure() -> None:
+    """Look for what the last tests left, which pytest does twice from here on, and takes a second each time."""
     gc.collect()
     gc.freeze()
 

@@ -50,23 +50,25 @@ def test_what_is_read_is_what_the_common_readers_read(kind: str, hunter: Hunter)
 MADE = """
 import hashlib, random
 from differential.cases import KINDS
-for kind in KINDS:
-    for number in range(30):
-        print(kind, number, hashlib.sha1(KINDS[kind].make(random.Random(number)).data()).hexdigest())
+made = [
+    f"{kind} {number} {hashlib.sha1(KINDS[kind].make(random.Random(number)).data()).hexdigest()}"
+    for kind in KINDS
+    for number in range(30)
+]
 """
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_cases_follow_from_the_seed_in_every_process() -> None:
     paths = os.pathsep.join([str(Path(fuzz.__file__).parent), str(Path(attacks.__file__).parent.parent)])
-
-    def made(hashing: str) -> str:
-        environment = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": hashing}
-        command = [sys.executable, "-W", "ignore", "-c", MADE]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-
-    first = made("1")
-    assert first == made("2")
-    assert len({line.split()[-1] for line in first.splitlines()}) > 100, "cases that are all the same"
+    hashing = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # this process has another
+    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": hashing}
+    command = [sys.executable, "-W", "ignore", "-c", f"{MADE}print(*made, sep=chr(10))"]
+    there = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    here: dict[str, list[str]] = {}
+    exec(MADE, here)
+    assert here["made"] == there.splitlines()
+    assert len({line.split()[-1] for line in here["made"]}) > 100, "cases that are all the same"
 
 
 # A kind of cases, a rule taken out of ours, and what has to be found then.

@@ -40,7 +40,8 @@ def containers(inner: st.SearchStrategy[Any], keys: st.SearchStrategy[Any]) -> s
     entries = st.lists(st.tuples(keys, inner), max_size=4)
     some = st.lists(inner, max_size=4)
     # Names with a special meaning to Python are not read.
-    attributes = texts.filter(lambda name: name not in dir(OrderedDict) and not name.startswith("__"))
+    taken = frozenset(dir(OrderedDict))
+    attributes = texts.filter(lambda name: name not in taken and not name.startswith("__"))
     return (
         st.dictionaries(texts, inner, max_size=4)
         | entries.map(dict)

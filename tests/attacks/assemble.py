@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 import zlib
 from dataclasses import dataclass, replace
@@ -54,6 +55,16 @@ def called(function: bytes, *arguments: bytes) -> bytes:
 
 def numbers(*values: int) -> bytes:
     return several(*map(number, values))
+
+
+@functools.cache
+def _a_great_many() -> str:
+    return ",".join(map(str, range(1_500_000)))
+
+
+def many_numbers(between: str) -> str:
+    """The numbers up to 1.5 million, with `between` between them: made once, as that takes long."""
+    return _a_great_many().replace(",", between)
 
 
 def storage(key: str | bytes = "0", numel: int = 6, kind: str = "FloatStorage", location: str = "cpu") -> bytes:

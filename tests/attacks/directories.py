@@ -18,6 +18,7 @@ from .assemble import (
     archive,
     called,
     listed,
+    many_numbers,
     mapped,
     members,
     name,
@@ -436,7 +437,7 @@ _index(UNSAFE, "chained", "an entry of several file systems", _mapping(b="simple
 _index(CORRUPT, "percent", "an entry that is escaped as in a URL", _mapping(b="%2e%2e/outside.bin"))
 _index(CORRUPT, "long", "an entry of 5,000 characters", _mapping(b="x" * 5000))
 _index(CORRUPT, "huge", "1.5 million tensors", lambda: (
-    '{"weight_map":{"' + '":"x","'.join(map(str, range(1_500_000))) + '":"x"}}'
+    '{"weight_map":{"' + many_numbers('":"x","') + '":"x"}}'
 ))  # fmt: skip
 _index(CORRUPT, "lists", "three million lists", lambda: '{"metadata":[' + "[]," * 3_000_000 + '0],"weight_map":{}}')
 _index(CORRUPT, "number_huge", "a number beyond every float", '{"metadata":{"total_size":1e999},"weight_map":{}}')

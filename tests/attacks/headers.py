@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .assemble import DATA, called, listed, name, number, pickled, raw, several, text
+from .assemble import DATA, called, listed, many_numbers, name, number, pickled, raw, several, text
 from .corpus import CORRUPT, DONE, UNSAFE, UNSUPPORTED, Case
 from .directories import Directory
 from .live import PAYLOADS, SYSTEM, touch
@@ -202,10 +202,10 @@ for _file, _why, _header in (
         f'{{"w":{W24.replace("[2, 3]", "[" + "1," * 6_000_000 + "6]")}}}'
     )),
     ("many_names", "1.5 million members of the metadata", lambda: (
-        '{"__metadata__":{"' + '":"","'.join(map(str, range(1_500_000))) + f'":""}},"w":{W24}}}'
+        '{"__metadata__":{"' + many_numbers('":"","') + f'":""}},"w":{W24}}}'
     )),
     ("many_numbered", "1.5 million numbers for tensors", lambda: (
-        '{"' + '":1,"'.join(map(str, range(1_500_000))) + '":1}'
+        '{"' + many_numbers('":1,"') + '":1}'
     )),
     ("name_twice_far", "a name twice, a megabyte apart", lambda: (
         "{" + ",".join([f'"e":{E0}', *(f'"e{n}":{E0}' for n in range(20_000)), f'"e":{E0}', f'"w":{W24}']) + "}"
@@ -606,7 +606,7 @@ _set(CORRUPT, "twice_far", "a tensor twice, 100,000 entries apart", lambda: (
     '{"weight_map":{"a":"x",' + ",".join(f'"{n}":"x"' for n in range(100_000)) + ',"a":"y"}}'
 ))  # fmt: skip
 _set(CORRUPT, "huge", "1.5 million tensors", lambda: (
-    '{"weight_map":{"' + '":"x","'.join(map(str, range(1_500_000))) + '":"x"}}'
+    '{"weight_map":{"' + many_numbers('":"x","') + '":"x"}}'
 ))  # fmt: skip
 _set(CORRUPT, "nan", "NaN in the metadata", '{"metadata":{"total_size":NaN},"weight_map":{}}')
 _set(DONE, "odd_names", "files with odd names", _mapping(a="a %2e#?é.safetensors"), lambda place: (

@@ -11,6 +11,7 @@ import builtins
 import pickle
 import random
 import struct
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,8 @@ from mutations import of_bytes, of_opcodes, opcodes
 
 from differential.cases import Case
 
+# One name of a module is one object, as a pickler sees, however Python came to import it.
+Counter.__module__ = sys.intern(Counter.__module__)
 INTEGERS = [0, 1, -1, 2, 127, 128, 255, 256, 65535, 65536, (1 << 31) - 1, 1 << 31, -(1 << 31), 1 << 63, 1 << 70]
 # Numbers in text, after their opcode: what int() and float() read, and what C's strtol does.
 INT_TEXTS = [

@@ -1,10 +1,9 @@
 """The common readers of each format, kept from doing harm: each answers for files, in a process of its own.
 
-    python -m differential.readers FD=NAME …     started by `workers`
-
-torch is imported once; then each reader is forked, and again when it dies, be it of what it may take of time or memory.
-It gets the path of a file, a line each, and answers with a line of JSON: "end" is "value", "error", or "died"; "tree"
-is the value, "calls" what it would have called that is not known to be harmless.
+`main` runs in a process that `workers` forks. It imports torch once; then each reader is forked, and again when it
+dies, be it of what it may take of time or memory. It gets the path of a file, a line each, and answers with a line of
+JSON: "end" is "value", "error", or "died"; "tree" is the value, "calls" what it would have called that is not known to
+be harmless.
 """
 
 from __future__ import annotations
@@ -302,7 +301,8 @@ def _send(fd: int, answered: dict[str, Any]) -> None:
         left = left[os.write(fd, left) :]
 
 
-def main(wanted: list[str]) -> None:
+def main(ends: dict[int, str]) -> None:
+    """Have each reader answer at its end, by number, until the other side has gone."""
     import numpy  # noqa: F401
     import safetensors.torch  # noqa: F401
     import torch
@@ -310,17 +310,16 @@ def main(wanted: list[str]) -> None:
 
     torch.set_num_threads(1)
     torch.load(_a_file(), weights_only=True)  # whatever torch imports at the first time
-    pairs = [each.partition("=")[::2] for each in wanted]
-    for fd, name in pairs:
+    for fd, name in ends.items():
         if not os.fork():
-            for other, _ in pairs:
+            for other in ends:
                 if other != fd:
-                    os.close(int(other))
+                    os.close(other)
             with contextlib.suppress(OSError):
-                keep(name, int(fd))
+                keep(name, fd)
             os._exit(0)
-    for fd, _ in pairs:
-        os.close(int(fd))
+    for fd in ends:
+        os.close(fd)
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
@@ -332,7 +331,3 @@ def _a_file() -> io.BytesIO:
     buffer = io.BytesIO()
     torch.save({"a": torch.ones(1)}, buffer)
     return io.BytesIO(buffer.getvalue())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import socket
-import subprocess
 import sys
 import tempfile
+import traceback
+import warnings
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
-HERE = Path(__file__).resolve().parent.parent
+from differential import readers
 
 
 class Workers:
@@ -28,18 +31,10 @@ class Workers:
             self._files[name] = outer.makefile("rwb")
             outer.close()
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the workers)
-        environment = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [
-                sys.executable, "-W", "ignore", "-m", "differential.readers",
-                *(f"{end.fileno()}={name}" for name, end in inner.items()),
-            ],
-            pass_fds=[end.fileno() for end in inner.values()],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._said,
-        )  # fmt: skip
+        # A fork, as whoever asks may have torch imported already.
+        self._process = os.fork()
+        if not self._process:
+            _begin({end.fileno(): name for name, end in inner.items()}, self._said.fileno())
         for end in inner.values():
             end.close()
 
@@ -68,5 +63,24 @@ class Workers:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for file in self._files.values():
             file.close()
-        self._process.wait()
+        os.waitpid(self._process, 0)
         self._said.close()
+
+
+def _begin(ends: dict[int, str], said: int) -> NoReturn:
+    """Be the readers, each of which answers at one of `ends`, with nothing else open but `said` for what goes wrong."""
+    try:
+        faulthandler.disable()  # pytest's, which would write to a file that is closed here
+        os.dup2(said, 2)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1):
+            os.dup2(nothing, stream)
+        for before, end in pairwise([2, *sorted(ends), 1 << 16]):
+            os.closerange(before + 1, end)
+        sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+        warnings.simplefilter("ignore")
+        readers.main(ends)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)

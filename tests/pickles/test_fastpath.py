@@ -49,9 +49,13 @@ class Pickler(pickle.Pickler):
 
 def pickled(tree: Any, location: Callable[[], str] = lambda: "cpu") -> bytes:
     file = io.BytesIO()
-    # What comes first takes the places that have a shorter opcode.
-    Pickler(file, location).dump([[f"name {n}" for n in range(256)], tree])
-    return file.getvalue()
+    pickler = Pickler(file, location)
+    # Something takes the places that have a shorter opcode.
+    taken = [object() for _ in range(256)]
+    pickler.memo = {id(each): (place, each) for place, each in enumerate(taken)}
+    pickler.dump([None, tree])
+    protocol, rest = file.getvalue()[:2], file.getvalue()[2:]
+    return protocol + b"N" + b"".join(b"q%c" % place for place in range(256)) + b"0" + rest
 
 
 def anew() -> Callable[[], str]:

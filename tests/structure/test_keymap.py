@@ -15,6 +15,7 @@ import math
 import pathlib
 import pickle
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -99,24 +100,8 @@ def round_trip(tree: Any) -> tuple[dict[str, Any], str | None]:
 
 
 def json_depth(text: str) -> int:
-    depth = deepest = 0
-    in_string = escaped = False
-    for character in text:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif character == "\\":
-                escaped = True
-            elif character == '"':
-                in_string = False
-        elif character == '"':
-            in_string = True
-        elif character in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in "]}":
-            depth -= 1
-    return deepest
+    brackets = re.findall(r"[\[{\]}]", re.sub(r'"(?:[^"\\]|\\.)*"', "", text))
+    return max(itertools.accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0)
 
 
 # ------------------------------------------------------------------------------------------------- names for people
@@ -1486,9 +1471,9 @@ def test_keys_that_take_forever_to_hash_are_refused(root: Any) -> None:
 
 
 def test_keys_that_are_too_deep_to_hash_are_refused() -> None:
-    nodes: list[Any] = [["tuple"], *(["tuple", ["@", n]] for n in range(100_000))]
+    nodes: list[Any] = [["tuple"], *(["tuple", ["@", n]] for n in range(20_000))]
     with pytest.raises(LimitError, match="deep"):
-        unflatten({}, record(["dict", ["@", 100_000], 1], nodes=nodes))
+        unflatten({}, record(["dict", ["@", 20_000], 1], nodes=nodes))
 
 
 def test_keys_with_one_hash_are_refused() -> None:

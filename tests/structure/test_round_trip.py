@@ -508,11 +508,11 @@ def test_files_of_old_releases_come_back(path: Path, tmp_path: Path) -> None:
 
 
 def test_memory_stays_small_in_both_directions(tmp_path: Path) -> None:
-    moments = [torch.randn(750, 8000) for _ in range(4)]
+    moments = [torch.randn(750, 8000) for _ in range(3)]
     state = {
         "state": {number: {"step": torch.tensor(3.0), "exp_avg": each} for number, each in enumerate(moments)},
         "shared": [moments[0][:500], moments[1].t()],
-        "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.95), "params": list(range(4))}],
+        "param_groups": [{"lr": 1e-3, "betas": (0.9, 0.95), "params": list(range(3))}],
     }
     path = saved(tmp_path, state)
     for arguments in (
@@ -521,7 +521,7 @@ def test_memory_stays_small_in_both_directions(tmp_path: Path) -> None:
     ):
         done = ckptconv(*arguments, "--json", "--no-fsync")
         assert done.code == 0, done.err
-        assert done.json["bytes_written"] > 90e6
+        assert done.json["bytes_written"] > 70e6
         assert done.json["peak_rss_bytes"] < 64 << 20
     assert_same(state, torch_loaded(tmp_path / "y.pt", weights_only=True))
 

@@ -345,7 +345,7 @@ def test_modules_of_the_first_releases(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- random modules
 
 
-def trees(shared: list[nn.Module]) -> st.SearchStrategy[nn.Module]:
+def trees() -> st.SearchStrategy[nn.Module]:
     names = st.text("ab_1ß", min_size=1, max_size=3)
     tensors = st.lists(st.integers(0, 3), max_size=3).map(torch.ones)
 
@@ -357,6 +357,7 @@ def trees(shared: list[nn.Module]) -> st.SearchStrategy[nn.Module]:
             st.dictionaries(names, inner, max_size=3),
         )
 
+    shared: list[nn.Module] = [nn.Linear(1, 2), nn.BatchNorm1d(2)]
     leaves: st.SearchStrategy[nn.Module | None] = st.none() | st.sampled_from(shared)
     return grown(st.recursive(leaves, grown, max_leaves=8))
 
@@ -375,9 +376,8 @@ def made(parameters: dict[str, Any], buffers: dict[str, Any], modules: dict[str,
 
 
 @examples(40, HealthCheck.function_scoped_fixture)
-@given(data=st.data())
-def test_any_tree_of_modules(data: st.DataObject, tmp_path: Path) -> None:
-    model = data.draw(trees([nn.Linear(1, 2), nn.BatchNorm1d(2)]))
+@given(model=trees())
+def test_any_tree_of_modules(model: nn.Module, tmp_path: Path) -> None:
     compare(load_state_dict(saved(model, tmp_path / "model.pt")), model.state_dict())
 
 

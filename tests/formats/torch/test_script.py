@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import json
 import warnings
 import zipfile
@@ -254,8 +255,9 @@ class Quantizable(nn.Module):
         return out
 
 
+@functools.cache
 def quantized(kind: str) -> nn.Module:
-    """A module quantized by torch: static by convolutions, or dynamic."""
+    """A module quantized by torch, which nobody changes: static by convolutions, or dynamic."""
     engines = torch.backends.quantized.supported_engines
     torch.backends.quantized.engine = next(each for each in ("fbgemm", "qnnpack") if each in engines)
     with warnings.catch_warnings():
