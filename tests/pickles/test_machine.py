@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from strict import assert_same
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError
-from ckptconv.pickles import attacks as attack_tables
 from ckptconv.pickles import machine
 from ckptconv.pickles.nodes import Global, Opaque
+from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, TruncatedError, Vocabulary
 
 PROTOCOLS = range(6)
@@ -781,9 +781,9 @@ def test_to_give_states_takes_as_long_however_much_was_stored_before():
 def test_an_attack_of_many_names_is_told_in_a_moment():
     names = b"".join(b"X\x06\0\0\0%06dr" % n + struct.pack("<I", n) for n in range(3000))
     names += b"X\2\0\0\0os" + b"".join(b"2j" + struct.pack("<I", n) + b"\x93)R0" for n in range(3000)) + b"."
-    with attack_tables.refused(), pytest.raises(UnsafeError, match=r"os\.000000, os\.000001, os\.000002,"):
+    with refusing_attacks(), pytest.raises(UnsafeError, match=r"os\.000000, os\.000001, os\.000002,"):
         load(names)
-    with attack_tables.refused():
+    with refusing_attacks():
         assert calls_for(names) < 20_000 + 40 * len(names)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -172,7 +171,7 @@ def parts_in_wrong_order(patch: Patch) -> None:
 
     def wrong(self: Concat, *args: Any, **named: Any) -> Iterator[Move]:
         alike = len({part.shape for part in self.parts}) == 1
-        return right(dataclasses.replace(self, parts=self.parts[::-1]) if alike else self, *args, **named)
+        return right(self.replaced(parts=self.parts[::-1]) if alike else self, *args, **named)
 
     patch.setattr(Concat, "moves", wrong)
 
@@ -205,7 +204,7 @@ def picked_in_order(patch: Patch) -> None:
     right = Picked.moves
 
     def wrong(self: Picked, *args: Any, **named: Any) -> Iterator[Move]:
-        return right(dataclasses.replace(self, strides=contiguous_strides(self.shape)), *args, **named)
+        return right(self.replaced(strides=contiguous_strides(self.shape)), *args, **named)
 
     patch.setattr(Picked, "moves", wrong)
 
