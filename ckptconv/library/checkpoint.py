@@ -363,8 +363,7 @@ def open_checkpoint(
     out with `partial`, or taken from it with `fill`. The weights of one file of many, such as a rank's or a shard, are
     read only with `alone`; its `tree` can be read anyway. `backend` "pread" copies what is read, where "mmap" maps it.
     "-" is standard input; what comes through a pipe, or is compressed, is kept in a temporary file in `spool_dir`.
-    What a conversion would warn of, such as a tensor that is left out, is a UserWarning.
-    Raise a CkptconvError.
+    What a conversion would warn of, such as a tensor that is left out, is a UserWarning. Raise a CkptconvError.
 
     Examples:
         >>> with ckptconv.open("model.pt", framework="np") as ck:

@@ -72,8 +72,8 @@ class VirtualFiles(Mapping[str, VirtualFile]):
     cast and shard. Only descriptions are read. Bytes are made when they are read, by any number of threads, and equal
     those that `convert` writes. Pickled, it is opened again. `version` is a hash of all that decides them. `warnings`
     and `notes` are what the report of `convert` would say before anything is written; of values that become infinite
-    in a cast, reading them warns. Raise a `CkptconvError` as
-    `convert` does; CorruptError from `read` for an input that has changed since.
+    in a cast, reading them warns. Raise a `CkptconvError` as `convert` does; CorruptError from `read` for an input that
+    has changed since.
     """
 
     version: str

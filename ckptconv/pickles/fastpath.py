@@ -240,7 +240,7 @@ class TensorPhrases:
             if len(self._kinds) == _KINDS_KEPT:
                 self.forget()
             kind = self._kinds[spelled] = self._kind(spelled, stack[-1], memo)
-        key = recalled(key_get, memo)[0] if key_get else str(key_text, "ascii")
+        key = fetched(key_get, memo) if key_get else str(key_text, "ascii")
         if kind is None or type(key) is not str or (first and kind.function is not stack[-1]):
             return None, pos
         if not (key.isascii() and key.isdecimal()) or (key_put and len(key) != length[0]):
@@ -275,7 +275,7 @@ class TensorPhrases:
         if location.startswith(b"X"):
             where: Any = str(location[5:], "ascii") if location[1] == len(location) - 5 else None
         else:
-            (where,) = recalled(location, memo)
+            where = fetched(location, memo)
         if any(each is HOLE for each in (function, tag, cls, where, made_of)):
             return None
         (count,), (first,) = ints(numel), ints(offset)
