@@ -203,7 +203,8 @@ def _dequantized(kernel: Dequantize, parts: Sequence[Given], indices: Sequence[A
         if "shift" in given:
             made = _nearest(made + values("float32", given["shift"].bits)[0], _FORMATS["float32"])
         made = _nearest(made, _FORMATS[kernel.between])
-        if (((factor == 0) & (less != 0)) | (np.isinf(made) & np.isfinite(codes))).any():
+        lost = (factor == 0) & (less != 0) & ("shift" not in given)
+        if (lost | (np.isinf(made) & np.isfinite(codes))).any():
             raise CorruptError(f"{kernel.scales}: a scale is 0 where the code is not, or too large.")
         single = np.where(np.isnan(made), np.nan, made).astype("f4").view("u4")
         result: Array = np.broadcast_to(single, [len(each) for each in indices])
