@@ -408,8 +408,8 @@ class Way(NamedTuple):
     such codes alone, with other scales.
 
     Parts have the first of their names there, and shapes of `sizes`. `codes` and `scale` are what codes are and the
-    dtype that scales are rounded to, `stored` the dtype that they have in the file; the largest code is `largest`, and
-    with `power` scales are powers of two (`Quantize`). `told` is what a configuration says of it, and under the
+    dtype that scales are rounded to, `stored` the dtype that they have in the file; what the largest number of a block
+    becomes is `largest`, or the best of these, and with `power` scales are powers of two (`Quantize`). `told` is what a configuration says of it, and under the
     key `left` the modules that are left as they are.
     """
 
@@ -418,7 +418,7 @@ class Way(NamedTuple):
     scale: str
     stored: str
     sizes: Mapping[str, int]
-    largest: float
+    largest: tuple[float, ...]
     power: bool
     told: Mapping[str, Any]
     left: str = "modules_to_not_convert"
@@ -435,16 +435,16 @@ _INT4 = {
     "dynamic": False,
 }
 # What transformers' `FineGrainedFP8Config`, vLLM's and SGLang's `fp8.py`, and compressed-tensors'
-# `QuantizationConfig` read. A code of int4 is at most 7, so that the largest weight of a group has one of its own sign.
+# `QuantizationConfig` read.
 WAYS: Mapping[str, Way] = {
-    "fp8-block": Way(_BLOCK_FP8, "float8_e4m3fn", "float32", "float32", _OF_128, 448.0, False, _FINE_FP8),
+    "fp8-block": Way(_BLOCK_FP8, "float8_e4m3fn", "float32", "float32", _OF_128, (448.0,), False, _FINE_FP8),
     "fp8-block-ue8m0": Way(
         _BLOCK_FP8,
         "float8_e4m3fn",
         "float32",
         "float32",
         _OF_128,
-        448.0,
+        (448.0,),
         True,
         {**_FINE_FP8, "scale_fmt": "ue8m0"},
     ),
@@ -454,7 +454,7 @@ WAYS: Mapping[str, Way] = {
         "float8_e8m0fnu",
         "uint8",
         {"B": 1, "C": 32},
-        448.0,
+        (448.0,),
         True,
         {
             "quant_method": "mxfp8",
@@ -472,7 +472,8 @@ WAYS: Mapping[str, Way] = {
         "bfloat16",
         "bfloat16",
         {"B": 1, "C": 32, "b": 4},
-        7.0,
+        # That of either sign, between these, and that of one.
+        (7.0, 7.5, 8.0),
         False,
         {
             "quant_method": "compressed-tensors",
@@ -488,7 +489,7 @@ WAYS: Mapping[str, Way] = {
         "float8_e4m3fn",
         "float8_e4m3fn",
         {"B": 1, "C": 16},
-        6.0,
+        (6.0,),
         True,
         {
             "quant_method": "compressed-tensors",
