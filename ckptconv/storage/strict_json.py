@@ -186,12 +186,14 @@ class OrNull(NamedTuple):
 def check(value: Any, shape: Any, what: str) -> Any:
     """Return `value`, which is called `what`. Raises ValueError if it is not of the `shape`:
 
-    - `int`, a count; `str`, `float`, `bool` or `dict`; a pattern, for text that is matched as a whole; a frozenset, for
-      one of its texts;
+    - `int`, a count; `str`, `float`, `bool` or `dict`; `object`, anything; a range, for an integer in it; a pattern,
+      for text that is matched as a whole; a frozenset, for one of its texts or truth values;
     - `[shape]`, a list; `(shape, shape)`, a list of so many;
     - `{"name": shape, "name?": shape}`, an object with these members, without any of those that have the mark;
       `{str: shape}`, one with members of any names.
     """
+    if shape is object:
+        return value
     if isinstance(shape, dict) and str in shape:
         for name, each in object_of(value, what).items():
             check(each, shape[str], f"{name[:100]!r} of {what}")
@@ -215,9 +217,12 @@ def check(value: Any, shape: Any, what: str) -> Any:
     elif isinstance(shape, re.Pattern):
         if not shape.fullmatch(text_of(value, what)):
             raise ValueError(f"{what} is none: {_shown(value)}")
+    elif isinstance(shape, range):
+        if type(value) is not int or value not in shape:
+            raise ValueError(f"{what} is no integer from {shape[0]} to {shape[-1]}: {_shown(value)}")
     elif isinstance(shape, frozenset):
-        if text_of(value, what) not in shape:
-            raise ValueError(f"{what} is none of {' and '.join(sorted(shape))}: {_shown(value)}")
+        if type(value) not in (str, bool) or value not in shape:
+            raise ValueError(f"{what} is none of {' and '.join(sorted(map(str, shape)))}: {_shown(value)}")
     elif type(value) is not shape:
         raise ValueError(f"{what} is no {_CALLED[shape]}: {_shown(value)}")
     return value

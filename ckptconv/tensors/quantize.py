@@ -60,7 +60,10 @@ def fits(kernel: Quantize, dtype: str) -> bool:
         and kernel.columns > 0
         and kernel.rows * kernel.columns <= LARGEST_BLOCK
         and kernel.columns % CODES[kernel.codes][1] == 0
-        and 0 < kernel.largest < 512
+        and all(0 < largest < 512 for largest in kernel.largest)
+        # Several are for codes of integers in rows that can be halved.
+        and (len(kernel.largest) == 1 or (kernel.codes == "int4" and 0 < len(kernel.largest) < 9 and kernel.rows == 1))
+        and (len(kernel.largest) == 1 or kernel.columns.bit_count() == 1)
         and (kernel.power or kernel.scale != "float8_e8m0fnu")
         and dtype in SUMMED - {"float64"}
     )
@@ -113,7 +116,13 @@ def _made(kernel: Quantize, values: Array) -> Array:
     most = _most(np.abs(values), kernel.rows, kernel.columns)
     if not np.isfinite(most).all():
         raise UnsupportedError(f"{kernel.name!r} has NaN or infinity, of which there are no codes.")
-    scale = _scales(kernel, most)
+    scale = _scales(kernel, most, kernel.largest[0])
+    if len(kernel.largest) > 1:
+        loss = _loss(kernel, values, scale)
+        for largest in kernel.largest[1:]:
+            other = _scales(kernel, most, largest)
+            its = _loss(kernel, values, other)
+            scale, loss = np.where(its < loss, other, scale), np.minimum(its, loss)
     if kernel.made == "scales":
         return _stored(kernel.scale, scale)
     factor = scale.repeat(kernel.rows, -2)[..., : values.shape[-2], :] if kernel.rows > 1 else scale
@@ -151,15 +160,30 @@ def _most(sizes: Array, rows: int, columns: int) -> Array:
     return sizes
 
 
-def _scales(kernel: Quantize, most: Array) -> Array:
-    """Return the scale of each block as float32."""
+def _loss(kernel: Quantize, values: Array, scale: Array) -> Array:
+    """Return what the int4 of each group of `values` are off by with these scales: a sum of squares."""
+    np = numpy_module()
+    if short := -values.shape[-1] % kernel.columns:
+        values = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, short)])
+    rest = values.reshape(*scale.shape, kernel.columns) / scale[..., None]
+    codes = np.rint(rest)
+    rest -= np.clip(codes, -8, 7, out=codes)
+    rest *= rest
+    while (half := rest.shape[-1] // 2) > 0:
+        rest = rest[..., :half] + rest[..., half:]
+    loss: Array = rest[..., 0] * np.square(scale.astype("f8"))
+    return loss
+
+
+def _scales(kernel: Quantize, most: Array, largest: float) -> Array:
+    """Return the scale of each block as float32, by which its largest number becomes `largest`."""
     np = numpy_module()
     if kernel.power:
         mantissa, exponent = np.frexp(most)
-        over, least = np.frexp(np.float32(kernel.largest))
+        over, least = np.frexp(np.float32(largest))
         made: Array = np.ldexp(np.float32(1), exponent - least + (mantissa > over))
     else:
-        made = most / np.float32(kernel.largest)
+        made = most / np.float32(largest)
     made = np.maximum(made, np.float32(LEAST))
     if kernel.scale == "bfloat16":
         bits = made.view("u4")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats.quantized.words import UNNAMED
 from ckptconv.storage import strict_json
 
 # Keys under which a configuration says how weights are quantized, at any depth.
@@ -31,7 +32,8 @@ class QuantizedWeights(NamedTuple):
 class Configuration(NamedTuple):
     """How weights are quantized: the `method` and all that is `told` of it; "" if there is no configuration.
 
-    `expert_dtype` is the model's own word. `layers` says it of single modules, by name.
+    `expert_dtype` is the model's own word. `layers` says it of single modules, by name. `stated` are the places that
+    say it: path, method, and what they say.
     """
 
     method: str = ""
@@ -39,17 +41,22 @@ class Configuration(NamedTuple):
     expert_dtype: str = ""
     layers: Mapping[str, Mapping[str, Any]] = {}
     path: str = ""
+    stated: tuple[tuple[str, str, Mapping[str, Any]], ...] = ()
 
     @property
     def block(self) -> tuple[int, int] | None:
         """The sides of the blocks of block FP8."""
         return _pair(self.told.get("weight_block_size"))
 
-    def algorithms(self, module: str) -> tuple[str, ...]:
-        """The words of Model Optimizer for a module."""
+    def layer(self, weight: str) -> Mapping[str, Any] | None:
+        """What is said of the module of a weight."""
+        return self.layers.get(weight.removesuffix(".weight"))
+
+    def algorithms(self, weight: str) -> tuple[str, ...]:
+        """The words of Model Optimizer for a weight."""
         if self.method != "modelopt":
             return ()
-        layer = self.layers.get(module)
+        layer = self.layer(weight)
         if layer is not None:
             return (str(layer.get("quant_algo", "")),)
         if self.layers and str(self.told.get("quant_algo", "")).startswith("MIXED"):
@@ -99,6 +106,10 @@ def of_texts(config: tuple[str, str], own: tuple[str, str], metadata: Mapping[st
     path, text = config
     model = _object(path, text) if text else {}
     found += [(path, told) for told in _within(model)]
+    # mlx-lm's key, which says no method.
+    of_mlx = model.get("quantization")
+    if isinstance(of_mlx, Mapping) and "group_size" in of_mlx and not found:
+        found.append((path, of_mlx))
     if own[1]:
         told = _object(*own).get("quantization")
         if isinstance(told, Mapping):
@@ -116,20 +127,25 @@ def of_texts(config: tuple[str, str], own: tuple[str, str], metadata: Mapping[st
             f"{', '.join(methods)}.",
             "Name one of them as quant_method.",
         )
-    told = found[0][1]
+    told = {key: value for _, each in reversed(found) for key, value in each.items()}
     layers = told.get("layers") or told.get("quantized_layers")
     named = (
         {str(name): each for name, each in layers.items() if isinstance(each, Mapping)}
         if isinstance(layers, Mapping)
         else {}
     )
-    return Configuration(next(iter(methods)), told, expert, named, found[0][0])
+    stated = tuple((place, _method(each), each) for place, each in found)
+    return Configuration(stated[0][1], told, expert, named, stated[0][0], stated)
+
+
+# The methods that have a key of their own, where none is named.
+_TELLING = {"quant_algo": "modelopt", "config_groups": "compressed-tensors", "group_size": "mlx"}
 
 
 def _method(told: Mapping[str, Any]) -> str:
     method = told.get("quant_method")
     if not isinstance(method, str):
-        method = "modelopt" if "quant_algo" in told else "compressed-tensors" if "config_groups" in told else "unnamed"
+        method = next((each for key, each in _TELLING.items() if key in told), UNNAMED)
     return "compressed-tensors" if method in _COMPRESSED else method
 
 

@@ -78,6 +78,11 @@ def _notes(quantized: Quantized, made: _Weights, anew: bool) -> Iterator[str]:
     if told:
         made_of = "weights that were quantized before" if anew else f"made {quantized.dtype} of quantized weights"
         yield f"{made_of}: {told}."
+    if made.has_first_gptq:
+        yield (
+            "GPTQ's first format stores zero points less 1: where the largest that fits is stored, this one is 1 more, "
+            "as AutoGPTQ's kernels have it. GPTQModel has 0 there, and changes the next one."
+        )
     if made.bare:
         yield (
             f"8-bit floats without scales, of which nothing says that they are quantized, were left as they are: "
@@ -137,6 +142,13 @@ class _Weights:
         self.unknown: list[str] = []
         self._known: dict[int, tuple[Any, Any]] = {}
         self._made: dict[Hashable, LazyTensor] = {}
+
+    @property
+    def has_first_gptq(self) -> bool:
+        """Whether weights are of GPTQ's first format, and have zero points other than half of the codes."""
+        told = self._told.told
+        is_first = (told.get("checkpoint_format") or told.get("format") or "gptq") == "gptq"
+        return self._told.method == "gptq" and is_first and told.get("sym") is not True and bool(self.formats)
 
     def of_tree(self, tree: Any) -> Any:
         """Return `tree` with weights in each of its mappings; the same object if none of them is quantized."""
