@@ -17,6 +17,7 @@ from ckptconv.formats.adapters import factor, settled
 from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Adapter
 from ckptconv.structure.maps.memory import in_files, stacks_of
+from ckptconv.tensors import casting
 from ckptconv.tensors.computing import Axis, LowRank, Magnitude, Tiled
 from ckptconv.tensors.dtypes import DTYPES, SUMMED
 from ckptconv.tensors.lazy import Concat, LazyTensor, View, same_bytes, untagged
@@ -246,7 +247,7 @@ class _Work:
     def _now(self, name: str) -> LazyTensor:
         """Return the tensor of the base as it is by now."""
         self._check_weight(name)
-        tensor = untagged(self._changed.get(name, self._base[name]))
+        tensor = casting.unrounded(untagged(self._changed.get(name, self._base[name])))
         if tensor.dtype.name not in SUMMED:
             raise UnsupportedError(
                 f"{self._path}: {name!r} is {tensor.dtype}, and an adapter is added to floats of 16 bits and more."
