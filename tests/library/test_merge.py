@@ -139,11 +139,12 @@ def test_a_long_row_gets_its_length_once_however_often_it_is_cut() -> None:
 
 def test_factors_and_rows_longer_than_any_adapter_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {**factors("a", 6, 5), "a.lora_magnitude_vector": random(6, seed=5).abs()}
+    base, tuned = model(), adapter(given, use_dora=True)
     for limit, told in (("MOST_RANK", "rank 2, where 1 is"), ("MOST_COLUMNS", "rows of 5 elements, where 1 is")):
         with monkeypatch.context() as patch:
             patch.setattr(merging, limit, 1)
             with pytest.raises(UnsupportedError, match=told):
-                merge(model(), adapter(given, use_dora=True), "out.safetensors")
+                merge(base, tuned, "out.safetensors")
     assert not Path("out.safetensors").exists()
 
 
