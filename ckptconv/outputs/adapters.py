@@ -17,7 +17,8 @@ from ckptconv.formats.adapters import factor, settled
 from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Adapter
 from ckptconv.structure.maps.memory import in_files, stacks_of
-from ckptconv.tensors.computing import Axis, LowRank, Magnitude, Tiled
+from ckptconv.tensors import casting
+from ckptconv.tensors.computing import MOST_COLUMNS, MOST_RANK, Axis, LowRank, Magnitude, Tiled
 from ckptconv.tensors.dtypes import DTYPES, SUMMED
 from ckptconv.tensors.lazy import Concat, LazyTensor, View, same_bytes, untagged
 from ckptconv.tensors.slices import Span, sliced
@@ -228,6 +229,8 @@ class _Work:
             raise self._unknown(
                 name, "DoRA of an embedding, or of a matrix that is stored transposed: each element needs all rows"
             )
+        if made.shape[1] > MOST_COLUMNS:
+            raise self._unknown(name, f"DoRA of rows of {made.shape[1]:,} elements, where {MOST_COLUMNS:,} is the most")
         if lengths.numel != made.shape[0] or lengths.dtype.name not in SUMMED:
             raise self._other_shape(name, lengths.shape, name)
         flat = lengths if len(lengths.shape) == 1 else View(lengths, lengths.dtype, (lengths.numel,))
@@ -241,12 +244,14 @@ class _Work:
                 f"{self._adapter.source.path}: the factors of {module!r} have {left.shape[1]} columns and "
                 f"{right.shape[0]} rows, which do not fit."
             )
+        if left.shape[1] > MOST_RANK:
+            raise self._unknown(module, f"factors of rank {left.shape[1]:,}, where {MOST_RANK:,} is the most")
         return factor(self._adapter.scale, self._told[module], module, rank)
 
     def _now(self, name: str) -> LazyTensor:
         """Return the tensor of the base as it is by now."""
         self._check_weight(name)
-        tensor = untagged(self._changed.get(name, self._base[name]))
+        tensor = casting.unrounded(untagged(self._changed.get(name, self._base[name])))
         if tensor.dtype.name not in SUMMED:
             raise UnsupportedError(
                 f"{self._path}: {name!r} is {tensor.dtype}, and an adapter is added to floats of 16 bits and more."

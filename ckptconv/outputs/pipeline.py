@@ -282,6 +282,7 @@ def _averaged(source: Source, options: Options) -> _Named:
 def _merged(source: Source, options: Options, named: _Named) -> _Named:
     """Return `named`, the tensors of `source`, with its adapters merged, rounded once to the dtype that is stored."""
     from ckptconv.outputs import adapters
+    from ckptconv.tensors import casting
 
     base = named.described.tensors
     adapters_ = [(each, _named(each.source, Options()).described.tensors) for each in source.adapters]
@@ -292,8 +293,9 @@ def _merged(source: Source, options: Options, named: _Named) -> _Named:
     made = {}
     for name, tensor in found.tensors.items():
         goal = selection.goal(base[name].dtype, dtype, widen_only)
-        # Tied names have one object.
-        made[name] = known.setdefault(id(tensor), selection.converted(name, tensor, goal.name))
+        # Tied names have one object. What is no float, and takes the place of one, stays as it is.
+        goal = goal if tensor.dtype.kind == "f" else tensor.dtype
+        made[name] = known.setdefault(id(tensor), casting.rounded(tensor, goal))
     described = named.described._replace(tensors={**base, **made}, apart=False)
     return named._replace(described=described, notes=(*named.notes, *found.notes))
 

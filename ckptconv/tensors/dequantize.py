@@ -108,7 +108,8 @@ def dequantize(
             product = _product(kernel, values, _rows(factor, rows))
             if shift is not None:
                 product += shift
-            if kernel.between != "float32":
+            # Rounded to the dtype that is wanted, it is that anyway.
+            if kernel.between != "float32" and (unsure or kernel.between != rounding.dtype):
                 product = _rounded(product, kernel.between)
             if unsure:
                 _check(kernel, values, _rows(factor, rows), product)
@@ -270,7 +271,7 @@ def _products(values: Array, scales: Array, between: str, rounding: Rounding) ->
     """Return for each scale, and each byte of codes, the bits of what they are, rounded."""
     np = numpy_module()
     product = np.multiply(values.reshape(-1), scales.reshape(-1, 1))
-    if between != "float32":
+    if between not in ("float32", rounding.dtype):
         product = _rounded(product, between)
     bits = np.empty(product.shape, f"u{DTYPES[rounding.dtype].itemsize}")
     rounding.into(product, bits)

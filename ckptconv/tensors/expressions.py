@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, get_type_hints
 
+from ckptconv.tensors.casting import Rounded
 from ckptconv.tensors.computing import Axis, Tiled
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import contiguous_strides
@@ -115,7 +116,8 @@ class Encoder:
         """Return `tensor` as JSON, without facts that its bytes do not tell. Raise TypeError for an unknown class."""
         if isinstance(tensor, Tagged):
             return self.encode(tensor.tensor)
-        name = _NAMES.get(type(tensor))
+        # A file holds the numbers as they are rounded: whoever reads it casts those.
+        name = "convert" if isinstance(tensor, Rounded) else _NAMES.get(type(tensor))
         if name is None:
             raise TypeError(f"{type(tensor).__name__} has no form in JSON")
         if isinstance(tensor, Stored) and tensor.strides == contiguous_strides(tensor.shape):

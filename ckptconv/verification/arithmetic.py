@@ -412,9 +412,7 @@ def _with_lengths(kernel: Magnitude, parts: Sequence[Given], indices: Sequence[A
     np = numpy_module()
     rows, lengths = (values(given.dtype, given.bits) for given in parts)
     with np.errstate(all="ignore"):
-        squares = np.zeros(len(rows))
-        for column in range(rows.shape[1]):
-            squares = squares + rows[:, column] ** 2
+        squares = np.cumsum(rows**2, axis=1)[:, -1]
         factors = lengths / squares**0.5
         at = (indices[0] - parts[0].starts[0])[:, None]
         made = rows[at, indices[1][None, :]] * factors[at]

@@ -69,9 +69,8 @@ class Found(NamedTuple):
     unknown: tuple[str, ...] = ()
 
 
-def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading, dtype: str) -> Found:
-    """Return the weights that are quantized among `tensors`, as float32 that is to be cast to `dtype`: for one of 16
-    bits, products are rounded first as the programs do that load them.
+def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading) -> Found:
+    """Return the weights that are quantized among `tensors`, as float32 that is to be `rounded`.
 
     Raise CorruptError for a part without the others, UnsupportedError for parts of no known format, of two, and for
     those that the configuration contradicts.
@@ -84,7 +83,7 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading,
     weights: dict[str, Weight] = {}
     gone: set[str] = set()
     for name, companions in groups.items():
-        weight = _weight(name, companions, tensors, told, read, dtype)
+        weight = _weight(name, companions, tensors, told, read)
         if weight is not None:
             weights[name] = weight
             gone.update(weight.parts.values())
@@ -234,7 +233,6 @@ def _weight(
     tensors: Mapping[str, LazyTensor],
     told: Configuration,
     read: Reading,
-    dtype: str,
 ) -> Weight | None:
     """Return the weight of this name, made of its `companions`, {pattern: name}; None if these are nothing of it."""
     candidates = [each for each in FORMATS if has_parts(each, companions, tensors)]
@@ -243,7 +241,7 @@ def _weight(
     for each in candidates:
         for called, sizes in each.sizes(told, name):
             try:
-                weight = _made(each, called, {**sizes, "dtype": dtype}, companions, tensors, read)
+                weight = _made(each, called, dict(sizes), companions, tensors, read)
             except _RefusedError as error:
                 refused.append(f"as {called}, {error}")
                 continue
@@ -375,10 +373,8 @@ def _computed(
         axes.append([Axis(0, 0)])
     if not math.prod(shape):
         return Zeros(_F32, outer if few else shape)
-    # A cast to the dtype of the scales rounds once; one to float32 gives the product.
     stored = parts[1].dtype.name
-    is_rounded = each.own and stored in ("float16", "bfloat16") and sizes["dtype"] not in ("float32", stored)
-    between = stored if is_rounded else "float32"
+    between = stored if each.own and stored in ("float16", "bfloat16") else "float32"
     offset = sizes[each.offset] if isinstance(each.offset, str) else each.offset
     # Zero points that are packed have half of the codes more, as codes have.
     offset = 0 if each.offset == "half" and "zero" in given and given["zero"].dtype.name == "int32" else offset

@@ -21,13 +21,13 @@ from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
 from ckptconv.storage.location import Location
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.structure import torchao
+from ckptconv.tensors import casting
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, same_bytes, untagged
-from ckptconv.tensors.moves import Cast, File
+from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes, untagged
+from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
 _LARGEST = 8 << 20
-USUAL = "bfloat16"
 
 
 def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any], *, anew: bool = False) -> Source:
@@ -174,7 +174,7 @@ class _Weights:
         if layers:
             told = told._replace(method="torchao", layers=layers)
         flat = {name: value for name, value in items.items() if isinstance(value, LazyTensor) and type(name) is str}
-        found = joining.found(flat, told, lambda wanted: read_small(wanted, self._options), self._dtype)
+        found = joining.found(flat, told, lambda wanted: read_small(wanted, self._options))
         self.bare += found.bare
         self.unknown += found.unknown
         if not found.weights and not found.gone:
@@ -194,15 +194,10 @@ class _Weights:
     def _once(self, weight: Weight, items: Mapping[str, LazyTensor]) -> LazyTensor:
         """Return the weight in its dtype: the same object for the same parts, so that tied names stay tied."""
         parts = tuple((role, same_bytes(items[name])) for role, name in sorted(weight.parts.items()))
-        made = self._cast(weight.tensor)
+        made = casting.rounded(weight.tensor, DTYPES[self._dtype])
         if any(part is None for _, part in parts):
             return made
         return self._made.setdefault((weight.format, weight.tensor.shape, parts), made)
-
-    def _cast(self, tensor: LazyTensor) -> LazyTensor:
-        if tensor.dtype.name == self._dtype:
-            return tensor
-        return Convert(tensor, Cast(tensor.dtype.name, self._dtype), DTYPES[self._dtype])
 
 
 def _in_parts(
@@ -249,7 +244,7 @@ def surveyed(
     layers = _layers({**torchao.read(source.metadata, tensors), **described})
     if layers:
         told = told._replace(method="torchao", layers=layers)
-    return joining.found(tensors, told, lambda wanted: read_small(wanted, storage_options), USUAL)
+    return joining.found(tensors, told, lambda wanted: read_small(wanted, storage_options))
 
 
 def _like(items: Mapping[Any, Any], made: dict[Any, Any]) -> Any:
