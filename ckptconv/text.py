@@ -194,14 +194,14 @@ class LastWord(Proposed):
 
 
 def parse_path(value: object, called: str = "") -> str:
-    """Return a path or URL as text, and a file:// or local:// URL as the local path that it names. Raise UsageError,
-    which names it `called`, for what is none."""
+    """Return a path or URL as text, and a file:// URL as the local path that it names. Raise UsageError, which names it
+    `called`, for what is none."""
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str):
         raise UsageError(f"{called} {brief(value)} is not a path.".lstrip())
     if "\0" in path:
         raise UsageError(f"{called} {brief(path)} is not a path: no name contains a NUL character.".lstrip())
-    local = path.removeprefix("file://").removeprefix("local://")
+    local = path.removeprefix("file://")
     return type(value)(local, value.hint) if isinstance(value, Proposed) else local
 
 

@@ -18,7 +18,9 @@ from ckptconv.storage.location import Location
 _OTHER_SUFFIXES = (".gguf", ".h5", ".msgpack", ".onnx")
 _ADAPTER = re.compile(r"adapter_(?:config\.json|model\..*)")
 # What trainers save beside the weights: arguments, random states, schedulers.
-_BESIDE = re.compile(r"(?:training_args|scheduler|sampler|dl_state_dict|scaler|rng_state|random_states)(?:_\d+)*\.\w+")
+_BESIDE = re.compile(
+    r"(?:training_args|meta|scheduler|sampler|dl_state_dict|scaler|rng_state|random_states)(?:_\d+)*\.\w+"
+)
 _RANK = re.compile(rf"{MEGATRON_RANK}|{dcp.RANK}|zero")
 # How deep the weights of a step may lie below the directory that it is in: iter_0000100/mp_rank_00/model_optim_rng.pt.
 _LEVELS = 3

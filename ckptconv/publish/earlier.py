@@ -15,9 +15,16 @@ from typing import Any
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.model_files import METADATA, looks_like_safetensors
 from ckptconv.outputs.planning import made_as
-from ckptconv.outputs.schema import MOST_RECORD, check_manifest, file_record, object_record, parse_json
+from ckptconv.outputs.schema import (
+    MOST_RECORD,
+    check_description,
+    check_manifest,
+    file_record,
+    object_record,
+    parse_json,
+)
 from ckptconv.outputs.targets import MANIFEST
-from ckptconv.publish.staging.area import is_sibling, record_of
+from ckptconv.publish.staging.area import DESCRIPTION, is_sibling, record_of
 from ckptconv.storage.files import Entry, Reader
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
@@ -83,33 +90,46 @@ class Directory:
         """The manifest in it; None if there is none that is one."""
         if MANIFEST not in self.names or self.names[MANIFEST].kind != "file":
             return None
-        try:
-            told: Mapping[str, Any] = parse_json(
-                self.place.join(MANIFEST).read_text(MOST_RECORD).encode(errors="surrogatepass")
-            )
-            check_manifest(told)
-        except (CkptconvError, ValueError):
-            return None
-        return told
+        return _json(self.place.join(MANIFEST), _manifest)
 
     def _of_records(self, name: str, entry: Entry) -> str:
-        """Return UNFINISHED for a file that a run of ours, which did not end, has recorded under its final name."""
+        """Return UNFINISHED for a file to which a run of ours that has not ended has given its final name.
+
+        On a disk it has a record. On a store, all files of the plan belong to the parts that are being made there: one
+        may have been killed before it wrote the record.
+        """
         for token, place in self.names.items():
             if place.kind == "directory" and is_sibling(token, HIDDEN):
-                found = self._record(token, name)
-                if found and (found["name"], found["size"]) == (name, entry.file.size):
-                    stamp = found["version"] if "version" in found else f"{found['mtime']:x}"
-                    if stamp == entry.file.stamp:
-                        return UNFINISHED
+                staging, is_far = self.place.child(token), is_remote(place.file.path)
+                planned = _json(staging.join(DESCRIPTION), _description) if is_far else None
+                if planned and any(each == name for each, _, _ in planned["files"]):
+                    return UNFINISHED
+                found = _json(staging.join(record_of(name)), object_record if is_far else file_record)
+                stamp = found and (found["version"] if is_far else f"{found['mtime']:x}")
+                if found and (found["name"], found["size"], stamp) == (name, entry.file.size, entry.file.stamp):
+                    return UNFINISHED
         return ""
 
-    def _record(self, token: str, name: str) -> dict[str, Any] | None:
-        place = self.place.child(token).join(record_of(name))
-        try:
-            data = place.read_text(MOST_RECORD).encode(errors="surrogatepass")
-            return object_record(data) if is_remote(place.path) else file_record(data)
-        except (CkptconvError, ValueError):
-            return None
+
+def _json(place: Location, parse: Callable[[bytes], Any]) -> dict[str, Any] | None:
+    """Return what `parse` makes of a small file; None if it is not there, or not what it should be."""
+    try:
+        found: dict[str, Any] = parse(place.read_text(MOST_RECORD).encode(errors="surrogatepass"))
+    except (CkptconvError, ValueError):
+        return None
+    return found
+
+
+def _manifest(data: bytes) -> dict[str, Any]:
+    told: dict[str, Any] = parse_json(data)
+    check_manifest(told)
+    return told
+
+
+def _description(data: bytes) -> dict[str, Any]:
+    told: dict[str, Any] = parse_json(data)
+    check_description(told)
+    return told
 
 
 def file_made_as(place: Location, kind: str) -> str:
