@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -36,7 +37,7 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.storage.spool import is_pipe
-from ckptconv.text import brief, parse_path
+from ckptconv.text import Proposed, brief, parse_path
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -109,6 +110,7 @@ def convert(
             if not targets:
                 asked = source.path if isinstance(source, Source) else normalize(source)
                 beside_it = default_output(sources[0], Location(asked, dict(chosen.storage_options)))
+                beside_it = Proposed(beside_it, f"Name it: INPUT {shlex.quote(beside_it)}, or give --overwrite.")
                 targets = [resolve("weights", beside_it, chosen)]
                 chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside(targets))
             if chosen.to:

@@ -10,9 +10,12 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckptconv.errors import UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # The hint for a word of a command line that is empty.
 UNSET = "Is it a variable of the shell that was not set?"
@@ -172,6 +175,24 @@ def some(items: Collection[_Item], most: int = 5, form: Callable[[_Item], str] =
 _SHOWN = 8
 
 
+class Proposed(str):
+    """A path to write to that nobody typed as OUTPUT. `hint` says how to have a file replaced that is there."""
+
+    hint: str
+
+    def __new__(cls, path: str, hint: str) -> Self:
+        made = super().__new__(cls, path)
+        made.hint = hint
+        return made
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        return str(self), self.hint
+
+
+class LastWord(Proposed):
+    """The last word of a command that takes several inputs: if it exists, it may be one of them."""
+
+
 def parse_path(value: object, called: str = "") -> str:
     """Return a path or URL as text, and a file:// URL as the local path that it names. Raise UsageError, which names it
     `called`, for what is none."""
@@ -180,7 +201,8 @@ def parse_path(value: object, called: str = "") -> str:
         raise UsageError(f"{called} {brief(value)} is not a path.".lstrip())
     if "\0" in path:
         raise UsageError(f"{called} {brief(path)} is not a path: no name contains a NUL character.".lstrip())
-    return path.removeprefix("file://")
+    local = path.removeprefix("file://")
+    return type(value)(local, value.hint) if isinstance(value, Proposed) else local
 
 
 def brief(value: object, limit: int = 60) -> str:

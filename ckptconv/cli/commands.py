@@ -275,7 +275,7 @@ app.add_typer(maps, name="maps")
 @app.command("finish", cls=Command)
 @taking(
     OPTIONS["checksum"].explained("Read all again, and compare it with its checksums."),
-    *named("fsync manifest attest storage_options json quiet verbose progress"),
+    *named("overwrite fsync manifest attest storage_options json quiet verbose progress"),
 )
 def finish_(
     outputs: Annotated[
@@ -304,7 +304,7 @@ def finish_(
 @taking(
     *named("raw tag depth as_"),
     OPTIONS["max_shard_size"].explained("And that in files of at most SIZE."),
-    *named("key include exclude dequantize map size stats html"),
+    *named("key include exclude dequantize map size stats html overwrite"),
     *SHOWING,
 )
 def inspect_(

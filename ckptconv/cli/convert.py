@@ -15,7 +15,7 @@ from ckptconv.cli.options import CONVERTING, destination, named, output_of, run,
 from ckptconv.cli.typer_compat import Command
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.options.table import COMMAND, OPTIONS
-from ckptconv.text import UNSET
+from ckptconv.text import UNSET, Proposed
 
 if TYPE_CHECKING:
     from ckptconv.result import Report
@@ -169,8 +169,11 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
             entry = look(normalize(word), dict(stores)) if word else None
         inputs.append((InputWord(word, entry is not None and entry.kind == "directory"), entry))
     outputs = output_paths([each for each, _ in inputs], normalize(directory), template)
+    hint = "Give another --output-dir or --output-name, or --overwrite to replace it."
     tasks = [
-        batch.Conversion(each.word, output, entry.file.size if entry is not None and entry.kind == "file" else 0)
+        batch.Conversion(
+            each.word, Proposed(output, hint), entry.file.size if entry is not None and entry.kind == "file" else 0
+        )
         for (each, entry), output in zip(inputs, outputs, strict=True)
     ]
     at_once, each_one = shares(options, len(words), any(map(is_remote, (*words, directory))))

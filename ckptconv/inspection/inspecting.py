@@ -40,7 +40,8 @@ def inspect(
     Only descriptions are read, no tensor data, unless `stats` asks for the statistics of all values. `key`, `include`
     and `exclude` choose tensors, as in a conversion, and `map` and `size` give them other names and layouts. With
     `as_`, a dtype, or `max_shard_size`, in bytes or as text, the summary has what such a conversion would write. `html`
-    is a file for a page that shows all this. `tag`, `inert`, `raw`, `family` and `spool_dir` are those of `open`.
+    is a file for a page that shows all this; with `overwrite` it replaces other files than earlier pages too. `tag`,
+    `inert`, `raw`, `family` and `spool_dir` are those of `open`.
     `progress` and `on_total` are those of `convert`, for the bytes of tensors that are read for statistics.
 
     Raise UsageError for a path that does not exist, or if `key` or a glob of `include` matches nothing, and whatever
@@ -56,13 +57,14 @@ def inspect(
     from ckptconv.rows import tables
 
     asked = filled(INSPECTING, options)
-    stats, as_, html, max_shard_size = (asked.pop(name) for name in ("stats", "as_", "html", "max_shard_size"))
+    stats, as_, max_shard_size = (asked.pop(name) for name in ("stats", "as_", "max_shard_size"))
+    html, overwrite = asked.pop("html"), asked.pop("overwrite")
     chosen = {name: asked.pop(name) for name in ("include", "exclude")} | {"key": asked["key"]}
     which = Options(**chosen)
     if html:
-        from ckptconv.inspection.file import check_whole
+        from ckptconv.inspection.file import PAGE, check_whole
 
-        check_whole(html, "the page")
+        check_whole(html, PAGE, overwrite)
     opened, path, found, read = source_of(source), "", None, 0
     # A million tensors are a million small objects that live until the end: do not scan them.
     with no_garbage():
@@ -87,11 +89,11 @@ def inspect(
     summary.bytes_read += read
     summary.conversion = conversion
     if html:
-        from ckptconv.inspection.file import write_whole
+        from ckptconv.inspection.file import PAGE, write_whole
         from ckptconv.inspection.page import page_of
         from ckptconv.outputs.targets import files_behind
 
-        write_whole(html, page_of(summary).encode(), "the page", [summary.input, *files_behind(opened)])
+        write_whole(html, page_of(summary).encode(), PAGE, overwrite, [summary.input, *files_behind(opened)])
     return summary
 
 

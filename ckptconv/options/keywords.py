@@ -212,6 +212,13 @@ class _Clobber(TypedDict, total=False):
     same as --no-copy-config. Default: from the hub, of a pipeline of diffusers, and from REF of --like."""
 
 
+class _Overwrite(TypedDict, total=False):
+    """Convert, Inspect, Diff, Patch, Average, Merge, Finish, Rows."""
+
+    overwrite: bool
+    """Replace files of other programs too, where they have the names of what is written."""
+
+
 class _Checksum(TypedDict, total=False):
     """Convert, Average, Merge, Finish, Rows."""
 
@@ -320,6 +327,7 @@ class ConvertOptions(
     _Jobs,
     _Fsync,
     _Clobber,
+    _Overwrite,
     _Checksum,
     _SpoolDir,
     _StorageOptions,
@@ -341,6 +349,7 @@ class InspectOptions(
     _Include,
     _Map,
     _Size,
+    _Overwrite,
     _SpoolDir,
     _StorageOptions,
     _Raw,
@@ -364,6 +373,7 @@ class DiffOptions(
     _StripPrefix,
     _Size,
     _Jobs,
+    _Overwrite,
     _SpoolDir,
     _StorageOptions,
     _Raw,
@@ -418,6 +428,7 @@ class PatchOptions(
     _Jobs,
     _Fsync,
     _Clobber,
+    _Overwrite,
     _SpoolDir,
     _StorageOptions,
     _Raw,
@@ -443,6 +454,7 @@ class AverageOptions(
     _Jobs,
     _Fsync,
     _Clobber,
+    _Overwrite,
     _Checksum,
     _SpoolDir,
     _StorageOptions,
@@ -479,6 +491,7 @@ class MergeOptions(
     _Jobs,
     _Fsync,
     _Clobber,
+    _Overwrite,
     _Checksum,
     _SpoolDir,
     _StorageOptions,
@@ -493,7 +506,7 @@ class ScanOptions(_StorageOptions, total=False):
     """Options of `scan`."""
 
 
-class FinishOptions(_Fsync, _Checksum, _StorageOptions, total=False):
+class FinishOptions(_Fsync, _Overwrite, _Checksum, _StorageOptions, total=False):
     """Options of `finish`."""
 
 
@@ -550,6 +563,7 @@ class RowsOptions(
     _Jobs,
     _Fsync,
     _Clobber,
+    _Overwrite,
     _Checksum,
     _SpoolDir,
     _StorageOptions,

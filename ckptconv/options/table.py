@@ -404,6 +404,11 @@ class Options(_Given):
     )
     fsync: bool = _running(FLAG, "Do not wait for the disk: a power cut may lose the output.", default=True)
     clobber: bool = _option(FLAG, "Refuse to replace an output.", default=True, group=OUTPUT)
+    overwrite: bool = _option(
+        FLAG,
+        "Replace files of other programs too, where they have the names of what is written.",
+        group=OUTPUT,
+    )
     verify: bool = _running(FLAG, "Compare the output with the input before it gets its name.", common=True)
     checksum: bool = _running(FLAG, "Check the checksums of all that is read, as far as the input has any.")
     spool_dir: str = _running(
@@ -836,7 +841,7 @@ _AS_IT_IS = "raw alone"
 _REACHED = "inert spool_dir storage_options"
 _TAKEN = "key include exclude"
 _NAMED = "strip_prefix rename map size"
-_WORKING = "jobs memory fsync clobber"
+_WORKING = "jobs memory fsync clobber overwrite"
 _OF_TENSORS = (
     f"max_shard_size dtype dequantize quantize requantize keep {_TAKEN} {_NAMED} tied like partial fill structure"
 )
@@ -854,14 +859,15 @@ DISTRIBUTED = _named_in(
     OPTIONS,
     f"dtype {_TAKEN} {_NAMED} optimizer model_key optimizer_key flat_optimizer fill_states {_READ} {_REACHED}",
 )
-FINISHING = _named_in(OPTIONS, "checksum manifest attest fsync storage_options")
+FINISHING = _named_in(OPTIONS, "checksum manifest attest overwrite fsync storage_options")
 INSPECTING = _named_in(
-    {**OPTIONS, **COMMAND}, f"{_TAKEN} dequantize map size stats as_ max_shard_size html tag raw family {_REACHED}"
+    {**OPTIONS, **COMMAND},
+    f"{_TAKEN} dequantize map size stats as_ max_shard_size html overwrite tag raw family {_REACHED}",
 )
 DIFFING = _named_in(
     {**OPTIONS, **COMMAND, **COMPARING},
-    f"{_TAKEN} optimizer {_NAMED} dtype dequantize rtol atol tolerance html jobs memory {_READ} {_AS_IT_IS} {_REACHED} "
-    "delta delta_encoding delta_checksum delta_version",
+    f"{_TAKEN} optimizer {_NAMED} dtype dequantize rtol atol tolerance html overwrite jobs memory {_READ} {_AS_IT_IS} "
+    f"{_REACHED} delta delta_encoding delta_checksum delta_version",
 )
 PATCHING = _named_in(
     OPTIONS,

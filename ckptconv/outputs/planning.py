@@ -14,7 +14,7 @@ from ckptconv.formats.source import MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import kinds, likeness, safetensors, selection
 from ckptconv.outputs.pipeline import selected
-from ckptconv.outputs.targets import NO_WEIGHTS, Spared, Target, check_file, seen_from
+from ckptconv.outputs.targets import NO_WEIGHTS, Target, seen_from
 from ckptconv.outputs.told import Told
 from ckptconv.plan import (
     MAX_GROWTH,
@@ -29,7 +29,7 @@ from ckptconv.plan import (
     pack,
     shard_names,
 )
-from ckptconv.storage.paths import basename, dirname, normalize, resolved_name
+from ckptconv.storage.paths import basename, dirname
 from ckptconv.structure import keymap
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor
@@ -47,8 +47,9 @@ class Output(NamedTuple):
     """An output of a conversion: where it goes, its plan, and its aliases {removed: kept}.
 
     `heading` is its manifest without the files, and `inputs` are the entries of `Source.inputs` that it names.
-    `restored` holds further facts of a `.pt` file. `described` is the number of tensors of a virtual checkpoint, or of
-    one whose tensors are in several chunks.
+    `restored` holds further facts of a `.pt` file. `by` names the command, where several make outputs of
+    one kind. `described` is the number of tensors of a virtual checkpoint, or of one whose tensors are in several
+    chunks.
     """
 
     target: Target
@@ -59,6 +60,12 @@ class Output(NamedTuple):
     told: Told = Told()
     described: int | None = None
     inputs: Mapping[str, Hashable] = {}
+    by: str = ""
+
+    @property
+    def made_as(self) -> str:
+        """What it is, and the command that makes it of several inputs, as in "weights/average"."""
+        return f"{self.heading['kind']}/{self.by}" if self.by else made_as(self.heading)
 
     @property
     def has_manifest(self) -> bool:
@@ -74,6 +81,16 @@ class Output(NamedTuple):
         if self.described is not None and self.target.kind == "virtual":
             return self.described
         return self.restored.tensors if self.restored else file.tensors
+
+
+# The commands that compute weights of several inputs, by what their manifests have.
+_COMPUTED = {"average": "average", "adapters": "merge", "deltas": "patch"}
+
+
+def made_as(heading: Mapping[str, Any]) -> str:
+    """Return what an output is whose manifest begins with `heading`, as `Output.made_as`."""
+    by = next((command for key, command in _COMPUTED.items() if key in heading), "")
+    return f"{heading['kind']}/{by}" if by else str(heading["kind"])
 
 
 def _torch_output(source: Source, target: Target, options: Options) -> Output:
@@ -245,34 +262,14 @@ def output_of(
     return Output(target, Plan(files, plan_id), aliases, head, restored, told, inputs=inputs)
 
 
-def check_output(output: Output, spared: Spared, options: Options) -> None:
-    """Raise UsageError if an output would replace a `spared` file or is larger than `max_shard_size`."""
-    target = output.target
-    asked = {option: normalize(path) for option, path in _written_too(options) if path}
-    for option, path in asked.items():
-        spared.check(path, f"What {option} asks for")
-        check_file(path, option, options.storage_options)
-        if resolved_name(path) == resolved_name(target.path):
-            raise UsageError(f"What {option} asks for would replace {path}, the output.", "Write it to another place.")
-    named: dict[str, str] = {}
-    for option, path in asked.items():
-        if (other := named.setdefault(resolved_name(path), option)) != option:
-            raise UsageError(f"{other} and {option} both name {path}.", "Write one to another place.")
-    if target.is_file:
-        spared.check(target.path, "The output")
-    else:
-        spared.check_directory(target, (file.name for file in output.plan.files), "The output")
+def check_size(output: Output, options: Options) -> None:
+    """Raise UsageError if an output of one file is larger than `max_shard_size`."""
     size, most = output.plan.nbytes, options.max_shard_size
-    if target.is_file and target.kind != "virtual" and most and size > most:
+    if output.target.is_file and output.target.kind != "virtual" and most and size > most:
         raise UsageError(
             f"{output.target.path} would have {size} bytes, more than --max-shard-size allows ({most}).",
             "Give a directory as OUTPUT: it may hold several files.",
         )
-
-
-def _written_too(options: Options) -> tuple[tuple[str, str], ...]:
-    """Return the files that are written beside the outputs, by option."""
-    return ("--manifest", options.manifest), ("--attest", options.attest), ("--depfile", options.depfile)
 
 
 def check_growth(output: Output, available: int) -> None:

@@ -65,6 +65,7 @@ _DESCRIPTION = {
     "heading": _HEADING,
     "files": [(str, int, int)],  # name, size and number of tensors
     "inputs?": {str: (str, int, str)},  # path, size and stamp
+    "permissions?": [str],
 }
 _RECORD = {
     "name": str,
@@ -80,7 +81,8 @@ class PlanDescription(NamedTuple):
 
     `kind` is that of the output, as `Target.form` has it. The files were assigned to `parts` parts with `shift`,
     as in `publish.parts.assign`. `heading` is that of the manifest. `files` are (name, size in bytes, number of
-    tensors). `inputs` are what it is made of: [path, size in bytes, stamp] by name.
+    tensors). `inputs` are what it is made of: [path, size in bytes, stamp] by name. `permissions` say what it may
+    replace, as `publish.replacing.Claim` has them.
     """
 
     plan_id: str
@@ -90,6 +92,7 @@ class PlanDescription(NamedTuple):
     heading: dict[str, Any]
     files: list[tuple[str, int, int]]
     inputs: dict[str, list[Any]]
+    permissions: list[str]
 
 
 def parse_json(data: bytes) -> Any:
@@ -110,7 +113,8 @@ def description(
 
     `directories` are the kinds that are directories, with the names that their files may have.
     """
-    told = check(parse_json(data), _DESCRIPTION, "it")
+    told = parse_json(data)
+    check_description(told)
     kind, parts = told["kind"], told["parts"]
     if told["plan"] != plan_id or kind not in kinds:
         raise ValueError(f"it is not of the plan {plan_id}, or of another kind of output than {' or '.join(kinds)}")
@@ -137,7 +141,13 @@ def description(
     inputs = told.get("inputs", {})
     if any("\0" in path for path, _, _ in inputs.values()):
         raise ValueError("the path of one of its inputs is none")
-    return PlanDescription(plan_id, kind, parts, told["shift"], told["heading"], files, inputs)
+    permissions = told.get("permissions", [])
+    return PlanDescription(plan_id, kind, parts, told["shift"], told["heading"], files, inputs, permissions)
+
+
+def check_description(told: Any) -> None:
+    """Raise ValueError unless `told` has the form of a description of parts."""
+    check(told, _DESCRIPTION, "it")
 
 
 def check_names(names: Iterable[str]) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from ckptconv.errors import CorruptError, FailedError
 from ckptconv.formats import companions
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs.schema import MOST_RECORD, check_manifest, parse_json
-from ckptconv.outputs.targets import MANIFEST, Target
+from ckptconv.outputs.targets import Target, is_beside
+from ckptconv.publish.earlier import Directory
 from ckptconv.storage.hub import is_hub
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import dirname, is_remote, join, resolved_name
+from ckptconv.storage.paths import is_remote, join, resolved_name
 from ckptconv.tensors.moves import BLOCK, File
 from ckptconv.text import some
 
@@ -31,9 +30,8 @@ def accompanied(source: Source, target: Target, options: Options) -> tuple[Sourc
         return _told(source, "one file has no directory to copy to", options), target
     # What is on a store is asked for only if something is copied. Parts there remove the manifest. Beside the input,
     # and beside a reference, nothing goes.
-    read = [one.path for one in (source, source.reference) if one]
-    is_beside = resolved_name(target.path) in map(resolved_name, (*read, *map(dirname, read)))
-    is_known = not is_beside and (not is_remote(target.path) or (bool(asked) and not options.part))
+    is_near = is_beside(target.path, [one for one in (source, source.reference) if one])
+    is_known = not is_near and (not is_remote(target.path) or (bool(asked) and not options.part))
     earlier = earlier_companions(directory) if is_known else {}
     goal = target._replace(replaces=frozenset(earlier))
     if not asked and options.copy_config is None and source.quantized and source.quantized.config:
@@ -67,7 +65,10 @@ def _with_companions(
     kept = {
         name: present[name]
         for name, file in found.items()
-        if name in present and name not in earlier and not _is_same(file, present[name], directory)
+        if name in present
+        and name not in earlier
+        and not options.overwrite
+        and not _is_same(file, present[name], directory)
     }
     files = {name: file for name, file in found.items() if name not in kept}
     notes = [_copied(files, source, others)] if files else []
@@ -79,7 +80,7 @@ def _with_companions(
         is_changed = source.quantized is not None and bool(source.quantized.config)
         notes += companions.notes(config, "" if cast == "keep" or is_changed else cast)
     stays = [
-        f"{file.path} was left as it is, as no earlier output brought it: remove it to have the one of the input."
+        f"{file.path} was left as it is, as no earlier output brought it: --overwrite takes the one of the input."
         for file in kept.values()
     ]
     return source._replace(
@@ -103,32 +104,10 @@ def _copied(files: Collection[str], source: Source, found: Sequence[companions.C
 
 
 def earlier_companions(directory: Location) -> Mapping[str, File]:
-    """Return the companions that an earlier output brought to `directory`, and that are as they were.
-
-    On a disk, a file that was changed after the manifest was written is not as it was.
-    """
-    if not any(map(companions.is_companion_name, _present(directory))):
-        return {}  # without reading the manifest, which may be large
-    try:
-        manifest = directory.join(MANIFEST)
-        if manifest.kind != "file":
-            return {}
-        told = parse_json(manifest.read_text(MOST_RECORD).encode(errors="surrogatepass"))
-        check_manifest(told)
-    except (CorruptError, FailedError, ValueError):
-        return {}
-    found = {}
-    for name, entry in told["files"].items():
-        if companions.is_companion_name(name):
-            now = directory.join(name).entry
-            if (now.kind, now.file.size) == ("file", entry["size"]) and _is_older(now.file, manifest.entry.file):
-                found[name] = now.file
-    return found
-
-
-def _is_older(file: File, other: File) -> bool:
-    """Whether a local file was changed no later than `other`; stores do not tell in a common form."""
-    return is_remote(file.path) or int(file.stamp, 16) <= int(other.stamp, 16)
+    """Return the companions that an earlier output brought to `directory`, and that are as they were."""
+    names = [name for name in _present(directory) if companions.is_companion_name(name)]
+    found = Directory(directory) if names else None  # a manifest may be large
+    return {name: found.names[name].file for name in names if found and found.made_as(name)}
 
 
 def _present(directory: Location) -> dict[str, File]:

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file
 
 from ckptconv import DifferenceError, convert, finish, verify
-from ckptconv.errors import CorruptError
+from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats import companions
 from ckptconv.outputs.targets import MANIFEST as NAME
 
@@ -214,7 +214,10 @@ def test_a_manifest_that_is_none_says_nothing(damage: bytes, source: Path, tmp_p
     convert(source, out, copy_config=True)
     (out / NAME).write_bytes(damage)
     (source / "config.json").write_bytes(b'{"new": 1}')
-    convert(source, out, copy_config=True)
+    for path in out.iterdir():
+        os.removexattr(path, "user.ckptconv")
+    with pytest.raises(UsageError, match="this program did not write"):
+        convert(source, out, copy_config=True)
     assert (out / "config.json").read_bytes() == BROUGHT["config.json"]
     assert (out / "LICENSE").read_bytes() == BROUGHT["LICENSE"]
 
