@@ -120,10 +120,8 @@ def _made(kernel: Quantize, values: Array) -> Array:
     most = _most(np.abs(values), kernel.rows, kernel.columns)
     if not np.isfinite(most).all():
         raise UnsupportedError(f"{kernel.name!r} has NaN or infinity, of which there are no codes.")
-    if len(kernel.largest) > 1:
-        scale = _best_scales(kernel, values, most)
-    else:
-        scale = _scales(kernel, most, kernel.largest[0])
+    is_one = len(kernel.largest) == 1
+    scale = _scales(kernel, most, kernel.largest[0]) if is_one else _best_scales(kernel, values, most)
     if kernel.made == "scales":
         return _stored(kernel.scale, scale)
     factor = scale.repeat(kernel.rows, -2)[..., : values.shape[-2], :] if kernel.rows > 1 else scale
