@@ -96,13 +96,13 @@ class Quantize(NamedTuple):
     """Make codes, or the scales of blocks, of numbers: the part is those numbers.
 
     `made` is "codes" or "scales". A block has `rows` by `columns` of the last two dimensions; those at the edges may
-    have fewer. Its scale is the largest of its absolute values over `largest`, in float32, rounded to dtype `scale`, or
-    with `power` up to a power of two; 1 where all are zero. Where there are several `largest`, it is the scale whose
-    codes are nearest, of equal ones the first: the sum of the squares of what codes are off by, in float32, the second
-    half of them added to the first until one is left, times the square of the scale. A code is the number over the scale in float32, rounded to
-    nearest, ties to even: as `codes` says a float8_e4m3fn, for "int4" an integer from −8 on, stored 8 more, eight in a
-    32-bit word, or an "e2m1", two in a byte, the first in the lowest bits. `exact`: codes times scales have to be the
-    numbers, bit for bit. `name` is that of the numbers in messages.
+    have fewer. Its scale is the largest of its absolute values over `largest`, in float32, rounded to dtype `scale`,
+    or with `power` up to a power of two; 1 where all are zero. Where there are several `largest`, it is the scale
+    whose codes are nearest, of equal ones the first: the sum of the squares of what codes are off by, in float32, the
+    second half of them added to the first until one is left, times the square of the scale. A code is the number over
+    the scale in float32, rounded to nearest, ties to even: as `codes` says a float8_e4m3fn, for "int4" an integer from
+    −8 on, stored 8 more, eight in a 32-bit word, or an "e2m1", two in a byte, the first in the lowest bits. `exact`:
+    codes times scales have to be the numbers, bit for bit. `name` is that of the numbers in messages.
     """
 
     made: str

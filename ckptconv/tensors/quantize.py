@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.tensors.computing import Box, Quantize, Rescale
 from ckptconv.tensors.dtypes import SUMMED
-from ckptconv.tensors.float_formats import float32_table, numpy_module
+from ckptconv.tensors.float_formats import float32_table, numpy_module, scratch
 from ckptconv.tensors.rounding import numbers_as
 
 if TYPE_CHECKING:
@@ -61,12 +61,16 @@ def fits(kernel: Quantize, dtype: str) -> bool:
         and kernel.rows * kernel.columns <= LARGEST_BLOCK
         and kernel.columns % CODES[kernel.codes][1] == 0
         and all(0 < largest < 512 for largest in kernel.largest)
-        # Several are for codes of integers in rows that can be halved.
-        and (len(kernel.largest) == 1 or (kernel.codes == "int4" and 0 < len(kernel.largest) < 9 and kernel.rows == 1))
-        and (len(kernel.largest) == 1 or kernel.columns.bit_count() == 1)
+        and (len(kernel.largest) == 1 or _fits_several(kernel))
         and (kernel.power or kernel.scale != "float8_e8m0fnu")
         and dtype in SUMMED - {"float64"}
     )
+
+
+def _fits_several(kernel: Quantize) -> bool:
+    """Whether the best of several scales is taken: of integers, in rows that can be halved."""
+    is_known = kernel.codes == "int4" and kernel.rows == 1 and kernel.columns.bit_count() == 1
+    return is_known and 0 < len(kernel.largest) < 9
 
 
 def quantize(
@@ -116,13 +120,8 @@ def _made(kernel: Quantize, values: Array) -> Array:
     most = _most(np.abs(values), kernel.rows, kernel.columns)
     if not np.isfinite(most).all():
         raise UnsupportedError(f"{kernel.name!r} has NaN or infinity, of which there are no codes.")
-    scale = _scales(kernel, most, kernel.largest[0])
-    if len(kernel.largest) > 1:
-        loss = _loss(kernel, values, scale)
-        for largest in kernel.largest[1:]:
-            other = _scales(kernel, most, largest)
-            its = _loss(kernel, values, other)
-            scale, loss = np.where(its < loss, other, scale), np.minimum(its, loss)
+    is_one = len(kernel.largest) == 1
+    scale = _scales(kernel, most, kernel.largest[0]) if is_one else _best_scales(kernel, values, most)
     if kernel.made == "scales":
         return _stored(kernel.scale, scale)
     factor = scale.repeat(kernel.rows, -2)[..., : values.shape[-2], :] if kernel.rows > 1 else scale
@@ -160,19 +159,29 @@ def _most(sizes: Array, rows: int, columns: int) -> Array:
     return sizes
 
 
-def _loss(kernel: Quantize, values: Array, scale: Array) -> Array:
-    """Return what the int4 of each group of `values` are off by with these scales: a sum of squares."""
+def _best_scales(kernel: Quantize, values: Array, most: Array) -> Array:
+    """Return for each group of `values`, whose largest are `most`, the scale whose int4 are nearest."""
     np = numpy_module()
     if short := -values.shape[-1] % kernel.columns:
         values = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, short)])
-    rest = values.reshape(*scale.shape, kernel.columns) / scale[..., None]
-    codes = np.rint(rest)
-    rest -= np.clip(codes, -8, 7, out=codes)
-    rest *= rest
-    while (half := rest.shape[-1] // 2) > 0:
-        rest = rest[..., :half] + rest[..., half:]
-    loss: Array = rest[..., 0] * np.square(scale.astype("f8"))
-    return loss
+    # A column for each group: what is done to all of them is done in long rows.
+    groups = np.ascontiguousarray(values.reshape(-1, kernel.columns).T)
+    rest, codes = (scratch(name, groups.nbytes).view("f4").reshape(groups.shape) for name in ("rest", "nearest"))
+    best = least = None
+    for largest in kernel.largest:
+        scale = _scales(kernel, most, largest).reshape(-1)
+        np.divide(groups, scale, out=rest)
+        rest -= np.clip(np.rint(rest, out=codes), -8, 7, out=codes)
+        rest *= rest
+        squares = rest
+        while (half := len(squares) // 2) > 0:
+            squares = np.add(squares[:half], squares[half:], out=squares[:half])
+        loss = squares[0] * np.square(scale.astype("f8"))
+        best = scale if best is None else np.where(loss < least, scale, best)
+        least = loss if least is None else np.minimum(loss, least)
+    assert best is not None
+    made: Array = best.reshape(most.shape)
+    return made
 
 
 def _scales(kernel: Quantize, most: Array, largest: float) -> Array:

@@ -328,15 +328,14 @@ def _quantized(kernel: Quantize, parts: Sequence[Given], indices: Sequence[Array
 
 
 def _loss_of(groups: Array, scale: Array) -> Array:
-    """Return the squares of what codes from −8 to 7 are off by in each of `groups`, added up by halves in float32, times
+    """Return the squares of what codes from −8 to 7 are off by in each of `groups`, added by halves in float32, times
     that of the scale."""
     np = numpy_module()
     single = _FORMATS["float32"]
     quotient = _nearest(groups / scale[..., None], single)
     terms = _nearest((quotient - np.clip(np.rint(quotient), -8, 7)) ** 2, single)
     for _ in range(groups.shape[-1].bit_length() - 1):
-        low, high = np.split(terms, 2, -1)
-        terms = _nearest(low + high, single)
+        terms = _nearest(terms.reshape(*terms.shape[:-1], 2, -1).sum(-2), single)
     loss: Array = terms[..., 0] * scale**2
     return loss
 

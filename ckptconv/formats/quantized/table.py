@@ -409,8 +409,8 @@ class Way(NamedTuple):
 
     Parts have the first of their names there, and shapes of `sizes`. `codes` and `scale` are what codes are and the
     dtype that scales are rounded to, `stored` the dtype that they have in the file; what the largest number of a block
-    becomes is `largest`, or the best of these, and with `power` scales are powers of two (`Quantize`). `told` is what a configuration says of it, and under the
-    key `left` the modules that are left as they are.
+    becomes is `largest`, or the best of these, and with `power` scales are powers of two (`Quantize`). `told` is what
+    a configuration says of it, and under the key `left` the modules that are left as they are.
     """
 
     format: Format
