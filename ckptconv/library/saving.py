@@ -91,8 +91,10 @@ def _checked(metadata: Mapping[Any, Any] | None, names: Collection[str]) -> dict
     for key, value in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise UsageError(f"metadata {key!r}: {value!r} is not text by text, as safetensors has it.")
-        if key in RESERVED or value in names:
-            what = "is written by itself" if key in RESERVED else f"would make it another name of the tensor {value!r}"
+        # Every program says of which framework its tensors are.
+        is_ours = key in RESERVED and key != "format"
+        if is_ours or value in names:
+            what = "is written by itself" if is_ours else f"would make it another name of the tensor {value!r}"
             raise UsageError(f"metadata {key!r} {what}.", "Give it another name.")
     return dict(metadata or {})
 

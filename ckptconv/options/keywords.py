@@ -32,7 +32,11 @@ class _MaxShardSize(TypedDict, total=False):
 class _Dtype(TypedDict, total=False):
     """Convert, Patch, Average, Merge, Load, Distributed, Rows."""
 
-    dtype: str | TorchDType | None
+    dtype: (
+        Literal["float32", "bfloat16", "float16", "keep", "fp32", "f32", "float", "fp16", "f16", "half", "bf16"]
+        | TorchDType
+        | None
+    )
     """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
     Default: float32 for a DeepSpeed checkpoint, else keep."""
 
@@ -353,7 +357,11 @@ class InspectOptions(
     stats: bool
     """Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor."""
 
-    as_: str | TorchDType | None
+    as_: (
+        Literal["float32", "bfloat16", "float16", "keep", "fp32", "f32", "float", "fp16", "f16", "half", "bf16"]
+        | TorchDType
+        | None
+    )
     """What a conversion to DTYPE (fp32, bf16, fp16, keep) would give."""
 
 
@@ -381,7 +389,11 @@ class DiffOptions(
     """Give the tensors of A the names and layouts that B has, by a map that comes with ckptconv (`ckptconv maps`) or a
     file of rules."""
 
-    dtype: str | TorchDType | None
+    dtype: (
+        Literal["float32", "bfloat16", "float16", "keep", "fp32", "f32", "float", "fp16", "f16", "half", "bf16"]
+        | TorchDType
+        | None
+    )
     """Cast the floating tensors of both to DTYPE before they are compared. Default: float32 for a DeepSpeed
     checkpoint, else keep."""
 
