@@ -63,7 +63,9 @@ class CkptconvError(Exception):
 
 
 def _remade(kind: type[CkptconvError], arguments: tuple[Any, ...]) -> CkptconvError:
-    return kind.__new__(kind, *arguments)
+    made = kind.__new__(kind, *arguments)
+    made.args = arguments
+    return made
 
 
 @contextlib.contextmanager

@@ -363,8 +363,9 @@ def open_checkpoint(
     now, not when they are asked for. A file that is an attack raises UnsafeError;
     with `inert` it is opened like any other, and nothing in it runs. A path of another `family` than the expected one
     raises UsageError. `like` names a reference, whose names and dtypes the tensors have; what of it is missing is left
-    out with `partial`, or taken from it with `fill`. The weights of one file of many, such as a rank's, are
-    read only with `alone`, but for those of a shard of safetensors, which are whole; its `tree` can be read anyway. `backend` "pread" copies what is read, where "mmap" maps it.
+    out with `partial`, or taken from it with `fill`. The weights of one file of many, such as a rank's, are read only
+    with `alone`, but for those of a shard of safetensors, which are whole; its `tree` can be read anyway. `backend`
+    "pread" copies what is read, where "mmap" maps it.
     "-" is standard input; what comes through a pipe, or is compressed, is kept in a temporary file in `spool_dir`.
     What a conversion would warn of, such as a tensor that is left out, is a UserWarning. Raise a CkptconvError.
 

@@ -206,11 +206,7 @@ NUMBERS = ValueKind(_numbers, stored=list, accepts="str | list[float] | tuple[fl
 NUMBER = ValueKind(_number, stored=float, accepts="float | str")
 SIZE = ValueKind(parse_size, stored=int, accepts="int | str")
 PART = ValueKind(_part, stored=list, accepts="tuple[int, int] | list[int] | str")
-DTYPE = ValueKind(
-    _dtype,
-    _LITERAL[(*DTYPES, "fp32", "bf16", "fp16")],
-    accepts=f"Literal[{', '.join(map(repr, (*DTYPES, *SHORT_DTYPES)))}] | TorchDType",
-)
+DTYPE = ValueKind(_dtype, _LITERAL[(*DTYPES, "fp32", "bf16", "fp16")], accepts="DTypeName | TorchDType")
 DTYPE_TEXT = ValueKind(_dtype, accepts=DTYPE.accepts)
 ROW_DTYPE = ValueKind(_dtype_name, accepts="str | TorchDType")
 TIED = choice("alias", "duplicate", words=_LITERAL["alias", "duplicate"])
