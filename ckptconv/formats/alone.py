@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.dcp.locate import METADATA, SHARD, SHARDING
 from ckptconv.formats.deepspeed.locate import COMMON, WEIGHTS, ZERO, identity
-from ckptconv.formats.model_files import SUFFIX
+from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
 from ckptconv.formats.ranks.locate import parsed
 from ckptconv.formats.runs import MEGATRON_RANK, STEP_METADATA
 from ckptconv.formats.source import Source
@@ -117,6 +117,14 @@ def kept_apart(source: Source, output: str) -> Source:
     if not isinstance(source.weights_error, OfSetError) or not _matches(_OF_INDEX, basename(output)):
         return source
     return source._replace(weights_error=None)
+
+
+def by_name(source: Source) -> Source:
+    """Return `source` for whoever takes tensors by name: those of one safetensors file of a sharded set are whole."""
+    error = source.weights_error
+    if not isinstance(error, OfSetError) or source.family != SAFETENSORS:
+        return source
+    return source._replace(weights_error=None, warnings=[each for each in source.warnings if each != str(error)])
 
 
 def _only_file(place: Location, source: Source) -> _File | None:

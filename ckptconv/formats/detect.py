@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ckptconv.errors import CkptconvError, UsageError
+from ckptconv.errors import CkptconvError, MissingError, UsageError
 from ckptconv.formats import alone as alone_files
 from ckptconv.formats import model_files, virtual
 from ckptconv.formats.dcp import locate as dcp
@@ -308,7 +308,7 @@ def _choose(probe: Probe) -> _Found:
     expected family."""
     place, family = probe.place, probe.expected
     if place.kind == "missing":
-        raise UsageError(f"{place} does not exist.", _nearby(place))
+        raise MissingError(f"{place} does not exist.", _nearby(place))
     best = _surest(sorted((*_named(family), *FORMATS), key=lambda each: family != each.FAMILY), probe)
     if best is None or best[1].sure < LIKELY:
         # importlib.metadata takes as long to import as everything else.

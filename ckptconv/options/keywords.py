@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict
 
 
 class TorchDType(Protocol):
@@ -19,6 +19,22 @@ class TorchDType(Protocol):
     @property
     def is_complex(self) -> bool: ...
     def to_real(self) -> Any: ...
+
+
+# The names of dtypes, as `options.kinds` reads them.
+DTypeName: TypeAlias = Literal[
+    "float32",
+    "bfloat16",
+    "float16",
+    "keep",
+    "fp32",
+    "f32",
+    "float",
+    "fp16",
+    "f16",
+    "half",
+    "bf16",
+]
 
 
 class _MaxShardSize(TypedDict, total=False):
@@ -32,7 +48,7 @@ class _MaxShardSize(TypedDict, total=False):
 class _Dtype(TypedDict, total=False):
     """Convert, Patch, Average, Merge, Load, Distributed, Rows."""
 
-    dtype: str | TorchDType | None
+    dtype: DTypeName | TorchDType | None
     """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
     Default: float32 for a DeepSpeed checkpoint, else keep."""
 
@@ -362,7 +378,7 @@ class InspectOptions(
     stats: bool
     """Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor."""
 
-    as_: str | TorchDType | None
+    as_: DTypeName | TorchDType | None
     """What a conversion to DTYPE (fp32, bf16, fp16, keep) would give."""
 
 
@@ -391,7 +407,7 @@ class DiffOptions(
     """Give the tensors of A the names and layouts that B has, by a map that comes with ckptconv (`ckptconv maps`) or a
     file of rules."""
 
-    dtype: str | TorchDType | None
+    dtype: DTypeName | TorchDType | None
     """Cast the floating tensors of both to DTYPE before they are compared. Default: float32 for a DeepSpeed
     checkpoint, else keep."""
 

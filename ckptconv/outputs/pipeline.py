@@ -203,7 +203,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
     names = _names(source, flat, options, choice, rename)
     quantized = described.quantized or torchao.read(source.remarks, flat)
     # A whole state without tensors is kept by its record alone; if the user asked for a part, it is a mistake.
-    if not flat and (options.key or not source.structured):
+    if not flat and options.key != "." and (options.key or not source.structured):
         where = f"under {options.key!r} of {source.path}" if options.key else f"in {source.path}"
         raise UsageError(f"There is no tensor {where}: nothing to convert.")
     if flat and not names:

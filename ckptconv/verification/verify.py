@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.errors import CkptconvError, DifferenceError, UsageError
+from ckptconv.errors import CkptconvError, DifferenceError, MissingError, UsageError
 from ckptconv.formats import diffusers
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.companions import is_companion_name, together
@@ -310,7 +310,7 @@ def _target(path: str, asked: Options) -> CheckedOutput:
     place = Location(path, dict(asked.storage_options))
     told = read_manifest(place.at(asked.manifest) if asked.manifest else place.join(MANIFEST), asked, path)
     if asked.manifest and told is None:
-        raise UsageError(f"{asked.manifest} does not exist.")
+        raise MissingError(f"{asked.manifest} does not exist.")
     kind = asked.to or (told.options.get("to") if told else None)
     if not kind:
         kind = kind_of(path) if place.kind != "directory" else "directory"
@@ -417,7 +417,7 @@ def _compare(
     here = target.place if target.at is None else target.place.at(next(iter(target.at.values())))
     entry = here.entry
     if entry.kind == "missing":
-        raise UsageError(f"{target.path} does not exist: there is no output to verify.")
+        raise MissingError(f"{target.path} does not exist: there is no output to verify.")
     how = KINDS[target.kind].compared
     if how == "universal":
         yield from _compare_universal(source, target, asked, done, attested, wrong)

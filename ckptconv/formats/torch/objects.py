@@ -539,6 +539,11 @@ def _described(leaf: Any, kind: str, requires_grad: bool | None, attributes: Any
             parts["requires_grad"] = requires_grad
         if attributes:
             parts["attributes"] = attributes
+        if leaf.kind == "meta" and attributes and kind not in _KINDS.values():
+            # A class that wraps others, which are its attributes, and says that it is on no device.
+            more = {"storage_offset": 0, "layout": TorchConstant("layout", "strided")}
+            parts |= {**more, "device": TorchConstant("device", "meta")}
+            return Composite(kind, parts)
         if kind not in ("tensor", leaf.kind):
             parts["class"] = kind
         return Composite(leaf.kind, parts)
