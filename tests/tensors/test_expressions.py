@@ -185,7 +185,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         ],
         "does not make float8_e4m3fn",
     ),
-    "scales of nothing": (
+    "quantizing to nothing": (
         [
             "tiled",
             [["zeros", "float32", [4, 8]]],
