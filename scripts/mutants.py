@@ -215,6 +215,18 @@ MUTANTS = [
         "tests/tensors/test_tiles.py",
     ),
     Mutant(
+        "formats/quantized/joining",
+        "        elif beside and own not in OF_MODULES and not own.startswith(OF_ADAPTERS):",
+        "        elif False:",
+        "tests/formats/quantized/test_quantized.py",
+    ),
+    Mutant(
+        "formats/quantized/joining",
+        "    words.check(told.stated)",
+        "    pass",
+        "tests/formats/quantized/test_quantized.py",
+    ),
+    Mutant(
         "formats/quantized/weights",
         "self._made.setdefault((weight.format, weight.tensor.shape, parts), made)",
         "made",

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple, TypeAlias
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.quantized import words
 from ckptconv.formats.quantized.configuration import Configuration
-from ckptconv.formats.quantized.parts import WEIGHT, groups_of, has_parts
+from ckptconv.formats.quantized.parts import WEIGHT, groups_of, has_parts, unread
 from ckptconv.formats.quantized.table import (
     FORMATS,
     MARK,
-    NOT_READ,
     OF_ACTIVATIONS,
     OF_ADAPTERS,
     OF_MODULES,
@@ -75,7 +74,11 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading)
     Raise CorruptError for a part without the others, UnsupportedError for parts of no known format, of two, and for
     those that the configuration contradicts.
     """
-    _refuse_unread(tensors)
+    for name, (_, what, reader) in unread(tensors).items():
+        raise UnsupportedError(
+            f"The quantized weight that {name!r} is part of {what}, and --dequantize does not read that.",
+            f"{reader} does.",
+        )
     words.check(told.stated)
     told = _marked(tensors, told, read)
     groups = groups_of(tensors)
@@ -145,21 +148,6 @@ def _marked(tensors: Mapping[str, LazyTensor], told: Configuration, read: Readin
         if layers.setdefault(name.removesuffix(f".{MARK}"), layer) != layer:
             raise UnsupportedError(f"{name!r} and {told.path} say different things of a quantized weight.")
     return told._replace(method="comfy", layers=layers, path=told.path or MARK)
-
-
-def _refuse_unread(tensors: Mapping[str, LazyTensor]) -> None:
-    endings = tuple(NOT_READ)
-    for name, tensor in tensors.items():
-        if name.endswith(endings):
-            what, reader = next(told for ending, told in NOT_READ.items() if name.endswith(ending))
-        elif tensor.dtype.name == "uint32" and f"{name.removesuffix(WEIGHT)}.scales" in tensors:
-            what, reader = "is MLX's", words.ELSEWHERE["mlx"]
-        else:
-            continue
-        raise UnsupportedError(
-            f"The quantized weight that {name!r} is part of {what}, and --dequantize does not read that.",
-            f"{reader} does.",
-        )
 
 
 def _is_of_activations(name: str, tensor: LazyTensor, weights: Collection[str]) -> bool:

@@ -25,6 +25,7 @@ UNNAMED = "unnamed"
 _SIZE, _BITS = range(1, 1 << 31), range(1, 17)
 # A size of groups; -1 or 0 is for one group.
 _GROUP = OrNull(range(-1, 1 << 31))
+_NOT = OrNull(frozenset((False,)))
 
 
 def _idle(names: str) -> dict[str, Any]:
@@ -52,7 +53,7 @@ _WEIGHTS = {
     "strategy?": OrNull(frozenset(("tensor", "channel", "group", "tensor_group", "block"))),
     "group_size?": _GROUP,
     "block_structure?": OrNull([_SIZE]),
-    "dynamic?": OrNull(frozenset((False,))),
+    "dynamic?": _NOT,
 }
 # Rotations that are in the weights on both sides: those that are made of activations are not.
 _TRANSFORM = {
@@ -91,7 +92,7 @@ _COMPRESSED = {
 # Of these, what codes and scales stand for is the same.
 OF_NVFP4 = ("NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8")
 _ALGORITHMS = frozenset(("FP8", "FP8_PB_WO", "FP8_PER_CHANNEL_PER_TOKEN", "MXFP8", *OF_NVFP4))
-_LAYER = {"group_size?": _GROUP, "has_zero_point?": frozenset((False,)), "pre_quant_scale?": frozenset((False,))}
+_LAYER = {"group_size?": _GROUP, "has_zero_point?": _NOT, "pre_quant_scale?": _NOT}
 _MODELOPT = {
     **_EVERYWHERE,
     # Groups of compressed-tensors, which say the same for other programs.
@@ -117,7 +118,7 @@ _GPTQ = {
     "group_size?": _GROUP,
     "format?": _GPTQ_FORMATS,
     "checkpoint_format?": _GPTQ_FORMATS,
-    "is_marlin_format?": OrNull(frozenset((False,))),
+    "is_marlin_format?": _NOT,
     "rotation?": OrNull(frozenset(("",))),
     "dynamic?": OrNull({str: {**_OF_GPTQ, "bits?": _BITS, "group_size?": _GROUP}}),
 }
@@ -136,7 +137,7 @@ _BITSANDBYTES = {
         llm_int8_threshold
         """
     ),
-    **dict.fromkeys(("load_in_8bit?", "_load_in_8bit?"), OrNull(frozenset((False,)))),
+    **dict.fromkeys(("load_in_8bit?", "_load_in_8bit?"), _NOT),
 }
 COMFY_LAYER: Words = {
     **_idle("full_precision_matrix_mult full_precision_mm orig_dtype"),
@@ -157,7 +158,9 @@ DIALECTS: Mapping[str, Words] = {
     "torchao": {
         **_EVERYWHERE,
         # What was asked for; what tensors are is in the metadata beside them.
-        **_idle("quant_type quant_type_kwargs include_input_output_embeddings untie_embedding_weights"),
+        **_idle(
+            "quant_type quant_type_kwargs include_embedding include_input_output_embeddings untie_embedding_weights"
+        ),
     },
 }
 # Methods that are not read, and the programs that read them.

@@ -384,6 +384,33 @@ def test_other_programs_formats_are_told_by_the_method_or_by_names(tmp_path: Pat
     assert "mlx-lm reads" in refused(source, tmp_path)
 
 
+def test_what_is_not_read_is_neither_averaged_nor_cast(tmp_path: Path) -> None:
+    parts: dict[str, dict[str, torch.Tensor]] = {
+        "mlx": {"w.weight": torch.ones(8, 8, dtype=torch.uint32), "w.scales": torch.ones(8, 1)},
+        "aqlm": {
+            "w.codes": torch.ones(8, 8, dtype=torch.int16),
+            "w.codebooks": torch.ones(8),
+            "w.scales": torch.ones(8),
+        },
+        "quanto": {"w.weight._data": torch.ones(8, 8, dtype=torch.int8), "w.weight._scale": torch.ones(8)},
+        "quark": {"w.weight": torch.ones(8, 8, dtype=torch.int32), "w.weight_scale": torch.ones(8)},
+        "awq of Model Optimizer": {
+            "w.weight": codes(8, 8),
+            "w.weight_scale": torch.ones(1),
+            "w.pre_quant_scale": torch.ones(8),
+        },
+    }
+    for case, tensors in parts.items():
+        source = model_directory(tmp_path / "in", tensors, None)
+        other = model_directory(tmp_path / "other", tensors, None)
+        for dequantize in (False, True):
+            with pytest.raises((UsageError, UnsupportedError), match=r"quantized|w\.weight"):
+                ckptconv.average([source, other], tmp_path / "out", dequantize=dequantize)
+        with pytest.raises(UsageError, match="quantized") as caught:
+            ckptconv.convert(source, tmp_path / "out", dtype="float16")
+        assert "'w.weight'" in str(caught.value), case
+
+
 def test_codes_of_which_nothing_else_is_there_are_refused(tmp_path: Path) -> None:
     for name, dtype in (("m.B", torch.int32), ("m.weight", torch.int8), ("m.codes", torch.uint8)):
         source = model_directory(tmp_path / "in", {name: torch.ones(4, 8, dtype=dtype)}, GPTQ)
