@@ -169,6 +169,9 @@ def fits(kernel: Dequantize, parts: Sequence[GivenPart], dims: int) -> bool:
         return False
     if kernel.between not in ("float32", "bfloat16", "float16") or (kernel.codes[:5] == "table") != ("table" in given):
         return False
+    # What is looked up is a number, not a code that others are subtracted from.
+    if kernel.codes in ("e2m1", "table4", "table8") and (kernel.offset or "zero" in given):
+        return False
     indexed = [axis.dim for axis in given["index"].axes] if "index" in given else []
     every = sorted(axis.dim for axis in parts[0].axes) == list(range(dims)) and len(indexed) == ("index" in given)
     return every and all(_part_fits(kernel, role, part, indexed) for role, part in given.items())
