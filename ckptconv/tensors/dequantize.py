@@ -185,6 +185,8 @@ def _part_fits(kernel: Dequantize, role: str, part: GivenPart, indexed: Sequence
     known = _DTYPES.get(role, _PACKED[word] if is_packed else _BYTES)
     if part.dtype not in known or len(packed) != is_packed or len({axis.dim for axis in part.axes}) < len(part.axes):
         return False
+    if role in ("table", "shift") and any(axis.num for axis in part.axes):
+        return False  # each element needs all of it
     if role in ("table", "shift"):
         return tuple(part.shape) == ((1,) if role == "shift" else (256 if kernel.codes == "table8" else 16,))
     if role in ("codes", "index"):
