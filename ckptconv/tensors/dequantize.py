@@ -171,6 +171,9 @@ def fits(kernel: Dequantize, parts: Sequence[GivenPart], dims: int) -> bool:
         return False
     if kernel.between not in ("float32", "bfloat16", "float16") or (kernel.codes[:5] == "table") != ("table" in given):
         return False
+    # What is looked up is a number, not a code that others are subtracted from.
+    if kernel.codes in ("e2m1", "table4", "table8") and (kernel.offset or "zero" in given):
+        return False
     indexed = [axis.dim for axis in given["index"].axes] if "index" in given else []
     every = sorted(axis.dim for axis in parts[0].axes) == list(range(dims)) and len(indexed) == ("index" in given)
     return every and all(_part_fits(kernel, role, part, indexed) for role, part in given.items())
@@ -184,6 +187,8 @@ def _part_fits(kernel: Dequantize, role: str, part: GivenPart, indexed: Sequence
     known = _DTYPES.get(role, _PACKED[word] if is_packed else _BYTES)
     if part.dtype not in known or len(packed) != is_packed or len({axis.dim for axis in part.axes}) < len(part.axes):
         return False
+    if role in ("table", "shift") and any(axis.num for axis in part.axes):
+        return False  # each element needs all of it
     if role in ("table", "shift"):
         return tuple(part.shape) == ((1,) if role == "shift" else (256 if kernel.codes == "table8" else 16,))
     if role in ("codes", "index"):

@@ -281,9 +281,9 @@ class Decoder:
             or not all(tensor.whole)
             or [len(part.shape) for part in parts] != [len(axes) for axes in tensor.axes]
             or any(axis.dim >= dims for axes in tensor.axes for axis in axes)
-            or tensor.dtype.name != tile_dtype(tensor.kernel)
             or (tensor.numel and not _reaches(tensor))
             or not maker.fits(tensor)
+            or tensor.dtype.name != tile_dtype(tensor.kernel)
         ):
             raise ValueError(f"{_shown(list(tensor.kernel))} does not make {tensor.dtype} of its parts")
 
