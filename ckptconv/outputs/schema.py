@@ -113,8 +113,7 @@ def description(
 
     `directories` are the kinds that are directories, with the names that their files may have.
     """
-    told = parse_json(data)
-    check_description(told)
+    told = check(parse_json(data), _DESCRIPTION, "it")
     kind, parts = told["kind"], told["parts"]
     if told["plan"] != plan_id or kind not in kinds:
         raise ValueError(f"it is not of the plan {plan_id}, or of another kind of output than {' or '.join(kinds)}")
@@ -143,11 +142,6 @@ def description(
         raise ValueError("the path of one of its inputs is none")
     permissions = told.get("permissions", [])
     return PlanDescription(plan_id, kind, parts, told["shift"], told["heading"], files, inputs, permissions)
-
-
-def check_description(told: Any) -> None:
-    """Raise ValueError unless `told` has the form of a description of parts."""
-    check(told, _DESCRIPTION, "it")
 
 
 def check_names(names: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import CkptconvError
@@ -17,14 +17,13 @@ from ckptconv.formats.model_files import METADATA, looks_like_safetensors
 from ckptconv.outputs.planning import made_as
 from ckptconv.outputs.schema import (
     MOST_RECORD,
-    check_description,
     check_manifest,
     file_record,
     object_record,
     parse_json,
 )
 from ckptconv.outputs.targets import MANIFEST
-from ckptconv.publish.staging.area import DESCRIPTION, is_sibling, record_of
+from ckptconv.publish.staging.area import is_sibling, record_of
 from ckptconv.storage.files import Entry, Reader
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
@@ -93,22 +92,25 @@ class Directory:
         return _json(self.place.join(MANIFEST), _manifest)
 
     def _of_records(self, name: str, entry: Entry) -> str:
-        """Return UNFINISHED for a file to which a run of ours that has not ended has given its final name.
-
-        On a disk it has a record. On a store, all files of the plan belong to the parts that are being made there: one
-        may have been killed before it wrote the record.
-        """
-        for token, place in self.names.items():
-            if place.kind == "directory" and is_sibling(token, HIDDEN):
-                staging, is_far = self.place.child(token), is_remote(place.file.path)
-                planned = _json(staging.join(DESCRIPTION), _description) if is_far else None
-                if planned and any(each == name for each, _, _ in planned["files"]):
-                    return UNFINISHED
-                found = _json(staging.join(record_of(name)), object_record if is_far else file_record)
-                stamp = found and (found["version"] if is_far else f"{found['mtime']:x}")
-                if found and (found["name"], found["size"], stamp) == (name, entry.file.size, entry.file.stamp):
-                    return UNFINISHED
+        """Return UNFINISHED for a file to which a run of ours that has not ended has given its final name."""
+        for staging in self._stagings():
+            is_far = is_remote(staging.path)
+            found = _json(staging.join(record_of(name)), object_record if is_far else file_record)
+            stamp = found and (found["version"] if is_far else f"{found['mtime']:x}")
+            if found and (found["name"], found["size"], stamp) == (name, entry.file.size, entry.file.stamp):
+                return UNFINISHED
         return ""
+
+    @functools.cached_property
+    def is_being_made(self) -> bool:
+        """Whether files of an output may be under their final names before all are: on a store, where a run of ours has
+        not ended."""
+        return is_remote(self.place.path) and any(staging.names for staging in self._stagings())
+
+    def _stagings(self) -> Iterator[Location]:
+        for token, entry in self.names.items():
+            if entry.kind == "directory" and is_sibling(token, HIDDEN):
+                yield self.place.child(token)
 
 
 def _json(place: Location, parse: Callable[[bytes], Any]) -> dict[str, Any] | None:
@@ -123,12 +125,6 @@ def _json(place: Location, parse: Callable[[bytes], Any]) -> dict[str, Any] | No
 def _manifest(data: bytes) -> dict[str, Any]:
     told: dict[str, Any] = parse_json(data)
     check_manifest(told)
-    return told
-
-
-def _description(data: bytes) -> dict[str, Any]:
-    told: dict[str, Any] = parse_json(data)
-    check_description(told)
     return told
 
 
@@ -185,6 +181,7 @@ def _begins(*beginnings: bytes) -> Callable[[Reader], bool]:
 _FORMS: dict[str, Callable[[Reader], bool]] = {
     "weights": _has_record,
     "optimizer": _has_record,
+    "rows": _has_record,
     "virtual": _begins(b'{"ckptconv.virtual"'),
     "manifest": _begins(b'{\n "ckptconv": ', b'{"outputs": [\n{\n "ckptconv": '),
     "attest": lambda reader: _ATTESTED.search(_tail(reader)) is not None,

@@ -23,7 +23,7 @@ from ckptconv.publish.inputs import DIGESTING, Digested, digested, files_in, fou
 from ckptconv.publish.manifest import Made, document
 from ckptconv.publish.parts import assign
 from ckptconv.publish.publish import commit, stage_beside, staging_for, unpublished
-from ckptconv.publish.replacing import BESIDE, Claim, Replacing, Spared, of_parts
+from ckptconv.publish.replacing import Claim, Replacing, Spared, of_parts, written_beside
 from ckptconv.publish.staging import remote_parts
 from ckptconv.publish.staging.area import StagedParts, described
 from ckptconv.publish.staging.base import Staging
@@ -107,7 +107,8 @@ def finish(
         stack.enter_context(leaving(unpublished(places, in_parts=True)))
         planned = [each for place in places for each in _planned(place)]
         replacing = Replacing(chosen, Spared([]))
-        _look(planned, replacing, chosen)
+        claims = [each.claim(chosen.overwrite) for each in planned if not each.published]
+        replacing.check(claims, written_beside(chosen))
         named = _found_again(planned, chosen)
         if on_total and (chosen.checksum or named):
             again = sum(size for each in planned for _, size, _ in each.files) if chosen.checksum else 0
@@ -121,7 +122,7 @@ def finish(
         beside = stage_beside(described, inputs, planned[0].told.plan_id, chosen, stack)
         if before_commit:
             before_commit()
-        _look(planned, replacing, chosen)
+        replacing.check_again(claims, written_beside(chosen))
         with leaving(""):
             commit([(one.staging, one.names) for one in staged if one.names])
             for staging in beside:
@@ -136,13 +137,6 @@ class _Staged(NamedTuple):
     staging: Staging
     names: list[str]
     manifest: bytes
-
-
-def _look(planned: Sequence[_Planned], replacing: Replacing, options: Options) -> None:
-    """Raise UsageError if an output, or what is written beside it, would replace what it may not."""
-    claims = [each.claim(options.overwrite) for each in planned if not each.published]
-    asked = {f"--{kind}": (getattr(options, kind), kind) for kind in BESIDE}
-    replacing.check(claims, {option: each for option, each in asked.items() if each[0]})
 
 
 def _found_again(planned: Sequence[_Planned], options: Options) -> list[dict[str, File]]:

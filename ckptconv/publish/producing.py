@@ -23,7 +23,7 @@ from ckptconv.process import peak_rss
 from ckptconv.publish.inputs import inputs_of
 from ckptconv.publish.parts import files_of
 from ckptconv.publish.publish import Done, Hooks, Inputs, Verifier, final_path, last_path, publish
-from ckptconv.publish.replacing import BESIDE, Replacing, Spared, claim_of, inputs_behind
+from ckptconv.publish.replacing import Claim, Replacing, Spared, claim_of, inputs_behind, written_beside
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.digests import hasher
@@ -60,7 +60,7 @@ def produce(
     def last_look() -> None:
         if before_commit:
             before_commit()
-        made.look()
+        made.check_again()
 
     if not chosen.dry_run:
         with _depfile(made.every, outputs, made.inputs, chosen):
@@ -89,14 +89,15 @@ class _Production:
         for each, files in zip(self._outputs, self._read_by, strict=True):
             check_growth(each, sum(file.size for file in files))
             check_size(each, self._options)
-        self.look()
+        self._replacing.check(self._claims, written_beside(self._options))
 
-    def look(self) -> None:
-        """Raise an error if an output, or what is written beside it, would replace what it may not."""
-        options = self._options
-        claims = [claim_of(each, self._sources, options) for each in self._outputs]
-        asked = {f"--{kind}": (getattr(options, kind), kind) for kind in BESIDE}
-        self._replacing.check(claims, {option: each for option, each in asked.items() if each[0]})
+    def check_again(self) -> None:
+        """Raise an error if what has come meanwhile would be replaced."""
+        self._replacing.check_again(self._claims, written_beside(self._options))
+
+    @functools.cached_property
+    def _claims(self) -> list[Claim]:
+        return [claim_of(each, self._sources, self._options) for each in self._outputs]
 
     @functools.cached_property
     def _replacing(self) -> Replacing:
@@ -118,7 +119,7 @@ class _Production:
             {path: each for one in self.every for path, each in one.digests.items()},
             self._checksums if options.checksum else None,
             [inputs_of(each, within) if asked else {} for each in self._outputs],
-            [claim_of(each, self._sources, options).permissions() for each in self._outputs],
+            [claim.permissions() for claim in self._claims],
         )
 
     def _equal(self) -> Iterator[Equal]:

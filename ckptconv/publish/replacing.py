@@ -34,7 +34,7 @@ from ckptconv.plan import FilePlan
 from ckptconv.publish.earlier import UNFINISHED, Directory, file_made_as
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import basename, dirname, is_remote, join, resolved_name, resolving
+from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, resolved_name, resolving
 from ckptconv.storage.prefetch import REQUESTS
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.text import LastWord, Proposed, some
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 # Forms of safetensors, which may lie beside what they are made of.
 _BESIDE_INPUT = ("directory", "diffusers")
 # The options for what is written beside outputs, which are also what it is.
-BESIDE = ("manifest", "attest", "depfile")
+_BESIDE = ("manifest", "attest", "depfile")
 _ELSEWHERE = "Write it to another place; rename it afterwards if it is to have this name."
 _NEW_DIRECTORY = "Give a directory that does not exist yet."
 _NEW_NAME = "Give another name, or --overwrite to replace it."
@@ -82,6 +82,12 @@ class Claim(NamedTuple):
         if self.form == "tree" and name == universal.LATEST:
             return universal.pointer(self.path)
         return self.path if self.form == "file" else join(self.path, name)
+
+    def is_like(self, made: str) -> bool:
+        """Whether what was `made` as this may be replaced by it. A last word that is an output of another command is an
+        input; of rows, a manifest does not say which command made them."""
+        is_last = isinstance(self.proposed, LastWord) and self.kind != "rows"
+        return made == self.made_as or (made == self.kind and not is_last)
 
     def is_mixed_with(self, name: str) -> bool:
         """Whether what lies in its directory under `name` is not replaced, and read together with it."""
@@ -120,6 +126,12 @@ def of_parts(path: str, form: str, kind: str, names: Sequence[str], permissions:
     return Claim(path, form, kind, names, proposed, "beside" in permissions, force or "overwrite" in permissions)
 
 
+def written_beside(options: Options) -> dict[str, tuple[str, str]]:
+    """Return what is written beside outputs, {option: (path, what it is)}."""
+    asked = {f"--{kind}": (getattr(options, kind), kind) for kind in _BESIDE}
+    return {option: (normalize(path), kind) for option, (path, kind) in asked.items() if path}
+
+
 class Replacing:
     """Asks for all that one call writes. What was compared byte for byte is remembered, for a second look just before
     everything gets its name."""
@@ -128,6 +140,11 @@ class Replacing:
         self._options, self._spared = options, spared
         self._stores = dict(options.storage_options)
         self._same: set[tuple[str, str]] = set()
+
+    def check_again(self, claims: Sequence[Claim], beside: Mapping[str, tuple[str, str]]) -> None:
+        """Do as `check`, for what is on a disk: on a store, files of the outputs may have their names by now."""
+        near = {option: each for option, each in beside.items() if not is_remote(each[0])}
+        self.check([claim for claim in claims if not is_remote(claim.path)], near)
 
     def check(self, claims: Sequence[Claim], beside: Mapping[str, tuple[str, str]]) -> None:
         """Raise UsageError if an output, or what is written `beside` the outputs, would replace what it may not;
@@ -159,7 +176,7 @@ class Replacing:
         self._check_clobber(path)
         if not self._options.overwrite and file_made_as(place, kind) != kind:
             raise UsageError(
-                f"What {option} asks for would replace {path}, which is no earlier one that this program wrote.",
+                f"{option} would replace {path}, which this program did not write, or not for {option}.",
                 _NEW_NAME,
             )
 
@@ -198,13 +215,12 @@ class Replacing:
         if place.kind == "missing":
             return
         self._check_clobber(claim.path)
-        known = file_made_as(place, claim.made_as)
-        if known == claim.made_as or (known == claim.kind and not is_last):
+        if claim.is_like(file_made_as(place, claim.made_as)):
             return
         if self._is_as_planned(claim, claim.names[0], place):
             return
         if claim.proposed is None or is_last:
-            raise _taken_for_input(claim)
+            raise taken_for_input(claim.path)
         raise UsageError(
             f"{claim.path} exists, and is not known to be an earlier output of this kind. It is replaced only where it "
             "is named as OUTPUT.",
@@ -243,8 +259,12 @@ class Replacing:
         if present:
             self._check_clobber(join(claim.path, present))
         seen = [name for name in found.names if not name.startswith(HIDDEN)]
-        if isinstance(claim.proposed, LastWord) and seen and claim.made_as not in map(found.made_as, seen):
-            raise _taken_for_input(claim)
+        if (
+            isinstance(claim.proposed, LastWord)
+            and seen
+            and not any(claim.is_like(found.made_as(name)) for name in seen)
+        ):
+            raise taken_for_input(claim.path)
         others, foreign = [], []
         # `publish.companions` decides of companions.
         for name in (name for name in seen if not is_companion_name(name)):
@@ -286,7 +306,7 @@ class Replacing:
         made = found.made_as(name)
         if not made and name in claim.plans and self._is_as_planned(claim, name, found.place.join(name)):
             return claim.made_as
-        return made
+        return made or (UNFINISHED if found.is_being_made and name in claim.names else "")
 
     def _check_tree(self, claim: Claim) -> None:
         place = Location(claim.path, self._stores)
@@ -296,8 +316,9 @@ class Replacing:
         if not self._options.clobber and found.names:
             self._check_clobber(claim.path)
         for name in _files_below(found.place) if found.names else ():
-            made = found.made_as(name)
-            is_ours = made in (claim.made_as, UNFINISHED)
+            is_ours = found.made_as(name) in (claim.made_as, UNFINISHED)
+            if found.is_being_made and name in claim.names:
+                is_ours = True
             if not is_ours and not (claim.overwrite and name in claim.names):
                 raise UsageError(
                     f"{claim.path} holds files of another kind, such as {name}, and would be replaced as a whole.",
@@ -345,9 +366,10 @@ def _foreign(path: str, names: Sequence[str], overwrite: bool) -> UsageError:
     )
 
 
-def _taken_for_input(claim: Claim) -> UsageError:
+def taken_for_input(path: str) -> UsageError:
+    """Return the error for a last word that is no OUTPUT."""
     return UsageError(
-        f"{claim.path} exists, and is no earlier output of this command: the last word is taken for one more input, "
+        f"{path} exists, and is no earlier output of this command: the last word is taken for one more input, "
         "and there is no OUTPUT.",
         "Give OUTPUT with -o.",
     )
