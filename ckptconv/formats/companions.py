@@ -10,9 +10,8 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CkptconvError, CorruptError
+from ckptconv.formats import configs
 from ckptconv.formats.source import Source
-from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.tensors.moves import File
@@ -35,9 +34,8 @@ _OTHERS = (
     "LICENSE LICENSE.md LICENSE.txt NOTICE NOTICE.md NOTICE.txt"
 )
 _NAMES = frozenset([*(f"{stem}.json" for stem in _JSON.split()), *_OTHERS.split()])
-# The largest file that is copied, and the largest configuration that is read, in bytes. The largest tokenizers have
-# some 35 MB.
-LARGEST, _LARGEST_CONFIG = 64 << 20, 1 << 20
+# The largest file that is copied, in bytes. The largest tokenizers have some 35 MB.
+LARGEST = 64 << 20
 # Directories of huggingface_hub's cache, beside each other: the links in the first lead to files in the second.
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 
@@ -108,51 +106,26 @@ def _leads_out(directory: str, path: str) -> bool:
     return not any(os.path.commonpath([each, real]) == each for each in roots)
 
 
-class Config(NamedTuple):
-    """What a model's configuration says: the dtype of its weights, "" if none, and the modules of its own code."""
-
-    dtype: str = ""
-    code: tuple[str, ...] = ()
-
-
-def read_config(file: File, options: Mapping[str, object]) -> Config:
-    """Return what a configuration says; nothing if it cannot be understood, which is for its reader to say."""
-    try:
-        told = strict_json.parse(Location(file.path, dict(options)).read_text(_LARGEST_CONFIG))
-    except (CkptconvError, ValueError):
-        return Config()
-    if not isinstance(told, dict):
-        return Config()
-    dtype = told.get("dtype") or told.get("torch_dtype")
-    own = told.get("auto_map")
-    named = [text for text in own.values() if isinstance(text, str)] if isinstance(own, dict) else []
-    modules = dict.fromkeys(f"{text.split('.')[0]}.py" for text in named if "--" not in text)
-    return Config(dtype.removeprefix("torch.") if isinstance(dtype, str) else "", tuple(modules))
+def with_files(source: Source, files: Mapping[str, File], options: Mapping[str, object]) -> Source:
+    """Return `source` with these companions, and with what the configuration among them says. Raise CorruptError if it
+    is none."""
+    config = configs.read(Location(files[CONFIG].path, dict(options))) if CONFIG in files else None
+    return source._replace(companions=files, config=config)
 
 
-def read_configuration(file: File, options: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return a config.json whole. Raise CorruptError if it is no JSON object."""
-    try:
-        told = strict_json.parse(Location(file.path, dict(options)).read_text(_LARGEST_CONFIG))
-    except ValueError as error:
-        raise CorruptError(f"{file.path} is not JSON: {error}.") from error
-    if not isinstance(told, dict):
-        raise CorruptError(f"{file.path} is no JSON object.")
-    return told
-
-
-def notes(config: Config, dtype: str) -> list[str]:
+def notes(config: Mapping[str, Any], dtype: str) -> list[str]:
     """Return what a user should know of a configuration that is copied beside weights that were cast to `dtype`; "" if
     they were not cast."""
     found = []
-    if dtype and config.dtype and dtype != config.dtype:
+    said = configs.dtype_of(config)
+    if dtype and said and dtype != said:
+        found.append(f"{CONFIG} says now that the weights are {dtype}, which they were cast to; it said {said}.")
+    own = config.get("auto_map")
+    named = [text for text in own.values() if isinstance(text, str)] if isinstance(own, dict) else []
+    code = dict.fromkeys(f"{text.split('.')[0]}.py" for text in named if "--" not in text)
+    if code:
         found.append(
-            f"{CONFIG} says that the weights are {config.dtype}, and they were cast to {dtype}: it is copied as it is. "
-            f'Pass dtype="{dtype}" to from_pretrained, or change it there.'
-        )
-    if config.code:
-        found.append(
-            f"{CONFIG} names code of the repository, which is not copied: {some(config.code, form=str)}. Whoever loads "
+            f"{CONFIG} names code of the repository, which is not copied: {some(code, form=str)}. Whoever loads "
             "the model needs it, and has to trust it."
         )
     return found

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats import companions, model_files
+from ckptconv.formats import companions, configs, model_files
 from ckptconv.formats.source import Source
 from ckptconv.storage.location import Location
 from ckptconv.text import some
@@ -37,7 +37,7 @@ def is_one(place: Location, family: str = "") -> bool:
 
 def read(place: Location) -> Pipeline:
     """Return what the pipeline at `place` consists of. Raise CorruptError if a component is not there."""
-    classes = _classes(companions.read_configuration(place.join(_INDEX).entry.file, place.options))
+    classes = _classes(configs.read(place.join(_INDEX)))
     lacking = [name for name in classes if name not in place.names or place.names[name].kind != "directory"]
     if lacking:
         raise CorruptError(

@@ -36,7 +36,7 @@ def accompanied(source: Source, target: Target, options: Options) -> tuple[Sourc
     is_known = not is_beside and (not is_remote(target.path) or (bool(asked) and not options.part))
     earlier = earlier_companions(directory) if is_known else {}
     goal = target._replace(replaces=frozenset(earlier))
-    if not asked and options.copy_config is None and source.quantized and source.quantized.config:
+    if not asked and options.copy_config is None and source.quantized and source.quantized.says:
         told = f"{source.quantized.path} was not copied: --copy-config writes it without what it says of quantizing."
         return source._replace(notes=[*source.notes, told]), goal
     return (_with_companions(source, asked, directory, options, earlier) if asked else source), goal
@@ -71,22 +71,18 @@ def _with_companions(
     }
     files = {name: file for name, file in found.items() if name not in kept}
     notes = [_copied(files, source, others)] if files else []
-    if companions.CONFIG in files:
-        config = companions.read_config(files[companions.CONFIG], directory.options)
+    source = companions.with_files(source, files, directory.options)
+    if source.config is not None:
         # Weights that are like a reference are what its configuration says, unless another dtype is asked for.
         usual = "keep" if source.reference else source.default_dtype
         cast = options.dtype if options.dtype not in (None, "keep") else usual
-        is_changed = source.quantized is not None and bool(source.quantized.config)
-        notes += companions.notes(config, "" if cast == "keep" or is_changed else cast)
+        is_changed = source.quantized is not None and bool(source.quantized.formats)
+        notes += companions.notes(source.config, "" if cast == "keep" or is_changed else cast)
     stays = [
         f"{file.path} was left as it is, as no earlier output brought it: remove it to have the one of the input."
         for file in kept.values()
     ]
-    return source._replace(
-        companions=files,
-        notes=[*source.notes, *notes],
-        warnings=[*source.warnings, *stays],
-    )
+    return source._replace(notes=[*source.notes, *notes], warnings=[*source.warnings, *stays])
 
 
 def _copied(files: Collection[str], source: Source, found: Sequence[companions.Companions]) -> str:

@@ -189,7 +189,7 @@ def test_other_commands_name_its_models(pipeline: Path) -> None:
         ('{"unet": ["diffusers", "X"], "other": ["diffusers", "X"]}', "no folders of 'other'"),
         ('{"../pipeline": ["diffusers", "X"]}', "no folders of '../pipeline'"),
         ('{"unet": ["diffusers", "X"], "unet": ["diffusers", "Y"]}', "unet"),
-        ("[]", "no JSON object"),
+        ("[]", "no object: a list"),
         ("{", "not JSON"),
     ],
 )

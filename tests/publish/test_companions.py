@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from ckptconv import DifferenceError, convert, finish, verify
 from ckptconv.errors import CorruptError
 from ckptconv.formats import companions
+from ckptconv.library.virtual import VirtualFiles
 from ckptconv.outputs.targets import MANIFEST as NAME
 
 MODEL = {f"layers.{number}.weight": torch.arange(40.0).reshape(4, 10) + number for number in range(3)}
@@ -146,18 +147,15 @@ def test_what_is_too_large_for_such_a_file_stays(source: Path, tmp_path: Path, m
 @pytest.mark.parametrize(
     ("config", "dtype", "said"),
     [
-        ('{"torch_dtype": "float32"}', "bf16", "float32, and they were cast to bfloat16"),
-        ('{"dtype": "torch.float16"}', "fp32", "float16, and they were cast to float32"),
         ('{"dtype": "bfloat16"}', "bf16", ""),
         ('{"torch_dtype": "float16"}', "keep", ""),
         ('{"auto_map": {"AutoModel": "modeling_tiny.Tiny"}}', "keep", "modeling_tiny.py"),
         ('{"auto_map": {"AutoModel": "org/other--modeling_tiny.Tiny"}}', "keep", ""),
-        ("[1]", "bf16", ""),
-        ("no JSON", "bf16", ""),
         ('{"dtype": 3, "auto_map": 4}', "bf16", ""),
+        ('{"time_step_limit": [0.0, Infinity]}', "bf16", ""),
     ],
 )
-def test_a_configuration_is_copied_as_it_is_and_what_it_says_wrongly_is_noted(
+def test_a_configuration_that_stays_true_is_copied_as_it_is(
     config: str, dtype: str, said: str, source: Path, tmp_path: Path
 ) -> None:
     (source / "config.json").write_text(config)
@@ -166,6 +164,36 @@ def test_a_configuration_is_copied_as_it_is_and_what_it_says_wrongly_is_noted(
     noted = [note for note in report.notes if note.startswith("config.json")]
     assert len(noted) == bool(said)
     assert all(said in note for note in noted)
+
+
+def test_the_dtype_in_a_configuration_follows_the_weights_at_every_depth(source: Path, tmp_path: Path) -> None:
+    told = {
+        "torch_dtype": "torch.float32",
+        "a": {"dtype": "float16", "b": [{"dtype": "float32"}]},
+        "dtype": "auto",
+        "limit": [0.0, float("inf")],
+    }
+    (source / "config.json").write_text(json.dumps(told))
+    report = convert(source, tmp_path / "out", copy_config=True, dtype="bf16", verify=True)
+    made = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert made == {
+        "torch_dtype": "bfloat16",
+        "a": {"dtype": "bfloat16", "b": [{"dtype": "bfloat16"}]},
+        "dtype": "auto",
+        "limit": [0.0, float("inf")],
+    }
+    assert any("config.json says now that the weights are bfloat16" in note for note in report.notes)
+    verify(source, tmp_path / "out", copy_config=True, dtype="bf16")
+    with VirtualFiles(source, dtype="bf16") as files:
+        assert json.loads(files.read_bytes("config.json")) == made
+
+
+@pytest.mark.parametrize("config", ["[1]", "no JSON", '{"a": 1, "a": 2}', '{"a": ' * 600 + "1" + "}" * 600])
+def test_a_configuration_that_is_none_is_refused(config: str, source: Path, tmp_path: Path) -> None:
+    (source / "config.json").write_text(config)
+    with pytest.raises(CorruptError, match=r"config\.json is no configuration"):
+        convert(source, tmp_path / "out", copy_config=True)
+    assert not (tmp_path / "out").exists()
 
 
 # ---------------------------------------------------------------------------------------------------- what is replaced

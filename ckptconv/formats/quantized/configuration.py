@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.storage import strict_json
+from ckptconv.errors import UnsupportedError
+from ckptconv.formats import configs
 
-# Keys under which a configuration says how weights are quantized, at any depth.
-KEYS = ("quantization_config", "compression_config")
 # The key of ComfyUI in the metadata of safetensors.
 COMFY = "_quantization_metadata"
 _COMPRESSED = ("compressed-tensors", "compressed_tensors", "sparseml")
+# By method, the fields that decide what weights are, each of the shape that `strict_json.check` asks for: where several
+# configurations have one, they say the same. Sizes of groups may be -1, a whole row.
+_SIZE, _GROUPS, _NAMED = range(-1, 1 << 31), "config_groups", {str: dict}
+_FIELDS: Mapping[str, Mapping[str, Any]] = {
+    "fp8": {"weight_block_size": [_SIZE]},
+    "mxfp8": {"weight_block_size": [_SIZE]},
+    "compressed-tensors": {"format": str, _GROUPS: _NAMED},
+    "modelopt": {"quant_algo": str, "group_size": _SIZE, "quantized_layers": _NAMED},
+    "gptq": {"bits": _SIZE, "group_size": _SIZE, "checkpoint_format": str},
+    "awq": {"bits": _SIZE, "group_size": _SIZE, "version": str},
+    "comfy": {"layers": _NAMED},
+}
+# The same of single modules, and of the weights of a group.
+_INNER = {
+    **dict.fromkeys(("quant_algo", "format", "strategy", "type"), str),
+    **dict.fromkeys(("group_size", "num_bits"), _SIZE),
+    "weights": dict,
+}
 
 
 class QuantizedWeights(NamedTuple):
@@ -89,103 +104,79 @@ def _pair(value: Any) -> tuple[int, int] | None:
     return (value[0], value[1]) if fits else None
 
 
-def of_texts(config: tuple[str, str], own: tuple[str, str], metadata: Mapping[str, str]) -> Configuration:
-    """Return what a config.json, Model Optimizer's file (path and text each, the text "" if there is none) and the
+class _Statement(NamedTuple):
+    """What `path` says of quantizing, at a key that leads `at` it."""
+
+    path: str
+    at: str
+    told: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.at})" if self.at else self.path
+
+    @property
+    def method(self) -> str:
+        method = self.told.get("quant_method")
+        if method is None:
+            telling = {"quant_algo": "modelopt", _GROUPS: "compressed-tensors"}
+            method = next((of for key, of in telling.items() if key in self.told), "unnamed")
+        return "compressed-tensors" if method in _COMPRESSED else str(method)
+
+    def said(self, key: str) -> Any:
+        """Return what it says under `key`; of groups, what they say of weights."""
+        return Configuration(self.method, self.told).groups or None if key == _GROUPS else self.told.get(key)
+
+    def check(self) -> _Statement:
+        """Return it. Raise CorruptError for fields of other types."""
+        configs.check(self.path, self.told, {"quant_method": str}, self.at)
+        fields = _FIELDS.get(self.method, {})
+        configs.check(self.path, self.told, fields, self.at)
+        for inner in (self.told.get(key) for key, shape in fields.items() if shape == _NAMED):
+            for each in (inner or {}).values():
+                configs.check(self.path, each, _INNER, self.at)
+                configs.check(self.path, each.get("weights") or {}, _INNER, self.at)
+        return self
+
+
+def of_all(
+    config: tuple[str, Mapping[str, Any]], own: tuple[str, Mapping[str, Any]], metadata: Mapping[str, str]
+) -> Configuration:
+    """Return what a config.json, Model Optimizer's file (path and contents each, "" and {} if there is none) and the
     metadata of safetensors say together.
 
-    Raise CorruptError for what is no JSON object, UnsupportedError if they contradict each other.
+    Raise CorruptError for fields of other types, UnsupportedError if they contradict each other.
     """
-    found: list[tuple[str, Mapping[str, Any]]] = []
-    path, text = config
-    model = _object(path, text) if text else {}
-    found += [(path, told) for told in _within(model)]
-    if own[1]:
-        told = _object(*own).get("quantization")
-        if isinstance(told, Mapping):
-            found.append((own[0], {"quant_method": "modelopt", **told}))
+    path, model = config
+    statements = [
+        _Statement(path, at, told)
+        for at, told in configs.values(model, *configs.QUANTIZING)
+        if isinstance(told, Mapping) and told
+    ]
+    told = own[1].get("quantization")
+    if isinstance(told, Mapping):
+        statements.append(_Statement(own[0], "", {"quant_method": "modelopt", **told}))
     if COMFY in metadata:
-        told = _object(f"{COMFY} in the metadata", metadata[COMFY])
-        found.append((COMFY, {"quant_method": "comfy", **told}))
-    expert = next((each for each in _values(model, "expert_dtype") if isinstance(each, str)), "")
-    if not found:
-        return Configuration("", {}, expert, {}, path if text else "")
-    methods = {_method(told): where for where, told in found}
+        told = configs.parsed(f"{COMFY} in the metadata", metadata[COMFY])
+        statements.append(_Statement(COMFY, "", {"quant_method": "comfy", **told}))
+    known = {at: each for at, each in configs.values(model, configs.EXPERT_DTYPE) if isinstance(each, str)}
+    expert = configs.agreed({f"{path} ({at})": each for at, each in known.items()}, configs.EXPERT_DTYPE) or ""
+    if not statements:
+        return Configuration("", {}, expert, {}, path)
+    methods = {each.check().method: each.path for each in statements}
     if len(methods) > 1:
         raise UnsupportedError(
             f"{' and '.join(dict.fromkeys(methods.values()))} say that the weights are quantized in several ways: "
             f"{', '.join(methods)}.",
             "Name one of them as quant_method.",
         )
-    told = found[0][1]
+    (method,) = methods
+    for key in _FIELDS.get(method, {}):
+        configs.agreed({str(each): each.said(key) for each in statements}, key)
+    told = {key: value for each in reversed(statements) for key, value in each.told.items() if value is not None}
     layers = told.get("layers") or told.get("quantized_layers")
     named = (
         {str(name): each for name, each in layers.items() if isinstance(each, Mapping)}
         if isinstance(layers, Mapping)
         else {}
     )
-    return Configuration(next(iter(methods)), told, expert, named, found[0][0])
-
-
-def _method(told: Mapping[str, Any]) -> str:
-    method = told.get("quant_method")
-    if not isinstance(method, str):
-        method = "modelopt" if "quant_algo" in told else "compressed-tensors" if "config_groups" in told else "unnamed"
-    return "compressed-tensors" if method in _COMPRESSED else method
-
-
-def _object(path: str, text: str) -> Mapping[str, Any]:
-    try:
-        told = strict_json.parse(text)
-    except ValueError as error:
-        raise CorruptError(f"{path} is not JSON: {error}.") from error
-    if not isinstance(told, dict):
-        raise CorruptError(f"{path} is no JSON object.")
-    return told
-
-
-def _within(told: Any) -> Iterator[Mapping[str, Any]]:
-    for key in KEYS:
-        for found in _values(told, key):
-            if isinstance(found, Mapping) and found:
-                yield found
-
-
-def _values(told: Any, key: str) -> Iterator[Any]:
-    """Yield the values of `key` at any depth."""
-    if isinstance(told, Mapping):
-        for name, value in told.items():
-            if name == key:
-                yield value
-            else:
-                yield from _values(value, key)
-    elif isinstance(told, list):
-        for each in told:
-            yield from _values(each, key)
-
-
-def cleaned(text: str, dtype: str) -> str:
-    """Return a config.json without what it says of quantizing, at every depth, and with `dtype` as that of the weights,
-    unless that is "".
-
-    Everything else stays as it is, in its order.
-    """
-
-    def without(told: Any) -> Any:
-        if isinstance(told, dict):
-            kept = {key: without(value) for key, value in told.items() if key not in (*KEYS, "expert_dtype")}
-            for key in ("dtype", "torch_dtype"):
-                if dtype and isinstance(kept.get(key), str):
-                    kept[key] = dtype
-            return kept
-        return [without(each) for each in told] if isinstance(told, list) else told
-
-    told = without(strict_json.parse(text))
-    if dtype and not any(key in told for key in ("dtype", "torch_dtype")):
-        told["dtype"] = dtype
-    return json.dumps(told, indent=2, ensure_ascii=False) + "\n"
-
-
-def stated(text: str, quantization: Mapping[str, Any]) -> str:
-    """Return a config.json that says how the weights are quantized. Everything else stays as it is, in its order."""
-    told = strict_json.parse(text)
-    return json.dumps({**told, KEYS[0]: quantization}, indent=2, ensure_ascii=False) + "\n"
+    return Configuration(method, told, expert, named, statements[0].path)

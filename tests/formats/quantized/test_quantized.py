@@ -152,6 +152,42 @@ def test_scales_are_gone_from_tensors_index_and_sizes(tmp_path: Path) -> None:
     assert ckptconv.verify(source, tmp_path / "out").tensors == 3
 
 
+def test_configurations_of_one_method_say_the_same(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(2, 2)})
+    config = {"quantization_config": FP8, "text_config": {"quantization_config": {**FP8, "weight_block_size": [2, 2]}}}
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedError, match=r"weight_block_size is \[128, 128\] and \[2, 2\]"):
+        weights(source, tmp_path / "out")
+    # What one of them leaves out, the other says.
+    config["quantization_config"] = {"quant_method": "fp8"}
+    (source / "config.json").write_text(json.dumps(config))
+    assert weights(source, tmp_path / "out")[NAME].shape == (4, 4)
+
+
+WRONG: tuple[dict[str, Any], ...] = (
+    *({"quant_method": "gptq", "bits": 4, "group_size": size} for size in ("128", [128], {}, True, 1 << 40, 1.5)),
+    {"quant_method": "fp8", "weight_block_size": ["128", 128]},
+    {"quant_method": ["fp8"]},
+    {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4, "group_size": "32"}}}},
+    {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": []}}},
+    {"quant_method": "compressed-tensors", "config_groups": [1]},
+    {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": {}},
+    {"quant_method": "modelopt", "quant_algo": "MIXED", "quantized_layers": {"a": {"quant_algo": 4}}},
+)
+
+
+def test_fields_of_other_types_are_refused(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
+    for told in WRONG:
+        (source / "config.json").write_text(json.dumps({"text_config": {"quantization_config": told}}))
+        with pytest.raises(CorruptError, match=r"config\.json: .*text_config\.quantization_config\."):
+            weights(source, tmp_path / "out")
+    for text in ('{"quantization_config": {"group_size": ' + "1" * 5000 + "}}", '{"a": ' * 600 + "1" + "}" * 600):
+        (source / "config.json").write_text(text)
+        with pytest.raises(CorruptError, match=r"config\.json is no configuration"):
+            weights(source, tmp_path / "out")
+
+
 def test_a_configuration_says_nothing_of_quantizing_at_any_depth(tmp_path: Path) -> None:
     source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
     config = {"text_config": {"torch_dtype": "float16", "quantization_config": FP8}, "b": {"compression_config": FP8}}
