@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from ckptconv.errors import CorruptError
 from ckptconv.formats import configs
 from ckptconv.formats.source import Source
 from ckptconv.storage.location import Location
@@ -18,13 +19,15 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
 CONFIG = "config.json"
-# Meta's configuration beside Llama's files, and Model Optimizer's: read when they are asked for, and not copied.
+# Meta's configuration beside Llama's files, read when it is asked for, and not copied; and Model Optimizer's.
 PARAMS, QUANTIZED = "params.json", "hf_quant_config.json"
-_ASKED_FOR = (PARAMS, QUANTIZED)
-# Configurations of models, pipelines and schedulers, the files of tokenizers, those of processors of images and sound,
-# and what says whose it is.
+# Configurations of models, their parts, pipelines and schedulers, those of sentence-transformers and of open_clip, the
+# files of tokenizers, those of processors of images and sound, and what says whose it is.
 _JSON = (
-    "config model_index scheduler_config generation_config "
+    "config model_index scheduler_config generation_config hf_quant_config "
+    "modules config_sentence_transformers sentence_bert_config sentence_roberta_config sentence_distilbert_config "
+    "sentence_camembert_config sentence_albert_config sentence_xlm-roberta_config sentence_xlnet_config router_config "
+    "lstm_config cnn_config wordembedding_config whitespacetokenizer_config phrasetokenizer_config open_clip_config "
     "tokenizer tokenizer_config special_tokens_map added_tokens vocab chat_template "
     "preprocessor_config processor_config image_processor_config video_preprocessor_config"
 )
@@ -61,11 +64,12 @@ def together(source: Source, options: Mapping[str, object], names: Collection[st
 
 
 def beside(source: Source, options: Mapping[str, object], names: Collection[str] | None = None) -> Companions:
-    """Return the companions of `source`, of these `names` if they are given: in its directory, or if none are there, in
-    the one with the file that points to it.
+    """Return the companions of `source`: in its directory, or if none are there, in the one with the file that points
+    to it. If `names` are given, only these, to be read: through links, as weights are. Raise CorruptError for one of
+    them that is no file.
 
-    A file that is too large, or a link that leads out of the directory, is none. But the links of huggingface_hub's
-    cache lead to files of the same repository.
+    What is copied as it stands lies in the directory: a file that is too large, or a link that leads out, is no
+    companion then. But the links of huggingface_hub's cache lead to files of the same repository.
     """
     found = Companions({})
     for place in _directories(source, options):
@@ -85,10 +89,16 @@ def _in(place: Location, names: Collection[str] | None) -> Companions:
     found: dict[str, File] = {}
     warnings = []
     for name, entry in place.names.items():
-        known = is_companion_name(name) or (name in _ASKED_FOR and names is not None)
-        if not known or entry.kind != "file" or (names is not None and name not in names):
+        if not (is_companion_name(name) if names is None else name in names):
             continue
-        if entry.file.size > LARGEST:
+        if entry.kind != "file":
+            why = "a link that leads nowhere" if entry.kind == "missing" else "no file"
+            if names is not None:
+                raise CorruptError(f"{place.join(name)} is {why}, and is to be read.", "Copy it again, or remove it.")
+            warnings.append(f"{place.join(name)} was not copied: it is {why}.")
+        elif names is not None:
+            found[name] = entry.file
+        elif entry.file.size > LARGEST:
             warnings.append(f"{entry.file.path} was not copied: it has more than {LARGEST >> 20} MiB.")
         elif _leads_out(place.path, entry.file.path):
             warnings.append(f"{entry.file.path} was not copied: it is a link that leads out of its directory.")

@@ -45,12 +45,29 @@ def read(place: Location) -> dict[str, Any]:
     return parsed(place.path, place.read_text(_LARGEST))
 
 
+def read_list(place: Location, shapes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the list of objects at `place`, each with members of these `shapes`. Raise as `read` does."""
+    path = place.path
+    try:
+        told = strict_json.list_of(_parsed(place.read_text(_LARGEST)), "it")
+        for number, each in enumerate(told):
+            for key, shape in shapes.items():
+                strict_json.check(strict_json.object_of(each, str(number)).get(key), shape, f"{number}.{key}")
+    except ValueError as error:
+        raise CorruptError(f"{path} is no configuration: {error}.") from error
+    return told
+
+
 def parsed(path: str, text: str) -> dict[str, Any]:
     """Return the configuration that is the `text` of `path`. Raise CorruptError if it is no JSON object."""
     try:
-        return strict_json.object_of(strict_json.parse(text, constants=True, deepest=_DEEPEST), "it")
+        return strict_json.object_of(_parsed(text), "it")
     except ValueError as error:
         raise CorruptError(f"{path} is no configuration: {error}.") from error
+
+
+def _parsed(text: str) -> Any:
+    return strict_json.parse(text, constants=True, deepest=_DEEPEST)
 
 
 def values(told: Any, *keys: str, at: str = "") -> Iterator[tuple[str, Any]]:

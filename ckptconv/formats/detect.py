@@ -282,8 +282,8 @@ def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Sour
         from ckptconv.formats import diffusers
 
         found = diffusers.read(place)
-        models = [_component(place.join(name), name, settings) for name in found.models]
-        return [found.own, *models, *found.others]
+        models = [_component(place.join(name) if name else place, name, settings) for name in found.models]
+        return [*found.others, *models]
     from ckptconv.formats.deepspeed import read
 
     with refusing_attacks(not settings["inert"]):
@@ -293,10 +293,7 @@ def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Sour
 
 def _component(place: Location, name: str, settings: Mapping[str, Any]) -> Source:
     """Open a model of a pipeline."""
-    source = open_source(place.path, **{**settings, "family": ""})._replace(component=name)
-    left = _left(place, source)
-    notes = [f"{place} holds other weights too, which were not read: {left}."] if left else []
-    return source._replace(notes=[*source.notes, *notes])
+    return open_source(place.path, **{**settings, "family": ""})._replace(component=name)
 
 
 def _choose(probe: Probe) -> _Found:

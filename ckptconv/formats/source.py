@@ -165,7 +165,7 @@ class Source(NamedTuple):
     - `companions` are small files beside it, or beside its reference, by name, that are copied along with the weights.
     - `reference` is the checkpoint whose names, files and dtypes an output of the weights takes over.
     - `quantized` says what was made of quantized weights, if weights were asked for in their place.
-    - `config` is what the config.json among the companions says.
+    - `config` is what the config.json among the companions says, or one that lies where the output goes.
     - `average` are the checkpoints that its tensors are to be averaged with; its own are as they are stored.
     - `adapters` are to be merged into its tensors, which are as they are stored.
     - `wanted` is what was read. If that was not everything, `reread` opens the checkpoint again for more.

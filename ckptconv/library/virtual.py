@@ -105,14 +105,15 @@ class VirtualFiles(Mapping[str, VirtualFile]):
                 opened = Source(self.format, virtual.FAMILY, path, {})
             else:
                 opened = opening.opened(path, chosen, key=chosen.key, like=chosen.like)
-                output = planned(opened, Target(path, "directory"), chosen)
+                opened = with_files(opened, together(opened, known), known)
+                output = planned(opened._replace(companions={}), Target(path, "directory"), chosen)
                 change, plan = output.told.change, output.plan
                 files, self.format, decided = plan.files, opened.format, plan.plan_id
                 self.warnings = list(warnings_of([opened], [output], chosen))
                 self.notes = list(notes_of([opened], [output], chosen))
         inputs = dict.fromkeys(each.stored for file in files for each in file.inputs())
         self.version = _hash(decided, *(f"{each.size} {each.stamp}" for each in inputs))
-        opened = with_files(opened, together(opened, known), known)
+        opened = opened if opened.companions else with_files(opened, together(opened, known), known)
         names = {file.name for file in files}
         copies = [
             _copy(name, opened.content(name, file, change))

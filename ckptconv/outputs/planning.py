@@ -13,6 +13,7 @@ from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
 from ckptconv.formats.source import MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import kinds, likeness, safetensors, selection
+from ckptconv.outputs.counted import contradicted
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.targets import NO_WEIGHTS, Spared, Target, check_file, seen_from
 from ckptconv.outputs.told import Told
@@ -320,6 +321,11 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     lacking = likeness.left_out(chosen.like, source.path) if chosen.like else ()
     warnings, metadata = (*chosen.warnings, *left, *lacking), chosen.stated(aliases)
     quantization, change = chosen.quantization, chosen.change(source)
+    if source.config is not None:
+        known, taken_names = (chosen.unmapped or chosen).known, (chosen.unmapped or chosen).names
+        missing = chosen.like.missing if chosen.like else ()
+        if missing or len(taken_names) < len(known):
+            warnings = (*warnings, *contradicted(source.config, [*known, *missing], taken_names))
     idle, is_structured = chosen.idle(options), chosen.structured
     if of_states and options.dtype not in (None, "keep", source.default_dtype):
         idle["--dtype"] = "changes nothing: optimizer states are not cast to it"

@@ -5,7 +5,6 @@ and the few bytes of parts that are shapes themselves is looked at.
 from __future__ import annotations
 
 import functools
-import json
 import math
 import re
 import struct
@@ -13,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats import configs
 from ckptconv.formats.quantized.configuration import Configuration
 from ckptconv.formats.quantized.parts import WEIGHT, groups_of, has_parts
 from ckptconv.formats.quantized.table import (
@@ -25,12 +25,13 @@ from ckptconv.formats.quantized.table import (
     Part,
     Sizes,
 )
+from ckptconv.storage import strict_json
 from ckptconv.tensors.computing import Axis, Dequantize, Tiled
 from ckptconv.tensors.dequantize import GivenPart, fits
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Inline, LazyTensor, View, Zeros, untagged
 from ckptconv.tensors.slices import as_stored, viewed
-from ckptconv.text import some
+from ckptconv.text import brief, some
 
 # Bytes of small parts by name.
 Reading: TypeAlias = "Callable[[Mapping[str, LazyTensor]], Mapping[str, bytes]]"
@@ -41,6 +42,11 @@ _F32 = DTYPES["float32"]
 # Roles of parts that tell sizes; the largest that is read, in bytes.
 _TELLING_SIZES = ("shape", "state")
 _LARGEST = 1 << 16
+# What the state of bitsandbytes says, and how deep it may be nested.
+_SIDE = range(1, 1 << 31)
+_STATE = {"shape": [range(1 << 63)], "blocksize": _SIDE, "nested_blocksize": _SIDE}
+_DEEPEST = 16
+_MOST_FLOAT32 = float.fromhex("0x1.fffffep+127")
 
 
 class Weight(NamedTuple):
@@ -447,19 +453,24 @@ def _of_shape(data: bytes) -> Sizes:
     return {"M": rows, "K": columns}
 
 
+def _of_float32(value: Any) -> float:
+    """Return a number that a float32 can hold. Raise ValueError for any other."""
+    if type(value) not in (int, float) or not abs(value) <= _MOST_FLOAT32:
+        raise ValueError(f"its offset is {brief(value)}")
+    return float(value)
+
+
 def _of_state(data: bytes) -> Sizes:
     """bitsandbytes' `quant_state`, JSON as bytes."""
     try:
-        told = json.loads(data)
-        shape = [each for each in told["shape"] if type(each) is int and each >= 0]
-        found: dict[str, Any] = {"C": told["blocksize"], "F": math.prod(shape), "view": tuple(shape)}
+        told = strict_json.check(strict_json.parse(data.decode(), deepest=_DEEPEST), dict, "it")
+        configs.check("its state", told, _STATE)
+        shape = tuple(told["shape"])
+        found: dict[str, Any] = {"C": told["blocksize"], "F": math.prod(shape), "view": shape}
         if told.get("nested_blocksize") is not None:
-            found |= {"D": told["nested_blocksize"], "shift": float(told["nested_offset"])}
-    except (ValueError, KeyError, TypeError) as error:
+            found |= {"D": told["nested_blocksize"], "shift": _of_float32(told["nested_offset"])}
+    except (ValueError, KeyError, CorruptError) as error:
         raise _RefusedError(f"its state cannot be read ({error})") from None
-    sides = [found["C"], found.get("D", 1)]
-    if len(shape) != len(told["shape"]) or any(type(side) is not int or side < 1 for side in sides):
-        raise _RefusedError("its state is of no shape or blocks")
     return found
 
 
