@@ -13,7 +13,7 @@ folder names are folders of modules in that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
@@ -22,6 +22,7 @@ from ckptconv.formats.source import Source
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
+from ckptconv.structure import keymap
 from ckptconv.text import some
 
 FAMILY = "diffusers"
@@ -43,9 +44,12 @@ class Pipeline(NamedTuple):
 def is_one(place: Location, family: str = "", *, copies: bool = True) -> bool:
     """Whether `place` is the directory of a pipeline, and one may be meant where a `family` is expected. One that has a
     single model in it is only a pipeline if what is beside that is copied, too."""
-    if family not in ("", FAMILY) or place.kind != "directory":
+    if family not in ("", FAMILY, model_files.SAFETENSORS, model_files.TORCH) or place.kind != "directory":
         return False
-    return _INDEX in place.names or (_MODULES in place.names and (copies or len(_models(place, _folders(place))) > 1))
+    if _INDEX in place.names:
+        return family in ("", FAMILY)
+    # Here a model is the pipeline's own, whose manifest names the family of that.
+    return _MODULES in place.names and (copies or len(_models(place, _folders(place))) > 1)
 
 
 def read(place: Location) -> Pipeline:
@@ -55,8 +59,35 @@ def read(place: Location) -> Pipeline:
     folders = _folders(place)
     models = _models(place, folders)
     rest = [name for name in dict.fromkeys(("", *folders)) if name not in models]
-    others = [_files(place.join(name) if name else place, name) for name in rest]
+    others = [_files(place.join(name) if name else place, name, "a model of sentence-transformers") for name in rest]
     return Pipeline(models, others)
+
+
+def together(place: Location, sources: Sequence[Source]) -> Source:
+    """Return the parts of the pipeline at `place` as one source, to be looked at: each tensor has the name of its
+    folder before its own."""
+    weights: dict[str, Any] = {}
+    inputs: dict[str, Hashable] = {}
+    for source in sources:
+        before = f"{source.component}/" if source.component else ""
+        tensors = keymap.flatten(source.weights)[0] if source.structured else source.weights
+        weights.update((before + name, tensor) for name, tensor in tensors.items())
+        inputs.update((before + name, file) for name, file in source.inputs.items())
+    formats = dict.fromkeys(source.format for source in sources if source.family != FAMILY)
+    return Source(
+        f"a pipeline of {some(formats, form=str)}",
+        FAMILY,
+        place.path,
+        weights,
+        structured=False,
+        facts={"models": len([source for source in sources if source.family != FAMILY])},
+        inputs=inputs,
+        opaque=[name for source in sources for name in source.opaque],
+        mentioned=[name for source in sources for name in source.mentioned],
+        notes=[f"{source.path}: {note}" for source in sources for note in source.told()],
+        warnings=[f"{source.path}: {text}" for source in sources for text in source.warnings],
+        bytes_read=sum(source.bytes_read for source in sources),
+    )
 
 
 def _folders(place: Location) -> list[str]:
@@ -117,6 +148,6 @@ def _classes(told: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _files(place: Location, component: str) -> Source:
+def _files(place: Location, component: str, called: str = "a pipeline of diffusers") -> Source:
     """Return a source of no model, whose companions are copied."""
-    return Source("a pipeline", FAMILY, place.path, {}, structured=False, component=component)
+    return Source(called, FAMILY, place.path, {}, structured=False, component=component)

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from ckptconv.formats.configs import Change
     from ckptconv.structure.maps.chosen import ChosenMap
 
-# How the names of a model's files begin: those of most programs, and those of diffusers.
-MODEL, DIFFUSERS = "model", "diffusion_pytorch_model"
+# How the names of a model's files begin: those of most programs, and by the beginning of an input's name, those of
+# diffusers and of open_clip.
+MODEL = "model"
+_STEMS = {"diffusion_pytorch_model": "diffusion_pytorch_model", "open_clip_": "open_clip_model"}
+STEMS = (MODEL, *_STEMS.values())
 # Stands before the names of a reference's files among those of the source.
 OF_REFERENCE = "--like/"
 # Keys under which training checkpoints keep the weights; the first one present is meant.
@@ -250,10 +253,11 @@ class Source(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """How the names of the files of its output in a directory begin: as its own if these are diffusers' names, or
-        those of its reference."""
+        """How the names of the files of its output in a directory begin: as its own if these are those of diffusers or
+        of open_clip, or those of its reference."""
         names = (self.reference or self).inputs
-        return DIFFUSERS if any(name.startswith(DIFFUSERS) for name in names) else MODEL
+        stems = (stem for beginning, stem in _STEMS.items() if any(name.startswith(beginning) for name in names))
+        return next(stems, MODEL)
 
     def all_inputs(self) -> Mapping[str, Hashable]:
         """Return `inputs`, and likewise the companions, and the files of the reference as `--like/<name>`."""
