@@ -193,8 +193,9 @@ def _asks_for_no_more(options: Options) -> bool:
 def _change(files: Sequence[FilePlan]) -> Change:
     """Return what was done to the weights in `files` that a configuration is to say."""
     tensors = [part.tensor for file in files for part in file.parts if isinstance(part, Data)]
-    cast = {tensor.dtype.name for tensor in tensors if isinstance(untagged(tensor), Convert)}
-    return Change(cast.pop() if len(cast) == 1 else "", any(map(was_quantized, tensors)))
+    plain = [tensor for tensor in tensors if was_quantized(tensor)]
+    made = {each.dtype.name for each in (*plain, *(each for each in tensors if isinstance(untagged(each), Convert)))}
+    return Change(made.pop() if len(made) == 1 else "", bool(plain))
 
 
 def _copy(name: str, content: LazyTensor) -> FilePlan:

@@ -14,6 +14,7 @@ from ckptconv.outputs.targets import MANIFEST, Target
 from ckptconv.storage.hub import is_hub
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_remote, join, resolved_name
+from ckptconv.structure.record import FILE_NAME
 from ckptconv.tensors.moves import BLOCK, File
 from ckptconv.text import some
 
@@ -57,7 +58,7 @@ def _left(source: Source, target: Target, options: Options, parts: Collection[st
         return []
     paths = [*(file.path for file in source.companions.values()), *source.pointers, target.path]
     beside = {resolved_name(path)[len(here) + 1 :] for path in paths if resolved_name(path).startswith(f"{here}/")}
-    used = {name.partition("/")[0] for name in (*source.inputs, *source.state_inputs, *beside, *parts)}
+    used = {FILE_NAME} | {name.partition("/")[0] for name in (*source.inputs, *source.state_inputs, *beside, *parts)}
     return [name for name in place.names if name not in used and not name.startswith(".")]
 
 

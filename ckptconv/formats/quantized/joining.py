@@ -464,10 +464,11 @@ def _of_state(data: bytes) -> Sizes:
     """bitsandbytes' `quant_state`, JSON as bytes."""
     try:
         told = strict_json.check(strict_json.parse(data.decode(), deepest=_DEEPEST), dict, "it")
+        told = {key: value for key, value in told.items() if value is not None}
         configs.check("its state", told, _STATE)
         shape = tuple(told["shape"])
         found: dict[str, Any] = {"C": told["blocksize"], "F": math.prod(shape), "view": shape}
-        if told.get("nested_blocksize") is not None:
+        if "nested_blocksize" in told:
             found |= {"D": told["nested_blocksize"], "shift": _of_float32(told["nested_offset"])}
     except (ValueError, KeyError, CorruptError) as error:
         raise _RefusedError(f"its state cannot be read ({error})") from None

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
+from ckptconv.library.virtual import VirtualFiles
 
 QUANTIZED = DATA / "quantized"
 CASES = sorted(path.name for path in QUANTIZED.iterdir() if (path / "expected.safetensors").exists())
@@ -174,6 +175,46 @@ WRONG: tuple[dict[str, Any], ...] = (
     {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": {}},
     {"quant_method": "modelopt", "quant_algo": "MIXED", "quantized_layers": {"a": {"quant_algo": 4}}},
 )
+
+
+def test_a_state_of_bitsandbytes_that_is_none_is_refused(tmp_path: Path) -> None:
+    given = load_file(QUANTIZED / "bnb-nf4-nested" / "model.safetensors")
+    name = "m.weight.quant_state.bitsandbytes__nf4"
+    state = json.loads(bytes(given[name].tolist()))
+    for change in (
+        *({"nested_offset": offset} for offset in (1e300, 10**400, "1", None, {}, True)),
+        *({"shape": shape} for shape in ([-1, 2], ["2", 3], 6, [1 << 70], None)),
+        *({key: size} for key in ("blocksize", "nested_blocksize") for size in (0, -1, "64", [64], 10**400, 1.5)),
+        {"deep": json.loads("[" * 900 + "]" * 900)},
+    ):
+        data = json.dumps({**state, **change}).encode()
+        tensors = {**given, name: torch.frombuffer(bytearray(data), dtype=torch.uint8)}
+        with pytest.raises(UnsupportedError, match="its state cannot be read"):
+            weights(model_directory(tmp_path / "in", tensors, None), tmp_path / "out")
+
+
+def test_a_nested_configuration_does_not_outlive_what_is_quantized_anew(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", {NAME: torch.randn(64, 64)}, None)
+    nested = {"text_config": {"quantization_config": {**FP8, "weight_block_size": [4, 4]}, "expert_dtype": "fp4"}}
+    (source / "config.json").write_text(json.dumps(nested))
+    (source / "hf_quant_config.json").write_text("{}")
+    ckptconv.convert(source, tmp_path / "codes", quantize="fp8-block", verify=True)
+    told = json.loads((tmp_path / "codes" / "config.json").read_text())
+    assert told["text_config"] == {}
+    assert told["quantization_config"]["weight_block_size"] == [128, 128]
+    assert not (tmp_path / "codes" / "hf_quant_config.json").exists()
+    assert weights(tmp_path / "codes", tmp_path / "out")[NAME].dtype == torch.bfloat16
+
+
+def test_what_serves_a_description_says_what_was_made_of_the_weights(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
+    ckptconv.convert(source, source / "x.virtual.json", dequantize=True, dtype="float32")
+    with VirtualFiles(source / "x.virtual.json") as files:
+        assert json.loads(files.read_bytes("config.json")) == {
+            "model_type": "llama",
+            "dtype": "float32",
+            "layers": [1, 2.5],
+        }
 
 
 def test_fields_of_other_types_are_refused(tmp_path: Path) -> None:
