@@ -164,11 +164,12 @@ def _like(source: Source, targets: list[Target], options: Options) -> tuple[list
 def _work(sources: list[Source], targets: Sequence[Target], options: Options) -> list[tuple[Source, Target]]:
     """Return what is to be planned. In `sources`, replace each that has companions by one that names them."""
     work = []
+    parts = {source.component.partition("/")[0] for source in sources if source.component}
     for number, source in enumerate(sources):
         for target in targets:
             taken, goal = source, of_part(target, source, options)
             if target.holds in ("weights", "virtual"):
-                taken, goal = accompanied(source, goal, options)
+                taken, goal = accompanied(source, goal, options, parts)
                 sources[number] = taken
             if taken.family != diffusers.FAMILY or taken.companions:
                 work.append((taken, goal))

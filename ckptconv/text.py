@@ -12,13 +12,15 @@ from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckptconv.errors import UsageError
+from ckptconv.errors import CorruptError, UsageError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 # The hint for a word of a command line that is empty.
 UNSET = "Is it a variable of the shell that was not set?"
+# Python prints no integer of more than about 14,000 bits.
+_MOST_BITS = 1 << 12
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {letter: 1 << (10 * power) for power, letter in enumerate(("", "K", "M", "G", "T", "P"))}
 _SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)
@@ -203,6 +205,13 @@ def parse_path(value: object, called: str = "") -> str:
         raise UsageError(f"{called} {brief(path)} is not a path: no name contains a NUL character.".lstrip())
     local = path.removeprefix("file://")
     return type(value)(local, value.hint) if isinstance(value, Proposed) else local
+
+
+def name_of(key: object) -> str:
+    """Return a key of a file as a name. Raise CorruptError for an integer of more digits than Python prints."""
+    if type(key) is int and key.bit_length() > _MOST_BITS:
+        raise CorruptError(f"A name is {brief(key)}, an integer of more digits than any name has.")
+    return str(key)
 
 
 def brief(value: object, limit: int = 60) -> str:

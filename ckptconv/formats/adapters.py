@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.formats.companions import read_configuration
+from ckptconv.formats import configs
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Adapter, Scale, Source, computed
 from ckptconv.plan import Input
@@ -67,7 +67,7 @@ def _read(path: str, settings: Mapping[str, Any]) -> Adapter:
             f"{path} is no adapter: there is no {CONFIG} with it.",
             f"Put the {CONFIG} that PEFT wrote beside it.",
         )
-    told = read_configuration(file.entry.file, options)
+    told = configs.read(file)
     found = file.entry.file
     source = source._replace(inputs={**source.inputs, CONFIG: Input(found, (found.size, found.stamp))})
     parameters = told.get("target_parameters") or []

@@ -144,8 +144,8 @@ def open_source(
     optimizer's fp32 masters) and `unstack` (a tensor for each layer) apply to Megatron-core's. A structure record of
     safetensors that does not fit the tensors is an error; with `structure` false it is left out. `like` is the path of
     the source's reference. `map` names a map, which gives other names and layouts, and `size` tells sizes of its axes.
-    With `dequantize`, weights of `weights_dtype` stand in the place of quantized ones; with `quantize`, the text of its
-    configuration is read, for an output to say there how it is quantized. A file that is an attack raises
+    With `dequantize`, weights of `weights_dtype` stand in the place of quantized ones, which with `quantize` become
+    codes again. A file that is an attack raises
     UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw` keeps whole modules the objects
     they are. One file of many, such as a rank's, can be looked at; whoever takes its weights for a model gets an error,
     unless it is taken `alone`. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`.
@@ -228,10 +228,6 @@ def with_layout(
         from ckptconv.formats.quantized.weights import with_weights
 
         source = with_weights(source, weights_dtype, reaching.get("storage_options") or {}, anew=quantize)
-    if quantize:
-        from ckptconv.formats.quantized.weights import with_configuration
-
-        source = with_configuration(source, reaching.get("storage_options") or {})
     if like:
         source = source._replace(reference=open_source(normalize(like), structure=False, **reaching))
     if map or size:
@@ -286,8 +282,8 @@ def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Sour
         from ckptconv.formats import diffusers
 
         found = diffusers.read(place)
-        models = [_component(place.join(name), name, settings) for name in found.models]
-        return [found.own, *models, *found.others]
+        models = [_component(place.join(name) if name else place, name, settings) for name in found.models]
+        return [*found.others, *models]
     from ckptconv.formats.deepspeed import read
 
     with refusing_attacks(not settings["inert"]):
@@ -297,10 +293,7 @@ def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Sour
 
 def _component(place: Location, name: str, settings: Mapping[str, Any]) -> Source:
     """Open a model of a pipeline."""
-    source = open_source(place.path, **{**settings, "family": ""})._replace(component=name)
-    left = _left(place, source)
-    notes = [f"{place} holds other weights too, which were not read: {left}."] if left else []
-    return source._replace(notes=[*source.notes, *notes])
+    return open_source(place.path, **{**settings, "family": ""})._replace(component=name)
 
 
 def _choose(probe: Probe) -> _Found:

@@ -16,10 +16,14 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import parse_path
 
 if TYPE_CHECKING:
+    from ckptconv.formats.configs import Change
     from ckptconv.structure.maps.chosen import ChosenMap
 
-# How the names of a model's files begin: those of most programs, and those of diffusers.
-MODEL, DIFFUSERS = "model", "diffusion_pytorch_model"
+# How the names of a model's files begin: those of most programs, and by the beginning of an input's name, those of
+# diffusers and of open_clip.
+MODEL = "model"
+_STEMS = {"diffusion_pytorch_model": "diffusion_pytorch_model", "open_clip_": "open_clip_model"}
+STEMS = (MODEL, *_STEMS.values())
 # Stands before the names of a reference's files among those of the source.
 OF_REFERENCE = "--like/"
 # Keys under which training checkpoints keep the weights; the first one present is meant.
@@ -84,14 +88,17 @@ class Quantized(NamedTuple):
     """What was made of quantized weights: weights of `dtype` ("": all are quantized anew), `formats` {format: count}.
 
     `path` is the configuration that says so, "" if none does. `again` does the same to the source when it is reread.
-    `config` is what the config.json of `path` becomes.
     """
 
     dtype: str
     path: str
     formats: Mapping[str, int]
     again: Callable[[Source], Source]
-    config: bytes = b""
+
+    @property
+    def says(self) -> str:
+        """The configuration that is no longer true, as weights were made; "" if there is none."""
+        return self.path if self.formats else ""
 
 
 class Average(NamedTuple):
@@ -161,7 +168,7 @@ class Source(NamedTuple):
     - `companions` are small files beside it, or beside its reference, by name, that are copied along with the weights.
     - `reference` is the checkpoint whose names, files and dtypes an output of the weights takes over.
     - `quantized` says what was made of quantized weights, if weights were asked for in their place.
-    - `config` is the text of the config.json beside it, if an output is to say there how it is quantized.
+    - `config` is what the config.json among the companions says, or one that lies where the output goes.
     - `average` are the checkpoints that its tensors are to be averaged with; its own are as they are stored.
     - `adapters` are to be merged into its tensors, which are as they are stored.
     - `wanted` is what was read. If that was not everything, `reread` opens the checkpoint again for more.
@@ -220,7 +227,7 @@ class Source(NamedTuple):
     companions: Mapping[str, File] = {}
     reference: Source | None = None
     quantized: Quantized | None = None
-    config: str = ""
+    config: Mapping[str, Any] | None = None
     average: Average | None = None
     adapters: tuple[Adapter, ...] = ()
     wanted: Wanted = _ALL
@@ -246,10 +253,11 @@ class Source(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """How the names of the files of its output in a directory begin: as its own if these are diffusers' names, or
-        those of its reference."""
+        """How the names of the files of its output in a directory begin: as its own if these are those of diffusers or
+        of open_clip, or those of its reference."""
         names = (self.reference or self).inputs
-        return DIFFUSERS if any(name.startswith(DIFFUSERS) for name in names) else MODEL
+        stems = (stem for beginning, stem in _STEMS.items() if any(name.startswith(beginning) for name in names))
+        return next(stems, MODEL)
 
     def all_inputs(self) -> Mapping[str, Hashable]:
         """Return `inputs`, and likewise the companions, and the files of the reference as `--like/<name>`."""
@@ -257,17 +265,20 @@ class Source(NamedTuple):
         reference = self.reference.inputs if self.reference else {}
         return {**self.inputs, **companions, **{f"{OF_REFERENCE}{name}": each for name, each in reference.items()}}
 
-    def content(self, name: str, file: File, quantization: Mapping[str, Any] | None = None) -> LazyTensor:
-        """Return the bytes of the companion `file` as the output has them: as they are, but for a configuration of
-        weights that were quantized, or that are by now, as `quantization` says."""
-        if self.config and quantization and name == "config.json":
-            from ckptconv.formats.quantized.configuration import stated
+    def content(self, name: str, file: File, change: Change) -> LazyTensor:
+        """Return the bytes of the companion `file` as the output has them: as they are, but for a configuration that
+        is no longer true, which says what `change` does."""
+        if name != "config.json" or self.config is None:
+            return whole(file)
+        from ckptconv.formats import configs
 
-            data = stated(self.config, quantization).encode()
-            return Inline(data, DTYPES["uint8"], (len(data),))
-        if self.quantized and self.quantized.config and (name, file.path) == ("config.json", self.quantized.path):
-            return Inline(self.quantized.config, DTYPES["uint8"], (len(self.quantized.config),))
-        return whole(file)
+        if self.quantized and self.quantized.says != file.path:
+            change = change._replace(plain=False)  # it is a reference's, which says nothing of these
+        told = configs.changed(self.config, change)
+        if told == self.config:
+            return whole(file)
+        data = configs.text_of(told).encode()
+        return Inline(data, DTYPES["uint8"], (len(data),))
 
     def tree(self, key: str) -> Any:
         """Return the tree that holds what is under `key`: the weights, or a larger one."""

@@ -7,15 +7,18 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError
-from ckptconv.formats.detect import complete, open_source, with_layout
+from ckptconv.formats import diffusers
+from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
 from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.inspection.summary import QuantizedSummary, Summary, forecast, quantization, summarize, tensors_of
 from ckptconv.options.table import INSPECTING, Options, checked, filled
 from ckptconv.outputs.pipeline import tree_of
 from ckptconv.process import no_garbage
+from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.progress import counter, shown
+from ckptconv.storage.spool import is_pipe
 from ckptconv.structure import keymap
 
 if TYPE_CHECKING:
@@ -74,7 +77,7 @@ def inspect(
             opened = with_layout(opened, **layout)
         else:
             path = os.fspath(opened)
-            opened = open_source(normalize(path), **asked)
+            opened = _opened(normalize(path), asked)
         conversion = forecast(opened, as_, max_shard_size, **chosen) if as_ or max_shard_size else None
         held = tensors_of(opened, which)
     kept = {name: tensor for name, tensor in held.tensors.items() if name not in held.aliases}
@@ -95,6 +98,14 @@ def inspect(
 
         write_whole(html, page_of(summary).encode(), PAGE, overwrite, [summary.input, *files_behind(opened)])
     return summary
+
+
+def _opened(path: str, asked: Mapping[str, Any]) -> Source:
+    """Return what is at `path`, opened with the settings of `open_source`; of a pipeline, all of its models."""
+    place = Location(path, dict(asked["storage_options"] or {}))
+    if is_pipe(path) or not diffusers.is_one(place, asked["family"], copies=False):
+        return open_source(path, **asked)
+    return diffusers.together(place, open_parts(place, per_rank=False, **asked))
 
 
 def _quantized(

@@ -13,6 +13,7 @@ from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
 from ckptconv.formats.source import MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import kinds, likeness, safetensors, selection
+from ckptconv.outputs.counted import contradicted
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.targets import NO_WEIGHTS, Target, seen_from
 from ckptconv.outputs.told import Told
@@ -120,7 +121,7 @@ def _safetensors_output(source: Source, target: Target, options: Options) -> Out
     source = source._replace(inputs=inputs, companions={} if of_states else source.companions)
     is_model = source.family != diffusers.FAMILY
     files, aliases, told = _safetensors_files(source, target, options) if is_model else ((), {}, Told())
-    contents = {name: source.content(name, file, told.quantization) for name, file in source.companions.items()}
+    contents = {name: source.content(name, file, told.change) for name, file in source.companions.items()}
     told = told if "config.json" in contents else _unsaid(told)
     copied = tuple(FilePlan(name, content.nbytes, _copied(content)) for name, content in contents.items())
     return output_of(target.holds, [source], target, options, (*copied, *files), aliases, told)
@@ -128,9 +129,10 @@ def _safetensors_output(source: Source, target: Target, options: Options) -> Out
 
 def _unsaid(told: Told) -> Told:
     """Return `told` with a warning of what a user has to say of quantized weights, as no configuration is written."""
-    if not told.quantization:
+    said = told.change.quantization
+    if not said:
         return told
-    shown = {key: value for key, value in told.quantization.items() if not isinstance(value, list) or len(value) < 5}
+    shown = {key: value for key, value in said.items() if not isinstance(value, list) or len(value) < 5}
     warning = (
         f"no config.json beside the weights says how they are quantized. Programs look for it there: "
         f'"quantization_config": {json.dumps(shown)}, and the modules that are left as they are.'
@@ -315,7 +317,12 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     notes = chosen.notes
     lacking = likeness.left_out(chosen.like, source.path) if chosen.like else ()
     warnings, metadata = (*chosen.warnings, *left, *lacking), chosen.stated(aliases)
-    quantization = chosen.quantization
+    quantization, change = chosen.quantization, chosen.change(source)
+    if source.config is not None:
+        known, taken_names = (chosen.unmapped or chosen).known, (chosen.unmapped or chosen).names
+        missing = chosen.like.missing if chosen.like else ()
+        if missing or len(taken_names) < len(known):
+            warnings = (*warnings, *contradicted(source.config, [*known, *missing], taken_names))
     idle, is_structured = chosen.idle(options), chosen.structured
     if of_states and options.dtype not in (None, "keep", source.default_dtype):
         idle["--dtype"] = "changes nothing: optimizer states are not cast to it"
@@ -344,9 +351,9 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
         taken.tensors = likeness.rows(origins, files)
     told = _told(source, described, structure, options, idle, fixed, warnings)
     notes = (*told.notes, *notes)
-    if quantization:
-        told = told._replace(quantization=quantization.told, quantized=quantization.formats)
-    return files, aliases, told._replace(like=taken, map=record, made_of=made_of, equal=equal, notes=notes)
+    quantized = quantization.formats if quantization else {}
+    told = told._replace(like=taken, map=record, made_of=made_of, equal=equal, notes=notes)
+    return files, aliases, told._replace(change=change, quantized=quantized)
 
 
 def _told(

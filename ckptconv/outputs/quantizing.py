@@ -64,7 +64,7 @@ def quantized(chosen: Selected, path: str, options: Options) -> Selected:
     for each, tensor in chosen.tensors.items():
         kept = [glob for glob in keep if fnmatch.fnmatchcase(each, glob)]
         keep.update((glob, keep[glob] + 1) for glob in kept)
-        if each in chosen.fixed or not (_was_quantized(tensor) if exact else _is_weight(each, tensor)):
+        if each in chosen.fixed or not (was_quantized(tensor) if exact else _is_weight(each, tensor)):
             made[each] = tensor
             left += [each] if len(tensor.shape) > 1 and each.endswith(".weight") else []
             continue
@@ -121,7 +121,8 @@ def _is_weight(name: str, tensor: LazyTensor) -> bool:
     )
 
 
-def _was_quantized(tensor: LazyTensor) -> bool:
+def was_quantized(tensor: LazyTensor) -> bool:
+    """Whether a tensor is made of codes."""
     return any(isinstance(each, Tiled) and isinstance(each.kernel, Dequantize) for each in _within(tensor))
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import model_files
-from ckptconv.formats.companions import is_companion_name
+from ckptconv.formats.companions import CONFIG, is_companion_name
 from ckptconv.formats.dcp.locate import FILE, METADATA
 from ckptconv.formats.dcp.locate import SUFFIX as DCP_SUFFIX
 from ckptconv.formats.runs import POINTERS, STEP_METADATA
-from ckptconv.formats.source import DIFFUSERS, MODEL, Source
+from ckptconv.formats.source import MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import Options
 from ckptconv.outputs.kinds import KINDS, flag, is_given, kind_of
@@ -36,7 +36,7 @@ MANIFEST = f"{HIDDEN}manifest.json"
 _OUTPUT_NAMES = {
     stem: rf"{stem}({NUMBERED})?\.safetensors|{stem}\.safetensors\.index\.json|"
     rf"ckptconv\.structure\.json|{re.escape(MANIFEST)}"
-    for stem in (MODEL, DIFFUSERS)
+    for stem in STEMS
 }
 
 
@@ -76,13 +76,11 @@ class Directory(NamedTuple):
 _CHECKPOINT_NAMES = rf"{FILE}|{re.escape(METADATA)}|{re.escape(MANIFEST)}"
 _STEP_NAMES = rf"[^/]+_\d+\.(?:pt|safetensors)|{re.escape(STEP_METADATA)}|{re.escape(MANIFEST)}"
 _SHARDS_NAMES = _OF_RANK.replace(".", r"\.").format(r"\d{5}") + f"|{re.escape(MANIFEST)}"
-# How a directory lies on a disk whose files have the names of diffusers.
-_OF_DIFFUSERS = "diffusers"
 # By how an output lies on a disk: see `Target.form`.
 DIRECTORIES = {
     **{
         form: Directory(f"{stem}{model_files.INDEX_SUFFIX}", functools.partial(_is_output_of, stem), copies=True)
-        for form, stem in (("directory", MODEL), (_OF_DIFFUSERS, DIFFUSERS))
+        for form, stem in (("directory", MODEL), *((stem, stem) for stem in STEMS[1:]))
     },
     "dcp": Directory(METADATA, lambda name: re.fullmatch(_CHECKPOINT_NAMES, name) is not None),
     "dcp-hf": Directory(shard_name(1), lambda name: re.fullmatch(_SHARDS_NAMES, name) is not None),
@@ -91,7 +89,8 @@ DIRECTORIES = {
 
 
 # A single file of a sharded set gets the name that it would have among the others.
-_SHARD_STEM = rf"^pytorch_model(?={NUMBERED}$)"
+_TORCH_STEM = "pytorch_model"
+_SHARD_STEM = rf"^{_TORCH_STEM}(?={NUMBERED}$)"
 # How the name of a file ends; what ends in a number or a version, such as llama-3.1-8b and run.v2, may be a directory.
 _ENDING = re.compile(r"(?<=[^/.])\.(?!v?\d)\w+$")
 CHECKPOINT_SUFFIXES = (*TORCH_SUFFIXES, ".json", DCP_SUFFIX, ".pkl")
@@ -132,7 +131,7 @@ class Target(NamedTuple):
     def form(self) -> str:
         """How it lies on a disk: "file", "tree", or one of `DIRECTORIES`."""
         form = KINDS[self.kind].form
-        return _OF_DIFFUSERS if form == "directory" and self.stem == DIFFUSERS else form
+        return self.stem if form == "directory" and self.stem != MODEL else form
 
     @property
     def is_file(self) -> bool:
@@ -409,6 +408,9 @@ def default_output(source: Source, asked: Location) -> str:
         return f"{named}-{model_files.SUFFIX[1:]}"
     stem, _ = os.path.splitext(source.path)
     directory, slash, name = stem.rpartition("/")
+    beside = asked.at(dirname(source.path))
+    if name == _TORCH_STEM and CONFIG in beside.names and f"{MODEL}{model_files.SUFFIX}" not in beside.names:
+        name = MODEL  # which from_pretrained looks for
     return directory + slash + file_name(name)
 
 

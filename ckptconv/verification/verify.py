@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptconv.errors import CkptconvError, DifferenceError, MissingError, UsageError
 from ckptconv.formats import diffusers
 from ckptconv.formats.alone import kept_apart
-from ckptconv.formats.companions import is_companion_name, together
+from ckptconv.formats.companions import is_companion_name, together, with_files
+from ckptconv.formats.configs import UNCHANGED, Change
 from ckptconv.formats.detect import OtherFamilyError
 from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.opening import all_opened, fitted, opened
@@ -156,8 +157,8 @@ class _Expected:
     and the metadata of each file.
 
     `flat`: without a record, the order of names means nothing. `inert`: every
-    tensor, if there is any, is part of an object known by name only. `quantization` is what a configuration says of
-    weights that were quantized.
+    tensor, if there is any, is part of an object known by name only. `change` is what a configuration is to
+    say of the weights.
     """
 
     tensors: dict[str, LazyTensor]
@@ -165,7 +166,7 @@ class _Expected:
     flat: bool
     metadata: Callable[[Mapping[str, str]], Mapping[str, str]]
     inert: bool = False
-    quantization: Mapping[str, Any] | None = None
+    change: Change = UNCHANGED
 
 
 # Of an output that is companions alone.
@@ -453,7 +454,7 @@ def _compare(
     if of_weights:
         copied = _copied(target, asked)
         source = _with_companions(source, target, copied)
-        pairs.extend(_compare_companions(source, target, found, copied, expected.quantization))
+        pairs.extend(_compare_companions(source, target, found, copied, expected.change))
     if not wrong:  # other names make another record
         _check_structure(expected, found)
         _check_shards(found, asked)
@@ -508,11 +509,11 @@ def _with_companions(source: Source, target: CheckedOutput, copied: Sequence[str
     """Return `source` with the companions that were `copied` to `target`, unless it was opened with some."""
     if not copied or source.companions:
         return source
-    return source._replace(companions=together(source, target.place.options, copied))
+    return with_files(source, together(source, target.place.options, copied), target.place.options)
 
 
 def _compare_companions(
-    source: Source, target: CheckedOutput, found: Written, copied: Iterable[str], quantization: Mapping[str, Any] | None
+    source: Source, target: CheckedOutput, found: Written, copied: Iterable[str], change: Change
 ) -> Iterator[ExpectedPair]:
     """Yield the files that were `copied` whole, and those that they are copies of; add them to the files of `found`."""
     for name in copied:
@@ -522,7 +523,7 @@ def _compare_companions(
             where = target.path if entry.kind != "file" else f"{source.path}, of which it is a copy,"
             raise DifferenceError(f"{where} lacks {name}.", _AGAIN, what="missing", file=path)
         found.files.append(entry.file._replace(path=path))
-        want, got = source.content(name, source.companions[name], quantization), whole(entry.file)
+        want, got = source.content(name, source.companions[name], change), whole(entry.file)
         if want.shape != got.shape:
             raise DifferenceError(
                 f"{path} has {entry.file.size} bytes, and {source.companions[name].path} gives {want.nbytes}.",
@@ -563,8 +564,8 @@ def _expected(source: Source, asked: Options, holds: str) -> _Expected:
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
     if chosen.of_states:
         tensors.update((removed, tensors[kept]) for removed, kept in chosen.owners.items())
-    made = _Expected(tensors, chosen.structure, not chosen.structured, chosen.stated, inert=chosen.described.inert)
-    return replace(made, quantization=chosen.quantization.told) if chosen.quantization else made
+    inert, change = chosen.described.inert, chosen.change(source)
+    return _Expected(tensors, chosen.structure, not chosen.structured, chosen.stated, inert=inert, change=change)
 
 
 def _deltas(target: CheckedOutput) -> list[Delta]:

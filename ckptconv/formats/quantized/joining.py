@@ -483,13 +483,13 @@ _STATE = {
     "shape": [int],
     "blocksize": _SIDE,
 }
-_LARGEST_FLOAT, _MOST_DIMENSIONS = 3.4e38, 8
+_LARGEST_FLOAT, _MOST_DIMENSIONS, _DEEPEST = 3.4e38, 8, 16
 
 
 def _of_state(data: bytes) -> Sizes:
     """bitsandbytes' `quant_state`, JSON as bytes."""
     try:
-        told = strict_json.check(strict_json.parse(data.decode()), _STATE, "it")
+        told = strict_json.check(strict_json.parse(data.decode(), deepest=_DEEPEST), _STATE, "it")
         shape = tuple(told["shape"])
         found: dict[str, Any] = {"C": told["blocksize"], "F": math.prod(shape), "view": shape}
         if told.get("nested_blocksize") is not None:

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats import companions
+from ckptconv.formats import companions, configs
 from ckptconv.formats.quantized import configuration, joining
 from ckptconv.formats.quantized.configuration import COMFY, Configuration
 from ckptconv.formats.quantized.joining import Weight
@@ -27,7 +27,7 @@ from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes, untagged
 from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
-_LARGEST = 8 << 20
+USUAL = "bfloat16"
 
 
 def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any], *, anew: bool = False) -> Source:
@@ -47,14 +47,8 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any],
     stored = source.stored
     if stored and formats:
         stored = stored._replace(tensors=made.of(stored.tensors))
-    config = read.texts.get(companions.CONFIG, "") if formats else ""
-    quantized = Quantized(
-        dtype,
-        read.files[companions.CONFIG].path if companions.CONFIG in read.files else "",
-        formats,
-        again,
-        configuration.cleaned(config, dtype).encode() if config else b"",
-    )
+    config = read.files.get(companions.CONFIG)
+    quantized = Quantized(dtype, config.path if config else "", formats, again)
     gone = made.gone
     return source._replace(
         weights=weights,
@@ -92,41 +86,25 @@ def _notes(quantized: Quantized, made: _Weights, anew: bool) -> Iterator[str]:
         yield f"scales of which nothing says what they are for, left as they are: {some(made.unknown)}."
 
 
-def with_configuration(source: Source, storage_options: Mapping[str, Any]) -> Source:
-    """Return `source` with the text of the config.json beside it, as an output has it but for what is quantized.
-
-    Raise CorruptError for one that is no JSON object.
-    """
-    read = read_configurations(source, storage_options)
-    text = read.texts.get(companions.CONFIG, "")
-    if not text:
-        return source
-    configuration.of_texts((read.files[companions.CONFIG].path, text), ("", ""), {})
-    if source.quantized and source.quantized.config:
-        text = source.quantized.config.decode()
-    return source._replace(config=text)
-
-
 class Read(NamedTuple):
-    """Configurations that were read: the files by name, and their texts."""
+    """Configurations that were read: the files by name, and what they say."""
 
     files: Mapping[str, File]
-    texts: Mapping[str, str]
+    says: Mapping[str, Mapping[str, Any]]
 
     def told(self, metadata: Mapping[str, str]) -> Configuration:
         """Return what they, and the metadata of safetensors files, say of how weights are quantized."""
         found = [
-            (self.files[name].path if name in self.files else "", self.texts.get(name, ""))
+            (self.files[name].path if name in self.files else "", self.says.get(name, {}))
             for name in (companions.CONFIG, companions.QUANTIZED)
         ]
-        return configuration.of_texts(found[0], found[1], metadata)
+        return configuration.of_all(found[0], found[1], metadata)
 
 
 def read_configurations(source: Source, storage_options: Mapping[str, Any]) -> Read:
     """Read the configurations beside `source`."""
     files = companions.beside(source, storage_options, (companions.CONFIG, companions.QUANTIZED)).files
-    places = {name: Location(file.path, dict(storage_options)) for name, file in files.items()}
-    return Read(files, {name: place.read_text(_LARGEST) for name, place in places.items()})
+    return Read(files, {name: configs.read(Location(file.path, dict(storage_options))) for name, file in files.items()})
 
 
 class _Weights:

@@ -21,6 +21,7 @@ import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
 from ckptconv.formats.quantized.table import NOT_READ
 from ckptconv.formats.quantized.words import ELSEWHERE
+from ckptconv.library.virtual import VirtualFiles
 
 QUANTIZED = DATA / "quantized"
 CASES = sorted(path.name for path in QUANTIZED.iterdir() if (path / "expected.safetensors").exists())
@@ -152,6 +153,82 @@ def test_scales_are_gone_from_tensors_index_and_sizes(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "out" / ".ckptconv-manifest.json").read_text())
     assert manifest["dequantized"] == {"block FP8": 1}
     assert ckptconv.verify(source, tmp_path / "out").tensors == 3
+
+
+def test_configurations_of_one_method_say_the_same(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(2, 2)})
+    config = {"quantization_config": FP8, "text_config": {"quantization_config": {**FP8, "weight_block_size": [2, 2]}}}
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedError, match=r"text_config.quantization_config\) say different .*'weight_block_size'"):
+        weights(source, tmp_path / "out")
+    # What one of them leaves out, the other says.
+    config["quantization_config"] = {"quant_method": "fp8"}
+    (source / "config.json").write_text(json.dumps(config))
+    assert weights(source, tmp_path / "out")[NAME].shape == (4, 4)
+
+
+WRONG: tuple[dict[str, Any], ...] = (
+    *({"quant_method": "gptq", "bits": 4, "group_size": size} for size in ("128", [128], {}, True, 1 << 40, 1.5)),
+    {"quant_method": "fp8", "weight_block_size": ["128", 128]},
+    {"quant_method": ["fp8"]},
+    {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4, "group_size": "32"}}}},
+    {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": []}}},
+    {"quant_method": "compressed-tensors", "config_groups": [1]},
+    {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": {}},
+    {"quant_method": "modelopt", "quant_algo": "MIXED", "quantized_layers": {"a": {"quant_algo": 4}}},
+)
+
+
+def test_a_state_of_bitsandbytes_that_is_none_is_refused(tmp_path: Path) -> None:
+    given = load_file(QUANTIZED / "bnb-nf4-nested" / "model.safetensors")
+    name = "m.weight.quant_state.bitsandbytes__nf4"
+    state = json.loads(bytes(given[name].tolist()))
+    for change in (
+        *({"nested_offset": offset} for offset in (1e300, 10**400, "1", None, {}, True)),
+        *({"shape": shape} for shape in ([-1, 2], ["2", 3], 6, [1 << 70], None)),
+        *({key: size} for key in ("blocksize", "nested_blocksize") for size in (0, -1, "64", [64], 10**400, 1.5)),
+        {"deep": json.loads("[" * 900 + "]" * 900)},
+    ):
+        data = json.dumps({**state, **change}).encode()
+        tensors = {**given, name: torch.frombuffer(bytearray(data), dtype=torch.uint8)}
+        with pytest.raises(UnsupportedError, match="its state cannot be read"):
+            weights(model_directory(tmp_path / "in", tensors, None), tmp_path / "out")
+
+
+def test_a_nested_configuration_does_not_outlive_what_is_quantized_anew(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", {NAME: torch.randn(64, 64)}, None)
+    nested = {"text_config": {"quantization_config": {**FP8, "weight_block_size": [4, 4]}, "expert_dtype": "fp4"}}
+    (source / "config.json").write_text(json.dumps(nested))
+    (source / "hf_quant_config.json").write_text("{}")
+    ckptconv.convert(source, tmp_path / "codes", quantize="fp8-block", verify=True)
+    told = json.loads((tmp_path / "codes" / "config.json").read_text())
+    assert told["text_config"] == {}
+    assert told["quantization_config"]["weight_block_size"] == [128, 128]
+    assert not (tmp_path / "codes" / "hf_quant_config.json").exists()
+    assert weights(tmp_path / "codes", tmp_path / "out")[NAME].dtype == torch.bfloat16
+
+
+def test_what_serves_a_description_says_what_was_made_of_the_weights(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
+    ckptconv.convert(source, source / "x.virtual.json", dequantize=True, dtype="float32")
+    with VirtualFiles(source / "x.virtual.json") as files:
+        assert json.loads(files.read_bytes("config.json")) == {
+            "model_type": "llama",
+            "dtype": "float32",
+            "layers": [1, 2.5],
+        }
+
+
+def test_fields_of_other_types_are_refused(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
+    for told in WRONG:
+        (source / "config.json").write_text(json.dumps({"text_config": {"quantization_config": told}}))
+        with pytest.raises(CorruptError, match=r"config\.json: .*text_config\.quantization_config\."):
+            weights(source, tmp_path / "out")
+    for text in ('{"quantization_config": {"group_size": ' + "1" * 5000 + "}}", '{"a": ' * 600 + "1" + "}" * 600):
+        (source / "config.json").write_text(text)
+        with pytest.raises(CorruptError, match=r"config\.json is no configuration"):
+            weights(source, tmp_path / "out")
 
 
 def test_a_configuration_says_nothing_of_quantizing_at_any_depth(tmp_path: Path) -> None:
