@@ -301,6 +301,7 @@ def computed(source: Source, terms: Sequence[Source], inputs: Mapping[str, Hasha
         inputs={**source.inputs, **inputs},
         equal=[pair for each in terms for pair in each.equal],
         records={path: found for each in terms for path, found in each.records.items()},
+        digests={path: digest for each in terms for path, digest in each.digests.items()},
         warnings=list(dict.fromkeys(text for each in terms for text in each.warnings)),
         notes=list(dict.fromkeys(text for each in terms for text in each.notes)),
         bytes_read=sum(each.bytes_read for each in terms),
