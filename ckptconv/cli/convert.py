@@ -171,6 +171,8 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
     outputs = output_paths([each for each, _ in inputs], normalize(directory), template)
     tasks = [
         batch.Conversion(each.word, output, entry.file.size if entry is not None and entry.kind == "file" else 0)
+        if isinstance(output, str)
+        else batch.Conversion(each.word, "", error=output)
         for (each, entry), output in zip(inputs, outputs, strict=True)
     ]
     at_once, each_one = shares(options, len(words), any(map(is_remote, (*words, directory))))
