@@ -91,9 +91,7 @@ def _check_inside(name: str, directory: str, word: str) -> None:
         )
 
 
-def _apart(
-    inputs: Sequence[InputWord], paths: Sequence[str], resolve: Callable[[str], str]
-) -> list[str | UsageError]:
+def _apart(inputs: Sequence[InputWord], paths: Sequence[str], resolve: Callable[[str], str]) -> list[str | UsageError]:
     """Return the path of each input's output; an error in the place of one that another output, or an input, has.
 
     All have the same number of parts below the directory, so none lies in another.

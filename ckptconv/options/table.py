@@ -349,7 +349,7 @@ class Options(_Given):
         metavar="dcp|dcp-hf|accelerate|torch-checkpointing",
         group=OUTPUT,
         common=True,
-        fallback={"safetensors2dcp": "dcp", "verify": "what the manifest says"},
+        fallback={"safetensors2dcp": "dcp", "convert": "what OUTPUT is called", "verify": "what the manifest says"},
     )
     chunks: int | None = _deciding(
         counted(1, 1 << 20),

@@ -26,6 +26,7 @@ from ckptconv.cli.batch import SEVERITY, Outcome, first_sentence, table, worst
 from ckptconv.cli.convert import repeated, shares
 from ckptconv.cli.naming import InputWord, output_paths
 from ckptconv.errors import CorruptError, UsageError
+from ckptconv.outputs.kinds import KINDS
 
 ZERO = DATA / "zero" / "z3_bf16_w2" / "checkpoint"
 DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
@@ -128,12 +129,13 @@ def test_without_an_output_it_is_beside_the_input(place: Path) -> None:
     assert Path("../zero-safetensors").is_dir()
 
 
-def test_an_output_for_torch_is_made_of_safetensors_only(place: Path) -> None:
+def test_the_second_of_two_pt_files_is_not_replaced(place: Path) -> None:
+    """They may be what a shell made of *.pt."""
     torch.save(NESTED, "a.pt")
     torch.save(NESTED, "b.pt")
     before = contents(place)
     err = refused(2, "convert", "a.pt", "b.pt")
-    assert "b.pt is named as a file for torch.load" in err
+    assert "b.pt is given as OUTPUT, and is an existing checkpoint" in err
     assert "convert INPUT... --output-dir DIR" in err
     assert contents(place) == before
 
@@ -511,6 +513,30 @@ def test_templates_name_files_and_directories(place: Path) -> None:
         succeeding("convert", *words, "--output-dir", "o", "--output-name", template)
         assert sorted(name for name in contents(place / "o") if name.endswith(".safetensors")) == expected
         shutil.rmtree("o")
+
+
+def test_checkpoints_for_training_are_made_of_one_input_or_several(place: Path) -> None:
+    """With the kinds of checkpoint that `safetensors2dcp` makes, whose outputs are the same."""
+    torch.save(NESTED, "a.pt")
+    save_file(WEIGHTS, "b.safetensors")
+    for kind in (name for name, each in KINDS.items() if each.holds == "dcp"):
+        succeeding("convert", "a.pt", kind, "--to", kind, "--chunks", "2")
+        succeeding("safetensors2dcp", "a.pt", f"{kind}-strict", "--to", kind, "--chunks", "2")
+        # All but the manifest, which says who made it.
+        made, strict = (
+            {
+                path.relative_to(place / name): path.read_bytes()
+                for path in (place / name).rglob("*.*")
+                if path.is_file()
+            }
+            for name in (kind, f"{kind}-strict")
+        )
+        assert made.keys() == strict.keys()
+        assert [name for name in made if made[name] != strict[name] and "manifest" not in str(name)] == [], kind
+        succeeding("verify", "a.pt", kind)
+    succeeding("convert", "a.pt", "b.safetensors", "--to", "dcp", "--output-dir", "o")
+    assert {path.parent.name for path in (place / "o").rglob("*.metadata")} == {"a", "b"}
+    assert "needs an OUTPUT" in refused(2, "convert", "a.pt", "--to", "dcp")
 
 
 def test_a_second_run_replaces_what_the_first_made(place: Path) -> None:

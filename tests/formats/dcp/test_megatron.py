@@ -27,7 +27,14 @@ from safetensors.torch import load_file
 
 import ckptconv
 
-CASES = ["hashed_tp2_dp2", "reshardable_tp2_dp2", "float16_pp2", "unstacked_tp2", "flattened_tp2_dp2", "moe_ep2_chained"]
+CASES = [
+    "hashed_tp2_dp2",
+    "reshardable_tp2_dp2",
+    "float16_pp2",
+    "unstacked_tp2",
+    "flattened_tp2_dp2",
+    "moe_ep2_chained",
+]
 # Those whose states are in buffers without names.
 BUFFERS = ["buckets_dp2", "gathered_dp2"]
 MASTERS = (".param", ".fp32_param")
