@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from ckptconv.structure.maps.chosen import ChosenMap
 
 # Metadata entries that are never aliases: a tensor with such a name is stored.
-_RESERVED = ("format", "total_size", "ckptconv.structure", "ckptconv.map")
+_RESERVED = ("format", "total_size", "ckptconv.structure", "ckptconv.map", "ckptconv.alone")
 _AGAIN = "It was changed since it was written, or the source was; convert again."
 _LONGEST_NAME = 4096
 
