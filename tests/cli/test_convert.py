@@ -140,6 +140,26 @@ def test_the_second_of_two_pt_files_is_not_replaced(place: Path) -> None:
     assert contents(place) == before
 
 
+def test_a_prefix_of_wrappers_is_told(place: Path) -> None:
+    names = {"_orig_mod.module.a": torch.ones(2), "_orig_mod.module.b": torch.ones(2)}
+    torch.save(names, "flat.pt")
+    torch.save({"epoch": 1, "state_dict": names}, "train.pt")
+    torch.save({"model.a": torch.ones(2)}, "model.pt")  # which may be the module's own name
+    torch.save({1: torch.ones(2)}, "numbers.pt")
+    save_file(names, "flat.safetensors")
+    told = "as wrappers of models have it"
+    for command in (("convert", "--output-dir=o", "--dry-run"), ("inspect",)):
+        for name in ("flat.pt", "flat.safetensors"):
+            assert (
+                f"{told}; --strip-prefix _orig_mod.module." in succeeding(command[0], name, *command[1:], "--json").out
+            )
+    words = ("convert", "train.pt", "out.safetensors")
+    assert f"{told}; --key state_dict --strip-prefix _orig_mod.module." in succeeding(*words).out
+    assert told not in succeeding(*words, "--key", "state_dict", "--strip-prefix", "_orig_mod.module.").out
+    for name in ("model.pt", "numbers.pt"):
+        assert told not in succeeding("convert", name).out
+
+
 def test_an_input_is_never_its_own_output(place: Path) -> None:
     save_file(WEIGHTS, "a.safetensors")
     os.link("a.safetensors", "linked.safetensors")

@@ -35,10 +35,11 @@ from ckptconv.formats.dcp.locate import (
 )
 from ckptconv.formats.dcp.metadata import Chunk, Description, Path, SavedTensor, named, read_description
 from ckptconv.formats.dcp.numbered import pieces_error
+from ckptconv.formats.instead import what_directory_it_is
 from ckptconv.formats.integrity import check_content, stated_digests
 from ckptconv.formats.optimizers import by_parameter
 from ckptconv.formats.runs import Located
-from ckptconv.formats.source import MODEL_KEYS, Source, Wanted, prefixed
+from ckptconv.formats.source import MODEL_KEYS, Source, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite
@@ -114,7 +115,6 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         trees=trees,
         notes=[*([place.note] if place.note else []), *notes],
         warnings=[*checkpoint.warnings, *warnings, *(text for each in read[1:] for text in each.warnings)],
-        hints=prefixed(list(weights)) if isinstance(weights, dict) else [],
         facts={**_facts(path, checkpoint), **megatron.facts(extra.common if extra else checkpoint.values)},
         opaque=list(dict.fromkeys(name for each in read for name in each.described.opaque)),
         mentioned=list(dict.fromkeys(name for each in read for name in each.described.mentioned)),
@@ -393,8 +393,11 @@ def _describes(place: Location, entry: Entry) -> bool:
         return is_metadata(reader.read_at(0, min(reader.file.size, BEGINNING)))
 
 
-def _not_described(directory: Location) -> CorruptError:
+def _not_described(directory: Location) -> CkptconvError:
     names = directory.names
+    other = what_directory_it_is(names)
+    if other:
+        return type(other)(f"{directory} {other.message}", other.hint)
     if f"{METADATA}.tmp" in names:
         return CorruptError(
             f"{directory} has {METADATA}.tmp and no {METADATA}, which is renamed last: the save was interrupted.",
