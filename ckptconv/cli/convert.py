@@ -70,8 +70,8 @@ def convert_(
 
     A .pt file or a sharded set becomes safetensors, a DeepSpeed checkpoint its fp32 weights, a directory of
     torch.distributed.checkpoint safetensors: as the command for it does. Safetensors become safetensors again: cast,
-    merged, split, renamed, selected; or a .pt file if OUTPUT is called so. --to makes a checkpoint for training of any of
-    them. Without OUTPUT, it is beside the input.
+    merged, split, renamed, selected; or a .pt file if OUTPUT is called so. --to makes a checkpoint to train on from.
+    Without OUTPUT, it is beside the input.
 
     \b
     Examples:

@@ -1,7 +1,7 @@
-"""Manifests in which a checkpoint states the SHA-256 of each of its files: those of torch_checkpointing and Megatron-core.
+"""Manifests that state the SHA-256 of each file of a checkpoint: torch_checkpointing's and Megatron-core's.
 
-Both are a JSON object with `algorithm` and `files` {name: hex}; torch_checkpointing's has a version besides. Each file of
-which a conversion copies data is read once more, and compared, before an output gets its name; see `Source.digests`.
+Both are a JSON object with `algorithm` and `files` {name: hex}; torch_checkpointing's has a version besides. Each file
+of which a conversion copies data is read once more, and compared, before an output gets its name: `Source.digests`.
 """
 
 from __future__ import annotations

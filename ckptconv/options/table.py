@@ -18,7 +18,6 @@ from ckptconv.options.kinds import (
     CHECKPOINT,
     DIGEST,
     DTYPE,
-    DTYPE_TEXT,
     EXACT_WAY,
     FAR_MEMORY,
     FLAG,
@@ -356,7 +355,7 @@ class Options(_Given):
         "Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own.",
         metavar="N",
         group=OUTPUT,
-        common=True,
+        common="safetensors2dcp verify average merge",
         fallback={"safetensors2dcp": "1, or as --like says"},
     )
     model_key: str = _deciding(
@@ -681,7 +680,7 @@ class _Command:
     safe_serialization = Option(FLAG, "Accepted and ignored: the output is always safe.", group=OUTPUT)
     depth = Option(counted(1, 1000), "Levels of modules.", metavar="N", fallback="as many as fit a page", common=True)
     as_ = Option(
-        DTYPE_TEXT,
+        DTYPE,
         "What a conversion to DTYPE (fp32, bf16, fp16, keep) would give.",
         flags=("--as",),
         metavar="DTYPE",
@@ -709,6 +708,7 @@ class _Command:
         "Exit with 3 for this and what is worse: unknown names and archives, calls of unknown functions, what is "
         "suspicious, attacks.",
         default="call",
+        metavar="unknown|call|suspicious|attack",
         common=True,
     )
     host = Option(

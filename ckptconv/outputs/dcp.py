@@ -17,8 +17,9 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ckptconv.errors import LimitError, UnsupportedError, UsageError
+from ckptconv.formats.dcp import COMMON_STATE
 from ckptconv.formats.dcp.layout import Box, Layout
-from ckptconv.formats.dcp.locate import COMMON_STATE, METADATA
+from ckptconv.formats.dcp.locate import METADATA
 from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, Shape, named
 from ckptconv.formats.dcp.paths import Roles, dotted
 from ckptconv.formats.source import Source
@@ -48,8 +49,8 @@ DEFAULT_OPTIMIZER_KEY = "optimizer"
 _ITEM = "model"
 # Metadata of the shards, as torch.distributed.checkpoint._hf_utils names it.
 _SHARDING, _VERSION = "DCP_SHARDING_INFO", {"DCP_VERSION": "1.0"}
-# Where the record has values of Megatron-core: those that all ranks have alike, which are one object, and those that are
-# parts of a tensor's state, and how the keys of these end. Its loader looks for them beside the tensors.
+# Where the record has values of Megatron-core: those that all ranks have alike, which are one object, and those that
+# are parts of a tensor's state, and how the keys of these end. Its loader looks for them beside the tensors.
 _COMMON, _OBJECTS, _OBJECT = "common", "objects", re.compile(r".+/shard_\d+(?:\.\d+)*_\d+(?:\.\d+)*", re.DOTALL)
 # Values of these types are written once for all keys that have an equal one.
 _SHARED = frozenset({bool, int, float, str, type(None)})

@@ -24,7 +24,7 @@ from ckptconv.pickles import nodes
 from ckptconv.structure import keymap, torchao
 from ckptconv.structure.choice import Choice
 from ckptconv.structure.record import MAP_KEY
-from ckptconv.tensors.lazy import Equal, LazyTensor, Tagged, same_bytes, untagged
+from ckptconv.tensors.lazy import Equal, LazyTensor, same_bytes, untagged
 from ckptconv.text import some
 
 
@@ -143,8 +143,8 @@ def _tree(source: Source, options: Options, rename: Rename) -> Selected:
     if options.structure and not map_ and any(old != new for old, new in names.items()):
         if type(tree) not in (dict, OrderedDict) or tree.keys() != known.keys():
             raise UsageError(
-                f"{source.path} is nested, and a .pt file of it keeps its structure: --strip-prefix and --rename cannot "
-                "change the keys.",
+                f"{source.path} is nested, and a .pt file of it keeps its structure: --strip-prefix and --rename "
+                "cannot change the keys.",
                 "--no-structure writes a dict of the tensors by name; --key takes one dict of them.",
             )
         if vars(tree) if type(tree) is OrderedDict else ():

@@ -450,8 +450,8 @@ def _an_input(path: str) -> UsageError:
     """
     return UsageError(
         f"{path} is given as OUTPUT, and is an existing checkpoint.",
-        "Several inputs are converted with: ckptconv convert INPUT... --output-dir DIR. An OUTPUT is a directory, a name "
-        "that ends in .safetensors, or one that ends in .pt and does not exist yet.",
+        "Several inputs are converted with: ckptconv convert INPUT... --output-dir DIR. An OUTPUT is a directory, a "
+        "name that ends in .safetensors, or one that ends in .pt and does not exist yet.",
     )
 
 

@@ -85,7 +85,7 @@ def test_the_short_help_is_short_and_leads_to_the_long_one() -> None:
 
 def test_the_short_help_of_convert_has_what_people_use() -> None:
     names = re.findall(r"^  --([\w-]+)", ckptconv_here("convert", "-h").out, re.MULTILINE)
-    common = "key exclude strip-prefix dtype like max-shard-size no-structure for-hub verify json"
+    common = "key exclude strip-prefix dtype like max-shard-size no-structure for-hub to verify json"
     assert sorted(names) == sorted(common.split())
 
 

@@ -5,8 +5,9 @@ megatron/core/optimizer/{optimizer,distrib_optimizer}.py of Megatron-core 0.5 to
 
 `metadata.json` names the backend. `common.pt` is a dict of what all ranks had alike; from release 0.19 on, it is a
 ShardedObject called `common_state`. A tensor of a layer is stored in one of all layers, under the name without the
-layer's number. `<key>/shard_<index>_<shape>` is a ShardedObject: a list of pickled values of a rank. `[chained_N.]optimizer.state.<state>.<parameter>` is a state of the parameter's shape, or
-flattened: a distributed optimizer cuts each shard of a parameter, as one row, wherever a rank's buffer ends.
+layer's number. `<key>/shard_<index>_<shape>` is a ShardedObject: a list of pickled values of a rank.
+`[chained_N.]optimizer.state.<state>.<parameter>` is a state of the parameter's shape, or flattened: a distributed
+optimizer cuts each shard of a parameter, as one row, wherever a rank's buffer ends.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
+from ckptconv.formats.dcp import COMMON_STATE
 from ckptconv.formats.dcp.chunks import ChunkTile, join
-from ckptconv.formats.dcp.locate import COMMON_STATE
 from ckptconv.formats.dcp.metadata import Description, SavedTensor, Shape, named
 from ckptconv.formats.integrity import check_file
 from ckptconv.formats.source import Wanted
