@@ -76,7 +76,7 @@ _SIGNS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
             rb"\x08[\x01-\x20](?:\x12[\x00-\x3f][ -~]*[\x1a\x22\x28\x32\x3a\x42]|\x3a[\x80-\xff]*[\x01-\x7f]\x0a)"
         ),
         "is an ONNX model.",
-        "Load it with onnx.load, and write its initializers (onnx.numpy_helper.to_array) by safetensors.numpy.save_file.",
+        "Write onnx.numpy_helper.to_array of its initializers, by name, with safetensors.numpy.save_file.",
     ),
     (
         # A value: its tag, and a tensor whose dtype follows its extents.

@@ -103,7 +103,7 @@ class Option:
     def __repr__(self) -> str:
         return f"<{self.flags[0]}: {self.about}>"
 
-    def explained(self, about: str, fallback: str = "") -> Option:
+    def explained(self, about: str, fallback: str | Mapping[str, str] = "") -> Option:
         """Return the same option with another help."""
         other = copy.copy(self)
         other.about, other.fallback, other.written = about, fallback, None
