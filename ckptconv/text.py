@@ -177,6 +177,10 @@ def some(items: Collection[_Item], most: int = 5, form: Callable[[_Item], str] =
 _SHOWN = 8
 
 
+# Hosts of the Hugging Face hub, which people copy without https://.
+_HUB = ("hf.co", "huggingface.co", "www.huggingface.co")
+
+
 class Proposed(str):
     """A path to write to that nobody typed as OUTPUT. `hint` says how to have a file replaced that is there."""
 
@@ -196,14 +200,21 @@ class LastWord(Proposed):
 
 
 def parse_path(value: object, called: str = "") -> str:
-    """Return a path or URL as text, and a file:// URL as the local path that it names. Raise UsageError, which names it
-    `called`, for what is none."""
+    """Return a path or URL as text: a file:// URL as the local path that it names, hf.co/org/model without a scheme as
+    hf://org/model unless there is such a path. Raise UsageError, which names it `called`, for what is none."""
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str):
         raise UsageError(f"{called} {brief(value)} is not a path.".lstrip())
     if "\0" in path:
         raise UsageError(f"{called} {brief(path)} is not a path: no name contains a NUL character.".lstrip())
-    local = path.removeprefix("file://")
+    host, slash, rest = path.partition("/")
+    if slash and host in _HUB and not os.path.lexists(path):
+        # The address of a page about a file is refused as such.
+        local = (
+            f"https://{path}" if any(f"/{word}/" in rest for word in ("tree", "blob", "resolve")) else f"hf://{rest}"
+        )
+    else:
+        local = path.removeprefix("file://")
     return type(value)(local, value.hint) if isinstance(value, Proposed) else local
 
 

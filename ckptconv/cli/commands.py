@@ -231,7 +231,9 @@ def safetensors2dcp(
         "Verify the optimizer states there; of a checkpoint of torch.distributed.checkpoint, what they come from."
     ),
     OPTIONS["universal"].explained("Verify the universal checkpoint there."),
-    *named("for_hub zero_stage fresh_optimizer per_rank opaque drop_opaque to"),
+    OPTIONS["for_hub"].explained("OUTPUT was made with --for-hub."),
+    OPTIONS["to"].explained("OUTPUT is a checkpoint of this kind.", "what the manifest says"),
+    *named("zero_stage fresh_optimizer per_rank opaque drop_opaque"),
     *named("chunks model_key optimizer_key flat_optimizer fill_states"),
     OPTIONS["manifest"].explained("What the conversion wrote with that; default: in OUTPUT."),
     *TENSORS,

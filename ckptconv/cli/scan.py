@@ -83,11 +83,14 @@ def scan(
 
 def _lines(report: ScanReport, verbose: bool) -> Iterator[str]:
     """Yield a paragraph for each file that is not safe, with `verbose` for all, then the totals."""
+    from ckptconv.inspection.scan.report import UNREADABLE
     from ckptconv.text import count_of
 
     for file in report.files:
         if file.findings or verbose:
-            yield f"{file.verdict}: {file.path} ({file.format}, {format_size(file.bytes)})"
+            # What cannot be read is of no format that is known.
+            known = "" if file.verdict == UNREADABLE else f"{file.format}, "
+            yield f"{file.verdict}: {file.path} ({known}{format_size(file.bytes)})"
             yield from (f"  {finding.rule}: {finding.message}" for finding in file.findings)
             if file.classes and verbose:
                 yield f"  needs {some(file.classes, len(file.classes), str)}"

@@ -30,6 +30,7 @@ from ckptconv.plan import NUMBERED
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
+from ckptconv.structure.record import ALONE_KEY
 from ckptconv.tensors.lazy import LazyTensor
 
 _HOW = "Or convert what is in it with --alone."
@@ -98,7 +99,10 @@ def marked(place: Location, source: Source, alone: bool) -> Source:
         return source._replace(warnings=[*source.warnings, idle]) if alone else source
     what = f"{file.place} {kind.called}"
     if alone:
-        return source._replace(notes=[*source.notes, f"{what} It was taken alone."])
+        remarks = {**source.remarks, ALONE_KEY: "true"}
+        return source._replace(notes=[*source.notes, f"{what} It was taken alone."], remarks=remarks)
+    if ALONE_KEY in source.remarks:
+        return source._replace(notes=[*source.notes, f"{file.place} was made with --alone of one file of many."])
     above = file.place
     for _ in range(kind.up):
         above = above.parent

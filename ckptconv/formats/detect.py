@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import CkptconvError, MissingError, UsageError
@@ -14,7 +15,7 @@ from ckptconv.formats import model_files, virtual
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
-from ckptconv.formats.instead import what_it_is
+from ckptconv.formats.instead import what_directory_it_is, what_it_is
 from ckptconv.formats.model_files import SAFETENSORS, TORCH
 from ckptconv.formats.ranks import locate as ranks
 from ckptconv.formats.runs import SHARDED, STEP_METADATA
@@ -308,6 +309,8 @@ def _choose(probe: Probe) -> _Found:
         from ckptconv.formats.plugins import installed
 
         best = _surest(installed(), probe, best)
+    if best is None and probe.is_directory:
+        _check_foreign(place)
     if best is None:
         raise UsageError(
             f"{place} is {place.entry.described}, where a checkpoint was expected, and holds none that is known.",
@@ -349,6 +352,15 @@ def _check_beginning(probe: Probe) -> None:
     what = what_it_is(*probe.head)
     if what:
         raise type(what)(f"{probe.place} {what.message}", what.hint)
+
+
+def _check_foreign(place: Location) -> None:
+    """Raise the error for a directory of a format that is not read, or with such directories in it, as a run has."""
+    inner = (name for name, entry in place.names.items() if entry.kind == "directory")
+    for each in (place, *(place.child(name) for name in islice(inner, _LOOKED_AT))):
+        what = what_directory_it_is(each.names)
+        if what:
+            raise type(what)(f"{each} {what.message}", what.hint)
 
 
 def _within(place: Location) -> str:

@@ -158,8 +158,7 @@ class Source(NamedTuple):
     - `opaque` are the names of classes kept as inert data; `mentioned` are all names that its pickles mention.
     - `records` maps a file's path to its storages, with their checksums. `digests` are the SHA-256 of files by path,
       as the checkpoint states them.
-    - `warnings` are causes for concern; `notes` are not. `hints` suggest renamings of the weights, of no use to a user
-      who has chosen some.
+    - `warnings` are causes for concern; `notes` are not.
     - `values` are values that it holds beside `weights`, by name, for people: they are not converted.
     - `inputs` identifies every file that was read, by a name relative to the source, as an `Input` or by what tells its
       content from others alone. `state_inputs` does so for what was read only for the optimizer's states; it tells more
@@ -210,7 +209,6 @@ class Source(NamedTuple):
     values: Mapping[str, Any] = {}
     inputs: Mapping[str, Hashable] = {}
     bytes_read: int = 0
-    hints: Sequence[str] = ()
     pointers: Sequence[str] = ()
     shards: Sequence[str] = ()
     grouping: Mapping[str, str] = {}
@@ -280,6 +278,23 @@ class Source(NamedTuple):
         data = configs.text_of(told).encode()
         return Inline(data, DTYPES["uint8"], (len(data),))
 
+    @property
+    def hints(self) -> list[str]:
+        """What renames the weights as their module has them, if wrappers have put a prefix before all of their names:
+        of no use to a user who has chosen names."""
+        tree, key = self.weights, ""
+        if self.structured and isinstance(tree, Mapping):
+            key = next((each for each in MODEL_KEYS if isinstance(tree.get(each), Mapping)), "")
+            tree = tree[key] if key else tree
+        names = tree if isinstance(tree, Mapping) and all(map(_is_text, tree)) else ()
+        prefix = wrapper(names)
+        # Of a model in one file, this is mostly the name of a module of its own.
+        if not prefix or (prefix == _WRAPPERS[-1] and self.structured):
+            return []
+        how = f"--key {key} --strip-prefix {prefix}" if key else f"--strip-prefix {prefix}"
+        every = f"Every name under {key}" if key else "Every name"
+        return [f"{every} begins with {prefix!r}, as wrappers of models have it; {how} takes it off."]
+
     def tree(self, key: str) -> Any:
         """Return the tree that holds what is under `key`: the weights, or a larger one."""
         return self.trees.get(key, self.weights)
@@ -312,6 +327,7 @@ def computed(source: Source, terms: Sequence[Source], inputs: Mapping[str, Hasha
         inputs={**source.inputs, **inputs},
         equal=[pair for each in terms for pair in each.equal],
         records={path: found for each in terms for path, found in each.records.items()},
+        digests={path: digest for each in terms for path, digest in each.digests.items()},
         warnings=list(dict.fromkeys(text for each in terms for text in each.warnings)),
         notes=list(dict.fromkeys(text for each in terms for text in each.notes)),
         bytes_read=sum(each.bytes_read for each in terms),
@@ -343,9 +359,5 @@ def wrapper(names: Collection[str], known: Collection[str] = ()) -> str:
     return prefix
 
 
-def prefixed(names: Collection[str]) -> list[str]:
-    """Return a hint for stripping wrapper prefixes that all names share, or nothing."""
-    prefix = wrapper(names)
-    if not prefix:
-        return []
-    return [f"Every name begins with {prefix!r}, as wrappers of models have it; --strip-prefix {prefix} takes it off."]
+def _is_text(key: Any) -> bool:
+    return type(key) is str

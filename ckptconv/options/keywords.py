@@ -81,7 +81,7 @@ class _Quantize(TypedDict, total=False):
     to: Literal["dcp", "dcp-hf", "accelerate", "torch-checkpointing"] | None
     """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
     HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2
-    (accelerate); or a step of torch_checkpointing (torch-checkpointing)."""
+    (accelerate); or a step of torch_checkpointing (torch-checkpointing). Default: what OUTPUT is called."""
 
     chunks: int | str | None
     """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""

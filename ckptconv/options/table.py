@@ -18,7 +18,6 @@ from ckptconv.options.kinds import (
     CHECKPOINT,
     DIGEST,
     DTYPE,
-    DTYPE_TEXT,
     EXACT_WAY,
     FAR_MEMORY,
     FLAG,
@@ -104,7 +103,7 @@ class Option:
     def __repr__(self) -> str:
         return f"<{self.flags[0]}: {self.about}>"
 
-    def explained(self, about: str, fallback: str = "") -> Option:
+    def explained(self, about: str, fallback: str | Mapping[str, str] = "") -> Option:
         """Return the same option with another help."""
         other = copy.copy(self)
         other.about, other.fallback, other.written = about, fallback, None
@@ -349,14 +348,14 @@ class Options(_Given):
         metavar="dcp|dcp-hf|accelerate|torch-checkpointing",
         group=OUTPUT,
         common=True,
-        fallback={"safetensors2dcp": "dcp", "verify": "what the manifest says"},
+        fallback={"safetensors2dcp": "dcp", "convert": "what OUTPUT is called", "verify": "what the manifest says"},
     )
     chunks: int | None = _deciding(
         counted(1, 1 << 20),
         "Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own.",
         metavar="N",
         group=OUTPUT,
-        common=True,
+        common="safetensors2dcp verify average merge",
         fallback={"safetensors2dcp": "1, or as --like says"},
     )
     model_key: str = _deciding(
@@ -686,7 +685,7 @@ class _Command:
     safe_serialization = Option(FLAG, "Accepted and ignored: the output is always safe.", group=OUTPUT)
     depth = Option(counted(1, 1000), "Levels of modules.", metavar="N", fallback="as many as fit a page", common=True)
     as_ = Option(
-        DTYPE_TEXT,
+        DTYPE,
         "What a conversion to DTYPE (fp32, bf16, fp16, keep) would give.",
         flags=("--as",),
         metavar="DTYPE",
@@ -714,6 +713,7 @@ class _Command:
         "Exit with 3 for this and what is worse: unknown names and archives, calls of unknown functions, what is "
         "suspicious, attacks.",
         default="call",
+        metavar="unknown|call|suspicious|attack",
         common=True,
     )
     host = Option(

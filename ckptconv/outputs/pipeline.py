@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from ckptconv.pickles import nodes
 from ckptconv.structure import keymap, torchao
 from ckptconv.structure.choice import Choice
 from ckptconv.structure.record import MAP_KEY
-from ckptconv.tensors.lazy import Equal, LazyTensor, Tagged, same_bytes, untagged
+from ckptconv.tensors.lazy import Equal, LazyTensor, same_bytes, untagged
 from ckptconv.text import some
 
 
@@ -136,18 +137,22 @@ def _tree(source: Source, options: Options, rename: Rename) -> Selected:
         tree, map_ = {"state": states, "param_groups": groups}, None
     described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True, choice=choice)
     known = described.tensors
-    names = rename(selection.matching(known, choice), options.strip_prefix, options.rename)
+    names = _names(source, known, options, choice, rename)
+    fixed = described.fixed | selection.scales(known)
+    notes: tuple[str, ...] = ()
     if options.structure and not map_ and any(old != new for old, new in names.items()):
-        is_flat = type(tree) is dict and tree.keys() == known.keys()
-        if not is_flat or any(type(value) is Tagged for value in tree.values()):
+        if type(tree) not in (dict, OrderedDict) or tree.keys() != known.keys():
             raise UsageError(
-                f"{source.path} has a structure record, which says under which keys its tensors are in a .pt file: "
-                "--strip-prefix and --rename cannot change them.",
-                "--no-structure writes a dict of the tensors by name.",
+                f"{source.path} is nested, and a .pt file of it keeps its structure: --strip-prefix and --rename "
+                "cannot change the keys.",
+                "--no-structure writes a dict of the tensors by name; --key takes one dict of them.",
             )
-        described = described._replace(structure=None)
+        if vars(tree) if type(tree) is OrderedDict else ():
+            notes = (f"left out: {some(vars(tree), form=str)} of the state dict, which has the old names.",)
+        tree = type(tree)((new, tree[old]) for old, new in names.items())
+        described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True)
     bare = {new: untagged(known[old]) for old, new in names.items()}
-    dtype, fixed = options.dtype or "keep", described.fixed | selection.scales(known)
+    dtype = options.dtype or source.default_dtype
     chosen = Selected(
         names,
         known,
@@ -157,8 +162,9 @@ def _tree(source: Source, options: Options, rename: Rename) -> Selected:
         {},
         choice,
         dtype,
-        widen_only=False,
+        widen_only=options.dtype is None,
         fixed=frozenset(names[name] for name in fixed if name in names),
+        notes=notes,
         applied=applied,
         equal=tuple(equal),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats import diffusers, virtual
-from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
+from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import kinds, likeness, safetensors, selection
@@ -99,13 +99,6 @@ def _torch_output(source: Source, target: Target, options: Options) -> Output:
         raise UsageError(
             f"{target.path} is named as a file for torch.load, and what is computed is written as safetensors.",
             "Give a directory, or a name that ends in .safetensors; `ckptconv safetensors2pt` makes a .pt of it.",
-        )
-    if source.family != SAFETENSORS:
-        raise UsageError(
-            f"{target.path} is named as a file for torch.load, which is made of safetensors, and {source.path} is "
-            f"none ({source.format}).",
-            "Give a directory or a name that ends in .safetensors as OUTPUT; several inputs are converted with: "
-            "ckptconv convert INPUT... --output-dir DIR",
         )
     if source.reference:
         raise UsageError(f"{target.path} is named as a file for torch.load, and --like is for safetensors.")

@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from ckptconv.structure.maps.chosen import ChosenMap
 
 # Metadata entries that are never aliases: a tensor with such a name is stored.
-_RESERVED = ("format", "total_size", "ckptconv.structure", "ckptconv.map")
+_RESERVED = ("format", "total_size", "ckptconv.structure", "ckptconv.map", "ckptconv.alone")
 _AGAIN = "It was changed since it was written, or the source was; convert again."
 _LONGEST_NAME = 4096
 
@@ -367,23 +367,20 @@ def _open(
         return all_opened(given, asked, holds, recorded=recorded)
     if KINDS[kind_of(first)].form == "file" and is_same(given, first):
         raise UsageError(f"{given} is both SOURCE and OUTPUT.", "Give what was converted, then what was made of it.")
-    expected = asked.replaced(family=asked.family or ("safetensors" if is_torch else ""))
     try:
-        sources = all_opened(given, expected, holds, recorded=recorded)
+        sources = all_opened(given, asked, holds, recorded=recorded)
     except OtherFamilyError as error:
-        told = targets[0].manifest
-        if not told and not is_torch:
+        if not targets[0].manifest:
             raise
-        made = (
-            f"was made of another: {told.told['source']['format']}" if told else "is made of safetensors, by its name"
-        )
+        made = f"was made of another: {targets[0].manifest.told['source']['format']}"
         raise UsageError(
             f"{error.message.rstrip('.')}, and {first} {made}.",
             "Give the source first, then what a conversion made of it: ckptconv verify SOURCE OUTPUT.",
         ) from error
-    if sources[0].family == "safetensors" and not expected.family and _is_in(first, given):
-        # An output may lie in the directory of its source: then the source is the torch checkpoint there.
-        return all_opened(given, asked.replaced(family="torch"), holds, recorded=recorded)
+    # An output may lie in the directory of its source: then the source is the checkpoint of the other kind there.
+    family = "torch" if sources[0].family == "safetensors" else "safetensors"
+    if not asked.family and _is_in(first, given) and is_torch is (sources[0].family != "safetensors"):
+        return all_opened(given, asked.replaced(family=family), holds, recorded=recorded)
     return sources
 
 

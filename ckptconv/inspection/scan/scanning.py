@@ -140,7 +140,7 @@ def _scanned(place: Location) -> ScannedFile | None:
         if not (is_missing or head.startswith(_LFS)):
             return None
         told = what.message if what else f"begins with {head[:16]!r}, as no checkpoint does."
-        contents.add("unreadable", f"{place} {told}")
+        contents.add("unreadable", f"{place} {told}{f' {what.hint}' if what else ''}")
     return _verdict(place.path, kind or "unknown", size, contents)
 
 
