@@ -34,10 +34,11 @@ from ckptconv.inspection.scan.readers import InMemory, PartReader
 from ckptconv.inspection.scan.report import Finding
 from ckptconv.pickles import attacks
 from ckptconv.pickles.children import CHILDREN, walk
+from ckptconv.pickles.grammar.judge import Judge
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.survey import Passed, survey
-from ckptconv.pickles.vocabulary import WHOLE_TREES, Constructor, ExcessiveError, TruncatedError, Vocabulary
+from ckptconv.pickles.vocabulary import WHOLE_TREES, ExcessiveError, TruncatedError, Vocabulary
 from ckptconv.storage.files import Reader
 from ckptconv.storage.inside import leads_out
 from ckptconv.storage.seekable import Seekable
@@ -169,7 +170,7 @@ class ScannedContents:
         while True:
             data = reader.read_at(0, min(length, size))
             readings = _Readings()
-            with attacks.watched(readings.add):
+            with attacks.watched(readings.add, Judge):
                 try:
                     at = load(data, _words(), where=reader.file.path, limits=_LIMITS).end
                     found._following(reader, at, depth)
@@ -196,7 +197,7 @@ class ScannedContents:
     def _following(self, reader: Reader, at: int, depth: int) -> None:
         """Look at what follows a pickle: whoever reads one after another takes it for one, however it begins."""
         readings = _Readings()
-        with attacks.watched(readings.add), contextlib.suppress(CkptconvError):
+        with attacks.watched(readings.add, Judge), contextlib.suppress(CkptconvError):
             for count in range(2, _PICKLES):
                 if at >= reader.file.size:
                     break
@@ -211,7 +212,7 @@ class ScannedContents:
         readings = _Readings()
         error: CkptconvError | None = None
         try:
-            with attacks.watched(readings.add):
+            with attacks.watched(readings.add, Judge):
                 action()
         except CkptconvError as reason:
             error = reason
@@ -376,7 +377,7 @@ class ScannedContents:
     def _plainly(self, reader: Reader, depth: int) -> None:
         """Look at a pickle of joblib as Python reads it, for what would run."""
         readings = _Readings()
-        with attacks.watched(readings.add), contextlib.suppress(CkptconvError):
+        with attacks.watched(readings.add, Judge), contextlib.suppress(CkptconvError):
             load(reader.read_at(0, min(SCANNED, reader.file.size)), _words(), where=reader.file.path)
         for reading in readings.all():
             self._judge(reading._replace(where=f"{reader.file.path} (read without joblib)", broken=True), depth)
@@ -681,16 +682,12 @@ _OF_TAR = frozenset({"storages", "tensors", "pickle"})
 def _words() -> Vocabulary:
     """Return the vocabulary for pickles that are no files of torch.save: tensors in them are not made."""
     words = vocabulary(lambda pid: None)
-    made: dict[tuple[str, str], Constructor] = {
-        name: (lambda args: None) for name in words.constructors if name[0] == "torch._utils"
+    constructors = {
+        name: made
+        for name, made in words.constructors.items()
+        if name[0] != "torch._utils" and not name[1].startswith("_rebuild_from_type")
     }
-    rebuilding = {Global(*name) for name in made}
-
-    def from_type(args: tuple[Any, ...]) -> Any:
-        return None if args and args[0] in rebuilding else NotImplemented
-
-    made.update((name, from_type) for name in words.constructors if name[1].startswith("_rebuild_from_type"))
-    return words._replace(constructors={**words.constructors, **made}, persistent=None)
+    return words._replace(constructors=constructors, persistent=None)
 
 
 def _inside(reader: Reader, entry: zip_elsewhere.ZipEntry) -> str:
