@@ -640,7 +640,7 @@ class _Machine:
                 self.unfinished.add(mentioned)
             if spelled in TAKES_ARGUMENTS:
                 self.takes_arguments.add(mentioned)
-        if self.judge and not (key in self.meanings or key in PYTHON or module.partition(".")[0] == self.enums):
+        if self.judge and not (key in self.meanings or key in PYTHON or self._is_of_script(mentioned)):
             self.judge.mention(mentioned)
         if max(len(module), len(name)) > _LONGEST_NAME:
             raise ExcessiveError(f"names a class by {max(len(module), len(name))} characters")
@@ -650,6 +650,10 @@ class _Machine:
         self.charge(1 + (len(module) + len(name)) // _BYTES_EACH)
         self.globals[key] = mentioned
         return mentioned
+
+    def _is_of_script(self, name: Any) -> bool:
+        """Whether a class is one of the program that comes with the pickle."""
+        return type(name) is Global and self.enums is not None and name.module.partition(".")[0] == self.enums
 
     def constructor(self, name: tuple[str, str]) -> Constructor | None:
         """Return what makes the value of a call of `name`: what the vocabulary has, else what Python's types have."""
@@ -707,7 +711,7 @@ class _Machine:
                 raise ExcessiveError(f"calls the result of a call, more than {CALL_DEPTH} times over")
         else:
             raise MalformedError(f"calls a value of type {type(function).__name__}")
-        if judge and not (type(function) is Global and function.module.partition(".")[0] == self.enums):
+        if judge and not self._is_of_script(function):
             judge.call(function, args, how, kwargs)
         coded = attacks.code_called(function, args)
         if coded is not None:
@@ -726,7 +730,7 @@ class _Machine:
         target = self.stack[-1]
         kind = type(target)
         if kind is Opaque:
-            if self.judge:
+            if self.judge and not self._is_of_script(target.cls):
                 self.judge.build(target, state)
             builder = self.builders.get((target.cls.module, target.cls.name)) if type(target.cls) is Global else None
             value = builder(target, state) if builder else NotImplemented

@@ -300,8 +300,8 @@ class _Survey(_Machine):
                 if isinstance(arg, bytes):
                     self.met(arg, arg, function)
         made = super().call(function, args, how, kwargs)
-        if type(made) is not Opaque or made is DROPPED:
-            return made if type(made) in (Global, bytes) else DROPPED
+        if type(made) is not Opaque or made is DROPPED or made is _CONTAINER:
+            return made if type(made) in (Global, bytes) or made is _CONTAINER else DROPPED
         root = function if type(function) is Global else DROPPED.cls
         if root.name.rpartition(".")[2] in _WITH_ARGUMENTS and self.objects < _OBJECTS and _is_small(made.args):
             self.objects += 1

@@ -73,8 +73,13 @@ class Judge:
         name = resolved(made.cls)
         if name is None or current(name) == GETATTR:
             attribute = resolved(made)
-            return attribute is None or not self.is_held(attribute)
+            return attribute is None or not (self.is_held(attribute) or self._is_member(made))
         return current(name) in _INERT
+
+    def _is_member(self, made: Opaque) -> bool:
+        """Whether `getattr` fetches a member of an enumeration."""
+        entry = self.grammar.entry(made.args[0]) if type(made.args[0]) is Global else None
+        return entry is not None and entry.is_value and entry.is_data and made.args[1].isupper()
 
     def _entry(self, made: Opaque) -> Entry | None:
         return self.grammar.entry(made.cls) if type(made.cls) is Global else None
@@ -128,8 +133,8 @@ class Judge:
         if today.name.rpartition(".")[2].startswith("__pyx_unpickle_"):
             # Cython's function to make an object of a class, which is its first argument.
             return not _data(self, args[1:])
-        if not is_class(today) and self.grammar.entry(name) is None:
-            return True
+        if not is_class(today):
+            return self.grammar.entry(name) is None or not all(_data(self, arg) for arg in args)
         if how == "reduce" and today.module.partition(".")[0] in _EVALUATING and args:
             return True
         return not self._is_plain(args)
