@@ -49,6 +49,8 @@ LIBRARIES = {
     "scipy": "scipy.sparse scipy.stats scipy.interpolate scipy.spatial scipy.optimize",
     "sentence-transformers": "sentence_transformers.training_args sentence_transformers.models",
     "statsmodels": "statsmodels",
+    "stable-baselines3": "stable_baselines3.common",
+    "gymnasium": "gymnasium.spaces",
     "torch": "torch.nn torch.optim torch.distributed.checkpoint torch.distributed.tensor torch.distributed._shard "
     "torch.distributed.device_mesh torch.utils.data torch.ao.quantization torch.ao.nn torch.distributions",
     "torchao": "torchao.quantization torchao.dtypes torchao.float8 torchao.prototype.mx_formats torchao.optim",

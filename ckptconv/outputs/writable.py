@@ -214,6 +214,27 @@ def attack(node: Any) -> str:
     return next(map(str, found), "")
 
 
+def unwritable(node: Any) -> str:
+    """Return the class or function that makes `node` in a way that may run more than it should, whoever asks for it:
+    with other arguments, another state or other items than its own pickling writes; "" for other nodes."""
+    from ckptconv.pickles.grammar.judge import Judge
+
+    if type(node) is not Opaque:
+        return ""
+    judge = Judge()
+    fresh = Opaque(node.cls, node.args, node.kwargs, node.call)
+    if type(node.args) is not tuple or len(node.state) > 1:
+        return node.name
+    judge.call(node.cls, node.args, node.call, node.kwargs)
+    if node.appended:
+        judge.append(fresh, node.appended)
+    if node.items:
+        judge.items(fresh, [part for pair in node.items for part in pair])
+    for state in node.state:
+        judge.build(fresh, state)
+    return node.name if judge.unknown_calls else ""
+
+
 def leaving_out(options: Options) -> Callable[[str, Any], Any] | None:
     """Return the function that tells `keymap.describe` which objects not known to be data to leave out.
 

@@ -90,7 +90,12 @@ class _Room:
 
     members: int = 1_000_000
     bytes: int = 1 << 30
-    stored: int = 0
+    stored: int = -1
+
+    def open(self, size: int) -> None:
+        """Begin with a file of `size` bytes, if it is the outermost."""
+        if self.stored < 0 and self.members == _Room.members:
+            self.stored = 4 * size + (16 << 20)
 
     def spend(self, nbytes: int = 0) -> bool:
         """Count a member of `nbytes` unpacked bytes. Return whether there was room for it."""
@@ -148,14 +153,13 @@ class ScannedContents:
         if depth > _DEPTH:
             self.add("excessive", f"{reader.file.path} is inside more than {_DEPTH} other archives.")
             return ""
+        self.room.open(reader.file.size)
         if not self.room.spend():
             self.add("excessive", "It has more files inside other files than are looked at.")
             return ""
         head = reader.read_at(0, min(HEAD, reader.file.size))
         if depth and reader.file.path.endswith(f"{_ENTRIES})") and self.archives(reader):
             return "torch.distributed.checkpoint data"
-        if not depth:
-            self.room.stored = 4 * reader.file.size + (16 << 20)
         kinds = [kind for kind in _KINDS if kind.matches(head, reader.file.size)]
         if kinds:
             told = kinds[0].look(self, reader, depth)
@@ -176,7 +180,9 @@ class ScannedContents:
         for kind in kinds[1:]:
             if kind not in _OF_PICKLES:
                 kind.look(inner, reader, depth)
-        inner._from_start(reader, depth)
+        if kinds[0] is not _ZIP:
+            # What begins an archive is a persistent id to an unpickler, which has none for it.
+            inner._from_start(reader, depth)
         if kinds[0] is not _ZIP and zip_elsewhere.ends_as_zip(reader):
             inner._zip(reader, depth)
         inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING or each.rule == "not-opened"}
@@ -465,6 +471,7 @@ class ScannedContents:
 
     def archives(self, reader: Reader) -> bool:
         """Look at archives that lie one after the other, from the last to the first. Return whether that is all."""
+        self.room.open(reader.file.size)
         end = reader.file.size
         while end > 0:
             start = zip_elsewhere.start_of_last(reader, end)

@@ -117,7 +117,10 @@ def texts_in(data: bytes) -> Texts | None:
                         if isinstance(text, str) and not is_arithmetic(text):
                             evaluated[text] = None
                 if key == _SERIALIZED and isinstance(value, str):
-                    pickled.append(base64.b64decode(value))
+                    try:
+                        pickled.append(base64.b64decode(value))
+                    except ValueError:
+                        return None
                 todo.append(value)
     return Texts(list(evaluated), pickled)
 

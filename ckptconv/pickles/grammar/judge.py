@@ -30,6 +30,8 @@ _INERT = frozenset(
 )
 # Packages with classes that evaluate text that they are made of.
 _EVALUATING = frozenset({"asteval", "jinja2", "mako", "numexpr", "simpleeval", "sympy", "typing", "typing_extensions"})
+# Names of attributes whose text is evaluated when an object gets its state.
+_EVALUATED = frozenset({"_parse_arg_template", "restore_design_info", "restore_model_spec"})
 # Attributes that unpicklers look up in an object, and call with what the pickle says.
 CALLED_BY_NAME = frozenset({"__setstate__", "__class__", "__reduce_ex__", "__getinitargs__", "add", "append", "extend"})
 _held, _any, _data = _KINDS["held"], _KINDS["any"], _KINDS["data"]
@@ -129,7 +131,7 @@ class Judge:
         """Whether a call that no production allows may run more than a constructor that keeps what it is given."""
         today = current(name)
         if today in _INERT:
-            return not all(type(arg) is Global or _data(self, arg) or _any(self, arg) for arg in args)
+            return not _is_inert(today.name, args)
         if today.name.rpartition(".")[2].startswith("__pyx_unpickle_"):
             # Cython's function to make an object of a class, which is its first argument.
             return not _data(self, args[1:])
@@ -159,7 +161,8 @@ class Judge:
             self.unknown_calls[what] = None
         elif not any(each.state and each.state(self, state) for each in known):
             self.unknown[name or UNKNOWN_VALUE] = None
-            if any(each.is_typed for each in known) and not self._holds_values(state):
+            is_evaluated = type(state) is dict and not _EVALUATED.isdisjoint(key for key in state if type(key) is str)
+            if is_evaluated or (any(each.is_typed for each in known) and not self._holds_values(state)):
                 self.unknown_calls[what] = None
         # Unpicklers copy what is in it.
         self._entered.pop(id(state), None)
@@ -218,6 +221,15 @@ class Judge:
                 while type(root) is Opaque:
                     root = root.cls
                 self.unknown[root if type(root) is Global else UNKNOWN_VALUE] = None
+
+
+def _is_inert(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether a function of `_INERT` calls nothing of what it is given."""
+    if name == "getattr":
+        return len(args) == 2 and type(args[1]) is str and is_name(args[1])
+    if name in ("iter", "type"):
+        return len(args) == 1
+    return bool(args) and type(args[0]) is Global
 
 
 def _calls_by_name(state: Any) -> bool:
