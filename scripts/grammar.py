@@ -63,7 +63,8 @@ LIBRARIES = {
     "trl": "trl.trainer",
     "xgboost-cpu": "xgboost",
 }
-# Methods that loading a pickle runs, each reviewed: what of the state they use, as a pattern. All else becomes attributes.
+# Methods that loading a pickle runs, each reviewed: a pattern that bounds what they use of the state. All else becomes
+# attributes.
 SETTERS = {
     # It compares the version with its own, and warns.
     "sklearn.base.BaseEstimator.__setstate__": "{'_sklearn_version?': text, **held}",
@@ -91,10 +92,22 @@ SETTERS = {
     # They ask param_groups and defaults for what older releases lack, and convert steps to tensors.
     **{
         f"torch.optim.{module}.__setstate__": "optimizer"
-        for module in (
-            "adadelta.Adadelta adagrad.Adagrad adam.Adam adamax.Adamax adamw.AdamW asgd.ASGD nadam.NAdam "
-            "optimizer.Optimizer radam.RAdam rmsprop.RMSprop rprop.Rprop sgd.SGD lbfgs.LBFGS _muon.Muon"
-        ).split()
+        for module in [
+            "adadelta.Adadelta",
+            "adagrad.Adagrad",
+            "adam.Adam",
+            "adamax.Adamax",
+            "adamw.AdamW",
+            "asgd.ASGD",
+            "nadam.NAdam",
+            "optimizer.Optimizer",
+            "radam.RAdam",
+            "rmsprop.RMSprop",
+            "rprop.Rprop",
+            "sgd.SGD",
+            "lbfgs.LBFGS",
+            "_muon.Muon",
+        ]
     },
 }
 # Attributes by which loading, or dropping an object again, may run code of its class.
@@ -145,8 +158,9 @@ def productions(library: str) -> Iterator[str]:
         production = production_of(cls)
         if production:
             found[cls.__module__, production].add(cls.__qualname__)
-    for (module, production), names in sorted(found.items()):
-        yield f"{module} {' '.join(sorted(names))}: {production}"
+    yield from sorted(
+        f"{module} {' '.join(sorted(names))}: {production}" for (module, production), names in found.items()
+    )
 
 
 def classes(packages: list[str]) -> list[type]:
@@ -161,7 +175,7 @@ def classes(packages: list[str]) -> list[type]:
                         module = importlib.import_module(name)
                     finally:
                         sys.stdout = kept
-            except BaseException:  # noqa: BLE001, S112 - what cannot be imported is not listed
+            except BaseException:
                 continue
             for value in list(vars(module).values()):
                 if isinstance(value, type) and value.__module__ == name:
@@ -173,7 +187,7 @@ def modules(package: str) -> Iterator[str]:
     yield package
     try:
         root = importlib.import_module(package)
-    except BaseException:  # noqa: BLE001
+    except BaseException:
         return
     only = "configuration_" if package == "transformers.models" else ""
     for info in pkgutil.walk_packages(getattr(root, "__path__", ()), f"{package}.", onerror=lambda name: None):
@@ -196,18 +210,15 @@ def production_of(cls: type) -> str:
     """The production of a class; "" if more than its attributes comes from the pickle."""
     if issubclass(cls, enum.Enum):
         return enumeration(cls)
-    if issubclass(cls, BaseException) or type(cls) not in PLAIN_METACLASSES and has_own_call(type(cls)):
+    if issubclass(cls, BaseException):
         return ""
-    for name in RUNNING:
-        if hasattr(cls, name) and owner_of(cls, name) not in (object, dict, list):
-            if not (name == "__getattribute__" and cls.__module__.startswith(("transformers.", "statsmodels."))):
-                if not (name == "__getnewargs__" and (is_named_tuple(cls) or library_of(cls) == "torchmetrics")):
-                    return ""
+    if any(owner_of(cls, name) not in (object, dict, list) for name in RUNNING if runs(cls, name)):
+        return ""
     if is_named_tuple(cls):
         return f"new({', '.join(['any'] * len(cls._fields))})"  # type: ignore[attr-defined]
     added = ""
     if issubclass(cls, dict):
-        if owner_of(cls, "__setitem__") not in (dict, *SETS_ITEMS) or owner_of(cls, "__new__") is not dict:
+        if owner_of(cls, "__setitem__") not in (dict,) or owner_of(cls, "__new__") is not dict:
             return ""
         added = ", items=(any, any)"
     elif issubclass(cls, list):
@@ -227,16 +238,22 @@ def production_of(cls: type) -> str:
     return f"new({args}state={state}{added})"
 
 
+def runs(cls: type, name: str) -> bool:
+    """Whether a method of a class counts that loading an object may run; of these libraries some were reviewed."""
+    if name == "__getattribute__" and library_of(cls) in ("transformers", "statsmodels"):
+        return False
+    if name == "__getnewargs__" and (is_named_tuple(cls) or library_of(cls) == "torchmetrics"):
+        return False
+    return hasattr(cls, name)
+
+
+def bare(cls: Any) -> Any:
+    """An object of a class without attributes, as NEWOBJ makes it."""
+    return cls.__new__(cls)
+
+
 def library_of(cls: type) -> str:
     return cls.__module__.partition(".")[0]
-
-
-def has_own_call(meta: type) -> bool:
-    return False
-
-
-PLAIN_METACLASSES = (type, importlib.import_module("abc").ABCMeta)
-SETS_ITEMS: tuple[type, ...] = ()
 
 
 def is_named_tuple(cls: type) -> bool:
@@ -245,7 +262,7 @@ def is_named_tuple(cls: type) -> bool:
         and hasattr(cls, "_fields")
         and cls.__new__.__qualname__ in ("__new__", f"{cls.__name__}.__new__")
         and "_make" in dir(cls)
-        and owner_of(cls, "__new__").__new__.__code__.co_filename.startswith("<")  # type: ignore[attr-defined]
+        and owner_of(cls, "__new__").__new__.__code__.co_filename.startswith("<")
     )
 
 
@@ -258,22 +275,19 @@ def state_of(cls: type) -> str:
     if hasattr(cls, "__getattr__"):
         # Unpicklers ask for `__setstate__`.
         try:
-            if getattr(cls.__new__(cls), "__setstate__", None) is not None:
+            if getattr(bare(cls), "__setstate__", None) is not None:
                 return ""
-        except Exception:  # noqa: BLE001
+        except Exception:
             return ""
-    slots = sorted(
-        name
-        for base in cls.__mro__
-        for name in ([base.__slots__] if isinstance(vars(base).get("__slots__"), str) else vars(base).get("__slots__", ()))
-        if name not in ("__dict__", "__weakref__")
-    )
+    told: list[Any] = [vars(base).get("__slots__", ()) for base in cls.__mro__]
+    names = {name for each in told for name in ([each] if isinstance(each, str) else each)}
+    slots = sorted(names - {"__dict__", "__weakref__"})
     if not slots:
         return "object"
     if owner_of(cls, "__setattr__") is not object or any(name.startswith("__") for name in slots):
         return ""
     own = "{" + ", ".join(f"'{name}?': any" for name in slots) + "}"
-    return f"(object | None, {own})" if not hasattr(cls, "__dict__") or slots else "object"
+    return f"(object | None, {own})"
 
 
 def enumeration(cls: type[enum.Enum]) -> str:
@@ -294,14 +308,14 @@ def enumeration(cls: type[enum.Enum]) -> str:
 def pickles_so(cls: type, state: str) -> bool:
     """Whether pickling an object of a class writes what the production says."""
     try:
-        made = cls.__new__(cls)
+        made = bare(cls)
         if hasattr(made, "__dict__"):
             vars(made)["attribute"] = 1
-    except Exception:  # noqa: BLE001
+    except Exception:
         return False
     try:
         data = pickle.dumps(made, 2)
-    except Exception:  # noqa: BLE001 - an object without its attributes may not be able to say what they are
+    except Exception:
         return True
     names = [opcode.name for opcode, _, _ in pickletools.genops(io.BytesIO(data))]
     return "REDUCE" not in names[:6] and names[1:4] == ["GLOBAL", "BINPUT", "EMPTY_TUPLE"] and names[4] == "NEWOBJ"

@@ -124,8 +124,8 @@ def refusal(path: str, found: Mapping[str, str], output: str, *, may_keep: bool 
     return UnsafeError(
         f"{path} holds {one} known by name only: {shown(found)}. Loading {output} with them runs what they "
         "name, so they are written only on request.",
-        f"Use {'--opaque keep if you trust these names, ' if may_keep else ''}--opaque drop to write everything else, or "
-        "leave them out with --exclude.",
+        f"Use {'--opaque keep if you trust these names, ' if may_keep else ''}--opaque drop to write everything else, "
+        "or leave them out with --exclude.",
     )
 
 

@@ -17,6 +17,7 @@ from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, Opaque
 from ckptconv.structure.soundness import PLAIN_KINDS
 
+
 def named(*table: tuple[str, str]) -> frozenset[Global]:
     return frozenset(
         Global(module, name) for modules, names in table for module in modules.split() for name in names.split()

@@ -12,9 +12,9 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from ckptconv.pickles import attacks
 from ckptconv.pickles.containers import PYTHON, Keys, today
 from ckptconv.pickles.fastpath import HOLE, TensorPhrases
-from ckptconv.pickles import attacks
 from ckptconv.pickles.grammar.patterns import is_name
 from ckptconv.pickles.machine import _Machine, _run
 from ckptconv.pickles.nodes import Global, Opaque
@@ -194,11 +194,13 @@ class _Survey(_Machine):
     def _token(self, root: Global, how: str, is_built: bool = False) -> Opaque:
         """Return what stands for all objects that a call of `root` makes."""
         state = [()] if is_built else []
-        return self.shared.setdefault((root, how, is_built), Opaque(root, (), None, how, state))  # type: ignore[arg-type]
+        return self.shared.setdefault((root, how, is_built), Opaque(root, (), None, how, state))
 
     def _built(self, made: Opaque) -> Opaque:
         """Return what stands for an object that has got its state."""
-        return made if made.state or made.args or type(made.cls) is not Global else self._token(made.cls, made.call, True)
+        return (
+            made if made.state or made.args or type(made.cls) is not Global else self._token(made.cls, made.call, True)
+        )
 
     # ---- reading on
 

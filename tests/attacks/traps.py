@@ -33,7 +33,7 @@ TRAPS: dict[str, bytes] = {
 }
 # Ways to give a name a trap.
 GIVEN: dict[str, Callable[[bytes, bytes], bytes]] = {
-    "REDUCE": lambda named, trap: called(named, trap),
+    "REDUCE": called,
     "REDUCE, second": lambda named, trap: called(named, number(1), trap),
     "REDUCE, third": lambda named, trap: called(named, text("a"), number(1), trap),
     "REDUCE, in a list": lambda named, trap: called(named, listed(trap)),
@@ -179,7 +179,9 @@ def _zip(members: dict[str, bytes]) -> bytes:
 
 
 def _script(code: bytes) -> Callable[[bytes], bytes]:
-    return lambda evil: _zip({"a/data.pkl": pickled(b"N"), "a/code/__torch__/m.py": code, "a/constants.pkl": pickled(b"N")})
+    return lambda evil: _zip(
+        {"a/data.pkl": pickled(b"N"), "a/code/__torch__/m.py": code, "a/constants.pkl": pickled(b"N")}
+    )
 
 
 def _described(described: object) -> bytes:
@@ -224,5 +226,3 @@ def payloads() -> dict[str, bytes]:
         for what, trap in TRAPS.items()
     }
     return found | {what: b"\x80\x04" + chain + b"." for what, chain in CHAINS.items()}
-
-

@@ -538,14 +538,16 @@ class ScannedContents:
         if programs.files:
             self.add("carries-code", f"{path} is a program that reads or writes files: {some(programs.files, 3, str)}.")
         if programs.unknown:
-            self.add("unknown-call", f"{path} calls the operators {some(programs.unknown, 3, str)}, which are not known.")
+            self.add(
+                "unknown-call", f"{path} calls the operators {some(programs.unknown, 3, str)}, which are not known."
+            )
 
     def _texts(self, name: bytes, path: str, content: Callable[[], bytes], depth: int) -> None:
         """Judge what programs evaluate, or load, of a member that is JSON."""
         if not (name.endswith(b".json") or name.rpartition(b"/")[2] in (b"data", b"_stable_baselines3_data")):
             return
         data = content()
-        if not data.lstrip()[:1] in (b"{", b"["):
+        if data.lstrip()[:1] not in (b"{", b"["):
             return
         if len(data) > _INFLATED:
             self.add("not-opened", f"{path} is a description of more than {_INFLATED >> 20} MiB.")

@@ -11,6 +11,7 @@ import base64
 import functools
 import json
 import re
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,7 +131,9 @@ def is_arithmetic(text: str) -> bool:
     if len(text) > _MOST_TEXT:
         return False
     try:
-        nodes = list(ast.walk(ast.parse(text.strip(), mode="eval")))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            nodes = list(ast.walk(ast.parse(text.strip(), mode="eval")))
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return False
     return len(nodes) < _MOST_NODES and all(map(_is_allowed, nodes))
@@ -139,7 +142,7 @@ def is_arithmetic(text: str) -> bool:
 def _is_allowed(node: ast.AST) -> bool:
     match node:
         case ast.Constant(value=value):
-            return type(value) in (int, float, bool) and abs(value) < 1 << 64
+            return isinstance(value, (int, float)) and abs(value) < 1 << 64
         case ast.Name(id=name):
             return name in _ARITHMETIC or _SYMBOL.fullmatch(name) is not None
         case ast.Call(func=ast.Name(id=name), keywords=[] | [ast.keyword(arg="evaluate" | "integer" | "positive")]):

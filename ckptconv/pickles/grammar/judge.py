@@ -217,7 +217,7 @@ class Judge:
             elif type(value) is Global and not self.is_held(value):
                 self.unknown[value] = None
             elif type(value) is Opaque and self.is_function(value):
-                root = value
+                root: Any = value
                 while type(root) is Opaque:
                     root = root.cls
                 self.unknown[root if type(root) is Global else UNKNOWN_VALUE] = None

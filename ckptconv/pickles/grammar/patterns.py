@@ -186,8 +186,8 @@ class Notation:
                 return _made_by(_path(node))
             case ast.Constant(value=value):
                 return lambda matcher, given: type(given) is type(value) and given == value
-            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)):
-                return lambda matcher, given: type(given) is type(value) and given == -value
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(number))):
+                return lambda matcher, given: type(given) is int and given == -number
             case ast.BinOp(left=left, op=ast.BitOr(), right=right):
                 return _either(self.pattern(left), self.pattern(right))
             case ast.Tuple(elts=[each, ast.Constant(value=value)]) if value is ...:
@@ -215,7 +215,7 @@ class Notation:
         exact: dict[str, Pattern] = {}
         others: list[tuple[Pattern, Pattern]] = []
         for key, value in zip(keys, values, strict=True):
-            if isinstance(key, ast.Constant):
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
                 exact[key.value] = self.pattern(value)
             else:
                 of_key: Pattern = self.pattern(key) if key else lambda matcher, given: is_name(given)
@@ -273,7 +273,7 @@ def _either(one: Pattern, other: Pattern) -> Pattern:
 
 
 def _each(kind: type, pattern: Pattern) -> Pattern:
-    kinds = {tuple: (tuple, Size), list: _SEQUENCES, set: _SETS}[kind]
+    kinds: tuple[type, ...] = (tuple, Size) if kind is tuple else _SEQUENCES if kind is list else _SETS
 
     def fits(matcher: Matcher, given: Any) -> bool:
         return type(given) in kinds and matcher.enter(given) and all(pattern(matcher, part) for part in given)

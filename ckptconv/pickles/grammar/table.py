@@ -1,6 +1,6 @@
 """Reads the table of productions: for each name, what it is called with, and what its objects are given.
 
-`reviewed.txt` was written by hand, `made.txt` by `scripts/grammar.py`. A line is one production of some names of a module:
+`reviewed.txt` was written by hand, `made.txt` by `scripts/grammar.py`. A line is one production of some names:
 
     module,… name …: production | production …
 
@@ -12,8 +12,8 @@ with the productions
     held                 the function may be an attribute or an item, and no argument
     data                 its objects are plain data
 
-where `state=PATTERN`, `items=(PATTERN, PATTERN)` and `append=PATTERN` in `call` and `new` say what BUILD, SETITEM and APPEND
-may give the object. A line `= name: PATTERN` is an alias. `patterns` describes the patterns.
+where `state=PATTERN`, `items=(PATTERN, PATTERN)` and `append=PATTERN` in `call` and `new` say what BUILD, SETITEM and
+APPEND may give the object. A line `= name: PATTERN` is an alias. `patterns` describes the patterns.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Grammar:
             rest,
             items=(pattern(items.elts[0]), pattern(items.elts[1])) if isinstance(items, ast.Tuple) else None,
             is_typed=state is not None and ast.unparse(state) not in _ATTRIBUTES,
-            **{str(name): pattern(value) for name, value in told.items()},  # type: ignore[arg-type]
+            **{str(name): pattern(value) for name, value in told.items()},
         )
 
 
