@@ -135,7 +135,9 @@ class _Memo:
             self._texts.append(len(value))
             self._texts += value.encode()
             return at << 1 | 1
-        if kind is not Global and kind is not Opaque and not (len(self._kept) < _OBJECTS and _is_small(value)):
+        # Picklers store no numbers.
+        is_part = (kind is tuple or kind is bytes) and len(self._kept) < _OBJECTS and _is_small(value)
+        if kind is not Global and kind is not Opaque and not is_part:
             return 0
         place = self._places.get(id(value))
         if place is None:
@@ -353,7 +355,7 @@ class _Survey(_Machine):
                 self.judge.put(items)
             else:
                 self.judge.append(target, items)
-        if type(target) is list:
+        if type(target) is list and len(target) < _APPENDED:
             target.extend(
                 value if type(value) in _KEPT or _is_small(value) else DROPPED
                 for value in items[: max(_APPENDED - len(target), 0)]
