@@ -72,8 +72,9 @@ RULES: dict[str, ScanRule] = {
     "unknown-call": ScanRule(
         "It calls a function that nobody has reviewed",
         UNKNOWN,
-        "A pickle in the file calls a function that nobody reviewed, or a known one with what ordinary checkpoints never "
-        "give it, or what another call returned. Loading the file runs that code with arguments from the file. Look at the function before you load the file, or take the tensors alone: torch.load with "
+        "A pickle in the file calls a function that nobody reviewed, or a known one with what ordinary checkpoints "
+        "never give it, or what another call returned. Loading the file runs that code with arguments from the file. "
+        "Look at the function before you load the file, or take the tensors alone: torch.load with "
         "weights_only=True, or `ckptconv convert`.",
     ),
     "unknown-name": ScanRule(
@@ -86,9 +87,8 @@ RULES: dict[str, ScanRule] = {
     "not-opened": ScanRule(
         "It cannot be opened here",
         UNKNOWN,
-        "The file is a model, an archive or compressed in a way that is not judged here, such as HDF5, 7z or zstandard, "
-        "or has more than is looked at. Unpack an archive, and scan what is in it. Or it is data that no description "
-        "mentions.",
+        "The file is a model or an archive that is not judged here, such as HDF5, 7z or zstandard, or it has more than "
+        "is looked at. Unpack an archive, and scan what is in it. Or it is data that no description mentions.",
     ),
     "reads-elsewhere": ScanRule(
         "It reads from other places",
