@@ -12,7 +12,10 @@ from ckptconv.pickles.grammar.table import TABLES
 from .assemble import called, dotted, listed, mapped, name, number, raw, several, text
 
 # Of what a regular expression takes, when the first characters of its classes do not do.
-_TEXTS = ("a", "UTC", "MT19937", "PCG64", "1/3", "1.5", "10.0.0.1", "d", "i", "<", "abcd", "(?s)", "y ~ a", "_call_linear", "f4")
+_TEXTS = (
+    "a", "UTC", "MT19937", "PCG64", "1/3", "1.5", "10.0.0.1", "d", "i", "<", "abcd", "(?s)", "y ~ a", "_call_linear",
+    "f4",
+)  # fmt: skip
 _LEAVES: dict[str, Callable[[random.Random], bytes]] = {
     "text": lambda rng: text(rng.choice(["", "a", "keys", "__import__('os')", "1e999", "é" * 20])),
     "bytes": lambda rng: raw(rng.randbytes(rng.choice([0, 1, 8, 40]))),
@@ -107,10 +110,13 @@ class Sampler:
                 pairs: list[bytes] = []
                 for key, held in zip(keys, values, strict=True):
                     if isinstance(key, ast.Constant):
-                        if not key.value.endswith("?") or rng.random() < 0.5:  # type: ignore[union-attr]
-                            pairs += (text(key.value.removesuffix("?")), self.value(held, depth + 1))  # type: ignore[union-attr]
+                        attribute = str(key.value)
+                        if not attribute.endswith("?") or rng.random() < 0.5:
+                            pairs += (text(attribute.removesuffix("?")), self.value(held, depth + 1))
                     elif rng.random() < 0.7:
-                        named = self.value(key, depth + 1) if key else text(rng.choice(["keys", "append", "shape", "x"]))
+                        named = (
+                            self.value(key, depth + 1) if key else text(rng.choice(["keys", "append", "shape", "x"]))
+                        )
                         pairs += (named, self.value(held, depth + 1))
                 return mapped(*pairs)
             case ast.Call(func=ast.Name(id="type"), args=[of]):

@@ -91,11 +91,12 @@ class _Room:
     members: int = 1_000_000
     bytes: int = 1 << 30
     stored: int = -1
+    places: set[tuple[str, int, int]] = field(default_factory=set)
 
     def open(self, size: int) -> None:
         """Begin with a file of `size` bytes, if it is the outermost."""
         if self.stored < 0 and self.members == _Room.members:
-            self.stored = 4 * size + (16 << 20)
+            self.stored = 2 * size + (1 << 20)
 
     def spend(self, nbytes: int = 0) -> bool:
         """Count a member of `nbytes` unpacked bytes. Return whether there was room for it."""
@@ -457,6 +458,8 @@ class ScannedContents:
             self.add("carries-code", f"{reader.file.path} is a package of torch.package: importing it runs its code.")
         known = False
         for entry in zip_elsewhere.entries(reader):
+            if self.room.stored < 0:
+                break
             if told.is_torch and not is_other and _STORAGES.fullmatch(entry.name):
                 continue
             if _inside(reader, entry) in read:
@@ -498,6 +501,10 @@ class ScannedContents:
         inner = self._inner(is_expected)
         if entry.method == _STORED:
             # Members may lie on the same bytes.
+            place = reader.file.path, start, entry.packed
+            if place in self.room.places:
+                return ""
+            self.room.places.add(place)
             self.room.stored -= entry.packed
             if self.room.stored < 0:
                 self.add("excessive", f"{reader.file.path} has members that overlap, and take more than is looked at.")

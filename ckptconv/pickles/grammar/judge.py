@@ -16,7 +16,7 @@ from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.text import brief
 
 # How many parts of values are looked at in a pickle, beside as many as it has bytes; and containers that may count.
-_STEPS, _COUNTING = 4_000_000, 200_000
+_STEPS, _COUNTING = 2_000_000, 50_000
 # Calls that make a function of what they are given, and do not call it.
 _INERT = frozenset(
     Global(module, name)
@@ -152,14 +152,18 @@ class Judge:
 
     def build(self, target: Opaque, state: Any) -> None:
         """An object is given its state."""
+        known = self._of(target)
+        is_allowed = not target.state and any(each.state and each.state(self, state) for each in known)
+        if is_allowed and not _calls_by_name(state):
+            self._entered.pop(id(state), None)
+            return
         name = resolved(target.cls)
         what = f"what is in the state of {brief(target.name, 200)[1:-1]}"
-        known = self._of(target)
         if target.state:
             self.unknown_calls[f"{what}, which it is given twice"] = None
         elif _calls_by_name(state):
             self.unknown_calls[what] = None
-        elif not any(each.state and each.state(self, state) for each in known):
+        else:
             self.unknown[name or UNKNOWN_VALUE] = None
             is_evaluated = type(state) is dict and not _EVALUATED.isdisjoint(key for key in state if type(key) is str)
             if is_evaluated or (any(each.is_typed for each in known) and not self._holds_values(state)):

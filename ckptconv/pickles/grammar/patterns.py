@@ -17,6 +17,7 @@ A pattern is written as an expression of Python, and never evaluated as one:
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
@@ -59,6 +60,7 @@ GETATTR = Global("builtins", "getattr")
 Pattern: TypeAlias = Callable[[Matcher, Any], bool]
 
 
+@functools.lru_cache(maxsize=4096)
 def current(name: Global) -> Global:
     """Return `name` as today's Python and numpy spell it."""
     module, attribute = today((name.module, name.name))
