@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 AZURITE := build/azurite/node_modules/.bin/azurite-blob
 AXE := build/axe/node_modules/axe-core/axe.min.js
 
-.PHONY: help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-maps mutants fuzz lint format man bench docs dist clean
+.PHONY: grammar help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-maps mutants fuzz lint format man bench docs dist clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
@@ -29,6 +29,7 @@ help:
 	@echo "make fuzz      a minute of hostile and broken files, read by us and by others"
 	@echo "make lint      ruff, mypy, and the order of imports"
 	@echo "make format    let ruff format and mend"
+	@echo "make grammar   the productions of scan, from the libraries that are installed"
 	@echo "make man       the manual pages and the reference of commands and JSON, in docs"
 	@echo "make bench     timings beside cp and the other converters"
 	@echo "make docs      the site of the documentation, in build/site"
@@ -112,6 +113,9 @@ mutants: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	$(BIN)/python -W ignore tests/fuzz.py --seconds 60 $(FUZZ_FLAGS)
+
+grammar: $(INSTALLED)
+	$(BIN)/python scripts/grammar.py $(GRAMMAR_FLAGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,6 +1,8 @@
 """Compares the verdicts of `ckptconv scan` with those of other scanners, and writes the table in docs/scan.md.
 
-python scripts/scan_table.py --tools VENV     VENV has picklescan, fickling and modelscan; writes the table anew
+python scripts/scan_table.py --tools VENV [--harmless DIRECTORY]     writes the table anew
+
+VENV has picklescan, fickling and modelscan, DIRECTORY files that other libraries wrote.
 
 The files are the corpus of tests/attacks, made in a temporary directory, and the files of tests/data, which real
 programs wrote. Nothing is loaded: each tool, in one process, reads each file once, for ten seconds at most.
@@ -77,23 +79,29 @@ for line in sys.stdin:
     found[path] = verdict
 print(json.dumps({"version": version(tool.__name__), "found": found}))
 """
+# Our columns, by the level on which a scan fails.
+COLUMNS = {"ckptconv": "call", "ckptconv --fail-on unknown": "unknown"}
 # What each row of the table counts.
 KINDS = {
     "attack": "files that run something when torch.load or pickle reads them",
     "unknown": "functions that pass an argument to exec, eval, open and the like, and hidden calls",
+    "known": "known names that are given what their own pickling never gives them, and what hides such calls",
     "two": "files that two readers read differently",
     "lies": "files that describe what cannot be, or ask for too much",
     "odd": "odd but sound files",
     "real": "files that real programs wrote",
+    "harmless": "files of scikit-learn, pandas, scipy, XGBoost, statsmodels and others (joblib, pickle, torch)",
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tools", required=True, help="a virtual environment with picklescan, fickling and modelscan")
-    tools = Path(parser.parse_args().tools)
+    parser.add_argument("--harmless", type=Path, help="a directory of files that other libraries wrote")
+    asked_for = parser.parse_args()
+    tools = Path(asked_for.tools)
     with tempfile.TemporaryDirectory() as directory:
-        files = made(Path(directory))
+        files = made(Path(directory), asked_for.harmless)
         paths = "\n".join(map(str, files))
         with ThreadPoolExecutor() as threads:
             others = {tool: threads.submit(asked, tools, tool, paths) for tool in OTHER}
@@ -115,11 +123,11 @@ def asked(tools: Path, tool: str, paths: str) -> dict[str, Any]:
     return cast(dict[str, Any], json.loads(done.stdout))
 
 
-def made(directory: Path) -> dict[Path, str]:
-    """Make the corpus; return its files and the real ones, and the kind of each."""
+def made(directory: Path, harmless: Path | None) -> dict[Path, str]:
+    """Make the corpus; return its files, the real ones and those below `harmless`, and the kind of each."""
     sys.path.insert(0, str(ROOT / "tests"))
-    modules = ("attacks.corpus", "attacks.readers", "attacks.unknown", "attacks.assemble")
-    corpus, readers, unknown, assemble = map(importlib.import_module, modules)
+    modules = ("attacks.corpus", "attacks.readers", "attacks.unknown", "attacks.assemble", "attacks.traps")
+    corpus, readers, unknown, assemble, traps = map(importlib.import_module, modules)
     kinds: dict[Path, str] = {}
     for case in (*corpus.CASES.values(), *readers.READERS.values()):
         path = directory / case.file
@@ -141,6 +149,17 @@ def made(directory: Path) -> dict[Path, str]:
         path.parent.mkdir()
         path.write_bytes(data)
         kinds[path] = "unknown"
+    # Of the ways to give a known name what it never gets, each name has its own part.
+    payloads = traps.payloads()
+    given = [*list(payloads.values())[::97], *(b"\x80\x04" + chain + b"." for chain in traps.CHAINS.values())]
+    hidden = [(file, make(traps.evil(canary))) for file, make in traps.FILES.values()]
+    for count, (file, data) in enumerate([*(("x.pkl", each) for each in given), *hidden]):
+        path = directory / f"known{count}" / file
+        path.parent.mkdir()
+        path.write_bytes(data)
+        kinds[path] = "known"
+    if harmless:
+        kinds |= dict.fromkeys(sorted(path for path in harmless.rglob("*") if path.is_file()), "harmless")
     real = sorted(path for path in (ROOT / "tests" / "data").rglob("*.pt") if path.is_file())
     return {**kinds, **dict.fromkeys(real, "real")}
 
@@ -150,13 +169,16 @@ def ours(path: Path) -> dict[str, str]:
     from ckptconv.inspection.scan.report import counts
 
     found = ckptconv.scan(path)
-    flagged = any(counts(each.rule, "call") for file in found.files for each in file.findings)
-    return {"ckptconv": "flagged" if flagged else "not read" if found.verdict == "unreadable" else "clean"}
+    verdicts = {}
+    for column, level in COLUMNS.items():
+        flagged = any(counts(each.rule, level) for file in found.files for each in file.findings)
+        verdicts[column] = "flagged" if flagged else "not read" if found.verdict == "unreadable" else "clean"
+    return verdicts
 
 
 def table(files: Mapping[Path, str], found: Mapping[Path, Mapping[str, str]], versions: Mapping[str, str]) -> list[str]:
     """Return the lines of the table: for each kind of files, what each tool flagged, passed and did not read."""
-    tools = ("ckptconv", *OTHER)
+    tools = (*COLUMNS, *OTHER)
     titles = [f"{tool} {versions[tool]}" if tool in versions else tool for tool in tools]
     lines = [f"| | files | {' | '.join(titles)} |", f"|---|--:|{'--:|' * len(tools)}"]
     for kind, title in KINDS.items():

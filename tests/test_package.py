@@ -87,7 +87,8 @@ def test_the_wheel_holds_every_module_and_the_types_and_nothing_else(wheel: Path
     assert manual == {path.name for path in ROOT.glob("docs/man/*.1")}
     tables = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/cli/**/*.json")}
     maps = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/structure/maps/catalogue/*.toml")}
-    assert names == modules | tables | maps | {"ckptconv/py.typed", "ckptconv/inspection/page.html"}
+    grammar = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/**/*.txt")}
+    assert names == modules | tables | maps | grammar | {"ckptconv/py.typed", "ckptconv/inspection/page.html"}
 
 
 def test_it_installs_and_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:

@@ -52,9 +52,11 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
     if opaque:
         most = len(opaque) if verbose else KEYS
         lines.append(f"kept as inert data, never run: {some(opaque, most, str)}")
-        named = _unlisted(opaque) if report.recorded else []
-        if named:
-            lines.append(f"safetensors2pt writes back only with --opaque keep: {some(named, most, str)}")
+        classes, functions = _unlisted(opaque) if report.recorded else ([], [])
+        if classes:
+            lines.append(f"safetensors2pt writes back only with --opaque keep: {some(classes, most, str)}")
+        if functions:
+            lines.append(f"safetensors2pt does not write back: {some(functions, most, str)}")
     if report.checksums:
         extra = f", for which {format_size(report.extra_bytes)} more were read" if report.extra_bytes else ""
         lines.append(f"the checksums of {count_of(report.checksums, 'storage')} are right{extra}")
@@ -108,12 +110,15 @@ def _gathered(path: str) -> str:
     return above if slash and path.endswith(".pt") else directory
 
 
-def _unlisted(classes: list[str]) -> list[str]:
-    """Return those that the way back does not write unless it is told to."""
+def _unlisted(names: list[str]) -> tuple[list[str], list[str]]:
+    """Return the classes that the way back writes only if it is told to, and the functions that it does not write."""
     from ckptconv.outputs import writable
+    from ckptconv.pickles.grammar.patterns import is_class
     from ckptconv.pickles.nodes import Global
 
-    return [name for name in classes if writable.unlisted(Global(*name.rpartition(".")[::2]))]
+    unlisted = [Global(*name.rpartition(".")[::2]) for name in names]
+    unlisted = [each for each in unlisted if writable.unlisted(each)]
+    return [str(each) for each in unlisted if is_class(each)], [str(each) for each in unlisted if not is_class(each)]
 
 
 def recorded(reports: Sequence[Report]) -> Iterator[str]:

@@ -98,7 +98,10 @@ def _lines(report: ScanReport, verbose: bool) -> Iterator[str]:
     if classes:
         most = len(classes) if verbose else _NAMED
         yield f"torch.load with weights_only=False would import and call {some(classes, most, str)}"
-    verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in report.counts.items() if count)
+    words = {"unknown": "unknown (not reviewed)"}
+    verdicts = ", ".join(
+        f"{count:,} {words.get(verdict, verdict)}" for verdict, count in report.counts.items() if count
+    )
     yield f"scanned {count_of(len(report.files), 'file')} in {report.seconds:.2f} s: {verdicts or 'no checkpoint'}"
     if report.skipped:
         which = "it is no checkpoint" if report.skipped == 1 else "they are no checkpoints"

@@ -76,7 +76,8 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
             kinds = {name: _unlisted_kind(chosen.known[name]) for name in chosen.names}
             demoted = {name: kind for name, kind in kinds.items() if kind}
         if (found or demoted) and not options.opaque:
-            raise refusal(source.path, found | demoted, "a .pt file")
+            harmful = any(map(writable.unwritable, described.found.values()))
+            raise refusal(source.path, found | demoted, "a .pt file", may_keep=not harmful)
         if described.tensors and not chosen.names:
             raise UsageError(f"Nothing is left to write: all {len(described.tensors)} tensors are excluded.")
         flat = {name: chosen.cast(name) for name in chosen.tensors}
@@ -121,14 +122,15 @@ def _has_unlisted(tree: Any) -> bool:
     return any(_unlisted_kind(node) or writable.unlisted(node) for node in walk(tree))
 
 
-def refusal(path: str, found: Mapping[str, str], output: str) -> UnsafeError:
-    """Return the error for objects, {name: class}, that `output` is not to hold unless the user says so."""
+def refusal(path: str, found: Mapping[str, str], output: str, *, may_keep: bool = True) -> UnsafeError:
+    """Return the error for objects, {name: class}, that `output` is not to hold, unless the user says so: if they
+    `may_keep` them."""
     one = "an object of a class that is" if len(found) == 1 else f"{len(found)} objects of classes that are"
     return UnsafeError(
         f"{path} holds {one} known by name only: {shown(found)}. Loading {output} with them runs what they "
         "name, so they are written only on request.",
-        "Use --opaque keep if you trust these names, --opaque drop to write everything else, or leave them out with "
-        "--exclude.",
+        f"Use {'--opaque keep if you trust these names, ' if may_keep else ''}--opaque drop to write everything else, "
+        "or leave them out with --exclude.",
     )
 
 

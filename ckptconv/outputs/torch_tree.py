@@ -140,7 +140,8 @@ class TorchTree:
 
     def _check(self, node: Any) -> None:
         """Raise UnsafeError for a class or function that must not be written, CorruptError for inconsistent parts."""
-        cls = writable.attack(node) if self._opaque == "keep" else writable.unlisted(node)
+        kept = self._opaque == "keep"
+        cls = (writable.attack(node) or writable.unwritable(node)) if kept else writable.unlisted(node)
         if cls:
             raise _unsafe(cls)
         if isinstance(node, Composite):

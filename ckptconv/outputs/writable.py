@@ -14,10 +14,108 @@ from typing import Any
 
 from ckptconv.options.table import Options
 from ckptconv.pickles import attacks
-from ckptconv.pickles.known import CLASSES, ENUMS, MENTIONED, TENSORS, named
 from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, Opaque
 from ckptconv.structure.soundness import PLAIN_KINDS
 
+
+def named(*table: tuple[str, str]) -> frozenset[Global]:
+    return frozenset(
+        Global(module, name) for modules, names in table for module in modules.split() for name in names.split()
+    )
+
+
+_RNG = "MT19937 PCG64 PCG64DXSM Philox SFC64"
+# Enums: a pickle gets one member by its value or its name.
+ENUMS = named(
+    ("uuid", "SafeUUID"),
+    ("deepspeed.runtime.zero.config", "ZeroStageEnum"),
+    ("torchao.quantization.quant_primitives", "MappingType TorchAODType ZeroPointDomain"),
+    ("torchao.quantization.quantize_.common.kernel_preference", "KernelPreference"),
+    ("torchao.quantization.quantize_.common.packing_format", "PackingFormat"),
+    ("torchao.quantization.quantize_.common.quantization_step", "QuantizationStep"),
+    ("torchao.quantization.quantize_.workflows.float8.float8_packing_format", "Float8PackingFormat"),
+    ("torchao.quantization.quantize_.workflows.int4.int4_choose_qparams_algorithm", "Int4ChooseQParamsAlgorithm"),
+    ("torchao.quantization.quantize_.workflows.int4.int4_packing_format", "Int4PackingFormat"),
+    ("torchao.quantization.quantize_.workflows.intx.intx_choose_qparams_algorithm", "IntxChooseQParamsAlgorithm"),
+    ("torchao.quantization.quantize_.workflows.intx.intx_packing_format", "IntxPackingFormat"),
+    ("torchao.prototype.mx_formats.config", "ScaleCalculationMode"),
+    ("torchao.float8.config", "ScalingGranularity ScalingType"),
+    ("torchao.float8.float8_training_tensor torchao.float8.float8_tensor", "GemmInputRole"),
+)
+# Subclasses of tensors that wrap others and keep them in their state.
+TENSORS = named(
+    ("torchao.quantization", (
+        "Float8Tensor Int4PlainInt32Tensor Int4PreshuffledTensor Int4Tensor Int4TilePackedTo4dTensor Int8Tensor "
+        "IntxOpaqueTensor IntxUnpackedToInt8Tensor NF4Tensor"
+    )),
+    ("torchao.prototype.mx_formats.mx_tensor", "MXTensor"),
+    ("torchao.prototype.mx_formats.nvfp4_tensor", "NVFP4Tensor"),
+    ("torchao.quantization.quantize_.workflows.float8.float8_tensor", "Float8Tensor"),
+    ("torchao.quantization.quantize_.workflows.int4.int4_tensor", "Int4Tensor"),
+    ("torchao.quantization.quantize_.workflows.int8.int8_tensor", "Int8Tensor"),
+    ("torchao.quantization.quantize_.workflows.nf4.nf4_tensor torchao.dtypes.nf4tensor", "NF4Tensor"),
+    ("torchao.quantization.linear_activation_quantized_tensor", "LinearActivationQuantizedTensor"),
+    ("torchao.optim.subclass_8bit", "OptimState8bit"),
+    ("torchao.optim.subclass_4bit", "OptimState4bit"),
+    ("torchao.optim.subclass_fp8", "OptimStateFp8"),
+    ("torchao.float8.float8_training_tensor", "Float8TrainingTensor"),
+    ("torchao.float8.float8_tensor", "Float8Tensor"),
+    ("torchao.dtypes torchao.dtypes.affine_quantized_tensor", "AffineQuantizedTensor"),
+    ("torchao.dtypes.uintx.plain_layout", "PlainAQTTensorImpl"),
+    ("torchao.dtypes.uintx.tensor_core_tiled_layout", "TensorCoreTiledAQTTensorImpl"),
+    ("torchao.dtypes.floatx.float8_layout", "Float8AQTTensorImpl"),
+)  # fmt: skip
+CLASSES = named(
+    ("argparse", "Namespace"),
+    ("types", "SimpleNamespace"),
+    ("pathlib pathlib._local", "Path PosixPath PurePath PurePosixPath PureWindowsPath WindowsPath"),
+    ("datetime", "date datetime time timedelta timezone"),
+    ("uuid", "UUID"),
+    ("decimal", "Decimal"),
+    ("ipaddress", "IPv4Address IPv4Interface IPv4Network IPv6Address IPv6Interface IPv6Network"),
+    ("collections", "ChainMap UserDict UserList UserString"),
+    # Protocol 2 uses Python 2's names of modules.
+    ("UserDict", "IterableUserDict UserDict"),
+    ("UserList", "UserList"),
+    ("UserString", "UserString"),
+    ("torch.torch_version", "TorchVersion"),
+    ("numpy.random", "__RandomState_ctor"),
+    ("numpy.random._pickle", "__bit_generator_ctor __generator_ctor __randomstate_ctor"),
+    ("numpy.random._mt19937 numpy.random._pcg64 numpy.random._philox numpy.random._sfc64", _RNG),
+    ("numpy.random.bit_generator", "SeedSequence __pyx_unpickle_SeedSequence"),
+    ("omegaconf.base", "ContainerMetadata Metadata"),
+    ("omegaconf.dictconfig", "DictConfig"),
+    ("omegaconf.listconfig", "ListConfig"),
+    ("omegaconf.nodes", "AnyNode BooleanNode FloatNode IntegerNode StringNode"),
+    ("lightning.fabric.utilities.data lightning_fabric.utilities.data", "AttributeDict"),
+    ("lightning.pytorch.utilities.parsing pytorch_lightning.utilities.parsing", "AttributeDict"),
+    ("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler LossScaler"),
+    ("deepspeed.utils.tensor_fragment", "fragment_address"),
+    ("torchao.quantization.granularity", "PerAxis PerBlock PerGroup PerRow PerTensor PerToken"),
+    ("torchao.quantization.quantize_.workflows.int8.int8_tensor", "QuantizeTensorToInt8Kwargs"),
+    ("torchao.quantization.quantize_.workflows.float8.float8_tensor", "QuantizeTensorToFloat8Kwargs"),
+    ("torchao.prototype.mx_formats.mx_tensor", "QuantizeTensorToMXKwargs"),
+    ("torchao.prototype.mx_formats.nvfp4_tensor", "QuantizeTensorToNVFP4Kwargs"),
+    ("torchao.float8.inference", "Float8MMConfig"),
+    ("torchao.float8.float8_training_tensor torchao.float8.float8_tensor", "LinearMMConfig ScaledMMConfig"),
+    ("torchao.dtypes.utils", "Layout PlainLayout"),
+    ("torchao.dtypes.uintx.tensor_core_tiled_layout", "TensorCoreTiledLayout"),
+    ("torchao.dtypes.floatx.float8_layout", "Float8Layout"),
+)
+# Types that may also be mentioned as values, for instance as defaults or annotations.
+MENTIONED = named(
+    ("builtins __builtin__", (
+        "bool bytearray bytes complex dict float frozenset int list long object set slice str tuple unicode"
+    )),
+    ("collections", "Counter OrderedDict defaultdict deque"),
+    ("typing", "Any Dict List Optional Tuple Union"),
+    ("torch", "Tensor"),
+    ("torch.nn.parameter", "Buffer Parameter"),
+    ("numpy", (
+        "bool bool_ bytes_ complex128 complex64 datetime64 float16 float32 float64 int16 int32 int64 int8 ndarray "
+        "object_ str_ timedelta64 uint16 uint32 uint64 uint8 void"
+    )),
+)  # fmt: skip
 # Kinds of tensors of torch's own classes, and storages that are leaves themselves.
 KINDS = PLAIN_KINDS | {"storage"}
 _GETATTR = named(("builtins __builtin__", "getattr"))
@@ -115,6 +213,27 @@ def attack(node: Any) -> str:
         return str(named)
     found = attacks.ways_out(named, node.args) if type(node) is Opaque and type(node.args) is tuple else ()
     return next(map(str, found), "")
+
+
+def unwritable(node: Any) -> str:
+    """Return the class or function that makes `node` in a way that may run more than it should, whoever asks for it:
+    with other arguments, another state or other items than its own pickling writes; "" for other nodes."""
+    from ckptconv.pickles.grammar.judge import Judge
+
+    if type(node) is not Opaque:
+        return ""
+    judge = Judge()
+    fresh = Opaque(node.cls, node.args, node.kwargs, node.call)
+    if type(node.args) is not tuple or len(node.state) > 1:
+        return node.name
+    judge.call(node.cls, node.args, node.call, node.kwargs)
+    if node.appended:
+        judge.append(fresh, node.appended)
+    if node.items:
+        judge.items(fresh, [part for pair in node.items for part in pair])
+    for state in node.state:
+        judge.build(fresh, state)
+    return node.name if judge.unknown_calls else ""
 
 
 def leaving_out(options: Options) -> Callable[[str, Any], Any] | None:

@@ -21,7 +21,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ckptconv.errors import UnsafeError
 from ckptconv.pickles.nodes import Global, Opaque
@@ -247,24 +247,50 @@ class PickleReading(NamedTuple):
     value: Any
 
 
-_watching: ContextVar[Callable[[PickleReading], None] | None] = ContextVar("watching", default=None)
+class Judge(Protocol):
+    """Judges what one pickle makes, when it is made: `unknown` names, and `unknown_calls`, in words."""
+
+    unknown: dict[Global, None]
+    unknown_calls: dict[str, None]
+
+    def mention(self, name: Global) -> None: ...
+    def put(self, values: Iterable[Any]) -> None: ...
+    def call(self, function: Any, args: tuple[Any, ...], how: str, kwargs: dict[str, Any] | None) -> None: ...
+    def build(self, target: Opaque, state: Any) -> None: ...
+    def items(self, target: Any, items: list[Any]) -> None: ...
+    def append(self, target: Any, items: list[Any]) -> None: ...
+
+
+class _Watcher(NamedTuple):
+    by: Callable[[PickleReading], None]
+    judge: Callable[[int], Judge] | None
+
+
+_watching: ContextVar[_Watcher | None] = ContextVar("watching", default=None)
 
 
 @contextlib.contextmanager
-def watched(by: Callable[[PickleReading], None]) -> Iterator[None]:
-    """While active, call `by` with the reading of each pickle: before an attack is refused, and for broken ones too."""
-    token = _watching.set(by)
+def watched(by: Callable[[PickleReading], None], judge: Callable[[int], Judge] | None = None) -> Iterator[None]:
+    """While active, call `by` with the reading of each pickle: before an attack is refused, and for broken ones too.
+    `judge` returns who judges a pickle of so many bytes."""
+    token = _watching.set(_Watcher(by, judge))
     try:
         yield
     finally:
         _watching.reset(token)
 
 
+def judge(size: int) -> Judge | None:
+    """Return who is to judge a pickle of `size` bytes, if somebody watches and wants that."""
+    watcher = _watching.get()
+    return watcher.judge(size) if watcher is not None and watcher.judge is not None else None
+
+
 def tell(reading: Callable[[], PickleReading]) -> None:
     """Tell whoever watches (`watched`) what a pickle is."""
     watcher = _watching.get()
     if watcher is not None:
-        watcher(reading())
+        watcher.by(reading())
 
 
 def is_suspect(named: Global) -> bool:

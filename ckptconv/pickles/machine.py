@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
-from ckptconv.pickles import attacks, known
+from ckptconv.pickles import attacks
 from ckptconv.pickles.containers import (
     BUILTINS,
     CONSTANTS,
@@ -241,9 +241,8 @@ class _Machine:
         self.takes_arguments: set[Global] = set()
         self.opaque: dict[Global, None] = {}
         self.suspects: dict[Global, None] = {}
-        # What nobody has reviewed: names, and what is called, in words.
-        self.unknown: dict[Global, None] = {}
-        self.unknown_calls: dict[str, None] = {}
+        # Who judges what is made, if somebody watches.
+        self.judge = attacks.judge(len(data) - start)
         self.phrases: Phrases | None = vocabulary.phrases() if lean and vocabulary.phrases else None
         # The first thing that Python's unpicklers may read differently. The pickle is refused for it at the end, when
         # it is known whether what follows contains an attack.
@@ -255,6 +254,8 @@ class _Machine:
         """Read the pickle. Turn whatever is wrong with it into an error that gives the position."""
         try:
             value = self._loop()
+            if self.judge:
+                self.judge.put((value,))
             if self.around and self.pos < self.size:
                 # CPython's C unpickler skips the rest of the frame, in which the next pickle may begin.
                 self.odd("ends before its frame does")
@@ -300,8 +301,10 @@ class _Machine:
         """Tell whoever watches what was read so far."""
 
         def reading() -> attacks.PickleReading:
-            names = tuple(self.opaque), tuple(self.suspects), tuple(self.unknown)
-            return attacks.PickleReading(self.where, *names, tuple(self.unknown_calls), broken, value)
+            names = tuple(self.opaque), tuple(self.suspects)
+            judge = self.judge
+            unknown = (tuple(judge.unknown), tuple(judge.unknown_calls)) if judge else ((), ())
+            return attacks.PickleReading(self.where, *names, *unknown, broken, value)
 
         attacks.tell(reading)
 
@@ -322,6 +325,7 @@ class _Machine:
         data, pos, size = self.data, self.pos, self.size
         stack, marks, memo, spill = self.stack, self.marks, self.memo, self.spill
         u32, call, phrases, once = _u32, self.call, self.phrases, _ONCE if self.lean else {}
+        is_plain = self.judge is None
         begin, opening = (phrases.opening[0], phrases.opening[1:]) if phrases else (-1, b"")
         try:
             while True:
@@ -427,7 +431,7 @@ class _Machine:
                         value = stack.pop()
                         key = stack.pop()
                         target = stack[-1]
-                        if type(target) is dict and type(key) is str:
+                        if type(target) is dict and type(key) is str and is_plain:
                             target[key] = value
                         else:
                             self.pos = pos
@@ -636,13 +640,8 @@ class _Machine:
                 self.unfinished.add(mentioned)
             if spelled in TAKES_ARGUMENTS:
                 self.takes_arguments.add(mentioned)
-        if not (
-            mentioned in self.known
-            or key in self.meanings
-            or module.partition(".")[0] == self.enums
-            or known.is_known(mentioned)
-        ):
-            self.unknown[mentioned] = None
+        if self.judge and not (key in self.meanings or key in PYTHON or self._is_of_script(mentioned)):
+            self.judge.mention(mentioned)
         if max(len(module), len(name)) > _LONGEST_NAME:
             raise ExcessiveError(f"names a class by {max(len(module), len(name))} characters")
         if mentioned not in self.known and key not in self.meanings and f"{module}.{name}" in self.paths:
@@ -651,6 +650,10 @@ class _Machine:
         self.charge(1 + (len(module) + len(name)) // _BYTES_EACH)
         self.globals[key] = mentioned
         return mentioned
+
+    def _is_of_script(self, name: Any) -> bool:
+        """Whether a class is one of the program that comes with the pickle."""
+        return type(name) is Global and self.enums is not None and name.module.partition(".")[0] == self.enums
 
     def constructor(self, name: tuple[str, str]) -> Constructor | None:
         """Return what makes the value of a call of `name`: what the vocabulary has, else what Python's types have."""
@@ -669,6 +672,7 @@ class _Machine:
                 raise MalformedError("calls something with arguments that are not a tuple")
         if len(args) > _ARGUMENTS_EACH:
             self.charge(len(args) // _ARGUMENTS_EACH)
+        judge = self.judge
         if type(function) is Global:
             construct = self.known.get(function)
             if construct is not None:
@@ -681,6 +685,10 @@ class _Machine:
                         self.odd(str(reason))
                     value = NotImplemented
                 if value is not NotImplemented:
+                    if judge and today((function.module, function.name)) in PYTHON:
+                        judge.put(args)
+                    elif judge:
+                        judge.call(function, args, how, kwargs)
                     kind = type(value)
                     if kind in _SIZES:
                         self.charge(_SIZES[kind](value) // _BYTES_EACH)
@@ -703,8 +711,8 @@ class _Machine:
                 raise ExcessiveError(f"calls the result of a call, more than {CALL_DEPTH} times over")
         else:
             raise MalformedError(f"calls a value of type {type(function).__name__}")
-        if how == "reduce":
-            self.doubt(function, args)
+        if judge and not self._is_of_script(function):
+            judge.call(function, args, how, kwargs)
         coded = attacks.code_called(function, args)
         if coded is not None:
             self.suspects[coded] = None
@@ -712,15 +720,6 @@ class _Machine:
         if type(function) is Global and function in self.unfinished:
             self._note_place(made)
         return made
-
-    def doubt(self, function: Any, args: tuple[Any, ...]) -> None:
-        """Note a call of what nobody has reviewed."""
-        if not known.is_known_call(function, args):
-            root = function
-            while type(root) is Opaque:
-                root = root.cls
-            what = brief(root, 200)
-            self.unknown_calls[what if root is function else f"what {what} returns"] = None
 
     def _note_place(self, made: Opaque) -> None:
         """Remember the memo index that `made` will get: picklers store what they make at once."""
@@ -731,6 +730,8 @@ class _Machine:
         target = self.stack[-1]
         kind = type(target)
         if kind is Opaque:
+            if self.judge and not self._is_of_script(target.cls):
+                self.judge.build(target, state)
             builder = self.builders.get((target.cls.module, target.cls.name)) if type(target.cls) is Global else None
             value = builder(target, state) if builder else NotImplemented
             place = self.places.pop(id(target), -1)
@@ -738,8 +739,6 @@ class _Machine:
                 target.state.append(state)
                 if self.vocabulary.embedded:
                     self.skip_embedded(target)
-                if known.calls_by_name(state):
-                    self.unknown_calls[f"what is in the state of {brief(target.cls, 200)}"] = None
                 if builder:
                     self.opaque[target.cls] = None
             elif type(value) is NumpyArray:
@@ -755,6 +754,8 @@ class _Machine:
                 return
             # Several objects may share a state, and each copies it.
             self.charge(len(state))
+            if self.judge:
+                self.judge.put(state.values())
             for name in state:
                 # `__setstate__` is refused too: Python would call it with the next state.
                 if type(name) is not str or hasattr(kind, name) or name.startswith("__"):
@@ -788,6 +789,8 @@ class _Machine:
         if len(items) % 2:
             raise MalformedError("sets a key without a value")
         pairs = zip(items[::2], items[1::2], strict=True)
+        if self.judge:
+            self.judge.items(target, items)
         if isinstance(target, dict):
             self.keys.fill(target, pairs)
         elif type(target) is Opaque:
@@ -796,6 +799,8 @@ class _Machine:
             self.odd(f"sets an item of a value of type {type(target).__name__}")
 
     def _append(self, target: Any, items: list[Any]) -> None:
+        if self.judge:
+            self.judge.append(target, items)
         if type(target) is list:
             target.extend(items)
         elif type(target) is deque:
@@ -863,9 +868,6 @@ def _global(machine: _Machine) -> Any:
 
 def _instantiate(machine: _Machine, made: Any, args: list[Any]) -> Any:
     """Return what INST and OBJ make: a call, or without arguments a new object of the class `made`."""
-    if not args and type(made) is Global:
-        # A function is called all the same.
-        machine.doubt(made, ())
     return machine.call(made, tuple(args), "reduce" if args else "newobj")
 
 
@@ -900,6 +902,14 @@ def _pop(machine: _Machine) -> None:
         machine.above_mark()
 
 
+def _stored(machine: _Machine) -> list[Any]:
+    """Return the values above the mark, which go into a container."""
+    items = machine.above_mark()
+    if machine.judge:
+        machine.judge.put(items)
+    return items
+
+
 def _dict(machine: _Machine) -> None:
     items = machine.above_mark()
     made: dict[Any, Any] = {}
@@ -915,6 +925,8 @@ def _empty_set(machine: _Machine) -> None:
 def _add_items(machine: _Machine) -> None:
     items = machine.above_mark()
     target = machine.stack[-1]
+    if machine.judge:
+        machine.judge.append(target, items)
     if type(target) is set:
         machine.keys.update(target, items)
     elif type(target) is Opaque:
@@ -1020,11 +1032,11 @@ _RARE: dict[int, Callable[[_Machine], None]] = {
     0x83: _EXTENSION,
     0x84: _EXTENSION,
     # containers
-    ord("l"): _push(lambda m: m.above_mark()),
+    ord("l"): _push(_stored),
     ord("d"): _dict,
     0x8F: _empty_set,
     0x90: _add_items,
-    0x91: _push(lambda m: frozenset(m.keys.set_of(m.above_mark()))),
+    0x91: _push(lambda m: frozenset(m.keys.set_of(_stored(m)))),
     # numbers
     ord("I"): _push(_int),
     ord("L"): _push(lambda m: _digits(m, m.line().removesuffix(b"L"))),

@@ -12,16 +12,17 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from ckptconv.pickles import known
-from ckptconv.pickles.containers import Keys
+from ckptconv.pickles import attacks
+from ckptconv.pickles.containers import PYTHON, Keys, today
 from ckptconv.pickles.fastpath import HOLE, TensorPhrases
+from ckptconv.pickles.grammar.patterns import is_name
 from ckptconv.pickles.machine import _Machine, _run
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.vocabulary import Constructor, ExcessiveError, Limits, Maker, MalformedError, Phrase, Vocabulary
 from ckptconv.process import no_garbage
 
-# What stands for a value that was not kept.
-DROPPED = Opaque(Global("some", "value"))
+# What stands for a value that was not kept, and for a container of Python's own whose contents were not.
+DROPPED, _CONTAINER = Opaque(Global("some", "value")), Opaque(Global("some", "container"))
 # Bytes that are read at a time, the longest frame, and the longest instruction that is not dropped. Picklers end a
 # frame after 64 KiB.
 _WINDOW, _FRAME, _INSTRUCTION = 1 << 17, 1 << 18, 1 << 22
@@ -46,13 +47,14 @@ _LENGTHS = {
 }
 # Objects that say in which file something is, in torch.distributed.checkpoint, and where they say it.
 _IN_FILES, _FILE = "_StorageInfo", "relative_path"
-# Keys whose values count: what unpicklers look up by name, and what tells how long the bytes of an array are.
-_KEYS = known.CALLED_BY_NAME | {"dtype", "shape", "numpy_array_alignment_bytes", _FILE}
+# The most entries of a dict, and of a list, that are kept.
+_ITEMS, _APPENDED = 64, 16
 # What makes values that later calls are judged by.
 _MADE = frozenset({("_codecs", "encode"), ("numpy", "dtype")})
 _WITH_ARGUMENTS = frozenset({"getattr", "dtype"})
-# What torch's pickler calls for a tensor, and for its hooks.
+# What torch's pickler calls for a tensor, and for its hooks; a tensor, and a storage.
 _TENSOR = Global("torch._utils", "_rebuild_tensor_v2"), Global("collections", "OrderedDict")
+_A_TENSOR, _A_STORAGE = Opaque(_TENSOR[0]), Opaque(Global("pickle", "persistent_load"))
 
 
 class Passed(bytes):
@@ -86,7 +88,8 @@ def survey(
 class _Memo:
     """A memo that keeps names, objects and short texts only, and takes four bytes for an entry."""
 
-    def __init__(self) -> None:
+    def __init__(self, built: Callable[[Opaque], Opaque]) -> None:
+        self.built = built
         self._codes = array.array("I")
         self._count = 0
         self._kept: list[Any] = [DROPPED]
@@ -113,7 +116,9 @@ class _Memo:
     def __getitem__(self, index: int) -> Any:
         code = self._codes[index] if index < len(self._codes) else 0
         if not code & 1:
-            return self._kept[code >> 1]
+            value = self._kept[code >> 1]
+            # What was stored may have got its state since.
+            return self.built(value) if type(value) is Opaque and value not in (DROPPED, _CONTAINER) else value
         at = code >> 1
         return str(self._texts[at + 1 : at + 1 + self._texts[at]], "ascii")
 
@@ -130,7 +135,9 @@ class _Memo:
             self._texts.append(len(value))
             self._texts += value.encode()
             return at << 1 | 1
-        if kind is not Global and kind is not Opaque:
+        # Picklers store no numbers.
+        is_part = (kind is tuple or kind is bytes) and len(self._kept) < _OBJECTS and _is_small(value)
+        if kind is not Global and kind is not Opaque and not is_part:
             return 0
         place = self._places.get(id(value))
         if place is None:
@@ -146,10 +153,10 @@ class _NoKeys(Keys):
         pass
 
     def update(self, target: Any, items: Any) -> None:
-        pass
+        target.add(DROPPED)
 
     def set_of(self, items: Any) -> set[Any]:
-        return set()
+        return {DROPPED} if items else set()
 
     def check(self) -> None:
         pass
@@ -168,19 +175,34 @@ class _Survey(_Machine):
         met: Callable[[bytes, bytes, Global | None], None],
         placed: Callable[[str | None], None],
     ) -> None:
-        words = vocabulary._replace(builders={}, phrases=None, persistent=lambda pid: DROPPED)
+        words = vocabulary._replace(builders={}, phrases=None, persistent=lambda pid: _A_STORAGE)
         super().__init__(read_at(0, min(_WINDOW, total)), words, where, 0, limits, lean=False)
         self.keys = _NoKeys(limits, 0)
-        self.memo = _Memo()  # type: ignore[assignment]
+        self.shared: dict[tuple[Global, str, bool], Opaque] = {}
+        self.memo = _Memo(self._built)  # type: ignore[assignment]
         self.phrases = TensorPhrases(_maker, is_exact=False)
         self.read_at, self.total, self.met, self.placed = read_at, total, met, placed
+        self.judge = attacks.judge(total)
         self.named = 0
-        self.shared: dict[Global, Opaque] = {}
         self.objects = 0
 
     def constructor(self, name: tuple[str, str]) -> Constructor | None:
         construct = super().constructor(name)
-        return construct if construct is None or name in _MADE else _unless(Global(*name))
+        if construct is None or name in _MADE:
+            return construct
+        value = _CONTAINER if today(name) in PYTHON else self._token(Global(*name), "reduce")
+        return lambda args: value
+
+    def _token(self, root: Global, how: str, is_built: bool = False) -> Opaque:
+        """Return what stands for all objects that a call of `root` makes."""
+        state = [()] if is_built else []
+        return self.shared.setdefault((root, how, is_built), Opaque(root, (), None, how, state))
+
+    def _built(self, made: Opaque) -> Opaque:
+        """Return what stands for an object that has got its state."""
+        return (
+            made if made.state or made.args or type(made.cls) is not Global else self._token(made.cls, made.call, True)
+        )
 
     # ---- reading on
 
@@ -256,7 +278,8 @@ class _Survey(_Machine):
 
     def find(self, module: Any, name: Any) -> Any:
         if module is DROPPED or name is DROPPED:
-            self.unknown_calls["what is named far from there"] = None
+            if self.judge:
+                self.judge.unknown_calls["what is named far from there"] = None
             return DROPPED
         return super().find(module, name)
 
@@ -275,66 +298,90 @@ class _Survey(_Machine):
 
     def call(self, function: Any, args: Any, how: str, kwargs: dict[str, Any] | None = None) -> Any:
         if args is DROPPED or type(args) is Opaque:
-            args = ()
-        if type(args) is tuple and len(args) == 1 and isinstance(args[0], bytes) and type(function) is Global:
-            self.met(args[0], args[0], function)
+            args = (DROPPED,)
+        if type(args) is tuple and type(function) is Global:
+            for arg in args[:_PARTS]:
+                if isinstance(arg, bytes):
+                    self.met(arg, arg, function)
         made = super().call(function, args, how, kwargs)
-        if type(made) is not Opaque or made is DROPPED:
-            return made if type(made) in (Global, bytes) else DROPPED
+        if type(made) is not Opaque or made is DROPPED or made is _CONTAINER:
+            return made if type(made) in (Global, bytes) or made is _CONTAINER else DROPPED
         root = function if type(function) is Global else DROPPED.cls
         if root.name.rpartition(".")[2] in _WITH_ARGUMENTS and self.objects < _OBJECTS and _is_small(made.args):
             self.objects += 1
             made.kwargs = None
             return made
-        return self.shared.setdefault(root, Opaque(root, (), None, how))
+        return self._token(root, how)
 
     def build(self, state: Any) -> None:
         target = self.stack[-1]
         if type(target) is not Opaque:
             return
+        if target is _CONTAINER:
+            if self.judge and not (type(state) is dict and all(map(is_name, state))):
+                self.judge.unknown_calls["what gives a container a state"] = None
+            return
         if type(target.cls) is Global and target.cls.name == _IN_FILES:
             name = state.get(_FILE) if type(state) is dict else None
             self.placed(name if type(name) is str else None)
-        if known.calls_by_name(state):
-            self.unknown_calls[f"what is in the state of {target.name[:200]}"] = None
+        if self.judge:
+            self.judge.build(target, state)
         kept = target.state[:]
         target.state.append(state)
         if self.vocabulary.embedded:
             self.skip_embedded(target)
         if target.args == () or kept or not _is_small(state):
             target.state[:] = kept
+        self.stack[-1] = self._built(target)
 
     def _set_items(self, target: Any, items: list[Any]) -> None:
         if len(items) % 2:
             raise MalformedError("sets a key without a value")
+        if self.judge:
+            if target is _CONTAINER:
+                self.judge.put(items)
+            else:
+                self.judge.items(target, items)
         if type(target) is dict:
-            pairs = zip(items[::2], items[1::2], strict=True)
-            target.update(
-                (key, value) for key, value in pairs if type(key) is str and key in _KEYS and _is_small(value)
-            )
+            for key, value in zip(items[::2], items[1::2], strict=True):
+                if type(key) is str and len(key) <= _CHARACTERS and (len(target) < _ITEMS or key in target):
+                    target[key] = value if type(value) in _KEPT or _is_small(value) else DROPPED
+                else:
+                    target[DROPPED] = DROPPED
 
     def _append(self, target: Any, items: list[Any]) -> None:
-        pass
+        if self.judge:
+            if target is _CONTAINER:
+                self.judge.put(items)
+            else:
+                self.judge.append(target, items)
+        if type(target) is list and len(target) < _APPENDED:
+            target.extend(
+                value if type(value) in _KEPT or _is_small(value) else DROPPED
+                for value in items[: max(_APPENDED - len(target), 0)]
+            )
+            if len(target) >= _APPENDED:
+                target[-1] = DROPPED
 
 
 def _maker(phrase: Phrase) -> Maker | None:
     """Return what makes nothing of a tensor."""
-    return (lambda keys: [DROPPED] * len(keys)) if (phrase.function, phrase.hooks) == _TENSOR else None
+    return (lambda keys: [_A_TENSOR] * len(keys)) if (phrase.function, phrase.hooks) == _TENSOR else None
 
 
-def _unless(name: Global) -> Callable[[tuple[Any, ...]], Any]:
-    """Return what makes nothing of a call; of one that is known for some arguments only, what leaves it to these."""
-    value = NotImplemented if name in known.CONDITIONS else DROPPED
-    return lambda args: value
+# Containers are kept where they are: what is in them was judged when it was put there.
+_KEPT = frozenset({dict, list, set})
 
 
 def _small(value: Any) -> Any:
     """Return `value`, emptied in place, if it may matter for a call; else what stands for it."""
     kind = type(value)
     if kind is dict:
-        for key in [key for key in value if key not in _KEYS or not _is_small(value[key])]:
-            del value[key]
-    elif kind in (list, set, bytearray):
+        large = [key for key, held in value.items() if type(held) in _KEPT or not _is_small(held)]
+        value.update(dict.fromkeys(large, DROPPED))
+    elif kind is list:
+        value[:] = [DROPPED] * bool(value)
+    elif kind in (set, bytearray):
         value.clear()
     elif kind not in (Global, Opaque, Passed, bool, type(None)) and not _is_small(value):
         return DROPPED

@@ -198,7 +198,8 @@ def test_states_of_objects_are_not_kept_in_long_pickles(monkeypatch: pytest.Monk
     )
     assert found(after(_placed("x") * 20_000)) == set()
     assert kept
-    assert max(kept) == 0
+    # One object stands for all that have got their state.
+    assert max(kept) == 1
 
 
 def test_a_directory_of_any_length_is_read_to_its_end() -> None:

@@ -60,10 +60,10 @@ def scanned(path: Path) -> ckptconv.ScanReport:
 
 
 def verdict(path: Path, data: bytes) -> str:
-    """The verdict on a file of these bytes; "" if it is skipped."""
+    """The verdict on a file of these bytes in a directory; "" if it is skipped."""
     path.write_bytes(data)
-    report = scanned(path)
-    return report.files[0].verdict if report.files else ""
+    found = [file for file in scanned(path.parent).files if file.path == str(path)]
+    return found[0].verdict if found else ""
 
 
 def rules(path: Path, data: bytes | None = None) -> set[str]:
@@ -274,8 +274,6 @@ OTHERS = {
     "readme.md": b"# A model\n",
     "angles.txt": b"cos\nsin\ntan\n",
     "words.txt": b"commands\nopen\n(texts)\n",
-    "model.gguf": b"GGUF" + bytes(100),
-    "weights.h5": b"\x89HDF\r\n\x1a\n" + bytes(100),
     "data.csv.gz": gzip.compress(b"a,b\n" * 1000),
     "package.whl": in_zip(b"\x7fELF" + bytes(60), "package/x.so"),
     "page.zip": in_zip(b"<html>", "index.html"),
@@ -292,6 +290,26 @@ def test_what_is_no_checkpoint_is_skipped_and_counted(file: str, tmp_path: Path)
     (tmp_path / file).write_bytes(OTHERS[file])
     report = scanned(tmp_path)
     assert (report.files, report.skipped, report.verdict) == ([], 1, "safe")
+
+
+MODELS = {
+    "model.gguf": b"GGUF" + bytes(100),
+    "weights.bin": b"\x89HDF\r\n\x1a\n" + bytes(100),
+    "model.keras": in_zip(b"\x89HDF\r\n\x1a\n", "model.weights.h5"),
+    "saved_model.pb": b"\x08\x01",
+}
+
+
+@pytest.mark.parametrize("file", MODELS)
+def test_models_that_are_not_judged_are_unknown(file: str, tmp_path: Path) -> None:
+    assert (verdict(tmp_path / file, MODELS[file]), rules(tmp_path)) == ("unknown", {"not-opened"})
+
+
+def test_what_was_named_and_is_not_judged_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "readme.md").write_bytes(b"words")
+    assert scanned(tmp_path).files == []
+    (file,) = scanned(tmp_path / "readme.md").files
+    assert (file.verdict, [each.rule for each in file.findings]) == ("unknown", ["not-opened"])
 
 
 def test_classes_of_other_packages_are_unknown_and_listed(tmp_path: Path) -> None:

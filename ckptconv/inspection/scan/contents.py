@@ -30,14 +30,16 @@ from ckptconv.formats.torch.tar import is_tar
 from ckptconv.formats.torch.zip import PICKLE, check_zip
 from ckptconv.inspection.scan.joblib import Arrays
 from ckptconv.inspection.scan.names import LOADERS, carries_code, is_needed, is_unusual
+from ckptconv.inspection.scan.programs import programs_in, texts_in
 from ckptconv.inspection.scan.readers import InMemory, PartReader
 from ckptconv.inspection.scan.report import Finding
 from ckptconv.pickles import attacks
 from ckptconv.pickles.children import CHILDREN, walk
+from ckptconv.pickles.grammar.judge import Judge
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.survey import Passed, survey
-from ckptconv.pickles.vocabulary import WHOLE_TREES, Constructor, ExcessiveError, TruncatedError, Vocabulary
+from ckptconv.pickles.vocabulary import WHOLE_TREES, ExcessiveError, TruncatedError, Vocabulary
 from ckptconv.storage.files import Reader
 from ckptconv.storage.inside import leads_out
 from ckptconv.storage.seekable import Seekable
@@ -62,8 +64,6 @@ SUFFIXES = (
 )  # fmt: skip
 # Members of torch's archives that are the bytes of tensors.
 _STORAGES = re.compile(rb"[^/]+/(?:data|constants|tensors)/[^/.]+", re.DOTALL)
-# In the code of TorchScript: operators that read and write files.
-_FILES_IN_CODE = re.compile(rb"\b(?:torch|ops\.aten|ops\.prim)\.(?:save|from_file|load)\(")
 _MACHINE_CODE = (b"\x7fELF", b"MZ\x90", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 # In a header of numpy, types of numbers, texts, times and raw bytes.
 _PLAIN_IN_NPY = re.compile(r"[<>|=]?[?biufcmMSaUV][0-9]*(?:\[\w+\])?")
@@ -79,8 +79,9 @@ _LIMITS = WHOLE_TREES._replace(objects=300_000)
 _LEFT = 1_000
 # The most bytes of a compressed pickle of torch that are unpacked by its reader.
 _COMPRESSED = 1 << 16
-# The most bytes read of what may be a pickle and begins as none.
-_ODD = 1 << 26
+# Bytes of what may be a pickle that are read at first.
+_HELD_FIRST = 1 << 16
+_MANY = f"{{}} holds more than {_PICKLES} pickles, one after the other."
 
 
 @dataclass
@@ -89,6 +90,13 @@ class _Room:
 
     members: int = 1_000_000
     bytes: int = 1 << 30
+    stored: int = -1
+    places: set[tuple[str, int, int]] = field(default_factory=set)
+
+    def open(self, size: int) -> None:
+        """Begin with a file of `size` bytes, if it is the outermost."""
+        if self.stored < 0 and self.members == _Room.members:
+            self.stored = 2 * size + (1 << 20)
 
     def spend(self, nbytes: int = 0) -> bool:
         """Count a member of `nbytes` unpacked bytes. Return whether there was room for it."""
@@ -146,15 +154,18 @@ class ScannedContents:
         if depth > _DEPTH:
             self.add("excessive", f"{reader.file.path} is inside more than {_DEPTH} other archives.")
             return ""
+        self.room.open(reader.file.size)
         if not self.room.spend():
             self.add("excessive", "It has more files inside other files than are looked at.")
             return ""
         head = reader.read_at(0, min(HEAD, reader.file.size))
         if depth and reader.file.path.endswith(f"{_ENTRIES})") and self.archives(reader):
             return "torch.distributed.checkpoint data"
-        for kind in _KINDS:
-            if kind.matches(head, reader.file.size):
-                return kind.look(self, reader, depth)
+        kinds = [kind for kind in _KINDS if kind.matches(head, reader.file.size)]
+        if kinds:
+            told = kinds[0].look(self, reader, depth)
+            self._otherwise(reader, kinds, depth)
+            return told
         closed = next((what for begin, what in CLOSED.items() if head.startswith(begin)), "")
         if closed:
             rule = "unreadable" if self.expected else "not-opened"
@@ -162,56 +173,87 @@ class ScannedContents:
             return "closed archive"
         return self._unknown(reader, depth)
 
+    def _otherwise(self, reader: Reader, kinds: list[_Kind], depth: int) -> None:
+        """Look at a file as whoever takes it for something else than its first kind: for what would run."""
+        if any(kind in _OF_PICKLES for kind in kinds[:1]):
+            return
+        inner = self._inner()
+        for kind in kinds[1:]:
+            if kind not in _OF_PICKLES:
+                kind.look(inner, reader, depth)
+        if kinds[0] is not _ZIP:
+            # What begins an archive is a persistent id to an unpickler, which has none for it.
+            inner._from_start(reader, depth)
+        if kinds[0] is not _ZIP and zip_elsewhere.ends_as_zip(reader):
+            inner._zip(reader, depth)
+        inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING or each.rule == "not-opened"}
+        self._take(inner)
+
     def _unknown(self, reader: Reader, depth: int) -> str:
         """Look at a file that begins like nothing that is known: it may be a pickle of an old protocol."""
         found = self._inner()
-        size, length = reader.file.size, SCANNED
-        while True:
-            data = reader.read_at(0, min(length, size))
-            readings = _Readings()
-            with attacks.watched(readings.add):
-                try:
-                    at = load(data, _words(), where=reader.file.path, limits=_LIMITS).end
-                    found._following(reader, at, depth)
-                except TruncatedError:
-                    if len(data) < size and length < _ODD:
-                        length *= 8
-                        continue
-                    if len(data) < size:
-                        self.add("not-opened", f"{reader.file.path} may be a pickle, and is too long to tell.")
-                except CkptconvError:
-                    pass
-            break
-        for reading in readings.all():
-            # Text may begin with what is a name to a pickle. A call is no accident.
-            if reading.called or reading.unknown_calls:
-                found._judge(reading, depth)
+        found._from_start(reader, depth)
         if found.findings:
             self._take(found)
             return "pickle"
         if zip_elsewhere.ends_as_zip(reader):
             return self._zip(reader, depth)
-        return ""
+        return "pickle" if self.expected and found.pickles else ""
+
+    def _from_start(self, reader: Reader, depth: int) -> None:
+        """Read a file as a pickle from its first byte, whatever it is, and look at what follows."""
+        readings = _Readings()
+        end = 0
+        with attacks.watched(readings.add, Judge), contextlib.suppress(CkptconvError):
+            end = self._load(reader, 0, reader.file.path, depth)
+        if end:
+            self._following(reader, end, depth)
+            self.pickles.add(reader.file.path)
+        self._judge_calls(readings, depth)
+
+    def _load(self, reader: Reader, at: int, where: str, depth: int) -> int:
+        """Read what may be a pickle at byte `at`. Return the position behind it. Raises what `load` raises."""
+        room = reader.file.size - at
+        for length in (_HELD_FIRST, LONGEST):
+            try:
+                return at + load(reader.read_at(at, min(length, room)), _words(), where=where, limits=_LIMITS).end
+            except TruncatedError:
+                if room <= length:
+                    raise
+        inner = self._inner()
+        try:
+            return at + self._survey(reader, at, where, _words(), inner, depth)
+        except LimitError:
+            self.add("not-opened", f"{where} may be a pickle, and is too long to tell.")
+            raise
+        finally:
+            inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING}
+            self._take(inner)
+
+    def _judge_calls(self, readings: _Readings, depth: int) -> None:
+        for reading in readings.all():
+            # Text may begin with what is a name to a pickle. A call is no accident.
+            if reading.called or reading.unknown_calls:
+                self._judge(reading, depth)
 
     def _following(self, reader: Reader, at: int, depth: int) -> None:
         """Look at what follows a pickle: whoever reads one after another takes it for one, however it begins."""
         readings = _Readings()
-        with attacks.watched(readings.add), contextlib.suppress(CkptconvError):
+        with attacks.watched(readings.add, Judge), contextlib.suppress(CkptconvError):
             for count in range(2, _PICKLES):
                 if at >= reader.file.size:
                     break
-                data = reader.read_at(at, min(SCANNED, reader.file.size - at))
-                at += load(data, _words(), where=f"{reader.file.path} (pickle {count})", limits=_LIMITS).end
-        for reading in readings.all():
-            if reading.called or reading.unknown_calls:
-                self._judge(reading, depth)
+                at = self._load(reader, at, f"{reader.file.path} (pickle {count})", depth)
+            else:
+                self.add("not-opened", _MANY.format(reader.file.path))
+        self._judge_calls(readings, depth)
 
     def read(self, action: Callable[[], object], depth: int = 0) -> bool:
         """Call `action`, which reads pickles, and judge them and how it ended. Return whether it was read."""
         readings = _Readings()
         error: CkptconvError | None = None
         try:
-            with attacks.watched(readings.add):
+            with attacks.watched(readings.add, Judge):
                 action()
         except CkptconvError as reason:
             error = reason
@@ -315,6 +357,8 @@ class ScannedContents:
                 finally:
                     skipped += arrays.skipped
                 count += 1
+            if count >= _PICKLES and pickles.position < size:
+                self.add("not-opened", _MANY.format(reader.file.path))
             if count and zip_elsewhere.ends_as_zip(reader, pickles.position):
                 raise CorruptError(f"{reader.file.path} begins as a pickle, and ends as a zip archive.")
 
@@ -376,8 +420,8 @@ class ScannedContents:
     def _plainly(self, reader: Reader, depth: int) -> None:
         """Look at a pickle of joblib as Python reads it, for what would run."""
         readings = _Readings()
-        with attacks.watched(readings.add), contextlib.suppress(CkptconvError):
-            load(reader.read_at(0, min(SCANNED, reader.file.size)), _words(), where=reader.file.path)
+        with attacks.watched(readings.add, Judge), contextlib.suppress(CkptconvError):
+            self._load(reader, 0, reader.file.path, depth)
         for reading in readings.all():
             self._judge(reading._replace(where=f"{reader.file.path} (read without joblib)", broken=True), depth)
 
@@ -414,6 +458,8 @@ class ScannedContents:
             self.add("carries-code", f"{reader.file.path} is a package of torch.package: importing it runs its code.")
         known = False
         for entry in zip_elsewhere.entries(reader):
+            if self.room.stored < 0:
+                break
             if told.is_torch and not is_other and _STORAGES.fullmatch(entry.name):
                 continue
             if _inside(reader, entry) in read:
@@ -428,6 +474,7 @@ class ScannedContents:
 
     def archives(self, reader: Reader) -> bool:
         """Look at archives that lie one after the other, from the last to the first. Return whether that is all."""
+        self.room.open(reader.file.size)
         end = reader.file.size
         while end > 0:
             start = zip_elsewhere.start_of_last(reader, end)
@@ -449,15 +496,27 @@ class ScannedContents:
         if start is None or not entry.packed:
             return ""
         if entry.name.endswith(b".py") and b"/code/" in entry.name:
-            self._code(path, zip_elsewhere.content(reader, entry, _INFLATED))
+            self._code(path, zip_elsewhere.content(reader, entry, _INFLATED + 1))
             return ""
         inner = self._inner(is_expected)
         if entry.method == _STORED:
+            # Members may lie on the same bytes.
+            place = reader.file.path, start, entry.packed
+            if place in self.room.places:
+                return ""
+            self.room.places.add(place)
+            self.room.stored -= entry.packed
+            if self.room.stored < 0:
+                self.add("excessive", f"{reader.file.path} has members that overlap, and take more than is looked at.")
+                return ""
             kind = inner.look(PartReader(reader, path, start, entry.packed), depth + 1)
         else:
             kind = inner.unpacked(path, functools.partial(zip_elsewhere.content, reader, entry), depth)
+        if entry.method == _DEFLATED or entry.packed <= _INFLATED:
+            self._texts(entry.name, path, lambda: zip_elsewhere.content(reader, entry, _INFLATED + 1), depth)
         if only_what_runs:
-            inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING}
+            kept = _RUNNING | {"not-opened", "excessive"}
+            inner.findings = {each: None for each in inner.findings if each.rule in kept}
         self._take(inner)
         return kind
 
@@ -479,9 +538,35 @@ class ScannedContents:
         return self.look(InMemory(data, path), depth + 1)
 
     def _code(self, path: str, code: bytes) -> None:
-        found = _FILES_IN_CODE.search(code)
-        if found:
-            self.add("carries-code", f"{path} is a program that reads or writes files: {found[0].decode()}…)")
+        """Judge a program of TorchScript."""
+        if len(code) > _INFLATED:
+            self.add("not-opened", f"{path} is a program of more than {_INFLATED >> 20} MiB.")
+        programs = programs_in(code)
+        if programs.files:
+            self.add("carries-code", f"{path} is a program that reads or writes files: {some(programs.files, 3, str)}.")
+        if programs.unknown:
+            self.add(
+                "unknown-call", f"{path} calls the operators {some(programs.unknown, 3, str)}, which are not known."
+            )
+
+    def _texts(self, name: bytes, path: str, content: Callable[[], bytes], depth: int) -> None:
+        """Judge what programs evaluate, or load, of a member that is JSON."""
+        if not (name.endswith(b".json") or name.rpartition(b"/")[2] in (b"data", b"_stable_baselines3_data")):
+            return
+        data = content()
+        if data.lstrip()[:1] not in (b"{", b"["):
+            return
+        if len(data) > _INFLATED:
+            self.add("not-opened", f"{path} is a description of more than {_INFLATED >> 20} MiB.")
+            return
+        texts = texts_in(data)
+        if texts is None:
+            self.add("not-opened", f"{path} is a description that cannot be read.")
+            return
+        for text in texts.evaluated:
+            self.add("unknown-call", f"{path} has an expression that is no arithmetic: {brief(text)}.")
+        for pickled in texts.pickled:
+            self._held(InMemory(pickled, f"{path}: a pickle in it"), depth, is_loaded=True)
 
     def _tar(self, reader: Reader, depth: int) -> str:
         """Read torch's tar archives as torch's; of other ones look at each member."""
@@ -500,7 +585,9 @@ class ScannedContents:
             self._take(inner)
             return "torch tar archive"
         known = False
-        for name, start, size in members:
+        if len(members) > _MEMBERS:
+            self.add("not-opened", f"{reader.file.path} has more than {_MEMBERS} members.")
+        for name, start, size in members[:_MEMBERS]:
             path = f"{reader.file.path} ({brief(name, 200)[1:-1]})"
             member = self._inner(name.endswith(SUFFIXES))
             known |= bool(member.look(PartReader(reader, path, start, size), depth + 1))
@@ -639,6 +726,11 @@ def _is_compressed(head: bytes, size: int) -> bool:
 
 
 _NPY = _Kind(lambda head, size: head.startswith(b"\x93NUMPY"), ScannedContents._npy)
+_ZIP = _Kind(lambda head, size: head.startswith(LOCAL_SIGNATURE), ScannedContents._zip)
+_STREAM = _Kind(lambda head, size: is_stream(head), ScannedContents._torch)
+_PICKLE = _Kind(_is_pickle, ScannedContents._pickles)
+# Kinds that are read as pickles from their first byte.
+_OF_PICKLES = (_STREAM, _PICKLE)
 # How archives and compressed files begin that are not opened here.
 CLOSED = {
     b"7z\xbc\xaf\x27\x1c": "a 7z archive",
@@ -649,14 +741,14 @@ CLOSED = {
     b"LZIP": "compressed by lzip",
     b"ZF0x": "compressed by an old joblib",
 }
-# In this order: a file is of the first kind that it matches.
+# In this order: a file is of the first kind that it matches; it is looked at as each of the others too.
 _KINDS: tuple[_Kind, ...] = (
-    _Kind(lambda head, size: head.startswith(LOCAL_SIGNATURE), ScannedContents._zip),
+    _ZIP,
     _Kind(lambda head, size: is_tar(head), ScannedContents._tar),
-    _Kind(lambda head, size: is_stream(head), ScannedContents._torch),
+    _STREAM,
     _NPY,
     _Kind(looks_like_safetensors, ScannedContents._safetensors),
-    _Kind(_is_pickle, ScannedContents._pickles),
+    _PICKLE,
     _Kind(_is_compressed, ScannedContents._compressed),
 )
 # Rules about what would run, and not about how a file is made.
@@ -681,16 +773,12 @@ _OF_TAR = frozenset({"storages", "tensors", "pickle"})
 def _words() -> Vocabulary:
     """Return the vocabulary for pickles that are no files of torch.save: tensors in them are not made."""
     words = vocabulary(lambda pid: None)
-    made: dict[tuple[str, str], Constructor] = {
-        name: (lambda args: None) for name in words.constructors if name[0] == "torch._utils"
+    constructors = {
+        name: made
+        for name, made in words.constructors.items()
+        if name[0] != "torch._utils" and not name[1].startswith("_rebuild_from_type")
     }
-    rebuilding = {Global(*name) for name in made}
-
-    def from_type(args: tuple[Any, ...]) -> Any:
-        return None if args and args[0] in rebuilding else NotImplemented
-
-    made.update((name, from_type) for name in words.constructors if name[1].startswith("_rebuild_from_type"))
-    return words._replace(constructors={**words.constructors, **made}, persistent=None)
+    return words._replace(constructors=constructors, persistent=None)
 
 
 def _inside(reader: Reader, entry: zip_elsewhere.ZipEntry) -> str:
@@ -778,6 +866,6 @@ def _is_file(data: bytes | bytearray) -> bool:
 def _members_of(reader: Reader) -> Iterator[tuple[str, int, int]]:
     """Yield name, offset and size of the regular files in a tar archive, as Python's tarfile finds them."""
     with tarfile.open(fileobj=io.BufferedReader(Seekable(reader)), mode="r:") as archive:
-        for member in itertools.islice(archive, _MEMBERS):
+        for member in itertools.islice(archive, _MEMBERS + 1):
             if member.isreg() and not member.issparse():
                 yield member.name, member.offset_data, member.size

@@ -12,12 +12,19 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from ckptconv.errors import UnsafeError
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.vocabulary import MalformedError
 from ckptconv.storage.files import Reader
+from ckptconv.storage.inside import leads_out
+from ckptconv.text import brief
 
 _WRAPPER = Global("joblib.numpy_pickle", "NumpyArrayWrapper")
 _DTYPE = re.compile(r"[<>|=]?([?biufcmMSaUVO])([0-9]{0,9})")
+# Sizes of kinds that are named without one.
+_SIZES = {"?": 1, "b": 1, "i": 4, "u": 4, "f": 4, "c": 1, "m": 8, "M": 8, "O": 8}
+# Wrappers of old releases, which name a file.
+_FILES = (Global("joblib.numpy_pickle", "NDArrayWrapper"), Global("joblib.numpy_pickle", "ZNDArrayWrapper"))
 # What is in a dtype in a dtype.
 _DEPTH = 32
 
@@ -40,9 +47,14 @@ class Arrays:
         self._window, self._last = 1 << 16, -1
 
     def __call__(self, made: Opaque, position: int) -> tuple[int, bytes] | None:
-        if made.cls != _WRAPPER or not isinstance(made.state[-1], dict):
+        state = _attributes(made.state[-1])
+        if made.cls in _FILES:
+            name = state.get("filename")
+            why = leads_out(name) if type(name) is str else "it is no text"
+            if why:
+                raise UnsafeError(f"A pickle of joblib reads an array from {brief(name)}, beside it: {why}.", "")
+        if made.cls != _WRAPPER or not state:
             return None
-        state = made.state[-1]
         at = self._start + position
         if at <= self._last:
             self._window *= 2
@@ -63,6 +75,12 @@ class Arrays:
         return end - self._start, self._reader.read_at(end, min(self._window, self._reader.file.size - end))
 
 
+def _attributes(state: Any) -> dict[Any, Any]:
+    """Return the attributes that a state sets: those of a dict, or of two."""
+    parts = state if type(state) is tuple and len(state) == 2 else (state,)
+    return {key: value for part in parts if isinstance(part, dict) for key, value in part.items()}
+
+
 def _item(dtype: Any, depth: int = 0) -> tuple[int, bool]:
     """Return the size in bytes of an element, and whether elements are objects."""
     if depth > _DEPTH or type(dtype) is not Opaque or dtype.cls != Global("numpy", "dtype") or not dtype.args:
@@ -71,10 +89,11 @@ def _item(dtype: Any, depth: int = 0) -> tuple[int, bool]:
     if named is None:
         raise MalformedError("has an array of joblib whose dtype is not known")
     kind, digits = named.groups()
-    size, has_objects = int(digits or 1) * (4 if kind == "U" else 1), kind == "O"
+    size, has_objects = int(digits or _SIZES.get(kind, 0)) * (4 if kind == "U" else 1), kind == "O"
     state = dtype.state[-1] if dtype.state else ()
     if type(state) is tuple and len(state) > 5:
-        if type(state[5]) is int and state[5] >= 0:
+        # Of other kinds, numpy has the size by the name.
+        if kind in "SaUV" and type(state[5]) is int and state[5] >= 0:
             size = state[5]
         # The dtype of a part that is an array, and those of fields.
         fields = state[4].values() if type(state[4]) is dict else ()

@@ -22,8 +22,8 @@ _COMPILERS = frozenset(
         "_deserialize_graph_module", "_make_graph_module",
     )
 )  # fmt: skip
-# torch.load of the bytes that it is given. These are looked at by themselves.
-LOADERS = frozenset({"torch.storage._load_from_bytes"})
+# Functions that load bytes that they are given as pickles. These are looked at by themselves.
+LOADERS = frozenset({"torch.storage._load_from_bytes", "spacy.vocab.unpickle_vocab", "spacy.tokens.doc.unpickle_doc"})
 # Modules of the standard library whose classes are data, and are in honest checkpoints.
 _DATA = frozenset(
     """

@@ -72,23 +72,23 @@ RULES: dict[str, ScanRule] = {
     "unknown-call": ScanRule(
         "It calls a function that nobody has reviewed",
         UNKNOWN,
-        "A pickle in the file calls a function that is in no table of what ordinary checkpoints call, or what another "
-        "call returned. Loading the file runs that code with arguments from the file, and nobody here has looked at "
-        "it. Look at the function before you load the file, or take the tensors alone: torch.load with "
+        "A pickle in the file calls a function that nobody reviewed, or a known one with what ordinary checkpoints "
+        "never give it, or what another call returned. Loading the file runs that code with arguments from the file. "
+        "Look at the function before you load the file, or take the tensors alone: torch.load with "
         "weights_only=True, or `ckptconv convert`.",
     ),
     "unknown-name": ScanRule(
         "It names classes that nobody has reviewed",
         UNKNOWN,
-        "A pickle in the file names classes or functions that are in no table of what ordinary checkpoints name, most "
+        "A pickle in the file names classes or functions that nobody reviewed, or gives them another state, most "
         "often those of the program that wrote it. Loading the file imports their modules and makes their objects. "
         "Load it only where these are yours or known to you, or take the tensors alone.",
     ),
     "not-opened": ScanRule(
         "It cannot be opened here",
         UNKNOWN,
-        "The file is an archive or compressed in a way that is not read here, such as 7z or zstandard. What is in it "
-        "was not looked at: unpack it, and scan that. Or it is data that no description mentions.",
+        "The file is a model or an archive that is not judged here, such as HDF5, 7z or zstandard, or it has more than "
+        "is looked at. Unpack an archive, and scan what is in it. Or it is data that no description mentions.",
     ),
     "reads-elsewhere": ScanRule(
         "It reads from other places",

@@ -69,12 +69,13 @@ def scan(
         raise MissingError(f"{missing} does not exist.")
     seen: set[str] = set()
     with refusing_attacks():
+        named = {place.path for place in places}
         for found in (each for place in places for each in _files_in(place, report)):
             if found.path in seen:
                 continue
             seen.add(found.path)
             with no_garbage():
-                scanned = found if isinstance(found, ScannedFile) else _scanned(found)
+                scanned = found if isinstance(found, ScannedFile) else _scanned(found, found.path in named)
             if scanned is None:
                 report.skipped += 1
                 continue
@@ -116,8 +117,8 @@ def _files_in(place: Location, report: ScanReport) -> Iterator[Location | Scanne
         stack.extend(reversed(below))
 
 
-def _scanned(place: Location) -> ScannedFile | None:
-    """Return the verdict on a file; None if it is no checkpoint."""
+def _scanned(place: Location, is_named: bool) -> ScannedFile | None:
+    """Return the verdict on a file; None if it is no checkpoint, and was not named itself."""
     contents = ScannedContents(expected=place.name.endswith(SUFFIXES))
     size, head, kind = 0, b"", ""
     try:
@@ -134,6 +135,10 @@ def _scanned(place: Location) -> ScannedFile | None:
             kind = special.look(contents, place) or kind
     except CkptconvError as error:
         contents.add("unreadable", error.message)
+    other = "" if kind else _other_model(place, head)
+    if other or (is_named and not kind and not contents.findings and not contents.expected):
+        contents.add("not-opened", f"{place} is {other or 'nothing that is read here'}: it was not judged.")
+        kind = kind or other or "other file"
     if not kind and not contents.findings:
         what = what_it_is(head, size)
         is_missing = contents.expected and not isinstance(what, UnsupportedError)
@@ -142,6 +147,31 @@ def _scanned(place: Location) -> ScannedFile | None:
         told = what.message if what else f"begins with {head[:16]!r}, as no checkpoint does."
         contents.add("unreadable", f"{place} {told}{f' {what.hint}' if what else ''}")
     return _verdict(place.path, kind or "unknown", size, contents)
+
+
+# Models that are not judged, by how they begin, and by what they are called.
+_OTHER_BEGINNINGS = {
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    b"GGUF": "a GGUF file",
+    b"PYTORCH1": "a TorchScript archive of torch 1.0",
+}
+_OTHER_NAMES = {
+    ".h5": "an HDF5 file",
+    ".hdf5": "an HDF5 file",
+    ".keras": "a model of Keras",
+    ".mlmodel": "a model of Core ML",
+    ".onnx": "a model of ONNX",
+    ".pmml": "a model in PMML",
+    ".skops": "a model of skops",
+    ".tflite": "a model of TensorFlow Lite",
+    "saved_model.pb": "a model of TensorFlow",
+}
+
+
+def _other_model(place: Location, head: bytes) -> str:
+    """Return what a model is in words that is not judged here; "" for other files."""
+    began = next((what for begin, what in _OTHER_BEGINNINGS.items() if head.startswith(begin)), "")
+    return began or next((what for end, what in _OTHER_NAMES.items() if place.name.endswith(end)), "")
 
 
 def _verdict(path: str, kind: str, size: int, contents: ScannedContents) -> ScannedFile:

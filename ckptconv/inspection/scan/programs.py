@@ -1,0 +1,158 @@
+"""Judge programs and expressions in archives: TorchScript, the arithmetic of torch.export, pickles in JSON.
+
+Sources: `torch/_export/serde/serialize.py` of torch 2.13, which evaluates `expr_str` and the guards of a program with
+sympy and Python; stable-baselines3 2.9, `save_util.json_to_data`, which loads what is under `:serialized:`.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import functools
+import json
+import re
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+OPERATORS = Path(__file__).with_name("operators.txt")
+# Operators of torch that read or write files.
+_OF_FILES = frozenset({"save", "from_file", "load", "_load_from_file", "pickle_load"})
+_TOKEN = re.compile(
+    rb"""(?P<space>[ \t\r\n\f\v\\]+|\#[^\n]*)|(?P<text>[rbuRBU]{0,2}(?:\"\"\".*?\"\"\"|'''.*?'''|"(?:[^"\\\n]|\\.)*"|"""
+    rb"""'(?:[^'\\\n]|\\.)*'))|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<other>.)""",
+    re.DOTALL,
+)
+# What a path of names may begin with that leads to operators.
+_ROOTS = (b"torch", b"ops")
+# Classes and constants by which TorchScript makes values, which are no operators.
+_MAKERS = frozenset({"device", "dtype", "Tensor", "Generator", "layout", "memory_format", "annotate", "Size", "Stream"})
+# In expressions of torch.export: functions of sympy and of torch, by name.
+_ARITHMETIC = frozenset(
+    """
+    Abs Add And BitwiseFn_bitwise_and BitwiseFn_bitwise_or CeilToInt CleanDiv Eq Equality FloatPow FloatTrueDiv FloorDiv
+    FloorToInt Ge GreaterThan Gt Identity Integer IntTrueDiv IsNonOverlappingAndDenseIndicator Le LessThan Lt Max Min
+    Mod ModularIndexing Mul Ne Not Or Piecewise PowByNatural PythonMod RoundDecimal RoundToInt Rational
+    StrictGreaterThan StrictLessThan Symbol ToFloat TruncToFloat TruncToInt Unequality Where ceiling floor
+    """.split()  # noqa: SIM905
+)
+_SYMBOL = re.compile(r"[a-zA-Z]{1,20}[0-9]{0,9}|[su]\d+|true|false|oo|int_oo")
+_MOST_NODES, _MOST_TEXT = 2_000, 20_000
+_SERIALIZED = ":serialized:"
+# Keys of JSON whose texts are evaluated.
+_EVALUATED = frozenset({"expr_str", "expr", "guards_code"})
+
+
+class Programs(NamedTuple):
+    """What a program calls: operators that read or write files, and those that torch does not have."""
+
+    files: list[str]
+    unknown: list[str]
+
+
+class Texts(NamedTuple):
+    """Of a description: texts that would be evaluated and are no arithmetic, and pickles that would be loaded."""
+
+    evaluated: list[str]
+    pickled: list[bytes]
+
+
+@functools.cache
+def operators() -> frozenset[str]:
+    """Return the names of torch's operators, each without its overload."""
+    return frozenset(OPERATORS.read_text("utf-8").split())
+
+
+def programs_in(code: bytes) -> Programs:
+    """Return what a program of TorchScript calls that it should not."""
+    files: dict[str, None] = {}
+    unknown: dict[str, None] = {}
+    path: list[bytes] = []
+    before = b""
+    for token in _TOKEN.finditer(code):
+        kind, part = token.lastgroup, token[0]
+        if kind == "space":
+            continue
+        if kind == "name" and (before == b"." and path):
+            path.append(part)
+        elif kind == "name":
+            path = [part] if part in _ROOTS and before != b"." else []
+        elif part == b"." and path:
+            pass
+        else:
+            if part == b"(" and len(path) > 1:
+                name = path[-1].decode()
+                shown = b".".join(path).decode()
+                if name in _OF_FILES:
+                    files[shown] = None
+                elif not _is_operator(path):
+                    unknown[shown] = None
+            path = []
+        before = part
+    return Programs(list(files), list(unknown))
+
+
+def _is_operator(path: list[bytes]) -> bool:
+    name = path[-1].decode()
+    if path[0] == b"torch":
+        return len(path) == 2 and (name in operators() or name in _MAKERS)
+    return len(path) == 3 and name in operators()
+
+
+def texts_in(data: bytes) -> Texts | None:
+    """Return what programs evaluate or load of a description in JSON; None if it cannot be read."""
+    try:
+        todo: list[Any] = [json.loads(data)]
+    except (ValueError, RecursionError):
+        return None
+    evaluated: dict[str, None] = {}
+    pickled: list[bytes] = []
+    while todo:
+        node = todo.pop()
+        if isinstance(node, list):
+            todo += node
+        elif isinstance(node, dict):
+            for key, value in node.items():
+                if key in _EVALUATED:
+                    for text in value if isinstance(value, list) else [value]:
+                        if isinstance(text, str) and not is_arithmetic(text):
+                            evaluated[text] = None
+                if key == _SERIALIZED and isinstance(value, str):
+                    try:
+                        pickled.append(base64.b64decode(value))
+                    except ValueError:
+                        return None
+                todo.append(value)
+    return Texts(list(evaluated), pickled)
+
+
+def is_arithmetic(text: str) -> bool:
+    """Whether an expression has numbers, symbols, operators and functions of arithmetic alone."""
+    if len(text) > _MOST_TEXT:
+        return False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            nodes = list(ast.walk(ast.parse(text.strip(), mode="eval")))
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return False
+    return len(nodes) < _MOST_NODES and all(map(_is_allowed, nodes))
+
+
+def _is_allowed(node: ast.AST) -> bool:
+    match node:
+        case ast.Constant(value=value):
+            return isinstance(value, (int, float)) and abs(value) < 1 << 64
+        case ast.Name(id=name):
+            return name in _ARITHMETIC or _SYMBOL.fullmatch(name) is not None
+        case ast.Call(func=ast.Name(id=name), keywords=[] | [ast.keyword(arg="evaluate" | "integer" | "positive")]):
+            return name in _ARITHMETIC
+        case ast.BinOp(op=ast.Pow(), right=right):
+            return isinstance(right, ast.Constant) and type(right.value) is int and 0 <= right.value <= 16
+        case ast.BinOp(op=op):
+            return isinstance(op, (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod))
+    return isinstance(
+        node,
+        (ast.Expression, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.keyword, ast.Tuple, ast.operator, ast.unaryop,
+         ast.boolop, ast.cmpop, ast.expr_context),
+    )  # fmt: skip

@@ -1,0 +1,294 @@
+"""Patterns: expressions that say which inert values a production allows.
+
+A pattern is written as an expression of Python, and never evaluated as one:
+
+    text, int, any …            a kind of value (`_KINDS`), or an alias of the table
+    'C', 0, None, True          exactly this value
+    numpy.dtype                 what a call of this name made
+    type(numpy.ndarray)         this class or function itself
+    re('[a-z]+'), upto(100)     text that matches whole, and a count of at most so many
+    (int, text), (int, ...)     a tuple of these; of any number of these
+    [text], {text}              a list, a set of these
+    {'a': int, 'b?': text}      a dict of exactly these keys, of which "b" may be missing
+    {text: int}, {**any}        a dict of such keys; of names that are not `__special__`
+    a | b                       either
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeAlias
+
+from ckptconv.pickles.containers import today
+from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.tensors.lazy import LazyTensor
+
+_TEXT, _BITS, _LONG = 1 << 16, 63, 4096
+_MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
+_SEQUENCES = (list, deque)
+_SETS = (set, frozenset)
+_SCALARS = frozenset(
+    {str, bytes, bytearray, bool, int, float, complex, type(None), type(...), range, Size, TorchConstant, NumpyScalar,
+     NumpyArray, Composite}
+)  # fmt: skip
+
+
+class Matcher(Protocol):
+    """What a pattern asks while it looks at a value."""
+
+    def enter(self, container: Any) -> bool:
+        """Note that what is in `container` counts. Return whether there is room to look at it."""
+
+    def is_value(self, name: Global) -> bool:
+        """Whether a class may be mentioned as a value."""
+
+    def is_held(self, name: Global) -> bool:
+        """Whether a class or function may be an attribute or an item."""
+
+    def is_data(self, made: Opaque) -> bool:
+        """Whether an object is plain data, such as a date."""
+
+    def is_function(self, made: Opaque) -> bool:
+        """Whether what a call made may be called in turn."""
+
+
+GETATTR = Global("builtins", "getattr")
+Pattern: TypeAlias = Callable[[Matcher, Any], bool]
+
+
+@functools.lru_cache(maxsize=4096)
+def current(name: Global) -> Global:
+    """Return `name` as today's Python and numpy spell it."""
+    module, attribute = today((name.module, name.name))
+    if module.startswith("numpy.core."):
+        module = f"numpy._core.{module.removeprefix('numpy.core.')}"
+    return Global(module, attribute)
+
+
+def resolved(function: Any) -> Global | None:
+    """Return the name of what is called: that of an attribute of a class, if `getattr` fetched it; None if a call
+    returned it."""
+    if type(function) is Global:
+        return function
+    if type(function) is Opaque and type(function.cls) is Global and current(function.cls) == GETATTR:
+        args = function.args if type(function.args) is tuple else ()
+        if len(args) == 2 and type(args[0]) is Global and type(args[1]) is str and args[1].isidentifier():
+            return Global(args[0].module, f"{args[0].name}.{args[1]}")
+    return None
+
+
+def is_name(key: Any) -> bool:
+    """Whether a state may have this key: exact text that is not `__special__`."""
+    return type(key) is str and not (key.startswith("__") and key.endswith("__"))
+
+
+# ------------------------------------------------------------------------------------------------------ kinds of values
+
+
+def _any(matcher: Matcher, value: Any, is_held: bool = False) -> bool:
+    """Whether a value is no function. What is in a list, set or dict was asked when it was put there."""
+    allowed = matcher.is_held if is_held else matcher.is_value
+    todo = [value]
+    while todo:
+        value = todo.pop()
+        kind = type(value)
+        if kind is tuple:
+            if not matcher.enter(value):
+                return False
+            todo += value
+        elif (kind is Global and not allowed(value)) or (kind is Opaque and matcher.is_function(value)):
+            return False
+    return True
+
+
+def _data(matcher: Matcher, value: Any) -> bool:
+    """Whether a value holds plain data alone, however deep."""
+    todo, seen = [value], set()
+    while todo:
+        value = todo.pop()
+        kind = type(value)
+        if kind in _SCALARS or isinstance(value, (LazyTensor, bytes)):
+            continue
+        if kind is Opaque:
+            if not matcher.is_data(value):
+                return False
+        elif kind is slice:
+            todo += (value.start, value.stop, value.step)
+        elif kind in _MAPPINGS or kind in _SEQUENCES or kind in _SETS or kind is tuple:
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if not matcher.enter(value):
+                return False
+            todo += value
+            if kind in _MAPPINGS:
+                todo += value.values()
+        else:
+            return False
+    return True
+
+
+def _of(*kinds: type) -> Pattern:
+    return lambda matcher, value: type(value) in kinds
+
+
+def _int_of(bits: int) -> Pattern:
+    return lambda matcher, value: type(value) is int and value.bit_length() <= bits
+
+
+# The kinds of values that have a name.
+_KINDS: dict[str, Pattern] = {
+    "any": _any,
+    "held": lambda matcher, value: _any(matcher, value, is_held=True),
+    "data": _data,
+    "text": lambda matcher, value: type(value) is str and len(value) <= _TEXT,
+    "bytes": lambda matcher, value: isinstance(value, (bytes, bytearray)),
+    "bool": _of(bool),
+    "int": _int_of(_BITS),
+    "long": _int_of(_LONG),
+    "float": _of(float),
+    "complex": _of(complex),
+    "slice": lambda matcher, value: type(value) is slice and _data(matcher, value),
+    "size": _of(Size),
+    "a_tensor": lambda matcher, value: isinstance(value, LazyTensor) or type(value) is Composite,
+    "an_array": _of(NumpyArray),
+    "a_scalar": _of(NumpyScalar),
+    # A class by its name. Whether it was reviewed is asked where it is mentioned.
+    "some_class": lambda matcher, value: type(value) is Global and is_class(value),
+}
+
+
+def is_class(name: Global) -> bool:
+    """Whether a name is that of a class by custom."""
+    *outer, last = name.name.split(".")
+    # A step that is spelled like no class leads through a module or an object, to anything.
+    return all(step.lstrip("_")[:1].isupper() for step in (*outer, last))
+
+
+# ------------------------------------------------------------------------------------------------------------- notation
+
+
+class Notation:
+    """Makes patterns of expressions. `aliases` maps names to the expressions that they stand for."""
+
+    def __init__(self, aliases: Mapping[str, str]) -> None:
+        self._aliases = aliases
+        self._made: dict[str, Pattern] = {}
+
+    def pattern(self, node: ast.expr) -> Pattern:
+        """Return the pattern that an expression describes. Raises ValueError for one that describes none."""
+        match node:
+            case ast.Name(id=name):
+                return self._named(name)
+            case ast.Attribute():
+                return _made_by(_path(node))
+            case ast.Constant(value=value):
+                return lambda matcher, given: type(given) is type(value) and given == value
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(number))):
+                return lambda matcher, given: type(given) is int and given == -number
+            case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+                return _either(self.pattern(left), self.pattern(right))
+            case ast.Tuple(elts=[each, ast.Constant(value=value)]) if value is ...:
+                return _each(tuple, self.pattern(each))
+            case ast.Tuple(elts=parts):
+                return _in_turn([self.pattern(part) for part in parts])
+            case ast.List(elts=[each]):
+                return _each(list, self.pattern(each))
+            case ast.Set(elts=[each]):
+                return _each(set, self.pattern(each))
+            case ast.Dict(keys=keys, values=values):
+                return self._dict(keys, values)
+            case ast.Call(func=ast.Name(id=word), args=[argument], keywords=[]):
+                return _word(word, argument)
+        raise ValueError(f"no pattern: {ast.unparse(node)}")
+
+    def _named(self, name: str) -> Pattern:
+        if name in _KINDS:
+            return _KINDS[name]
+        if name not in self._made:
+            self._made[name] = self.pattern(ast.parse(self._aliases[name], mode="eval").body)
+        return self._made[name]
+
+    def _dict(self, keys: list[ast.expr | None], values: list[ast.expr]) -> Pattern:
+        exact: dict[str, Pattern] = {}
+        others: list[tuple[Pattern, Pattern]] = []
+        for key, value in zip(keys, values, strict=True):
+            if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                exact[key.value] = self.pattern(value)
+            else:
+                of_key: Pattern = self.pattern(key) if key else lambda matcher, given: is_name(given)
+                others.append((of_key, self.pattern(value)))
+        needed = {key for key in exact if not key.endswith("?")}
+        known = {key.removesuffix("?"): pattern for key, pattern in exact.items()}
+
+        def fits(matcher: Matcher, given: Any) -> bool:
+            if type(given) not in _MAPPINGS or not matcher.enter(given) or not needed <= given.keys():
+                return False
+            for key, value in given.items():
+                pattern = known.get(key) if type(key) is str else None
+                if pattern is not None:
+                    if not pattern(matcher, value):
+                        return False
+                elif not any(of_key(matcher, key) and of_value(matcher, value) for of_key, of_value in others):
+                    return False
+            return True
+
+        return fits
+
+
+def _path(node: ast.expr) -> Global:
+    module, _, name = ast.unparse(node).rpartition(".")
+    return Global(module, name)
+
+
+def _made_by(name: Global) -> Pattern:
+    path = str(name)
+
+    def fits(matcher: Matcher, given: Any) -> bool:
+        made = resolved(given.cls) if type(given) is Opaque else None
+        return made is not None and str(current(made)) == path
+
+    return fits
+
+
+def _word(word: str, argument: ast.expr) -> Pattern:
+    if word == "type":
+        path = ast.unparse(argument)
+        return lambda matcher, given: type(given) is Global and str(current(given)) == path
+    value = ast.literal_eval(argument)
+    if word == "upto":
+        return lambda matcher, given: type(given) is int and 0 <= given <= value
+    if word == "re":
+        form = re.compile(value)
+        return lambda matcher, given: type(given) is str and form.fullmatch(given) is not None
+    if word == "constant":
+        return lambda matcher, given: type(given) is TorchConstant and given.kind == value
+    raise ValueError(f"no pattern: {word}")
+
+
+def _either(one: Pattern, other: Pattern) -> Pattern:
+    return lambda matcher, given: one(matcher, given) or other(matcher, given)
+
+
+def _each(kind: type, pattern: Pattern) -> Pattern:
+    kinds: tuple[type, ...] = (tuple, Size) if kind is tuple else _SEQUENCES if kind is list else _SETS
+
+    def fits(matcher: Matcher, given: Any) -> bool:
+        return type(given) in kinds and matcher.enter(given) and all(pattern(matcher, part) for part in given)
+
+    return fits
+
+
+def _in_turn(patterns: list[Pattern]) -> Pattern:
+    def fits(matcher: Matcher, given: Any) -> bool:
+        return (
+            type(given) in (tuple, Size)
+            and len(given) == len(patterns)
+            and all(pattern(matcher, part) for pattern, part in zip(patterns, given, strict=True))
+        )
+
+    return fits

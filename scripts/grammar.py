@@ -1,0 +1,325 @@
+"""Makes the productions in ckptconv/pickles/grammar/made.txt from the libraries themselves.
+
+    python scripts/grammar.py LIBRARY …     writes the sections of these libraries anew (of all that it knows: no name)
+    python scripts/grammar.py --check …     changes nothing; exit code 1 if a section differs from its library
+
+A class gets a production if nothing but its attributes comes from the pickle: pickling it is Python's own, no code of
+the class runs when it is loaded, or only a `__setstate__` that was reviewed here. An object of each class is pickled,
+and what is written compared with the production. Productions that need arguments are in reviewed.txt, by hand.
+Run it with a Python that has the libraries: a section of one that it lacks stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import importlib
+import inspect
+import io
+import os
+import pickle
+import pickletools
+import pkgutil
+import re
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+MADE = ROOT / "ckptconv" / "pickles" / "grammar" / "made.txt"
+# By distribution: the packages whose classes are listed.
+LIBRARIES = {
+    "accelerate": "accelerate.utils accelerate.state",
+    "catboost": "catboost",
+    "gensim": "gensim",
+    "imbalanced-learn": "imblearn",
+    "lightgbm": "lightgbm",
+    "lightning": "lightning.pytorch.utilities lightning.fabric.utilities lightning.pytorch.callbacks",
+    "numpy": "numpy.polynomial",
+    "omegaconf": "omegaconf",
+    "pandas": "pandas._libs.tslibs.offsets pandas.core pandas.arrays",
+    "patsy": "patsy",
+    "peft": "peft.tuners peft.config peft.utils",
+    "pytorch-lightning": "pytorch_lightning.utilities pytorch_lightning.callbacks",
+    "scikit-learn": "sklearn",
+    "scipy": "scipy.sparse scipy.stats scipy.interpolate scipy.spatial scipy.optimize",
+    "sentence-transformers": "sentence_transformers.training_args sentence_transformers.models",
+    "statsmodels": "statsmodels",
+    "stable-baselines3": "stable_baselines3.common",
+    "gymnasium": "gymnasium.spaces",
+    "torch": "torch.nn torch.optim torch.distributed.checkpoint torch.distributed.tensor torch.distributed._shard "
+    "torch.distributed.device_mesh torch.utils.data torch.ao.quantization torch.ao.nn torch.distributions",
+    "torchao": "torchao.quantization torchao.dtypes torchao.float8 torchao.prototype.mx_formats torchao.optim",
+    "torchmetrics": "torchmetrics",
+    "transformers": "transformers.training_args transformers.training_args_seq2seq transformers.trainer_utils "
+    "transformers.trainer_callback transformers.trainer_pt_utils transformers.generation.configuration_utils "
+    "transformers.configuration_utils transformers.debug_utils transformers.hyperparameter_search transformers.models "
+    "transformers.activations transformers.pytorch_utils transformers.utils.quantization_config "
+    "transformers.modeling_outputs",
+    "trl": "trl.trainer",
+    "xgboost-cpu": "xgboost",
+}
+# Methods that loading a pickle runs, each reviewed: a pattern that bounds what they use of the state. All else becomes
+# attributes.
+SETTERS = {
+    # It compares the version with its own, and warns.
+    "sklearn.base.BaseEstimator.__setstate__": "{'_sklearn_version?': text, **held}",
+    # It ignores the state.
+    "sklearn.utils._bunch.Bunch.__setstate__": "object",
+    # A formula is evaluated.
+    "statsmodels.base.data.ModelData.__setstate__": "model_data",
+    "statsmodels.base.wrapper.ResultsWrapper.__setstate__": "documented",
+    # Text of a template is compiled.
+    "scipy.stats._distn_infrastructure.rv_generic.__setstate__": "rv",
+    "numpy.polynomial._polybase.ABCPolyBase.__setstate__": "object",
+    "torchmetrics.metric.Metric.__setstate__": "metric",
+    "torch.nn.modules.module.Module.__setstate__": "object",
+    "torch.nn.modules.activation.MultiheadAttention.__setstate__": "object",
+    "torch.nn.modules.activation.GELU.__setstate__": "object",
+    "torch.nn.modules.activation.Softmax.__setstate__": "object",
+    "torch.nn.modules.transformer.TransformerEncoderLayer.__setstate__": "object",
+    "torch.nn.modules.transformer.TransformerDecoderLayer.__setstate__": "object",
+    "torch.nn.modules.conv._ConvNd.__setstate__": "object",
+    "torch.nn.modules.batchnorm._NormBase.__setstate__": "object",
+    # They walk over layers, weights and their names.
+    "torch.nn.modules.rnn.RNNBase.__setstate__": "rnn",
+    "torch.nn.modules.container.ParameterDict.__setstate__": "object",
+    "torch.nn.modules.padding._ConstantPadNd.__setstate__": "object",
+    # They ask param_groups and defaults for what older releases lack, and convert steps to tensors.
+    **{
+        f"torch.optim.{module}.__setstate__": "optimizer"
+        for module in [
+            "adadelta.Adadelta",
+            "adagrad.Adagrad",
+            "adam.Adam",
+            "adamax.Adamax",
+            "adamw.AdamW",
+            "asgd.ASGD",
+            "nadam.NAdam",
+            "optimizer.Optimizer",
+            "radam.RAdam",
+            "rmsprop.RMSprop",
+            "rprop.Rprop",
+            "sgd.SGD",
+            "lbfgs.LBFGS",
+            "_muon.Muon",
+        ]
+    },
+}
+# Attributes by which loading, or dropping an object again, may run code of its class.
+RUNNING = ("__reduce__", "__reduce_ex__", "__del__", "__getattribute__", "__getnewargs__", "__getnewargs_ex__")
+_SKIPPED = re.compile(r"(^|\.)(tests?|testing|conftest|_examples|examples|benchmarks|__main__|setup|cli|onnx)(\.|$)")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("libraries", nargs="*", metavar="LIBRARY")
+    parser.add_argument("--check", action="store_true")
+    asked = parser.parse_args()
+    warnings.simplefilter("ignore")
+    sections = parsed(MADE.read_text()) if MADE.exists() else {}
+    differing = []
+    for library in asked.libraries or LIBRARIES:
+        try:
+            head = f"# {library} {version(library)}"
+        except Exception:
+            continue
+        lines = list(productions(library))
+        if not lines:
+            continue
+        if sections.get(library) != (head, lines):
+            differing.append(library)
+            sections[library] = head, lines
+    if asked.check:
+        print("\n".join(f"{library} writes other pickles than made.txt says" for library in differing))
+        return bool(differing)
+    text = "\n\n".join("\n".join((head, *lines)) for _, (head, lines) in sorted(sections.items()))
+    MADE.write_text(f"# Made by scripts/grammar.py. `table.py` describes the notation.\n\n{text}\n")
+    return 0
+
+
+def parsed(text: str) -> dict[str, tuple[str, list[str]]]:
+    """The sections of the table by library: the line that names the release, and the productions."""
+    sections = {}
+    for part in text.strip().split("\n\n")[1:]:
+        head, *lines = part.split("\n")
+        sections[head.split()[1]] = head, lines
+    return sections
+
+
+def productions(library: str) -> Iterator[str]:
+    """The lines of a library: for each module, the classes of one production each."""
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for cls in classes(LIBRARIES[library].split()):
+        production = production_of(cls)
+        if production:
+            found[cls.__module__, production].add(cls.__qualname__)
+    yield from sorted(
+        f"{module} {' '.join(sorted(names))}: {production}" for (module, production), names in found.items()
+    )
+
+
+def classes(packages: list[str]) -> list[type]:
+    """The classes that the modules of these packages define, and that a pickle may name."""
+    found: dict[tuple[str, str], type] = {}
+    for package in packages:
+        for name in modules(package):
+            try:
+                with open(os.devnull, "w") as nowhere:
+                    sys.stdout, kept = nowhere, sys.stdout
+                    try:
+                        module = importlib.import_module(name)
+                    finally:
+                        sys.stdout = kept
+            except BaseException:
+                continue
+            for value in list(vars(module).values()):
+                if isinstance(value, type) and value.__module__ == name:
+                    found[name, value.__qualname__] = value
+    return [found[key] for key in sorted(found) if resolves(found[key])]
+
+
+def modules(package: str) -> Iterator[str]:
+    yield package
+    try:
+        root = importlib.import_module(package)
+    except BaseException:
+        return
+    only = "configuration_" if package == "transformers.models" else ""
+    for info in pkgutil.walk_packages(getattr(root, "__path__", ()), f"{package}.", onerror=lambda name: None):
+        if not _SKIPPED.search(info.name) and (not only or only in info.name or info.name.count(".") < 3):
+            yield info.name
+
+
+def resolves(cls: type) -> bool:
+    value: Any = sys.modules[cls.__module__]
+    for step in cls.__qualname__.split("."):
+        value = getattr(value, step, None)
+    return value is cls
+
+
+def owner_of(cls: type, attribute: str) -> type:
+    return next(base for base in cls.__mro__ if attribute in vars(base))
+
+
+def production_of(cls: type) -> str:
+    """The production of a class; "" if more than its attributes comes from the pickle."""
+    if issubclass(cls, enum.Enum):
+        return enumeration(cls)
+    if issubclass(cls, BaseException):
+        return ""
+    if any(owner_of(cls, name) not in (object, dict, list) for name in RUNNING if runs(cls, name)):
+        return ""
+    if is_named_tuple(cls):
+        return f"new({', '.join(['any'] * len(cls._fields))})"  # type: ignore[attr-defined]
+    added = ""
+    if issubclass(cls, dict):
+        if owner_of(cls, "__setitem__") not in (dict,) or owner_of(cls, "__new__") is not dict:
+            return ""
+        added = ", items=(any, any)"
+    elif issubclass(cls, list):
+        if owner_of(cls, "append") is not list or owner_of(cls, "extend") is not list:
+            return ""
+        added = ", append=any"
+    makes = owner_of(cls, "__new__")
+    if makes not in (object, dict, list) and makes.__name__ not in ("Generic", "Protocol"):
+        return ""
+    state = state_of(cls)
+    if not state:
+        return ""
+    if state in ("object", "slots") and not pickles_so(cls, state):
+        return ""
+    # Metrics write the letters of their names as arguments that nothing reads.
+    args = "*text, " if library_of(cls) == "torchmetrics" else ""
+    return f"new({args}state={state}{added})"
+
+
+def runs(cls: type, name: str) -> bool:
+    """Whether a method of a class counts that loading an object may run; of these libraries some were reviewed."""
+    if name == "__getattribute__" and library_of(cls) in ("transformers", "statsmodels"):
+        return False
+    if name == "__getnewargs__" and (is_named_tuple(cls) or library_of(cls) == "torchmetrics"):
+        return False
+    return hasattr(cls, name)
+
+
+def bare(cls: Any) -> Any:
+    """An object of a class without attributes, as NEWOBJ makes it."""
+    return cls.__new__(cls)
+
+
+def library_of(cls: type) -> str:
+    return cls.__module__.partition(".")[0]
+
+
+def is_named_tuple(cls: type) -> bool:
+    return (
+        issubclass(cls, tuple)
+        and hasattr(cls, "_fields")
+        and cls.__new__.__qualname__ in ("__new__", f"{cls.__name__}.__new__")
+        and "_make" in dir(cls)
+        and owner_of(cls, "__new__").__new__.__code__.co_filename.startswith("<")
+    )
+
+
+def state_of(cls: type) -> str:
+    """The pattern of an object's state."""
+    if hasattr(cls, "__setstate__"):
+        setter = inspect.unwrap(cls.__setstate__)
+        name = f"{getattr(setter, '__module__', '')}.{getattr(setter, '__qualname__', '')}"
+        return SETTERS.get(name, "")
+    if hasattr(cls, "__getattr__"):
+        # Unpicklers ask for `__setstate__`.
+        try:
+            if getattr(bare(cls), "__setstate__", None) is not None:
+                return ""
+        except Exception:
+            return ""
+    told: list[Any] = [vars(base).get("__slots__", ()) for base in cls.__mro__]
+    names = {name for each in told for name in ([each] if isinstance(each, str) else each)}
+    slots = sorted(names - {"__dict__", "__weakref__"})
+    if not slots:
+        return "object"
+    if owner_of(cls, "__setattr__") is not object or any(name.startswith("__") for name in slots):
+        return ""
+    own = "{" + ", ".join(f"'{name}?': any" for name in slots) + "}"
+    return f"(object | None, {own})"
+
+
+def enumeration(cls: type[enum.Enum]) -> str:
+    """The production of an enumeration: a call with the value of a member."""
+    if owner_of(cls, "__new__").__module__ not in ("enum", "builtins") and not issubclass(cls, (str, int)):
+        return ""
+    values = []
+    for member in cls:
+        written = member.__reduce_ex__(2)
+        if written[:2] == (cls, (member.value,)) and type(member.value) in (str, int, bool):
+            values.append(repr(member.value))
+    if not values or len(values) > 200 or not resolves(cls):
+        return ""
+    kinds = " | ".join(dict.fromkeys(values))
+    return f"call({kinds}) | value | data"
+
+
+def pickles_so(cls: type, state: str) -> bool:
+    """Whether pickling an object of a class writes what the production says."""
+    try:
+        made = bare(cls)
+        if hasattr(made, "__dict__"):
+            vars(made)["attribute"] = 1
+    except Exception:
+        return False
+    try:
+        data = pickle.dumps(made, 2)
+    except Exception:
+        return True
+    names = [opcode.name for opcode, _, _ in pickletools.genops(io.BytesIO(data))]
+    return "REDUCE" not in names[:6] and names[1:4] == ["GLOBAL", "BINPUT", "EMPTY_TUPLE"] and names[4] == "NEWOBJ"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
