@@ -35,8 +35,8 @@ class ConvertCommand(Command):
 
 
 @taking(
-    *named("into output_dir output_name tag exclude_frozen_parameters master unstack optimizer for_hub universal"),
-    *named("zero_stage fresh_optimizer per_rank raw alone opaque drop_opaque safe_serialization"),
+    *named("into output_dir output_name tag exclude_frozen_parameters master unstack optimizer order for_hub"),
+    *named("universal zero_stage fresh_optimizer per_rank raw alone opaque drop_opaque safe_serialization"),
     *(
         OPTIONS["jobs"].explained(
             "Work in N threads; an output that is mostly computed, in N processes; with --output-dir, convert N inputs "

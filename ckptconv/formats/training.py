@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CkptconvError, UsageError
-from ckptconv.formats.optimizers import named, optimizers_in
+from ckptconv.formats.numbers.matching import Order
+from ckptconv.formats.numbers.orders import is_kept
+from ckptconv.formats.numbers.told import model_of
+from ckptconv.formats.optimizers import NAMED, named, optimizers_in
 from ckptconv.formats.source import MODEL_KEYS, Source
 from ckptconv.formats.values import first_bytes
 from ckptconv.options.table import Options
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import is_remote
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
@@ -60,8 +65,8 @@ def _has_tensors(tree: Mapping[Any, Any]) -> bool:
 
 
 def with_states_beside(source: Source, key: str = "") -> Source:
-    """Return `source` with the states of the optimizer that is saved beside its weights, which are under `key`, as in a
-    file that torch.save wrote; or with the reason why they cannot be named."""
+    """Return `source` with the states of the optimizers that are saved beside its weights, which are under `key`, as in
+    a file that torch.save wrote; or with the reason why they cannot be named."""
     if source.optimizer is not None or source.states_error is not None or source.training is not None:
         return source
     key = key or weights_key(source.weights)
@@ -70,15 +75,50 @@ def with_states_beside(source: Source, key: str = "") -> Source:
         return source
     try:
         _check_key(source, found[0][0], key)
-        return source._replace(optimizer=named(found, weights_in(source, key), source.path))
+        return with_named(source, found, source.path, key)
     except CkptconvError as error:
         return source._replace(states_error=error)
 
 
+def with_named(
+    source: Source,
+    optimizers: Sequence[tuple[str, Mapping[str, Any]]],
+    where: str,
+    key: str = "",
+    place: Location | None = None,
+) -> Source:
+    """Return `source` with the states of `optimizers`, of the checkpoint `where`, by the names of its weights, which
+    are under `key`, and a note on what told those of numbers.
+
+    `place` is where it was opened. Raise UnsupportedError if nothing tells the names, CorruptError for two states of
+    one.
+    """
+    place = place or (None if is_remote(source.path) else Location(source.path))
+    if place is not None and place.kind != "directory":
+        place = place.parent
+    tree = model_tree(source, key) if source.structured else None
+    optimizer, told = named(optimizers, model_of(weights_in(source, key), [*source.wanted.orders], tree, place), where)
+    notes = [f"{NAMED} {told}."] if told else []
+    return source._replace(optimizer=optimizer, states_error=None, notes=[*source.notes, *notes])
+
+
+def liked(source: Source) -> Order | None:
+    """Return the order of a checkpoint's weights, if it keeps it."""
+    tree = model_tree(source, source.wanted.key)
+    if not (source.structured and is_kept(tree)):
+        return None
+    return Order(f"the order in {source.path}", [*keymap.flatten(tree)[0]])
+
+
+def model_tree(source: Source, key: str = "") -> Any:
+    """Return what is under `key`, or where a training checkpoint has its weights, as it was saved."""
+    key = key or weights_key(source.weights)
+    return source.weights if key in ("", ".") else _below(source.tree(key), key)
+
+
 def weights_in(source: Source, key: str = "") -> dict[str, LazyTensor]:
     """Return the weights under `key`, or where a training checkpoint has them, by name."""
-    key = key or weights_key(source.weights)
-    tree = source.weights if key in ("", ".") else _below(source.tree(key), key)
+    tree = model_tree(source, key)
     return keymap.flatten(tree)[0] if source.structured or tree is not source.weights else tree
 
 

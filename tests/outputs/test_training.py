@@ -289,7 +289,7 @@ def test_numbers_that_could_be_of_several_parameters_are_refused(tmp_path: Path)
     state["model"] = {"0.weight": weight, "0.running_mean": torch.zeros(7), **state["model"]}
     torch.save(state, tmp_path / "t.pt")
     run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
-    refused(run, 5, "numbers its 6 parameters", "model's 7 tensors", "--fresh-optimizer", "named_parameters()")
+    refused(run, 5, "numbers its 6 parameters", "the model has 7 tensors", "--fresh-optimizer", "named_parameters()")
     assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]
     run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--fresh-optimizer")
     assert run.code == 0, run.err
@@ -392,7 +392,11 @@ def test_states_that_zero_cannot_have_are_refused(tmp_path: Path) -> None:
         refused(run, 5, "'qmap1' of '0.weight' has the shape [256]", "--fresh-optimizer")
     both = [each.state_dict() for _, each in (trained(), trained())]
     training_saved(tmp_path / "t.pt", optimizer=both)
-    refused(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u"), 5, "holds 2 optimizers")
+    refused(
+        ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u"),
+        5,
+        "numbers its 12 parameters in 2 groups",
+    )
 
 
 def test_a_model_beside_an_optimizer_is_named_if_its_key_is_not_a_usual_one(tmp_path: Path) -> None:

@@ -43,21 +43,28 @@ def test_pieces_of_a_flat_parameter_are_refused_and_the_model_is_converted(
 
 
 @pytest.mark.parametrize(
-    "states",
+    ("states", "names"),
     [
-        pytest.param(({"exp_avg": torch.ones(8, 4)}, {"exp_avg": torch.ones(8)}), id="of parameters"),
-        pytest.param(({"momentum_buffer": torch.ones(8)},), id="of a vector alone"),
-        pytest.param(({"row": torch.ones(8), "col": torch.ones(4)}, {"sq": torch.ones(8)}), id="factored"),
-        pytest.param(({"d": torch.ones(40), "prev_flat_grad": torch.ones(40)},), id="LBFGS"),
-        pytest.param(({"state1": torch.ones(8, 4), "absmax1": torch.ones(3)},), id="quantized"),
-        pytest.param(({},), id="steps alone"),
+        pytest.param(({"exp_avg": torch.ones(8, 4)}, {"exp_avg": torch.ones(8)}), "weight bias", id="of parameters"),
+        pytest.param(({"momentum_buffer": torch.ones(8)},), "bias", id="of a vector alone"),
+        pytest.param(
+            ({"row": torch.ones(8), "col": torch.ones(4)}, {"sq": torch.ones(8)}), "weight bias", id="factored"
+        ),
+        pytest.param(({"d": torch.ones(40), "prev_flat_grad": torch.ones(40)},), "0", id="LBFGS"),
+        pytest.param(({"state1": torch.ones(8, 4), "absmax1": torch.ones(3)},), "0", id="quantized"),
+        pytest.param(({},), "0", id="steps alone"),
     ],
 )
-def test_whole_states_keep_their_numbers(states: tuple[dict[str, torch.Tensor], ...], tmp_path: Path) -> None:
+def test_whole_states_get_names_or_keep_their_numbers(
+    states: tuple[dict[str, torch.Tensor], ...], names: str, tmp_path: Path
+) -> None:
     output = tmp_path / "states.safetensors"
-    converted(checkpoint_with(tmp_path / "in", *states), "--optimizer", output)
-    names = {f"{number}.{name}" for number, own in enumerate(states) for name in ("step", *own)}
-    assert set(load_file(output)) == names
+    said = converted(checkpoint_with(tmp_path / "in", *states), "--optimizer", output)
+    expected = {
+        f"{called}.{name}" for called, own in zip(names.split(), states, strict=True) for name in ("step", *own)
+    }
+    assert set(load_file(output)) == expected
+    assert ("numbers stay" in said.out) == names.isdecimal()
 
 
 def test_without_a_model_vectors_are_refused_only_if_several_ranks_may_have_saved_them(tmp_path: Path) -> None:
