@@ -32,6 +32,8 @@ def with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
         return source
     if not wanted.states:
         again = functools.partial(_again, source, place)
+        note = f"Beside the model there is {found.path}; --optimizer PATH converts its states."
+        source = source._replace(notes=[*source.notes, note])
         return source._replace(wanted=wanted, reread=again) if source.reread is None else source
     return _with_states_of(source, place, found, wanted.key)
 

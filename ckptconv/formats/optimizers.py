@@ -23,6 +23,8 @@ _STATES = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer
 _LONGEST_NAME = 60
 # How a note on what told the names of numbers begins.
 NAMED = "The optimizer's numbers got their names by"
+# bitsandbytes' codes of 8 bits, one for each element of a parameter.
+_CODES = "state1"
 # How Adafactor calls the rows and the columns of its states.
 _FACTORS = ("_row", "_col")
 
@@ -258,10 +260,13 @@ def _unwrapped(told: dict[str, Any], model: Model) -> dict[str, Any]:
 
 
 def _shape(state: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the shape of a parameter by its states; None if they have none, or several: those of 8 bits and factored
-    ones have shapes of their own, and the two factors of a square parameter look like states of a vector."""
+    """Return the shape of a parameter by its states; None if they have none, or several: factored ones have shapes of
+    their own, and the two factors of a square parameter look like states of a vector."""
     if any(map(is_factor, state)):
         return None
+    codes = state.get(_CODES)
+    if isinstance(codes, LazyTensor):
+        return codes.shape
     shapes = {each.shape for key, each in state.items() if isinstance(each, LazyTensor) and key != _STEP and each.shape}
     return shapes.pop() if len(shapes) == 1 else None
 

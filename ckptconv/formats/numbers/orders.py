@@ -116,8 +116,10 @@ def _sortings(tensors: Mapping[str, Any]) -> Iterator[list[str]]:
     yield names[::-1]
     yield sorted(names, key=_natural)
     sized = {name: each for name, each in tensors.items() if isinstance(each, LazyTensor)}
-    if len(sized) == len(tensors):
-        yield sorted(names, key=lambda name: -DTYPE_RANK.get(sized[name].dtype.name, -1))
+    if len(sized) < len(tensors):
+        return
+    yield sorted(names, key=lambda name: -DTYPE_RANK.get(sized[name].dtype.name, -1))
+    if len({each.numel for each in sized.values()}) > 1:
         for sign in (1, -1):
             yield sorted(names, key=lambda name: sign * sized[name].numel)
             yield sorted(tensors, key=lambda name: sign * sized[name].numel)
