@@ -6,20 +6,22 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptconv.errors import CkptconvError, UsageError
-from ckptconv.formats.numbers.matching import Order
+from ckptconv.errors import CkptconvError, UnsupportedError, UsageError
+from ckptconv.formats.numbers.matching import WAYS, Order
 from ckptconv.formats.numbers.orders import is_kept
 from ckptconv.formats.numbers.told import model_of
-from ckptconv.formats.optimizers import NAMED, named, optimizers_in
+from ckptconv.formats.optimizers import NAMED, is_numbered, named, optimizers_in
 from ckptconv.formats.source import MODEL_KEYS, Source
 from ckptconv.formats.values import first_bytes
 from ckptconv.options.table import Options
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.structure import keymap
-from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Inline, LazyTensor
 from ckptconv.text import some
 
+_STEP = "step"
 _UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 FRESH = "Give --fresh-optimizer for zero moments in their place."
 
@@ -143,8 +145,9 @@ def with_training(source: Source, options: Options) -> Source:
     """Return `source` with its optimizer's states by parameter name, and its step, if it holds an optimizer and
     `options` do not ask for a fresh one. A ZeRO checkpoint has them already, unless it is for another stage.
 
-    Read one value: the step. Raise UnsupportedError if nothing tells which states are of which parameter, UsageError
-    if nothing tells where the weights are.
+    Read the steps. DeepSpeed has one for all parameters of a group: where they differ, as those of experts do that were
+    not always chosen, all get the largest, with a warning. Raise UnsupportedError if nothing tells which states are of
+    which parameter, UsageError if nothing tells where the weights are.
     """
     if source.training is not None and not options.zero_stage:
         return source
@@ -161,8 +164,30 @@ def with_training(source: Source, options: Options) -> Source:
         raise
     if optimizer is None:
         return source
-    step = next((state["step"] for state in optimizer["state"].values() if "step" in state), None)
-    return source._replace(step=_number(step, options.storage_options))
+    if is_numbered(optimizer, weights_in(source, key)):
+        raise UnsupportedError(
+            f"{source.path} numbers its optimizer's parameters, and nothing tells which states are of which parameter.",
+            f"{WAYS} {FRESH}",
+        )
+    states = dict(optimizer["state"])
+    known = {name: _number(state["step"], options.storage_options) for name, state in states.items() if _STEP in state}
+    warnings = []
+    for group in optimizer["param_groups"]:
+        steps = {name: step for name in group["params"] if (step := known.get(name)) is not None}
+        most = max(steps.values(), default=0)
+        behind = [name for name, step in steps.items() if step != most]
+        for name in behind:
+            states[name] = {**states[name], _STEP: Inline(struct.pack("<f", most), DTYPES["float32"], ())}
+        if behind:
+            warnings.append(
+                f"{some(behind)} have made fewer steps than the {most} of others of their group. DeepSpeed has one "
+                f"number of steps for a group: theirs is {most} from now on."
+            )
+    return source._replace(
+        step=max((step for step in known.values() if step is not None), default=None),
+        optimizer={**optimizer, "state": states},
+        warnings=[*source.warnings, *warnings],
+    )
 
 
 def _below(tree: Any, key: str) -> Any:

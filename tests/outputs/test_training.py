@@ -362,6 +362,60 @@ def test_a_parameter_without_states_begins_with_zero_moments(tmp_path: Path) -> 
     assert not loaded(parameter / "exp_avg.pt")["param"].any()
 
 
+def muon_saved(path: Path) -> dict[str, torch.Tensor]:
+    """Save a model with Muon for its matrices and AdamW for the rest; return the states by name."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(12)), torch.nn.LayerNorm(4))
+    matrices = [each for each in model.parameters() if each.ndim == 2]
+    others = [each for each in model.parameters() if each.ndim == 1]
+    optimizers = [torch.optim.Muon(matrices), torch.optim.AdamW(others)]
+    for at, each in enumerate(model.parameters()):
+        each.grad = torch.full_like(each, at + 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizers": [each.state_dict() for each in optimizers]}, path)
+    states = {parameter: own for each in optimizers for parameter, own in each.state.items()}
+    named = model.named_parameters()
+    return {f"{name}.{key}": value for name, each in named for key, value in states[each].items()}
+
+
+def test_two_optimizers_in_a_file_share_the_parameters(tmp_path: Path) -> None:
+    expected = muon_saved(tmp_path / "t.pt")
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors", "--verify")
+    assert run.code == 0, run.err
+    assert_same(load_file(tmp_path / "s.safetensors"), expected)
+    saved = torch.load(tmp_path / "t.pt")
+    muon, adamw = saved.pop("optimizers")
+    torch.save({**saved, "muon": muon, "adamw": adamw}, tmp_path / "keys.pt")
+    run = ckptconv_here("convert", tmp_path / "keys.pt", "--optimizer", tmp_path / "k.safetensors")
+    assert run.code == 0, run.err
+    assert_same(load_file(tmp_path / "k.safetensors"), expected)
+
+
+def test_states_of_several_optimizers_stay_those_of_their_groups(tmp_path: Path) -> None:
+    expected = muon_saved(tmp_path / "t.pt")
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--verify")
+    assert run.code == 0, run.err
+    for words in ("ZeRO-3 loads 'exp_avg', 'exp_avg_sq' of each parameter, and nothing else", "for ZeRO-1 and 2 alone"):
+        assert words in run.err
+    assert "fail in the first step with Muon" in run.err
+    assert not (tmp_path / "u" / MODEL_3).exists(), "ZeRO-3 says that it is not there"
+    found = read_back(tmp_path / "u")[1]
+    assert_same(found, expected)
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u3", "--zero-stage", 3)
+    refused(run, 5, "ZeRO-3 loads", "--fresh-optimizer")
+
+
+def test_deepspeed_has_one_number_of_steps_for_a_group(tmp_path: Path) -> None:
+    state = training_saved(tmp_path / "t.pt")
+    state["optimizer"]["state"][1]["step"] = torch.tensor(1.0)
+    torch.save(state, tmp_path / "t.pt")
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--verify")
+    assert run.code == 0, run.err
+    assert "'0.bias' have made fewer steps than the 3 of others of their group" in run.err
+    assert {float(loaded(path)) for path in (tmp_path / "u" / "zero").glob("*/step.pt")} == {3.0}
+    assert loaded(tmp_path / "u" / MODEL)["global_steps"] == 3
+
+
 def test_experts_are_found_by_their_numbers_on_a_rank_and_a_warning_says_so(tmp_path: Path) -> None:
     names = [f"moe.deepspeed_moe.experts.deepspeed_experts.{number}.weight" for number in range(2)]
     torch.save({name: torch.ones(2) for name in names}, tmp_path / "m.pt")

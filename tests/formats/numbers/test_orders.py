@@ -144,8 +144,17 @@ def kept(names: str, modules: str | None = None) -> bool:
 
 def test_an_order_is_known_if_no_sorting_makes_it() -> None:
     assert kept("b a c")
-    assert kept("head b.w a.w a.c.w")
-    for names in ("a", "a b", "c b a", "1.w 2.w 10.w", "b.w a.w b.c", "c a.w b", "b a.c.w a.w", "b.w a.w a.c.w head"):
+    assert kept("head x b.w a.w a.c.w c.w")
+    for names in (
+        "a",
+        "a b",
+        "c b a",
+        "1.w 2.w 10.w",
+        "b.w a.w b.c",
+        "c a.c.w a.w b",
+        "b a.c.w a.w",
+        "b.w a.w a.c.w head",
+    ):
         assert not kept(names), names
     assert kept("0.weight 0.bias 1.weight", ",0,1")
     assert kept("0.weight 1.weight", ",0,1")
