@@ -91,6 +91,7 @@ def _below(module: str, *, expected: str = "", beside: str = "") -> _Sniff:
 # The order in which the formats are asked, after those of the expected family. If a directory holds things of several
 # formats, the first one wins. Most paths are files: what recognizes directories alone is imported for these.
 FORMATS: tuple[Format, ...] = (
+    KnownFormat(SAFETENSORS, _by("nanotron"), "nanotron"),
     KnownFormat(dcp.FAMILY, dcp.sniff, "dcp.read"),
     KnownFormat(deepspeed.FAMILY, deepspeed.sniff, "deepspeed.read"),
     KnownFormat(TORCH, _by("torch.megatron"), "torch.megatron"),
