@@ -51,7 +51,7 @@ def test_pieces_of_a_flat_parameter_are_refused_and_the_model_is_converted(
             ({"row": torch.ones(8), "col": torch.ones(4)}, {"sq": torch.ones(8)}), "weight bias", id="factored"
         ),
         pytest.param(({"d": torch.ones(40), "prev_flat_grad": torch.ones(40)},), "0", id="LBFGS"),
-        pytest.param(({"state1": torch.ones(8, 4), "absmax1": torch.ones(3)},), "0", id="quantized"),
+        pytest.param(({"state1": torch.ones(8, 4), "absmax1": torch.ones(3)},), "weight", id="quantized"),
         pytest.param(({},), "0", id="steps alone"),
     ],
 )
