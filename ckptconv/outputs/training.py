@@ -106,6 +106,11 @@ def _for_all_groups(training: Training) -> tuple[Training, tuple[str, ...]]:
         f"The {len(groups)} groups of parameters differ in {some(differing, form=str)}. ZeRO-3 gives all groups the "
         "settings of one, so it gets none of these from the universal checkpoint: those of the training run stay."
     )
+    if "lr" in differing:
+        warning += (
+            " Where a schedule sets lr, the first step has the one that it began with, unless the run calls "
+            "engine.lr_scheduler.step(engine.lr_scheduler.last_batch_iteration) after load_checkpoint."
+        )
     return training._replace(common=common), (warning,)
 
 

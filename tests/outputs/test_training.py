@@ -391,6 +391,34 @@ def test_two_optimizers_in_a_file_share_the_parameters(tmp_path: Path) -> None:
     assert_same(load_file(tmp_path / "k.safetensors"), expected)
 
 
+def test_two_optimizers_go_on_in_torch_by_way_of_every_checkpoint(tmp_path: Path) -> None:
+    """Of torch.distributed.checkpoint, of torch_checkpointing, and of safetensors in between."""
+    expected = muon_saved(tmp_path / "t.pt")
+    words = ["--key", "model", "--model-key", "model", "--optimizer", tmp_path / "t.pt", "--optimizer-key", "optim"]
+    run = ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "dcp", *words, "--verify")
+    assert run.code == 0, run.err
+    states = ["--optimizer", tmp_path / "states"]
+    assert ckptconv_here("dcp2safetensors", tmp_path / "dcp", tmp_path / "model", *states).code == 0
+    step = ["--to", "torch-checkpointing", "--chunks", 2, *states, "--verify"]
+    run = ckptconv_here("safetensors2dcp", tmp_path / "model", tmp_path / "step", *step)
+    assert run.code == 0, run.err
+    with ckptconv.open(tmp_path / "step") as checkpoint:
+        assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
+    saved = torch.load(tmp_path / "t.pt")
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(12)), torch.nn.LayerNorm(4))
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Muon([each for each in model.parameters() if each.ndim == 2]),
+        torch.optim.AdamW([each for each in model.parameters() if each.ndim == 1]),
+    ]
+    whole = {"model": model.state_dict(), "optim": get_optimizer_state_dict(model, optimizers)}
+    dcp.load(whole, checkpoint_id=tmp_path / "dcp")
+    assert_same(whole["model"], saved["model"])
+    set_optimizer_state_dict(model, optimizers, whole["optim"])
+    held = {parameter: own for each in optimizers for parameter, own in each.state.items()}
+    found = {f"{name}.{key}": value for name, each in model.named_parameters() for key, value in held[each].items()}
+    assert_same(found, expected)
+
+
 def test_states_of_several_optimizers_stay_those_of_their_groups(tmp_path: Path) -> None:
     expected = muon_saved(tmp_path / "t.pt")
     run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--verify")
