@@ -142,9 +142,17 @@ def optimizers_in(tree: Any, key: str = "") -> list[tuple[str, Mapping[str, Any]
         (str(name), optimizer)
         for name, value in tree.items()
         if type(value) is not Tagged and name != key
-        for optimizer in (value if isinstance(value, (list, tuple)) else [value])
+        for optimizer in _several(value)
         if _is_optimizer(optimizer) and optimizer[_GROUPS]
     ]
+
+
+def _several(value: Any) -> Iterable[Any]:
+    """Return the optimizers that a list or a dict by name holds, or the only one."""
+    if isinstance(value, (list, tuple)):
+        return value
+    is_named = isinstance(value, Mapping) and bool(value) and all(map(_is_optimizer, value.values()))
+    return value.values() if is_named else [value]
 
 
 def _is_optimizer(value: Any) -> bool:

@@ -72,7 +72,8 @@ def with_states_beside(source: Source, key: str = "") -> Source:
     if source.optimizer is not None or source.states_error is not None or source.training is not None:
         return source
     key = key or weights_key(source.weights)
-    found = optimizers_in(source.weights, key)
+    around, _, own = key.rpartition(".")
+    found = optimizers_in(source.weights, key) or (optimizers_in(_below(source.weights, around), own) if around else [])
     if not found:
         return source
     try:

@@ -385,10 +385,17 @@ def test_two_optimizers_in_a_file_share_the_parameters(tmp_path: Path) -> None:
     assert_same(load_file(tmp_path / "s.safetensors"), expected)
     saved = torch.load(tmp_path / "t.pt")
     muon, adamw = saved.pop("optimizers")
-    torch.save({**saved, "muon": muon, "adamw": adamw}, tmp_path / "keys.pt")
-    run = ckptconv_here("convert", tmp_path / "keys.pt", "--optimizer", tmp_path / "k.safetensors")
-    assert run.code == 0, run.err
-    assert_same(load_file(tmp_path / "k.safetensors"), expected)
+    by_name = {"muon": muon, "adamw": adamw}
+    for name, state, words in (
+        ("keys", {**saved, **by_name}, []),
+        ("dict", {**saved, "optimizers": by_name}, []),
+        ("nested", {"state": {**saved, "optimizers": by_name}, "rng": 1}, ["--key", "state.model", tmp_path / "w"]),
+    ):
+        torch.save(state, tmp_path / f"{name}.pt")
+        states = tmp_path / f"{name}.safetensors"
+        run = ckptconv_here("convert", tmp_path / f"{name}.pt", *words, "--optimizer", states)
+        assert run.code == 0, run.err
+        assert_same(load_file(states), expected)
 
 
 def test_two_optimizers_go_on_in_torch_by_way_of_every_checkpoint(tmp_path: Path) -> None:
