@@ -16,7 +16,8 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ TASKS = (
     "SPEECH_SEQ_2_SEQ",
 )
 LAYERS = re.compile(r"(num_(hidden_)?|n_|encoder_|decoder_|num_encoder_|num_decoder_)layers?")
+# What is shared saves so many characters, at least.
+LEAST = 200
 Tree = dict[str, Any]
 
 
@@ -97,13 +100,39 @@ def layered(names: list[str]) -> Iterator[list[str]]:
         yield [name for name in names if numbers[name] == list(own[: len(numbers[name])])]
 
 
-def text_of(tree: Tree) -> str:
-    """Return a tree as text: a step, and in parentheses what is below it, unless that is one step."""
+def text_of(tree: Tree, shared: Mapping[str, int]) -> str:
+    """Return a tree as text: a step, and in parentheses what is below it, unless that is one step; @ and a number for
+    what is `shared`."""
     parts = []
     for step, below in tree.items():
-        inner = text_of(below)
+        inner = text_of(below, shared)
+        inner = f"@{shared[inner]}" if inner in shared else inner
         parts.append(f"{step}.{inner}" if len(below) == 1 else f"{step}({inner})" if below else step)
     return " ".join(parts)
+
+
+def trees_in(tree: Tree) -> Iterator[Tree]:
+    """Yield a tree and all in it, inner ones first."""
+    for below in tree.values():
+        yield from trees_in(below)
+    yield tree
+
+
+def written(found: Mapping[str, Tree]) -> str:
+    """Return the file for the trees of architectures: what occurs often is there once."""
+    shared: dict[str, int] = {}
+    while True:
+        texts = (text_of(below, shared) for tree in found.values() for below in trees_in(tree) if len(below) > 1)
+        often = {text: count for text, count in Counter(texts).items() if count > 1 and text not in shared}
+        most = max(often, key=lambda text: (often[text] - 1) * len(text), default="")
+        if (often.get(most, 1) - 1) * len(most) < LEAST:
+            break
+        shared[most] = len(shared)
+    by_text: dict[str, list[str]] = {}
+    for architecture, tree in sorted(found.items()):
+        by_text.setdefault(text_of(tree, shared), []).append(architecture)
+    told = {"orders": {" ".join(names): text for text, names in by_text.items()}, "shared": list(shared)}
+    return json.dumps(told, indent=0, sort_keys=True) + "\n"
 
 
 def orders() -> dict[str, Tree]:
@@ -176,12 +205,8 @@ def main() -> int:
             if architecture in found and not agreeing(found[architecture], tree):
                 print(f"without {architecture}: releases differ", file=sys.stderr)
                 del found[architecture]
-    by_text: dict[str, list[str]] = {}
-    for architecture, tree in sorted(found.items()):
-        by_text.setdefault(text_of(tree), []).append(architecture)
-    written = {" ".join(architectures): text for text, architectures in by_text.items()}
-    text = json.dumps(written, indent=0, sort_keys=True) + "\n"
-    print(f"{len(found)} architectures, {len(by_text)} orders, {len(text)} bytes")
+    text = written(found)
+    print(f"{len(found)} architectures, {len(text)} bytes")
     if options.write:
         ORDERS.write_text(text)
     return 0 if ORDERS.exists() and ORDERS.read_text() == text else 1

@@ -98,7 +98,7 @@ def with_named(
     """
     place = place or (None if is_remote(source.path) else Location(source.path))
     if place is not None and place.kind != "directory":
-        place = place.parent
+        place = place.parent if place.kind == "file" else None
     tree = model_tree(source, key) if source.structured else None
     optimizer, told = named(optimizers, model_of(weights_in(source, key), [*source.wanted.orders], tree, place), where)
     notes = [f"{NAMED} {told}."] if told else []

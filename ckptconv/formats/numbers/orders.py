@@ -134,11 +134,12 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 @functools.cache
 def _catalogue() -> dict[str, str]:
-    """Return the order of each architecture, as text: {architecture: order}."""
+    """Return the order of each architecture, as text: {architecture: order}. @ and a number stand for shared text."""
     from importlib import resources
 
     told = json.loads(resources.files(__package__).joinpath("orders.json").read_text())
-    return {architecture: text for names, text in told.items() for architecture in names.split()}
+    texts = {architecture: text for names, text in told["orders"].items() for architecture in names.split()}
+    return {**texts, **{f"@{at}": text for at, text in enumerate(told["shared"])}}
 
 
 @functools.cache
@@ -148,7 +149,7 @@ def _steps(architecture: str) -> _Steps:
     around: list[_Steps] = []
     base = node = tree
     is_below = False
-    for token in _TOKEN.findall(_catalogue()[architecture]):
+    for token in _tokens(architecture):
         if token == "(":
             around.append(base)
             base = node
@@ -162,9 +163,18 @@ def _steps(architecture: str) -> _Steps:
     return tree
 
 
+def _tokens(name: str) -> Iterator[str]:
+    """Yield the steps, points and parentheses of an order, or of what orders share."""
+    for token in _TOKEN.findall(_catalogue()[name]):
+        if token.startswith("@"):
+            yield from _tokens(token)
+        else:
+            yield token
+
+
 def is_known(architecture: str) -> bool:
     """Whether the catalogue has an architecture."""
-    return architecture in _catalogue()
+    return architecture in _catalogue() and architecture.isidentifier()
 
 
 def in_order(architecture: str, names: Iterable[str]) -> list[str]:

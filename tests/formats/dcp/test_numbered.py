@@ -75,3 +75,24 @@ def test_without_a_model_vectors_are_refused_only_if_several_ranks_may_have_save
     refused(checkpoint_with(tmp_path / "several", *states, model=None, files=2), output, 5, "--optimizer", output)
     matrix = {"exp_avg": torch.ones(8, 4)}
     converted(checkpoint_with(tmp_path / "matrix", *states, matrix, model=None, files=2), "--optimizer", output)
+
+
+def test_numbers_of_equal_shapes_get_names_by_an_order_or_none(tmp_path: Path) -> None:
+    model = {"a": torch.zeros(4), "b": torch.ones(4)}
+    states = ({"exp_avg": torch.full((4,), 1.0)}, {"exp_avg": torch.full((4,), 2.0)})
+    source = checkpoint_with(tmp_path / "in", *states, model=model)
+    said = refused(source, tmp_path / "out", 5, "--universal", tmp_path / "u")
+    assert "--fresh-optimizer" in said
+    assert "--order" in said
+    (tmp_path / "order.txt").write_text("b\na\n")
+    output = tmp_path / "states.safetensors"
+    converted(source, "--optimizer", output, "--order", tmp_path / "order.txt")
+    found = load_file(output)
+    assert [float(found[f"{name}.exp_avg"][0]) for name in "ba"] == [1.0, 2.0]
+    # What one process saved in an order that is no sorted one, is in it.
+    source = checkpoint_with(
+        tmp_path / "kept", *states, model={"b": model["b"], "x": torch.ones(2, 2), "a": model["a"]}
+    )
+    run = converted(source, "--optimizer", tmp_path / "kept.safetensors")
+    assert "got their names by the order of the checkpoint" in run.out
+    assert float(load_file(tmp_path / "kept.safetensors")["b.exp_avg"][0]) == 1.0
