@@ -19,6 +19,10 @@ from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 
 
+# What these call the model beside it, if that is one file, or an adapter of PEFT.
+_MODELS = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin", "adapter_model.bin")
+
+
 def with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
     """Return `source`, which was read from `place`, with the states of its optimizer, or of the one in a file beside
     it, or the reason why they cannot be named; without them, as one that is reread for those, if they are not wanted.
@@ -42,11 +46,12 @@ def lying(source: Source, place: Location) -> Location | None:
     """Return the file with the optimizer of a model that was read from `place`, if one lies beside it."""
     if source.family not in (SAFETENSORS, TORCH) or source.training is not None:
         return None
+    if place.kind != "directory" and place.name not in _MODELS:
+        return None
     directory = place if place.kind == "directory" else place.parent
     names = _names(directory)
     name = next((each for each in OPTIMIZERS if each in names and names[each].kind == "file"), "")
-    found = directory.at(names[name].file) if name else None
-    return None if found is None or found.path == source.path else found
+    return directory.at(names[name].file) if name else None
 
 
 def _names(directory: Location) -> Mapping[str, Entry]:

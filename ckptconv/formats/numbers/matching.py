@@ -13,8 +13,8 @@ from ckptconv.formats.numbers.orders import in_order
 _MOST = 1 << 20
 # What lists the names of an optimizer's groups.
 _RECIPE = (
-    "json.dump([[n for p in g['params'] for n, q in model.named_parameters() if q is p] for g in "
-    "optimizer.param_groups], open('order.json', 'w'))"
+    "json.dump([[n for p in g['params'] for n, q in model.named_parameters() if q is p] for o in [optimizer] for g in "
+    "o.param_groups], open('order.json', 'w'))"
 )
 WAYS = (
     "Tell their order with --order: a file with the names of model.named_parameters(), one a line; a checkpoint that "

@@ -122,6 +122,31 @@ def test_adapters_have_the_order_of_their_base(tmp_path: Path) -> None:
     assert_same(load_file(out), expected)
 
 
+def test_what_lies_beside_each_other_by_relative_names_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.ModuleDict({name: nn.Linear(4, 4, bias=False) for name in "qkvo"})
+    optimizer, expected = stepped(model)
+    monkeypatch.chdir(tmp_path)
+    save_file(model.state_dict(), "model.safetensors")
+    torch.save(optimizer.state_dict(), "optimizer.pt")
+    torch.save(model.state_dict(), "order.pt")
+    words = ["safetensors2dcp", "model.safetensors", "out", "--optimizer", "optimizer.pt"]
+    ckptconv_here(*words).refused(5, "optimizer.pt: the optimizer numbers its 4 parameters", "--order")
+    assert ckptconv_here(*words, "--order", "order.pt").code == 0
+    with ckptconv.open("out") as checkpoint:
+        assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
+    verify = ["verify", "model.safetensors", "out", "--to", "dcp", "--optimizer", "optimizer.pt"]
+    ckptconv_here(*verify).refused(5, "--order")
+    assert ckptconv_here(*verify, "--order", "order.pt").code == 0
+    # The record of a conversion keeps the order.
+    assert ckptconv_here("pt2safetensors", "order.pt", "kept.safetensors").code == 0
+    run = ckptconv_here("safetensors2dcp", "kept.safetensors", "again", "--optimizer", "optimizer.pt")
+    assert "by the order of the state dict" in run.out
+    with ckptconv.open("again") as checkpoint:
+        assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
+
+
 def test_buffers_that_are_certain_are_no_parameters(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
     optimizer = torch.optim.AdamW(model.parameters())
