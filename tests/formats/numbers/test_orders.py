@@ -147,6 +147,22 @@ def test_what_lies_beside_each_other_by_relative_names_is_told_apart(
         assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
 
 
+def test_accelerate_s_several_optimizers_share_the_parameters(tmp_path: Path) -> None:
+    model = nn.ModuleDict({name: nn.Linear(4, 4) for name in "qkvo"})
+    split = [[each for each in model.parameters() if each.ndim == dims] for dims in (2, 1)]
+    optimizers = [torch.optim.Muon(split[0]), torch.optim.AdamW(split[1])]
+    for at, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, at + 1.0)
+    for number, optimizer in enumerate(optimizers):
+        optimizer.step()
+        torch.save(optimizer.state_dict(), tmp_path / f"optimizer{f'_{number}' if number else ''}.bin")
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    held = {parameter: own for each in optimizers for parameter, own in each.state.items()}
+    expected = {f"{name}.{key}": value for name, each in model.named_parameters() for key, value in held[each].items()}
+    with ckptconv.open(tmp_path) as checkpoint:
+        assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
+
+
 def test_buffers_that_are_certain_are_no_parameters(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
     optimizer = torch.optim.AdamW(model.parameters())
