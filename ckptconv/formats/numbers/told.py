@@ -67,6 +67,8 @@ def configured(place: Location) -> tuple[str, str]:
             return "", f"{place.join(_ADAPTER)} names no base model that is here (--order may name its directory)"
     if told is None:
         return "", f"there is no {_CONFIG} beside them"
+    if told.get("auto_map"):
+        return "", f"{_CONFIG} names code of the model's own, whose order of modules is not known"
     names = told.get("architectures")
     architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     if not is_known(architecture):

@@ -74,7 +74,11 @@ def test_a_trainer_s_checkpoint_has_the_order_of_its_architecture(tmp_path: Path
         assert run.code == 0, run.err
         with ckptconv.open(tmp_path / f"{name}-dcp") as checkpoint:
             assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
-        shutil.move(step / "config.json", tmp_path / "config.json")
+        shutil.copy(step / "config.json", tmp_path / "config.json")
+        told = json.loads((step / "config.json").read_text())
+        (step / "config.json").write_text(json.dumps({**told, "auto_map": {"AutoModel": "own.Model"}}))
+        ckptconv_here("convert", step, "--optimizer", tmp_path / "no").refused(5, "names code of the model's own")
+        (step / "config.json").unlink()
         for words in (["--optimizer", tmp_path / "no"], ["--universal", tmp_path / "no"]):
             run = ckptconv_here("convert", step, *words)
             said = run.refused(5, "Beside the model lies", "optimizer.pt, whose states are not taken", "--order")
