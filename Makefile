@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 AZURITE := build/azurite/node_modules/.bin/azurite-blob
 AXE := build/axe/node_modules/axe-core/axe.min.js
 
-.PHONY: grammar help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-maps mutants fuzz lint format man bench docs dist clean
+.PHONY: grammar help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-trainers test-maps mutants fuzz lint format man bench docs dist clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
@@ -24,6 +24,7 @@ help:
 	@echo "make test-page   the page of inspect --html in Chromium, and by axe: needs node and npm"
 	@echo "make test-deepspeed   a real DeepSpeed trains, saves, and says which converter is right"
 	@echo "make test-dcp   torch trains on from checkpoints that we write, with FSDP2 and DDP"
+	@echo "make test-trainers   states out of what transformers, PEFT, TRL, accelerate and Lightning save"
 	@echo "make test-maps   torchtitan, Megatron-core, transformers and others make what the maps make"
 	@echo "make mutants   faults planted into the package: which of them the tests let live"
 	@echo "make fuzz      a minute of hostile and broken files, read by us and by others"
@@ -85,8 +86,12 @@ test-deepspeed: $(INSTALLED)
 test-dcp: $(INSTALLED)
 	$(BIN)/python scripts/test_dcp.py
 
+test-trainers: build/trainers-tools
+	PYTHONPATH=$(CURDIR) $</bin/python scripts/test_trainers.py $(TRAINERS_FLAGS)
+
 test-maps: build/maps-tools build/maps-old build/maps-more build/maps-titan
 	$</bin/python scripts/record_maps.py --old build/maps-old --more build/maps-more --titan build/maps-titan $(MAPS_FLAGS)
+	$</bin/python scripts/module_orders.py --old build/maps-old
 
 # The last release of transformers with Meta's script. What it needs and has in common with the newest is not doubled.
 build/maps-old: build/maps-tools

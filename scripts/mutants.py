@@ -659,6 +659,30 @@ MUTANTS = [
         "base = offset",
         "tests/rows",
     ),
+    Mutant(
+        "formats/numbers/matching",
+        "    is_only = last.ways == 1\n",
+        "    is_only = True\n",
+        "tests/formats/numbers/test_random_modules.py",
+    ),
+    Mutant(
+        "formats/numbers/orders",
+        "return len(names) > 1 and names not in [*_sortings(tensors)]",
+        "return len(names) > 1",
+        "tests/formats/numbers/test_random_modules.py",
+    ),
+    Mutant(
+        "formats/numbers/orders",
+        "if places == sorted(places) and -1 not in places:",
+        "if -1 not in places:",
+        "tests/formats/numbers/test_orders.py",
+    ),
+    Mutant(
+        "outputs/training",
+        'keys = dict.fromkeys(key for name in group["params"] for key in kept[name])',
+        "keys = dict.fromkeys(key for own in kept.values() for key in own)",
+        "tests/outputs/test_training.py -k several_optimizers",
+    ),
 ]
 
 

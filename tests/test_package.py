@@ -87,6 +87,7 @@ def test_the_wheel_holds_every_module_and_the_types_and_nothing_else(wheel: Path
     assert manual == {path.name for path in ROOT.glob("docs/man/*.1")}
     tables = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/cli/**/*.json")}
     maps = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/structure/maps/catalogue/*.toml")}
+    tables |= {"ckptconv/formats/numbers/orders.json"}
     grammar = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/**/*.txt")}
     assert names == modules | tables | maps | grammar | {"ckptconv/py.typed", "ckptconv/inspection/page.html"}
 

@@ -81,7 +81,7 @@ app.command("convert", cls=ConvertCommand)(convert_)
 
 
 @app.command("pt2safetensors", cls=Command)
-@taking(*named("into optimizer for_hub universal zero_stage fresh_optimizer raw alone"), *CONVERTING)
+@taking(*named("into optimizer order for_hub universal zero_stage fresh_optimizer raw alone"), *CONVERTING)
 def pt2safetensors(source: Input, output: Destination = None, **options: Any) -> None:
     """Convert .pt, .pth, .bin and .ckpt files to safetensors.
 
@@ -129,7 +129,7 @@ def safetensors2pt(
 
 @app.command("zero-to-fp32", cls=Command)
 @taking(
-    *named("into tag exclude_frozen_parameters optimizer for_hub universal zero_stage fresh_optimizer per_rank"),
+    *named("into tag exclude_frozen_parameters optimizer order for_hub universal zero_stage fresh_optimizer per_rank"),
     *named("safe_serialization"),
     *CONVERTING,
 )
@@ -159,7 +159,7 @@ def zero_to_fp32(
 
 
 @app.command("dcp2safetensors", cls=Command)
-@taking(*named("into optimizer for_hub universal zero_stage fresh_optimizer master unstack"), *CONVERTING)
+@taking(*named("into optimizer order for_hub universal zero_stage fresh_optimizer master unstack"), *CONVERTING)
 def dcp2safetensors(
     directory: Annotated[
         str, typer.Argument(metavar="DIR", show_default=False, help="The directory with .metadata, or the run's.")
@@ -193,7 +193,7 @@ def dcp2safetensors(
         "The optimizer states too, from PATH: what --optimizer of another conversion wrote, or a checkpoint that has "
         "them, INPUT itself for one."
     ),
-    *named("opaque drop_opaque raw alone tag exclude_frozen_parameters master unstack per_rank"),
+    *named("order opaque drop_opaque raw alone tag exclude_frozen_parameters master unstack per_rank"),
     *(each for each in CONVERTING if each not in named("copy_config like partial fill")),
 )
 def safetensors2dcp(
@@ -234,7 +234,7 @@ def safetensors2dcp(
     OPTIONS["for_hub"].explained("OUTPUT was made with --for-hub."),
     OPTIONS["to"].explained("OUTPUT is a checkpoint of this kind.", "what the manifest says"),
     *named("zero_stage fresh_optimizer per_rank opaque drop_opaque"),
-    *named("chunks model_key optimizer_key flat_optimizer fill_states"),
+    *named("chunks model_key optimizer_key flat_optimizer fill_states order"),
     OPTIONS["manifest"].explained("What the conversion wrote with that; default: in OUTPUT."),
     *TENSORS,
     *named("spool_dir"),

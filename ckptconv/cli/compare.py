@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @taking(
     *named("key include exclude"),
     COMPARING["optimizer"],
-    *named("tag exclude_frozen_parameters master raw alone"),
+    *named("order tag exclude_frozen_parameters master raw alone"),
     *named("strip_prefix rename"),
     COMPARING["map"],
     *named("size"),

@@ -6,7 +6,7 @@ decides the rest, and the names beside it.
 Source: DeepSpeed's runtime/engine.py and checkpoint/ds_to_universal.py; Megatron-LM's training/checkpointing.py; Meta's
 llama/model.py; torch's distributed/checkpoint/hf_storage.py; vLLM's sharded_state_loader.py; TensorRT-LLM's
 convert_checkpoint.py; DeepSeek-V3's inference/convert.py; torch_xla's xla_fully_sharded_data_parallel.py; OLMo's
-checkpoint.py; fairseq's checkpoint_utils.py.
+checkpoint.py; fairseq's checkpoint_utils.py; nanotron's serialize/utils.py.
 """
 
 from __future__ import annotations
@@ -314,6 +314,13 @@ def _world_size(place: Location) -> Any:
     return told.get("world_size") if isinstance(told, Mapping) else None
 
 
+def _of_nanotron(file: _File) -> bool:
+    from ckptconv.formats import nanotron  # few files are called so
+
+    is_named = file.place.name.startswith("model_") and nanotron.FILE.fullmatch(file.place.name) is not None
+    return is_named and isinstance(file.tree, Mapping) and nanotron.DATA in file.tree
+
+
 def _of_delta(file: _File) -> bool:
     tensors = file.tree if isinstance(file.tree, Mapping) else {}
     return bool(tensors) and all(
@@ -381,6 +388,11 @@ KINDS = (
         "is one file of a delta: compressed differences, and no weights.",
         "Apply it to the checkpoint that it changes: ckptconv patch BASE {} OUTPUT",
         _of_delta,
+    ),
+    _Kind(
+        "is one parameter of a step of nanotron, or a rank's part of one.",
+        "Name the directory of the step, which has model_config.json: ckptconv convert STEP OUTPUT",
+        _of_nanotron,
     ),
     _Kind("is of one of several ranks of torch_xla's FSDP.", "Join them with its consolidate_sharded_ckpts.", _of_xla),
     _Kind(

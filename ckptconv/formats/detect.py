@@ -30,6 +30,7 @@ from ckptconv.storage.spool import is_pipe, take_pipe, take_url
 from ckptconv.text import UNSET, some
 
 if TYPE_CHECKING:
+    from ckptconv.formats.numbers.matching import Order
     from ckptconv.structure.maps.chosen import ChosenMap
 
 
@@ -91,6 +92,7 @@ def _below(module: str, *, expected: str = "", beside: str = "") -> _Sniff:
 # The order in which the formats are asked, after those of the expected family. If a directory holds things of several
 # formats, the first one wins. Most paths are files: what recognizes directories alone is imported for these.
 FORMATS: tuple[Format, ...] = (
+    KnownFormat(SAFETENSORS, _by("nanotron"), "nanotron"),
     KnownFormat(dcp.FAMILY, dcp.sniff, "dcp.read"),
     KnownFormat(deepspeed.FAMILY, deepspeed.sniff, "deepspeed.read"),
     KnownFormat(TORCH, _by("torch.megatron"), "torch.megatron"),
@@ -133,6 +135,7 @@ def open_source(
     inert: bool = False,
     raw: bool = False,
     alone: bool = False,
+    order: str = "",
     spool_dir: str = "",
     storage_options: Mapping[str, Any] | None = None,
     recorded: ChosenMap | None = None,
@@ -144,9 +147,10 @@ def open_source(
     for what is under a key and for the optimizer's states, if these are not read along with the weights. `master` (the
     optimizer's fp32 masters) and `unstack` (a tensor for each layer) apply to Megatron-core's. A structure record of
     safetensors that does not fit the tensors is an error; with `structure` false it is left out. `like` is the path of
-    the source's reference. `map` names a map, which gives other names and layouts, and `size` tells sizes of its axes.
-    With `dequantize`, weights of `weights_dtype` stand in the place of quantized ones, which with `quantize` become
-    codes again. A file that is an attack raises
+    the source's reference. `order` names what tells the order of its parameters, in which optimizers number them; a
+    reference may tell it too. `map` names a map, which gives other names and layouts, and `size` tells sizes of its
+    axes. With `dequantize`, weights of `weights_dtype` stand in the place of quantized ones, which with `quantize`
+    become codes again. A file that is an attack raises
     UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw` keeps whole modules the objects
     they are. One file of many, such as a rank's, can be looked at; whoever takes its weights for a model gets an error,
     unless it is taken `alone`. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`.
@@ -167,14 +171,15 @@ def open_source(
 
         options = dict(storage_options or {})
         apart = names_each_layer(recorded.map) if recorded else tells_layers_apart(os.fspath(map), options)
-    wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, apart, is_mapped)
+    reaching = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
+    orders = asked_orders(order, like if states else "", reaching)
+    wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, apart, is_mapped, orders)
     with refusing_attacks(not inert):
         place = Location(path, dict(storage_options or {}))
         chosen, guess = _choose(Probe(place, family))
         source = _joined(place, chosen.read(guess.place or place, wanted), wanted)
         source = alone_files.marked(guess.place or place, source, alone)
-    if states:
-        source = _with_states(source, key)
+        source = _with_optimizer(source, guess.place or place, wanted)
     if is_hub(path):
         source = source._replace(notes=[*source.notes, *_hub_notes(place, source)])
     is_deepspeed, is_megatron = source.family == deepspeed.FAMILY, source.format == dcp.MEGATRON
@@ -191,7 +196,6 @@ def open_source(
     ]
     source = source._replace(warnings=[*source.warnings, *idle]) if idle else source
     source = source._replace(map=recorded) if recorded else source
-    reaching = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
     layout: dict[str, Any] = {"like": like, "map": os.fspath(map), "size": size, **reaching}
     return with_layout(source, dequantize=dequantize, weights_dtype=weights_dtype, quantize=quantize, **layout)
 
@@ -266,13 +270,40 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
         with refusing_attacks(not inert):
             again = source.reread(wanted)._replace(map=source.map, reference=source.reference)
         source = source.quantized.again(again) if source.quantized else again
-    return _with_states(source, wanted.key) if states else source
-
-
-def _with_states(source: Source, key: str) -> Source:
+    if not states:
+        return source
     from ckptconv.formats.training import with_states_beside
 
-    return with_states_beside(source, key)
+    return with_states_beside(source, wanted.key)
+
+
+def asked_orders(order: str, like: str, reaching: Mapping[str, Any]) -> tuple[Order, ...]:
+    """Return the orders of parameters that the user names: by `order`, or by a reference that keeps one."""
+    if not (order or like):
+        return ()
+    from ckptconv.formats.numbers import told
+    from ckptconv.formats.training import liked
+
+    own = {name: reaching[name] for name in ("inert", "spool_dir", "storage_options")}
+
+    def of_checkpoint(path: str) -> Order | None:
+        return liked(open_source(path, structure=False, **own))
+
+    if order:
+        return (told.asked(normalize(order), reaching["storage_options"] or {}, of_checkpoint),)
+    found = of_checkpoint(normalize(like))
+    return (found,) if found else ()
+
+
+def _with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
+    """Return `source`, which was read from `place`, with the states of the optimizer in it, or in a file beside it, if
+    they are wanted; else as one that is reread for those beside it."""
+    lies = place.kind == "directory" and any(name in place.names for name in model_files.OPTIMIZERS)
+    if not (wanted.states or wanted.orders or lies):
+        return source
+    from ckptconv.formats import beside
+
+    return beside.with_optimizer(source, place, wanted)
 
 
 def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Source]:

@@ -26,6 +26,8 @@ INDEX_SUFFIX = f"{SUFFIX}{INDEX}"
 _FOREIGN = tuple(f"{suffix}{INDEX}" for suffix in (SUFFIX, ".h5", ".msgpack"))
 # Models of torch in one file: those of transformers, of diffusers, and of open_clip.
 TORCH_MODELS = ("pytorch_model.bin", "diffusion_pytorch_model.bin", "open_clip_pytorch_model.bin")
+# The optimizer beside a model of one file or set, as transformers' Trainer and accelerate save it.
+OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
 # The longest header of a safetensors file, in bytes; and the key of the metadata in it.
 MAX_HEADER, METADATA = 100_000_000, "__metadata__"
 

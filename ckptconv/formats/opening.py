@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.errors import UsageError
 from ckptconv.formats import diffusers
 from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
+from ckptconv.formats.optimizers import NAMED
 from ckptconv.formats.source import Source
 from ckptconv.formats.states import is_same, with_states
 from ckptconv.formats.training import model_alone, with_training
@@ -87,4 +88,7 @@ def fitted(
         made = [with_training(one, options) for one in made]
     if options.to and options.optimizer:
         made = [with_states(one, asked, options.optimizer, **options.opening()) for one in made]
+    if options.order and not any(note.startswith(NAMED) for one in made for note in one.notes):
+        idle = "--order changes nothing: no numbers of an optimizer got their names by it."
+        made = [one._replace(warnings=[*one.warnings, idle]) for one in made]
     return made

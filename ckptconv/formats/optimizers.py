@@ -1,27 +1,30 @@
 """An optimizer's states by the names of its parameters, whatever saved them. Pure.
 
-torch numbers an optimizer's parameters in the order in which they were given to it, which is that of the model's
-parameters, in each of its groups; names are in `param_names`, since torch 2.6, or FSDP puts them in place of the
-numbers. Numbers are believed if there is exactly one assignment by which all states have the shapes of their
-parameters.
+torch numbers an optimizer's parameters; names are in `param_names`, since torch 2.6, or FSDP puts them in place of the
+numbers. What else tells the names of numbers, `formats.numbers` decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.errors import CorruptError
 from ckptconv.formats.source import wrapper
-from ckptconv.tensors.lazy import LazyTensor, Tagged, same_bytes
-from ckptconv.text import name_of, quoted, some
+from ckptconv.tensors.lazy import LazyTensor, Tagged
+from ckptconv.text import name_of, quoted
+
+if TYPE_CHECKING:
+    from ckptconv.formats.numbers.matching import Model, Numbers
 
 _STATE, _GROUPS, _STEP = "state", "param_groups", "step"
 # Optimizers' names for their states.
 _STATES = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "step", "param", "fp32_param"})
-# Comparisons of numbered parameters with the model's, at most.
-_MOST = 1 << 20
 _LONGEST_NAME = 60
+# How a note on what told the names of numbers begins.
+NAMED = "The optimizer's numbers got their names by"
+# bitsandbytes' codes of 8 bits, one for each element of a parameter.
+_CODES = "state1"
 # How Adafactor calls the rows and the columns of its states.
 _FACTORS = ("_row", "_col")
 
@@ -139,9 +142,17 @@ def optimizers_in(tree: Any, key: str = "") -> list[tuple[str, Mapping[str, Any]
         (name_of(name), optimizer)
         for name, value in tree.items()
         if type(value) is not Tagged and name != key
-        for optimizer in (value if isinstance(value, (list, tuple)) else [value])
+        for optimizer in _several(value)
         if _is_optimizer(optimizer) and optimizer[_GROUPS]
     ]
+
+
+def _several(value: Any) -> Iterable[Any]:
+    """Return the optimizers that a list or a dict by name holds, or the only one."""
+    if isinstance(value, (list, tuple)):
+        return value
+    is_named = isinstance(value, Mapping) and bool(value) and all(map(_is_optimizer, value.values()))
+    return value.values() if is_named else [value]
 
 
 def _is_optimizer(value: Any) -> bool:
@@ -161,62 +172,109 @@ def is_optimizer_alone(tree: Any) -> bool:
     )
 
 
-def named(
-    found: Sequence[tuple[str, Mapping[str, Any]]], model: Mapping[str, LazyTensor], where: str
-) -> dict[str, Any]:
-    """Return the states of the only optimizer that was `found`, by parameter, and its groups. `model` are the tensors
-    whose parameters it may number.
+def named(optimizers: Sequence[tuple[str, Mapping[str, Any]]], model: Model, where: str) -> tuple[dict[str, Any], str]:
+    """Return the states of `optimizers` of a model, by parameter, and their groups; and what told the names of
+    numbers, as the end of "by …", "" if they had names.
 
-    Raise UnsupportedError if there are more optimizers, or if nothing tells which states are of which parameter.
+    Several optimizers share the parameters out. Raise UnsupportedError if nothing tells which states are of which
+    parameter, CorruptError if two optimizers have a state of one.
     """
-    if len(found) > 1:
-        raise UnsupportedError(
-            f"{where} holds {len(found)} optimizers ({some([name for name, _ in found])}), and the states of one are "
-            "converted.",
-        )
-    ((at, optimizer),) = found
-    told = {_STATE: _states(optimizer, model), _GROUPS: _groups(optimizer)}
-    numbers = [number for group in optimizer.get(_GROUPS, ()) for number in listed(group.get("params"))]
-    if any(type(number) is not int for number in (*optimizer[_STATE], *numbers)):
-        return told
-    distinct = _distinct(model)
-    names = names_by_shape(told, distinct)
-    if names is None:
-        called = f"the optimizer under {at!r}" if at else "the optimizer"
-        raise UnsupportedError(
-            f"{where}: {called} numbers its {len(numbers)} parameters, and their shapes do not fit the "
-            f"model's {len(distinct)} tensors in exactly one order: nothing tells which states are of which parameter.",
-            "Name the parameters in the training run: torch.optim.AdamW(model.named_parameters()).",
-        )
-    # An optimizer may have been made of a model in a wrapper, whose own weights were saved.
-    left = len(wrapper(names.values(), model))
-    bare = {number: name[left:] for number, name in names.items()}
-    return renamed(told, bare if all(name in model for name in bare.values()) else names)
+    from ckptconv.formats.numbers import matching  # most optimizers have names, or are not asked for
+
+    trees, numbered, told = [], [], ""
+    for at, (label, optimizer) in enumerate(optimizers):
+        tree: dict[str, Any] = {_STATE: _states(optimizer, model.shapes), _GROUPS: _groups(optimizer)}
+        ids = [number for group in optimizer.get(_GROUPS, ()) for number in listed(group.get("params"))]
+        if all(map(_is_number, (*optimizer[_STATE], *ids))):
+            recorded = recorded_names(optimizer)
+            names = {number: f"{at}/{number}" for number in (*tree[_STATE], *map(str, ids))}
+            tree = renamed(tree, names if recorded is None else recorded)
+            if recorded is None:
+                numbered.append((label, tree))
+        trees.append(tree)
+    if numbered:
+        joined = {
+            _STATE: {number: state for _, tree in numbered for number, state in tree[_STATE].items()},
+            _GROUPS: [group for _, tree in numbered for group in tree[_GROUPS]],
+        }
+        others = {name for tree in trees if not any(tree is each for _, each in numbered) for name in _named_in(tree)}
+        left = {name: shape for name, shape in model.shapes.items() if name not in others}
+        labels = dict.fromkeys(f"{label!r}" for label, _ in numbered if label)
+        under = f" under {' and '.join(labels)}" if labels else ""
+        called = f"the optimizer{'s' * (len(numbered) > 1)}{under}"
+        found = matching.named(numbers_of(joined), model._replace(shapes=left), f"{where}: {called}")
+        trees = [renamed(tree, found.names) for tree in trees]
+        told = found.told
+    states: dict[str, Any] = {}
+    for tree in trees:
+        twice = next((name for name in tree[_STATE] if name in states), None)
+        if twice is not None:
+            raise CorruptError(f"{where}: two of its optimizers have a state of {quoted(twice, _LONGEST_NAME)}.")
+        states.update(tree[_STATE])
+    groups = [group for tree in trees for group in tree[_GROUPS]]
+    return _unwrapped({_STATE: states, _GROUPS: groups}, model), told
 
 
-def names_by_shape(told: Mapping[str, Any], model: Mapping[str, LazyTensor]) -> dict[str, str] | None:
-    """Return the names of numbered parameters, {number: name}, among those of the `model`, each of its tensors once;
-    None if nothing tells the name of each that has a state. `told` is as `by_parameter` gives it."""
+def _is_number(key: Any) -> bool:
+    return type(key) is int or (type(key) is str and key.isdecimal())
+
+
+def is_numbered(tree: Any, parameters: Collection[str]) -> bool:
+    """Whether an optimizer has states by the numbers of its parameters, nested, and none by a parameter's name."""
+    states = tree.get(_STATE) if isinstance(tree, Mapping) else None
+    return (
+        isinstance(states, Mapping)
+        and bool(states)
+        and all(map(_is_number, states))
+        and not any(name_of(number) in parameters for number in states)
+    )
+
+
+def _named_in(tree: Mapping[str, Any]) -> Iterable[str]:
+    return [*tree[_STATE], *(name for group in tree[_GROUPS] for name in group["params"])]
+
+
+def recorded_names(optimizer: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return the names that the groups of an optimizer record for its numbers; None if they do not."""
+    groups = [each for each in listed(optimizer.get(_GROUPS)) if isinstance(each, Mapping)]
+    numbers = [listed(group.get("params")) for group in groups]
+    names = [listed(group.get("param_names")) for group in groups]
+    if not groups or not any(names) or [*map(len, names)] != [*map(len, numbers)]:
+        return None
+    pairs = zip(numbers, names, strict=True)
+    found = {name_of(number): name_of(name) for own, given in pairs for number, name in zip(own, given, strict=True)}
+    return found if {*map(str, optimizer[_STATE])} <= found.keys() else None
+
+
+def numbers_of(told: Mapping[str, Any]) -> Numbers:
+    """Return the numbers of an optimizer, and the shapes of their parameters as far as their states tell them; `told`
+    is as `by_parameter` gives it."""
+    from ckptconv.formats.numbers.matching import Numbers
+
     shapes = {number: shape for number, state in told[_STATE].items() if (shape := _shape(state)) is not None}
-    names = names_of_numbers(told[_GROUPS], [(shapes, [(name, tensor.shape) for name, tensor in model.items()])])
-    return names if names is not None and told[_STATE].keys() <= names.keys() else None
+    groups = [group["params"] for group in told[_GROUPS]]
+    unlisted = told[_STATE].keys() - {number for group in groups for number in group}
+    return Numbers(groups, {**dict.fromkeys(unlisted), **shapes})
 
 
-def _distinct(model: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    """Return what may be parameters: floating tensors, a tied one once."""
-    found: dict[Any, str] = {}
-    for name, tensor in model.items():
-        if tensor.dtype.kind == "f":
-            key = same_bytes(tensor)
-            found.setdefault(name if key is None else key, name)
-    return {name: model[name] for name in found.values()}
+def _unwrapped(told: dict[str, Any], model: Model) -> dict[str, Any]:
+    """Return states and groups without the prefix of a wrapper that the optimizer was made of, where the model's own
+    weights were saved."""
+    names = [*dict.fromkeys(_named_in(told))]
+    known = {*model.shapes, *model.aliases}
+    left = len(wrapper(names, known))
+    bare = {name: name[left:] for name in names}
+    return renamed(told, bare) if all(name in known for name in bare.values()) else told
 
 
 def _shape(state: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the shape of a parameter by its states; None if they have none, or several: those of 8 bits and factored
-    ones have shapes of their own, and the two factors of a square parameter look like states of a vector."""
+    """Return the shape of a parameter by its states; None if they have none, or several: factored ones have shapes of
+    their own, and the two factors of a square parameter look like states of a vector."""
     if any(map(is_factor, state)):
         return None
+    codes = state.get(_CODES)
+    if isinstance(codes, LazyTensor):
+        return codes.shape
     shapes = {each.shape for key, each in state.items() if isinstance(each, LazyTensor) and key != _STEP and each.shape}
     return shapes.pop() if len(shapes) == 1 else None
 
@@ -224,75 +282,3 @@ def _shape(state: Mapping[str, Any]) -> tuple[int, ...] | None:
 def is_factor(key: Any) -> bool:
     """Whether a state has the name of a factor, whose shape is not that of its parameter."""
     return str(key).endswith(_FACTORS)
-
-
-def names_of_numbers(
-    groups: Sequence[Mapping[str, Any]], ways: Sequence[tuple[Mapping[str, Any], Sequence[tuple[str, Any]]]]
-) -> dict[str, str] | None:
-    """Return the names of an optimizer's numbered parameters, {number: name}; None if nothing tells them.
-
-    The `groups` may have them. Otherwise each of the `ways` has the shapes of parameters by number, as their states
-    tell them, and the names of the model's tensors with their shapes, in order. Those that lead to names must lead to
-    the same.
-    """
-    numbers = [[name_of(number) for number in listed(group.get("params"))] for group in groups]
-    names = [listed(group.get("param_names")) for group in groups]
-    if not all(names) or [len(own) for own in names] != [len(own) for own in numbers]:
-        fitting = [matched([[told.get(each) for each in own] for own in numbers], known) for told, known in ways]
-        found = [each for each in fitting if each is not None]
-        if not found or any(each != found[0] for each in found):
-            return None
-        names = found[0]
-    pairs = zip(numbers, names, strict=True)
-    return {number: name_of(name) for own, given in pairs for number, name in zip(own, given, strict=True)}
-
-
-class _Choice(NamedTuple):
-    """In how many ways parameters were chosen so far, at most 2, and the last of one way: its group and name."""
-
-    ways: int
-    before: _Choice | None
-    group: int = 0
-    name: str = ""
-
-
-def matched(groups: Sequence[Sequence[Any]], known: Sequence[tuple[str, Any]]) -> list[list[str]] | None:
-    """Return the names of the parameters in each of the `groups`, by their shapes, among the `known`: in their order,
-    with the frozen ones left out; None if there is no such choice, or more than one. A shape that is None may be any;
-    others may be anything that can be compared.
-
-    >>> matched([[(2, 8)]], [("base", (8, 8)), ("lora_A", (2, 8)), ("lora_B", (8, 2))])
-    [['lora_A']]
-    >>> matched([[(8, 8), (2, 8)], [(8,)]], [("up", (8, 8)), ("bias", (8,)), ("down", (2, 8))])
-    [['up', 'down'], ['bias']]
-    """
-    total = sum(map(len, groups))
-    # By how many parameters of each group were chosen among the names so far.
-    reached = {(0,) * len(groups): _Choice(1, None)}
-    work = 0
-    for left, (name, shape) in zip(range(len(known) - 1, -1, -1), known, strict=True):
-        after: dict[tuple[int, ...], _Choice] = {}
-        for at, choice in reached.items():
-            if total - sum(at) <= left:
-                _join(after, at, choice)
-            for group, own in enumerate(groups):
-                if at[group] < len(own) and own[at[group]] in (None, shape):
-                    further = (*at[:group], at[group] + 1, *at[group + 1 :])
-                    _join(after, further, _Choice(choice.ways, choice, group, name))
-        reached = after
-        work += len(reached) * len(groups)
-        if work > _MOST:
-            return None
-    last = reached.get(tuple(map(len, groups)))
-    if last is None or last.ways != 1:
-        return None
-    found: list[list[str]] = [[] for _ in groups]
-    while last.before is not None:
-        found[last.group].append(last.name)
-        last = last.before
-    return [own[::-1] for own in found]
-
-
-def _join(reached: dict[tuple[int, ...], _Choice], at: tuple[int, ...], choice: _Choice) -> None:
-    other = reached.get(at)
-    reached[at] = choice if other is None else choice._replace(ways=min(choice.ways + other.ways, 2))

@@ -17,6 +17,7 @@ from ckptconv.text import parse_path
 
 if TYPE_CHECKING:
     from ckptconv.formats.configs import Change
+    from ckptconv.formats.numbers.matching import Order
     from ckptconv.structure.maps.chosen import ChosenMap
 
 # How the names of a model's files begin: those of most programs, and by the beginning of an input's name, those of
@@ -40,7 +41,7 @@ class Wanted(NamedTuple):
     otherwise it is left out. `tag`, `exclude_frozen` and `model_rank` (one tensor-parallel rank) are for DeepSpeed;
     `master` (the fp32 masters in the place of the weights) and `unstack` (a tensor for each layer) for Megatron-core.
     `raw` keeps whole modules the objects that they are. `parts`: ranks' files that do not say how they are joined are
-    opened all the same, for a map to join them.
+    opened all the same, for a map to join them. `orders` are those of the model's parameters that the user names.
     """
 
     key: str = ""
@@ -53,6 +54,7 @@ class Wanted(NamedTuple):
     master: bool = False
     unstack: bool = False
     parts: bool = False
+    orders: tuple[Order, ...] = ()
 
 
 _ALL = Wanted()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ckptconv.errors import UsageError
-from ckptconv.formats.detect import complete, open_source
-from ckptconv.formats.optimizers import is_optimizer_alone, named
+from ckptconv.formats.detect import asked_orders, complete, open_source
+from ckptconv.formats.optimizers import NAMED, is_optimizer_alone
 from ckptconv.formats.source import Source
-from ckptconv.formats.training import weights_in, without_optimizers
+from ckptconv.formats.training import with_named, without_optimizers
 from ckptconv.storage.paths import basename, normalize, resolved_name
 
 
@@ -29,10 +29,14 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
     found = other.states()
     if found is None:
         other.check_weights()
-        if is_optimizer_alone(other.weights):
-            found = named([("", other.weights)], weights_in(source, source.wanted.key), other.path)
-    if found is None:
-        raise _none(path)
+        if not is_optimizer_alone(other.weights):
+            raise _none(path)
+        orders = other.wanted.orders or asked_orders("", settings.get("like", ""), settings)
+        known = source._replace(wanted=source.wanted._replace(orders=orders))
+        source = with_named(known, [("", other.weights)], other.path, source.wanted.key)
+        found = source.optimizer
+    else:
+        source = source._replace(notes=[*source.notes, *(note for note in other.notes if note.startswith(NAMED))])
     read = {f"{basename(other.path)}/{name}": what for name, what in {**other.inputs, **other.state_inputs}.items()}
     return source._replace(
         optimizer=found,

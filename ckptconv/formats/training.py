@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptconv.errors import CkptconvError, UsageError
-from ckptconv.formats.optimizers import named, optimizers_in
+from ckptconv.errors import CkptconvError, UnsupportedError, UsageError
+from ckptconv.formats.numbers.matching import WAYS, Order
+from ckptconv.formats.numbers.orders import is_kept
+from ckptconv.formats.numbers.told import model_of
+from ckptconv.formats.optimizers import NAMED, is_numbered, named, optimizers_in
 from ckptconv.formats.source import MODEL_KEYS, Source
 from ckptconv.formats.values import first_bytes
 from ckptconv.options.table import Options
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import is_remote
 from ckptconv.structure import keymap
-from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Inline, LazyTensor
 from ckptconv.text import some
 
+_STEP = "step"
 _UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 FRESH = "Give --fresh-optimizer for zero moments in their place."
 
@@ -60,25 +67,61 @@ def _has_tensors(tree: Mapping[Any, Any]) -> bool:
 
 
 def with_states_beside(source: Source, key: str = "") -> Source:
-    """Return `source` with the states of the optimizer that is saved beside its weights, which are under `key`, as in a
-    file that torch.save wrote; or with the reason why they cannot be named."""
+    """Return `source` with the states of the optimizers that are saved beside its weights, which are under `key`, as in
+    a file that torch.save wrote; or with the reason why they cannot be named."""
     if source.optimizer is not None or source.states_error is not None or source.training is not None:
         return source
     key = key or weights_key(source.weights)
-    found = optimizers_in(source.weights, key)
+    around, _, own = key.rpartition(".")
+    found = optimizers_in(source.weights, key) or (optimizers_in(_below(source.weights, around), own) if around else [])
     if not found:
         return source
     try:
         _check_key(source, found[0][0], key)
-        return source._replace(optimizer=named(found, weights_in(source, key), source.path))
+        return with_named(source, found, source.path, key)
     except CkptconvError as error:
         return source._replace(states_error=error)
 
 
+def with_named(
+    source: Source,
+    optimizers: Sequence[tuple[str, Mapping[str, Any]]],
+    where: str,
+    key: str = "",
+    place: Location | None = None,
+) -> Source:
+    """Return `source` with the states of `optimizers`, of the checkpoint `where`, by the names of its weights, which
+    are under `key`, and a note on what told those of numbers.
+
+    `place` is where it was opened. Raise UnsupportedError if nothing tells the names, CorruptError for two states of
+    one.
+    """
+    place = place or (None if is_remote(source.path) else Location(source.path))
+    if place is not None and place.kind != "directory":
+        place = place.parent if place.kind == "file" else None
+    tree = model_tree(source, key) if source.structured else None
+    optimizer, told = named(optimizers, model_of(weights_in(source, key), [*source.wanted.orders], tree, place), where)
+    notes = [f"{NAMED} {told}."] if told else []
+    return source._replace(optimizer=optimizer, states_error=None, notes=[*source.notes, *notes])
+
+
+def liked(source: Source) -> Order | None:
+    """Return the order of a checkpoint's weights, if it keeps it."""
+    tree = model_tree(source, source.wanted.key)
+    if not (source.structured and is_kept(tree)):
+        return None
+    return Order(f"the order in {source.path}", [*keymap.flatten(tree)[0]])
+
+
+def model_tree(source: Source, key: str = "") -> Any:
+    """Return what is under `key`, or where a training checkpoint has its weights, as it was saved."""
+    key = key or weights_key(source.weights)
+    return source.weights if key in ("", ".") else _below(source.tree(key), key)
+
+
 def weights_in(source: Source, key: str = "") -> dict[str, LazyTensor]:
     """Return the weights under `key`, or where a training checkpoint has them, by name."""
-    key = key or weights_key(source.weights)
-    tree = source.weights if key in ("", ".") else _below(source.tree(key), key)
+    tree = model_tree(source, key)
     return keymap.flatten(tree)[0] if source.structured or tree is not source.weights else tree
 
 
@@ -103,8 +146,9 @@ def with_training(source: Source, options: Options) -> Source:
     """Return `source` with its optimizer's states by parameter name, and its step, if it holds an optimizer and
     `options` do not ask for a fresh one. A ZeRO checkpoint has them already, unless it is for another stage.
 
-    Read one value: the step. Raise UnsupportedError if nothing tells which states are of which parameter, UsageError
-    if nothing tells where the weights are.
+    Read the steps. DeepSpeed has one for all parameters of a group: where they differ, as those of experts do that were
+    not always chosen, all get the largest, with a warning. Raise UnsupportedError if nothing tells which states are of
+    which parameter, UsageError if nothing tells where the weights are.
     """
     if source.training is not None and not options.zero_stage:
         return source
@@ -121,8 +165,30 @@ def with_training(source: Source, options: Options) -> Source:
         raise
     if optimizer is None:
         return source
-    step = next((state["step"] for state in optimizer["state"].values() if "step" in state), None)
-    return source._replace(step=_number(step, options.storage_options))
+    if is_numbered(optimizer, weights_in(source, key)):
+        raise UnsupportedError(
+            f"{source.path} numbers its optimizer's parameters, and nothing tells which states are of which parameter.",
+            f"{WAYS} {FRESH}",
+        )
+    states = dict(optimizer["state"])
+    known = {name: _number(state["step"], options.storage_options) for name, state in states.items() if _STEP in state}
+    warnings = []
+    for group in optimizer["param_groups"]:
+        steps = {name: step for name in group["params"] if (step := known.get(name)) is not None}
+        most = max(steps.values(), default=0)
+        behind = [name for name, step in steps.items() if step != most]
+        for name in behind:
+            states[name] = {**states[name], _STEP: Inline(struct.pack("<f", most), DTYPES["float32"], ())}
+        if behind:
+            warnings.append(
+                f"{some(behind)} have made fewer steps than the {most} of others of their group. DeepSpeed has one "
+                f"number of steps for a group: theirs is {most} from now on."
+            )
+    return source._replace(
+        step=max((step for step in known.values() if step is not None), default=None),
+        optimizer={**optimizer, "state": states},
+        warnings=[*source.warnings, *warnings],
+    )
 
 
 def _below(tree: Any, key: str) -> Any:

@@ -18,12 +18,12 @@ from ckptconv.library.memory import Memory, batches, warn_of
 from ckptconv.library.tensor import Tensor
 from ckptconv.options.table import OPENING, VIEWING, Options, checked, filled
 from ckptconv.outputs import selection
-from ckptconv.outputs.pipeline import selected
+from ckptconv.outputs.pipeline import check_pieces, selected
 from ckptconv.outputs.selected import Selected
 from ckptconv.process import no_garbage
 from ckptconv.storage.files import is_held
 from ckptconv.storage.paths import normalize
-from ckptconv.structure import dtype_views
+from ckptconv.structure import dtype_views, keymap
 from ckptconv.structure.record import METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor, untagged
 from ckptconv.text import brief
@@ -241,6 +241,8 @@ class Checkpoint(Tensors):
         key = self._given["key"] or "."
         whole = complete(self.source, key=key, inert=inert)
         tree = selection.subtree(whole.tree(key), key, whole.path)
+        if whole.pieces:
+            check_pieces(whole, keymap.flatten(tree)[0])
         return _Branch(self, "").wrapped("", tree)
 
     def close(self) -> None:

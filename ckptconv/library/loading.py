@@ -14,6 +14,7 @@ from ckptconv.library.frameworks import framework
 from ckptconv.library.memory import Memory, WantedArray, warn_of
 from ckptconv.options.table import LOADING, Options, checked
 from ckptconv.outputs import selection
+from ckptconv.outputs.pipeline import check_pieces
 from ckptconv.process import no_garbage
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize
 from ckptconv.structure import keymap
@@ -65,6 +66,7 @@ def load_state_dict(
         tree = selection.subtree(source.tree(key), key, path) if key else source.weights
         # What the tensors become is a dict in the order of the tree, whatever order a file would have.
         described = keymap.describe(tree, keep_order=False, tagged=True)
+        check_pieces(source, described.tensors)
         wanted = _wanted(source, described, dtype)
         memory = Memory(source.path, dict(chosen.storage_options))
         try:

@@ -193,6 +193,16 @@ class _OptimizerKey(TypedDict, total=False):
     them."""
 
 
+class _Order(TypedDict, total=False):
+    """Convert, Diff, Open, Distributed, Rows."""
+
+    order: str | os.PathLike[str] | None
+    """The order in which the optimizer numbers its parameters: a file of their names, one a line, or a JSON list of
+    them, or of a list for each of its groups; a checkpoint that keeps their order, such as a state dict of
+    torch.save; or a directory with the config.json of a model of transformers. Default: what the checkpoint itself
+    tells, or its config.json."""
+
+
 class _Jobs(TypedDict, total=False):
     """Convert, Diff, Patch, Average, Merge, Rows."""
 
@@ -340,6 +350,7 @@ class ConvertOptions(
     _Like,
     _ModelKey,
     _OptimizerKey,
+    _Order,
     _Jobs,
     _Fsync,
     _Clobber,
@@ -388,6 +399,7 @@ class DiffOptions(
     _Include,
     _StripPrefix,
     _Size,
+    _Order,
     _Jobs,
     _Overwrite,
     _SpoolDir,
@@ -527,7 +539,19 @@ class FinishOptions(_Fsync, _Overwrite, _Checksum, _StorageOptions, total=False)
 
 
 class OpenOptions(
-    _Dequantize, _Key, _Map, _Size, _Like, _SpoolDir, _StorageOptions, _Raw, _Alone, _Family, _Master, total=False
+    _Dequantize,
+    _Key,
+    _Map,
+    _Size,
+    _Like,
+    _Order,
+    _SpoolDir,
+    _StorageOptions,
+    _Raw,
+    _Alone,
+    _Family,
+    _Master,
+    total=False,
 ):
     """Options of `open`."""
 
@@ -554,6 +578,7 @@ class DistributedOptions(
     _Size,
     _ModelKey,
     _OptimizerKey,
+    _Order,
     _SpoolDir,
     _StorageOptions,
     _Master,
@@ -576,6 +601,7 @@ class RowsOptions(
     _Like,
     _ModelKey,
     _OptimizerKey,
+    _Order,
     _Jobs,
     _Fsync,
     _Clobber,

@@ -386,6 +386,16 @@ class Options(_Given):
         group=NAMING,
     )
 
+    order: str = _option(
+        PATH,
+        "The order in which the optimizer numbers its parameters: a file of their names, one a line, or a JSON list of "
+        "them, or of a list for each of its groups; a checkpoint that keeps their order, such as a state dict of "
+        "torch.save; or a directory with the config.json of a model of transformers.",
+        metavar="FILE",
+        group=TAKE,
+        fallback="what the checkpoint itself tells, or its config.json",
+    )
+
     # How to work, and what to write beside the output.
     jobs: int | None = _running(
         counted(1, 256),
@@ -550,6 +560,7 @@ class Options(_Given):
             "master": self.master,
             "unstack": self.unstack,
             "like": self.like,
+            "order": self.order,
             "map": self.map,
             "size": self.size,
             **self.dequantizing(),
@@ -849,15 +860,15 @@ _OF_TENSORS = (
 # What the calls of the library take that are no conversions.
 OPENING = _named_in(
     {**OPTIONS, **_options_in(_Opening)},
-    f"key tag exclude_frozen model_rank states structure {_AS_IT_IS} master unstack dequantize map size like family "
-    f"{_REACHED}",
+    f"key tag exclude_frozen model_rank states structure {_AS_IT_IS} master unstack dequantize map size like order "
+    f"family {_REACHED}",
 )
 # What an opened checkpoint gives, by names and dtypes, beside what is read of it.
 VIEWING = {**OPENING, **_named_in(OPTIONS, "partial fill")}
 LOADING = _named_in(OPTIONS, f"key dtype dequantize tag {_AS_IT_IS} master unstack storage_options")
 DISTRIBUTED = _named_in(
     OPTIONS,
-    f"dtype {_TAKEN} {_NAMED} optimizer model_key optimizer_key flat_optimizer fill_states {_READ} {_REACHED}",
+    f"dtype {_TAKEN} {_NAMED} optimizer model_key optimizer_key flat_optimizer fill_states order {_READ} {_REACHED}",
 )
 FINISHING = _named_in(OPTIONS, "checksum manifest attest overwrite fsync storage_options")
 INSPECTING = _named_in(
@@ -866,7 +877,8 @@ INSPECTING = _named_in(
 )
 DIFFING = _named_in(
     {**OPTIONS, **COMMAND, **COMPARING},
-    f"{_TAKEN} optimizer {_NAMED} dtype dequantize rtol atol tolerance html overwrite jobs memory {_READ} {_AS_IT_IS} "
+    f"{_TAKEN} optimizer order {_NAMED} dtype dequantize rtol atol tolerance html overwrite jobs memory {_READ} "
+    f"{_AS_IT_IS} "
     f"{_REACHED} delta delta_encoding delta_checksum delta_version",
 )
 PATCHING = _named_in(

@@ -338,7 +338,7 @@ def _flattened(source: Source, tree: Any, choice: Choice) -> keymap.Flattened:
 def _names(source: Source, flat: Mapping[str, Any], options: Options, choice: Choice, rename: Rename) -> dict[str, str]:
     """Return what is converted, and under which names: {old: new}."""
     names = selection.matching(flat, choice)
-    _check_pieces(source, flat)
+    check_pieces(source, flat)
     lost = [name for name in source.unaccounted if not options.include and not choice.excludes(name)]
     if lost:
         raise CorruptError(
@@ -349,7 +349,7 @@ def _names(source: Source, flat: Mapping[str, Any], options: Options, choice: Ch
     return rename(names, options.strip_prefix, options.rename)
 
 
-def _check_pieces(source: Source, names: Iterable[str]) -> None:
+def check_pieces(source: Source, names: Iterable[str]) -> None:
     """Raise UnsupportedError if some of `names` are pieces of parameters."""
     found = [name for name in names if source.pieces.search(name)] if source.pieces else []
     if found:

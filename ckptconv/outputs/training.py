@@ -106,6 +106,11 @@ def _for_all_groups(training: Training) -> tuple[Training, tuple[str, ...]]:
         f"The {len(groups)} groups of parameters differ in {some(differing, form=str)}. ZeRO-3 gives all groups the "
         "settings of one, so it gets none of these from the universal checkpoint: those of the training run stay."
     )
+    if "lr" in differing:
+        warning += (
+            " Where a schedule sets lr, the first step has the one that it began with, unless the run calls "
+            "engine.lr_scheduler.step(engine.lr_scheduler.last_batch_iteration) after load_checkpoint."
+        )
     return training._replace(common=common), (warning,)
 
 
@@ -144,7 +149,7 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
     if optimizer is None:
         states = {name: _fresh(tensor) for name, tensor in masters.items()}
     else:
-        states, warnings = _complete(states, masters, step, source.path)
+        states, warnings = _complete(states, masters, groups, step, source.path)
     rest = {name: untagged(tensor) for name, tensor in chosen.tensors.items() if name not in {*masters, *aliases}}
     model = _model(masters, groups, rest, aliases, step)
     stage = options.zero_stage
@@ -154,7 +159,14 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
         common=_common(groups, len(parameters), step),
         models={name: model for name in (_MODEL, _MODEL_3) if stage is None or (stage == 3) is (name == _MODEL_3)},
     )
-    if stage in (None, 3):
+    unfit = _unfit_for_3(states, source.path) if stage in (None, 3) else ""
+    if unfit and stage == 3:
+        raise UnsupportedError(unfit, f"--zero-stage 1 writes one for ZeRO-1 and 2. {FRESH}")
+    if unfit:
+        training = training._replace(models={_MODEL: model})
+        warnings.append(f"{unfit} This universal checkpoint is for ZeRO-1 and 2 alone.")
+    warnings.extend(_of_muon(states) if stage != 3 else ())
+    if stage in (None, 3) and not unfit:
         training, told = _for_all_groups(training)
         warnings.extend(told)
     warnings.extend(_of_experts(training))
@@ -202,18 +214,47 @@ def _fresh(master: LazyTensor) -> dict[str, Any]:
     return {**{key: Zeros(DTYPES[_MASTER], master.shape) for key in _MOMENTS}, _STEP: _counter(0)}
 
 
+def _unfit_for_3(states: Mapping[str, Mapping[str, Any]], where: str) -> str:
+    """Return why ZeRO-3 cannot go on with states; "" if it can. It loads both moments of Adam, and nothing else."""
+    for name, own in states.items():
+        others = [key for key in own if key not in (*_MOMENTS, _STEP)]
+        lacking = [key for key in _MOMENTS if key not in own]
+        if others or lacking:
+            has = f"has {some(others)}" if others else f"lacks {some(lacking)}"
+            return (
+                f"{where}: {brief(name)} {has}, and ZeRO-3 loads {some(_MOMENTS)} of each parameter, and nothing else."
+            )
+    return ""
+
+
+def _of_muon(states: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return a warning where parameters have states of several optimizers."""
+    kinds = {frozenset(key for key in own if key != _STEP) for own in states.values()}
+    if len(kinds) < 2:
+        return ()
+    told = " and ".join(sorted(some(sorted(kind), form=str) for kind in kinds))
+    warning = (
+        f"The groups of parameters have states of several optimizers: {told}. DeepSpeed's ZeRO-1 and 2 load these, and "
+        "fail in the first step with Muon; torch.distributed.checkpoint takes them (--to dcp)."
+    )
+    return (warning,)
+
+
 def _counter(step: int) -> LazyTensor:
     """Return a step as torch's optimizers have it."""
     return Inline(struct.pack("<f", step), DTYPES[_MASTER], ())
 
 
 def _complete(
-    states: Mapping[str, Mapping[str, Any]], masters: Mapping[str, LazyTensor], step: int, where: str
+    states: Mapping[str, Mapping[str, Any]],
+    masters: Mapping[str, LazyTensor],
+    groups: Sequence[Mapping[str, Any]],
+    step: int,
+    where: str,
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return the states of all `masters`: those in fp32 that there are; zeros for a parameter that had no gradient yet;
-    and warnings."""
+    """Return the states of all `masters`: those in fp32 that there are; for a parameter that had no gradient yet, zeros
+    for those that others of its group have; and warnings."""
     kept: dict[str, dict[str, Any]] = {}
-    keys: dict[str, None] = {}
     left: dict[str, None] = {}
     for name, master in masters.items():
         own = kept[name] = {}
@@ -222,7 +263,6 @@ def _complete(
                 own[key] = View(untagged(value), value.dtype, value.shape) if isinstance(value, LazyTensor) else value
             elif isinstance(value, LazyTensor) and value.shape == master.shape:
                 own[key] = selection.converted(f"{name}.{key}", untagged(value), _MASTER, widen_only=True)
-                keys[key] = None
             elif (
                 value is None or isinstance(value, (int, float)) or (isinstance(value, LazyTensor) and value.numel == 1)
             ):
@@ -234,10 +274,16 @@ def _complete(
                     f"{list(master.shape)}: ZeRO has only states in the shape of their parameter.",
                     FRESH,
                 )
-    without = [name for name, own in kept.items() if not keys.keys() <= own.keys()]
-    for name in without:
-        zeros = {key: Zeros(DTYPES[_MASTER], masters[name].shape) for key in keys}
-        kept[name] = {_STEP: _counter(step), **zeros, **kept[name]}
+    without = []
+    for group in groups:
+        keys = dict.fromkeys(key for name in group["params"] for key in kept[name])
+        keys = keys or dict.fromkeys(key for own in kept.values() for key in own)
+        for name in group["params"]:
+            if not keys.keys() <= kept[name].keys():
+                without.append(name)
+                zeros = {key: Zeros(DTYPES[_MASTER], masters[name].shape) for key in keys if key != _STEP}
+                steps = {_STEP: _counter(step)} if _STEP in keys else {}
+                kept[name] = {**steps, **zeros, **kept[name]}
     warnings = [f"{some(without)} have no states yet, and got zero moments."] if without else []
     if left:
         warnings.append(f"The optimizer's {some(left)} are left out: DeepSpeed has no place for them.")

@@ -79,6 +79,7 @@ MATRIX = {
     "optimizer_key": Row("rrrrrrrrrrr", {"optimizer_key": "opt"}),
     "flat_optimizer": Row("rrrrrrrrrrr", {"flat_optimizer": True}),
     "fill_states": Row("rrrrrrrrrrr", {"fill_states": True}),
+    "order": Row("sssssssssss", {"order": "../order.txt"}),
     "opaque": Row("sshsssshshh", {"opaque": "drop"}, source="opaque"),
     "zero_stage": Row("rrrrrrhrrrr", {"zero_stage": 3}),
     "fresh_optimizer": Row("rrrrrrhrrrr", {"fresh_optimizer": True}),
@@ -128,6 +129,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"w.weight": torch.ones(4, 4).to(torch.float8_e4m3fn), "w.weight_scale": torch.tensor([2.0])},
         here / "quantized" / "model.safetensors",
     )
+    (here / "order.txt").write_text("l1.weight")
     others = [name for name in weights if name != "l1.weight"]
     (here / "map.toml").write_text(f"keep = {others}\n{(DATA / 'turned.toml').read_text()}")
     return here

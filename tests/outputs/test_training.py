@@ -289,7 +289,7 @@ def test_numbers_that_could_be_of_several_parameters_are_refused(tmp_path: Path)
     state["model"] = {"0.weight": weight, "0.running_mean": torch.zeros(7), **state["model"]}
     torch.save(state, tmp_path / "t.pt")
     run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
-    refused(run, 5, "numbers its 6 parameters", "model's 7 tensors", "--fresh-optimizer", "named_parameters()")
+    refused(run, 5, "numbers its 6 parameters", "the model has 7 tensors", "--fresh-optimizer", "named_parameters()")
     assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]
     run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--fresh-optimizer")
     assert run.code == 0, run.err
@@ -362,6 +362,95 @@ def test_a_parameter_without_states_begins_with_zero_moments(tmp_path: Path) -> 
     assert not loaded(parameter / "exp_avg.pt")["param"].any()
 
 
+def muon_saved(path: Path) -> dict[str, torch.Tensor]:
+    """Save a model with Muon for its matrices and AdamW for the rest; return the states by name."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(12)), torch.nn.LayerNorm(4))
+    matrices = [each for each in model.parameters() if each.ndim == 2]
+    others = [each for each in model.parameters() if each.ndim == 1]
+    optimizers = [torch.optim.Muon(matrices), torch.optim.AdamW(others)]
+    for at, each in enumerate(model.parameters()):
+        each.grad = torch.full_like(each, at + 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizers": [each.state_dict() for each in optimizers]}, path)
+    states = {parameter: own for each in optimizers for parameter, own in each.state.items()}
+    named = model.named_parameters()
+    return {f"{name}.{key}": value for name, each in named for key, value in states[each].items()}
+
+
+def test_two_optimizers_in_a_file_share_the_parameters(tmp_path: Path) -> None:
+    expected = muon_saved(tmp_path / "t.pt")
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors", "--verify")
+    assert run.code == 0, run.err
+    assert_same(load_file(tmp_path / "s.safetensors"), expected)
+    saved = torch.load(tmp_path / "t.pt")
+    muon, adamw = saved.pop("optimizers")
+    by_name = {"muon": muon, "adamw": adamw}
+    for name, state, words in (
+        ("keys", {**saved, **by_name}, []),
+        ("dict", {**saved, "optimizers": by_name}, []),
+        ("nested", {"state": {**saved, "optimizers": by_name}, "rng": 1}, ["--key", "state.model", tmp_path / "w"]),
+    ):
+        torch.save(state, tmp_path / f"{name}.pt")
+        states = tmp_path / f"{name}.safetensors"
+        run = ckptconv_here("convert", tmp_path / f"{name}.pt", *words, "--optimizer", states)
+        assert run.code == 0, run.err
+        assert_same(load_file(states), expected)
+
+
+def test_two_optimizers_go_on_in_torch_by_way_of_every_checkpoint(tmp_path: Path) -> None:
+    """Of torch.distributed.checkpoint, of torch_checkpointing, and of safetensors in between."""
+    expected = muon_saved(tmp_path / "t.pt")
+    words = ["--key", "model", "--model-key", "model", "--optimizer", tmp_path / "t.pt", "--optimizer-key", "optim"]
+    run = ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "dcp", *words, "--verify")
+    assert run.code == 0, run.err
+    states = ["--optimizer", tmp_path / "states"]
+    assert ckptconv_here("dcp2safetensors", tmp_path / "dcp", tmp_path / "model", *states).code == 0
+    step = ["--to", "torch-checkpointing", "--chunks", 2, *states, "--verify"]
+    run = ckptconv_here("safetensors2dcp", tmp_path / "model", tmp_path / "step", *step)
+    assert run.code == 0, run.err
+    with ckptconv.open(tmp_path / "step") as checkpoint:
+        assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
+    saved = torch.load(tmp_path / "t.pt")
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(12)), torch.nn.LayerNorm(4))
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.Muon([each for each in model.parameters() if each.ndim == 2]),
+        torch.optim.AdamW([each for each in model.parameters() if each.ndim == 1]),
+    ]
+    whole = {"model": model.state_dict(), "optim": get_optimizer_state_dict(model, optimizers)}
+    dcp.load(whole, checkpoint_id=tmp_path / "dcp")
+    assert_same(whole["model"], saved["model"])
+    set_optimizer_state_dict(model, optimizers, whole["optim"])
+    held = {parameter: own for each in optimizers for parameter, own in each.state.items()}
+    found = {f"{name}.{key}": value for name, each in model.named_parameters() for key, value in held[each].items()}
+    assert_same(found, expected)
+
+
+def test_states_of_several_optimizers_stay_those_of_their_groups(tmp_path: Path) -> None:
+    expected = muon_saved(tmp_path / "t.pt")
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--verify")
+    assert run.code == 0, run.err
+    for words in ("ZeRO-3 loads 'exp_avg', 'exp_avg_sq' of each parameter, and nothing else", "for ZeRO-1 and 2 alone"):
+        assert words in run.err
+    assert "fail in the first step with Muon" in run.err
+    assert not (tmp_path / "u" / MODEL_3).exists(), "ZeRO-3 says that it is not there"
+    found = read_back(tmp_path / "u")[1]
+    assert_same(found, expected)
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u3", "--zero-stage", 3)
+    refused(run, 5, "ZeRO-3 loads", "--fresh-optimizer")
+
+
+def test_deepspeed_has_one_number_of_steps_for_a_group(tmp_path: Path) -> None:
+    state = training_saved(tmp_path / "t.pt")
+    state["optimizer"]["state"][1]["step"] = torch.tensor(1.0)
+    torch.save(state, tmp_path / "t.pt")
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--verify")
+    assert run.code == 0, run.err
+    assert "'0.bias' have made fewer steps than the 3 of others of their group" in run.err
+    assert {float(loaded(path)) for path in (tmp_path / "u" / "zero").glob("*/step.pt")} == {3.0}
+    assert loaded(tmp_path / "u" / MODEL)["global_steps"] == 3
+
+
 def test_experts_are_found_by_their_numbers_on_a_rank_and_a_warning_says_so(tmp_path: Path) -> None:
     names = [f"moe.deepspeed_moe.experts.deepspeed_experts.{number}.weight" for number in range(2)]
     torch.save({name: torch.ones(2) for name in names}, tmp_path / "m.pt")
@@ -392,7 +481,11 @@ def test_states_that_zero_cannot_have_are_refused(tmp_path: Path) -> None:
         refused(run, 5, "'qmap1' of '0.weight' has the shape [256]", "--fresh-optimizer")
     both = [each.state_dict() for _, each in (trained(), trained())]
     training_saved(tmp_path / "t.pt", optimizer=both)
-    refused(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u"), 5, "holds 2 optimizers")
+    refused(
+        ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u"),
+        5,
+        "numbers its 12 parameters in 2 groups",
+    )
 
 
 def test_a_model_beside_an_optimizer_is_named_if_its_key_is_not_a_usual_one(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def _read(path: str, located: Located, wanted: Wanted) -> Source:
         opened,
         located,
         wanted,
-        states_of(opened) if wanted.states else (None, None, []),
+        states_of(opened, wanted) if wanted.states else (None, None, []),
         *step.told(wanted, opened.weights),
         format=f"torch_checkpointing of {step.world} rank{'s' * (step.world > 1)}",
         family=FAMILY,

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats import model_files, safetensors
@@ -33,11 +33,12 @@ from ckptconv.formats.dcp.locate import (
     is_metadata,
     located,
 )
-from ckptconv.formats.dcp.metadata import Chunk, Description, Path, SavedTensor, named, read_description
+from ckptconv.formats.dcp.metadata import Chunk, Description, EntryPlace, Path, SavedTensor, named, read_description
 from ckptconv.formats.dcp.numbered import pieces_error
 from ckptconv.formats.instead import what_directory_it_is
 from ckptconv.formats.integrity import check_content, stated_digests
-from ckptconv.formats.optimizers import by_parameter
+from ckptconv.formats.optimizers import NAMED, by_parameter, is_numbered
+from ckptconv.formats.optimizers import named as named_states
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import MODEL_KEYS, Source, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
@@ -50,8 +51,13 @@ from ckptconv.storage.paths import basename
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import format_size, some
 
+if TYPE_CHECKING:
+    from ckptconv.formats.numbers.matching import Model
+
 # Files that are searched for metadata under another name, at most.
 _TRIED = 32
+# How the names of the files of the first rank begin.
+_FIRST = "__0_"
 # Names listed in a message, at most.
 _SHOWN = 5
 
@@ -83,14 +89,16 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     trees = {wanted.key: checkpoint.under(wanted.key)} if wanted.key else {}
     inputs = checkpoint.identified()
     states, state_inputs = None, {}
+    told: list[str] = []
     states_error: CkptconvError | None = None
     read = [checkpoint]
     if wanted.states or wanted.master:
         left = left.without_optimizers()
-        states, states_error = _optimizer(checkpoint, other or checkpoint)
+        states, states_error, told = _optimizer(checkpoint, other or checkpoint, wanted)
         read = [checkpoint, other] if other else read
         state_inputs = other.identified(f"{basename(other.directory)}/") if other else checkpoint.identified()
     notes, warnings = left.told()
+    notes += told
     # Megatron-core's have no paths: others' files of the same names mean something else.
     extra = None
     if not described.nested:
@@ -132,9 +140,11 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     )
 
 
-def _optimizer(model: Described, checkpoint: Described) -> tuple[dict[str, Any] | None, CkptconvError | None]:
-    """Return the states by parameter, and the groups, of the optimizers in `checkpoint`, None if there are none; and
-    why they cannot be converted."""
+def _optimizer(
+    model: Described, checkpoint: Described, wanted: Wanted
+) -> tuple[dict[str, Any] | None, CkptconvError | None, list[str]]:
+    """Return the states by parameter, and the groups, of the optimizers in `checkpoint`, None if there are none; why
+    they cannot be converted; and what told the names of numbers."""
     described, roles = checkpoint.described, checkpoint.roles
     names: dict[Path, list[str]] = {}
     for name, way in described.paths.items():
@@ -146,13 +156,25 @@ def _optimizer(model: Described, checkpoint: Described) -> tuple[dict[str, Any] 
     weights = [model.described.tensors[name] for name in model.weights()]
     error = pieces_error(described, names, weights, checkpoint.directory)
     if error:
-        return None, error
+        return None, error, []
     trees = []
     for at, own in names.items():
         tree = checkpoint.tree(own, key=dcp_names.dotted(at))
         beside = dcp_names.dotted(roles.model_beside(at))
         trees.append((f"{beside}." if beside else "", dcp_names.below(tree, at)))
-    return by_parameter(trees, model.parameters(), checkpoint.directory), None
+    parameters = model.parameters()
+    numbered = [tree for _, tree in trees if is_numbered(tree, parameters)]
+    if not numbered or len(numbered) < len(trees):
+        return by_parameter(trees, parameters, checkpoint.directory), None, []
+    try:
+        optimizers = [(dcp_names.dotted(at), tree) for at, tree in zip(names, numbered, strict=True)]
+        states, told = named_states(optimizers, model.known(wanted), checkpoint.directory)
+    except UnsupportedError as unnamed:
+        if len(trees) > 1 or wanted.orders:
+            return None, unnamed, []
+        kept = f"The optimizer's numbers stay, as nothing tells the names of its parameters: {unnamed.message}"
+        return by_parameter([("", numbered[0])], parameters, checkpoint.directory), None, [kept]
+    return states, None, [f"{NAMED} {told}."] if told else []
 
 
 def _facts(path: str, checkpoint: Described) -> dict[str, Any]:
@@ -334,6 +356,24 @@ class Described:
         depth = len(self.roles.model)
         return {dcp_names.dotted(self.described.paths[name][depth:]) for name in self.weights()}
 
+    def known(self, wanted: Wanted) -> Model:
+        """Return the model whose parameters an optimizer may number. The first rank describes what it saves in the
+        order of its state dict: if it has a part of each tensor, that is the order of all."""
+        from ckptconv.formats.numbers.matching import Model, Order
+        from ckptconv.formats.numbers.orders import follows_modules, is_statistic
+
+        depth = len(self.roles.model)
+        described = {name: self.described.tensors[name] for name in self.weights()}
+        called = {name: dcp_names.dotted(self.described.paths[name][depth:]) for name in described}
+        shapes = {
+            called[name]: tensor.shape
+            for name, tensor in described.items()
+            if tensor.dtype.kind == "f" and not is_statistic(called[name], called.values())
+        }
+        is_in_order = follows_modules(dict.fromkeys(called.values())) and all(map(_is_of_first, described.values()))
+        own = [Order("the order of the checkpoint", list(called.values()))] if is_in_order else []
+        return Model(shapes, orders=wanted.orders or own, why="the checkpoint does not tell the order of its modules")
+
     def weights(self) -> list[str]:
         """Return the names of the model's tensors as the checkpoint has them."""
         described = self.described
@@ -347,6 +387,11 @@ class Described:
             digest = records[file.path].digest() if file.path in records else None
             found[prefix + name] = Input(file, (file.size, file.stamp if digest is None else digest))
         return found
+
+
+def _is_of_first(tensor: SavedTensor) -> bool:
+    """Whether the first rank saved a part of a tensor."""
+    return any(isinstance(each.place, EntryPlace) and each.place.name.startswith(_FIRST) for each in tensor.chunks)
 
 
 def _is_plain(value: Any) -> bool:

@@ -11,7 +11,9 @@ from ckptconv.formats.deepspeed import partitions as zero_layout
 from ckptconv.formats.deepspeed.cuts import Group, GroupCut
 from ckptconv.formats.deepspeed.records import ModelFile, OptimFile, misfit
 from ckptconv.formats.deepspeed.weights import Weights
-from ckptconv.formats.optimizers import by_parameter, names_by_shape, renamed
+from ckptconv.formats.numbers.matching import attempted
+from ckptconv.formats.numbers.told import model_of
+from ckptconv.formats.optimizers import by_parameter, numbers_of, renamed
 from ckptconv.tensors.lazy import Inline, LazyTensor, View, untagged
 
 
@@ -188,12 +190,14 @@ def read_whole_states(weights: Weights, model: ModelFile) -> None:
     told = by_parameter([("", inner)], weights.trainable, model.file.path)
     if told is None:
         return
-    names = names_by_shape(told, weights.trainable)
+    reasons: list[str] = []
+    names = attempted(numbers_of(told), model_of(weights.trainable, [], model.values.get("module")), reasons)
     if names is None:
         weights.warnings.append(
-            f"{model.file.path}: the {len(told['state'])} optimizer states are numbered, and cannot be told by name."
+            f"{model.file.path}: the {len(told['state'])} optimizer states are numbered, and cannot be told by name"
+            f"{': ' if reasons else '.'}{'; '.join(reasons)}"
         )
         return
-    named = renamed(told, names)
+    named = renamed(told, names.names)
     weights.states = {name: own(state) for name, state in named["state"].items()}
     weights.groups.extend(named["param_groups"])

@@ -240,7 +240,7 @@ def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wa
             opened.optimizer = Files.open(*others[0])
         elif beside is not None:
             opened.beside = read_dcp(beside, Wanted(states=True))
-    states, states_error, states_equal = states_of(opened)
+    states, states_error, states_equal = states_of(opened, wanted)
     if local:
         flat.split(ranks, opened.roles.model, states)
     taken = list(ranks.paths()) if wanted.key else opened.weights
@@ -343,7 +343,7 @@ def everything(ranks: Ranks, key: str) -> tuple[dict[str, Any], list[Equal]]:
     return {key: names_of.nest({**joined.tensors, **ranks.values}, ranks.where)}, joined.equal
 
 
-def states_of(opened: RankFiles) -> tuple[dict[str, Any] | None, CkptconvError | None, list[Equal]]:
+def states_of(opened: RankFiles, wanted: Wanted) -> tuple[dict[str, Any] | None, CkptconvError | None, list[Equal]]:
     """Return the optimizer's states by parameter, or why they cannot be told, and what must be equal in them."""
     if opened.beside is not None:
         return opened.beside.optimizer, opened.beside.states_error, list(opened.beside.equal_states)
@@ -356,7 +356,7 @@ def states_of(opened: RankFiles) -> tuple[dict[str, Any] | None, CkptconvError |
     own = opened.roles
     parameters = {names_of.dotted(each[len(own.model) :]): each for each in model.pieces if own.is_model(each)}
     try:
-        known = {root: by_name(ranks, root, model, parameters) for root in roots}
+        known = {root: by_name(ranks, root, model, parameters, wanted.orders) for root in roots}
         paths = [*ranks.pieces, *ranks.ready]
         joined = ranks.join([each for each in paths if ranks is not model or own.optimizer_of(each) is not None])
     except UnsupportedError as error:

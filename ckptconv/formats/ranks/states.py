@@ -7,13 +7,15 @@ FSDP1, as a piece of the flattened parameter.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.formats.dcp.chunks import Shape
 from ckptconv.formats.dcp.metadata import Path, named
-from ckptconv.formats.optimizers import is_factor, listed, names_of_numbers
+from ckptconv.formats.numbers.matching import WAYS, Model, Numbers, Order, attempted
+from ckptconv.formats.numbers.orders import follows_modules
+from ckptconv.formats.optimizers import is_factor, listed, recorded_names
 from ckptconv.formats.ranks.join import Ranks
 from ckptconv.formats.ranks.pieces import Piece, RankPart, Shards, Whole, parts_of, shape_of
 from ckptconv.tensors.lazy import Concat, View, untagged
@@ -21,12 +23,15 @@ from ckptconv.tensors.lazy import Concat, View, untagged
 _STATE, _GROUPS, _STEP = "state", "param_groups", "step"
 _ADVICE = (
     "Save them with FSDP.optim_state_dict, or get_optimizer_state_dict of torch.distributed.checkpoint: they "
-    "name the parameters."
+    f"name the parameters. {WAYS}"
 )
 
 
-def by_name(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path]) -> dict[str, str]:
-    """Return the names of numbered parameters: {number: name}; {} if the states have names already.
+def by_name(
+    ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path], orders: Sequence[Order]
+) -> Mapping[str, str]:
+    """Return the names of numbered parameters: {number: name}; {} if the states have names already. `orders` are those
+    that are known of the model's parameters.
 
     `root` is where the optimizer is in `ranks`; `parameters` are the paths, in `model`, of the model's tensors. States
     that are parts of their parameter are described as such. Raise UnsupportedError if nothing tells which
@@ -36,7 +41,7 @@ def by_name(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Pat
     states = [path for path in ranks.pieces if len(path) > depth and path[:depth] == (*root, _STATE)]
     keys = list(dict.fromkeys(str(path[depth]) for path in states))
     numbered = bool(keys) and all(key.isdecimal() for key in keys)
-    names = _names(ranks, root, model, parameters) if numbered else {}
+    names = _names(ranks, root, model, parameters, orders) if numbered else {}
     is_of_save = ranks.files.keys() == model.files.keys()
     for path in states:
         key = str(path[depth])
@@ -50,7 +55,9 @@ def by_name(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Pat
     return names
 
 
-def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path]) -> dict[str, str]:
+def _names(
+    ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path], orders: Sequence[Order]
+) -> Mapping[str, str]:
     groups = _groups(ranks, root)
     kinds = _kinds(ranks, root)
     spread = {number: kind for number, kind in kinds.items() if not kind.is_whole}
@@ -61,7 +68,19 @@ def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path
         (spread, _distinct({name: own for name, own in held.items() if not isinstance(own[min(own)], Whole)})),
         (kinds, _distinct({name: own for name, own in held.items() if _is_floating(own)})),
     ]
-    found = names_of_numbers(groups, ways)
+    recorded = recorded_names({_GROUPS: groups, _STATE: kinds})
+    if recorded is not None:
+        return recorded
+    if not orders and follows_modules(parameters):
+        orders = [Order("the order of the ranks' state dicts", list(parameters))]
+    numbers = [[str(number) for number in listed(group.get("params"))] for group in groups]
+    told = [
+        attempted(Numbers(numbers, shapes), Model(dict(known), orders=orders), [])
+        for shapes, known in ways
+        if shapes.keys() <= {number for group in numbers for number in group}
+    ]
+    fitting = [each.names for each in told if each is not None]
+    found = fitting[0] if fitting and all(each == fitting[0] for each in fitting) else None
     if found is None:
         raise _unknown(
             ranks.where,

@@ -43,21 +43,28 @@ def test_pieces_of_a_flat_parameter_are_refused_and_the_model_is_converted(
 
 
 @pytest.mark.parametrize(
-    "states",
+    ("states", "names"),
     [
-        pytest.param(({"exp_avg": torch.ones(8, 4)}, {"exp_avg": torch.ones(8)}), id="of parameters"),
-        pytest.param(({"momentum_buffer": torch.ones(8)},), id="of a vector alone"),
-        pytest.param(({"row": torch.ones(8), "col": torch.ones(4)}, {"sq": torch.ones(8)}), id="factored"),
-        pytest.param(({"d": torch.ones(40), "prev_flat_grad": torch.ones(40)},), id="LBFGS"),
-        pytest.param(({"state1": torch.ones(8, 4), "absmax1": torch.ones(3)},), id="quantized"),
-        pytest.param(({},), id="steps alone"),
+        pytest.param(({"exp_avg": torch.ones(8, 4)}, {"exp_avg": torch.ones(8)}), "weight bias", id="of parameters"),
+        pytest.param(({"momentum_buffer": torch.ones(8)},), "bias", id="of a vector alone"),
+        pytest.param(
+            ({"row": torch.ones(8), "col": torch.ones(4)}, {"sq": torch.ones(8)}), "weight bias", id="factored"
+        ),
+        pytest.param(({"d": torch.ones(40), "prev_flat_grad": torch.ones(40)},), "0", id="LBFGS"),
+        pytest.param(({"state1": torch.ones(8, 4), "absmax1": torch.ones(3)},), "weight", id="quantized"),
+        pytest.param(({},), "0", id="steps alone"),
     ],
 )
-def test_whole_states_keep_their_numbers(states: tuple[dict[str, torch.Tensor], ...], tmp_path: Path) -> None:
+def test_whole_states_get_names_or_keep_their_numbers(
+    states: tuple[dict[str, torch.Tensor], ...], names: str, tmp_path: Path
+) -> None:
     output = tmp_path / "states.safetensors"
-    converted(checkpoint_with(tmp_path / "in", *states), "--optimizer", output)
-    names = {f"{number}.{name}" for number, own in enumerate(states) for name in ("step", *own)}
-    assert set(load_file(output)) == names
+    said = converted(checkpoint_with(tmp_path / "in", *states), "--optimizer", output)
+    expected = {
+        f"{called}.{name}" for called, own in zip(names.split(), states, strict=True) for name in ("step", *own)
+    }
+    assert set(load_file(output)) == expected
+    assert ("numbers stay" in said.out) == names.isdecimal()
 
 
 def test_without_a_model_vectors_are_refused_only_if_several_ranks_may_have_saved_them(tmp_path: Path) -> None:
@@ -68,3 +75,24 @@ def test_without_a_model_vectors_are_refused_only_if_several_ranks_may_have_save
     refused(checkpoint_with(tmp_path / "several", *states, model=None, files=2), output, 5, "--optimizer", output)
     matrix = {"exp_avg": torch.ones(8, 4)}
     converted(checkpoint_with(tmp_path / "matrix", *states, matrix, model=None, files=2), "--optimizer", output)
+
+
+def test_numbers_of_equal_shapes_get_names_by_an_order_or_none(tmp_path: Path) -> None:
+    model = {"a": torch.zeros(4), "b": torch.ones(4)}
+    states = ({"exp_avg": torch.full((4,), 1.0)}, {"exp_avg": torch.full((4,), 2.0)})
+    source = checkpoint_with(tmp_path / "in", *states, model=model)
+    said = refused(source, tmp_path / "out", 5, "--universal", tmp_path / "u")
+    assert "--fresh-optimizer" in said
+    assert "--order" in said
+    (tmp_path / "order.txt").write_text("b\na\n")
+    output = tmp_path / "states.safetensors"
+    converted(source, "--optimizer", output, "--order", tmp_path / "order.txt")
+    found = load_file(output)
+    assert [float(found[f"{name}.exp_avg"][0]) for name in "ba"] == [1.0, 2.0]
+    # What one process saved in an order that is no sorted one, is in it.
+    source = checkpoint_with(
+        tmp_path / "kept", *states, model={"b": model["b"], "x": torch.ones(2, 2), "a": model["a"]}
+    )
+    run = converted(source, "--optimizer", tmp_path / "kept.safetensors")
+    assert "got their names by the order of the checkpoint" in run.out
+    assert float(load_file(tmp_path / "kept.safetensors")["b.exp_avg"][0]) == 1.0

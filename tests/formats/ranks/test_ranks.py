@@ -442,6 +442,13 @@ def test_numbered_states_in_several_groups_of_equal_shapes_are_refused(tmp_path:
     source = write(tmp_path / "in", (2,), model)
     write(source, (2,), lambda mesh, rank: grouped(mesh, [OTHER], [OTHER]), name="optim_rank{}.pt")
     assert "in 2 groups" in refused(source, tmp_path / "out", 5, "--optimizer", tmp_path / "states.safetensors")
+    (tmp_path / "order.json").write_text('[["b"], ["a"]]')
+    converted(
+        source, tmp_path / "out", "--optimizer", tmp_path / "states.safetensors", "--order", tmp_path / "order.json"
+    )
+    assert set(load_file(tmp_path / "states.safetensors")) == {
+        f"{name}.{state}" for name in "ab" for state in ("exp_avg", "step")
+    }
 
 
 def test_factors_of_a_square_parameter_are_not_taken_for_states_of_a_vector(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""Read the order of a model's parameters from what a user names, and from the configuration beside the weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ckptconv.errors import CkptconvError, UsageError
+from ckptconv.formats.numbers.matching import Model, Order
+from ckptconv.formats.numbers.orders import is_kept, is_known, of_files, parameters
+from ckptconv.formats.source import wrapper
+from ckptconv.storage import strict_json
+from ckptconv.storage.location import Location
+
+# The largest list of names that is read, in bytes.
+_MOST = 64 << 20
+_CONFIG, _ADAPTER = "config.json", "adapter_config.json"
+
+
+def model_of(weights: Mapping[str, Any], orders: list[Order], tree: Any = None, place: Location | None = None) -> Model:
+    """Return a model by its `weights`, with the orders that were asked for, that of its state dict if `tree` is one,
+    and that of the configuration in the directory `place`."""
+    found, aliases = parameters(weights)
+    shapes = {name: tensor.shape for name, tensor in found.items()}
+    if orders and orders[0].asked:
+        return Model(shapes, aliases, [_of(weights, order) for order in orders])
+    known = [_of(weights, order) for order in orders]
+    why = "names in safetensors are sorted"
+    if tree is not None:
+        why = "the state dict does not show that it is in the order of the model's modules"
+        if is_kept(tree):
+            return Model(shapes, aliases, [*known, Order("the order of the state dict", [*weights])])
+    if place is not None:
+        architecture, reason = configured(place)
+        why = f"{why}, and {reason}" if reason else why
+        known += [Order(f"{architecture}, which {_CONFIG} names", architecture=architecture)] if architecture else []
+    return Model(shapes, aliases, known, why)
+
+
+def _of(weights: Mapping[str, Any], order: Order) -> Order:
+    """Return an order with the names that `weights` have: without wrappers' prefixes, and as files have PEFT's."""
+
+    def known(names: Any) -> list[str]:
+        # Parameters that files have not, as those of a base model beside an adapter, say nothing of wrappers.
+        plain = [name if name in weights else of_files(name) for name in names]
+        left = len(wrapper(plain, weights))
+        return [name if name in weights else name[left:] for name in plain]
+
+    return order._replace(names=known(order.names), groups=[known(group) for group in order.groups])
+
+
+def configured(place: Location) -> tuple[str, str]:
+    """Return the architecture of the catalogue that a configuration in a directory names, or "" and why there is none.
+
+    Of an adapter of PEFT, it is that of its base: named in adapter_config.json, or in the directory that this names.
+    """
+    told = _json(place.join(_CONFIG))
+    if told is None and (adapter := _json(place.join(_ADAPTER))) is not None:
+        mapping = adapter.get("auto_mapping")
+        named = mapping.get("base_model_class") if isinstance(mapping, dict) else None
+        base = adapter.get("base_model_name_or_path")
+        told = {"architectures": [named]} if named else None
+        if told is None and isinstance(base, str) and base and os.path.isdir(base):
+            told = _json(Location(base).join(_CONFIG))
+        if told is None:
+            return "", f"{place.join(_ADAPTER)} names no base model that is here (--order may name its directory)"
+    if told is None:
+        return "", f"there is no {_CONFIG} beside them"
+    if told.get("auto_map"):
+        return "", f"{_CONFIG} names code of the model's own, whose order of modules is not known"
+    names = told.get("architectures")
+    architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    if not is_known(architecture):
+        return "", f"{_CONFIG} names {architecture[:100] or 'no architecture'}, whose order of modules is not known"
+    return architecture, ""
+
+
+def _json(place: Location) -> dict[str, Any] | None:
+    """Return a small file of JSON; None if it is not there, or no object."""
+    try:
+        if place.kind != "file":
+            return None
+        told = strict_json.parse(place.read_text(_MOST))
+    except (CkptconvError, ValueError):
+        return None
+    return told if isinstance(told, dict) else None
+
+
+def asked(path: str, options: Mapping[str, Any], liked: Callable[[str], Order | None]) -> Order:
+    """Return the order that the user names by `path`: a file of names, a configuration's directory, or a checkpoint, of
+    which `liked` returns the order.
+
+    Raise UsageError if it tells none.
+    """
+    place = Location(path, dict(options))
+    told = f"{path}"
+    if place.kind == "missing":
+        raise UsageError(f"{path} does not exist, and --order names it.")
+    if place.kind == "file" and (names := _listed(place)) is not None:
+        grouped = bool(names) and all(isinstance(each, list) for each in names)
+        texts = [name for group in names for name in group] if grouped else names
+        if not texts or not all(type(name) is str for name in texts):
+            raise UsageError(f"{path} is no list of names, nor a list of such lists, for the groups of an optimizer.")
+        if len({*texts}) < len(texts):
+            raise UsageError(f"{path} names a parameter twice.")
+        return Order(told, asked=True, **({"groups": names} if grouped else {"names": texts}))
+    if place.kind == "directory" or place.name == _CONFIG:
+        architecture, _ = configured(place if place.kind == "directory" else place.parent)
+        if architecture:
+            return Order(f"{architecture} in {path}", architecture=architecture, asked=True)
+    order = liked(path)
+    if order is None:
+        raise UsageError(
+            f"{path} tells no order of a model's parameters: it is neither a list of names, nor a checkpoint that "
+            f"keeps their order, nor a directory with the {_CONFIG} of a model that is known.",
+        )
+    return order._replace(told=told, asked=True)
+
+
+def _listed(place: Location) -> Any:
+    """Return the names in a file, one a line, or a list in JSON; None if it is another kind of file."""
+    with place.open_reader() as reader:
+        head = reader.read_at(0, min(reader.file.size, 4096))
+        if reader.file.size > _MOST or b"\0" in head or head[:2] == b"PK" or head[:1] in (b"\x80", b"{"):
+            return None
+    text = place.read_text(_MOST)
+    if text.lstrip().startswith("["):
+        try:
+            told = strict_json.parse(text)
+        except ValueError as error:
+            raise UsageError(f"{place} is not JSON: {error}.") from error
+        return told if isinstance(told, list) else None
+    return [line.strip() for line in text.splitlines() if line.strip()]

@@ -1,0 +1,244 @@
+"""The orders that architectures and state dicts tell, held to transformers' modules and to torch's."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import ckptconv_here
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import ckptconv
+from ckptconv.formats.numbers import orders
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {"vocab_size": 32, "hidden_size": 16, "num_attention_heads": 2}
+
+
+def models() -> dict[str, Any]:
+    """Models whose layers are of equal shapes, in 11 or 12 layers: sorted names have another order."""
+    llama = {**SMALL, "intermediate_size": 16, "num_hidden_layers": 12, "num_key_value_heads": 2}
+    gpt2 = {"vocab_size": 32, "n_embd": 16, "n_layer": 11, "n_head": 2, "n_positions": 16}
+    return {
+        "LlamaForCausalLM": transformers.LlamaForCausalLM(transformers.LlamaConfig(**llama)),
+        "tied": transformers.LlamaForCausalLM(transformers.LlamaConfig(**llama, tie_word_embeddings=True)),
+        "Qwen2ForCausalLM": transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**llama)),
+        "GPT2LMHeadModel": transformers.GPT2LMHeadModel(transformers.GPT2Config(**gpt2)),
+        "BertForMaskedLM": transformers.BertForMaskedLM(
+            transformers.BertConfig(**SMALL, intermediate_size=16, num_hidden_layers=11)
+        ),
+    }
+
+
+def stepped(model: nn.Module) -> tuple[torch.optim.Optimizer, dict[str, torch.Tensor]]:
+    """An optimizer of two groups, as the Trainer makes it, after a step, and its states by name."""
+    named = list(model.named_parameters())
+    decayed = [each for name, each in named if each.ndim > 1]
+    others = [each for name, each in named if each.ndim < 2]
+    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}])
+    for at, (_, parameter) in enumerate(named):
+        parameter.grad = torch.full_like(parameter, at + 1.0)
+    optimizer.step()
+    return optimizer, {f"{name}.{key}": value for name, each in named for key, value in optimizer.state[each].items()}
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert [name for name, value in expected.items() if not torch.equal(found[name], value)] == []
+
+
+def test_a_trainer_s_checkpoint_has_the_order_of_its_architecture(tmp_path: Path) -> None:
+    for name, model in models().items():
+        step = tmp_path / name
+        model.save_pretrained(step)
+        optimizer, expected = stepped(model)
+        model.save_pretrained(step)
+        torch.save(optimizer.state_dict(), step / "optimizer.pt")
+        run = ckptconv_here("convert", step, tmp_path / f"{name}-out", "--optimizer", tmp_path / f"{name}.safetensors")
+        assert run.code == 0, run.err
+        assert "got their names by" in run.out
+        assert_same(load_file(tmp_path / f"{name}.safetensors"), expected)
+        # The weights alone, a model's files with the optimizer named, and without any order.
+        run = ckptconv_here("convert", step, tmp_path / f"{name}-alone")
+        assert "optimizer.pt; --optimizer PATH converts its states" in run.out
+        states = ["--optimizer", step / "optimizer.pt", "--optimizer-key", "optim"]
+        run = ckptconv_here("safetensors2dcp", step / "model.safetensors", tmp_path / f"{name}-dcp", *states)
+        assert run.code == 0, run.err
+        with ckptconv.open(tmp_path / f"{name}-dcp") as checkpoint:
+            assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
+        shutil.copy(step / "config.json", tmp_path / "config.json")
+        told = json.loads((step / "config.json").read_text())
+        (step / "config.json").write_text(json.dumps({**told, "auto_map": {"AutoModel": "own.Model"}}))
+        ckptconv_here("convert", step, "--optimizer", tmp_path / "no").refused(5, "names code of the model's own")
+        (step / "config.json").unlink()
+        for words in (["--optimizer", tmp_path / "no"], ["--universal", tmp_path / "no"]):
+            run = ckptconv_here("convert", step, *words)
+            said = run.refused(5, "Beside the model lies", "optimizer.pt, whose states are not taken", "--order")
+            assert "zero moments and step 0" not in said
+        order = ["--order", tmp_path / "config.json"]
+        run = ckptconv_here("convert", step, "--optimizer", tmp_path / f"{name}-asked.safetensors", *order)
+        assert run.code == 0, run.err
+        assert_same(load_file(tmp_path / f"{name}-asked.safetensors"), expected)
+
+
+def test_adapters_have_the_order_of_their_base(tmp_path: Path) -> None:
+    model = models()["LlamaForCausalLM"]
+    model.save_pretrained(tmp_path / "base")
+    modules = [f"model.layers.{layer}.self_attn.{name}_proj" for layer in range(12) for name in "qkvo"]
+    factors = {f"base_model.model.{each}.lora_{half}.weight": half for each in modules for half in "AB"}
+    named = {name: nn.Parameter(torch.zeros((2, 16) if half == "A" else (16, 2))) for name, half in factors.items()}
+    optimizer = torch.optim.AdamW(named.values())
+    for at, parameter in enumerate(named.values()):
+        parameter.grad = torch.full_like(parameter, at + 1.0)
+    optimizer.step()
+    step = tmp_path / "checkpoint-1"
+    step.mkdir()
+    save_file({name: each.detach() for name, each in named.items()}, step / "adapter_model.safetensors")
+    torch.save(optimizer.state_dict(), step / "optimizer.pt")
+    expected = {f"{name}.{key}": value for name, each in named.items() for key, value in optimizer.state[each].items()}
+    config = {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "base")}
+    out = tmp_path / "out.safetensors"
+    for told, words in (
+        (config, []),
+        ({**config, "base_model_name_or_path": "some/where"}, ["--order", tmp_path / "base"]),
+        ({"auto_mapping": {"base_model_class": "LlamaForCausalLM"}}, []),
+    ):
+        (step / "adapter_config.json").write_text(json.dumps(told))
+        run = ckptconv_here("convert", step, "--optimizer", out, *words)
+        assert run.code == 0, run.err
+        assert_same(load_file(out), expected)
+        out.unlink()
+    (step / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "some/where"}))
+    ckptconv_here("convert", step, "--optimizer", out).refused(5, "names no base model that is here")
+    # What the running model calls its parameters, the frozen ones of the base with them.
+    names = [name.replace("A.weight", "A.default.weight").replace("B.weight", "B.default.weight") for name in named]
+    frozen = [f"base_model.model.{each}.base_layer.weight" for each in modules]
+    (tmp_path / "order.txt").write_text("\n".join([*frozen, *names]))
+    assert ckptconv_here("convert", step, "--optimizer", out, "--order", tmp_path / "order.txt").code == 0
+    assert_same(load_file(out), expected)
+
+
+def test_what_lies_beside_each_other_by_relative_names_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.ModuleDict({name: nn.Linear(4, 4, bias=False) for name in "qkvo"})
+    optimizer, expected = stepped(model)
+    monkeypatch.chdir(tmp_path)
+    save_file(model.state_dict(), "model.safetensors")
+    torch.save(optimizer.state_dict(), "optimizer.pt")
+    torch.save(model.state_dict(), "order.pt")
+    words = ["safetensors2dcp", "model.safetensors", "out", "--optimizer", "optimizer.pt"]
+    ckptconv_here(*words).refused(5, "optimizer.pt: the optimizer numbers its 4 parameters", "--order")
+    assert ckptconv_here(*words, "--order", "order.pt").code == 0
+    with ckptconv.open("out") as checkpoint:
+        assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
+    verify = ["verify", "model.safetensors", "out", "--to", "dcp", "--optimizer", "optimizer.pt"]
+    ckptconv_here(*verify).refused(5, "--order")
+    assert ckptconv_here(*verify, "--order", "order.pt").code == 0
+    # The record of a conversion keeps the order.
+    assert ckptconv_here("pt2safetensors", "order.pt", "kept.safetensors").code == 0
+    run = ckptconv_here("safetensors2dcp", "kept.safetensors", "again", "--optimizer", "optimizer.pt")
+    assert "by the order of the state dict" in run.out
+    with ckptconv.open("again") as checkpoint:
+        assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
+
+
+def test_accelerate_s_several_optimizers_share_the_parameters(tmp_path: Path) -> None:
+    model = nn.ModuleDict({name: nn.Linear(4, 4) for name in "qkvo"})
+    split = [[each for each in model.parameters() if each.ndim == dims] for dims in (2, 1)]
+    optimizers = [torch.optim.Muon(split[0]), torch.optim.AdamW(split[1])]
+    for at, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, at + 1.0)
+    for number, optimizer in enumerate(optimizers):
+        optimizer.step()
+        torch.save(optimizer.state_dict(), tmp_path / f"optimizer{f'_{number}' if number else ''}.bin")
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    held = {parameter: own for each in optimizers for parameter, own in each.state.items()}
+    expected = {f"{name}.{key}": value for name, each in model.named_parameters() for key, value in held[each].items()}
+    with ckptconv.open(tmp_path) as checkpoint:
+        assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
+
+
+def test_buffers_that_are_certain_are_no_parameters(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for at, parameter in enumerate(model.parameters()):
+        parameter.grad = torch.full_like(parameter, at + 1.0)
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "t.pt")
+    with ckptconv.open(tmp_path / "t.pt") as checkpoint:
+        named = model.named_parameters()
+        expected = {f"{name}.{key}": value for name, each in named for key, value in optimizer.state[each].items()}
+        assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
+
+
+def kept(names: str, modules: str | None = None) -> bool:
+    tree: Any = OrderedDict((name, nn.Parameter(torch.zeros(2))) for name in names.split())
+    if modules is not None:
+        tree._metadata = OrderedDict((name, {"version": 1}) for name in modules.split(","))
+    return orders.follows_modules(tree, getattr(tree, "_metadata", None))
+
+
+def test_an_order_is_known_if_no_sorting_makes_it() -> None:
+    assert kept("b a c")
+    assert kept("head x b.w a.w a.c.w c.w")
+    for names in (
+        "a",
+        "a b",
+        "c b a",
+        "1.w 2.w 10.w",
+        "b.w a.w b.c",
+        "c a.c.w a.w b",
+        "b a.c.w a.w",
+        "b.w a.w a.c.w head",
+    ):
+        assert not kept(names), names
+    assert kept("0.weight 0.bias 1.weight", ",0,1")
+    assert kept("0.weight 1.weight", ",0,1")
+    assert not kept("0.weight 1.weight", ",1,0")
+    assert not kept("0.weight 1.weight", ",0")
+    assert not kept("0.bias 0.weight 1.weight", ",0,1"), "sorted, and torch's modules have weights first"
+
+
+def test_the_catalogue_puts_names_in_order_only_if_it_knows_them_all() -> None:
+    model = models()["GPT2LMHeadModel"]
+    names = [name for name, _ in model.named_parameters()]
+    mixed = random.Random(1).sample(names, len(names))
+    assert orders.in_order("GPT2LMHeadModel", mixed) == names
+    assert orders.in_order("GPT2LMHeadModel", [*mixed, "transformer.h.0.attn.bias"]) == []
+    assert not orders.is_known("NoSuchModel")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("", 2, "no list of names"),
+        ("[1, 2]", 2, "no list of names"),
+        ("[[", 2, "not JSON"),
+        ("0.weight\n0.weight", 2, "twice"),
+        ("nowhere", 5, "fits the shapes of the states in several ways, or none"),
+        ('[["0.weight"], ["0.bias"]]', 5, "in several ways, or none"),
+        ("0.bias\n0.weight", 5, "in several ways, or none"),
+    ],
+)
+def test_an_order_that_does_not_fit_is_refused(text: str, code: int, words: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "t.pt")
+    (tmp_path / "order").write_text(text)
+    run = ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s", "--order", tmp_path / "order")
+    run.refused(code, words)
+    missing = ["--order", tmp_path / "no"]
+    ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s", *missing).refused(2, "does not exist")
+    run = ckptconv_here("convert", tmp_path / "t.pt", tmp_path / "w.safetensors", "--order", tmp_path / "t.pt")
+    assert "--order changes nothing" in run.err

@@ -1,0 +1,185 @@
+"""Numbers of optimizers over made up modules: each state is the parameter's own, or all are refused; then each way that
+the message names leads to the right ones."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from effort import TIMES
+from safetensors.torch import save_model
+from torch import nn
+
+import ckptconv
+from ckptconv.errors import UnsupportedError
+
+WORDS = ["q", "k", "v", "o", "up", "down", "gate", "norm", "a", "b", "proj", "embed", "head", "scale", "w1", "w2", "z"]
+
+
+class Made(nn.Module):
+    """A module with parameters, buffers and modules of random names, in a random order."""
+
+    def __init__(self, dice: random.Random, depth: int = 0) -> None:
+        super().__init__()
+        for name in dice.sample(WORDS, dice.randint(1, 4)):
+            kind = dice.choice(["parameter", "parameter", "buffer", "linear", "norm", "batch", "list", "lora", "inner"])
+            wide = dice.choice([2, 2, 2, 3])
+            if kind == "parameter":
+                self.register_parameter(name, nn.Parameter(torch.zeros(dice.choice([(2,), (2, 2), (3, 2), (2, 3)]))))
+            elif kind == "buffer":
+                self.register_buffer(name, torch.zeros(wide))
+            elif kind == "linear":
+                self.add_module(name, nn.Linear(2, wide, bias=dice.random() < 0.5))
+            elif kind == "norm":
+                self.add_module(name, nn.LayerNorm(wide))
+            elif kind == "batch":
+                self.add_module(name, nn.Sequential(nn.Conv2d(1, wide, 2), nn.BatchNorm2d(wide)))
+            elif kind == "list":
+                self.add_module(name, nn.ModuleList([nn.Linear(2, 2, bias=False) for _ in range(dice.choice([2, 12]))]))
+            elif kind == "lora":
+                self.add_module(
+                    name, nn.ModuleDict({"lora_B": nn.Linear(1, 2, False), "lora_A": nn.Linear(2, 1, False)})
+                )
+            elif depth < 2:
+                self.add_module(name, Made(dice, depth + 1))
+
+
+def module(dice: random.Random) -> nn.Module:
+    """A module with at least one parameter; some are tied, some frozen, and each has values of its own."""
+    while True:
+        made = Made(dice)
+        if any(True for _ in made.parameters()):
+            break
+    linears = [each for each in made.modules() if isinstance(each, nn.Linear) and each.weight.shape == (2, 2)]
+    if len(linears) > 1 and dice.random() < 0.3:
+        one, other = dice.sample(linears, 2)
+        other.weight = one.weight
+    for at, tensor in enumerate([*made.parameters(), *made.buffers()]):
+        if tensor.is_floating_point():
+            tensor.data.fill_(at + 1)
+    if dice.random() < 0.3:
+        for parameter in made.parameters():
+            parameter.requires_grad_(dice.random() < 0.7)
+    if not any(each.requires_grad for each in made.parameters()):
+        next(made.parameters()).requires_grad_(True)
+    return made
+
+
+def optimizers(dice: random.Random, made: nn.Module) -> list[torch.optim.Optimizer]:
+    """One optimizer of a module, of one or two groups, or Muon beside AdamW; each has made a step."""
+    trained = [each for each in made.parameters() if each.requires_grad]
+    matrices, others = [each for each in trained if each.ndim == 2], [each for each in trained if each.ndim != 2]
+    kind = dice.choice(["adamw", "adamw", "sgd", "groups", "muon"])
+    if kind == "muon" and matrices and others:
+        found: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices), torch.optim.AdamW(others)]
+    elif kind in ("groups", "muon"):
+        groups = [{"params": own, "lr": 0.1 * at} for at, own in enumerate((matrices, others), 1) if own]
+        found = [torch.optim.AdamW(groups)]
+    elif kind == "sgd":
+        found = [torch.optim.SGD(trained, lr=0.1, momentum=0.9)]
+    else:
+        found = [torch.optim.AdamW(trained)]
+    for at, parameter in enumerate(made.parameters()):
+        parameter.grad = torch.full_like(parameter, 0.1 * (at + 1)) if parameter.requires_grad else None
+    for each in found:
+        each.step()
+    return found
+
+
+def expected(made: nn.Module, found: list[torch.optim.Optimizer]) -> dict[str, torch.Tensor]:
+    names = {parameter: name for name, parameter in made.named_parameters()}
+    return {
+        f"{names[parameter]}.{key}": value
+        for each in found
+        for parameter, own in each.state.items()
+        for key, value in own.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def same_file(made: nn.Module, states: Any, path: Path) -> list[Any]:
+    torch.save({"model": made.state_dict(), "optimizers": states}, path / "train.pt")
+    return [path / "train.pt"]
+
+
+def plain_dict(made: nn.Module, states: Any, path: Path) -> list[Any]:
+    weights = {name: tensor.clone() for name, tensor in made.state_dict().items()}
+    torch.save({"model": weights, "optimizers": states}, path / "train.pt")
+    return [path / "train.pt"]
+
+
+def sorted_dict(made: nn.Module, states: Any, path: Path) -> list[Any]:
+    weights = dict(sorted(made.state_dict().items()))
+    torch.save({"model": weights, "optimizers": states}, path / "train.pt")
+    return [path / "train.pt"]
+
+
+def beside(made: nn.Module, states: Any, path: Path) -> list[Any]:
+    save_model(made, str(path / "model.safetensors"))
+    torch.save(states[0], path / "optimizer.pt")
+    return [path]
+
+
+SAVED = [same_file, plain_dict, sorted_dict, beside]
+
+
+def states_of(source: Any, **options: Any) -> dict[str, torch.Tensor]:
+    with ckptconv.open(source, **options) as checkpoint:
+        return checkpoint.optimizer.get_tensors()
+
+
+def is_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], aliases: dict[str, str]) -> bool:
+    def called(name: str) -> str:
+        parameter, _, key = name.rpartition(".")
+        return f"{aliases.get(parameter, parameter)}.{key}"
+
+    named = {called(name): tensor for name, tensor in found.items()}
+    return named.keys() == wanted.keys() and all(torch.equal(named[name], wanted[name]) for name in wanted)
+
+
+def ways(made: nn.Module, found: list[torch.optim.Optimizer], path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    names = {parameter: name for name, parameter in made.named_parameters()}
+    groups = [[names[each] for each in group["params"]] for own in found for group in own.param_groups]
+    (path / "order.json").write_text(json.dumps(groups))
+    yield "groups", {"order": path / "order.json"}
+    (path / "order.txt").write_text("\n".join(name for name, _ in made.named_parameters()))
+    yield "names", {"order": path / "order.txt"}
+    torch.save(made.state_dict(), path / "order.pt")
+    yield "state dict", {"order": path / "order.pt"}
+
+
+@pytest.mark.parametrize("saved", SAVED, ids=lambda each: each.__name__)
+def test_no_state_is_another_parameter_s(saved: Any, tmp_path: Path) -> None:
+    taken = refused = 0
+    for seed in range(50 * TIMES):
+        dice = random.Random(f"{saved.__name__} {seed}")
+        made = module(dice)
+        found = optimizers(dice, made)
+        if saved is beside and len(found) > 1:
+            continue
+        wanted = expected(made, found)
+        names = {parameter: name for name, parameter in made.named_parameters()}
+        aliases = {name: names[parameter] for name, parameter in made.named_parameters(remove_duplicate=False)}
+        path = tmp_path / str(seed)
+        path.mkdir()
+        source = saved(made, [each.state_dict() for each in found], path)[0]
+        try:
+            assert is_same(states_of(source), wanted, aliases), seed
+            taken += 1
+        except UnsupportedError:
+            refused += 1
+        for way, options in ways(made, found, path):
+            try:
+                assert is_same(states_of(source, **options), wanted, aliases), (seed, way)
+            except ckptconv.UsageError:
+                assert way == "state dict", seed
+            except UnsupportedError:
+                # A flat list does not tell which parameters of equal shapes are frozen, or in which group.
+                assert way != "groups", seed
+    assert taken > 10
+    assert refused
