@@ -15,6 +15,7 @@ from ckptconv.inspection.summary import QuantizedSummary, Summary, forecast, qua
 from ckptconv.options.table import INSPECTING, Options, checked, filled
 from ckptconv.outputs.pipeline import tree_of
 from ckptconv.process import no_garbage
+from ckptconv.storage.hub import pinned
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.progress import counter, shown
@@ -102,7 +103,9 @@ def inspect(
 
 def _opened(path: str, asked: Mapping[str, Any]) -> Source:
     """Return what is at `path`, opened with the settings of `open_source`; of a pipeline, all of its models."""
-    place = Location(path, dict(asked["storage_options"] or {}))
+    stores = dict(asked["storage_options"] or {})
+    path = pinned(path, stores)
+    place = Location(path, stores)
     if is_pipe(path) or not diffusers.is_one(place, asked["family"], copies=False):
         return open_source(path, **asked)
     return diffusers.together(place, open_parts(place, per_rank=False, **asked))

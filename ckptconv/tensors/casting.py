@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ckptconv.tensors.computing import Dequantize, Tiled
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
 from ckptconv.tensors.lazy import Concat, Convert, Derived, LazyTensor, Narrow, Picked, Tagged, View
 from ckptconv.tensors.moves import Cast
@@ -83,6 +82,8 @@ def _products(tensor: LazyTensor) -> LazyTensor:
     """Return dequantized weights as the products that they are, not rounded to the dtype of their scales."""
     if isinstance(tensor, Concat) or _is_view(tensor):
         return _within(tensor, _products, tensor.dtype)
+    from ckptconv.tensors.computing import Dequantize, Tiled  # few are
+
     if isinstance(tensor, Tiled) and isinstance(tensor.kernel, Dequantize):
         return tensor.replaced(kernel=tensor.kernel._replace(between="float32"))
     return tensor

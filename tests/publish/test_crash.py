@@ -63,7 +63,7 @@ def prepared(place: Path) -> Crashing:
         source.mkdir()
         torch.save({f"layer{n}": torch.full((64, 1000), float(sign * n)) for n in range(count)}, source / "model.pt")
         for each in brought[name]:
-            (source / each).write_text(f"{each} that is {name}" * 1000)
+            (source / each).write_text(json.dumps({"of": f"{each} that is {name}" * 1000}))
         ckptconv.convert(source / "model.pt", place / name, **options)
     return Crashing(place / "of-new" / "model.pt", contents(place / "old"), contents(place / "new"), options)
 
