@@ -147,6 +147,10 @@ def _kilobytes(name: str) -> dict[str, int]:
         return {}
 
 
+class EndedError(Exception):
+    """The work of this thread is to end, for a reason that another thread knows."""
+
+
 class _Heard(threading.local):
     """What says to the work of this thread that it is to end."""
 
@@ -162,11 +166,9 @@ def heed(stop: threading.Event) -> None:
 
 
 def go_on() -> None:
-    """Raise StoppedError if the work of this thread is to end: what computes for long asks this once in a while."""
+    """Raise EndedError if the work of this thread is to end: what computes for long asks this once in a while."""
     if _heard.stop is not None and _heard.stop.is_set():
-        from ckptconv.errors import StoppedError
-
-        raise StoppedError("Stopped with another part of the work.")
+        raise EndedError
 
 
 class Thread(threading.Thread):

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ckptconv import process
-from ckptconv.errors import StoppedError
 from ckptconv.tensors import low_rank
 from ckptconv.tensors.computing import Axis, Box, LowRank, Tile
 from ckptconv.tensors.dtypes import DTYPES
@@ -174,7 +173,7 @@ def test_a_sum_is_left_where_the_work_is_to_end() -> None:
 
     def work() -> None:
         process.heed(Asked())
-        with pytest.raises(StoppedError):
+        with pytest.raises(process.EndedError):
             apply((tile,), data)
         stop.set()
 
