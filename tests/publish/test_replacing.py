@@ -336,6 +336,9 @@ DONE: dict[str, set[str]] = {
 }
 
 
+REASONS += ("read together with",)
+
+
 def run(words: str) -> Run:
     return ckptconv_here(*words.replace("{here}", os.getcwd()).split())
 
