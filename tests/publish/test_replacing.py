@@ -291,14 +291,13 @@ REASONS = (
     "is not known to be",
     "forbids",
     "contradict",
-)
-REASONS += (
     "replace each other",
     "is given as OUTPUT",
     "is an input",
     "would both be",
     "files of another kind",
     "both name",
+    "read together with",
 )
 
 # Words of commands that succeed, and what of others they replace, as they were told to.
@@ -334,9 +333,6 @@ DONE: dict[str, set[str]] = {
     "rows pack rows -o a.pt": {"a.pt"},
     "finish parts --manifest notes.md --overwrite": {"notes.md"},
 }
-
-
-REASONS += ("read together with",)
 
 
 def run(words: str) -> Run:
