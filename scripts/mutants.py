@@ -552,10 +552,28 @@ MUTANTS = [
         "tests/outputs/test_like.py",
     ),
     Mutant(
-        "outputs/targets",
-        '    if not options.clobber and place.kind != "missing" and place.names:',
-        "    if False:",
+        "publish/replacing",
+        "        if not self._options.clobber:\n            raise",
+        "        if False:\n            raise",
         "tests/outputs/test_kinds.py -k clobber",
+    ),
+    Mutant(
+        "publish/replacing",
+        "        if claim.is_like(file_made_as(place, claim.made_as)):",
+        "        if True:",
+        "tests/publish/test_replacing.py -k not_replaced",
+    ),
+    Mutant(
+        "publish/replacing",
+        "        if foreign:\n            raise _foreign(claim.path",
+        "        if False:\n            raise _foreign(claim.path",
+        "tests/publish/test_replacing.py -k not_replaced",
+    ),
+    Mutant(
+        "storage/marks",
+        "        if (int(size), int(time)) == (found.st_size, found.st_mtime_ns):",
+        "        if True:",
+        "tests/publish/test_replacing.py -k changed_since",
     ),
     Mutant(
         "outputs/targets",
@@ -637,8 +655,8 @@ MUTANTS = [
     ),
     Mutant(
         "publish/staging/local",
-        "sorted(names, key=lambda name: name == self.index)",
-        "sorted(names, key=lambda name: name != self.index)",
+        "sorted(names, key=lambda name: (name == self.index, name == MANIFEST))",
+        "sorted(names, key=lambda name: (name != self.index, name == MANIFEST))",
         "tests/publish/test_crash.py -k any_moment",
     ),
     Mutant(

@@ -48,6 +48,8 @@ _BESIDE_INPUT = ("directory", "diffusers")
 # The options for what is written beside outputs, which are also what it is.
 _BESIDE = ("manifest", "attest", "depfile")
 _ELSEWHERE = "Write it to another place; rename it afterwards if it is to have this name."
+# How a permission begins that names what is read.
+_READ = "read/"
 _NEW_DIRECTORY = "Give a directory that does not exist yet."
 _NEW_NAME = "Give another name, or --overwrite to replace it."
 # Bytes of a planned file that are compared at a time with one that exists.
@@ -60,6 +62,7 @@ class Claim(NamedTuple):
     `form` is how it lies there (see `Target.form`), `made_as` what it is, as marks say, and `names` are those of its
     files; `plans` has some of these. `proposed` is set where nobody typed the path as OUTPUT. `beside`: the directory
     is that of the input. `within` is the directory that was given, where the output is a part of what is put there.
+    `read` are the names there in which the input lies.
     """
 
     path: str
@@ -71,6 +74,7 @@ class Claim(NamedTuple):
     overwrite: bool = False
     plans: Mapping[str, FilePlan] = {}
     within: str = ""
+    read: frozenset[str] = frozenset()
 
     @property
     def kind(self) -> str:
@@ -97,7 +101,7 @@ class Claim(NamedTuple):
     def permissions(self) -> list[str]:
         """Return what `finish` has to know of it, for `of_parts`."""
         told = {"typed": self.proposed is None, "beside": self.beside, "overwrite": self.overwrite}
-        return [name for name, is_so in told.items() if is_so]
+        return [name for name, is_so in told.items() if is_so] + [f"{_READ}{name}" for name in sorted(self.read)]
 
 
 def claim_of(output: Output, sources: Sequence[Source], options: Options) -> Claim:
@@ -117,13 +121,24 @@ def claim_of(output: Output, sources: Sequence[Source], options: Options) -> Cla
         # A directory with a manifest is known by that.
         {} if output.has_manifest else {file.name: file for file in output.plan.files},
         within,
+        frozenset(_entries(within or target.path, sources)),
     )
+
+
+def _entries(directory: str, sources: Iterable[Source]) -> Iterator[str]:
+    """Yield the names in `directory` in which the `sources` lie."""
+    above = f"{resolved_name(directory)}/"
+    for one in sources:
+        place = resolved_name(one.path)
+        if place.startswith(above):
+            yield place.removeprefix(above).partition("/")[0]
 
 
 def of_parts(path: str, form: str, kind: str, names: Sequence[str], permissions: Collection[str], force: bool) -> Claim:
     """Return the claim of an output whose parts are staged, as the `permissions` of these say."""
     proposed = None if "typed" in permissions else Proposed(path, _NEW_NAME)
-    return Claim(path, form, kind, names, proposed, "beside" in permissions, force or "overwrite" in permissions)
+    claim = Claim(path, form, kind, names, proposed, "beside" in permissions, force or "overwrite" in permissions)
+    return claim._replace(read=frozenset(each.removeprefix(_READ) for each in permissions if each.startswith(_READ)))
 
 
 def written_beside(options: Options) -> dict[str, tuple[str, str]]:
@@ -269,7 +284,7 @@ class Replacing:
         # `publish.companions` decides of companions.
         for name in (name for name in seen if not is_companion_name(name)):
             is_written = name in claim.names or own(name)
-            if is_written or (not claim.beside and holding.held(found.place, name)):
+            if is_written or not (claim.beside or name in claim.read or not holding.held(found.place, name)):
                 made = self._made_as(claim, found, name)
                 if not made:
                     foreign.append(name)
@@ -289,7 +304,7 @@ class Replacing:
     def _check_within(self, path: str, claims: Sequence[Claim]) -> None:
         """Raise UsageError if the directory `path`, in which some outputs are to lie, holds what others made."""
         found = Directory(Location(path, self._stores))
-        inside = {basename(claim.path) for claim in claims}
+        inside = {basename(claim.path) for claim in claims}.union(*(claim.read for claim in claims))
         seen = [name for name in found.names if not name.startswith(HIDDEN) and name not in inside]
         foreign = [name for name in seen if holding.held(found.place, name)]
         foreign = [name for name in foreign if not self._made_as(claims[0], found, name)]

@@ -339,6 +339,9 @@ def test_a_page_replaces_only_what_it_may(tmp_path: Path) -> None:
     assert path.read_bytes() == before
     old = tmp_path / "old.html"
     old.write_text("old")
+    ckptconv_here("inspect", path, "--html", old).refused(2, "this program did not write")
+    assert old.read_text() == "old"
+    old.write_text('<!doctype html><meta name="generator" content="ckptconv">an earlier page')
     assert "wrote" in ckptconv_here("inspect", path, "--html", old).err
     assert old.read_text().startswith("<!doctype html>")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["m.pt", "old.html", "same.html"]

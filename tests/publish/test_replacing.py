@@ -291,14 +291,13 @@ REASONS = (
     "is not known to be",
     "forbids",
     "contradict",
-)
-REASONS += (
     "replace each other",
     "is given as OUTPUT",
     "is an input",
     "would both be",
     "files of another kind",
     "both name",
+    "read together with",
 )
 
 # Words of commands that succeed, and what of others they replace, as they were told to.

@@ -25,7 +25,8 @@ def test_many_paths_are_resolved_as_each_by_itself(place: Path) -> None:
     for path in ("nothing/../link", "a/nothing/../up", "file/../link", *made):
         for each in (path, f"{place}/{path}"):
             assert resolve(each) == resolved_name(each), each
-    assert resolve("s3://bucket/a/../b/") == "s3://bucket/a/../b"
+    assert resolve("s3://bucket/a/../b/") == resolve("s3a://bucket//b") == "s3://bucket/b"
+    assert resolve("local:///a/../b") == "/b"
 
 
 def test_a_directory_of_many_files_is_resolved_once(place: Path) -> None:
