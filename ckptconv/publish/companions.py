@@ -7,6 +7,8 @@ from typing import Any
 
 from ckptconv.errors import CorruptError
 from ckptconv.formats import companions, configs
+from ckptconv.formats.dcp import locate as dcp
+from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.targets import Target, is_beside
@@ -54,7 +56,9 @@ def _left(source: Source, target: Target, options: Options, parts: Collection[st
     """Return what in the directory of `source` is neither read nor copied; not for an output in the same directory."""
     place = Location(source.path, dict(options.storage_options))
     here, output = resolved_name(source.path), resolved_name(target.path)
-    if place.kind != "directory" or here in (output, dirname(output) if target.is_file else output):
+    # Files of ranks, of which some repeat others, are the format's own.
+    is_of_ranks = source.family in (deepspeed.FAMILY, dcp.FAMILY)
+    if is_of_ranks or place.kind != "directory" or here in (output, dirname(output) if target.is_file else output):
         return []
     paths = [*(file.path for file in source.companions.values()), *source.pointers, target.path]
     beside = {resolved_name(path)[len(here) + 1 :] for path in paths if resolved_name(path).startswith(f"{here}/")}
