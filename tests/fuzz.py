@@ -503,7 +503,10 @@ def descriptions() -> list[dict[str, Any]]:
             output = Path(place) / f"{number}.virtual.json"
             job(here, source, output)
             made.append(json.loads(output.read_text()))
-        cases = [(path, {"dequantize": True}) for path in sorted((DATA_HERE / "quantized").iterdir())]
+        cases = [
+            (path, {"dequantize": True})
+            for path in sorted(each for each in (DATA_HERE / "quantized").iterdir() if each.is_dir())
+        ]
         for number, (path, options) in enumerate([*cases, (ZERO / "z3_bf16_w2" / "checkpoint", {})]):
             output = Path(place) / f"d{number}.virtual.json"
             convert(path, output, **options)
@@ -591,7 +594,7 @@ def fuzz_quantized(chance: random.Random, place: Path) -> str:
     """A quantized checkpoint whose configuration, header or bytes are changed: weights, or a refusal."""
     directory, output = place / "quantized", place / "out.safetensors"
     shutil.rmtree(directory, ignore_errors=True)
-    case = chance.choice(sorted((DATA_HERE / "quantized").iterdir()))
+    case = chance.choice(sorted(path for path in (DATA_HERE / "quantized").iterdir() if path.is_dir()))
     shutil.copytree(case, directory, ignore=shutil.ignore_patterns("expected*", "*.md"))
     victim = chance.choice(sorted(directory.iterdir()))
     data = victim.read_bytes()

@@ -291,7 +291,7 @@ class Source(NamedTuple):
         names = tree if isinstance(tree, Mapping) and all(map(_is_text, tree)) else ()
         prefix = wrapper(names)
         # Of a model in one file, this is mostly the name of a module of its own.
-        if not prefix or (prefix == _WRAPPERS[-1] and self.structured):
+        if not prefix or (prefix == _WRAPPERS[-1] and (self.structured or self.family == "safetensors")):
             return []
         how = f"--key {key} --strip-prefix {prefix}" if key else f"--strip-prefix {prefix}"
         every = f"Every name under {key}" if key else "Every name"

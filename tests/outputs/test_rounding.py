@@ -162,7 +162,7 @@ def test_what_modules_to_save_replace_is_quantized_as_it_was_saved(tmp_path: Pat
 
 
 def test_a_virtual_checkpoint_is_read_as_the_files_that_it_describes(tmp_path: Path) -> None:
-    source = QUANTIZED / "bnb-nf4"
+    source = QUANTIZED / "bnb-nf4-in-bfloat16"
     ckptconv.convert(source, tmp_path / "m.virtual.json", dequantize=True, fsync=False)
     ckptconv.convert(tmp_path / "m.virtual.json", tmp_path / "wide", dtype="fp32", fsync=False)
     expected = load_file(source / "expected.safetensors")["m.weight"].float()

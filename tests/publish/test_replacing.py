@@ -25,7 +25,7 @@ from ckptconv.options.table import COMMAND as OF_COMMANDS
 PEFT = DATA / "peft" / "lora-bf16"
 DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 # What is read, and not written; and what is written to a directory of its own, under names that are not taken.
-READ = {"spool_dir", "like", "map", "minus"}
+READ = {"order", "spool_dir", "like", "map", "minus"}
 # The commands that write nothing.
 READING = {"verify", "serve", "rows check", "maps", "maps show", "maps check"}
 

@@ -342,7 +342,7 @@ def _looked_up(codes: str = "table4", offset: int = 0, along: int = 0) -> list[A
 
 
 def _codes_of(codes: str) -> list[Any]:
-    kernel = ["quantize", "codes", codes, "float32", 128, 128, 448.0, False, False, "x"]
+    kernel = ["quantize", "codes", codes, "float32", 128, 128, [448.0], False, False, "x"]
     parts, axes = [["zeros", "float32", [2, 3]]], [[[0, 1, 1], [1, 1, 1]]]
     return ["tiled", parts, axes, kernel, "float8_e4m3fn", [2, 3], [0, 0], [128, 128]]
 

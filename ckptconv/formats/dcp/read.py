@@ -99,10 +99,10 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         state_inputs = other.identified(f"{basename(other.directory)}/") if other else checkpoint.identified()
     notes, warnings = left.told()
     notes += told
-    # Megatron-core's have no paths: others' files of the same names mean something else.
-    extra = None
-    if not described.nested:
-        extra = megatron.read_extra(place.directory, {**checkpoint.values, **checkpoint.hidden}, checkpoint.digests)
+    own = {} if described.nested else {**checkpoint.values, **checkpoint.hidden}
+    extra = megatron.read_extra(place.directory, own, checkpoint.digests)
+    if described.nested:
+        extra = None  # Megatron-core's have no paths: these are another program's files of the same names
     if extra:
         described.mentioned.update(extra.account.mentioned)
         weights, states, unnamed = extra.arranged(weights, states, described, checkpoint.values, wanted)

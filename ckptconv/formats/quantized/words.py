@@ -206,12 +206,13 @@ def check(stated: Iterable[tuple[str, str, Mapping[str, Any]]]) -> None:
                 how = f" by {method}, which {ELSEWHERE[method]} reads, and --dequantize does not"
             raise UnsupportedError(f"{path} says that the weights are quantized{how}.", _HINT)
         words = DIALECTS[method]
-        told = {key: value for key, value in told.items() if value is not None}
         try:
             strict_json.check(told, words, "the quantization")
         except ValueError as error:
             raise UnsupportedError(f"In {path}, {error}; what that makes of the weights is not known.", _HINT) from None
         for key, value in told.items():
+            if value is None:
+                continue
             if words.get(key, words.get(f"{key}?")) is not object and before.setdefault(key, (path, value))[1] != value:
                 both = " and ".join(dict.fromkeys((before[key][0], path)))
                 raise UnsupportedError(f"{both} say different things of the quantized weights as {key!r}.", _HINT)

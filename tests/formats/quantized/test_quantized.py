@@ -191,7 +191,7 @@ def test_a_state_of_bitsandbytes_that_is_none_is_refused(tmp_path: Path) -> None
     ):
         data = json.dumps({**state, **change}).encode()
         tensors = {**given, name: torch.frombuffer(bytearray(data), dtype=torch.uint8)}
-        with pytest.raises(UnsupportedError, match="its state cannot be read"):
+        with pytest.raises(UnsupportedError, match="its state|of no known format"):
             weights(model_directory(tmp_path / "in", tensors, None), tmp_path / "out")
 
 
@@ -223,7 +223,7 @@ def test_fields_of_other_types_are_refused(tmp_path: Path) -> None:
     source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
     for told in WRONG:
         (source / "config.json").write_text(json.dumps({"text_config": {"quantization_config": told}}))
-        with pytest.raises(CorruptError, match=r"config\.json: .*text_config\.quantization_config\."):
+        with pytest.raises(UnsupportedError, match=r"config\.json \(text_config\.quantization_config\)"):
             weights(source, tmp_path / "out")
     for text in ('{"quantization_config": {"group_size": ' + "1" * 5000 + "}}", '{"a": ' * 600 + "1" + "}" * 600):
         (source / "config.json").write_text(text)

@@ -540,7 +540,7 @@ def test_a_replacement_is_split_at_the_last_equals_sign(tmp_path: Path) -> None:
         (["--rename", "(=x"], ["not a regular expression"]),
         (["--rename", r"model=\9"], [r"model=\9"]),
         (["--rename", "^.*$=__metadata__", "--include", "rng.torch"], ["__metadata__"]),
-        (["--dtype", "int8"], ["--dtype", "bfloat16"]),
+        (["--dtype", "int8"], ["--dtype", "bf16"]),
         (["--tied", "maybe"], ["--tied", "alias"]),
         (["--max-shard-size", "5XB"], ["--max-shard-size", "5GB"]),
         (["--max-shard-size", "0"], ["--max-shard-size"]),
