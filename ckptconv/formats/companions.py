@@ -6,6 +6,7 @@ and no pickles.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
 CONFIG = "config.json"
+# PEFT's, beside the weights of an adapter.
+ADAPTER_CONFIG = "adapter_config.json"
 # Meta's configuration beside Llama's files, and Model Optimizer's: read when they are asked for, and not copied.
 PARAMS, QUANTIZED = "params.json", "hf_quant_config.json"
 _ASKED_FOR = (PARAMS, QUANTIZED)
@@ -139,6 +142,17 @@ def read_configuration(file: File, options: Mapping[str, object]) -> Mapping[str
     if not isinstance(told, dict):
         raise CorruptError(f"{file.path} is no JSON object.")
     return told
+
+
+def with_settings(text: str | bytes, settings: Mapping[str, Any]) -> bytes:
+    """Return a configuration with other `settings`: at its top, and where it says these of its language model."""
+    told = strict_json.parse(text if isinstance(text, str) else text.decode())
+    inner = told.get("text_config")
+    if isinstance(inner, dict):
+        told["text_config"] = {key: settings.get(key, value) for key, value in inner.items()}
+    missing = {key: value for key, value in settings.items() if not isinstance(inner, dict) or key not in inner}
+    told.update({key: value for key, value in settings.items() if key in told or key in missing})
+    return (json.dumps(told, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def notes(config: Config, dtype: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -121,13 +122,23 @@ class Scale(NamedTuple):
 
 
 class Adapter(NamedTuple):
-    """An adapter of PEFT's. `turned`: its configuration says that the base stores matrices transposed. `parameters` are
-    the ends of the names of those that it adapts by themselves, not as weights of modules."""
+    """An adapter of PEFT's, of several in its source that called `name`.
+
+    `turned`: its configuration says that the base stores matrices transposed. `parameters` are the ends of the names of
+    those that it adapts by themselves, not as weights of modules; `saved` the ends of the names of modules that were
+    trained whole. `tokens` are the rows that were trained of a module, by the end of its name, "" for the embedding.
+    `tied`: what the base ties was trained as one. `has_bias`: the factors have a bias.
+    """
 
     source: Source
     scale: Scale
     turned: bool
     parameters: tuple[str, ...] = ()
+    name: str = ""
+    saved: tuple[str, ...] = ()
+    tokens: Mapping[str, tuple[int, ...]] = {}
+    tied: bool = False
+    has_bias: bool = False
 
 
 class Source(NamedTuple):
@@ -163,7 +174,8 @@ class Source(NamedTuple):
     - `quantized` says what was made of quantized weights, if weights were asked for in their place.
     - `config` is the text of the config.json beside it, if an output is to say there how it is quantized.
     - `average` are the checkpoints that its tensors are to be averaged with; its own are as they are stored.
-    - `adapters` are to be merged into its tensors, which are as they are stored.
+    - `adapters` are to be merged into its tensors, which are as they are stored; `model` is what the config.json beside
+      them says.
     - `wanted` is what was read. If that was not everything, `reread` opens the checkpoint again for more.
     - `pointers` are the paths of files that only say where the checkpoint is, such as `latest`.
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping. Of a set that is only
@@ -223,6 +235,7 @@ class Source(NamedTuple):
     config: str = ""
     average: Average | None = None
     adapters: tuple[Adapter, ...] = ()
+    model: Mapping[str, Any] = {}
     wanted: Wanted = _ALL
     reread: Callable[[Wanted], Source] | None = None
 
@@ -257,16 +270,27 @@ class Source(NamedTuple):
         reference = self.reference.inputs if self.reference else {}
         return {**self.inputs, **companions, **{f"{OF_REFERENCE}{name}": each for name, each in reference.items()}}
 
-    def content(self, name: str, file: File, quantization: Mapping[str, Any] | None = None) -> LazyTensor:
+    def content(
+        self,
+        name: str,
+        file: File,
+        quantization: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> LazyTensor:
         """Return the bytes of the companion `file` as the output has them: as they are, but for a configuration of
-        weights that were quantized, or that are by now, as `quantization` says."""
+        weights that were quantized, or that are by now, as `quantization` says, or one that gets other `settings`."""
+        if name == "config.json" and settings and not self.reference:
+            from ckptconv.formats.companions import with_settings
+
+            made = self.content(name, file, quantization)
+            text = made.data if isinstance(made, Inline) else json.dumps(self.model)
+            return _inline(with_settings(text, settings))
         if self.config and quantization and name == "config.json":
             from ckptconv.formats.quantized.configuration import stated
 
-            data = stated(self.config, quantization).encode()
-            return Inline(data, DTYPES["uint8"], (len(data),))
+            return _inline(stated(self.config, quantization).encode())
         if self.quantized and self.quantized.config and (name, file.path) == ("config.json", self.quantized.path):
-            return Inline(self.quantized.config, DTYPES["uint8"], (len(self.quantized.config),))
+            return _inline(self.quantized.config)
         return whole(file)
 
     def tree(self, key: str) -> Any:
@@ -291,6 +315,10 @@ class Source(NamedTuple):
         if self.states_error:
             raise self.states_error
         return self.optimizer
+
+
+def _inline(data: bytes) -> LazyTensor:
+    return Inline(data, DTYPES["uint8"], (len(data),))
 
 
 def computed(source: Source, terms: Sequence[Source], inputs: Mapping[str, Hashable], **how: Any) -> Source:

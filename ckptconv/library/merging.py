@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.conversion import convert
 from ckptconv.errors import UNWRITTEN, leaving
@@ -51,11 +51,13 @@ def merge(
         >>> report.notes
         ['merged 1 adapter: 1 tensor changed.']
     """
-    chosen = Options(**options)
+    given: dict[str, Any] = {**options}
+    name = given.pop("adapter", "")
+    chosen = Options(**given)
     with no_garbage():
         source = opened(base, chosen, key=chosen.key)
-        found = read_adapters(listed(adapters, "There is no adapter to merge."), chosen.opening())
-        source = merging(source, found)
+        found = read_adapters(listed(adapters, "There is no adapter to merge."), chosen.opening(), name)
+        source = merging(source, found, chosen.storage_options)
     return convert(
         source,
         output,
@@ -63,5 +65,5 @@ def merge(
         on_total=on_total,
         before_commit=before_commit,
         executor=executor,
-        **options,
+        **given,
     )

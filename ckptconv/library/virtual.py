@@ -91,7 +91,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         self.overflows = Overflows(chosen.dtype or "their dtype")
         known = dict(chosen.storage_options)
         place = Location(path, known)
-        quantization = None
+        quantization, settings = None, None
         self.path = path
         self.warnings, self.notes = [], []
         with no_garbage():
@@ -103,7 +103,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
             else:
                 opened = opening.opened(path, chosen, key=chosen.key, like=chosen.like)
                 output = planned(opened, Target(path, "directory"), chosen)
-                quantization, plan = output.told.quantization, output.plan
+                quantization, settings, plan = output.told.quantization, output.told.settings, output.plan
                 files, self.format, decided = plan.files, opened.format, plan.plan_id
                 self.warnings = list(warnings_of([opened], [output], chosen))
                 self.notes = list(notes_of([opened], [output], chosen))
@@ -112,7 +112,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         companions = together(opened, known)
         names = {file.name for file in files}
         copies = [
-            _copy(name, opened.content(name, file, quantization))
+            _copy(name, opened.content(name, file, quantization, settings))
             for name, file in sorted(companions.items())
             if name not in names
         ]

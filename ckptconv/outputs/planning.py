@@ -103,7 +103,7 @@ def _safetensors_output(source: Source, target: Target, options: Options) -> Out
     source = source._replace(inputs=inputs, companions={} if of_states else source.companions)
     is_model = source.family != diffusers.FAMILY
     files, aliases, told = _safetensors_files(source, target, options) if is_model else ((), {}, Told())
-    contents = {name: source.content(name, file, told.quantization) for name, file in source.companions.items()}
+    contents = {name: source.content(name, file, told.quantization, told.settings) for name, file in source.companions.items()}
     told = told if "config.json" in contents else _unsaid(told)
     copied = tuple(FilePlan(name, content.nbytes, _copied(content)) for name, content in contents.items())
     return output_of(target.holds, [source], target, options, (*copied, *files), aliases, told)
@@ -238,6 +238,8 @@ def output_of(
         head["average"] = {"terms": terms, "weights": list(average.weights), "over": average.over}
     if sources[0].adapters:
         head["adapters"] = [seen_from(target, each.source.path) for each in sources[0].adapters]
+        if name := sources[0].adapters[0].name:
+            head["adapter"] = name
     if options.digest:
         head["digest"] = options.digest
     told = told or Told()
@@ -318,7 +320,7 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     notes = chosen.notes
     lacking = likeness.left_out(chosen.like, source.path) if chosen.like else ()
     warnings, metadata = (*chosen.warnings, *left, *lacking), chosen.stated(aliases)
-    quantization = chosen.quantization
+    quantization, settings = chosen.quantization, chosen.settings
     idle, is_structured = chosen.idle(options), chosen.structured
     if of_states and options.dtype not in (None, "keep", source.default_dtype):
         idle["--dtype"] = "changes nothing: optimizer states are not cast to it"
@@ -349,7 +351,8 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     notes = (*told.notes, *notes)
     if quantization:
         told = told._replace(quantization=quantization.told, quantized=quantization.formats)
-    return files, aliases, told._replace(like=taken, map=record, made_of=made_of, equal=equal, notes=notes)
+    told = told._replace(like=taken, map=record, made_of=made_of, equal=equal, notes=notes, settings=settings)
+    return files, aliases, told
 
 
 def _told(

@@ -54,6 +54,7 @@ _HEADING = {
     "quantized?": {str: int},
     "average?": {"terms": [OrNull(str)], "weights": [float], "over": float},
     "adapters?": [str],
+    "adapter?": str,
 }
 _DIGESTS = {"file": _DIGEST, "tensors": {str: _DIGEST}}
 _MANIFEST = {**_HEADING, "files": {str: {"size": int, "tensors": {str: OrNull(_CRC)}, "digests?": _DIGESTS}}}

@@ -39,7 +39,7 @@ class Selected(NamedTuple):
     name. `like` is what the output takes over from the source's reference: then `tensors` has those that are filled in
     too, and `owners` are all aliases. `metadata` is that of every file of the output, without aliases, structure record
     and what torchao says of `quantized`. `warnings` say what of the source is left out,
-    `notes` what was computed.
+    `notes` what was computed, and `settings` what a configuration has to say of that.
 
     If a map was `applied`, the tensors and names are those of its other side, and `unmapped` is what was selected
     before, as it is if there was a `quantization`. `equal` are tensors by name of which the map kept one: they have to
@@ -69,6 +69,7 @@ class Selected(NamedTuple):
     equal: tuple[Equal, ...] = ()
     of_states: bool = False
     quantization: Quantization | None = None
+    settings: Mapping[str, Any] = {}
 
     def cast(self, name: str) -> LazyTensor:
         """Return the tensor of this new name, cast as it is stored."""

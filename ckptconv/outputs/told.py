@@ -21,7 +21,7 @@ class Told(NamedTuple):
     others; `notes` are no cause for concern. `like` says what was taken over from the reference. `map` is the record of
     the map that was applied, {} where --map none left the input's out, and `made_of` says of which tensors it made
     each. `quantization` is what a configuration says of the weights that were quantized, and `quantized` how many there
-    are by format. `equal` are tensors of which
+    are by format; `settings` are other values that a configuration has to have. `equal` are tensors of which
     the map kept one: they have to be equal.
     """
 
@@ -37,6 +37,7 @@ class Told(NamedTuple):
     made_of: Mapping[str, Sequence[str]] = {}
     quantization: Mapping[str, Any] | None = None
     quantized: Mapping[str, int] = {}
+    settings: Mapping[str, Any] = {}
     equal: Sequence[Equal] = ()
 
 

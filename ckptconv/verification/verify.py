@@ -157,7 +157,7 @@ class _Expected:
 
     `flat`: without a record, the order of names means nothing. `inert`: every
     tensor, if there is any, is part of an object known by name only. `quantization` is what a configuration says of
-    weights that were quantized.
+    weights that were quantized, and `settings` are other values that it has to have.
     """
 
     tensors: dict[str, LazyTensor]
@@ -166,6 +166,7 @@ class _Expected:
     metadata: Callable[[Mapping[str, str]], Mapping[str, str]]
     inert: bool = False
     quantization: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 # Of an output that is companions alone.
@@ -231,8 +232,9 @@ def verify(
         if told_by and told_by.adapters:
             from ckptconv.formats import adapters
 
-            merged = adapters.read_adapters(told_by.adapters, asked.opening())
-            sources = [adapters.merging(one, merged) for one in sources]
+            name = str(told_by.told.get("adapter", ""))
+            merged = adapters.read_adapters(told_by.adapters, asked.opening(), name)
+            sources = [adapters.merging(one, merged, asked.storage_options) for one in sources]
         sources = fitted(sources, source, asked, {target.holds for target in targets})
     pairs = [(kept_apart(one, target.path), _of_part(one, target, asked)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
@@ -453,7 +455,7 @@ def _compare(
     if of_weights:
         copied = _copied(target, asked)
         source = _with_companions(source, target, copied)
-        pairs.extend(_compare_companions(source, target, found, copied, expected.quantization))
+        pairs.extend(_compare_companions(source, target, found, copied, expected))
     if not wrong:  # other names make another record
         _check_structure(expected, found)
         _check_shards(found, asked)
@@ -512,7 +514,7 @@ def _with_companions(source: Source, target: CheckedOutput, copied: Sequence[str
 
 
 def _compare_companions(
-    source: Source, target: CheckedOutput, found: Written, copied: Iterable[str], quantization: Mapping[str, Any] | None
+    source: Source, target: CheckedOutput, found: Written, copied: Iterable[str], expected: _Expected
 ) -> Iterator[ExpectedPair]:
     """Yield the files that were `copied` whole, and those that they are copies of; add them to the files of `found`."""
     for name in copied:
@@ -522,7 +524,8 @@ def _compare_companions(
             where = target.path if entry.kind != "file" else f"{source.path}, of which it is a copy,"
             raise DifferenceError(f"{where} lacks {name}.", _AGAIN, what="missing", file=path)
         found.files.append(entry.file._replace(path=path))
-        want, got = source.content(name, source.companions[name], quantization), whole(entry.file)
+        want = source.content(name, source.companions[name], expected.quantization, expected.settings)
+        got = whole(entry.file)
         if want.shape != got.shape:
             raise DifferenceError(
                 f"{path} has {entry.file.size} bytes, and {source.companions[name].path} gives {want.nbytes}.",
@@ -564,6 +567,7 @@ def _expected(source: Source, asked: Options, holds: str) -> _Expected:
     if chosen.of_states:
         tensors.update((removed, tensors[kept]) for removed, kept in chosen.owners.items())
     made = _Expected(tensors, chosen.structure, not chosen.structured, chosen.stated, inert=chosen.described.inert)
+    made = replace(made, settings=chosen.settings)
     return replace(made, quantization=chosen.quantization.told) if chosen.quantization else made
 
 
