@@ -53,7 +53,7 @@ class Pair(NamedTuple):
 
 def models() -> Iterator[tuple[str, str]]:
     """Yield the type and class of every model that the automatic classes know."""
-    found = set()
+    found: set[tuple[str, str]] = set()
     for each in dir(modeling_auto):
         if each.startswith("MODEL_") and each.endswith("MAPPING_NAMES"):
             for kind, classes in getattr(modeling_auto, each).items():
@@ -78,7 +78,8 @@ def pairs(model: Any) -> list[Pair]:
     renamings = [each for each in steps if isinstance(each, WeightRenaming)]
     converters = [each for each in steps if isinstance(each, WeightConverter)]
     by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
-    found, converted = [], {}
+    found: list[Pair] = []
+    converted: dict[str, tuple[Any, list[tuple[int, str]]]] = {}
     for name, tensor in sorted(model.state_dict().items(), key=lambda item: dot_natural_key(item[0])):
         target, pattern = apply_converters(name, converters)
         if pattern is None:
@@ -119,8 +120,8 @@ def rules(found: Sequence[Pair]) -> set[tuple[str, str]]:
         endings[short].add(other)
     # What says different things at different places is told from the beginning of the name.
     plain = {
-        short if short[0] and len(endings[short[0]]) == 1 else (f"^{full[0]}", full[1])
-        for full, short in relative.items()
+        (short, file) if short and len(endings[short]) == 1 else (f"^{full[0]}", full[1])
+        for full, (short, file) in relative.items()
     }
     return plain | special
 
@@ -129,8 +130,8 @@ def _gather(prefix: str, items: list[tuple[str, str]], into: dict[str, str]) -> 
     """Put into `into` the shortest beginnings of names under which all names change alike."""
     ends = {file[: len(file) - len(name) + len(prefix)] if file.endswith(name[len(prefix) :]) else None
             for name, file in items}  # fmt: skip
-    if len(ends) == 1 and None not in ends and (prefix or ends == {""}):
-        into[prefix] = ends.pop()
+    if len(ends) == 1 and (end := ends.pop()) is not None and (prefix or not end):
+        into[prefix] = end
         return
     groups = defaultdict(list)
     for name, file in items:
@@ -156,7 +157,7 @@ def _special(memory: list[str], files: list[str], called: list[str], operations:
     """Return the rules of tensors that are stacked, joined or cut in memory; "!" for another layout."""
     name, numbers = numbered(memory[0])
     if called in _STACKED and len(memory) == 1 and operations[-1].dim == 0:
-        patterns = {}
+        patterns: dict[str, None] = {}
         for file in files:
             full, theirs = numbered(file)
             if theirs[:-1] != numbers:
@@ -186,7 +187,7 @@ def table(only: Sequence[str] = ()) -> str:
             with torch.device("meta"):
                 model = getattr(transformers, name)(config)
             found = pairs(model)
-        except Exception as error:  # noqa: BLE001  # configurations without values, libraries that are not there
+        except Exception as error:  # configurations without values, libraries that are not there
             print(f"{kind} {name}: {type(error).__name__}", file=sys.stderr)
             continue
         if made := rules(found):

@@ -89,7 +89,10 @@ def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
         said.flag("fan_in_fan_out"),
         said.names("target_parameters"),
         name,
-        (*said.names("modules_to_save"), *next((heads for task, heads in _HEADS.items() if task == said.told.get("task_type")), ())),
+        (
+            *said.names("modules_to_save"),
+            *next((heads for task, heads in _HEADS.items() if task == said.told.get("task_type")), ()),
+        ),
         _tokens(said),
         said.flag("ensure_weight_tying"),
         said.flag("lora_bias"),

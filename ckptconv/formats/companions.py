@@ -6,13 +6,12 @@ and no pickles.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import ADAPTER, Source
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
@@ -37,7 +36,7 @@ _OTHERS = (
     "sentencepiece.bpe.model spm.model source.spm target.spm README.md "
     "LICENSE LICENSE.md LICENSE.txt NOTICE NOTICE.md NOTICE.txt"
 )
-_NAMES = frozenset([*(f"{stem}.json" for stem in _JSON.split()), *_OTHERS.split()])
+_NAMES = frozenset([*(f"{stem}.json" for stem in _JSON.split()), *_OTHERS.split(), ADAPTER_CONFIG])
 # The largest file that is copied, and the largest configuration that is read, in bytes. The largest tokenizers have
 # some 35 MB.
 LARGEST, _LARGEST_CONFIG = 64 << 20, 1 << 20
@@ -73,6 +72,9 @@ def beside(source: Source, options: Mapping[str, object], names: Collection[str]
     cache lead to files of the same repository.
     """
     found = Companions({})
+    if names is None and source.stem != ADAPTER:
+        # Beside a model, loaders would take it for a request for the adapter.
+        names = _NAMES - {ADAPTER_CONFIG}
     for place in _directories(source, options):
         found = _in(place, names)
         if found.files:
@@ -90,7 +92,7 @@ def _in(place: Location, names: Collection[str] | None) -> Companions:
     found: dict[str, File] = {}
     warnings = []
     for name, entry in place.names.items():
-        known = is_companion_name(name) or (name in _ASKED_FOR and names is not None)
+        known = is_companion_name(name) or (name in _ASKED_FOR and names is not None and name in names)
         if not known or entry.kind != "file" or (names is not None and name not in names):
             continue
         if entry.file.size > LARGEST:
@@ -142,17 +144,6 @@ def read_configuration(file: File, options: Mapping[str, object]) -> Mapping[str
     if not isinstance(told, dict):
         raise CorruptError(f"{file.path} is no JSON object.")
     return told
-
-
-def with_settings(text: str | bytes, settings: Mapping[str, Any]) -> bytes:
-    """Return a configuration with other `settings`: at its top, and where it says these of its language model."""
-    told = strict_json.parse(text if isinstance(text, str) else text.decode())
-    inner = told.get("text_config")
-    if isinstance(inner, dict):
-        told["text_config"] = {key: settings.get(key, value) for key, value in inner.items()}
-    missing = {key: value for key, value in settings.items() if not isinstance(inner, dict) or key not in inner}
-    told.update({key: value for key, value in settings.items() if key in told or key in missing})
-    return (json.dumps(told, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def notes(config: Config, dtype: str) -> list[str]:

@@ -194,8 +194,10 @@ def _modules(path: str, parts: Mapping[_Part, tuple[str, LazyTensor]]) -> dict[s
             factors.setdefault((part.module, part.depth), {})[part] = full, _numbers(path, full, tensor)
         elif part.what == "whole":
             modules[part.module] = module._replace(whole={**module.whole, part.which: tensor})
+        elif part.what == "lengths":
+            modules[part.module] = module._replace(lengths=_numbers(path, full, tensor))
         else:
-            modules[part.module] = module._replace(**{part.what: _numbers(path, full, tensor)})
+            modules[part.module] = module._replace(rows=_numbers(path, full, tensor))
     for name, depth in sorted(factors, key=lambda at: (at[0], -at[1])):
         made = _factors(path, name, factors[name, depth])
         modules[name] = modules[name]._replace(factors=(*modules[name].factors, made))

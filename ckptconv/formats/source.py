@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ckptconv.structure.maps.chosen import ChosenMap
 
 # How the names of a model's files begin: those of most programs, and those of diffusers.
-MODEL, DIFFUSERS = "model", "diffusion_pytorch_model"
+MODEL, DIFFUSERS, ADAPTER = "model", "diffusion_pytorch_model", "adapter_model"
 # Stands before the names of a reference's files among those of the source.
 OF_REFERENCE = "--like/"
 # Keys under which training checkpoints keep the weights; the first one present is meant.
@@ -95,15 +95,25 @@ class Quantized(NamedTuple):
     config: bytes = b""
 
 
+# How notes on optimizer states say what to do with them. What is computed of several checkpoints has none.
+STATES_ARE_CONVERTED = "; --optimizer PATH converts its states"
+THEIR_STATES_ARE_CONVERTED = "--optimizer PATH converts the optimizer's states, "
+
+
 class Average(NamedTuple):
     """Checkpoints whose tensors are added up in order, each times its weight, and divided by `over`.
 
-    None among the `terms` is the source that has this.
+    None among the `terms` is the source that has this. `minus`: the last one is taken off the others.
     """
 
     terms: tuple[Source | None, ...]
     weights: tuple[float, ...]
     over: float
+    minus: bool = False
+
+    def paths(self, own: str) -> list[str]:
+        """Return the paths of all of them, where that of the source is `own`."""
+        return [own if each is None else each.path for each in self.terms]
 
 
 class Scale(NamedTuple):
@@ -259,10 +269,10 @@ class Source(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """How the names of the files of its output in a directory begin: as its own if these are diffusers' names, or
-        those of its reference."""
+        """How the names of the files of its output in a directory begin: as its own if these are diffusers' names or
+        those of PEFT's adapters, or those of its reference."""
         names = (self.reference or self).inputs
-        return DIFFUSERS if any(name.startswith(DIFFUSERS) for name in names) else MODEL
+        return next((stem for stem in (DIFFUSERS, ADAPTER) if any(name.startswith(stem) for name in names)), MODEL)
 
     def all_inputs(self) -> Mapping[str, Hashable]:
         """Return `inputs`, and likewise the companions, and the files of the reference as `--like/<name>`."""
@@ -280,7 +290,7 @@ class Source(NamedTuple):
         """Return the bytes of the companion `file` as the output has them: as they are, but for a configuration of
         weights that were quantized, or that are by now, as `quantization` says, or one that gets other `settings`."""
         if name == "config.json" and settings and not self.reference:
-            from ckptconv.formats.companions import with_settings
+            from ckptconv.formats.quantized.configuration import with_settings
 
             made = self.content(name, file, quantization)
             text = made.data if isinstance(made, Inline) else json.dumps(self.model)
@@ -317,6 +327,10 @@ class Source(NamedTuple):
         return self.optimizer
 
 
+def _without_states(note: str) -> str:
+    return note.replace(STATES_ARE_CONVERTED, "").replace(THEIR_STATES_ARE_CONVERTED, "")
+
+
 def _inline(data: bytes) -> LazyTensor:
     return Inline(data, DTYPES["uint8"], (len(data),))
 
@@ -330,7 +344,7 @@ def computed(source: Source, terms: Sequence[Source], inputs: Mapping[str, Hasha
         equal=[pair for each in terms for pair in each.equal],
         records={path: found for each in terms for path, found in each.records.items()},
         warnings=list(dict.fromkeys(text for each in terms for text in each.warnings)),
-        notes=list(dict.fromkeys(text for each in terms for text in each.notes)),
+        notes=list(dict.fromkeys(_without_states(text) for each in terms for text in each.notes)),
         bytes_read=sum(each.bytes_read for each in terms),
         reread=None,
     )

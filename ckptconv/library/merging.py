@@ -10,6 +10,7 @@ from ckptconv.conversion import convert
 from ckptconv.errors import UNWRITTEN, leaving
 from ckptconv.formats.adapters import merging, read_adapters
 from ckptconv.formats.opening import opened
+from ckptconv.formats.training import model_alone
 from ckptconv.options.table import MERGING, Options, checked
 from ckptconv.process import no_garbage
 from ckptconv.result import Report
@@ -56,6 +57,7 @@ def merge(
     chosen = Options(**given)
     with no_garbage():
         source = opened(base, chosen, key=chosen.key)
+        source = model_alone(source, chosen.key) if chosen.for_hub else source
         found = read_adapters(listed(adapters, "There is no adapter to merge."), chosen.opening(), name)
         source = merging(source, found, chosen.storage_options)
     return convert(

@@ -883,8 +883,8 @@ PATCHING = _named_in(
 )
 _COMPUTING = _named_in(
     OPTIONS,
-    f"{_OF_TENSORS} to chunks model_key copy_config for_hub {_READ} raw opaque drop_opaque {_WORKING} verify checksum part "
-    f"manifest digest attest depfile dry_run {_REACHED}",
+    f"{_OF_TENSORS} to chunks model_key copy_config for_hub {_READ} raw opaque drop_opaque {_WORKING} verify checksum "
+    f"part manifest digest attest depfile dry_run {_REACHED}",
 )
 MERGING = {**_options_in(_Merging), **_COMPUTING}
 AVERAGING = {**_options_in(_Averaging), **_COMPUTING}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.adapters import factor, settled
@@ -12,21 +12,22 @@ from ckptconv.formats.peft import PREFIX, Factors, Module, parsed, unknown
 from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Adapter
 from ckptconv.outputs.placing import Placed, placed
+from ckptconv.outputs.tied import EMBEDDINGS, HEAD, Base, Head, is_saved, rows_of, untied
 from ckptconv.structure.maps.memory import InFiles
 from ckptconv.tensors.computing import Axis, LowRank, Magnitude, Tiled, WeightedSum
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
-from ckptconv.tensors.lazy import Concat, Convert, Joined, LazyTensor, View, same_bytes, untagged
+from ckptconv.tensors.lazy import Concat, Convert, Joined, LazyTensor, View, untagged
 from ckptconv.tensors.moves import Cast
 from ckptconv.tensors.slices import Span, as_stored, extent, sliced
 from ckptconv.text import count_of, some
 
 _F64 = DTYPES["float64"]
-# What modules of embeddings are called in transformers' models, and what follows the class of one with a head.
-_EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "embed", "shared")
-_WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-_HEAD = "lm_head"
 # Columns of a row that gets another length: a tile of it needs all of them.
 _MOST_COLUMNS = 1 << 20
+
+
+# Makes what is changed of what is there, the first row of that in the whole, and how many rows it has.
+_Made: TypeAlias = Callable[[LazyTensor, int, int], LazyTensor]
 
 
 class Merged(NamedTuple):
@@ -41,45 +42,6 @@ class Merged(NamedTuple):
     dtypes: Mapping[str, DType]
     untied: frozenset[str]
     settings: Mapping[str, Any]
-
-
-class Base(NamedTuple):
-    """What adapters are merged into: its path, its tensors by name, its own ties {alias: owner}, and what the
-    config.json beside it says."""
-
-    path: str
-    tensors: Mapping[str, LazyTensor]
-    ties: Mapping[str, str]
-    model: Mapping[str, Any]
-
-    def place(self, name: str) -> Hashable:
-        """Return what is equal for two names of one tensor."""
-        found = same_bytes(self.tensors.get(self.ties.get(name, name), self.tensors[name]))
-        return name if found is None else found
-
-    def said(self, key: str) -> Any:
-        """Return what the configuration says of the language model under `key`; None if nothing."""
-        text = self.model.get("text_config")
-        return self.model.get(key, text.get(key) if isinstance(text, Mapping) else None)
-
-    @property
-    def ties_head(self) -> bool | None:
-        """Whether it has a head that is tied to the embedding and not stored; None if nothing tells."""
-        if type(told := self.said("tie_word_embeddings")) is bool:
-            return told
-        classes = self.model.get("architectures")
-        named = classes if isinstance(classes, list) else []
-        return True if any(isinstance(each, str) and each.endswith(_WITH_HEAD) for each in named) else None
-
-    def embedding(self) -> str:
-        """Return the name of the weight of its embedding of tokens; "" if there is none, or several."""
-        found = [name for name in self.tensors if name.endswith(".weight") and _last(name) in _EMBEDDINGS]
-        return found[0] if len({self.place(name) for name in found}) == 1 else ""
-
-
-def _last(name: str) -> str:
-    """Return the last part of the name of the module of a parameter."""
-    return name.rpartition(".")[0].rpartition(".")[2]
 
 
 def merged(base: Base, adapters: Sequence[tuple[Adapter, Mapping[str, LazyTensor]]]) -> Merged:
@@ -146,6 +108,8 @@ class _Work:
         self._number = 0
         self._adapter: Adapter
         self._placed: Placed
+        self._head: Head | None = None
+        self._turns: dict[bool, bool] = {}
         self._told: dict[str, tuple[float, float]] = {}
 
     @property
@@ -156,7 +120,9 @@ class _Work:
         self._adapter = adapter
         self._number += 1
         self._check_said(modules)
-        modules = self._with_head(modules)
+        modules, self._head = untied(self._base, adapter, modules)
+        if self._head:
+            self._untie(self._head)
         self._placed = placed(adapter, self._base.tensors, self._base.path, modules)
         names = [f"{module}.{stack}" for module, stacks in self._placed.stacks.items() for stack in stacks]
         adapted = [module for module, each in modules.items() if each.factors]
@@ -178,126 +144,55 @@ class _Work:
         """Raise CorruptError unless the configuration and the tensors have the same parts."""
         adapter = self._adapter
         adapted = {module: each for module, each in modules.items() if each.factors}
-        for has, asked, what in (
-            ([name for name, each in adapted.items() if each.lengths is not None], adapter.scale.dora, "DoRA's lengths"),
-            ([name for name, each in adapted.items() if any(pair.bias is not None for pair in each.factors)], adapter.has_bias,
-             "biases of factors"),
-            ([name for name, each in modules.items() if each.rows is not None], bool(adapter.tokens), "rows of tokens"),
-        ):  # fmt: skip
+        biased = [module for module, each in adapted.items() if any(pair.bias is not None for pair in each.factors)]
+        for what, has, asked in (
+            (
+                "DoRA's lengths",
+                [name for name, each in adapted.items() if each.lengths is not None],
+                adapter.scale.dora,
+            ),
+            ("biases of factors", biased, adapter.has_bias),
+            ("rows of tokens", [name for name, each in modules.items() if each.rows is not None], bool(adapter.tokens)),
+        ):
             if bool(has) != asked:
                 raise CorruptError(
                     f"{self._path} {'has' if has else 'lacks'} {what}, and its configuration says otherwise."
                 )
-            lacking = [name for name in adapted if name not in has] if has and what != "rows of tokens" else []
-            if lacking and what.startswith("DoRA"):
-                raise CorruptError(f"{self._path} has no DoRA lengths of {some(lacking, 3)}.")
+        lacking = [name for name, each in adapted.items() if adapter.scale.dora and each.lengths is None]
+        if lacking:
+            raise CorruptError(f"{self._path} has no DoRA lengths of {some(lacking, 3)}.")
 
-    def _with_head(self, modules: Mapping[str, Module]) -> Mapping[str, Module]:
-        """Return `modules` as they are for a base that ties its head to the embedding.
-
-        What was trained as one is one. What was trained apart, as PEFT trains modules that are saved whole, is stored
-        apart from here on. Raise UnsupportedError if nothing tells whether there is a head.
-        """
-        owner = next((name for name in modules if name.rpartition(".")[2] in _EMBEDDINGS), "")
-        head = next((name for name in modules if name.rpartition(".")[2] == _HEAD), "")
-        self._tie_owner, self._tied_head = owner, ""
-        base = self._base
-        stored = base.embedding()
-        if not stored or (base.ties_head is False and not self._stored_head(stored)):
-            return modules
-        alias = self._stored_head(stored)
-        has_own = any(_last(name) == _HEAD or _last(name) == "embed_out" for name in base.tensors) and not alias
-        if has_own or not (owner or head):
-            return modules
-        kept = dict(modules)
-        is_one = self._adapter.tied
-        if head and self._is_one(modules, owner, head):
-            # Both are one: what the embedding has is all.
-            if owner:
-                del kept[head]
-                return kept
-            raise unknown(self._path, head, "it is tied to the embedding, and was trained without it")
-        if head and modules[head].factors:
-            raise unknown(
-                self._path,
-                head,
-                "it is tied to the embedding in the base, and was trained apart from it. PEFT's ensure_weight_tying "
-                "trains them as one",
-            )
-        parts = modules.get(owner, Module())
-        trained = (self._is_saved(owner) and bool(parts.whole)) if owner else False
-        if (trained and not is_one) or head:
-            self._untie(stored, alias, head)
-        return kept
-
-    def _stored_head(self, embedding: str) -> str:
-        """Return the name of a head that shares the tensor of `embedding`; "" if none is stored."""
-        place = self._base.place(embedding)
-        return next(
-            (n for n in self._base.tensors if n != embedding and _last(n) == _HEAD and self._base.place(n) == place), ""
-        )
-
-    def _is_one(self, modules: Mapping[str, Module], owner: str, head: str) -> bool:
-        """Whether the embedding and the head were trained as one tensor: told so, or both frozen."""
-        if self._adapter.tied:
-            return True
-        parts = modules[head]
-        is_frozen = bool(parts.whole) and not parts.factors and parts.rows is None and not self._is_saved(head)
-        rows = bool(owner) and modules[owner].rows is not None and parts.rows is not None and not parts.whole
-        same_rows = rows and self._tokens(owner) == self._tokens(head)
-        return same_rows or (is_frozen and bool(owner) and not (self._is_saved(owner) and modules[owner].whole))
-
-    def _untie(self, stored: str, alias: str, head: str) -> None:
+    def _untie(self, head: Head) -> None:
         """Give the head a tensor of its own, that of the embedding as it is now."""
-        base = self._base
-        name = alias
-        if not name:
-            if base.ties_head is None and not head:
-                raise UnsupportedError(
-                    f"{self._path} has a trained copy of {stored!r}, and nothing tells whether {base.path} ties a head "
-                    "to it, which would stay as it was.",
-                    "Put the config.json of the model beside it.",
-                )
-            name = self._name_of_head(stored)
-            self.changed[name] = untagged(self.changed.get(stored, base.tensors[stored]))
-            self.dtypes[name] = base.tensors[stored].dtype
-            self._tied_head = name
-        self.apart |= {stored, name}
+        if head.is_new and head.name not in self.changed:
+            stored = self._base.tensors[head.embedding]
+            self.changed[head.name] = untagged(self.changed.get(head.embedding, stored))
+            self.dtypes[head.name] = stored.dtype
+        self.apart |= {head.embedding, head.name}
         self.settings["tie_word_embeddings"] = False
         self.notes.append(
-            f"{name!r} is stored apart from {stored!r}, to which the base ties it: they were not trained as one. "
-            "A configuration has to say so: tie_word_embeddings is false."
+            f"{head.name!r} is stored apart from {head.embedding!r}, to which the base ties it, as they were not "
+            "trained as one. A configuration has to say so: tie_word_embeddings is false."
         )
-
-    def _name_of_head(self, stored: str) -> str:
-        """Return what files call the head of the model whose embedding is `stored`."""
-        begin = "language_model." if stored.startswith("language_model.model.") else ""
-        return f"{begin}{_HEAD}.weight"
-
-    def _is_saved(self, module: str) -> bool:
-        """Whether the configuration names `module`, or what it is in, among those that were trained whole."""
-        names = f".{module}."
-        return any(f".{each}." in names for each in self._adapter.saved)
 
     # ---- whole tensors, and rows
 
     def _put(self, name: str, tensor: LazyTensor, is_whole: bool = False) -> None:
         """Change the tensor of this name. Raise CorruptError if that takes back what was changed before, or names that
         the base ties are changed twice."""
-        if name in self._base.tensors and name not in self.apart:
-            place = self._base.place(name)
-            before = self._by.get(place)
-            if before and (is_whole or before[1] == self._number) and before != (name, self._number):
-                which = "another adapter" if before[1] != self._number else repr(before[0])
-                raise CorruptError(
-                    f"{self._path} has a whole tensor for {name!r}, which {which} changes too."
-                    if is_whole
-                    else f"{self._path} changes {name!r} and {which}, which are one tensor in {self._base.path}.",
-                    "Adapters as save_pretrained writes them hold their factors alone, and can be added up."
-                    if before[1] != self._number
-                    else "",
-                )
-            self._by[place] = name, self._number
+        place = name if name in self.apart or name not in self._base.tensors else self._base.place(name)
+        before, number = self._by.get(place, (name, self._number))
+        if number != self._number and is_whole:
+            raise CorruptError(
+                f"{self._path} has a whole tensor for {name!r}, which another adapter changes too.",
+                "Adapters as save_pretrained writes them hold their factors alone, and can be added up.",
+            )
+        if number == self._number and before != name:
+            raise CorruptError(
+                f"{self._path} changes {name!r} and {before!r}, which are one tensor in {self._base.path}.",
+                "PEFT's ensure_weight_tying trains them as one.",
+            )
+        self._by[place] = name, self._number
         self.changed[name] = tensor
 
     def _replace(self, module: str, parameter: str, tensor: LazyTensor) -> None:
@@ -324,23 +219,26 @@ class _Work:
     def _is_resized(self, module: str, name: str, tensor: LazyTensor) -> bool:
         """Whether a whole tensor is that of an embedding or a head with another vocabulary."""
         shape = self._base.tensors[name].shape
-        of_words = module.rpartition(".")[2] in (*_EMBEDDINGS, _HEAD)
+        of_words = module.rpartition(".")[2] in (*EMBEDDINGS, HEAD)
         if not of_words or len(shape) > 2 or tensor.shape[1:] != shape[1:] or len(tensor.shape) != len(shape):
             return False
         size = self.settings.setdefault("vocab_size", tensor.shape[0])
         if size != tensor.shape[0]:
             raise CorruptError(f"{self._path} has vocabularies of {size:,} and of {tensor.shape[0]:,} words.")
-        if name == self._base.embedding() and self._tied_head:
+        if self._head and self._head.is_new and name == self._head.embedding:
             raise unknown(self._path, name, "it has another vocabulary than the head, which was tied to it")
         return True
 
     def _add(self, module: str, memory: str, tensor: LazyTensor) -> None:
         """Add a tensor that the base lacks, of a module that was trained whole."""
-        if memory == self._tied_head or (module.rpartition(".")[2] == _HEAD and self._tied_head):
-            self.changed[self._tied_head] = tensor
+        if self._is_new_head(module):
+            assert self._head is not None
+            if tensor.shape[1:] != self._shape(self._head.name)[1:]:
+                raise self._other_shape(memory, tensor.shape, self._head.name)
+            self._put(self._head.name, tensor, is_whole=True)
             return
         self._check_weight(memory)
-        if not self._is_saved(module):
+        if not is_saved(self._adapter, module):
             raise self._no_place(memory)
         if memory in self.dtypes:
             raise CorruptError(f"{self._path} has {memory!r}, which another adapter has added.")
@@ -348,6 +246,14 @@ class _Work:
         self.notes.append(
             f"{memory!r} was added: the base has no such tensor, and its config.json names a model without it."
         )
+
+    def _is_new_head(self, module: str) -> bool:
+        """Whether `module` is a head that the base does not store."""
+        return self._head is not None and self._head.is_new and module.rpartition(".")[2] == HEAD
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor of the base, or of one that was added to it."""
+        return (self._base.tensors.get(name) or self.changed[name]).shape
 
     def _replace_stack(self, memory: str, experts: Sequence[Sequence[str]], tensor: LazyTensor) -> None:
         """Put a stack in the place of the tensors that the base has for it."""
@@ -365,17 +271,11 @@ class _Work:
             if at != tensor.shape[1]:
                 raise self._other_shape(memory, tensor.shape, names[-1])
 
-    def _tokens(self, module: str) -> tuple[int, ...] | None:
-        """Return which rows of `module` were trained; None if nothing is said of it."""
-        given = self._adapter.tokens
-        found = [rows for end, rows in given.items() if end and (module == end or module.endswith(f".{end}"))]
-        return found[0] if found else given.get("")
-
     def _rows(self, module: str, rows: LazyTensor) -> None:
         """Put the rows of tokens in the place of the base's."""
         name = self._weight(module)
         base = self._now(name)
-        tokens = self._tokens(module)
+        tokens = rows_of(self._adapter, module)
         if tokens is None or len(base.shape) != 2 or rows.shape != (len(tokens), base.shape[1]):
             raise self._other_shape(f"{module}.token_adapter.trainable_tokens_delta", rows.shape, name)
         if max(tokens, default=0) >= base.shape[0]:
@@ -395,6 +295,8 @@ class _Work:
 
     def _weight(self, module: str) -> str:
         place = self._placed.tensors.get(f"{module}.weight")
+        if place is None and self._is_new_head(module) and self._head:
+            return self._head.name
         if place is None or len(place.names) != 1 or place.parts != 1:
             raise self._no_place(f"{module}.weight")
         return place.names[0]
@@ -524,15 +426,15 @@ class _Work:
         rank, rest = divmod(left.shape[1], experts)
         if left.shape[1] != right.shape[0] or rest:
             raise CorruptError(
-                f"{self._path}: the factors of {module!r} have {left.shape[1]} columns and {right.shape[0]} rows, which "
-                "do not fit."
+                f"{self._path}: the factors of {module!r} have {left.shape[1]} columns and {right.shape[0]} rows, "
+                "which do not fit."
             )
         return factor(self._adapter.scale, self._told[module], module, rank)
 
     def _now(self, name: str) -> LazyTensor:
         """Return the tensor of the base as it is by now."""
         self._check_weight(name)
-        tensor = untagged(self.changed.get(name, self._base.tensors[name]))
+        tensor = untagged(self.changed.get(name) or self._base.tensors[name])
         if tensor.dtype.name not in SUMMED:
             raise UnsupportedError(
                 f"{self._base.path}: {name!r} is {tensor.dtype}, and an adapter is added to floats of 16 bits and more."
@@ -546,7 +448,7 @@ class _Work:
                 "--dequantize makes weights of quantized ones.",
             )
 
-    def _in_place(self, memory: str, place: InFiles, shape: Sequence[int], made: Any) -> None:
+    def _in_place(self, memory: str, place: InFiles, shape: Sequence[int], made: _Made) -> None:
         """Change what is in several tensors, or in a part of the rows of one: `made` of what is there and its rows in
         the whole, from one on so many."""
         bases = [self._now(name) for name in place.names]
@@ -690,7 +592,7 @@ class _Work:
     def _other_shape(self, memory: str, shape: Sequence[int], name: str) -> CorruptError:
         return CorruptError(
             f"{self._path}: {memory!r} is for a tensor of shape {list(shape)}, and {name!r} of {self._base.path} has "
-            f"{list(self._base.tensors[name].shape)}.",
+            f"{list(self._shape(name))}.",
             "It is an adapter of another model.",
         )
 

@@ -284,9 +284,9 @@ def _averaged(source: Source, options: Options) -> _Named:
 
 def _merged(source: Source, options: Options, named: _Named) -> _Named:
     """Return `named`, the tensors of `source`, with its adapters merged, rounded once to the dtype that is stored."""
-    from ckptconv.outputs import adapters
+    from ckptconv.outputs import adapters, tied
 
-    base = adapters.Base(source.path, named.described.tensors, named.ties, source.model)
+    base = tied.Base(source.path, named.described.tensors, named.ties, source.model)
     found = adapters.merged(
         base, [(each, _named(each.source, Options()).described.tensors) for each in source.adapters]
     )
@@ -295,15 +295,15 @@ def _merged(source: Source, options: Options, named: _Named) -> _Named:
     known: dict[tuple[int, str], LazyTensor] = {}
     made = {}
     for name, tensor in found.tensors.items():
-        goal = selection.goal(found.dtypes[name] if name in found.dtypes else base.tensors[name].dtype, dtype, widen_only)
+        goal = selection.goal(
+            found.dtypes[name] if name in found.dtypes else base.tensors[name].dtype, dtype, widen_only
+        )
         # Tied names have one object.
         key = id(tensor), goal.name
         made[name] = known.setdefault(key, selection.converted(name, tensor, goal.name))
     described = named.described._replace(tensors={**base.tensors, **made}, apart=False)
     ties = {alias: owner for alias, owner in named.ties.items() if not {alias, owner} & found.untied}
-    named = named._replace(
-        described=described, ties=ties, notes=(*named.notes, *found.notes), settings=found.settings
-    )
+    named = named._replace(described=described, ties=ties, notes=(*named.notes, *found.notes), settings=found.settings)
     is_same = all(name in base.tensors and base.tensors[name].shape == made[name].shape for name in made)
     if (is_same and not found.untied) or described.structure is None:
         return named

@@ -48,9 +48,7 @@ class Placed(NamedTuple):
 class _Way:
     """A way to find tensors in a base: by the names of a `family`, or by their own; after `change`, if there is one."""
 
-    def __init__(
-        self, base: _Names, family: Family | None = None, change: Callable[[str], str] | None = None
-    ) -> None:
+    def __init__(self, base: _Names, family: Family | None = None, change: Callable[[str], str] | None = None) -> None:
         self._base, self.family, self._change = base, family, change
 
     def place(self, memory: str) -> InFiles | None:
@@ -63,6 +61,9 @@ class _Way:
             yield InFiles((self._change(memory),))
         if self.family:
             yield from self.family.in_files(memory)
+
+    def _is_stack(self, names: Sequence[str]) -> bool:
+        return len(names) == 1 and self._has(names) and len(self._base.tensors[names[0]].shape) == 3
 
     def _has(self, names: Iterable[str]) -> bool:
         return all(name in self._base.tensors for name in names)
@@ -79,9 +80,8 @@ class _Way:
                     every = (list(each.of_expert(number)) for number in itertools.count())
                     if experts := [*itertools.takewhile(self._has, every)]:
                         found[stack] = experts
-                elif self._has(each.names) and stack not in found and len(each.names) == 1:
-                    if len(self._base.tensors[each.names[0]].shape) == 3:
-                        found[stack] = [[each.names[0]]]
+                elif stack not in found and self._is_stack(each.names):
+                    found[stack] = [[each.names[0]]]
         return found
 
 
@@ -97,9 +97,7 @@ class _Names:
                 self.stored.setdefault(module, []).append(stack)
 
 
-def placed(
-    adapter: Adapter, tensors: Mapping[str, LazyTensor], path: str, modules: Mapping[str, Module]
-) -> Placed:
+def placed(adapter: Adapter, tensors: Mapping[str, LazyTensor], path: str, modules: Mapping[str, Module]) -> Placed:
     """Return where the `modules` of an adapter are among the `tensors` of the base at `path`.
 
     Raise UnsupportedError if they could be in two places.
@@ -122,8 +120,8 @@ def placed(
         for (_, memory), one, other in zip(wanted, first, found[number], strict=True):
             if one != other:
                 raise UnsupportedError(
-                    f"{adapter.source.path}: {brief(memory, 200)} may be {_shown(one)} or {_shown(other)} of {path}, as "
-                    "models of several families have such names.",
+                    f"{adapter.source.path}: {brief(memory, 200)} may be {_shown(one)} or {_shown(other)} of {path}, "
+                    "as models of several families have such names.",
                     "Give the tensors of the base the names that the model has in memory: --rename, or --map.",
                 )
     places = {memory: place for (_, memory), place in zip(wanted, first, strict=True) if isinstance(place, InFiles)}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats import diffusers, virtual
 from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
-from ckptconv.formats.source import MODEL, Source
+from ckptconv.formats.source import ADAPTER, MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import kinds, likeness, safetensors, selection
 from ckptconv.outputs.pipeline import selected
@@ -48,7 +48,7 @@ class Output(NamedTuple):
 
     `heading` is its manifest without the files, and `inputs` are the entries of `Source.inputs` that it names.
     `restored` holds further facts of a `.pt` file. `described` is the number of tensors of a virtual checkpoint, or of
-    one whose tensors are in several chunks.
+    one whose tensors are in several chunks. `deltas` were applied to what the source gives.
     """
 
     target: Target
@@ -59,6 +59,7 @@ class Output(NamedTuple):
     told: Told = Told()
     described: int | None = None
     inputs: Mapping[str, Hashable] = {}
+    deltas: Sequence[str] = ()
 
     @property
     def has_manifest(self) -> bool:
@@ -103,7 +104,9 @@ def _safetensors_output(source: Source, target: Target, options: Options) -> Out
     source = source._replace(inputs=inputs, companions={} if of_states else source.companions)
     is_model = source.family != diffusers.FAMILY
     files, aliases, told = _safetensors_files(source, target, options) if is_model else ((), {}, Told())
-    contents = {name: source.content(name, file, told.quantization, told.settings) for name, file in source.companions.items()}
+    contents = {
+        name: source.content(name, file, told.quantization, told.settings) for name, file in source.companions.items()
+    }
     told = told if "config.json" in contents else _unsaid(told)
     copied = tuple(FilePlan(name, content.nbytes, _copied(content)) for name, content in contents.items())
     return output_of(target.holds, [source], target, options, (*copied, *files), aliases, told)
@@ -236,6 +239,7 @@ def output_of(
         average = sources[0].average
         terms = [seen_from(target, each.path) if each else None for each in average.terms]
         head["average"] = {"terms": terms, "weights": list(average.weights), "over": average.over}
+        head["average"].update({"minus": True} if average.minus else {})
     if sources[0].adapters:
         head["adapters"] = [seen_from(target, each.source.path) for each in sources[0].adapters]
         if name := sources[0].adapters[0].name:
@@ -404,6 +408,11 @@ def _file_plans(
         return (safetensors.file_plan(basename(target.path), tensors, {**metadata, **aliases, **record}),)
     if groups is None:
         groups = _numbered(pack({name: tensor.nbytes for name, tensor in tensors.items()}, {}, limit), stem)
+    if stem == ADAPTER and len(groups) > 1:
+        raise UsageError(
+            f"{target.path} would have {len(groups)} files, and PEFT reads an adapter of one.",
+            "Leave --max-shard-size out.",
+        )
     contents = {name: {key: tensors[key] for key in group} for name, group in groups.items()}
     is_one = [*groups] == shard_names(stem, SUFFIX, [None])
     extra = aliases if is_one else {}

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.formats.source import DIFFUSERS, MODEL
+from ckptconv.formats.source import ADAPTER, DIFFUSERS, MODEL
 from ckptconv.plan import NUMBERED
 from ckptconv.storage import strict_json
 from ckptconv.storage.digests import ALGORITHMS
@@ -30,7 +30,7 @@ PLAN = re.compile(r"[0-9a-f]{16}")
 _CRC = re.compile(r"[0-9a-f]{8}")
 # A digest of one of `ALGORITHMS`: each has 32 bytes.
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_SHARD = rf"(?:{MODEL}|{DIFFUSERS}){NUMBERED}\.safetensors"
+_SHARD = rf"(?:{MODEL}|{DIFFUSERS}|{ADAPTER}){NUMBERED}\.safetensors"
 # Names in staging directories that are not output files.
 _OF_STAGING = r"\.(lock|plan\.json|published\.json|ckptconv-manifest\.json)|\.record-[0-9a-f]{16}(\.[0-9a-f]+)?"
 
@@ -52,7 +52,7 @@ _HEADING = {
     "deltas?": [str],
     "dequantized?": {str: int},
     "quantized?": {str: int},
-    "average?": {"terms": [OrNull(str)], "weights": [float], "over": float},
+    "average?": {"terms": [OrNull(str)], "weights": [float], "over": float, "minus?": bool},
     "adapters?": [str],
     "adapter?": str,
 }

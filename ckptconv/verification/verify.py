@@ -27,6 +27,7 @@ from ckptconv.formats.opening import all_opened, fitted, opened
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.states import is_same
 from ckptconv.formats.torch.file import read as read_torch
+from ckptconv.formats.training import model_alone
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import selection
@@ -326,7 +327,10 @@ def _averaged(source: Source, manifest: Manifest, asked: Options) -> Source:
 
     told, any_family = manifest.told["average"], asked.replaced(family="")
     terms = [source if path is None else opened(path, any_family, key=asked.key) for path in manifest.average]
-    return averaging.averaged(terms, manifest.average.index(None), told["weights"], told["over"])
+    if asked.for_hub:
+        terms = [model_alone(each, asked.key) for each in terms]
+    minus = told.get("minus", False)
+    return averaging.averaged(terms, manifest.average.index(None), told["weights"], told["over"], minus)
 
 
 def _recorded_map(target: CheckedOutput) -> tuple[Any, str]:

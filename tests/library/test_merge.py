@@ -30,7 +30,7 @@ from ckptconv.tensors.computing import LowRank, Tile
 PEFT = DATA / "peft"
 # Of each element, all rows would be needed.
 REFUSED = ["dora-conv1d", "dora-embedding"]
-CASES = sorted(case.name for case in PEFT.iterdir() if case.name not in REFUSED)
+CASES = sorted(case.name for case in PEFT.iterdir() if case.is_dir() and case.name not in REFUSED)
 Tensors = dict[str, torch.Tensor]
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -70,10 +70,17 @@ def model(**more: torch.Tensor) -> str:
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_what_peft_makes(case: str) -> None:
     base, wanted = load_file(PEFT / case / "base/model.safetensors"), load_file(PEFT / case / "merged.safetensors")
-    merge(PEFT / case / "base", PEFT / case / "adapter", "out", verify=True)
+    merge(PEFT / case / "base", PEFT / case / "adapter", "out", copy_config=True, verify=True)
     found = load_file("out/model.safetensors")
-    assert found.keys() == base.keys()
+    assert found.keys() == {*base, *wanted}
+    told = PEFT / case / "settings.json"
+    if told.exists():
+        config = json.loads(Path("out/config.json").read_text())
+        assert config.get("tie_word_embeddings") == json.loads(told.read_text())["tie_word_embeddings"]
     for name, tensor in found.items():
+        if name not in base or tensor.shape != base[name].shape:
+            assert torch.equal(tensor, wanted[name])
+            continue
         assert tensor.dtype == base[name].dtype
         if name not in wanted:
             assert torch.equal(tensor, base[name]), name
@@ -329,13 +336,11 @@ WRONG: dict[str, tuple[Change, type[Exception], str]] = {
     "no rank": (lambda t, c: c.update(r=0), CorruptError, "its r is 0"),
     "another type": (lambda t, c: c.update(peft_type="IA3"), UnsupportedError, "IA3"),
     "factors that the base lacks": (lambda t, c: c.update(init_lora_weights="pissa"), UnsupportedError, "'pissa'"),
-    "rows of tokens": (
-        lambda t, c: c.update(trainable_token_indices=[1]),
-        UnsupportedError,
-        "trainable_token_indices",
-    ),
+    "rows of tokens": (lambda t, c: c.update(trainable_token_indices=[1]), CorruptError, "lacks rows of tokens"),
+    "rows that are none": (lambda t, c: c.update(trainable_token_indices=[-1]), CorruptError, "a list of rows"),
     "parameters that are none": (lambda t, c: c.update(target_parameters=3), CorruptError, "target_parameters"),
-    "more than LoRA": (lambda t, c: c.update(lora_bias=True), UnsupportedError, "lora_bias"),
+    "more than LoRA": (lambda t, c: c.update(use_qalora=True), UnsupportedError, "use_qalora"),
+    "no biases of factors": (lambda t, c: c.update(lora_bias=True), CorruptError, "lacks biases"),
     "a factor of another kind": (lambda t, c: t.update({"a.lora_C.weight": random(2)}), UnsupportedError, "lora_C"),
     "lengths": (lambda t, c: t.update({"a.lora_magnitude_vector": random(6)}), CorruptError, "lengths"),
     "no lengths": (lambda t, c: c.update(use_dora=True), CorruptError, "lengths"),

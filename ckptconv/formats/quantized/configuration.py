@@ -189,3 +189,14 @@ def stated(text: str, quantization: Mapping[str, Any]) -> str:
     """Return a config.json that says how the weights are quantized. Everything else stays as it is, in its order."""
     told = strict_json.parse(text)
     return json.dumps({**told, KEYS[0]: quantization}, indent=2, ensure_ascii=False) + "\n"
+
+
+def with_settings(text: str | bytes, settings: Mapping[str, Any]) -> bytes:
+    """Return a configuration with other `settings`: at its top, and where it says these of its language model."""
+    told = strict_json.parse(text if isinstance(text, str) else text.decode())
+    inner = told.get("text_config")
+    if isinstance(inner, dict):
+        told["text_config"] = {key: settings.get(key, value) for key, value in inner.items()}
+    missing = {key: value for key, value in settings.items() if not isinstance(inner, dict) or key not in inner}
+    told.update({key: value for key, value in settings.items() if key in told or key in missing})
+    return (json.dumps(told, indent=2, ensure_ascii=False) + "\n").encode()

@@ -68,16 +68,18 @@ class Family:
         for rule in self._rules:
             for start, stop in rule.ends(parts) if rule.files else ():
                 assert rule.files is not None
-                numbers = [
-                    mine for mine, other in zip(parts[start:stop], rule.memory, strict=True) if other == _NUMBER
-                ]
+                numbers = [mine for mine, other in zip(parts[start:stop], rule.memory, strict=True) if other == _NUMBER]
                 names = (_joined(parts[:start], _filled(file, numbers), parts[stop:]) for file in rule.files.names)
                 yield rule.files._replace(names=tuple(names))
 
     def stacks_of(self, module: str) -> Iterator[str]:
         """Yield what the stacks are called that the module of this name in memory may hold."""
         for rule in self._rules:
-            if rule.files and rule.files.stacked and any(True for _ in rule.ends([*module.split("."), rule.memory[-1]])):
+            if (
+                rule.files
+                and rule.files.stacked
+                and any(True for _ in rule.ends([*module.split("."), rule.memory[-1]]))
+            ):
                 yield rule.memory[-1]
 
     def has_other_layout(self, name: str) -> bool:

@@ -1,7 +1,8 @@
 """Makes the cases beside it that are named here, with peft 0.21.2 and transformers 5.23: python make.py [NAME...]
 
-Each is a tiny model with random weights (base), an adapter that peft saved (adapter), and the tensors that differ in what
-merge_and_unload and save_pretrained write of both (merged.safetensors, and their config.json where that differs).
+Each is a tiny model with random weights (base), an adapter that peft saved (adapter), the tensors that are others in
+what merge_and_unload and save_pretrained write of both (merged.safetensors), and what its configuration says of ties
+(settings.json). The logits of what `ckptconv merge` writes are those of the model with the adapter.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
@@ -82,8 +83,13 @@ TIED = {"tie_word_embeddings": True}
 PROJ = ["q_proj", "v_proj"]
 # The model, what of it is trained, and what is done to the model in between.
 CASES: dict[str, tuple[Callable[[], PreTrainedModel], dict[str, Any], dict[str, Any]]] = {
-    "llava": (lambda: seeing("llava", "llama", "clip_vision_model"), {"target_modules": [*PROJ, "linear_1", "lm_head"]}, {}),
-    "gemma3": (lambda: seeing("gemma3", "gemma3_text", "siglip_vision_model", mm_tokens_per_image=4), {"target_modules": PROJ}, {}),
+    "llava": (
+        lambda: seeing("llava", "llama", "clip_vision_model"), {"target_modules": [*PROJ, "linear_1", "lm_head"]}, {},
+    ),
+    "gemma3": (
+        lambda: seeing("gemma3", "gemma3_text", "siglip_vision_model", mm_tokens_per_image=4),
+        {"target_modules": PROJ}, {},
+    ),
     "paligemma": (lambda: seeing("paligemma", "gemma", "siglip_vision_model"), {"target_modules": PROJ}, {}),
     "qwen2_vl": (qwen_seeing, {"target_modules": [*PROJ, "qkv", "fc1"]}, {}),
     "vit": (vit, {"target_modules": ["q_proj", "v_proj", "fc1", "projection"], "modules_to_save": ["classifier"]}, {}),
@@ -159,11 +165,4 @@ def make(name: str) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     for each in sys.argv[1:] or CASES:
-        try:
-            make(each)
-            print(each, sum(file.stat().st_size for file in (HERE / each).rglob("*") if file.is_file()))
-        except Exception as error:  # noqa: BLE001
-            import traceback
-
-            print(each, type(error).__name__, str(error)[:300])
-            traceback.print_exc(limit=-3)
+        make(each)
