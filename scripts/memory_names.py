@@ -192,6 +192,10 @@ def table(only: Sequence[str] = ()) -> str:
             continue
         if made := rules(found):
             families.setdefault(tuple(sorted(made)), {})[kind] = None
+    # What another family says too is said once: names that a base does not have are none of its.
+    for each in sorted(families, key=len):
+        if larger := next((other for other in families if {*each} < {*other}), None):
+            families[larger].update(families.pop(each))
     lines = [
         f"# Made by scripts/memory_names.py of transformers {transformers.__version__}: conversion_mapping.py.",
         "# Names in memory = names in files. *: a number; +: that of an expert; |: one after the other along the rows;",
