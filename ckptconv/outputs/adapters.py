@@ -12,7 +12,7 @@ from ckptconv.formats.peft import PREFIX, Factors, Module, parsed, unknown
 from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Adapter
 from ckptconv.outputs.placing import Placed, placed
-from ckptconv.outputs.tied import EMBEDDINGS, HEAD, Base, Head, is_saved, rows_of, untied
+from ckptconv.outputs.tied import EMBEDDINGS, HEAD, Base, Head, is_saved, moves_head, rows_of, untied
 from ckptconv.structure.maps.memory import InFiles
 from ckptconv.tensors.computing import Axis, LowRank, Magnitude, Tiled, WeightedSum
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
@@ -123,6 +123,11 @@ class _Work:
         modules, self._head = untied(self._base, adapter, modules)
         if self._head:
             self._untie(self._head)
+        elif embedding := moves_head(self._base, adapter, modules):
+            self.notes.append(
+                f"The head that is tied to {embedding!r} changes with it, as where PEFT merges them; in the training "
+                "it did not."
+            )
         self._placed = placed(adapter, self._base.tensors, self._base.path, modules)
         names = [f"{module}.{stack}" for module, stacks in self._placed.stacks.items() for stack in stacks]
         adapted = [module for module, each in modules.items() if each.factors]

@@ -52,6 +52,17 @@ class Base(NamedTuple):
         return found[0] if len({self.place(name) for name in found}) == 1 else ""
 
 
+def moves_head(base: Base, adapter: Adapter, modules: Mapping[str, Module]) -> str:
+    """Return the name of the embedding if factors of it alone were trained, and change a head that is tied to it too;
+    else ""."""
+    embedding = base.embedding()
+    owner = next((each for name, each in modules.items() if name.rpartition(".")[2] in EMBEDDINGS), Module())
+    others = [name for name in base.tensors if name != embedding and module_of(name) in _HEADS]
+    is_stored = embedding and any(base.place(name) == base.place(embedding) for name in others)
+    is_tied = is_stored or (base.ties_head is True and not others)
+    return embedding if owner.factors and is_tied and not adapter.tied else ""
+
+
 class Head(NamedTuple):
     """A head that is to be stored apart from the embedding to which the base ties it; `is_new`: the base does not store
     it at all."""
