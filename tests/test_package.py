@@ -86,7 +86,8 @@ def test_the_wheel_holds_every_module_and_the_types_and_nothing_else(wheel: Path
     modules = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/**/*.py")}
     assert manual == {path.name for path in ROOT.glob("docs/man/*.1")}
     tables = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/cli/**/*.json")}
-    maps = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/structure/maps/catalogue/*.toml")}
+    data = [*ROOT.glob("ckptconv/structure/maps/catalogue/*.toml"), ROOT / "ckptconv/structure/maps/memory.txt"]
+    maps = {str(path.relative_to(ROOT)) for path in data}
     assert names == modules | tables | maps | {"ckptconv/py.typed", "ckptconv/inspection/page.html"}
 
 

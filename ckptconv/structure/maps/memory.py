@@ -8,11 +8,16 @@ transformers' own conversion mapping: families of models, each with rules of how
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
 # In names of the table: any number, the number of an expert, and that a name begins there.
 _NUMBER, _EXPERT, _BEGIN = "*", "+", "^"
+# Stands before which number of a name is meant, where names are alike but for their numbers.
+_WHICH = "\0"
+# Kinds of names of which is known what they become.
+_MOST_KNOWN = 1 << 12
 
 
 class InFiles(NamedTuple):
@@ -48,7 +53,7 @@ class _Rule(NamedTuple):
                 continue
             there = name[at : at + length]
             if len(there) == length and all(
-                mine == other or (mine == _NUMBER and other.isdecimal())
+                mine == other or (mine == _NUMBER and (other.isdecimal() or other.startswith(_WHICH)))
                 for mine, other in zip(self.memory, there, strict=True)
             ):
                 yield at, at + length
@@ -61,10 +66,29 @@ class Family:
         self.called = called
         # The longest first: it says more.
         self._rules = sorted(rules, key=lambda rule: -len(rule.memory))
+        self._known: dict[str, list[InFiles]] = {}
 
     def in_files(self, name: str) -> Iterator[InFiles]:
         """Yield what files may call the tensor of this name in memory, what is most likely first."""
         parts = name.split(".")
+        numbers = [part for part in parts if part.isdecimal()]
+        left = itertools.count()
+        kind = ".".join(f"{_WHICH}{next(left)}" if part.isdecimal() else part for part in parts)
+        if _WHICH in name:
+            return
+        if kind not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[kind] = [*self._of_kind(kind.split("."))]
+        for each in self._known[kind]:
+            filled = (
+                ".".join(numbers[int(part[1:])] if part.startswith(_WHICH) else part for part in file.split("."))
+                for file in each.names
+            )
+            yield each._replace(names=tuple(filled))
+
+    def _of_kind(self, parts: list[str]) -> Iterator[InFiles]:
+        """Yield what files may call a tensor, with which of its numbers in the place of these."""
         for rule in self._rules:
             for start, stop in rule.ends(parts) if rule.files else ():
                 assert rule.files is not None
