@@ -40,7 +40,7 @@ _OTHERS = (
         "ComfyUI, stable-diffusion-webui, and load_lora_weights of diffusers",
     ),
     (
-        ("unet.", "transformer.", "text_encoder"),
+        ("unet.", "text_encoder", "transformer.transformer_", "transformer.single_", "transformer.blocks."),
         (".lora_A.", ".lora.down.", ".lora_linear_layer.", "_lora.down."),
         "diffusers",
         "load_lora_weights and fuse_lora of diffusers",

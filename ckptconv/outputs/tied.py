@@ -13,6 +13,7 @@ from ckptconv.errors import UnsupportedError
 from ckptconv.formats.peft import Module, unknown
 from ckptconv.formats.source import Adapter
 from ckptconv.tensors.lazy import LazyTensor, same_bytes
+from ckptconv.text import some
 
 # What modules of embeddings and heads are called in transformers' models, and what ends the class of one with a head.
 EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "embed", "shared")
@@ -46,17 +47,25 @@ class Base(NamedTuple):
         named = classes if isinstance(classes, list) else []
         return True if any(isinstance(each, str) and each.endswith(_WITH_HEAD) for each in named) else None
 
-    def embedding(self) -> str:
-        """Return the name of the weight of its embedding of tokens; "" if there is none, or several."""
-        found = [name for name in self.tensors if name.endswith(".weight") and module_of(name) in EMBEDDINGS]
-        return found[0] if len({self.place(name) for name in found}) == 1 else ""
+    def embedding(self, called: str = "") -> str:
+        """Return the name of the weight of its embedding of tokens, the last part of whose module may be known; "" if
+        there is none. Raise UnsupportedError if there are several, and it may tie a head to one of them."""
+        names = (called,) if called else EMBEDDINGS
+        found = [name for name in self.tensors if name.endswith(".weight") and module_of(name) in names]
+        if len({self.place(name) for name in found}) > 1:
+            if self.ties_head is False:
+                return ""
+            raise UnsupportedError(
+                f"{self.path} has several embeddings, {some(found)}, and nothing tells to which of them a head is tied."
+            )
+        return found[0] if found else ""
 
 
 def moves_head(base: Base, adapter: Adapter, modules: Mapping[str, Module]) -> str:
     """Return the name of the embedding if factors of it alone were trained, and change a head that is tied to it too;
     else ""."""
-    embedding = base.embedding()
-    owner = next((each for name, each in modules.items() if name.rpartition(".")[2] in EMBEDDINGS), Module())
+    name = next((name for name in modules if name.rpartition(".")[2] in EMBEDDINGS), "")
+    owner, embedding = modules.get(name, Module()), base.embedding(name.rpartition(".")[2]) if name else ""
     others = [name for name in base.tensors if name != embedding and module_of(name) in _HEADS]
     is_stored = embedding and any(base.place(name) == base.place(embedding) for name in others)
     is_tied = is_stored or (base.ties_head is True and not others)
@@ -96,8 +105,8 @@ def untied(base: Base, adapter: Adapter, modules: Mapping[str, Module]) -> tuple
     """
     owner = next((name for name in modules if name.rpartition(".")[2] in EMBEDDINGS), "")
     head = next((name for name in modules if name.rpartition(".")[2] == HEAD), "")
-    embedding = base.embedding()
-    if not embedding or not (owner or head):
+    embedding = base.embedding(owner.rpartition(".")[2]) if owner or head else ""
+    if not embedding:
         return modules, None
     others = [name for name in base.tensors if name != embedding and module_of(name) in _HEADS]
     alias = next((name for name in others if base.place(name) == base.place(embedding)), "")

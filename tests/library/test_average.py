@@ -254,6 +254,14 @@ def test_weights_that_make_no_average_are_refused(given_: dict[str, Any], word: 
         average(names, "out", **given_)
 
 
+def test_one_checkpoint_has_no_average() -> None:
+    (name,) = saved(model(0))
+    with pytest.raises(UsageError, match="needs at least 2 checkpoints, and there is 1"):
+        average(name, "out")
+    with pytest.raises(UsageError, match="at most 1,000 are averaged at once"):
+        average([name] * 1001, "out")
+
+
 def test_codes_of_quantized_weights_are_refused_and_their_weights_averaged() -> None:
     case = Path(__file__).parents[1] / "data" / "quantized" / "block-fp8-f32"
     with pytest.raises(UsageError, match="--dequantize"):

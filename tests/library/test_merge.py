@@ -541,6 +541,18 @@ def test_stacks_are_told_by_what_is_left() -> None:
         merge("base.safetensors", adapter(alike, "alike"), "out")
 
 
+def test_what_is_said_of_square_matrices_is_what_the_other_modules_show() -> None:
+    """PEFT takes fan_in_fan_out back for linear layers, and adapters of before keep it."""
+    square, more = factors("l.0.q", 5, 5), factors("l.0.k", 6, 5)
+    delta = 1.5 * product(square["l.0.q.lora_B.weight"], square["l.0.q.lora_A.weight"])
+    base = random(5, 5, seed=3)
+    for shape, others, wanted in (((6, 5), more, delta), ((5, 6), more, delta.T), ((6, 5), {}, delta.T)):
+        save_file({"l.0.q.weight": base, "l.0.k.weight": random(*shape)}, "base.safetensors")
+        shutil.rmtree("adapter", ignore_errors=True)
+        merge("base.safetensors", adapter({**square, **others}, fan_in_fan_out=True), "out.safetensors", verify=True)
+        assert torch.equal(load_file("out.safetensors")["l.0.q.weight"], (base.double() + wanted).float())
+
+
 def test_kernels_of_convolutions_are_products_of_rows() -> None:
     base = random(6, 5, 3, 2)
     save_file({"c.weight": base}, "base.safetensors")

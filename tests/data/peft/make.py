@@ -117,7 +117,6 @@ CASES: dict[str, tuple[Callable[[], PreTrainedModel], dict[str, Any], dict[str, 
     "classes": (bert, {"target_modules": ["query", "dense"], "task_type": "SEQ_CLS"}, {"headless": True}),
     "bias-of-factors": (lambda: llama(attention_bias=True), {"target_modules": PROJ, "lora_bias": True}, {}),
     "gpt2-square": (gpt2, {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}, {}),
-    "untrue-fan": (lambda: llama(num_key_value_heads=1), {"target_modules": PROJ, "fan_in_fan_out": True}, {}),
 }  # fmt: skip
 
 
