@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -14,13 +15,17 @@ import rank_files
 import torch
 import zero_writer as zero
 from checkpoints import DATA, ckptconv_here, contents
+from effort import examples
+from hypothesis import HealthCheck
+from hypothesis import given as made_up
+from hypothesis import strategies as st
 from rank_files import placed
 from remote import BUCKET, S3, fresh
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
-from ckptconv import CorruptError, DifferenceError, UnsupportedError, UsageError, convert, merge, verify
+from ckptconv import CkptconvError, CorruptError, DifferenceError, UnsupportedError, UsageError, convert, merge, verify
 from ckptconv.formats import adapters
 from ckptconv.formats.quantized.table import WAYS
 from ckptconv.library.virtual import VirtualFiles
@@ -674,3 +679,45 @@ def test_a_model_to_publish_has_the_configuration_of_its_base() -> None:
     case = PEFT / "llava"
     assert ckptconv_here("merge", case / "base", case / "adapter", "out", "--for-hub").code == 0
     assert {each.name for each in Path("out").iterdir()} == {"config.json", "model.safetensors"}
+
+
+SHAPES = st.sampled_from(
+    [(6, 5), (5, 6), (2, 5), (6, 2), (5, 2), (4, 5), (6, 4), (2,), (6,), (3, 6, 5), (6, 2, 1, 1), (20, 8)]
+)
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int32, torch.bool, torch.complex64])
+MODULES = st.sampled_from(["a", "b", "embed_tokens", "lm_head", "x.embed_tokens", "score", "c", "m.experts", "l.0.q"])
+ENDS = st.sampled_from(
+    ["lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector",
+     "weight", "bias", "base_layer.weight", "base_layer.lora_A.weight", "base_layer.lora_B.weight",
+     "token_adapter.trainable_tokens_delta", "modules_to_save.default.weight", "original_module.weight", "p"]
+)  # fmt: skip
+BASE = {
+    "a.weight": (6, 5), "b.weight": (6,), "embed_tokens.weight": (20, 8), "c.weight": (6, 2, 1, 1), "b.bias": (6,),
+    "m.experts.p": (3, 6, 5), "l.0.q.weight": (5, 5),
+}  # fmt: skip
+WORDS = st.fixed_dictionaries(
+    {"r": st.sampled_from([1, 2, 4])},
+    optional={
+        "use_dora": st.booleans(), "lora_bias": st.booleans(), "fan_in_fan_out": st.booleans(),
+        "modules_to_save": st.just(["embed_tokens", "score"]), "ensure_weight_tying": st.booleans(),
+        "trainable_token_indices": st.sampled_from([[0, 3], {"embed_tokens": [1, 19], "lm_head": [2, 0]}, [30]]),
+        "target_parameters": st.just(["m.experts.p"]), "task_type": st.just("SEQ_CLS"),
+    },
+)  # fmt: skip
+
+
+@examples(80, HealthCheck.function_scoped_fixture)
+@made_up(
+    st.dictionaries(st.tuples(MODULES, ENDS), st.tuples(SHAPES, DTYPES), min_size=1, max_size=6), WORDS, st.booleans()
+)
+def test_any_adapter_is_merged_and_verified_or_refused(tensors: Any, words: dict[str, Any], ties: bool) -> None:
+    """No traceback, whatever it holds; and what is written is what its own code makes of it again."""
+    for name in ("adapter", "base", "out"):
+        shutil.rmtree(name, ignore_errors=True)
+    Path("base").mkdir()
+    save_file({name: random(*shape) for name, shape in BASE.items()}, "base/model.safetensors")
+    Path("base/config.json").write_text(json.dumps({"tie_word_embeddings": ties, "vocab_size": 20}))
+    made = {f"{module}.{end}": random(*shape).to(dtype) for (module, end), (shape, dtype) in tensors.items()}
+    with contextlib.suppress(CkptconvError):
+        merge("base", adapter(made, **words), "out", verify=True, fsync=False, copy_config=True)
+        assert load_file("out/model.safetensors").keys() >= BASE.keys()
