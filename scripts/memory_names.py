@@ -100,18 +100,36 @@ def numbered(name: str) -> tuple[str, list[str]]:
     return _NUMBER.sub("*", name), _NUMBER.findall(name)
 
 
+def pattern_of(samples: Sequence[tuple[list[str], str]]) -> str | None:
+    """Return what files have for names that are alike but for their numbers: with a star for each of these, in order;
+    None if that does not give all of them."""
+    first = samples[0][1].split(".")
+    made, used = [], 0
+    for at, part in enumerate(first):
+        every = [(file.split(".")[at : at + 1], numbers[used : used + 1]) for numbers, file in samples]
+        if all(mine == number for mine, number in every):
+            made.append("*")
+            used += 1
+        elif all(mine == [part] for mine, _ in every):
+            made.append(part)
+        else:
+            return None
+    is_whole = all(file.count(".") == len(first) - 1 and len(numbers) == used for numbers, file in samples)
+    return ".".join(made) if is_whole else None
+
+
 def rules(found: Sequence[Pair]) -> set[tuple[str, str]]:
     """Return the rules of a model: how names in memory begin, and how those in files do."""
-    leaves: dict[str, str] = {}
+    samples: dict[str, list[tuple[list[str], str]]] = {}
     special: set[tuple[str, str]] = set()
     for memory, files, operations in found:
         called = [type(each).__name__ for each in operations]
         if operations:
             special.update(_special(memory, files, called, operations))
             continue
-        (name, numbers), (file, theirs) = numbered(memory[0]), numbered(files[0])
-        if numbers == theirs:
-            leaves.setdefault(name, file)
+        name, numbers = numbered(memory[0])
+        samples.setdefault(name, []).append((numbers, files[0]))
+    leaves = {name: file for name, found in samples.items() if (file := pattern_of(found)) is not None}
     absolute: dict[str, str] = {}
     _gather("", list(leaves.items()), absolute)
     relative = {(name, file): _without_common(name, file) for name, file in absolute.items() if name != file}

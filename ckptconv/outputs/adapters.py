@@ -219,7 +219,7 @@ class _Work:
                 raise self._other_shape(memory, tensor.shape, name)
             self._put(name, tensor, is_whole=True)
             return
-        self._in_place(memory, place, tensor.shape, lambda base, start, count: _rows(tensor, start, count))
+        self._in_place(memory, place, tensor.shape, lambda base, start, count: _rows(tensor, start, count), True)
 
     def _is_resized(self, module: str, name: str, tensor: LazyTensor) -> bool:
         """Whether a whole tensor is that of an embedding or a head with another vocabulary."""
@@ -453,7 +453,7 @@ class _Work:
                 "--dequantize makes weights of quantized ones.",
             )
 
-    def _in_place(self, memory: str, place: InFiles, shape: Sequence[int], made: _Made) -> None:
+    def _in_place(self, memory: str, place: InFiles, shape: Sequence[int], made: _Made, is_whole: bool = False) -> None:
         """Change what is in several tensors, or in a part of the rows of one: `made` of what is there and its rows in
         the whole, from one on so many."""
         bases = [self._now(name) for name in place.names]
@@ -466,11 +466,11 @@ class _Work:
             inside = made(_rows(base, start, rows), 0, rows)
             around = [(0, start), (start + rows, base.shape[0] - start - rows)]
             before, after = ([_wide(_rows(base, *each))] if each[1] else [] for each in around)
-            self.changed[name] = Concat((*before, _wide(inside), *after))
+            self._put(name, Concat((*before, _wide(inside), *after)), is_whole)
             return
         at = 0
         for name, base in zip(place.names, bases, strict=True):
-            self._put(name, made(base, at, base.shape[0]))
+            self._put(name, made(base, at, base.shape[0]), is_whole)
             at += base.shape[0]
 
     # ---- experts
