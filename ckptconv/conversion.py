@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from ckptconv.outputs.targets import (
     Target,
     beside,
     check_checkpoint,
+    check_new,
     check_spool,
     checkpoints,
     default_output,
@@ -36,7 +38,7 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.storage.spool import is_pipe
-from ckptconv.text import brief, parse_path
+from ckptconv.text import Proposed, brief, parse_path
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -109,11 +111,14 @@ def convert(
             if not targets:
                 asked = source.path if isinstance(source, Source) else normalize(source)
                 beside_it = default_output(sources[0], Location(asked, dict(chosen.storage_options)))
+                beside_it = Proposed(beside_it, f"Name it: INPUT {shlex.quote(beside_it)}, or give --overwrite.")
                 targets = [resolve("weights", beside_it, chosen)]
                 chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside(targets))
             if chosen.to:
                 targets, chosen = _like(sources[0], targets, chosen)
             work = [(kept_apart(one, target.path), target) for one, target in _work(sources, targets, chosen)]
+            for one, target in work:
+                check_new(one, target, chosen)
             outputs = [planned(one, target, chosen) for one, target in work]
             if wanted and not isinstance(wanted, Default) and not _is_spooled(source, outputs):
                 unneeded = "--spool-dir was not needed: nothing had to be unpacked or taken from a pipe."
@@ -162,11 +167,12 @@ def _like(source: Source, targets: list[Target], options: Options) -> tuple[list
 def _work(sources: list[Source], targets: Sequence[Target], options: Options) -> list[tuple[Source, Target]]:
     """Return what is to be planned. In `sources`, replace each that has companions by one that names them."""
     work = []
+    parts = {source.component.partition("/")[0] for source in sources if source.component}
     for number, source in enumerate(sources):
         for target in targets:
             taken, goal = source, of_part(target, source, options)
             if target.holds in ("weights", "virtual"):
-                taken, goal = accompanied(source, goal, options)
+                taken, goal = accompanied(source, goal, options, parts)
                 sources[number] = taken
             if taken.family != diffusers.FAMILY or taken.companions:
                 work.append((taken, goal))

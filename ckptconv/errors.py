@@ -4,6 +4,7 @@
     ├── FailedError             1    the work could not be done: a full disk, a broken connection
     ├── DifferenceError         1    an output is not what its source gives, or a source not like its reference
     ├── UsageError              2    the request makes no sense, or names what does not exist
+    │   ├── MissingError        2    there is nothing at a path; a FileNotFoundError too
     │   ├── NoTensorError       2    a checkpoint has no tensor of that name; a KeyError too
     │   └── OutOfRangeError     2    a tensor has no such index; an IndexError too
     ├── UnsafeError             3    the input carries an attack, or points out of its place
@@ -27,6 +28,7 @@ Examples:
 from __future__ import annotations
 
 import contextlib
+import errno
 
 TYPE_CHECKING = False  # typing takes longer to import than all of this
 if TYPE_CHECKING:
@@ -61,7 +63,9 @@ class CkptconvError(Exception):
 
 
 def _remade(kind: type[CkptconvError], arguments: tuple[Any, ...]) -> CkptconvError:
-    return kind.__new__(kind, *arguments)
+    made = kind.__new__(kind, *arguments)
+    made.args = arguments
+    return made
 
 
 @contextlib.contextmanager
@@ -105,6 +109,12 @@ class UsageError(CkptconvError):
 
     exit_code = 2
     kind = "usage"
+
+
+class MissingError(UsageError, FileNotFoundError):
+    """There is nothing at a path. It is a FileNotFoundError too."""
+
+    errno = errno.ENOENT
 
 
 class NoTensorError(UsageError, KeyError):

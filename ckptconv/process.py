@@ -147,6 +147,28 @@ def _kilobytes(name: str) -> dict[str, int]:
         return {}
 
 
+class _Heard(threading.local):
+    """What says to the work of this thread that it is to end."""
+
+    stop: threading.Event | None = None
+
+
+_heard = _Heard()
+
+
+def heed(stop: threading.Event) -> None:
+    """Have `go_on` of this thread look at `stop`."""
+    _heard.stop = stop
+
+
+def go_on() -> None:
+    """Raise StoppedError if the work of this thread is to end: what computes for long asks this once in a while."""
+    if _heard.stop is not None and _heard.stop.is_set():
+        from ckptconv.errors import StoppedError
+
+        raise StoppedError("Stopped with another part of the work.")
+
+
 class Thread(threading.Thread):
     """A daemon thread that runs `target`. A signal that interrupts `join` does no harm: call it again."""
 

@@ -10,12 +10,17 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckptconv.errors import UsageError
+from ckptconv.errors import CorruptError, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # The hint for a word of a command line that is empty.
 UNSET = "Is it a variable of the shell that was not set?"
+# Python prints no integer of more than about 14,000 bits.
+_MOST_BITS = 1 << 12
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {letter: 1 << (10 * power) for power, letter in enumerate(("", "K", "M", "G", "T", "P"))}
 _SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{1,30})?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)
@@ -172,15 +177,52 @@ def some(items: Collection[_Item], most: int = 5, form: Callable[[_Item], str] =
 _SHOWN = 8
 
 
+# Hosts of the Hugging Face hub, which people copy without https://.
+_HUB = ("hf.co", "huggingface.co", "www.huggingface.co")
+
+
+class Proposed(str):
+    """A path to write to that nobody typed as OUTPUT. `hint` says how to have a file replaced that is there."""
+
+    hint: str
+
+    def __new__(cls, path: str, hint: str) -> Self:
+        made = super().__new__(cls, path)
+        made.hint = hint
+        return made
+
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        return str(self), self.hint
+
+
+class LastWord(Proposed):
+    """The last word of a command that takes several inputs: if it exists, it may be one of them."""
+
+
 def parse_path(value: object, called: str = "") -> str:
-    """Return a path or URL as text, and a file:// URL as the local path that it names. Raise UsageError, which names it
-    `called`, for what is none."""
+    """Return a path or URL as text: a file:// URL as the local path that it names, hf.co/org/model without a scheme as
+    hf://org/model unless there is such a path. Raise UsageError, which names it `called`, for what is none."""
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str):
         raise UsageError(f"{called} {brief(value)} is not a path.".lstrip())
     if "\0" in path:
         raise UsageError(f"{called} {brief(path)} is not a path: no name contains a NUL character.".lstrip())
-    return path.removeprefix("file://")
+    host, slash, rest = path.partition("/")
+    if slash and host in _HUB and not os.path.lexists(path):
+        # The address of a page about a file is refused as such.
+        local = (
+            f"https://{path}" if any(f"/{word}/" in rest for word in ("tree", "blob", "resolve")) else f"hf://{rest}"
+        )
+    else:
+        local = path.removeprefix("file://")
+    return type(value)(local, value.hint) if isinstance(value, Proposed) else local
+
+
+def name_of(key: object) -> str:
+    """Return a key of a file as a name. Raise CorruptError for an integer of more digits than Python prints."""
+    if type(key) is int and key.bit_length() > _MOST_BITS:
+        raise CorruptError(f"A name is {brief(key)}, an integer of more digits than any name has.")
+    return str(key)
 
 
 def brief(value: object, limit: int = 60) -> str:

@@ -509,7 +509,7 @@ class Task:
 def measure(case: Case) -> Run:
     """Run `case` once. Raises RuntimeError, with what it printed, when it fails."""
     remove(case.output)
-    make_room(case.room)
+    make_room(case.room, case.output.parent)
     launcher = [PYTHON, "-I", "-S", "-c", LAUNCHER, *case.command]
     serving = case.server.running() if case.server else contextlib.nullcontext(lambda: 0.0)
     with serving as served, tempfile.TemporaryFile("w+") as stdout:
@@ -528,9 +528,10 @@ def measure(case: Case) -> Run:
     return Run(seconds, processor + beside, peak, None if case.mapped else read)
 
 
-def make_room(size: int) -> None:
-    """Have `size` bytes of memory free for a new file: else whoever runs first after many pays for their pages."""
-    with tempfile.TemporaryFile(dir=ROOT / "build") as file:
+def make_room(size: int, directory: Path) -> None:
+    """Have `size` bytes of memory free for a new file in `directory`: else whoever runs first after many pays for their
+    pages."""
+    with tempfile.TemporaryFile(dir=directory) as file:
         for _ in range(0, size, len(_PAGES)):
             file.write(_PAGES)
 

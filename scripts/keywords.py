@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ckptconv.options.kinds import FLAG
+from ckptconv.options.kinds import DTYPES, FLAG, SHORT_DTYPES
 from ckptconv.options.table import (
     AVERAGING,
     DIFFING,
@@ -54,7 +54,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict
 
 
 class TorchDType(Protocol):
@@ -65,12 +65,17 @@ class TorchDType(Protocol):
     @property
     def is_complex(self) -> bool: ...
     def to_real(self) -> Any: ...
+
+
+# The names of dtypes, as `options.kinds` reads them.
+DTypeName: TypeAlias = Literal[
 '''
 
 
 def text() -> str:
     """Return the module as it is made of the table now."""
-    return HEAD + "".join(_classes())
+    names = "".join(f'    "{name}",\n' for name in (*DTYPES, *SHORT_DTYPES))
+    return f"{HEAD}{names}]\n" + "".join(_classes())
 
 
 def _classes() -> Iterator[str]:

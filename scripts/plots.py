@@ -106,8 +106,9 @@ def bars(
     groups: Mapping[str, Sequence[tuple[str, float]]],
     mark: float = 1.0,
     notes: Mapping[tuple[str, str], str] | None = None,
+    mark_name: str = "cp",
 ) -> str:
-    """A bar for each (name, value) of each group, with its value, and a line at `mark`.
+    """A bar for each (name, value) of each group, with its value, and a line at `mark`, called `mark_name`.
 
     `notes`, by group and name, stand beside the values.
     """
@@ -132,6 +133,7 @@ def bars(
             y += 24
         y += 14
     parts.append(_line(left + mark * scale, _TOP - 8, left + mark * scale, y - 10, "mark"))
+    parts.append(_text(left + mark * scale, _TOP - 12, f"{mark_name}: {mark:g} ×", "middle", "faint"))
     return _picture(y + 6, title, parts)
 
 

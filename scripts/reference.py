@@ -13,7 +13,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import schemas
 import typer
@@ -105,7 +105,7 @@ def _flag(parameter: Any, option: Option | None, command: str, others: str) -> F
         option.default_of(command),
         f"{option.env}=0" if option.env and option.kind is FLAG else option.env,
         option.common is True or command in str(option.common).split(),
-        [each for each in get_args(option.kind.words) if isinstance(each, str)],
+        list(catalogue()) if option.name == "map" else option.kind.values,
         option.kind is FLAG,
         parameter.multiple,
     )

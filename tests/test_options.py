@@ -67,6 +67,7 @@ ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
     "memory": (None, 1 << 20, [1 << 20, "1048576", "1MiB"]),
     "fsync": (True, False, [False]),
     "clobber": (True, False, [False]),
+    "overwrite": (False, True, [True]),
     "verify": (False, True, [True]),
     "checksum": (False, True, [True]),
     "spool_dir": ("", "/tmp/x", [Path("/tmp/x"), "/tmp/x"]),

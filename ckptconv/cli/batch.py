@@ -39,11 +39,12 @@ _START = "import sys; sys.path = [{!r}, *filter(None, sys.path)]; from ckptconv.
 
 
 class Conversion(NamedTuple):
-    """An input, its output, and about how many bytes that has."""
+    """An input, its output, and about how many bytes that has; or the error for an input that can have no output."""
 
     source: str
     output: str
     size: int = 0
+    error: CkptconvError | None = None
 
 
 class Outcome(NamedTuple):
@@ -113,9 +114,11 @@ def run(
 ) -> tuple[list[Outcome], StoppedError | None]:
     """Convert every task with `options`, `at_once` at a time. Return what became of each, and the signal that came."""
     whole = _Whole(progress, tasks)
-    ended: dict[int, Report | CkptconvError] = {}
+    ended: dict[int, Report | CkptconvError] = {
+        number: task.error for number, task in enumerate(tasks) if task.error is not None
+    }
     stopped: StoppedError | None = None
-    with _directories(dict.fromkeys(dirname(task.output) for task in tasks)):
+    with _directories(dict.fromkeys(dirname(task.output) for task in tasks if task.error is None)):
         try:
             if at_once > 1:
                 with _Workers(min(at_once, len(tasks)), tasks, options, whole, ended) as workers:
@@ -140,6 +143,8 @@ def _run_here(
 ) -> None:
     """Convert in this process, one after the other. Raise StoppedError when a signal comes."""
     for number, task in enumerate(tasks):
+        if task.error is not None:
+            continue
         one = whole.of(number)
         ended[number] = end = attempt(task.source, task.output, dict(options), one, one.on_total)
         whole.end(number)
@@ -189,7 +194,7 @@ class _Workers:
     ) -> None:
         self._tasks, self._options, self._whole, self._ended = tasks, options, whole, ended
         self._count = count
-        self._waiting = deque(range(len(tasks)))
+        self._waiting = deque(number for number, task in enumerate(tasks) if task.error is None)
         # What each worker works on, by its connection.
         self._working: dict[Connection, int] = {}
         self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
@@ -305,9 +310,9 @@ def report(
     for each in results:
         for warning in each.report.warnings if each.report else ():
             output.warn(warning if each.source in warning else f"{each.source}: {warning}")
-    for each in results:
-        if each.error:
-            say(str(each.error) if each.source in each.error.message else f"{each.source}: {each.error}")
+    # Inputs whose outputs would have one name share an error.
+    for error, source in {each.error: each.source for each in results if each.error}.items():
+        say(str(error) if source in error.message else f"{source}: {error}")
     whole = described(results, stopped, seconds)
     try:
         if output.json:

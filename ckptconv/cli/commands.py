@@ -231,7 +231,9 @@ def safetensors2dcp(
         "Verify the optimizer states there; of a checkpoint of torch.distributed.checkpoint, what they come from."
     ),
     OPTIONS["universal"].explained("Verify the universal checkpoint there."),
-    *named("for_hub zero_stage fresh_optimizer per_rank opaque drop_opaque to"),
+    OPTIONS["for_hub"].explained("OUTPUT was made with --for-hub."),
+    OPTIONS["to"].explained("OUTPUT is a checkpoint of this kind.", "what the manifest says"),
+    *named("zero_stage fresh_optimizer per_rank opaque drop_opaque"),
     *named("chunks model_key optimizer_key flat_optimizer fill_states"),
     OPTIONS["manifest"].explained("What the conversion wrote with that; default: in OUTPUT."),
     *TENSORS,
@@ -275,7 +277,7 @@ app.add_typer(maps, name="maps")
 @app.command("finish", cls=Command)
 @taking(
     OPTIONS["checksum"].explained("Read all again, and compare it with its checksums."),
-    *named("fsync manifest attest storage_options json quiet verbose progress"),
+    *named("overwrite fsync manifest attest storage_options json quiet verbose progress"),
 )
 def finish_(
     outputs: Annotated[
@@ -304,7 +306,7 @@ def finish_(
 @taking(
     *named("raw tag depth as_"),
     OPTIONS["max_shard_size"].explained("And that in files of at most SIZE."),
-    *named("key include exclude dequantize map size stats html"),
+    *named("key include exclude dequantize map size stats html overwrite"),
     *SHOWING,
 )
 def inspect_(

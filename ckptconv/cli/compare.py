@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     COMPARING["atol"],
     COMPARING["tolerance"],
     *(COMPARING[name] for name in ("delta", "delta_encoding", "delta_checksum", "delta_version")),
-    *named("html top jobs memory spool_dir"),
+    *named("html overwrite top jobs memory spool_dir"),
     *SHOWING,
 )
 def diff(

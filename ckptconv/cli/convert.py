@@ -15,7 +15,7 @@ from ckptconv.cli.options import CONVERTING, destination, named, output_of, run,
 from ckptconv.cli.typer_compat import Command
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.options.table import COMMAND, OPTIONS
-from ckptconv.text import UNSET
+from ckptconv.text import UNSET, Proposed
 
 if TYPE_CHECKING:
     from ckptconv.result import Report
@@ -34,17 +34,24 @@ class ConvertCommand(Command):
         return super().parse_args(ctx, args)
 
 
+# What options do here beside what they do in other commands.
+_EXPLAINED = {
+    "jobs": "Work in N threads; an output that is mostly computed, in N processes; with --output-dir, convert N inputs "
+    "at once.",
+    "optimizer": "Write the optimizer states too, to PATH; with --to, take them from PATH into the checkpoint.",
+    "like": "Write the tensors under the names, in the files and with the dtypes of REF; with --to, cut as REF is cut.",
+}
+
+
 @taking(
-    *named("into output_dir output_name tag exclude_frozen_parameters master unstack optimizer for_hub universal"),
-    *named("zero_stage fresh_optimizer per_rank raw alone opaque drop_opaque safe_serialization"),
     *(
-        OPTIONS["jobs"].explained(
-            "Work in N threads; an output that is mostly computed, in N processes; with --output-dir, convert N inputs "
-            "at once."
+        option.explained(_EXPLAINED[option.name], option.fallback) if option.name in _EXPLAINED else option
+        for option in (
+            *named("into output_dir output_name to chunks model_key optimizer_key flat_optimizer fill_states tag"),
+            *named("exclude_frozen_parameters master unstack optimizer for_hub universal zero_stage fresh_optimizer"),
+            *named("per_rank raw alone opaque drop_opaque safe_serialization"),
+            *CONVERTING,
         )
-        if option.name == "jobs"
-        else option
-        for option in CONVERTING
     ),
 )
 def convert_(
@@ -63,13 +70,15 @@ def convert_(
 
     A .pt file or a sharded set becomes safetensors, a DeepSpeed checkpoint its fp32 weights, a directory of
     torch.distributed.checkpoint safetensors: as the command for it does. Safetensors become safetensors again: cast,
-    merged, split, renamed, selected; or a .pt file if OUTPUT is called so. Without OUTPUT, it is beside the input.
+    merged, split, renamed, selected; or a .pt file if OUTPUT is called so. --to makes a checkpoint to train on from.
+    Without OUTPUT, it is beside the input.
 
     \b
     Examples:
       ckptconv convert model.pt
       ckptconv convert runs/7b/checkpoints model/
       ckptconv convert --dtype bf16 model.safetensors smaller.safetensors
+      ckptconv convert --to dcp model/ checkpoints/step-0
       ckptconv convert *.pt --output-dir out
       ckptconv convert */x.pt --output-dir out --output-name '{parent}-{stem}'
     """
@@ -168,9 +177,16 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
         with contextlib.suppress(Exception):
             entry = look(normalize(word), dict(stores)) if word else None
         inputs.append((InputWord(word, entry is not None and entry.kind == "directory"), entry))
+    if options.get("to"):
+        template = template or "{stem}"  # a directory, whatever the input is
     outputs = output_paths([each for each, _ in inputs], normalize(directory), template)
+    hint = "Give another --output-dir or --output-name, or --overwrite to replace it."
     tasks = [
-        batch.Conversion(each.word, output, entry.file.size if entry is not None and entry.kind == "file" else 0)
+        batch.Conversion(
+            each.word, Proposed(output, hint), entry.file.size if entry is not None and entry.kind == "file" else 0
+        )
+        if isinstance(output, str)
+        else batch.Conversion(each.word, "", error=output)
         for (each, entry), output in zip(inputs, outputs, strict=True)
     ]
     at_once, each_one = shares(options, len(words), any(map(is_remote, (*words, directory))))

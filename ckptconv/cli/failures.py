@@ -22,15 +22,40 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
     """Suggest what to type instead of `option`, which the command of `ctx` does not have."""
     # Without the dashes that begin them all, and make short ones look alike.
     close = difflib.get_close_matches(option.lstrip("-"), [each.lstrip("-") for each in close])
+    own = {name for parameter in ctx.command.params for name in parameter.opts}
+    # Of what is said of a word, the options that this command has; nothing if it has none of them.
+    said = next((text for words, text in _WORDS.items() if option in words.split()), "")
+    named = re.findall(r"(?<![\w-])--[\w-]+", said)
     if option == "--output-dir":
         meant = "Several inputs: ckptconv convert INPUT... --output-dir DIR. "
-    elif option in ("-o", "--out", "--output", "--output-file"):
-        meant = "OUTPUT is named without one, after what is read. "
+    elif said and (not named or own.intersection(named)):
+        meant = f"{said} "
     elif option in _options_below(ctx.command):
         meant = f"Commands have it, and it stands after them: {ctx.command_path} COMMAND {option}. "
     else:
         meant = f"Did you mean {' or '.join(f'--{each}' for each in sorted(close))}? " if close else ""
     return f"{meant}See {ctx.command_path} --help."
+
+
+# Options of other programs, and what is said of them to whoever types one.
+_WORDS = {
+    "-o --out --output --output-file": "OUTPUT is named without one, after what is read.",
+    "--bf16 --bfloat16": "It is --dtype bf16.",
+    "--fp16 --float16 --half": "It is --dtype fp16.",
+    "--fp32 --float32 --float": "It is --dtype fp32.",
+    "--fp8 --int4 --int8 --quantise --quantization --quant --q4 --q8 --nf4": "It is --quantize, such as --quantize "
+    "fp8-block.",
+    "--dequant --dequantise --unquantize": "It is --dequantize.",
+    "--force -f --overwrite --replace --yes -y": "An output is replaced without a word; --no-clobber refuses that.",
+    "--device --gpu --cuda --cpu --device-map": "Nothing is put on a device: tensors go from file to file.",
+    "--base --base-model --adapter --lora": "Adapters are merged by: ckptconv merge BASE ADAPTER OUTPUT.",
+    "--trust-remote-code --weights-only --no-weights-only --unsafe": "Nothing in a file runs, so nothing has to be "
+    "trusted; --inert converts even a file that carries an attack.",
+    "--num-workers --workers --threads --num-threads --max-workers": "It is --jobs N.",
+    "--shard-size --split-max-size --max-file-size": "It is --max-shard-size SIZE.",
+    "--revision --branch": "A revision stands in the URL: hf://organization/model@revision.",
+    "--from --to-format --from-format --input-format --source-format": "What an input is, is found out.",
+}
 
 
 def _options_below(group: Any) -> set[str]:
@@ -56,6 +81,10 @@ _OTHER_WORDS = {
     "scan": ("audit", "picklescan", "fickling", "modelscan"),
     "finish": ("commit", "publish", "finalize"),
     "convert": ("to", "cast", "reshard", "consolidate", "save", "export"),
+    "convert --quantize fp8-block": ("quantize", "quantise", "quant"),
+    "convert --dequantize": ("dequantize", "dequantise", "dequant"),
+    "merge": ("merge-weights", "merge-lora", "merge-adapter", "merge-and-unload", "lora"),
+    "average": ("mean", "avg", "soup", "swa", "ema", "model-soup"),
     "rows split": ("split", "unpack"),
     "rows pack": ("pack",),
 }

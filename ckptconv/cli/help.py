@@ -161,7 +161,9 @@ def _lines(told: Help, brief: bool, width: int) -> Iterator[str]:
                 yield from (f"{heading}:", *_listed(entries, width), "")
         for heading, group in told.groups() if not brief else ():
             yield from (f"{heading}:", *_listed({flag.words: flag.text for flag in group}, width), "")
-    examples = told.examples[:1] if brief else told.examples
+    # Some are of several commands in a row.
+    own = [each for each in told.examples if each.startswith(told.path)] or told.examples
+    examples = own[:1] if brief else told.examples
     yield f"Example{'' if len(examples) == 1 else 's'}:"
     yield from (f"  {each}" for each in examples)
     if brief:

@@ -7,10 +7,11 @@ import string
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ckptconv.errors import UsageError
+from ckptconv.errors import UNPUBLISHED, UsageError
 from ckptconv.outputs.targets import file_name
 from ckptconv.storage.hub import without_revision
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, resolved_name
+from ckptconv.text import some
 
 FIELDS = ("stem", "name", "parent", "number")
 _INDEX = ".index.json"
@@ -25,18 +26,18 @@ class InputWord(NamedTuple):
 
 def output_paths(
     inputs: Sequence[InputWord], directory: str, template: str = "", resolve: Callable[[str], str] = resolved_name
-) -> list[str]:
-    """Return the path of each input's output in `directory`.
+) -> list[str | UsageError]:
+    """Return the path of each input's output in `directory`; an error in the place of one that would get the place of
+    another output, or of an input.
 
-    `resolve` returns the canonical form of a path. Raise UsageError for a template that is none, for a name that leads
-    out of the directory, and if an output would get the place of another one, or of an input.
+    `resolve` returns the canonical form of a path. Raise UsageError for a template that is none, and for a name that
+    leads out of the directory.
     """
     names = [_named(each, number, len(inputs), template) for number, each in enumerate(inputs, 1)]
     for each, name in zip(inputs, names, strict=True):
         _check_inside(name, directory, each.word)
     paths = [join(directory, *name.rstrip("/").split("/")) for name in names]
-    _check_apart(inputs, paths, resolve)
-    return paths
+    return _apart(inputs, paths, resolve)
 
 
 def _named(each: InputWord, number: int, count: int, template: str) -> str:
@@ -90,23 +91,29 @@ def _check_inside(name: str, directory: str, word: str) -> None:
         )
 
 
-def _check_apart(inputs: Sequence[InputWord], paths: Sequence[str], resolve: Callable[[str], str]) -> None:
-    """Raise UsageError for an output that has the path of another one, or of an input.
+def _apart(inputs: Sequence[InputWord], paths: Sequence[str], resolve: Callable[[str], str]) -> list[str | UsageError]:
+    """Return the path of each input's output; an error in the place of one that another output, or an input, has.
 
     All have the same number of parts below the directory, so none lies in another.
     """
     words = {resolve(normalize(each.word)): each.word for each in inputs}
-    taken: dict[str, str] = {}
-    for each, path in zip(inputs, paths, strict=True):
-        place = resolve(path)
+    places = [resolve(path) for path in paths]
+    sharing: dict[str, list[str]] = {}
+    for each, place in zip(inputs, places, strict=True):
+        sharing.setdefault(place, []).append(each.word)
+    clashes: dict[str, UsageError] = {}
+    for place, path in zip(places, paths, strict=True):
         if place in words:
-            raise UsageError(
-                f"The output of {each.word} would be {path}, and {words[place]} is an input.",
+            clashes[place] = UsageError(
+                f"The output of {some(sharing[place], form=str)} would be {path}, and {words[place]} is an input. "
+                f"{UNPUBLISHED}",
                 "Choose another --output-dir or --output-name.",
             )
-        if place in taken:
-            raise UsageError(
-                f"The outputs of {taken[place]} and {each.word} would both be {path}.",
+        elif len(sharing[place]) > 1:
+            first, *others = dict.fromkeys(sharing[place])
+            which = f"{some([first, *others[:-1]], form=str)} and {others[-1]}" if others else f"{first}, named twice,"
+            clashes[place] = UsageError(
+                f"The outputs of {which} would {'all' if len(sharing[place]) > 2 else 'both'} be {path}. {UNPUBLISHED}",
                 "Tell them apart with --output-name, such as '{parent}-{stem}.safetensors' or '{number}-{name}'.",
             )
-        taken[place] = each.word
+    return [clashes.get(place, path) for place, path in zip(places, paths, strict=True)]

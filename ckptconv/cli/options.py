@@ -14,6 +14,7 @@ from ckptconv.cli import signals
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.options.kinds import FLAG
 from ckptconv.options.table import COMMAND, OPTIONS, TENSORS, Option, RowOptions
+from ckptconv.text import LastWord
 
 if TYPE_CHECKING:
     from ckptconv.cli.console import Printer
@@ -38,13 +39,13 @@ def named(names: str) -> list[Option]:
 SHOWING = named("json quiet verbose storage_options inert progress")
 CONVERTING = [
     *TENSORS,
-    *named("copy_config jobs memory fsync clobber verify checksum spool_dir part dask"),
+    *named("copy_config jobs memory fsync clobber overwrite verify checksum spool_dir part dask"),
     *named("manifest digest attest depfile dry_run"),
     *SHOWING,
 ]
 # The layout of a row, and the options of commands that write rows.
 LAYOUT = list(RowOptions.table.values())
-MAKING = [*LAYOUT, *named("jobs memory fsync clobber spool_dir dry_run verify"), *SHOWING]
+MAKING = [*LAYOUT, *named("jobs memory fsync clobber overwrite spool_dir dry_run verify"), *SHOWING]
 
 
 def taking(*options: Option) -> Callable[[Callable[..., None]], _Taking]:
@@ -148,7 +149,9 @@ def divided(words: list[str], options: dict[str, Any], needs: str, inputs: int =
     """
     output: str | None = options.pop("into", None)
     if output is None and words:
-        *words, output = words
+        # The shell may have put one more input there.
+        *words, last = words
+        output = LastWord(last, "Give OUTPUT with -o.")
     if output is None or len(words) < inputs:
         raise UsageError(needs)
     return words, output

@@ -15,7 +15,7 @@ from ckptconv.cli.options import SHOWING, divided, named, run, taking
         "into max_shard_size dtype key strip_prefix rename copy_config tag exclude_frozen_parameters master unstack"
     ),
     *named("raw alone"),
-    *named("jobs memory fsync clobber spool_dir manifest dry_run"),
+    *named("jobs memory fsync clobber overwrite spool_dir manifest dry_run"),
     *SHOWING,
 )
 def patch(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _NAMED = 5
 
 
-@taking(*named("sarif fail_on json quiet verbose storage_options"))
+@taking(*named("sarif overwrite fail_on json quiet verbose storage_options"))
 def scan(
     paths: Annotated[
         list[str],
@@ -32,6 +32,7 @@ def scan(
     *,
     sarif: str = "",
     fail_on: str = "",
+    overwrite: bool = False,
     **options: Any,
 ) -> None:
     """Would loading these files run something?
@@ -56,16 +57,16 @@ def scan(
     level = fail_on or (ATTACK if allow_suspicious else COMMAND["fail_on"].default)
     output = output_of("scan", options)
     if sarif:
-        from ckptconv.inspection.file import check_whole
+        from ckptconv.inspection.file import SARIF, check_whole
 
-        check_whole(sarif, "the SARIF file")
+        check_whole(sarif, SARIF, overwrite)
     report = scanned(*paths, **options)
     signals.ignore()
     if sarif:
         from ckptconv.inspection.file import write_whole
         from ckptconv.inspection.scan.sarif import document
 
-        write_whole(sarif, document(report).encode(), "the SARIF file", [each.path for each in report.files])
+        write_whole(sarif, document(report).encode(), SARIF, overwrite, [each.path for each in report.files])
     from ckptconv.cli.console import say
     from ckptconv.cli.failures import described
 
@@ -82,11 +83,14 @@ def scan(
 
 def _lines(report: ScanReport, verbose: bool) -> Iterator[str]:
     """Yield a paragraph for each file that is not safe, with `verbose` for all, then the totals."""
+    from ckptconv.inspection.scan.report import UNREADABLE
     from ckptconv.text import count_of
 
     for file in report.files:
         if file.findings or verbose:
-            yield f"{file.verdict}: {file.path} ({file.format}, {format_size(file.bytes)})"
+            # What cannot be read is of no format that is known.
+            known = "" if file.verdict == UNREADABLE else f"{file.format}, "
+            yield f"{file.verdict}: {file.path} ({known}{format_size(file.bytes)})"
             yield from (f"  {finding.rule}: {finding.message}" for finding in file.findings)
             if file.classes and verbose:
                 yield f"  needs {some(file.classes, len(file.classes), str)}"

@@ -22,7 +22,7 @@ Checkpoint = Annotated[
 @taking(
     *named("into tag exclude_frozen_parameters master unstack raw alone"),
     *TENSORS,
-    *named("fsync clobber manifest depfile dry_run spool_dir"),
+    *named("fsync clobber overwrite manifest depfile dry_run spool_dir"),
     *SHOWING,
 )
 def virtual(

@@ -12,7 +12,7 @@ class Steps:
     side: str
     """Which side is quantized: a or b; a if both are."""
 
-    lossless: bool
+    reproduced: bool
     """Whether quantizing the other side gives the very codes and scales that are stored."""
 
     scales: int
@@ -54,7 +54,7 @@ class Quantization:
     equal: int
     """How many weights are equal on both sides, once codes are weights."""
 
-    lossless: int
+    reproduced: int
     """Of the others, how many codes and scales quantizing the other side gives, without a difference."""
 
     within_half_step: int

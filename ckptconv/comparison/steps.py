@@ -27,7 +27,7 @@ from ckptconv.tensors.dtypes import DTYPES, SUMMED
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Picked, Tagged, View, Zeros, packed
 from ckptconv.tensors.moves import Cast
-from ckptconv.tensors.quantize import CODES, LARGEST_BLOCK
+from ckptconv.tensors.quantize import fits
 from ckptconv.tensors.slices import Span, sliced
 from ckptconv.verification.runs import Run, runs
 
@@ -40,13 +40,14 @@ HALF = 0.5 + 2.0**-16
 _BLOCK = 1 << 15
 # Of codes that are floats: the bits of their mantissa, and the exponents of their smallest and largest normal numbers.
 _FLOATS = {"float8_e4m3fn": (3, -6, 8), "float8_e5m2": (2, -14, 15), "e2m1": (1, 0, 2)}
-# What the largest number of a block may become, by codes; and whether scales are powers of two. Just less than a power
+# What the largest number of a block may become, by codes, or the best of these; and whether scales are powers of two.
+# llm-compressor's is half a step beyond the largest code of int4. Just less than a power
 # of two: the exponent of the scale is that of the largest number less the largest of the codes (OCP Microscaling
 # Formats 1.0, section 6.3), and what is beyond the largest code becomes that.
-_RULES: Mapping[str, Sequence[tuple[float, bool]]] = {
-    "float8_e4m3fn": ((448.0, False), (448.0, True), (512 - 2.0**-15, True)),
-    "e2m1": ((8 - 2.0**-21, True), (6.0, True)),
-    "int4": ((7.0, False), (7.5, False)),
+_RULES: Mapping[str, Sequence[tuple[tuple[float, ...], bool]]] = {
+    "float8_e4m3fn": (((448.0,), False), ((448.0,), True), ((512 - 2.0**-15,), True)),
+    "e2m1": (((8 - 2.0**-21,), True), ((6.0,), True)),
+    "int4": (((7.0, 7.5, 8.0), False), ((7.0,), False), ((7.5,), False)),
 }
 _F32 = DTYPES["float32"]
 
@@ -76,7 +77,7 @@ def measured(pairs: Mapping[Any, Pair], options: Options) -> dict[Any, Steps]:
                     whole.update({key: (pair, side)} if is_finite else {})
                     break
     for key, (scales, is_same) in _remade(whole, options).items():
-        found[key] = replace(found[key], lossless=is_same and not scales, scales_differ=scales)
+        found[key] = replace(found[key], reproduced=is_same and not scales, scales_differ=scales)
     return found
 
 
@@ -94,9 +95,9 @@ def summed(pairs: Mapping[Any, Pair], steps: Mapping[Any, Steps], equal: Mapping
         tensors=len(pairs),
         scales=sum(_scales_of(pair.one) or _scales_of(pair.other) for pair in pairs.values()),
         equal=sum(equal.values()),
-        lossless=sum(told.lossless for told in each),
-        within_half_step=sum(not told.lossless and not told.beyond for told in each),
-        beyond=sum(not told.lossless and bool(told.beyond) for told in each),
+        reproduced=sum(told.reproduced for told in each),
+        within_half_step=sum(not told.reproduced and not told.beyond for told in each),
+        beyond=sum(not told.reproduced and bool(told.beyond) for told in each),
         elements_beyond=sum(told.beyond for told in each),
         largest=max((told.largest for told in each), default=0.0),
         mean=total / max(elements, 1),
@@ -223,7 +224,7 @@ def _measured(worker: Worker, pair: Pair, weight: _Weight, other: LazyTensor, si
             largest, worst = float(distance[most]), run.number(most, shape)
     steps = Steps(
         side=side,
-        lossless=False,
+        reproduced=False,
         scales=weight.scales,
         scales_differ=None,
         beyond=beyond,
@@ -314,7 +315,7 @@ def _alone(tensor: LazyTensor, other: LazyTensor, attempt: int) -> tuple[Pair, P
     known = _RULES.get(kind, ()) if kernel.roles == ("scale",) and not kernel.over else ()
     of_powers = scale.dtype.name == "float8_e8m0fnu"
     rules = [rule for rule in known if rule[1] or not of_powers] if of_powers or kind != "e2m1" else []
-    if attempt >= len(rules) or other.dtype.name not in SUMMED - {"float64"} or any(tensor.starts):
+    if attempt >= len(rules) or any(tensor.starts):
         return None
     ahead = tuple(Axis(dim) for dim in range(dims - 2))
     rows, columns = (axis.den for axis in tensor.axes[1][-2:])
@@ -322,12 +323,12 @@ def _alone(tensor: LazyTensor, other: LazyTensor, attempt: int) -> tuple[Pair, P
     plain = (*ahead, Axis(dims - 2), Axis(dims - 1, *across))
     sides = (*ahead, Axis(dims - 2, 1, rows), Axis(dims - 1, 1, columns))
     largest, power = rules[attempt]
-    is_known = tensor.axes[0] == plain and tensor.axes[1] == sides and rows * columns <= LARGEST_BLOCK
-    is_known = is_known and (kind != "int4" or kernel.offset == 8) and columns % CODES[kind][1] == 0
-    if not is_known or scale.dtype.name not in ("float32", "bfloat16", "float8_e8m0fnu"):
+    again = Quantize("codes", kind, scale.dtype.name, rows, columns, largest, power, False, "")
+    is_known = tensor.axes[0] == plain and tensor.axes[1] == sides and (kind != "int4" or kernel.offset == 8)
+    if not is_known or not fits(again, other.dtype.name):
         return None
     made = [
-        tiles_of(Quantize(what, kind, scale.dtype.name, rows, columns, largest, power, False, ""), other, stored.shape)
+        tiles_of(again._replace(made=what), other, stored.shape)
         for what, stored in (("codes", codes), ("scales", scale))
     ]
     alike = View(codes, made[0].dtype, codes.shape)

@@ -17,7 +17,7 @@ from ckptconv.engine.processes import in_processes
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
 from ckptconv.engine.worker import Done, Seen, Tally, Worker
 from ckptconv.plan import Data, FilePlan, Literal, Trailer
-from ckptconv.process import Thread, is_forkable, start_threads
+from ckptconv.process import Thread, heed, is_forkable, start_threads
 from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import Readers
 from ckptconv.storage.prefetch import REQUESTS, Prefetch, is_read_far
@@ -239,6 +239,7 @@ def in_threads(
     failures: list[BaseException] = []
 
     def work(worker: Working[_Work_contra]) -> None:
+        heed(stop)
         try:
             while not stop.is_set():
                 with taking:
@@ -257,11 +258,12 @@ def in_threads(
         if not start_threads(threads):
             # No thread could be started: work in this one.
             work(workers[0])
+            heed(threading.Event())
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
     except BaseException:
-        # A signal: let every thread finish its task before the staging area is removed.
+        # A signal: let every thread leave its task before the staging area is removed.
         stop.set()
         for thread in threads:
             if thread.ident is not None:

@@ -83,8 +83,12 @@ def in_processes(
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, heard)
         ended = _followed(started, giving, progress)
+    except BaseException:
+        # What they made is removed: nobody waits for the ends of their tasks.
+        for pid in started.values():
+            os.kill(pid, signal.SIGKILL)
+        raise
     finally:
-        # Who still works ends with its task: there is neither a next one nor anybody to tell.
         os.close(numbers)
         os.close(giving)
         for connection in started:

@@ -149,6 +149,8 @@ class Worker:
         # What assembled moves are put into, by how deep they are inside one another.
         self.assemblies: list[memoryview] = []
         self.depth = 0
+        # What the first of them has, which the next tile may need again, as those of one row do.
+        self.held: Assembled | None = None
         self.junk = memoryview(bytearray(GAP))
         self.tally = Tally()
         self.trailers: set[int] = set()
@@ -400,7 +402,11 @@ class Worker:
         return result
 
     def _assembled(self, source: Assembled) -> memoryview:
-        """Return the bytes that the moves of `source` make."""
+        """Return the bytes that the moves of `source` make, not to be written to."""
+        if not self.depth:
+            if source == self.held:
+                return self.assemblies[0][: source.nbytes].toreadonly()
+            self.held = None
         if len(self.assemblies) == self.depth:
             self.assemblies.append(memoryview(b""))
         if len(self.assemblies[self.depth]) < source.nbytes:
@@ -416,7 +422,9 @@ class Worker:
                     _scatter(made, target, self._result(move))
         finally:
             self.depth -= 1
-        return made
+        if not self.depth:
+            self.held = source
+        return made.toreadonly()
 
     def _packed(self, file: File | None, source: Runs) -> memoryview:
         """Return the runs of `source`, packed one after the other."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
-from ckptconv.formats import companions
-from ckptconv.formats.companions import ADAPTER_CONFIG, read_configuration
+from ckptconv.formats import companions, configs
+from ckptconv.formats.companions import ADAPTER_CONFIG
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.peft import other_program
 from ckptconv.formats.source import Adapter, Scale, Source, computed
@@ -36,7 +36,8 @@ _UNKNOWN = (
 )
 # How factors may begin without a change of the base.
 _BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
-_MOST_RANK = 1 << 20
+# The largest rank and alpha that a configuration may say; of ranks that there are, `MOST_RANK` is.
+_LARGEST = 1 << 20
 # Each adds a level to the expression of a tensor.
 _MOST_ADAPTERS = 64
 # Modules that PEFT trains whole for a task, without being told.
@@ -79,7 +80,7 @@ def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
             f"Put the {ADAPTER_CONFIG} that PEFT wrote beside it.",
         )
     found = file.entry.file
-    said = _Said(file, read_configuration(found, options))
+    said = _Said(file, configs.read(file))
     if "peft_type" not in said.told and (error := other_program(path, names)):
         raise error
     source = source._replace(inputs={**source.inputs, ADAPTER_CONFIG: Input(found, (found.size, found.stamp))})
@@ -121,8 +122,8 @@ class _Said:
         return tuple(value)
 
     def number(self, name: str, value: Any) -> float:
-        if type(value) not in (int, float) or not 0 < value <= _MOST_RANK:
-            raise self.wrong(name, value, f"a number from 1 to {_MOST_RANK}")
+        if type(value) not in (int, float) or not 0 < value <= _LARGEST:
+            raise self.wrong(name, value, f"a number from 1 to {_LARGEST}")
         return float(value)
 
     def numbers(self, name: str) -> dict[str, float]:
@@ -226,12 +227,12 @@ def merging(source: Source, adapters: Sequence[Adapter], options: Mapping[str, o
         for name, each in adapter.source.inputs.items()
     }
     model: Mapping[str, Any] = {}
-    if file := companions.beside(source, options, [companions.CONFIG]).files.get(companions.CONFIG):
-        inputs.setdefault(companions.CONFIG, Input(file, (file.size, file.stamp)))
-        try:
-            model = read_configuration(file, options)
-        except CkptconvError:
-            # Whoever needs it is told: nothing is known of the model.
-            model = {}
+    try:
+        if file := companions.beside(source, options, [companions.CONFIG]).files.get(companions.CONFIG):
+            inputs.setdefault(companions.CONFIG, Input(file, (file.size, file.stamp)))
+            model = configs.read(Location(file.path, dict(options)))
+    except CkptconvError:
+        # Whoever needs it is told: nothing is known of the model.
+        model = {}
     terms = [source, *(adapter.source for adapter in adapters)]
     return computed(source, terms, inputs, adapters=tuple(adapters), model=model)

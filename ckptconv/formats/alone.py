@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.dcp.locate import METADATA, SHARD, SHARDING
 from ckptconv.formats.deepspeed.locate import COMMON, WEIGHTS, ZERO, identity
-from ckptconv.formats.model_files import SUFFIX
+from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
 from ckptconv.formats.ranks.locate import parsed
 from ckptconv.formats.runs import MEGATRON_RANK, STEP_METADATA
 from ckptconv.formats.source import Source
@@ -30,6 +30,7 @@ from ckptconv.plan import NUMBERED
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
+from ckptconv.structure.record import ALONE_KEY
 from ckptconv.tensors.lazy import LazyTensor
 
 _HOW = "Or convert what is in it with --alone."
@@ -98,7 +99,10 @@ def marked(place: Location, source: Source, alone: bool) -> Source:
         return source._replace(warnings=[*source.warnings, idle]) if alone else source
     what = f"{file.place} {kind.called}"
     if alone:
-        return source._replace(notes=[*source.notes, f"{what} It was taken alone."])
+        remarks = {**source.remarks, ALONE_KEY: "true"}
+        return source._replace(notes=[*source.notes, f"{what} It was taken alone."], remarks=remarks)
+    if ALONE_KEY in source.remarks:
+        return source._replace(notes=[*source.notes, f"{file.place} was made with --alone of one file of many."])
     above = file.place
     for _ in range(kind.up):
         above = above.parent
@@ -117,6 +121,14 @@ def kept_apart(source: Source, output: str) -> Source:
     if not isinstance(source.weights_error, OfSetError) or not _matches(_OF_INDEX, basename(output)):
         return source
     return source._replace(weights_error=None)
+
+
+def by_name(source: Source) -> Source:
+    """Return `source` for whoever takes tensors by name: those of one safetensors file of a sharded set are whole."""
+    error = source.weights_error
+    if not isinstance(error, OfSetError) or source.family != SAFETENSORS:
+        return source
+    return source._replace(weights_error=None, warnings=[each for each in source.warnings if each != str(error)])
 
 
 def _only_file(place: Location, source: Source) -> _File | None:

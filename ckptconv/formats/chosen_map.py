@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from ckptconv.errors import UsageError
-from ckptconv.formats import companions
+from ckptconv.formats import companions, configs
 from ckptconv.formats.source import Source
 from ckptconv.options.table import NO_MAP
 from ckptconv.storage.location import Location
@@ -53,7 +53,7 @@ def _config(source: Source, options: Mapping[str, object]) -> Mapping[str, objec
     """Return the configuration beside `source`; {} if there is none."""
     beside = companions.beside(source, options, _CONFIGS).files
     file = next((beside[each] for each in _CONFIGS if each in beside), None)
-    return companions.read_configuration(file, options) if file else {}
+    return configs.read(Location(file.path, dict(options))) if file else {}
 
 
 def tells_layers_apart(named: str, options: Mapping[str, object]) -> bool:

@@ -10,9 +10,9 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CkptconvError, CorruptError
+from ckptconv.errors import CorruptError
+from ckptconv.formats import configs
 from ckptconv.formats.source import ADAPTER, Source
-from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.tensors.moves import File
@@ -21,13 +21,15 @@ from ckptconv.text import some
 CONFIG = "config.json"
 # PEFT's, beside the weights of an adapter.
 ADAPTER_CONFIG = "adapter_config.json"
-# Meta's configuration beside Llama's files, and Model Optimizer's: read when they are asked for, and not copied.
+# Meta's configuration beside Llama's files, read when it is asked for, and not copied; and Model Optimizer's.
 PARAMS, QUANTIZED = "params.json", "hf_quant_config.json"
-_ASKED_FOR = (PARAMS, QUANTIZED)
-# Configurations of models, pipelines and schedulers, the files of tokenizers, those of processors of images and sound,
-# and what says whose it is.
+# Configurations of models, their parts, pipelines and schedulers, those of sentence-transformers and of open_clip, the
+# files of tokenizers, those of processors of images and sound, and what says whose it is.
 _JSON = (
-    "config model_index scheduler_config generation_config "
+    "config model_index scheduler_config generation_config hf_quant_config "
+    "modules config_sentence_transformers sentence_bert_config sentence_roberta_config sentence_distilbert_config "
+    "sentence_camembert_config sentence_albert_config sentence_xlm-roberta_config sentence_xlnet_config router_config "
+    "lstm_config cnn_config wordembedding_config whitespacetokenizer_config phrasetokenizer_config open_clip_config "
     "tokenizer tokenizer_config special_tokens_map added_tokens vocab chat_template "
     "preprocessor_config processor_config image_processor_config video_preprocessor_config"
 )
@@ -36,10 +38,9 @@ _OTHERS = (
     "sentencepiece.bpe.model spm.model source.spm target.spm README.md "
     "LICENSE LICENSE.md LICENSE.txt NOTICE NOTICE.md NOTICE.txt"
 )
-_NAMES = frozenset([*(f"{stem}.json" for stem in _JSON.split()), *_OTHERS.split(), ADAPTER_CONFIG])
-# The largest file that is copied, and the largest configuration that is read, in bytes. The largest tokenizers have
-# some 35 MB.
-LARGEST, _LARGEST_CONFIG = 64 << 20, 1 << 20
+NAMES = frozenset([*(f"{stem}.json" for stem in _JSON.split()), *_OTHERS.split(), ADAPTER_CONFIG])
+# The largest file that is copied, in bytes. The largest tokenizers have some 35 MB.
+LARGEST = 64 << 20
 # Directories of huggingface_hub's cache, beside each other: the links in the first lead to files in the second.
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
 
@@ -54,7 +55,7 @@ class Companions(NamedTuple):
 
 def is_companion_name(name: str) -> bool:
     """Whether a file of that name may be a companion."""
-    return name in _NAMES
+    return name in NAMES
 
 
 def together(source: Source, options: Mapping[str, object], names: Collection[str] | None = None) -> dict[str, File]:
@@ -64,19 +65,25 @@ def together(source: Source, options: Mapping[str, object], names: Collection[st
     return {name: file for one in both for name, file in beside(one, options, names).files.items()}
 
 
-def beside(source: Source, options: Mapping[str, object], names: Collection[str] | None = None) -> Companions:
-    """Return the companions of `source`, of these `names` if they are given: in its directory, or if none are there, in
-    the one with the file that points to it.
+def beside(
+    source: Source,
+    options: Mapping[str, object],
+    names: Collection[str] | None = None,
+    copied: Collection[str] = NAMES,
+) -> Companions:
+    """Return the companions of `source`: in its directory, or if none are there, in the one with the file that points
+    to it. If `names` are given, only these, to be read: through links, as weights are. Raise CorruptError for one of
+    them that is no file.
 
-    A file that is too large, or a link that leads out of the directory, is none. But the links of huggingface_hub's
-    cache lead to files of the same repository.
+    What is `copied` as it stands lies in the directory: a file that is too large, or a link that leads out, is no
+    companion then. But the links of huggingface_hub's cache lead to files of the same repository.
     """
     found = Companions({})
-    if names is None and source.stem != ADAPTER:
+    if source.stem != ADAPTER:
         # Beside a model, loaders would take it for a request for the adapter.
-        names = _NAMES - {ADAPTER_CONFIG}
+        copied = {*copied} - {ADAPTER_CONFIG}
     for place in _directories(source, options):
-        found = _in(place, names)
+        found = _in(place, names, copied)
         if found.files:
             break
     return found
@@ -88,14 +95,20 @@ def _directories(source: Source, options: Mapping[str, object]) -> Iterator[Loca
     yield from (place.at(pointer).parent for pointer in source.pointers[:1])
 
 
-def _in(place: Location, names: Collection[str] | None) -> Companions:
+def _in(place: Location, names: Collection[str] | None, copied: Collection[str]) -> Companions:
     found: dict[str, File] = {}
     warnings = []
     for name, entry in place.names.items():
-        known = is_companion_name(name) or (name in _ASKED_FOR and names is not None and name in names)
-        if not known or entry.kind != "file" or (names is not None and name not in names):
+        if name not in (copied if names is None else names):
             continue
-        if entry.file.size > LARGEST:
+        if entry.kind != "file":
+            why = "a link that leads nowhere" if entry.kind == "missing" else "no file"
+            if names is not None:
+                raise CorruptError(f"{place.join(name)} is {why}, and is to be read.", "Copy it again, or remove it.")
+            warnings.append(f"{place.join(name)} was not copied: it is {why}.")
+        elif names is not None:
+            found[name] = entry.file
+        elif entry.file.size > LARGEST:
             warnings.append(f"{entry.file.path} was not copied: it has more than {LARGEST >> 20} MiB.")
         elif _leads_out(place.path, entry.file.path):
             warnings.append(f"{entry.file.path} was not copied: it is a link that leads out of its directory.")
@@ -113,51 +126,26 @@ def _leads_out(directory: str, path: str) -> bool:
     return not any(os.path.commonpath([each, real]) == each for each in roots)
 
 
-class Config(NamedTuple):
-    """What a model's configuration says: the dtype of its weights, "" if none, and the modules of its own code."""
-
-    dtype: str = ""
-    code: tuple[str, ...] = ()
-
-
-def read_config(file: File, options: Mapping[str, object]) -> Config:
-    """Return what a configuration says; nothing if it cannot be understood, which is for its reader to say."""
-    try:
-        told = strict_json.parse(Location(file.path, dict(options)).read_text(_LARGEST_CONFIG))
-    except (CkptconvError, ValueError):
-        return Config()
-    if not isinstance(told, dict):
-        return Config()
-    dtype = told.get("dtype") or told.get("torch_dtype")
-    own = told.get("auto_map")
-    named = [text for text in own.values() if isinstance(text, str)] if isinstance(own, dict) else []
-    modules = dict.fromkeys(f"{text.split('.')[0]}.py" for text in named if "--" not in text)
-    return Config(dtype.removeprefix("torch.") if isinstance(dtype, str) else "", tuple(modules))
+def with_files(source: Source, files: Mapping[str, File], options: Mapping[str, object]) -> Source:
+    """Return `source` with these companions, and with what the configuration among them says. Raise CorruptError if it
+    is none."""
+    config = configs.read(Location(files[CONFIG].path, dict(options))) if CONFIG in files else None
+    return source._replace(companions=files, config=config)
 
 
-def read_configuration(file: File, options: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return a config.json whole. Raise CorruptError if it is no JSON object."""
-    try:
-        told = strict_json.parse(Location(file.path, dict(options)).read_text(_LARGEST_CONFIG))
-    except ValueError as error:
-        raise CorruptError(f"{file.path} is not JSON: {error}.") from error
-    if not isinstance(told, dict):
-        raise CorruptError(f"{file.path} is no JSON object.")
-    return told
-
-
-def notes(config: Config, dtype: str) -> list[str]:
+def notes(config: Mapping[str, Any], dtype: str) -> list[str]:
     """Return what a user should know of a configuration that is copied beside weights that were cast to `dtype`; "" if
     they were not cast."""
     found = []
-    if dtype and config.dtype and dtype != config.dtype:
+    said = configs.dtype_of(config)
+    if dtype and said and dtype != said:
+        found.append(f"{CONFIG} says now that the weights are {dtype}, which they were cast to; it said {said}.")
+    own = config.get("auto_map")
+    named = [text for text in own.values() if isinstance(text, str)] if isinstance(own, dict) else []
+    code = dict.fromkeys(f"{text.split('.')[0]}.py" for text in named if "--" not in text)
+    if code:
         found.append(
-            f"{CONFIG} says that the weights are {config.dtype}, and they were cast to {dtype}: it is copied as it is. "
-            f'Pass dtype="{dtype}" to from_pretrained, or change it there.'
-        )
-    if config.code:
-        found.append(
-            f"{CONFIG} names code of the repository, which is not copied: {some(config.code, form=str)}. Whoever loads "
+            f"{CONFIG} names code of the repository, which is not copied: {some(code, form=str)}. Whoever loads "
             "the model needs it, and has to trust it."
         )
     return found

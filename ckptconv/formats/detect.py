@@ -6,15 +6,16 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ckptconv.errors import CkptconvError, UsageError
+from ckptconv.errors import CkptconvError, MissingError, UsageError
 from ckptconv.formats import alone as alone_files
 from ckptconv.formats import model_files, virtual
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
-from ckptconv.formats.instead import what_it_is
+from ckptconv.formats.instead import what_directory_it_is, what_it_is
 from ckptconv.formats.model_files import SAFETENSORS, TORCH
 from ckptconv.formats.ranks import locate as ranks
 from ckptconv.formats.runs import SHARDED, STEP_METADATA
@@ -144,8 +145,8 @@ def open_source(
     optimizer's fp32 masters) and `unstack` (a tensor for each layer) apply to Megatron-core's. A structure record of
     safetensors that does not fit the tensors is an error; with `structure` false it is left out. `like` is the path of
     the source's reference. `map` names a map, which gives other names and layouts, and `size` tells sizes of its axes.
-    With `dequantize`, weights of `weights_dtype` stand in the place of quantized ones; with `quantize`, the text of its
-    configuration is read, for an output to say there how it is quantized. A file that is an attack raises
+    With `dequantize`, weights of `weights_dtype` stand in the place of quantized ones, which with `quantize` become
+    codes again. A file that is an attack raises
     UnsafeError; with `inert` it is opened like any other, and nothing in it runs. `raw` keeps whole modules the objects
     they are. One file of many, such as a rank's, can be looked at; whoever takes its weights for a model gets an error,
     unless it is taken `alone`. "-" is standard input. Input from a pipe is kept in a temporary file in `spool_dir`.
@@ -228,10 +229,6 @@ def with_layout(
         from ckptconv.formats.quantized.weights import with_weights
 
         source = with_weights(source, weights_dtype, reaching.get("storage_options") or {}, anew=quantize)
-    if quantize:
-        from ckptconv.formats.quantized.weights import with_configuration
-
-        source = with_configuration(source, reaching.get("storage_options") or {})
     if like:
         source = source._replace(reference=open_source(normalize(like), structure=False, **reaching))
     if map or size:
@@ -286,8 +283,8 @@ def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Sour
         from ckptconv.formats import diffusers
 
         found = diffusers.read(place)
-        models = [_component(place.join(name), name, settings) for name in found.models]
-        return [found.own, *models, *found.others]
+        models = [_component(place.join(name) if name else place, name, settings) for name in found.models]
+        return [*found.others, *models]
     from ckptconv.formats.deepspeed import read
 
     with refusing_attacks(not settings["inert"]):
@@ -297,10 +294,7 @@ def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Sour
 
 def _component(place: Location, name: str, settings: Mapping[str, Any]) -> Source:
     """Open a model of a pipeline."""
-    source = open_source(place.path, **{**settings, "family": ""})._replace(component=name)
-    left = _left(place, source)
-    notes = [f"{place} holds other weights too, which were not read: {left}."] if left else []
-    return source._replace(notes=[*source.notes, *notes])
+    return open_source(place.path, **{**settings, "family": ""})._replace(component=name)
 
 
 def _choose(probe: Probe) -> _Found:
@@ -308,13 +302,15 @@ def _choose(probe: Probe) -> _Found:
     expected family."""
     place, family = probe.place, probe.expected
     if place.kind == "missing":
-        raise UsageError(f"{place} does not exist.", _nearby(place))
+        raise MissingError(f"{place} does not exist.", _nearby(place))
     best = _surest(sorted((*_named(family), *FORMATS), key=lambda each: family != each.FAMILY), probe)
     if best is None or best[1].sure < LIKELY:
         # importlib.metadata takes as long to import as everything else.
         from ckptconv.formats.plugins import installed
 
         best = _surest(installed(), probe, best)
+    if best is None and probe.is_directory:
+        _check_foreign(place)
     if best is None:
         raise UsageError(
             f"{place} is {place.entry.described}, where a checkpoint was expected, and holds none that is known.",
@@ -356,6 +352,15 @@ def _check_beginning(probe: Probe) -> None:
     what = what_it_is(*probe.head)
     if what:
         raise type(what)(f"{probe.place} {what.message}", what.hint)
+
+
+def _check_foreign(place: Location) -> None:
+    """Raise the error for a directory of a format that is not read, or with such directories in it, as a run has."""
+    inner = (name for name, entry in place.names.items() if entry.kind == "directory")
+    for each in (place, *(place.child(name) for name in islice(inner, _LOOKED_AT))):
+        what = what_directory_it_is(each.names)
+        if what:
+            raise type(what)(f"{each} {what.message}", what.hint)
 
 
 def _within(place: Location) -> str:

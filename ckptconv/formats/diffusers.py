@@ -1,43 +1,126 @@
-"""Pipelines of diffusers: directories of several models, each in a folder of its own, and what goes with them.
+"""Pipelines of diffusers and of sentence-transformers: directories of several models, each in a folder of its own, and
+what goes with them.
 
-Source: diffusers' `pipelines/pipeline_utils.py`. model_index.json is an object of components by name, such as
+Sources: diffusers' `pipelines/pipeline_utils.py`; sentence-transformers' `SentenceTransformer.py` and
+`models/Router.py`. model_index.json is an object of components by name, such as
 {"unet": ["diffusers", "UNet2DConditionModel"]}: a folder of that name has what the class's `from_pretrained` reads.
 Names that begin with _ describe the pipeline, [null, null] is a component that it lacks, and other values are settings.
+
+modules.json is a list of modules, such as {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}: a folder
+has the module's configuration and weights, and "" is the directory itself. The types that router_config.json in a
+folder names are folders of modules in that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats import companions, model_files
+from ckptconv.formats import configs, model_files
 from ckptconv.formats.source import Source
+from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
+from ckptconv.storage.paths import join
+from ckptconv.structure import keymap
 from ckptconv.text import some
 
 FAMILY = "diffusers"
-_INDEX = "model_index.json"
+_INDEX, _MODULES, _ROUTER = "model_index.json", "modules.json", "router_config.json"
 # How the names of classes end that are no models: they have settings alone.
 _OF_SETTINGS = ("Tokenizer", "Scheduler", "Processor", "FeatureExtractor")
+# How the name of the class of modules ends that have no files, and may have no folder.
+_WITHOUT_FILES = "Normalize"
 
 
 class Pipeline(NamedTuple):
-    """What a pipeline consists of: the files of its own, the folders of its models, and its folders of other files."""
+    """What a pipeline consists of: the folders of its models, "" for the pipeline's own, and sources of other files, in
+    folders or of the pipeline's own."""
 
-    own: Source
     models: Sequence[str]
     others: Sequence[Source]
 
 
-def is_one(place: Location, family: str = "") -> bool:
-    """Whether `place` is the directory of a pipeline, and one may be meant where a `family` is expected."""
-    return family in ("", FAMILY) and place.kind == "directory" and _INDEX in place.names
+def is_one(place: Location, family: str = "", *, copies: bool = True) -> bool:
+    """Whether `place` is the directory of a pipeline, and one may be meant where a `family` is expected. One that has a
+    single model in it is only a pipeline if what is beside that is copied, too."""
+    if family not in ("", FAMILY, model_files.SAFETENSORS, model_files.TORCH) or place.kind != "directory":
+        return False
+    if _INDEX in place.names:
+        return family in ("", FAMILY)
+    # Here a model is the pipeline's own, whose manifest names the family of that.
+    return _MODULES in place.names and (copies or len(_models(place, _folders(place))) > 1)
 
 
 def read(place: Location) -> Pipeline:
     """Return what the pipeline at `place` consists of. Raise CorruptError if a component is not there."""
-    classes = _classes(companions.read_configuration(place.join(_INDEX).entry.file, place.options))
+    if _INDEX in place.names:
+        return _of_diffusers(place)
+    folders = _folders(place)
+    models = _models(place, folders)
+    rest = [name for name in dict.fromkeys(("", *folders)) if name not in models]
+    others = [_files(place.join(name) if name else place, name, "a model of sentence-transformers") for name in rest]
+    return Pipeline(models, others)
+
+
+def together(place: Location, sources: Sequence[Source]) -> Source:
+    """Return the parts of the pipeline at `place` as one source, to be looked at: each tensor has the name of its
+    folder before its own."""
+    weights: dict[str, Any] = {}
+    inputs: dict[str, Hashable] = {}
+    for source in sources:
+        before = f"{source.component}/" if source.component else ""
+        tensors = keymap.flatten(source.weights)[0] if source.structured else source.weights
+        weights.update((before + name, tensor) for name, tensor in tensors.items())
+        inputs.update((before + name, file) for name, file in source.inputs.items())
+    formats = dict.fromkeys(source.format for source in sources if source.family != FAMILY)
+    return Source(
+        f"a pipeline of {some(formats, form=str)}",
+        FAMILY,
+        place.path,
+        weights,
+        structured=False,
+        facts={"models": len([source for source in sources if source.family != FAMILY])},
+        inputs=inputs,
+        opaque=[name for source in sources for name in source.opaque],
+        mentioned=[name for source in sources for name in source.mentioned],
+        notes=[f"{source.path}: {note}" for source in sources for note in source.told()],
+        warnings=[f"{source.path}: {text}" for source in sources for text in source.warnings],
+        bytes_read=sum(source.bytes_read for source in sources),
+    )
+
+
+def _folders(place: Location) -> list[str]:
+    """Return the folders of the modules of sentence-transformers. Raise CorruptError if one is not there."""
+    modules = configs.read_list(place.join(_MODULES), {"path": str, "type": str})
+    found = []
+    for module in modules:
+        folder = module["path"]
+        if folder:
+            check_inside(folder, place.join(_MODULES).path, place.path)
+        inner = place.join(folder) if folder else place
+        if inner.kind != "directory":
+            if module["type"].endswith(_WITHOUT_FILES):
+                continue
+            raise CorruptError(
+                f"{place.join(_MODULES)} names a module in {folder!r}, and there is no such folder.",
+                "Download or copy it again.",
+            )
+        found.append(folder)
+        if _ROUTER in inner.names:
+            types = configs.read(inner.join(_ROUTER)).get("types")
+            for name in types if isinstance(types, Mapping) else ():
+                check_inside(name, inner.join(_ROUTER).path, inner.path)
+                found += [join(folder, name) if folder else name] if inner.join(name).kind == "directory" else []
+    return list(dict.fromkeys(found))
+
+
+def _models(place: Location, folders: Sequence[str]) -> list[str]:
+    return [name for name in folders if model_files.holds_whole((place.join(name) if name else place).names)]
+
+
+def _of_diffusers(place: Location) -> Pipeline:
+    classes = _classes(configs.read(place.join(_INDEX)))
     lacking = [name for name in classes if name not in place.names or place.names[name].kind != "directory"]
     if lacking:
         raise CorruptError(
@@ -53,10 +136,7 @@ def read(place: Location) -> Pipeline:
                 "Copy the weights there: .bin files or safetensors.",
             )
     others = [_files(place.join(name), name) for name in classes if name not in models]
-    known = {name for name in place.names if name in classes or companions.is_companion_name(name)}
-    left = [name for name in sorted(place.names.keys() - known) if not name.startswith(".")]
-    notes = [f"{place} holds more than the pipeline, which is left: {some(left, form=str)}."] if left else []
-    return Pipeline(_files(place, "", notes), models, others)
+    return Pipeline(models, [_files(place, ""), *others])
 
 
 def _classes(told: Mapping[str, Any]) -> dict[str, str]:
@@ -68,6 +148,6 @@ def _classes(told: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _files(place: Location, component: str, notes: Sequence[str] = ()) -> Source:
+def _files(place: Location, component: str, called: str = "a pipeline of diffusers") -> Source:
     """Return a source of no model, whose companions are copied."""
-    return Source("a pipeline of diffusers", FAMILY, place.path, {}, structured=False, component=component, notes=notes)
+    return Source(called, FAMILY, place.path, {}, structured=False, component=component)

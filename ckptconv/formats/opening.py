@@ -13,7 +13,7 @@ from ckptconv.formats.source import Source
 from ckptconv.formats.states import is_same, with_states
 from ckptconv.formats.training import model_alone, with_training
 from ckptconv.options.table import Options
-from ckptconv.storage.hub import pinned
+from ckptconv.storage.hub import is_hub, pinned
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.spool import is_pipe
@@ -67,7 +67,8 @@ def all_opened(
     if not isinstance(given, Source) and not is_pipe(path):
         place = Location(path, dict(options.storage_options))
         place = place.at(pinned(place.path, place.options))
-        if options.per_rank or diffusers.is_one(place, options.family):
+        copies = options.copy_config if options.copy_config is not None else is_hub(place.path)
+        if options.per_rank or diffusers.is_one(place, options.family, copies=copies):
             return open_parts(place, per_rank=options.per_rank, **{**options.opening(), **wanted})
         given = place.path
     return [opened(given, options, **wanted)]

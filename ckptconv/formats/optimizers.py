@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.source import wrapper
 from ckptconv.tensors.lazy import LazyTensor, Tagged, same_bytes
-from ckptconv.text import quoted, some
+from ckptconv.text import name_of, quoted, some
 
 _STATE, _GROUPS, _STEP = "state", "param_groups", "step"
 # Optimizers' names for their states.
@@ -59,7 +59,7 @@ def _states(tree: Mapping[Any, Any], weights: Collection[str]) -> dict[str, dict
     nested = tree.get(_STATE)
     if isinstance(nested, Mapping):
         for name, state in nested.items():
-            found[str(name)] = dict(state) if isinstance(state, Mapping) else {_STATE: state}
+            found[name_of(name)] = dict(state) if isinstance(state, Mapping) else {_STATE: state}
     elif isinstance(nested, list):
         found.update((str(name), state) for name, state in enumerate(nested) if isinstance(state, dict))
     flat = _flat(tree, _STATE)
@@ -90,7 +90,7 @@ def _is_state_first(flat: Collection[str], weights: Collection[str]) -> bool:
 def _groups(tree: Mapping[Any, Any]) -> list[dict[str, Any]]:
     nested = tree.get(_GROUPS)
     groups = [
-        {**group, "params": [str(name) for name in listed(group.get("params", group.get("param_names")))]}
+        {**group, "params": [name_of(name) for name in listed(group.get("params", group.get("param_names")))]}
         for group in (nested if isinstance(nested, list) else ())
         if isinstance(group, Mapping)
     ]
@@ -136,7 +136,7 @@ def optimizers_in(tree: Any, key: str = "") -> list[tuple[str, Mapping[str, Any]
     if not isinstance(tree, Mapping) or {*map(type, tree.values())} == {Tagged}:
         return []
     return [
-        (str(name), optimizer)
+        (name_of(name), optimizer)
         for name, value in tree.items()
         if type(value) is not Tagged and name != key
         for optimizer in (value if isinstance(value, (list, tuple)) else [value])
@@ -235,7 +235,7 @@ def names_of_numbers(
     tell them, and the names of the model's tensors with their shapes, in order. Those that lead to names must lead to
     the same.
     """
-    numbers = [[str(number) for number in listed(group.get("params"))] for group in groups]
+    numbers = [[name_of(number) for number in listed(group.get("params"))] for group in groups]
     names = [listed(group.get("param_names")) for group in groups]
     if not all(names) or [len(own) for own in names] != [len(own) for own in numbers]:
         fitting = [matched([[told.get(each) for each in own] for own in numbers], known) for told, known in ways]
@@ -244,7 +244,7 @@ def names_of_numbers(
             return None
         names = found[0]
     pairs = zip(numbers, names, strict=True)
-    return {number: str(name) for own, given in pairs for number, name in zip(own, given, strict=True)}
+    return {number: name_of(name) for own, given in pairs for number, name in zip(own, given, strict=True)}
 
 
 class _Choice(NamedTuple):

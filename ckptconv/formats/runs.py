@@ -176,5 +176,10 @@ def is_of_optimizer(name: str) -> bool:
     return re.fullmatch(_OPTIMIZERS, name) is not None
 
 
+def is_of_step(name: str) -> bool:
+    """Whether frameworks give that name to the directory of a step, or to one in it."""
+    return _is_known(name) or bool(re.fullmatch(_STEP, name)) or name in _HOLDERS
+
+
 def _is_known(name: str) -> bool:
     return bool(re.fullmatch(_MODELS, name)) or is_of_optimizer(name)

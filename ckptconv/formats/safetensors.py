@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError, damaged
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, METADATA, SAFETENSORS, SUFFIX
-from ckptconv.formats.source import DIFFUSERS, MODEL, Source, StoredTensors, Wanted
+from ckptconv.formats.source import STEMS, Source, StoredTensors, Wanted
 from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Opaque
@@ -37,7 +37,7 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import quoted, some
 
 # What a directory's model is called, the first first.
-_MODELS = [(stem, suffix) for stem in (MODEL, DIFFUSERS) for suffix in (INDEX_SUFFIX, SUFFIX)]
+_MODELS = [(stem, suffix) for stem in STEMS for suffix in (INDEX_SUFFIX, SUFFIX)]
 # Describing that many takes 1 GiB of memory.
 MAX_TENSORS = 1 << 20
 # A record takes some 100 bytes for a tensor, plus its other values.

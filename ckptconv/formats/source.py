@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -17,10 +16,18 @@ from ckptconv.tensors.moves import File
 from ckptconv.text import parse_path
 
 if TYPE_CHECKING:
+    from ckptconv.formats.configs import Change
     from ckptconv.structure.maps.chosen import ChosenMap
 
-# How the names of a model's files begin: those of most programs, and those of diffusers.
-MODEL, DIFFUSERS, ADAPTER = "model", "diffusion_pytorch_model", "adapter_model"
+# How the names of a model's files begin: those of most programs, and by the beginning of an input's name, those of
+# diffusers and of open_clip, and of PEFT's adapters.
+MODEL, ADAPTER = "model", "adapter_model"
+_STEMS = {
+    "diffusion_pytorch_model": "diffusion_pytorch_model",
+    "open_clip_": "open_clip_model",
+    ADAPTER: ADAPTER,
+}
+STEMS = (MODEL, *_STEMS.values())
 # Stands before the names of a reference's files among those of the source.
 OF_REFERENCE = "--like/"
 # Keys under which training checkpoints keep the weights; the first one present is meant.
@@ -85,14 +92,17 @@ class Quantized(NamedTuple):
     """What was made of quantized weights: weights of `dtype` ("": all are quantized anew), `formats` {format: count}.
 
     `path` is the configuration that says so, "" if none does. `again` does the same to the source when it is reread.
-    `config` is what the config.json of `path` becomes.
     """
 
     dtype: str
     path: str
     formats: Mapping[str, int]
     again: Callable[[Source], Source]
-    config: bytes = b""
+
+    @property
+    def says(self) -> str:
+        """The configuration that is no longer true, as weights were made; "" if there is none."""
+        return self.path if self.formats else ""
 
 
 # How notes on optimizer states say what to do with them. What is computed of several checkpoints has none.
@@ -172,8 +182,7 @@ class Source(NamedTuple):
     - `opaque` are the names of classes kept as inert data; `mentioned` are all names that its pickles mention.
     - `records` maps a file's path to its storages, with their checksums. `digests` are the SHA-256 of files by path,
       as the checkpoint states them.
-    - `warnings` are causes for concern; `notes` are not. `hints` suggest renamings of the weights, of no use to a user
-      who has chosen some.
+    - `warnings` are causes for concern; `notes` are not.
     - `values` are values that it holds beside `weights`, by name, for people: they are not converted.
     - `inputs` identifies every file that was read, by a name relative to the source, as an `Input` or by what tells its
       content from others alone. `state_inputs` does so for what was read only for the optimizer's states; it tells more
@@ -182,7 +191,7 @@ class Source(NamedTuple):
     - `companions` are small files beside it, or beside its reference, by name, that are copied along with the weights.
     - `reference` is the checkpoint whose names, files and dtypes an output of the weights takes over.
     - `quantized` says what was made of quantized weights, if weights were asked for in their place.
-    - `config` is the text of the config.json beside it, if an output is to say there how it is quantized.
+    - `config` is what the config.json among the companions says, or one that lies where the output goes.
     - `average` are the checkpoints that its tensors are to be averaged with; its own are as they are stored.
     - `adapters` are to be merged into its tensors, which are as they are stored; `model` is what the config.json beside
       them says.
@@ -225,7 +234,6 @@ class Source(NamedTuple):
     values: Mapping[str, Any] = {}
     inputs: Mapping[str, Hashable] = {}
     bytes_read: int = 0
-    hints: Sequence[str] = ()
     pointers: Sequence[str] = ()
     shards: Sequence[str] = ()
     grouping: Mapping[str, str] = {}
@@ -242,7 +250,7 @@ class Source(NamedTuple):
     companions: Mapping[str, File] = {}
     reference: Source | None = None
     quantized: Quantized | None = None
-    config: str = ""
+    config: Mapping[str, Any] | None = None
     average: Average | None = None
     adapters: tuple[Adapter, ...] = ()
     model: Mapping[str, Any] = {}
@@ -269,10 +277,11 @@ class Source(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """How the names of the files of its output in a directory begin: as its own if these are diffusers' names or
-        those of PEFT's adapters, or those of its reference."""
+        """How the names of the files of its output in a directory begin: as its own if these are those of diffusers, of
+        open_clip or of PEFT's adapters, or those of its reference."""
         names = (self.reference or self).inputs
-        return next((stem for stem in (DIFFUSERS, ADAPTER) if any(name.startswith(stem) for name in names)), MODEL)
+        stems = (stem for beginning, stem in _STEMS.items() if any(name.startswith(beginning) for name in names))
+        return next(stems, MODEL)
 
     def all_inputs(self) -> Mapping[str, Hashable]:
         """Return `inputs`, and likewise the companions, and the files of the reference as `--like/<name>`."""
@@ -280,28 +289,39 @@ class Source(NamedTuple):
         reference = self.reference.inputs if self.reference else {}
         return {**self.inputs, **companions, **{f"{OF_REFERENCE}{name}": each for name, each in reference.items()}}
 
-    def content(
-        self,
-        name: str,
-        file: File,
-        quantization: Mapping[str, Any] | None = None,
-        settings: Mapping[str, Any] | None = None,
-    ) -> LazyTensor:
-        """Return the bytes of the companion `file` as the output has them: as they are, but for a configuration of
-        weights that were quantized, or that are by now, as `quantization` says, or one that gets other `settings`."""
-        if name == "config.json" and settings and not self.reference:
-            from ckptconv.formats.quantized.configuration import with_settings
+    def content(self, name: str, file: File, change: Change) -> LazyTensor:
+        """Return the bytes of the companion `file` as the output has them: as they are, but for a configuration that
+        is no longer true, which says what `change` does."""
+        if name != "config.json" or self.config is None:
+            return whole(file)
+        from ckptconv.formats import configs
 
-            made = self.content(name, file, quantization)
-            text = made.data if isinstance(made, Inline) else json.dumps(self.model)
-            return _inline(with_settings(text, settings))
-        if self.config and quantization and name == "config.json":
-            from ckptconv.formats.quantized.configuration import stated
+        if self.quantized and self.quantized.says != file.path:
+            change = change._replace(plain=False)  # it is a reference's, which says nothing of these
+        if self.reference:
+            change = change._replace(settings={})
+        told = configs.changed(self.config, change)
+        if told == self.config:
+            return whole(file)
+        data = configs.text_of(told).encode()
+        return Inline(data, DTYPES["uint8"], (len(data),))
 
-            return _inline(stated(self.config, quantization).encode())
-        if self.quantized and self.quantized.config and (name, file.path) == ("config.json", self.quantized.path):
-            return _inline(self.quantized.config)
-        return whole(file)
+    @property
+    def hints(self) -> list[str]:
+        """What renames the weights as their module has them, if wrappers have put a prefix before all of their names:
+        of no use to a user who has chosen names."""
+        tree, key = self.weights, ""
+        if self.structured and isinstance(tree, Mapping):
+            key = next((each for each in MODEL_KEYS if isinstance(tree.get(each), Mapping)), "")
+            tree = tree[key] if key else tree
+        names = tree if isinstance(tree, Mapping) and all(map(_is_text, tree)) else ()
+        prefix = wrapper(names)
+        # Of a model in one file, this is mostly the name of a module of its own.
+        if not prefix or (prefix == _WRAPPERS[-1] and self.structured):
+            return []
+        how = f"--key {key} --strip-prefix {prefix}" if key else f"--strip-prefix {prefix}"
+        every = f"Every name under {key}" if key else "Every name"
+        return [f"{every} begins with {prefix!r}, as wrappers of models have it; {how} takes it off."]
 
     def tree(self, key: str) -> Any:
         """Return the tree that holds what is under `key`: the weights, or a larger one."""
@@ -331,10 +351,6 @@ def _without_states(note: str) -> str:
     return note.replace(STATES_ARE_CONVERTED, "").replace(THEIR_STATES_ARE_CONVERTED, "")
 
 
-def _inline(data: bytes) -> LazyTensor:
-    return Inline(data, DTYPES["uint8"], (len(data),))
-
-
 def computed(source: Source, terms: Sequence[Source], inputs: Mapping[str, Hashable], **how: Any) -> Source:
     """Return `source`, one of `terms`, as one whose tensors are computed of all of them: `how` are its fields that say
     so, and `inputs` identify what was read of the others."""
@@ -343,6 +359,7 @@ def computed(source: Source, terms: Sequence[Source], inputs: Mapping[str, Hasha
         inputs={**source.inputs, **inputs},
         equal=[pair for each in terms for pair in each.equal],
         records={path: found for each in terms for path, found in each.records.items()},
+        digests={path: digest for each in terms for path, digest in each.digests.items()},
         warnings=list(dict.fromkeys(text for each in terms for text in each.warnings)),
         notes=list(dict.fromkeys(_without_states(text) for each in terms for text in each.notes)),
         bytes_read=sum(each.bytes_read for each in terms),
@@ -374,9 +391,5 @@ def wrapper(names: Collection[str], known: Collection[str] = ()) -> str:
     return prefix
 
 
-def prefixed(names: Collection[str]) -> list[str]:
-    """Return a hint for stripping wrapper prefixes that all names share, or nothing."""
-    prefix = wrapper(names)
-    if not prefix:
-        return []
-    return [f"Every name begins with {prefix!r}, as wrappers of models have it; --strip-prefix {prefix} takes it off."]
+def _is_text(key: Any) -> bool:
+    return type(key) is str

@@ -66,9 +66,9 @@ def diff(
     if html and not measure:
         raise UsageError("--html shows by how much tensors differ, and that is not to be measured.", "Leave one out.")
     if html:
-        from ckptconv.inspection.file import check_whole
+        from ckptconv.inspection.file import PAGE, check_whole
 
-        check_whole(html, "the page")
+        check_whole(html, PAGE, chosen.overwrite)
     if delta:
         if chosen.map:
             raise UsageError("--delta leads from A as it is to B, and --map gives A other names.", "Convert A first.")
@@ -100,12 +100,11 @@ def diff(
             found.delta = delta.write(one, other, found, changed, encoder, chosen)
     if html:
         from ckptconv.inspection.differences import page_of
-        from ckptconv.inspection.file import write_whole
+        from ckptconv.inspection.file import PAGE, write_whole
         from ckptconv.outputs.targets import files_behind
 
-        write_whole(
-            html, page_of(found).encode(), "the page", [one.path, other.path, *files_behind(one), *files_behind(other)]
-        )
+        read = [one.path, other.path, *files_behind(one), *files_behind(other)]
+        write_whole(html, page_of(found).encode(), PAGE, chosen.overwrite, read)
     return found
 
 

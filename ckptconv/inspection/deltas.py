@@ -16,11 +16,11 @@ from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.delta import delta_files
 from ckptconv.outputs.planning import output_of
-from ckptconv.outputs.targets import beside, resolve_output
+from ckptconv.outputs.targets import Target, beside, resolve_output
 from ckptconv.publish.producing import produce
 from ckptconv.storage.files import held, look
 from ckptconv.storage.paths import normalize
-from ckptconv.text import some
+from ckptconv.text import Proposed, some
 
 _SMALLER = ", or take --delta-encoding auto"
 
@@ -39,10 +39,13 @@ class AskedDelta:
         """Return `options` with a directory for temporary data. Raise UsageError if the delta cannot be at its path,
         and what `check_installed` raises."""
         check_installed(self.checksum)
-        target = resolve_output(normalize(self.path), options)
+        target = self._target(options)
         if target.is_file:
             raise UsageError(f"{self.path} is the name of a file, and a delta is a directory.")
         return options.replaced(spool_dir=options.spool_dir or beside([target]))
+
+    def _target(self, options: Options) -> Target:
+        return resolve_output(Proposed(normalize(self.path), "Give --delta another directory."), options)
 
     def encoder(self, options: Options) -> Encoder:
         """Return what encodes the delta while the tensors are compared, with temporary data where `options` say."""
@@ -87,7 +90,7 @@ class AskedDelta:
             inputs = {f"a/{path}": each for path, each in one.inputs.items()}
             inputs |= {f"b/{path}": each for path, each in other.inputs.items()}
             source = one._replace(inputs=inputs, companions={}, reference=None)
-            target = resolve_output(normalize(self.path), options)
+            target = self._target(options)
             output = output_of("delta", [source], target, options, files, {})
             produce([source, other], [output], options, started)
         size, whole = sum(each.size for each in files), sum(pair.other.nbytes for pair in changed.values())

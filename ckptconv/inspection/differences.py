@@ -81,7 +81,7 @@ def _through(found: Difference) -> Iterator[Line]:
         return
     counts = {
         "equal": told.equal,
-        "lossless": told.lossless,
+        "reproduced": told.reproduced,
         "within half a step": told.within_half_step,
         "further apart": told.beyond,
         "without steps": told.unmeasured,
@@ -153,8 +153,8 @@ def _apart(steps: Steps | None) -> str:
     """Return how far the sides of a quantized weight are apart."""
     if steps is None:
         return ""
-    if steps.lossless:
-        return "lossless"
+    if steps.reproduced:
+        return "reproduced"
     far = f"{_number(steps.largest)} steps apart at {steps.worst}" if steps.worst else "no steps apart"
     if steps.beyond:
         far += f", {steps.beyond:,} by more than half, first {steps.first}"
@@ -266,7 +266,7 @@ def _counted(told: Quantization | None) -> list[list[str]]:
         ["quantized weights", f"{told.tensors:,}"],
         ["scales", f"{told.scales:,}"],
         ["equal weights", f"{told.equal:,}"],
-        ["lossless", f"{told.lossless:,}"],
+        ["reproduced", f"{told.reproduced:,}"],
         ["within half a step", f"{told.within_half_step:,}"],
         ["further apart", f"{told.beyond:,}"],
         ["most steps apart", _number(told.largest)],

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
-from ckptconv.outputs.targets import Spared, check_file
+from ckptconv.options.table import Options
+from ckptconv.publish.replacing import Replacing, Spared
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.storage.paths import is_remote, normalize
 
-
-@leaving(UNWRITTEN)
-def check_whole(target: str, called: str) -> None:
-    """Raise UsageError if `target` cannot be a local file. Call it before long work; messages say `called`."""
-    if is_remote(target):
-        raise UsageError(f"{target}: {called} is written to a local file.")
-    check_file(normalize(target), f"{called[:1].upper()}{called[1:]}", {})
+# What a command writes of what it found, by option.
+PAGE, SARIF = ("--html", "page"), ("--sarif", "sarif")
 
 
 @leaving(UNWRITTEN)
-def write_whole(target: str, data: bytes, called: str, read: Iterable[str]) -> None:
-    """Write `data`, which messages call `called` ("the page"), to the local file `target`.
+def check_whole(target: str, asked: tuple[str, str], overwrite: bool, read: Iterable[str] = ()) -> None:
+    """Raise UsageError if `target` cannot be a local file, or if it would replace what it may not, such as the files
+    that are `read`. Call it before long work too. `asked` is `PAGE` or `SARIF`."""
+    option, kind = asked
+    if is_remote(normalize(target)):
+        raise UsageError(f"{option} {target}: it is written to a local file.")
+    replacing = Replacing(Options(overwrite=overwrite), Spared(read))
+    replacing.check([], {option: (normalize(target), kind)})
 
-    `read` are files that it may not replace. Raises UsageError if `target` cannot be such a file, FailedError if it
-    cannot be written.
-    """
-    check_whole(target, called)
-    target = normalize(target)
-    Spared(list(read)).check(target, called[:1].upper() + called[1:])
-    with LocalStaging(target, called.rpartition(" ")[2], durable=False) as staging:
-        staging.seal(staging.put(os.path.basename(target), data))
-        staging.commit([os.path.basename(target)])
+
+@leaving(UNWRITTEN)
+def write_whole(target: str, data: bytes, asked: tuple[str, str], overwrite: bool, read: Iterable[str]) -> None:
+    """Write `data` to the local file `target`. Raise what `check_whole` raises, and FailedError if it cannot be
+    written."""
+    check_whole(target, asked, overwrite, read)
+    with LocalStaging(normalize(target), asked[1], durable=False) as staging:
+        staging.made_as = asked[1]
+        staging.seal(staging.put("", data))
+        staging.commit([""])

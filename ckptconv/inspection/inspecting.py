@@ -7,15 +7,18 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError
-from ckptconv.formats.detect import complete, open_source, with_layout
+from ckptconv.formats import diffusers
+from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
 from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.inspection.summary import QuantizedSummary, Summary, forecast, quantization, summarize, tensors_of
 from ckptconv.options.table import INSPECTING, Options, checked, filled
 from ckptconv.outputs.pipeline import tree_of
 from ckptconv.process import no_garbage
+from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.progress import counter, shown
+from ckptconv.storage.spool import is_pipe
 from ckptconv.structure import keymap
 
 if TYPE_CHECKING:
@@ -40,7 +43,8 @@ def inspect(
     Only descriptions are read, no tensor data, unless `stats` asks for the statistics of all values. `key`, `include`
     and `exclude` choose tensors, as in a conversion, and `map` and `size` give them other names and layouts. With
     `as_`, a dtype, or `max_shard_size`, in bytes or as text, the summary has what such a conversion would write. `html`
-    is a file for a page that shows all this. `tag`, `inert`, `raw`, `family` and `spool_dir` are those of `open`.
+    is a file for a page that shows all this; with `overwrite` it replaces other files than earlier pages too. `tag`,
+    `inert`, `raw`, `family` and `spool_dir` are those of `open`.
     `progress` and `on_total` are those of `convert`, for the bytes of tensors that are read for statistics.
 
     Raise UsageError for a path that does not exist, or if `key` or a glob of `include` matches nothing, and whatever
@@ -56,13 +60,14 @@ def inspect(
     from ckptconv.rows import tables
 
     asked = filled(INSPECTING, options)
-    stats, as_, html, max_shard_size = (asked.pop(name) for name in ("stats", "as_", "html", "max_shard_size"))
+    stats, as_, max_shard_size = (asked.pop(name) for name in ("stats", "as_", "max_shard_size"))
+    html, overwrite = asked.pop("html"), asked.pop("overwrite")
     chosen = {name: asked.pop(name) for name in ("include", "exclude")} | {"key": asked["key"]}
     which = Options(**chosen)
     if html:
-        from ckptconv.inspection.file import check_whole
+        from ckptconv.inspection.file import PAGE, check_whole
 
-        check_whole(html, "the page")
+        check_whole(html, PAGE, overwrite)
     opened, path, found, read = source_of(source), "", None, 0
     # A million tensors are a million small objects that live until the end: do not scan them.
     with no_garbage():
@@ -72,7 +77,7 @@ def inspect(
             opened = with_layout(opened, **layout)
         else:
             path = os.fspath(opened)
-            opened = open_source(normalize(path), **asked)
+            opened = _opened(normalize(path), asked)
         conversion = forecast(opened, as_, max_shard_size, **chosen) if as_ or max_shard_size else None
         held = tensors_of(opened, which)
     kept = {name: tensor for name, tensor in held.tensors.items() if name not in held.aliases}
@@ -87,12 +92,20 @@ def inspect(
     summary.bytes_read += read
     summary.conversion = conversion
     if html:
-        from ckptconv.inspection.file import write_whole
+        from ckptconv.inspection.file import PAGE, write_whole
         from ckptconv.inspection.page import page_of
         from ckptconv.outputs.targets import files_behind
 
-        write_whole(html, page_of(summary).encode(), "the page", [summary.input, *files_behind(opened)])
+        write_whole(html, page_of(summary).encode(), PAGE, overwrite, [summary.input, *files_behind(opened)])
     return summary
+
+
+def _opened(path: str, asked: Mapping[str, Any]) -> Source:
+    """Return what is at `path`, opened with the settings of `open_source`; of a pipeline, all of its models."""
+    place = Location(path, dict(asked["storage_options"] or {}))
+    if is_pipe(path) or not diffusers.is_one(place, asked["family"], copies=False):
+        return open_source(path, **asked)
+    return diffusers.together(place, open_parts(place, per_rank=False, **asked))
 
 
 def _quantized(

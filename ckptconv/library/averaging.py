@@ -13,8 +13,11 @@ from ckptconv.formats.opening import opened
 from ckptconv.formats.training import model_alone
 from ckptconv.options.table import AVERAGING, Options, checked
 from ckptconv.process import no_garbage
+from ckptconv.publish.replacing import taken_for_input
 from ckptconv.result import Report
+from ckptconv.storage.files import look
 from ckptconv.storage.paths import listed, normalize
+from ckptconv.text import LastWord
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -59,6 +62,8 @@ def average(
     given: dict[str, Any] = {**options}
     weights, decay, base = (given.pop(name, None) for name in ("weights", "ema", "minus"))
     paths, minus = listed(steps, "There is no checkpoint to average."), normalize(base) if base else ""
+    if len(paths) == 1 and not minus and isinstance(output, LastWord) and look(normalize(output)).kind != "missing":
+        raise taken_for_input(output)
     weights, over = weighted(len(paths), weights, decay, bool(minus))
     chosen = Options(**given)
     with no_garbage():

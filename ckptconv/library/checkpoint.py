@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ckptconv.errors import NoTensorError, UsageError
+from ckptconv.formats.alone import by_name
 from ckptconv.formats.detect import complete, open_source
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.source import Source
@@ -210,7 +211,9 @@ class Checkpoint(Tensors):
         return self.source.format
 
     def _selected(self) -> Selected:
-        return selected(self.source, Options(**{name: self._given[name] for name in ("key", "partial", "fill")}))
+        return selected(
+            by_name(self.source), Options(**{name: self._given[name] for name in ("key", "partial", "fill")})
+        )
 
     def metadata(self) -> dict[str, str] | None:
         if self.source.family != SAFETENSORS:
@@ -360,8 +363,9 @@ def open_checkpoint(
     now, not when they are asked for. A file that is an attack raises UnsafeError;
     with `inert` it is opened like any other, and nothing in it runs. A path of another `family` than the expected one
     raises UsageError. `like` names a reference, whose names and dtypes the tensors have; what of it is missing is left
-    out with `partial`, or taken from it with `fill`. The weights of one file of many, such as a rank's or a shard, are
-    read only with `alone`; its `tree` can be read anyway. `backend` "pread" copies what is read, where "mmap" maps it.
+    out with `partial`, or taken from it with `fill`. The weights of one file of many, such as a rank's, are read only
+    with `alone`, but for those of a shard of safetensors, which are whole; its `tree` can be read anyway. `backend`
+    "pread" copies what is read, where "mmap" maps it.
     "-" is standard input; what comes through a pipe, or is compressed, is kept in a temporary file in `spool_dir`.
     What a conversion would warn of, such as a tensor that is left out, is a UserWarning. Raise a CkptconvError.
 
@@ -379,7 +383,7 @@ def open_checkpoint(
     reading = filled(VIEWING, options)
     with no_garbage():
         source = open_source(path, **{name: reading[name] for name in OPENING})
-    warn_of(source)
+    warn_of(by_name(source))
     memory = Memory(source.path, reading["storage_options"], backend == "mmap", reading["spool_dir"])
     given = {"path": path, "framework": framework, "device": device, "backend": backend, **reading}
     return Checkpoint(source, kind, device, memory, given)

@@ -15,6 +15,7 @@ from ckptconv.formats import model_files
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import OPTIONS, checked
+from ckptconv.outputs.selected import METADATA
 from ckptconv.process import no_garbage
 from ckptconv.result import Report
 from ckptconv.storage.files import Buffers, holding
@@ -91,8 +92,10 @@ def _checked(metadata: Mapping[Any, Any] | None, names: Collection[str]) -> dict
     for key, value in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise UsageError(f"metadata {key!r}: {value!r} is not text by text, as safetensors has it.")
-        if key in RESERVED or value in names:
-            what = "is written by itself" if key in RESERVED else f"would make it another name of the tensor {value!r}"
+        # Every program says that its tensors are torch's, which they are.
+        is_ours = key in RESERVED and (key, value) not in METADATA.items()
+        if is_ours or value in names:
+            what = "is written by itself" if is_ours else f"would make it another name of the tensor {value!r}"
             raise UsageError(f"metadata {key!r} {what}.", "Give it another name.")
     return dict(metadata or {})
 

@@ -6,19 +6,21 @@ import contextlib
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.engine.ranges import FileBytes
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats import opening, virtual
-from ckptconv.formats.companions import together
+from ckptconv.formats.companions import together, with_files
+from ckptconv.formats.configs import UNCHANGED, Change
 from ckptconv.formats.source import Source
 from ckptconv.options import RUNNING
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs.kinds import is_given
 from ckptconv.outputs.planning import planned
+from ckptconv.outputs.quantizing import was_quantized
 from ckptconv.outputs.targets import Target
 from ckptconv.outputs.telling import notes_of, warnings_of
 from ckptconv.plan import Data, FilePlan, Literal
@@ -28,7 +30,7 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.prefetch import REQUESTS
 from ckptconv.storage.spool import SpoolingReaders
-from ckptconv.tensors.lazy import LazyTensor
+from ckptconv.tensors.lazy import Convert, LazyTensor, untagged
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -91,7 +93,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         self.overflows = Overflows(chosen.dtype or "their dtype")
         known = dict(chosen.storage_options)
         place = Location(path, known)
-        quantization, settings = None, None
+        change = UNCHANGED
         self.path = path
         self.warnings, self.notes = [], []
         with no_garbage():
@@ -99,21 +101,23 @@ class VirtualFiles(Mapping[str, VirtualFile]):
                 # The very files that it describes, however they would be divided today.
                 described = virtual.load(place)
                 files, self.format, decided = described.files, described.called, repr(described.identity)
+                change = _change(files)
                 opened = Source(self.format, virtual.FAMILY, path, {})
             else:
                 opened = opening.opened(path, chosen, key=chosen.key, like=chosen.like)
-                output = planned(opened, Target(path, "directory"), chosen)
-                quantization, settings, plan = output.told.quantization, output.told.settings, output.plan
+                opened = with_files(opened, together(opened, known), known)
+                output = planned(opened._replace(companions={}), Target(path, "directory"), chosen)
+                change, plan = output.told.change, output.plan
                 files, self.format, decided = plan.files, opened.format, plan.plan_id
                 self.warnings = list(warnings_of([opened], [output], chosen))
                 self.notes = list(notes_of([opened], [output], chosen))
         inputs = dict.fromkeys(each.stored for file in files for each in file.inputs())
         self.version = _hash(decided, *(f"{each.size} {each.stamp}" for each in inputs))
-        companions = together(opened, known)
+        opened = opened if opened.companions else with_files(opened, together(opened, known), known)
         names = {file.name for file in files}
         copies = [
-            _copy(name, opened.content(name, file, quantization, settings))
-            for name, file in sorted(companions.items())
+            _copy(name, opened.content(name, file, change))
+            for name, file in sorted(opened.companions.items())
             if name not in names
         ]
         self._readers = SpoolingReaders(known, chosen.spool_dir)
@@ -184,6 +188,14 @@ def _reopened(path: str, options: dict[str, Any], version: str) -> VirtualFiles:
 def _asks_for_no_more(options: Options) -> bool:
     """Whether the `options` leave a virtual checkpoint as it is: none but those of how to work is given."""
     return all(OPTIONS[name].group == RUNNING for name in OPTIONS if is_given(name, options))
+
+
+def _change(files: Sequence[FilePlan]) -> Change:
+    """Return what was done to the weights in `files` that a configuration is to say."""
+    tensors = [part.tensor for file in files for part in file.parts if isinstance(part, Data)]
+    plain = [tensor for tensor in tensors if was_quantized(tensor)]
+    made = {each.dtype.name for each in (*plain, *(each for each in tensors if isinstance(untagged(each), Convert)))}
+    return Change(made.pop() if len(made) == 1 else "", bool(plain))
 
 
 def _copy(name: str, content: LazyTensor) -> FilePlan:

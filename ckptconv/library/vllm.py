@@ -7,12 +7,12 @@ entry points.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.library.checkpoint import open_checkpoint
+from ckptconv.storage import strict_json
 from ckptconv.text import brief
 
 NAME = "ckptconv"
@@ -45,7 +45,7 @@ def weights(model: str, extra: Mapping[str, Any] | str | None = None) -> Iterato
     What else is in `extra`, a mapping or JSON, are options of `ckptconv.open`. Raise UsageError for anything else.
     """
     try:
-        options = json.loads(extra) if isinstance(extra, str) else dict(extra or {})
+        options = strict_json.object_of(strict_json.parse(extra), "it") if isinstance(extra, str) else dict(extra or {})
         path = options.pop(_CHECKPOINT, model)
     except (ValueError, TypeError, AttributeError):
         raise UsageError(f"model_loader_extra_config is {brief(extra)}, where a JSON object was expected.") from None

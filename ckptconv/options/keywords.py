@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict
 
 
 class TorchDType(Protocol):
@@ -19,6 +19,22 @@ class TorchDType(Protocol):
     @property
     def is_complex(self) -> bool: ...
     def to_real(self) -> Any: ...
+
+
+# The names of dtypes, as `options.kinds` reads them.
+DTypeName: TypeAlias = Literal[
+    "float32",
+    "bfloat16",
+    "float16",
+    "keep",
+    "fp32",
+    "f32",
+    "float",
+    "fp16",
+    "f16",
+    "half",
+    "bf16",
+]
 
 
 class _MaxShardSize(TypedDict, total=False):
@@ -32,7 +48,7 @@ class _MaxShardSize(TypedDict, total=False):
 class _Dtype(TypedDict, total=False):
     """Convert, Patch, Average, Merge, Load, Distributed, Rows."""
 
-    dtype: str | TorchDType | None
+    dtype: DTypeName | TorchDType | None
     """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
     Default: float32 for a DeepSpeed checkpoint, else keep."""
 
@@ -65,7 +81,7 @@ class _Quantize(TypedDict, total=False):
     to: Literal["dcp", "dcp-hf", "accelerate", "torch-checkpointing"] | None
     """Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its
     HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2
-    (accelerate); or a step of torch_checkpointing (torch-checkpointing)."""
+    (accelerate); or a step of torch_checkpointing (torch-checkpointing). Default: what OUTPUT is called."""
 
     chunks: int | str | None
     """Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own."""
@@ -216,6 +232,13 @@ class _Clobber(TypedDict, total=False):
     same as --no-copy-config. Default: from the hub, of a pipeline of diffusers, and from REF of --like."""
 
 
+class _Overwrite(TypedDict, total=False):
+    """Convert, Inspect, Diff, Patch, Average, Merge, Finish, Rows."""
+
+    overwrite: bool
+    """Replace files of other programs too, where they have the names of what is written."""
+
+
 class _Checksum(TypedDict, total=False):
     """Convert, Average, Merge, Finish, Rows."""
 
@@ -320,6 +343,7 @@ class ConvertOptions(
     _Jobs,
     _Fsync,
     _Clobber,
+    _Overwrite,
     _Checksum,
     _SpoolDir,
     _StorageOptions,
@@ -341,6 +365,7 @@ class InspectOptions(
     _Include,
     _Map,
     _Size,
+    _Overwrite,
     _SpoolDir,
     _StorageOptions,
     _Raw,
@@ -353,7 +378,7 @@ class InspectOptions(
     stats: bool
     """Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor."""
 
-    as_: str | TorchDType | None
+    as_: DTypeName | TorchDType | None
     """What a conversion to DTYPE (fp32, bf16, fp16, keep) would give."""
 
 
@@ -364,6 +389,7 @@ class DiffOptions(
     _StripPrefix,
     _Size,
     _Jobs,
+    _Overwrite,
     _SpoolDir,
     _StorageOptions,
     _Raw,
@@ -381,7 +407,7 @@ class DiffOptions(
     """Give the tensors of A the names and layouts that B has, by a map that comes with ckptconv (`ckptconv maps`) or a
     file of rules."""
 
-    dtype: str | TorchDType | None
+    dtype: DTypeName | TorchDType | None
     """Cast the floating tensors of both to DTYPE before they are compared. Default: float32 for a DeepSpeed
     checkpoint, else keep."""
 
@@ -418,6 +444,7 @@ class PatchOptions(
     _Jobs,
     _Fsync,
     _Clobber,
+    _Overwrite,
     _SpoolDir,
     _StorageOptions,
     _Raw,
@@ -443,6 +470,7 @@ class AverageOptions(
     _Jobs,
     _Fsync,
     _Clobber,
+    _Overwrite,
     _Checksum,
     _SpoolDir,
     _StorageOptions,
@@ -479,6 +507,7 @@ class MergeOptions(
     _Jobs,
     _Fsync,
     _Clobber,
+    _Overwrite,
     _Checksum,
     _SpoolDir,
     _StorageOptions,
@@ -497,7 +526,7 @@ class ScanOptions(_StorageOptions, total=False):
     """Options of `scan`."""
 
 
-class FinishOptions(_Fsync, _Checksum, _StorageOptions, total=False):
+class FinishOptions(_Fsync, _Overwrite, _Checksum, _StorageOptions, total=False):
     """Options of `finish`."""
 
 
@@ -554,6 +583,7 @@ class RowsOptions(
     _Jobs,
     _Fsync,
     _Clobber,
+    _Overwrite,
     _Checksum,
     _SpoolDir,
     _StorageOptions,

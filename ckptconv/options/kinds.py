@@ -23,6 +23,8 @@ SHORT_DTYPES = {
     **dict.fromkeys(("fp16", "f16", "half"), "float16"),
     "bf16": "bfloat16",
 }
+# Names of formats of fewer bits, which are no dtypes that weights are cast to.
+_CODES = re.compile(r"(?:mx|nv)?(?:fp|float|f|int|uint|nf|e\dm|q)[1-8](?![0-9])", re.IGNORECASE)
 
 
 class Rules(tuple[str, ...]):
@@ -44,6 +46,7 @@ class ValueKind(NamedTuple):
     `parse` converts what a caller gave; it raises UsageError, which names the option by its second argument. `words` is
     its type on the command line, `stored` its type in JSON, and `unset` the value if none was given. `accepts` is its
     type in Python as type checkers read it, without None; the names that are not Python's are those of `keywords`.
+    `values` are those that a shell completes, if they are few.
     """
 
     parse: Callable[[Any, str], Any]
@@ -51,6 +54,7 @@ class ValueKind(NamedTuple):
     stored: type = str
     unset: Any = None
     accepts: str = "str"
+    values: tuple[str, ...] = ()
 
 
 def _text(value: Any, called: str) -> str:
@@ -140,7 +144,10 @@ def _dtype_name(value: Any, called: str) -> str:
 def _dtype(value: Any, called: str) -> str:
     name = _dtype_name(value, called)
     if name not in DTYPES:
-        raise UsageError(f"{called} {brief(name)} is no dtype to convert to.", "Give fp32, bf16, fp16 or keep.")
+        hint = "Give fp32, bf16, fp16 or keep."
+        if _CODES.match(name):
+            hint += f" Codes and scales are written by --quantize, such as --quantize {ROUNDING_WAYS[0]}."
+        raise UsageError(f"{called} {brief(name)} is no dtype to convert to.", hint)
     return name
 
 
@@ -182,7 +189,7 @@ def choice(*choices: str, words: Any = str, unset: Any = None) -> ValueKind:
             raise UsageError(f"{called} is {brief(value)}; it may be {' or '.join(choices)}.")
         return value
 
-    return ValueKind(parse, words, unset=unset, accepts=f"Literal[{', '.join(map(repr, choices))}]")
+    return ValueKind(parse, words, unset=unset, accepts=f"Literal[{', '.join(map(repr, choices))}]", values=choices)
 
 
 def counted(least: int, most: int) -> ValueKind:
@@ -206,9 +213,12 @@ NUMBERS = ValueKind(_numbers, stored=list, accepts="str | list[float] | tuple[fl
 NUMBER = ValueKind(_number, stored=float, accepts="float | str")
 SIZE = ValueKind(parse_size, stored=int, accepts="int | str")
 PART = ValueKind(_part, stored=list, accepts="tuple[int, int] | list[int] | str")
-DTYPE = ValueKind(_dtype, _LITERAL[(*DTYPES, "fp32", "bf16", "fp16")], accepts="str | TorchDType")
-DTYPE_TEXT = ValueKind(_dtype, accepts=DTYPE.accepts)
-ROW_DTYPE = ValueKind(_dtype_name, accepts=DTYPE.accepts)
+DTYPE = ValueKind(
+    _dtype,
+    accepts="DTypeName | TorchDType",
+    values=(*DTYPES, "fp32", "bf16", "fp16"),
+)
+ROW_DTYPE = ValueKind(_dtype_name, accepts="str | TorchDType")
 TIED = choice("alias", "duplicate", words=_LITERAL["alias", "duplicate"])
 OPAQUE = choice("keep", "drop", unset="")
 DIGEST = choice("sha256", "blake3", words=_LITERAL["sha256", "blake3"], unset="")

@@ -18,7 +18,6 @@ from ckptconv.options.kinds import (
     CHECKPOINT,
     DIGEST,
     DTYPE,
-    DTYPE_TEXT,
     EXACT_WAY,
     FAR_MEMORY,
     FLAG,
@@ -104,7 +103,7 @@ class Option:
     def __repr__(self) -> str:
         return f"<{self.flags[0]}: {self.about}>"
 
-    def explained(self, about: str, fallback: str = "") -> Option:
+    def explained(self, about: str, fallback: str | Mapping[str, str] = "") -> Option:
         """Return the same option with another help."""
         other = copy.copy(self)
         other.about, other.fallback, other.written = about, fallback, None
@@ -349,14 +348,14 @@ class Options(_Given):
         metavar="dcp|dcp-hf|accelerate|torch-checkpointing",
         group=OUTPUT,
         common=True,
-        fallback={"safetensors2dcp": "dcp", "verify": "what the manifest says"},
+        fallback={"safetensors2dcp": "dcp", "convert": "what OUTPUT is called", "verify": "what the manifest says"},
     )
     chunks: int | None = _deciding(
         counted(1, 1 << 20),
         "Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own.",
         metavar="N",
         group=OUTPUT,
-        common=True,
+        common="safetensors2dcp verify average merge",
         fallback={"safetensors2dcp": "1, or as --like says"},
     )
     model_key: str = _deciding(
@@ -404,6 +403,11 @@ class Options(_Given):
     )
     fsync: bool = _running(FLAG, "Do not wait for the disk: a power cut may lose the output.", default=True)
     clobber: bool = _option(FLAG, "Refuse to replace an output.", default=True, group=OUTPUT)
+    overwrite: bool = _option(
+        FLAG,
+        "Replace files of other programs too, where they have the names of what is written.",
+        group=OUTPUT,
+    )
     verify: bool = _running(FLAG, "Compare the output with the input before it gets its name.", common=True)
     checksum: bool = _running(FLAG, "Check the checksums of all that is read, as far as the input has any.")
     spool_dir: str = _running(
@@ -681,7 +685,7 @@ class _Command:
     safe_serialization = Option(FLAG, "Accepted and ignored: the output is always safe.", group=OUTPUT)
     depth = Option(counted(1, 1000), "Levels of modules.", metavar="N", fallback="as many as fit a page", common=True)
     as_ = Option(
-        DTYPE_TEXT,
+        DTYPE,
         "What a conversion to DTYPE (fp32, bf16, fp16, keep) would give.",
         flags=("--as",),
         metavar="DTYPE",
@@ -709,6 +713,7 @@ class _Command:
         "Exit with 3 for this and what is worse: unknown names and archives, calls of unknown functions, what is "
         "suspicious, attacks.",
         default="call",
+        metavar="unknown|call|suspicious|attack",
         common=True,
     )
     host = Option(
@@ -849,7 +854,7 @@ _AS_IT_IS = "raw alone"
 _REACHED = "inert spool_dir storage_options"
 _TAKEN = "key include exclude"
 _NAMED = "strip_prefix rename map size"
-_WORKING = "jobs memory fsync clobber"
+_WORKING = "jobs memory fsync clobber overwrite"
 _OF_TENSORS = (
     f"max_shard_size dtype dequantize quantize requantize keep {_TAKEN} {_NAMED} tied like partial fill structure"
 )
@@ -867,14 +872,15 @@ DISTRIBUTED = _named_in(
     OPTIONS,
     f"dtype {_TAKEN} {_NAMED} optimizer model_key optimizer_key flat_optimizer fill_states {_READ} {_REACHED}",
 )
-FINISHING = _named_in(OPTIONS, "checksum manifest attest fsync storage_options")
+FINISHING = _named_in(OPTIONS, "checksum manifest attest overwrite fsync storage_options")
 INSPECTING = _named_in(
-    {**OPTIONS, **COMMAND}, f"{_TAKEN} dequantize map size stats as_ max_shard_size html tag raw family {_REACHED}"
+    {**OPTIONS, **COMMAND},
+    f"{_TAKEN} dequantize map size stats as_ max_shard_size html overwrite tag raw family {_REACHED}",
 )
 DIFFING = _named_in(
     {**OPTIONS, **COMMAND, **COMPARING},
-    f"{_TAKEN} optimizer {_NAMED} dtype dequantize rtol atol tolerance html jobs memory {_READ} {_AS_IT_IS} {_REACHED} "
-    "delta delta_encoding delta_checksum delta_version",
+    f"{_TAKEN} optimizer {_NAMED} dtype dequantize rtol atol tolerance html overwrite jobs memory {_READ} {_AS_IT_IS} "
+    f"{_REACHED} delta delta_encoding delta_checksum delta_version",
 )
 PATCHING = _named_in(
     OPTIONS,

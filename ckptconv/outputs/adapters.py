@@ -14,16 +14,14 @@ from ckptconv.formats.source import Adapter
 from ckptconv.outputs.placing import Placed, placed
 from ckptconv.outputs.tied import EMBEDDINGS, HEAD, Base, Head, is_saved, moves_head, rows_of, untied
 from ckptconv.structure.maps.memory import InFiles
-from ckptconv.tensors.computing import Axis, LowRank, Magnitude, Tiled, WeightedSum
+from ckptconv.tensors import casting
+from ckptconv.tensors.computing import MOST_COLUMNS, MOST_RANK, Axis, LowRank, Magnitude, Tiled, WeightedSum
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
-from ckptconv.tensors.lazy import Concat, Convert, Joined, LazyTensor, View, untagged
-from ckptconv.tensors.moves import Cast
+from ckptconv.tensors.lazy import Concat, Joined, LazyTensor, View, untagged
 from ckptconv.tensors.slices import Span, as_stored, extent, sliced
 from ckptconv.text import count_of, some
 
 _F64 = DTYPES["float64"]
-# Columns of a row that gets another length: a tile of it needs all of them.
-_MOST_COLUMNS = 1 << 20
 
 
 # Makes what is changed of what is there, the first row of that in the whole, and how many rows it has.
@@ -171,7 +169,7 @@ class _Work:
         """Give the head a tensor of its own, that of the embedding as it is now."""
         if head.is_new and head.name not in self.changed:
             stored = self._base.tensors[head.embedding]
-            self.changed[head.name] = untagged(self.changed.get(head.embedding, stored))
+            self.changed[head.name] = casting.unrounded(untagged(self.changed.get(head.embedding, stored)))
             self.dtypes[head.name] = stored.dtype
         self.apart |= {head.embedding, head.name}
         self.settings["tie_word_embeddings"] = False
@@ -411,18 +409,15 @@ class _Work:
     def _with_lengths(self, name: str, made: LazyTensor, lengths: LazyTensor, turned: bool) -> LazyTensor:
         if turned:
             raise unknown(
-                self._path, name, "DoRA of an embedding, or of a matrix that is stored transposed: each element needs "
-                "all rows"
-            )  # fmt: skip
-        if lengths.numel != made.shape[0]:
-            raise self._other_shape(name, lengths.shape, name)
-        if made.shape[1] > _MOST_COLUMNS:
-            raise unknown(
                 self._path,
                 name,
-                f"DoRA of rows of {made.shape[1]:,} elements, of which each needs all, and at most {_MOST_COLUMNS:,} "
-                "are made at once",
+                "DoRA of an embedding, or of a matrix that is stored transposed: each element needs all rows",
             )
+        if made.shape[1] > MOST_COLUMNS:
+            told = f"DoRA of rows of {made.shape[1]:,} elements, where {MOST_COLUMNS:,} is the most"
+            raise unknown(self._path, name, told)
+        if lengths.numel != made.shape[0] or lengths.dtype.name not in SUMMED:
+            raise self._other_shape(name, lengths.shape, name)
         flat = lengths if len(lengths.shape) == 1 else View(lengths, lengths.dtype, (lengths.numel,))
         axes = (Axis(0), Axis(1, 0)), (Axis(0),)
         return Tiled((made, flat), axes, Magnitude(), _F64, made.shape, (0, 0))
@@ -434,12 +429,15 @@ class _Work:
                 f"{self._path}: the factors of {module!r} have {left.shape[1]} columns and {right.shape[0]} rows, "
                 "which do not fit."
             )
+        if left.shape[1] > MOST_RANK:
+            told = f"factors of rank {left.shape[1]:,}, where {MOST_RANK:,} is the most"
+            raise unknown(self._path, module, told)
         return factor(self._adapter.scale, self._told[module], module, rank)
 
     def _now(self, name: str) -> LazyTensor:
         """Return the tensor of the base as it is by now."""
         self._check_weight(name)
-        tensor = untagged(self.changed.get(name) or self._base.tensors[name])
+        tensor = casting.unrounded(untagged(self.changed.get(name) or self._base.tensors[name]))
         if tensor.dtype.name not in SUMMED:
             raise UnsupportedError(
                 f"{self._base.path}: {name!r} is {tensor.dtype}, and an adapter is added to floats of 16 bits and more."
@@ -615,7 +613,7 @@ def _rows(tensor: LazyTensor, start: int, count: int) -> LazyTensor:
 
 def _wide(tensor: LazyTensor) -> LazyTensor:
     """Return a tensor of floats as float64."""
-    return tensor if tensor.dtype == _F64 else Convert(tensor, Cast(tensor.dtype.name, _F64.name), _F64)
+    return casting.cast(tensor, _F64)
 
 
 def _added(base: LazyTensor, left: LazyTensor, right: LazyTensor, scale: float, turned: bool) -> LazyTensor:

@@ -9,10 +9,10 @@ from ckptconv.errors import DifferenceError, UsageError
 from ckptconv.formats.peft import is_adapter, other_program
 from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Average
+from ckptconv.tensors import casting
 from ckptconv.tensors.computing import WeightedSum
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
-from ckptconv.tensors.lazy import Convert, Joined, LazyTensor, same_bytes, untagged
-from ckptconv.tensors.moves import Cast
+from ckptconv.tensors.lazy import Joined, LazyTensor, same_bytes, untagged
 from ckptconv.text import count_of, some
 
 _F64 = DTYPES["float64"]
@@ -77,15 +77,14 @@ def averaged(terms: Sequence[Term], own: Term, average: Average, stored_as: Call
     known: dict[Hashable, LazyTensor] = {}
     places: dict[str, Hashable] = {}
     for name, tensor in theirs.items():
-        parts = tuple(untagged(each[name]) for each in every)
+        parts = tuple(casting.unrounded(untagged(each[name])) for each in every)
         if name in own.fixed or not _is_number(tensor):
             continue
         # Names are tied if they are in every checkpoint.
         places[name] = key = tuple(term.place(name) for term in terms)
         if key not in known:
             kernel = WeightedSum(tuple(part.dtype.name for part in parts), average.weights, average.over)
-            dtype, whole = stored_as(tensor.dtype), Joined(parts, kernel, _F64)
-            known[key] = whole if dtype == _F64 else Convert(whole, Cast(_F64.name, dtype.name), dtype)
+            known[key] = casting.rounded(Joined(parts, kernel, _F64), stored_as(tensor.dtype))
         made[name] = known[key]
     ties = {alias: owner for alias, owner in own.ties.items() if places.get(alias) == places.get(owner)}
     first: dict[Hashable, str] = {}

@@ -17,6 +17,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from ckptconv.errors import LimitError, UnsupportedError, UsageError
+from ckptconv.formats.dcp import COMMON_STATE
 from ckptconv.formats.dcp.layout import Box, Layout
 from ckptconv.formats.dcp.locate import METADATA
 from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, Shape, named
@@ -48,9 +49,9 @@ DEFAULT_OPTIMIZER_KEY = "optimizer"
 _ITEM = "model"
 # Metadata of the shards, as torch.distributed.checkpoint._hf_utils names it.
 _SHARDING, _VERSION = "DCP_SHARDING_INFO", {"DCP_VERSION": "1.0"}
-# Where the record has values of Megatron-core that are parts of a tensor's state, and how their keys end; its loader
-# looks for them beside the tensors.
-_OBJECTS, _OBJECT = "objects", re.compile(r".+/shard_\d+(?:\.\d+)*_\d+(?:\.\d+)*", re.DOTALL)
+# Where the record has values of Megatron-core: those that all ranks have alike, which are one object, and those that
+# are parts of a tensor's state, and how the keys of these end. Its loader looks for them beside the tensors.
+_COMMON, _OBJECTS, _OBJECT = "common", "objects", re.compile(r".+/shard_\d+(?:\.\d+)*_\d+(?:\.\d+)*", re.DOTALL)
 # Values of these types are written once for all keys that have an equal one.
 _SHARED = frozenset({bool, int, float, str, type(None)})
 
@@ -149,6 +150,9 @@ def _weights(source: Source, chosen: Selected, empty: list[str]) -> Iterator[Lea
         ties[removed] = ties.setdefault(kept, [kept])
         ties[removed].append(removed)
     tree = keymap.unflatten(views, record, live_values=False)
+    if _is_of_megatron_core(tree):
+        tree = dict(tree)
+        yield Leaf((COMMON_STATE,), [tree.pop(_COMMON)])
     for path, value in _flattened(tree, (), empty):
         if isinstance(value, LazyTensor):
             name = _name_of(value, names)
@@ -166,6 +170,13 @@ def _weights(source: Source, chosen: Selected, empty: list[str]) -> Iterator[Lea
         elif len(path) == 2 and path[0] == _OBJECTS and _OBJECT.fullmatch(str(path[1])):
             path = path[1:]
         yield Leaf(path, value)
+
+
+def _is_of_megatron_core(tree: Any) -> bool:
+    """Whether a state has values of Megatron-core's under both of the keys where the record has them."""
+    if type(tree) not in MAPPINGS or not all(type(tree.get(key)) in MAPPINGS for key in (_COMMON, _OBJECTS)):
+        return False
+    return all(_OBJECT.fullmatch(str(key)) for key in tree[_OBJECTS])
 
 
 def _name_of(tensor: LazyTensor, names: Mapping[int, str]) -> str | None:

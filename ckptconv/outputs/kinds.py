@@ -22,7 +22,7 @@ _OF_REFERENCE = dict.fromkeys(
 )
 _OF_CHECKPOINT = dict.fromkeys(
     ("chunks", "model_key", "optimizer_key", "flat_optimizer", "fill_states"),
-    ("{} is for a checkpoint of torch.distributed.checkpoint.", 'Say so: to="dcp".'),
+    ("{} is for a checkpoint of torch.distributed.checkpoint.", "Say so with --to, such as --to dcp."),
 )
 _OF_UNIVERSAL = dict.fromkeys(
     ("zero_stage", "fresh_optimizer"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from ckptconv.pickles import nodes
 from ckptconv.structure import keymap, torchao
 from ckptconv.structure.choice import Choice
 from ckptconv.structure.record import MAP_KEY
-from ckptconv.tensors.lazy import Equal, LazyTensor, Tagged, same_bytes, untagged
+from ckptconv.tensors.lazy import Equal, LazyTensor, same_bytes, untagged
 from ckptconv.text import some
 
 
@@ -136,18 +137,22 @@ def _tree(source: Source, options: Options, rename: Rename) -> Selected:
         tree, map_ = {"state": states, "param_groups": groups}, None
     described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True, choice=choice)
     known = described.tensors
-    names = rename(selection.matching(known, choice), options.strip_prefix, options.rename)
+    names = _names(source, known, options, choice, rename)
+    fixed = described.fixed | selection.scales(known)
+    notes: tuple[str, ...] = ()
     if options.structure and not map_ and any(old != new for old, new in names.items()):
-        is_flat = type(tree) is dict and tree.keys() == known.keys()
-        if not is_flat or any(type(value) is Tagged for value in tree.values()):
+        if type(tree) not in (dict, OrderedDict) or tree.keys() != known.keys():
             raise UsageError(
-                f"{source.path} has a structure record, which says under which keys its tensors are in a .pt file: "
-                "--strip-prefix and --rename cannot change them.",
-                "--no-structure writes a dict of the tensors by name.",
+                f"{source.path} is nested, and a .pt file of it keeps its structure: --strip-prefix and --rename "
+                "cannot change the keys.",
+                "--no-structure writes a dict of the tensors by name; --key takes one dict of them.",
             )
-        described = described._replace(structure=None)
+        if vars(tree) if type(tree) is OrderedDict else ():
+            notes = (f"left out: {some(vars(tree), form=str)} of the state dict, which has the old names.",)
+        tree = type(tree)((new, tree[old]) for old, new in names.items())
+        described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True)
     bare = {new: untagged(known[old]) for old, new in names.items()}
-    dtype, fixed = options.dtype or "keep", described.fixed | selection.scales(known)
+    dtype = options.dtype or source.default_dtype
     chosen = Selected(
         names,
         known,
@@ -157,8 +162,9 @@ def _tree(source: Source, options: Options, rename: Rename) -> Selected:
         {},
         choice,
         dtype,
-        widen_only=False,
+        widen_only=options.dtype is None,
         fixed=frozenset(names[name] for name in fixed if name in names),
+        notes=notes,
         applied=applied,
         equal=tuple(equal),
     )
@@ -205,7 +211,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
     names = _names(source, flat, options, choice, rename)
     quantized = described.quantized or torchao.read(source.remarks, flat)
     # A whole state without tensors is kept by its record alone; if the user asked for a part, it is a mistake.
-    if not flat and (options.key or not source.structured):
+    if not flat and options.key != "." and (options.key or not source.structured):
         where = f"under {options.key!r} of {source.path}" if options.key else f"in {source.path}"
         raise UsageError(f"There is no tensor {where}: nothing to convert.")
     if flat and not names:
@@ -285,6 +291,8 @@ def _averaged(source: Source, options: Options) -> _Named:
 def _merged(source: Source, options: Options, named: _Named) -> _Named:
     """Return `named`, the tensors of `source`, with its adapters merged, rounded once to the dtype that is stored."""
     from ckptconv.outputs import adapters, tied
+    from ckptconv.tensors import casting
+    from ckptconv.tensors.dtypes import SUMMED
 
     base = tied.Base(source.path, named.described.tensors, named.ties, source.model)
     found = adapters.merged(
@@ -295,12 +303,12 @@ def _merged(source: Source, options: Options, named: _Named) -> _Named:
     known: dict[tuple[int, str], LazyTensor] = {}
     made = {}
     for name, tensor in found.tensors.items():
-        goal = selection.goal(
-            found.dtypes[name] if name in found.dtypes else base.tensors[name].dtype, dtype, widen_only
-        )
+        stored = found.dtypes[name] if name in found.dtypes else base.tensors[name].dtype
+        goal = selection.goal(stored, dtype, widen_only)
+        is_number = tensor.dtype.name in SUMMED and goal.name in SUMMED
+        cast = casting.rounded(tensor, goal) if is_number else selection.converted(name, tensor, goal.name)
         # Tied names have one object.
-        key = id(tensor), goal.name
-        made[name] = known.setdefault(key, selection.converted(name, tensor, goal.name))
+        made[name] = known.setdefault((id(tensor), goal.name), cast)
     described = named.described._replace(tensors={**base.tensors, **made}, apart=False)
     ties = {alias: owner for alias, owner in named.ties.items() if not {alias, owner} & found.untied}
     named = named._replace(described=described, ties=ties, notes=(*named.notes, *found.notes), settings=found.settings)

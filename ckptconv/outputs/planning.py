@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats import diffusers, virtual
-from ckptconv.formats.model_files import SAFETENSORS, SUFFIX
+from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import ADAPTER, MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import kinds, likeness, safetensors, selection
+from ckptconv.outputs.counted import contradicted
 from ckptconv.outputs.pipeline import selected
-from ckptconv.outputs.targets import NO_WEIGHTS, Spared, Target, check_file, seen_from
+from ckptconv.outputs.targets import NO_WEIGHTS, Target, seen_from
 from ckptconv.outputs.told import Told
 from ckptconv.plan import (
     MAX_GROWTH,
@@ -29,7 +30,7 @@ from ckptconv.plan import (
     pack,
     shard_names,
 )
-from ckptconv.storage.paths import basename, dirname, normalize, resolved_name
+from ckptconv.storage.paths import basename, dirname
 from ckptconv.structure import keymap
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor
@@ -47,8 +48,9 @@ class Output(NamedTuple):
     """An output of a conversion: where it goes, its plan, and its aliases {removed: kept}.
 
     `heading` is its manifest without the files, and `inputs` are the entries of `Source.inputs` that it names.
-    `restored` holds further facts of a `.pt` file. `described` is the number of tensors of a virtual checkpoint, or of
-    one whose tensors are in several chunks. `deltas` were applied to what the source gives.
+    `restored` holds further facts of a `.pt` file. `by` names the command, where several make outputs of
+    one kind. `described` is the number of tensors of a virtual checkpoint, or of one whose tensors are in several
+    chunks. `deltas` were applied to what the source gives.
     """
 
     target: Target
@@ -60,6 +62,12 @@ class Output(NamedTuple):
     described: int | None = None
     inputs: Mapping[str, Hashable] = {}
     deltas: Sequence[str] = ()
+    by: str = ""
+
+    @property
+    def made_as(self) -> str:
+        """What it is, and the command that makes it of several inputs, as in "weights/average"."""
+        return f"{self.heading['kind']}/{self.by}" if self.by else made_as(self.heading)
 
     @property
     def has_manifest(self) -> bool:
@@ -77,18 +85,21 @@ class Output(NamedTuple):
         return self.restored.tensors if self.restored else file.tensors
 
 
+# The commands that compute weights of several inputs, by what their manifests have.
+_COMPUTED = {"average": "average", "adapters": "merge", "deltas": "patch"}
+
+
+def made_as(heading: Mapping[str, Any]) -> str:
+    """Return what an output is whose manifest begins with `heading`, as `Output.made_as`."""
+    by = next((command for key, command in _COMPUTED.items() if key in heading), "")
+    return f"{heading['kind']}/{by}" if by else str(heading["kind"])
+
+
 def _torch_output(source: Source, target: Target, options: Options) -> Output:
     if source.average or source.adapters:
         raise UsageError(
             f"{target.path} is named as a file for torch.load, and what is computed is written as safetensors.",
             "Give a directory, or a name that ends in .safetensors; `ckptconv safetensors2pt` makes a .pt of it.",
-        )
-    if source.family != SAFETENSORS:
-        raise UsageError(
-            f"{target.path} is named as a file for torch.load, which is made of safetensors, and {source.path} is "
-            f"none ({source.format}).",
-            "Give a directory or a name that ends in .safetensors as OUTPUT; several inputs are converted with: "
-            "ckptconv convert INPUT... --output-dir DIR",
         )
     if source.reference:
         raise UsageError(f"{target.path} is named as a file for torch.load, and --like is for safetensors.")
@@ -104,9 +115,7 @@ def _safetensors_output(source: Source, target: Target, options: Options) -> Out
     source = source._replace(inputs=inputs, companions={} if of_states else source.companions)
     is_model = source.family != diffusers.FAMILY
     files, aliases, told = _safetensors_files(source, target, options) if is_model else ((), {}, Told())
-    contents = {
-        name: source.content(name, file, told.quantization, told.settings) for name, file in source.companions.items()
-    }
+    contents = {name: source.content(name, file, told.change) for name, file in source.companions.items()}
     told = told if "config.json" in contents else _unsaid(told)
     copied = tuple(FilePlan(name, content.nbytes, _copied(content)) for name, content in contents.items())
     return output_of(target.holds, [source], target, options, (*copied, *files), aliases, told)
@@ -114,9 +123,10 @@ def _safetensors_output(source: Source, target: Target, options: Options) -> Out
 
 def _unsaid(told: Told) -> Told:
     """Return `told` with a warning of what a user has to say of quantized weights, as no configuration is written."""
-    if not told.quantization:
+    said = told.change.quantization
+    if not said:
         return told
-    shown = {key: value for key, value in told.quantization.items() if not isinstance(value, list) or len(value) < 5}
+    shown = {key: value for key, value in said.items() if not isinstance(value, list) or len(value) < 5}
     warning = (
         f"no config.json beside the weights says how they are quantized. Programs look for it there: "
         f'"quantization_config": {json.dumps(shown)}, and the modules that are left as they are.'
@@ -251,34 +261,14 @@ def output_of(
     return Output(target, Plan(files, plan_id), aliases, head, restored, told, inputs=inputs)
 
 
-def check_output(output: Output, spared: Spared, options: Options) -> None:
-    """Raise UsageError if an output would replace a `spared` file or is larger than `max_shard_size`."""
-    target = output.target
-    asked = {option: normalize(path) for option, path in _written_too(options) if path}
-    for option, path in asked.items():
-        spared.check(path, f"What {option} asks for")
-        check_file(path, option, options.storage_options)
-        if resolved_name(path) == resolved_name(target.path):
-            raise UsageError(f"What {option} asks for would replace {path}, the output.", "Write it to another place.")
-    named: dict[str, str] = {}
-    for option, path in asked.items():
-        if (other := named.setdefault(resolved_name(path), option)) != option:
-            raise UsageError(f"{other} and {option} both name {path}.", "Write one to another place.")
-    if target.is_file:
-        spared.check(target.path, "The output")
-    else:
-        spared.check_directory(target, (file.name for file in output.plan.files), "The output")
+def check_size(output: Output, options: Options) -> None:
+    """Raise UsageError if an output of one file is larger than `max_shard_size`."""
     size, most = output.plan.nbytes, options.max_shard_size
-    if target.is_file and target.kind != "virtual" and most and size > most:
+    if output.target.is_file and output.target.kind != "virtual" and most and size > most:
         raise UsageError(
             f"{output.target.path} would have {size} bytes, more than --max-shard-size allows ({most}).",
             "Give a directory as OUTPUT: it may hold several files.",
         )
-
-
-def _written_too(options: Options) -> tuple[tuple[str, str], ...]:
-    """Return the files that are written beside the outputs, by option."""
-    return ("--manifest", options.manifest), ("--attest", options.attest), ("--depfile", options.depfile)
 
 
 def check_growth(output: Output, available: int) -> None:
@@ -324,7 +314,12 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     notes = chosen.notes
     lacking = likeness.left_out(chosen.like, source.path) if chosen.like else ()
     warnings, metadata = (*chosen.warnings, *left, *lacking), chosen.stated(aliases)
-    quantization, settings = chosen.quantization, chosen.settings
+    quantization, change = chosen.quantization, chosen.change(source)
+    if source.config is not None:
+        known, taken_names = (chosen.unmapped or chosen).known, (chosen.unmapped or chosen).names
+        missing = chosen.like.missing if chosen.like else ()
+        if missing or len(taken_names) < len(known):
+            warnings = (*warnings, *contradicted(source.config, [*known, *missing], taken_names))
     idle, is_structured = chosen.idle(options), chosen.structured
     if of_states and options.dtype not in (None, "keep", source.default_dtype):
         idle["--dtype"] = "changes nothing: optimizer states are not cast to it"
@@ -353,10 +348,9 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
         taken.tensors = likeness.rows(origins, files)
     told = _told(source, described, structure, options, idle, fixed, warnings)
     notes = (*told.notes, *notes)
-    if quantization:
-        told = told._replace(quantization=quantization.told, quantized=quantization.formats)
-    told = told._replace(like=taken, map=record, made_of=made_of, equal=equal, notes=notes, settings=settings)
-    return files, aliases, told
+    quantized = quantization.formats if quantization else {}
+    told = told._replace(like=taken, map=record, made_of=made_of, equal=equal, notes=notes)
+    return files, aliases, told._replace(change=change, quantized=quantized)
 
 
 def _told(

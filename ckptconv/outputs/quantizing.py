@@ -11,12 +11,12 @@ from ckptconv.formats.quantized import making
 from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.quantized.table import WAYS
 from ckptconv.options.table import Options
-from ckptconv.outputs import selection
 from ckptconv.outputs.selected import Quantization, Selected
 from ckptconv.structure import keymap
+from ckptconv.tensors import casting
 from ckptconv.tensors.computing import Dequantize, Tiled
-from ckptconv.tensors.dtypes import SUMMED
-from ckptconv.tensors.lazy import Composed, Convert, Derived, LazyTensor, untagged
+from ckptconv.tensors.dtypes import DTYPES, SUMMED
+from ckptconv.tensors.lazy import Composed, Derived, LazyTensor, untagged
 from ckptconv.text import some
 
 # Modules that engines compute in the dtype of activations: embeddings and heads, norms, routers, what scores and
@@ -27,6 +27,7 @@ _LEFT = re.compile(
     re.IGNORECASE,
 )
 _HEAD = "lm_head"
+_F32 = DTYPES["float32"]
 
 
 def quantized(chosen: Selected, path: str, options: Options) -> Selected:
@@ -63,7 +64,7 @@ def quantized(chosen: Selected, path: str, options: Options) -> Selected:
     for each, tensor in chosen.tensors.items():
         kept = [glob for glob in keep if fnmatch.fnmatchcase(each, glob)]
         keep.update((glob, keep[glob] + 1) for glob in kept)
-        if each in chosen.fixed or not (_was_quantized(tensor) if exact else _is_weight(each, tensor)):
+        if each in chosen.fixed or not (was_quantized(tensor) if exact else _is_weight(each, tensor)):
             made[each] = tensor
             left += [each] if len(tensor.shape) > 1 and each.endswith(".weight") else []
             continue
@@ -80,10 +81,11 @@ def quantized(chosen: Selected, path: str, options: Options) -> Selected:
             continue
         weights.append(each)
         # What was computed is taken as it is before it is rounded. Tied names have one object.
-        exactly = selection.converted(each, tensor, "float32") if isinstance(tensor, Convert) else tensor
+        exactly = casting.unrounded(untagged(tensor))
+        exactly = casting.cast(tensor, _F32) if exactly.dtype.itemsize > 4 else exactly
         if id(tensor) not in known:
-            known[id(tensor)] = making.parts(each, untagged(exactly), way, exact)
-        named = zip(making.parts(each, untagged(exactly), way, exact), known[id(tensor)].values(), strict=True)
+            known[id(tensor)] = making.parts(each, exactly, way, exact)
+        named = zip(making.parts(each, exactly, way, exact), known[id(tensor)].values(), strict=True)
         taken = dict(named)
         made.update(taken)
         parts.update(taken)
@@ -119,7 +121,8 @@ def _is_weight(name: str, tensor: LazyTensor) -> bool:
     )
 
 
-def _was_quantized(tensor: LazyTensor) -> bool:
+def was_quantized(tensor: LazyTensor) -> bool:
+    """Whether a tensor is made of codes."""
     return any(isinstance(each, Tiled) and isinstance(each.kernel, Dequantize) for each in _within(tensor))
 
 

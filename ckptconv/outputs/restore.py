@@ -1,4 +1,5 @@
-"""Plans the way back: a `.pt` file from the tree that a safetensors output and its structure record describe. Pure."""
+"""Plans a `.pt` file: of the tree that a safetensors output and its structure record describe, or of any other tree.
+Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, UnsafeError, UsageError
+from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.source import Source
 from ckptconv.options.table import NO_MAP, Options
 from ckptconv.outputs import selection, writable
@@ -64,12 +66,14 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     found: dict[str, str] = {}
     demoted: dict[str, str] = {}
     selects = options.include or options.exclude or options.dtype not in (None, "keep") or not options.structure
+    # Of safetensors, all that there is can be written. Of others, `selected` says if something cannot be.
+    selects = selects or source.family != SAFETENSORS
     if selects or options.strip_prefix or options.rename or map_back(source, options) or _has_unlisted(tree):
         chosen = selected(source, options, holds="tree")
         described = chosen.described
         found = {name: writable.unlisted(node) for name, node in described.found.items()}
         if options.structure:
-            kinds = {name: _unlisted_kind(described.tensors[name]) for name in chosen.names}
+            kinds = {name: _unlisted_kind(chosen.known[name]) for name in chosen.names}
             demoted = {name: kind for name, kind in kinds.items() if kind}
         if (found or demoted) and not options.opaque:
             raise refusal(source.path, found | demoted, "a .pt file")
@@ -91,7 +95,7 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
 
 def _told(chosen: Selected, flat: Mapping[str, LazyTensor], told: Told, options: Options) -> Told:
     """Return `told` with what a user should know of the tensors that were chosen, which are stored as `flat`."""
-    known, names = chosen.described.tensors, chosen.names
+    known, names = chosen.known, chosen.names
     cast = [old for old, new in names.items() if flat[new].dtype != known[old].dtype]
     if cast:
         selection.check_unscaled(cast, known, chosen.dtype)
@@ -99,6 +103,7 @@ def _told(chosen: Selected, flat: Mapping[str, LazyTensor], told: Told, options:
     return told._replace(
         idle=chosen.idle(options),
         warnings=(*chosen.warnings, *left),
+        notes=chosen.notes,
         map=chosen.map_record if chosen.applied else told.map,
         made_of=chosen.made_of,
         equal=chosen.equal,

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.formats.source import ADAPTER, DIFFUSERS, MODEL
+from ckptconv.formats.source import STEMS
 from ckptconv.plan import NUMBERED
 from ckptconv.storage import strict_json
 from ckptconv.storage.digests import ALGORITHMS
@@ -30,7 +30,7 @@ PLAN = re.compile(r"[0-9a-f]{16}")
 _CRC = re.compile(r"[0-9a-f]{8}")
 # A digest of one of `ALGORITHMS`: each has 32 bytes.
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_SHARD = rf"(?:{MODEL}|{DIFFUSERS}|{ADAPTER}){NUMBERED}\.safetensors"
+_SHARD = rf"(?:{'|'.join(STEMS)}){NUMBERED}\.safetensors"
 # Names in staging directories that are not output files.
 _OF_STAGING = r"\.(lock|plan\.json|published\.json|ckptconv-manifest\.json)|\.record-[0-9a-f]{16}(\.[0-9a-f]+)?"
 
@@ -66,6 +66,7 @@ _DESCRIPTION = {
     "heading": _HEADING,
     "files": [(str, int, int)],  # name, size and number of tensors
     "inputs?": {str: (str, int, str)},  # path, size and stamp
+    "permissions?": [str],
 }
 _RECORD = {
     "name": str,
@@ -81,7 +82,8 @@ class PlanDescription(NamedTuple):
 
     `kind` is that of the output, as `Target.form` has it. The files were assigned to `parts` parts with `shift`,
     as in `publish.parts.assign`. `heading` is that of the manifest. `files` are (name, size in bytes, number of
-    tensors). `inputs` are what it is made of: [path, size in bytes, stamp] by name.
+    tensors). `inputs` are what it is made of: [path, size in bytes, stamp] by name. `permissions` say what it may
+    replace, as `publish.replacing.Claim` has them.
     """
 
     plan_id: str
@@ -91,6 +93,7 @@ class PlanDescription(NamedTuple):
     heading: dict[str, Any]
     files: list[tuple[str, int, int]]
     inputs: dict[str, list[Any]]
+    permissions: list[str]
 
 
 def parse_json(data: bytes) -> Any:
@@ -138,7 +141,8 @@ def description(
     inputs = told.get("inputs", {})
     if any("\0" in path for path, _, _ in inputs.values()):
         raise ValueError("the path of one of its inputs is none")
-    return PlanDescription(plan_id, kind, parts, told["shift"], told["heading"], files, inputs)
+    permissions = told.get("permissions", [])
+    return PlanDescription(plan_id, kind, parts, told["shift"], told["heading"], files, inputs, permissions)
 
 
 def check_names(names: Iterable[str]) -> None:

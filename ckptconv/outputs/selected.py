@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckptconv.formats.configs import Change
+from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.structure import keymap, torchao
@@ -113,6 +115,13 @@ class Selected(NamedTuple):
     def made_of(self) -> Mapping[str, tuple[str, ...]]:
         """The names of which the map made each tensor."""
         return self.applied.sources if self.applied else {}
+
+    def change(self, source: Source) -> Change:
+        """Return what a configuration beside `source`, of which this was selected, is to say of it."""
+        is_plain = bool(source.quantized and source.quantized.formats)
+        usual = source.quantized.dtype if source.quantized and is_plain else ""
+        dtype = usual if self.dtype == "keep" else self.dtype
+        return Change(dtype, is_plain, self.quantization.told if self.quantization else None, self.settings)
 
     def idle_globs(self) -> dict[str, str]:
         """Return the globs that match nothing: {option: reason}."""

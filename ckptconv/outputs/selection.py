@@ -15,8 +15,7 @@ from ckptconv.errors import UsageError
 from ckptconv.options.kinds import parse_rule
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.dtypes import DTYPES, DType, can_cast
-from ckptconv.tensors.lazy import Computed, Convert, LazyTensor, View, same_bytes, untagged
-from ckptconv.tensors.moves import Cast
+from ckptconv.tensors.lazy import LazyTensor, View, same_bytes, untagged
 from ckptconv.text import some
 
 # Maps old names to new ones, {old: new}, by --strip-prefix and --rename.
@@ -200,14 +199,13 @@ def converted(name: str, tensor: LazyTensor, dtype: str, widen_only: bool = Fals
     source, target = tensor.dtype, goal(tensor.dtype, dtype, widen_only)
     if source == target:
         return tensor
-    if isinstance(tensor, Convert) and isinstance(tensor.kernel, Cast) and isinstance(tensor.tensor, Computed):
-        # What was computed is rounded once.
-        return converted(name, tensor.tensor, dtype)
     if not can_cast(source.name, target.name):
         raise UsageError(
             f"{name!r} is a tensor of {source}, which cannot be converted to {dtype}.", "Use --dtype keep."
         )
-    return Convert(tensor, Cast(source.name, target.name), target)
+    from ckptconv.tensors import casting  # most conversions cast nothing
+
+    return casting.cast(tensor, target)
 
 
 # What bitsandbytes stores beside a weight of 4 bits, named with its state; beside one of 8 bits; and the states of

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import model_files
-from ckptconv.formats.companions import is_companion_name
-from ckptconv.formats.dcp.locate import FILE, METADATA, is_directory
+from ckptconv.formats.companions import CONFIG, is_companion_name
+from ckptconv.formats.dcp.locate import FILE, METADATA
 from ckptconv.formats.dcp.locate import SUFFIX as DCP_SUFFIX
 from ckptconv.formats.runs import POINTERS, STEP_METADATA
-from ckptconv.formats.source import ADAPTER, DIFFUSERS, MODEL, Source
+from ckptconv.formats.source import ADAPTER, MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import Options
 from ckptconv.outputs.kinds import KINDS, flag, is_given, kind_of
@@ -25,8 +25,8 @@ from ckptconv.storage.files import look
 from ckptconv.storage.handles import HIDDEN, resolved
 from ckptconv.storage.hub import is_hub, without_revision
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name, resolving
-from ckptconv.text import reason, some
+from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
+from ckptconv.text import Proposed, reason, some
 
 if TYPE_CHECKING:
     from ckptconv.formats.dcp.layout import Layout
@@ -36,7 +36,7 @@ MANIFEST = f"{HIDDEN}manifest.json"
 _OUTPUT_NAMES = {
     stem: rf"{stem}({NUMBERED})?\.safetensors|{stem}\.safetensors\.index\.json|"
     rf"ckptconv\.structure\.json|{re.escape(MANIFEST)}"
-    for stem in (MODEL, DIFFUSERS, ADAPTER)
+    for stem in STEMS
 }
 
 
@@ -77,12 +77,12 @@ _CHECKPOINT_NAMES = rf"{FILE}|{re.escape(METADATA)}|{re.escape(MANIFEST)}"
 _STEP_NAMES = rf"[^/]+_\d+\.(?:pt|safetensors)|{re.escape(STEP_METADATA)}|{re.escape(MANIFEST)}"
 _SHARDS_NAMES = _OF_RANK.replace(".", r"\.").format(r"\d{5}") + f"|{re.escape(MANIFEST)}"
 # How a directory lies on a disk whose files have the names of a library's own, by how these begin.
-_FORMS = {MODEL: "directory", DIFFUSERS: "diffusers", ADAPTER: "adapter"}
+FORMS = {stem: stem for stem in STEMS} | {MODEL: "directory", ADAPTER: "adapter"}
 # By how an output lies on a disk: see `Target.form`.
 DIRECTORIES = {
     **{
         form: Directory(f"{stem}{model_files.INDEX_SUFFIX}", functools.partial(_is_output_of, stem), copies=True)
-        for stem, form in _FORMS.items()
+        for stem, form in FORMS.items()
     },
     "dcp": Directory(METADATA, lambda name: re.fullmatch(_CHECKPOINT_NAMES, name) is not None),
     "dcp-hf": Directory(shard_name(1), lambda name: re.fullmatch(_SHARDS_NAMES, name) is not None),
@@ -91,7 +91,8 @@ DIRECTORIES = {
 
 
 # A single file of a sharded set gets the name that it would have among the others.
-_SHARD_STEM = rf"^pytorch_model(?={NUMBERED}$)"
+_TORCH_STEM = "pytorch_model"
+_SHARD_STEM = rf"^{_TORCH_STEM}(?={NUMBERED}$)"
 # How the name of a file ends; what ends in a number or a version, such as llama-3.1-8b and run.v2, may be a directory.
 _ENDING = re.compile(r"(?<=[^/.])\.(?!v?\d)\w+$")
 CHECKPOINT_SUFFIXES = (*TORCH_SUFFIXES, ".json", DCP_SUFFIX, ".pkl")
@@ -112,7 +113,7 @@ class Target(NamedTuple):
 
     `replaces` are files in the directory that an earlier output has copied there; the names of its own begin with
     `stem`. A checkpoint of torch.distributed.checkpoint is cut like `layout` if that is given. `options` are its own,
-    if they are others than those of the conversion.
+    if they are others than those of the conversion. `proposed` is its path where nobody typed that as OUTPUT.
     """
 
     path: str
@@ -121,6 +122,7 @@ class Target(NamedTuple):
     layout: Layout | None = None
     options: Options | None = None
     stem: str = MODEL
+    proposed: Proposed | None = None
 
     @property
     def holds(self) -> str:
@@ -131,7 +133,7 @@ class Target(NamedTuple):
     def form(self) -> str:
         """How it lies on a disk: "file", "tree", or one of `DIRECTORIES`."""
         form = KINDS[self.kind].form
-        return _FORMS[self.stem] if form == "directory" else form
+        return FORMS[self.stem] if form == "directory" else form
 
     @property
     def is_file(self) -> bool:
@@ -172,6 +174,8 @@ def resolve(holds: str, path: str, options: Options) -> Target:
     """Return the target of what `holds` weights, optimizer states or a training, or a checkpoint of
     torch.distributed.checkpoint. Raise UsageError if that cannot be put at `path`."""
     path = normalize(path)
+    if holds in ("optimizer", "universal"):
+        path = Proposed(path, f"Give --{holds} another path, or --overwrite to replace it.")
     if holds == "universal":
         return _resolve_tree(path, options)
     target = resolve_output(path, options)
@@ -222,13 +226,7 @@ def resolve_output(path: str, options: Options) -> Target:
     # Stores have no directories that must exist.
     if is_file and not is_remote(path) and look(dirname(path)).kind != "directory":
         raise UsageError(f"{path} cannot be written: there is no directory {dirname(path)}.", "Make it first.")
-    if not options.clobber:
-        present = path if is_file and entry.kind == "file" else ""
-        if entry.kind == "directory":
-            present = next((join(path, name) for name in place.names if is_output_name(name)), "")
-        if present:
-            raise FailedError(f"{present} exists, and --no-clobber forbids replacing it.")
-    return Target(path, kind)
+    return Target(path, kind, proposed=_proposed(path))
 
 
 def _resolve_tree(path: str, options: Options) -> Target:
@@ -236,39 +234,22 @@ def _resolve_tree(path: str, options: Options) -> Target:
     check_place(path, options.storage_options)
     if is_remote(path) and "/" not in path.partition("://")[2].rstrip("/"):
         raise UsageError(f"{path}: a file is put beside this directory, so give one below it.")
-    place = Location(real_place(path), dict(options.storage_options))
-    if not options.clobber and place.kind != "missing" and place.names:
-        raise FailedError(f"{place.path} exists, and --no-clobber forbids replacing it.")
-    return Target(place.path, "universal")
+    return Target(real_place(path), "universal", proposed=_proposed(path))
 
 
 def _resolve_checkpoint(place: Location, options: Options) -> Target:
-    """Return the target of a checkpoint of torch.distributed.checkpoint. It replaces nothing but an earlier output of
-    its kind."""
+    """Return the target of a checkpoint of torch.distributed.checkpoint."""
     path = place.path
     if place.kind not in ("directory", "missing") or path.endswith(_FILE_SUFFIXES):
         raise UsageError(
             f"{path} is the name of a file, and a checkpoint of torch.distributed.checkpoint is a directory.",
             "Give the name of a directory.",
         )
-    names = place.names if place.kind == "directory" else {}
-    kind = DIRECTORIES[options.to]
-    others = [name for name in names if is_output_name(name) and name != MANIFEST and not kind.is_file(name)]
-    is_ours = MANIFEST in names or any(name.startswith(HIDDEN) for name in names)
-    if (is_directory(names) or STEP_METADATA in names) and not is_ours:
-        raise UsageError(
-            f"{path} holds a checkpoint that this program did not write, and would replace.",
-            "Give a directory that does not exist yet.",
-        )
-    if others or any(is_directory({name: entry}) and not kind.is_file(name) for name, entry in names.items()):
-        other = others[0] if others else "a checkpoint of another kind"
-        raise UsageError(
-            f"{path} holds {other}: two outputs in one directory would be taken for one.",
-            "Give a directory that does not exist yet.",
-        )
-    if not options.clobber and kind.last in names:
-        raise FailedError(f"{join(path, kind.last)} exists, and --no-clobber forbids replacing it.")
-    return Target(path, options.to)
+    return Target(path, options.to, proposed=_proposed(path))
+
+
+def _proposed(path: str) -> Proposed | None:
+    return path if isinstance(path, Proposed) else None
 
 
 def check_checkpoint(output: object, options: Options) -> None:
@@ -356,51 +337,10 @@ def _within(source: Source) -> str:
     return source.path if is_directory else dirname(source.path)
 
 
-class Spared:
-    """The files of the checkpoint that is read, and of its reference. No output may replace them, under any name."""
-
-    def __init__(self, paths: Iterable[str], reference: Iterable[str] = ()) -> None:
-        of_reference, own = list(reference), list(paths)
-        there = (path for path in (*of_reference, *own) if is_remote(path) or os.path.lexists(path))
-        self._resolve = resolving()
-        self._paths = {self._resolve(path): path for path in there}
-        self._of_reference = set(of_reference).difference(own)
-        self._identities = {_identity(path): path for path in self._paths.values()}
-
-    def check(self, path: str, what: str) -> None:
-        """Raise UsageError if `what`, written to `path`, would replace one of the files."""
-        hit = self._paths.get(self._resolve(path))
-        if hit is None and not is_remote(path) and os.path.exists(path):
-            hit = self._identities.get(_identity(path))
-        if hit is not None:
-            raise self._refused(hit, what, path)
-
-    def check_directory(self, target: Target, names: Iterable[str], what: str) -> None:
-        """Raise UsageError if `what`, written to a directory under `names`, would replace one of the files.
-
-        A tree replaces everything in its directory; other outputs, the files in it that have names of output files.
-        """
-        directory = resolved_name(target.path)
-        is_ours = DIRECTORIES[target.form if target.form in DIRECTORIES else "directory"].is_file
-        for place, path in self._paths.items():
-            if target.is_tree:
-                inside = place.startswith(f"{directory}/")
-            else:
-                inside = dirname(place) == directory and is_ours(basename(place))
-            if inside:
-                raise self._refused(path, what, path)
-        if not is_remote(target.path):
-            present = os.listdir(target.path) if os.path.isdir(target.path) and not target.is_tree else []
-            for name in {*names, *filter(is_ours, present)}:
-                self.check(join(target.path, name), what)
-
-    def _refused(self, hit: str, what: str, path: str) -> UsageError:
-        """Return the error for `what`, written to `path`, where the spared file `hit` is."""
-        shown = path if hit == path else f"{path}, which is {hit}"
-        message = f"{what} would replace {shown}, the input itself."
-        if hit in self._of_reference:
-            message = f"{what} would replace {shown}, a file of the reference."
-        return UsageError(message, "Write it to another place; rename it afterwards if it is to have this name.")
+def is_beside(path: str, sources: Iterable[Source]) -> bool:
+    """Whether the directory `path` is that of one of the `sources`."""
+    read = [one.path for one in sources if is_remote(one.path) or os.path.lexists(one.path)]
+    return resolved_name(path) in map(resolved_name, (*read, *map(dirname, read)))
 
 
 def seen_from(target: Target, path: str) -> str:
@@ -418,15 +358,6 @@ def seen_path(output: str, path: str) -> str:
 
 def _directory_of(target: Target) -> str:
     return os.path.realpath(dirname(target.path) if target.is_file else target.path)
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    """Return device and inode of the file to which `path` leads; None if there is none."""
-    try:
-        found = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    return found.st_dev, found.st_ino
 
 
 def check_spool(directory: str) -> None:
@@ -450,9 +381,17 @@ def _an_input(path: str) -> UsageError:
     """
     return UsageError(
         f"{path} is given as OUTPUT, and is an existing checkpoint.",
-        "Several inputs are converted with: ckptconv convert INPUT... --output-dir DIR. An OUTPUT is a directory, or a "
-        "name that ends in .safetensors.",
+        "Several inputs are converted with: ckptconv convert INPUT... --output-dir DIR. An OUTPUT is a directory, a "
+        "name that ends in .safetensors, or one that ends in .pt and does not exist yet.",
     )
+
+
+def check_new(source: Source, target: Target, options: Options) -> None:
+    """Raise UsageError for a `.pt` file that exists, and would be replaced by one that is made of another `.pt` file:
+    two such words may be what a shell makes of `*.pt`."""
+    is_of_two = target.kind == "torch" and source.family != model_files.SAFETENSORS
+    if is_of_two and Location(target.path, dict(options.storage_options)).kind == "file":
+        raise _an_input(target.path)
 
 
 def default_output(source: Source, asked: Location) -> str:
@@ -479,6 +418,9 @@ def default_output(source: Source, asked: Location) -> str:
         return f"{named}-{model_files.SUFFIX[1:]}"
     stem, _ = os.path.splitext(source.path)
     directory, slash, name = stem.rpartition("/")
+    beside = asked.at(dirname(source.path))
+    if name == _TORCH_STEM and CONFIG in beside.names and f"{MODEL}{model_files.SUFFIX}" not in beside.names:
+        name = MODEL  # which from_pretrained looks for
     return directory + slash + file_name(name)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ckptconv.formats.configs import UNCHANGED, Change
 from ckptconv.tensors.lazy import Equal
 
 if TYPE_CHECKING:
@@ -20,9 +21,8 @@ class Told(NamedTuple):
     known by name only that the record names, if that may not be all of the source's; else None. `warnings` are any
     others; `notes` are no cause for concern. `like` says what was taken over from the reference. `map` is the record of
     the map that was applied, {} where --map none left the input's out, and `made_of` says of which tensors it made
-    each. `quantization` is what a configuration says of the weights that were quantized, and `quantized` how many there
-    are by format; `settings` are other values that a configuration has to have. `equal` are tensors of which
-    the map kept one: they have to be equal.
+    each. `change` is what a configuration is to say of the weights, and `quantized` how many were quantized, by format.
+    `equal` are tensors of which the map kept one: they have to be equal.
     """
 
     idle: Mapping[str, str] = {}
@@ -35,9 +35,8 @@ class Told(NamedTuple):
     like: LikeReport | None = None
     map: Mapping[str, Any] | None = None
     made_of: Mapping[str, Sequence[str]] = {}
-    quantization: Mapping[str, Any] | None = None
+    change: Change = UNCHANGED
     quantized: Mapping[str, int] = {}
-    settings: Mapping[str, Any] = {}
     equal: Sequence[Equal] = ()
 
 

@@ -20,9 +20,9 @@ from ckptconv.formats.source import Training
 from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import Data, FilePlan, Literal
 from ckptconv.storage.paths import basename, dirname, join
+from ckptconv.tensors import casting
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Convert, LazyTensor, Tagged, TensorFacts, View, Zeros, whole
-from ckptconv.tensors.moves import Cast
+from ckptconv.tensors.lazy import LazyTensor, Tagged, TensorFacts, View, Zeros, whole
 from ckptconv.text import quoted
 
 LATEST, ZERO = LATEST_UNIVERSAL, zero_files.ZERO
@@ -120,6 +120,4 @@ def _checked(name: str, what: str, taken: Sequence[str]) -> str:
 
 
 def _widened(tensor: LazyTensor) -> LazyTensor:
-    if tensor.dtype.name not in ("float16", "bfloat16"):
-        return tensor
-    return Convert(tensor, Cast(tensor.dtype.name, "float32"), DTYPES["float32"])
+    return casting.cast(tensor, DTYPES["float32"]) if tensor.dtype.name in ("float16", "bfloat16") else tensor

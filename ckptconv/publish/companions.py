@@ -3,40 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from ckptconv.errors import CorruptError, FailedError
-from ckptconv.formats import companions
+from ckptconv.errors import CorruptError
+from ckptconv.formats import companions, configs
 from ckptconv.formats.source import ADAPTER, Source
 from ckptconv.options.table import Options
-from ckptconv.outputs.schema import MOST_RECORD, check_manifest, parse_json
-from ckptconv.outputs.targets import MANIFEST, Target
+from ckptconv.outputs.targets import Target, is_beside
+from ckptconv.publish.earlier import Directory
 from ckptconv.storage.hub import is_hub
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_remote, join, resolved_name
+from ckptconv.structure.record import FILE_NAME
 from ckptconv.tensors.moves import BLOCK, File
 from ckptconv.text import some
 
+# Files that are named in a note.
+_NAMED = 100
 
-def accompanied(source: Source, target: Target, options: Options) -> tuple[Source, Target]:
+
+def accompanied(source: Source, target: Target, options: Options, parts: Collection[str] = ()) -> tuple[Source, Target]:
     """Return `source` with the companions that are copied to `target`, and with what a user should know of that; and
     `target` with those of an earlier output, which go.
 
     Those of a reference go before those of the source. Without `copy_config`, only a reference and a repository of the
     hub have any, and weights that are quantized. A file at `target` stays unless an earlier output brought it, or it is
-    the same.
+    the same. What else is in the directory of `source` stays behind, which is said; `parts` are folders of other
+    sources.
     """
+    source, goal = _accompanied(source, target, options)
+    may_be_less = options.include or options.exclude or options.partial
+    if source.config is None and may_be_less and companions.CONFIG not in goal.replaces:
+        source = source._replace(config=_config_at(target, options))
+    if left := _left(source, target, options, parts):
+        source = source._replace(notes=[*source.notes, f"left in {source.path}: {some(left, _NAMED, str)}."])
+    return source, goal
+
+
+def _config_at(target: Target, options: Options) -> Mapping[str, Any] | None:
+    """Return the configuration that lies where the output goes; None if there is none."""
+    path = join(dirname(target.path) if target.is_file else target.path, companions.CONFIG)
+    place = Location(path, dict(options.storage_options))
+    try:
+        return configs.read(place) if place.kind == "file" else None
+    except CorruptError:
+        return None  # it is nothing that this conversion reads or writes
+
+
+def _left(source: Source, target: Target, options: Options, parts: Collection[str]) -> list[str]:
+    """Return what in the directory of `source` is neither read nor copied; not for an output in the same directory."""
+    place = Location(source.path, dict(options.storage_options))
+    here, output = resolved_name(source.path), resolved_name(target.path)
+    if place.kind != "directory" or here in (output, dirname(output) if target.is_file else output):
+        return []
+    paths = [*(file.path for file in source.companions.values()), *source.pointers, target.path]
+    beside = {resolved_name(path)[len(here) + 1 :] for path in paths if resolved_name(path).startswith(f"{here}/")}
+    used = {FILE_NAME} | {name.partition("/")[0] for name in (*source.inputs, *source.state_inputs, *beside, *parts)}
+    return [name for name in place.names if name not in used and not name.startswith(".")]
+
+
+def _accompanied(source: Source, target: Target, options: Options) -> tuple[Source, Target]:
     directory = Location(target.path, dict(options.storage_options))
     asked = [one for one in (source.reference, source) if one and _is_asked(one, source, options)]
     if target.is_file:
         return _told(source, "one file has no directory to copy to", options), target
     # What is on a store is asked for only if something is copied. Parts there remove the manifest. Beside the input,
     # and beside a reference, nothing goes.
-    read = [one.path for one in (source, source.reference) if one]
-    is_beside = resolved_name(target.path) in map(resolved_name, (*read, *map(dirname, read)))
-    is_known = not is_beside and (not is_remote(target.path) or (bool(asked) and not options.part))
+    is_near = is_beside(target.path, [one for one in (source, source.reference) if one])
+    is_known = not is_near and (not is_remote(target.path) or (bool(asked) and not options.part))
     earlier = earlier_companions(directory) if is_known else {}
     goal = target._replace(replaces=frozenset(earlier))
-    if not asked and options.copy_config is None and source.quantized and source.quantized.config:
+    if not asked and options.copy_config is None and source.quantized and source.quantized.says:
         told = f"{source.quantized.path} was not copied: --copy-config writes it without what it says of quantizing."
         return source._replace(notes=[*source.notes, told]), goal
     return (_with_companions(source, asked, directory, options, earlier) if asked else source), goal
@@ -51,22 +88,24 @@ def _is_asked(one: Source, source: Source, options: Options) -> bool:
     return options.copy_config
 
 
-def _wanted(one: Source, source: Source, options: Options) -> Collection[str] | None:
-    """Return the names of the companions of `one` that are copied; None for all. Without its own configuration, PEFT
+def _wanted(one: Source, source: Source, options: Options) -> Collection[str]:
+    """Return the names of the companions of `one` that are copied. Without its own configuration, PEFT
     does not find an adapter: that is copied unasked."""
     is_unasked = options.copy_config is None and one is source and not is_hub(one.path)
-    return [companions.ADAPTER_CONFIG] if is_unasked and one.stem == ADAPTER else None
+    return [companions.ADAPTER_CONFIG] if is_unasked and one.stem == ADAPTER else companions.NAMES
 
 
 def _with_companions(
     source: Source, asked: Sequence[Source], directory: Location, options: Options, earlier: Collection[str]
 ) -> Source:
     """Return `source` with the companions of those that are `asked`, the first first."""
-    every = [companions.beside(one, directory.options, _wanted(one, source, options)) for one in asked]
+    every = [companions.beside(one, directory.options, copied=_wanted(one, source, options)) for one in asked]
     others = [found for found in every if resolved_name(found.directory) != resolved_name(directory.path)]
     if not others:
         return _told(source, "OUTPUT is the directory of the input", options)
     found = {name: file for one in reversed(others) for name, file in one.files.items()}
+    if options.quantize or (source.quantized and source.quantized.formats):
+        found.pop(companions.QUANTIZED, None)  # of weights that are there no longer
     source = source._replace(warnings=[*source.warnings, *(warning for one in others for warning in one.warnings)])
     if not found:
         places = " and ".join("the current directory" if one.directory == "." else one.directory for one in others)
@@ -75,26 +114,25 @@ def _with_companions(
     kept = {
         name: present[name]
         for name, file in found.items()
-        if name in present and name not in earlier and not _is_same(file, present[name], directory)
+        if name in present
+        and name not in earlier
+        and not options.overwrite
+        and not _is_same(file, present[name], directory)
     }
     files = {name: file for name, file in found.items() if name not in kept}
     notes = [_copied(files, source, others)] if files else []
-    if companions.CONFIG in files:
-        config = companions.read_config(files[companions.CONFIG], directory.options)
+    source = companions.with_files(source, files, directory.options)
+    if source.config is not None:
         # Weights that are like a reference are what its configuration says, unless another dtype is asked for.
         usual = "keep" if source.reference else source.default_dtype
         cast = options.dtype if options.dtype not in (None, "keep") else usual
-        is_changed = source.quantized is not None and bool(source.quantized.config)
-        notes += companions.notes(config, "" if cast == "keep" or is_changed else cast)
+        is_changed = source.quantized is not None and bool(source.quantized.formats)
+        notes += companions.notes(source.config, "" if cast == "keep" or is_changed else cast)
     stays = [
-        f"{file.path} was left as it is, as no earlier output brought it: remove it to have the one of the input."
+        f"{file.path} was left as it is, as no earlier output brought it: --overwrite takes the one of the input."
         for file in kept.values()
     ]
-    return source._replace(
-        companions=files,
-        notes=[*source.notes, *notes],
-        warnings=[*source.warnings, *stays],
-    )
+    return source._replace(notes=[*source.notes, *notes], warnings=[*source.warnings, *stays])
 
 
 def _copied(files: Collection[str], source: Source, found: Sequence[companions.Companions]) -> str:
@@ -111,32 +149,10 @@ def _copied(files: Collection[str], source: Source, found: Sequence[companions.C
 
 
 def earlier_companions(directory: Location) -> Mapping[str, File]:
-    """Return the companions that an earlier output brought to `directory`, and that are as they were.
-
-    On a disk, a file that was changed after the manifest was written is not as it was.
-    """
-    if not any(map(companions.is_companion_name, _present(directory))):
-        return {}  # without reading the manifest, which may be large
-    try:
-        manifest = directory.join(MANIFEST)
-        if manifest.kind != "file":
-            return {}
-        told = parse_json(manifest.read_text(MOST_RECORD).encode(errors="surrogatepass"))
-        check_manifest(told)
-    except (CorruptError, FailedError, ValueError):
-        return {}
-    found = {}
-    for name, entry in told["files"].items():
-        if companions.is_companion_name(name):
-            now = directory.join(name).entry
-            if (now.kind, now.file.size) == ("file", entry["size"]) and _is_older(now.file, manifest.entry.file):
-                found[name] = now.file
-    return found
-
-
-def _is_older(file: File, other: File) -> bool:
-    """Whether a local file was changed no later than `other`; stores do not tell in a common form."""
-    return is_remote(file.path) or int(file.stamp, 16) <= int(other.stamp, 16)
+    """Return the companions that an earlier output brought to `directory`, and that are as they were."""
+    names = [name for name in _present(directory) if companions.is_companion_name(name)]
+    found = Directory(directory) if names else None  # a manifest may be large
+    return {name: found.names[name].file for name in names if found and found.made_as(name)}
 
 
 def _present(directory: Location) -> dict[str, File]:

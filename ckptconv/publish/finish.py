@@ -14,21 +14,23 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckptconv.errors import CorruptError, FailedError, UsageError, leaving
 from ckptconv.options.table import FINISHING, Options, checked
 from ckptconv.outputs import universal
+from ckptconv.outputs.planning import made_as
 from ckptconv.outputs.schema import MOST_RECORD, PlanDescription, description
-from ckptconv.outputs.targets import DIRECTORIES, MANIFEST, check_file
+from ckptconv.outputs.targets import DIRECTORIES, MANIFEST
 from ckptconv.process import peak_rss
 from ckptconv.publish.attestation import without_digests
 from ckptconv.publish.inputs import DIGESTING, Digested, digested, files_in, found_again
 from ckptconv.publish.manifest import Made, document
 from ckptconv.publish.parts import assign
 from ckptconv.publish.publish import commit, stage_beside, staging_for, unpublished
+from ckptconv.publish.replacing import Claim, Replacing, Spared, of_parts, written_beside
 from ckptconv.publish.staging import remote_parts
 from ckptconv.publish.staging.area import StagedParts, described
 from ckptconv.publish.staging.base import Staging
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.files import look, read_text
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_remote, join, listed, normalize, real_place
+from ckptconv.storage.paths import is_remote, join, listed, real_place
 from ckptconv.storage.progress import Progress, counter, on_file, shown
 from ckptconv.tensors.moves import File
 from ckptconv.text import some
@@ -64,6 +66,10 @@ class _Planned:
         """Name, size in bytes and number of tensors of each file."""
         return self.told.files
 
+    def claim(self, force: bool) -> Claim:
+        names = [name for name, _, _ in self.files]
+        return of_parts(self.path, self.kind, made_as(self.told.heading), names, self.told.permissions, force)
+
     def final(self, name: str) -> str:
         if self.kind == "tree" and name == universal.LATEST:
             return universal.pointer(self.path)
@@ -96,11 +102,13 @@ def finish(
     """
     started = time.monotonic()
     chosen = Options(**options)
-    _check_beside(chosen)
     places = [Location(path, dict(chosen.storage_options)) for path in listed(outputs)]
     with ExitStack() as stack:
         stack.enter_context(leaving(unpublished(places, in_parts=True)))
         planned = [each for place in places for each in _planned(place)]
+        replacing = Replacing(chosen, Spared([]))
+        claims = [each.claim(chosen.overwrite) for each in planned if not each.published]
+        replacing.check(claims, written_beside(chosen))
         named = _found_again(planned, chosen)
         if on_total and (chosen.checksum or named):
             again = sum(size for each in planned for _, size, _ in each.files) if chosen.checksum else 0
@@ -114,6 +122,7 @@ def finish(
         beside = stage_beside(described, inputs, planned[0].told.plan_id, chosen, stack)
         if before_commit:
             before_commit()
+        replacing.check_again(claims, written_beside(chosen))
         with leaving(""):
             commit([(one.staging, one.names) for one in staged if one.names])
             for staging in beside:
@@ -130,15 +139,6 @@ class _Staged(NamedTuple):
     manifest: bytes
 
 
-def _check_beside(options: Options) -> None:
-    """Raise UsageError if what is written beside the outputs cannot have its place."""
-    for option, path in (("--manifest", options.manifest), ("--attest", options.attest)):
-        if path:
-            check_file(normalize(path), option, dict(options.storage_options))
-    if options.manifest and options.manifest == options.attest:
-        raise UsageError(f"--manifest and --attest both name {options.attest}.", "Write one to another place.")
-
-
 def _found_again(planned: Sequence[_Planned], options: Options) -> list[dict[str, File]]:
     """Return the inputs of each output by name, if they are to be attested."""
     if not options.attest:
@@ -153,7 +153,7 @@ def _stage(planned: _Planned, options: Options, progress: Progress | None, stack
     """Check that every file of an output is staged or published, and stage its manifest. `stack` releases it."""
     needed = bool(options.manifest or options.attest)
     staging = staging_for(planned.path, planned.told.plan_id, planned.kind, options, in_parts=True)
-    staging.finishing = True
+    staging.finishing, staging.made_as = True, made_as(planned.told.heading)
     staging.__enter__()
     stack.callback(staging.detach)
     if planned.published:

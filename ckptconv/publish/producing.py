@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import time
@@ -15,13 +16,14 @@ from ckptconv.errors import UsageError
 from ckptconv.formats.source import Source
 from ckptconv.formats.training import weights_key
 from ckptconv.options.table import Options
-from ckptconv.outputs.planning import Output, check_growth, check_output
-from ckptconv.outputs.targets import Spared, files_behind, named_inputs
+from ckptconv.outputs.planning import Output, check_growth, check_size
+from ckptconv.outputs.targets import files_behind, named_inputs
 from ckptconv.outputs.telling import is_inert, notes_of, warnings_of
 from ckptconv.process import peak_rss
 from ckptconv.publish.inputs import inputs_of
 from ckptconv.publish.parts import files_of
 from ckptconv.publish.publish import Done, Hooks, Inputs, Verifier, final_path, last_path, publish
+from ckptconv.publish.replacing import Claim, Replacing, Spared, claim_of, inputs_behind, written_beside
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.digests import hasher
@@ -54,11 +56,15 @@ def produce(
     made = _Production(sources, outputs, chosen)
     made.check()
     done = Done()
+
+    def last_look() -> None:
+        if before_commit:
+            before_commit()
+        made.check_again()
+
     if not chosen.dry_run:
         with _depfile(made.every, outputs, made.inputs, chosen):
-            done = publish(
-                outputs, made.described(), chosen, Hooks(on_total, progress, before_commit, verify), executor
-            )
+            done = publish(outputs, made.described(), chosen, Hooks(on_total, progress, last_look, verify), executor)
     return made.report(done, started)
 
 
@@ -79,14 +85,27 @@ class _Production:
         self._checksums = Checksums({path: each for one in self.every for path, each in one.records.items()})
 
     def check(self) -> None:
-        """Raise an error if an output would replace what it is made of, or cannot be written as planned."""
-        theirs = {path for one in self._references for path in files_behind(one)}
-        theirs.update(path for each in self._outputs if each.target.layout for path in each.target.layout.behind)
-        own = [path for one in self._sources for path in files_behind(one)]
-        spared = Spared([*own, *(file.path for file in self.inputs if file.path not in theirs)], theirs)
+        """Raise an error if an output would replace what it may not, or cannot be written as planned."""
         for each, files in zip(self._outputs, self._read_by, strict=True):
             check_growth(each, sum(file.size for file in files))
-            check_output(each, spared, self._options)
+            check_size(each, self._options)
+        self._replacing.check(self._claims, written_beside(self._options))
+
+    def check_again(self) -> None:
+        """Raise an error if what has come meanwhile would be replaced."""
+        self._replacing.check_again(self._claims, written_beside(self._options))
+
+    @functools.cached_property
+    def _claims(self) -> list[Claim]:
+        return [claim_of(each, self._sources, self._options) for each in self._outputs]
+
+    @functools.cached_property
+    def _replacing(self) -> Replacing:
+        theirs = {path for one in self._references for path in files_behind(one)}
+        theirs.update(path for each in self._outputs if each.target.layout for path in each.target.layout.behind)
+        own = [*inputs_behind(self._sources), *([self._options.map] if self._options.map else [])]
+        read = (file.path for file in self.inputs if file.path not in theirs)
+        return Replacing(self._options, Spared([*own, *read], theirs))
 
     def described(self) -> Inputs:
         """Return what `publish` must know of the inputs."""
@@ -100,6 +119,7 @@ class _Production:
             {path: each for one in self.every for path, each in one.digests.items()},
             self._checksums if options.checksum else None,
             [inputs_of(each, within) if asked else {} for each in self._outputs],
+            [claim.permissions() for claim in self._claims],
         )
 
     def _equal(self) -> Iterator[Equal]:
@@ -244,6 +264,7 @@ def _depfile(
 
     text = os.fsencode(rule([last_path(each) for each in outputs], read))
     with LocalStaging(path, outputs[0].plan.plan_id, options.fsync) as staging:
+        staging.made_as = "depfile"
         staging.seal(staging.put("", text))
         yield
         staging.commit([""])

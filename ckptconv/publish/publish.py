@@ -64,7 +64,8 @@ class Inputs(NamedTuple):
     `files` are read, and must not change meanwhile. The two tensors of each of `equal` must be the same; where those of
     `alike` are not, it is told. `digests` are the SHA-256 that files must have, by path. `checksums` compares what is
     read with the checksums recorded for it; None: none are checked. `named` are the inputs of each output by name: an
-    attestation has their digests, and the description of parts what `finish` needs to find them.
+    attestation has their digests, and the description of parts what `finish` needs to find them. `permissions` say of
+    each output what it may replace.
     """
 
     files: Sequence[File]
@@ -73,6 +74,7 @@ class Inputs(NamedTuple):
     digests: Mapping[str, str]
     checksums: Checksums | None
     named: Sequence[Mapping[str, File]]
+    permissions: Sequence[Sequence[str]] = ()
 
 
 class Hooks(NamedTuple):
@@ -125,12 +127,12 @@ def staging_for(
         from ckptconv.outputs import universal
 
         if not is_remote(path):
-            return TreeStaging(path, plan_id, universal.ZERO, universal.LATEST, options.fsync, shared)
+            return TreeStaging(path, plan_id, universal.LATEST, options.fsync, shared)
         from ckptconv.publish.staging.remote_parts import TreeOnStore
 
         memory = options.buffers(far=True) // 2
         place = Location(path, dict(options.storage_options))
-        return TreeOnStore(place, plan_id, memory, universal.ZERO, universal.LATEST, shared)
+        return TreeOnStore(place, plan_id, memory, universal.LATEST, shared)
     index = DIRECTORIES[kind].last if kind in DIRECTORIES else ""
     is_ours = functools.partial(_is_ours, kind, replaces) if index else None
     if not is_remote(path):
@@ -288,6 +290,7 @@ class _Run:
                 in_parts=part is not None or not here,
                 replaces=target.replaces,
             )
+            staging.made_as = output.made_as
             self._works.append(_Work(output, self._stack.enter_context(staging), digested, files, here))
         self._stack.enter_context(self._syncing)  # so that it has ended when a staging is closed
 
@@ -315,7 +318,8 @@ class _Run:
         part = self._options.part
         if part:
             for index, work in enumerate(self._works):
-                work.staging.describe(_description(work.output, part[1], index, self._inputs.named[index]))
+                named, permissions = self._inputs.named[index], self._inputs.permissions[index]
+                work.staging.describe(_description(work.output, part[1], index, named, permissions))
         if self._executor:
             self._make_elsewhere([each for each in tasks if not each[0].here], self._executor, counted)
         self._make_here([each for each in tasks if each[0].here], counted)
@@ -499,9 +503,11 @@ def commit(works: Sequence[tuple[Staging, Sequence[str]]]) -> None:
         done.append(staging.path)
 
 
-def _description(output: Output, parts: int, shift: int, named: Mapping[str, File]) -> bytes:
-    """Return what `finish` needs to know of a plan, as JSON: its files, how to publish them, and what they are made
-    of."""
+def _description(
+    output: Output, parts: int, shift: int, named: Mapping[str, File], permissions: Sequence[str]
+) -> bytes:
+    """Return what `finish` needs to know of a plan, as JSON: its files, how to publish them, what they are made of, and
+    what they may replace."""
     target, files = output.target, output.plan.files
     return json.dumps(
         {
@@ -512,6 +518,7 @@ def _description(output: Output, parts: int, shift: int, named: Mapping[str, Fil
             "heading": output.heading,
             "files": [[file.name, file.size, file.tensors] for file in files],
             "inputs": described(named),
+            "permissions": list(permissions),
         }
     ).encode()
 
@@ -539,16 +546,17 @@ def stage_beside(
 ) -> list[Staging]:
     """Stage what is written beside `outputs`, as `options` say. Each output is given as its path, whether it is a file,
     and its manifest; `inputs` have the digests of what it was made of, if a statement is to be written."""
-    wanted: list[tuple[str, bytes]] = []
+    wanted: list[tuple[str, str, bytes]] = []
     if options.manifest:
-        wanted.append((options.manifest, together([data for _, _, data in outputs])))
+        wanted.append(("manifest", options.manifest, together([data for _, _, data in outputs])))
     if options.attest:
         from ckptconv.publish.attestation import statements
 
-        wanted.append((options.attest, statements(outputs, inputs)))
+        wanted.append(("attest", options.attest, statements(outputs, inputs)))
     staged = []
-    for path, data in wanted:
+    for kind, path, data in wanted:
         staging = stack.enter_context(staging_for(normalize(path), plan_id, "file", options))
+        staging.made_as = kind
         staging.seal(staging.put("", data))
         staged.append(staging)
     return staged

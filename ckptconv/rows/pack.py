@@ -97,4 +97,4 @@ def _plan(sources: Sequence[Source], parts: RowParts, target: Target, name: str)
     else:
         file_name = basename(target.path) if target.is_file else f"model{SUFFIX}"
         file = safetensors.file_plan(file_name, {name: table}, {"format": "pt"})
-    return output_of("rows", sources, target, Options(), (file,), {})
+    return output_of("rows", sources, target, Options(), (file,), {})._replace(by="pack")

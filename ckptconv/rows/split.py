@@ -107,7 +107,7 @@ def plan_split(
     file = safetensors.file_plan(name, tensors, {"format": "pt", METADATA_KEY: dump(layout, table.name)})
     if pad is not None and not keep_padding:
         file = FilePlan(file.name, file.size, (*file.parts, Checked(file.size, pad, _check_zero)))
-    return output_of("rows", sources, target, Options(), (file,), {})
+    return output_of("rows", sources, target, Options(), (file,), {})._replace(by="split")
 
 
 class _NotZeroError(CorruptError):

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
-from ckptconv.errors import CkptconvError, CorruptError, FailedError, UsageError
+from ckptconv.errors import CkptconvError, CorruptError, FailedError, MissingError, UsageError
 from ckptconv.storage import remote
 from ckptconv.storage.paths import is_quoted, is_remote, join
 from ckptconv.tensors.moves import File
@@ -574,7 +574,7 @@ def open_reader(file: File | str, options: Options | None = None, *, around: boo
     if isinstance(file, str):
         entry = look(file, options)
         if entry.kind == "missing":
-            raise UsageError(f"{file} does not exist.")
+            raise MissingError(f"{file} does not exist.")
         if entry.kind != "file":
             raise UsageError(f"{file} is {entry.described}, where a file was expected.")
         file = entry.file

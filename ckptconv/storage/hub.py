@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ckptconv.errors import CkptconvError, FailedError, UsageError
+from ckptconv.errors import CkptconvError, FailedError, MissingError, UsageError
 from ckptconv.storage import remote
 
 _SCHEME = "hf://"
@@ -98,12 +98,12 @@ def _refused(url: str, error: BaseException, errors: Any) -> UsageError | None:
     if isinstance(cause, errors.GatedRepoError):
         return UsageError(f"{url} cannot be read: {remote.why(cause)}.", remote.hint(cause))
     if isinstance(cause, errors.RevisionNotFoundError):
-        return UsageError(
+        return MissingError(
             f"{url} does not exist: its repository has no such revision.",
             "Give a branch, a tag or a commit; a / in a branch's name is written %2F.",
         )
     if isinstance(cause, errors.RepositoryNotFoundError):
-        return UsageError(
+        return MissingError(
             f"{url} does not exist: the hub has no such repository, or it is private.",
             f"Check its name; if it is private, {_TOKEN}.",
         )

@@ -50,6 +50,12 @@ class Location:
         """Return the location of `names` in this directory."""
         return self.at(paths.join(self.path, *names))
 
+    def has_file(self, path: str) -> bool:
+        """Whether there is a file at the relative `path` in this directory, which is listed once."""
+        if "/" in path:
+            return self.join(path).kind == "file"
+        return path in self.names and self.names[path].kind == "file"
+
     def child(self, name: str) -> Location:
         """Return the location of a directory in this one: the same each time, so that it is listed once."""
         return self._children.setdefault(name, self.join(name))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias, cast
@@ -95,8 +97,27 @@ def _chained(url: str) -> tuple[str, str, str]:
 
 
 def resolved_name(path: str) -> str:
-    """Return the canonical form of a path or URL: a path with links resolved, a URL without its final slash."""
-    return path.rstrip("/") if is_remote(path) else os.path.realpath(path)
+    """Return the canonical form of a path or URL: a path with links resolved, a URL as its store spells it. Of chained
+    file systems it is that of the file in which the others lie."""
+    if not is_remote(path):
+        return os.path.realpath(path)
+    path = path.rpartition("::")[2]
+    protocol, separator, inner = path.partition("://")
+    if not separator:
+        return os.path.realpath(path)
+    if protocol in ("http", "https"):
+        return path.rstrip("/")
+    import fsspec
+
+    # A package that is not installed reaches nothing: there is no other spelling either.
+    with contextlib.suppress(ImportError, ValueError):
+        kind = fsspec.get_filesystem_class(protocol)
+        inner = str(kind._strip_protocol(path))
+        protocol = kind.protocol if isinstance(kind.protocol, str) else kind.protocol[0]
+    if protocol in ("file", "local"):
+        return os.path.realpath(inner)
+    # Some clients send "a/../b" as "b".
+    return f"{protocol}://{posixpath.normpath(inner).strip('/')}"
 
 
 def resolving() -> Callable[[str], str]:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from ckptconv.errors import CkptconvError, FailedError, UsageError
+from ckptconv.errors import CkptconvError, FailedError, MissingError, UsageError
 from ckptconv.text import install
 
 Options = Mapping[str, Any]
@@ -87,7 +87,7 @@ def filesystem(url: str, options: Options | None = None) -> tuple[Any, str]:
     except ImportError as error:
         raise UsageError(f"{url} needs a package that is not installed: {error}.", _extra(url)) from error
     except FileNotFoundError as error:
-        raise UsageError(f"{url} cannot be opened: {error} does not exist.") from error
+        raise MissingError(f"{url} cannot be opened: {error} does not exist.") from error
     except (ValueError, TypeError, KeyError) as error:
         raise UsageError(f"{url} cannot be opened: {error}.", "See --storage-options.") from error
     except Exception as error:  # of a package that the protocol needs

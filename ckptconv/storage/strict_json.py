@@ -49,18 +49,24 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def parse(text: str, hook: Hook = unique, *, surrogates: bool = False) -> Any:
+def parse(
+    text: str, hook: Hook = unique, *, surrogates: bool = False, constants: bool = False, deepest: int = 0
+) -> Any:
     """Return the value of the JSON `text`; `hook` makes the objects in it.
 
-    With `surrogates`, strings may hold halves of surrogate pairs, as names of files do that are not UTF-8. Raises
-    ValueError if `text` is not JSON or could take more than `MOST` bytes; the message says what is wrong with "it".
+    With `surrogates`, strings may hold halves of surrogate pairs, as names of files do that are not UTF-8. With
+    `constants`, NaN and Infinity are numbers, as Python writes them. `deepest` is how many lists and objects may be
+    inside one another; 0: as many as Python's parser takes. Raises ValueError if `text` is not JSON or could take more
+    than `MOST` bytes; the message says what is wrong with "it".
     """
     cost = sys.getsizeof(text)
     if len(text) * max(each for _, each in _COSTS) > MOST:
         cost += sum(text.count(character) * each for character, each in _COSTS)
     if cost > MOST:
         raise ValueError("it describes more values than can be read")
-    settings: dict[str, Any] = {"parse_float": _finite, "parse_constant": _no_constant, "object_pairs_hook": hook}
+    settings: dict[str, Any] = {"parse_float": _finite, "object_pairs_hook": hook}
+    if not constants:
+        settings["parse_constant"] = _no_constant
     # Both are rare, and looking for them at every value would take long.
     if _MINUS_ZERO.search(text):
         settings["parse_int"] = _integer
@@ -77,7 +83,24 @@ def parse(text: str, hook: Hook = unique, *, surrogates: bool = False) -> Any:
         raise
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+    if deepest:
+        _check_depth(value, deepest)
     return _unicode(value) if checked else value
+
+
+def _check_depth(value: Any, deepest: int) -> None:
+    """Raise ValueError if more than `deepest` lists and objects are inside one another."""
+    level = [value]
+    for _ in range(deepest + 1):
+        level = [each for one in level if isinstance(one, (dict, list)) for each in _inside(one)]
+        if not level:
+            return
+    raise ValueError(f"it is nested deeper than {deepest} lists and objects")
+
+
+def _inside(value: Any) -> Collection[Any]:
+    """Return what is in a list or an object."""
+    return value.values() if isinstance(value, dict) else value
 
 
 def members(data: bytes, hook: Hook = unique) -> Iterator[Any]:
@@ -186,12 +209,14 @@ class OrNull(NamedTuple):
 def check(value: Any, shape: Any, what: str) -> Any:
     """Return `value`, which is called `what`. Raises ValueError if it is not of the `shape`:
 
-    - `int`, a count; `str`, `float`, `bool` or `dict`; a pattern, for text that is matched as a whole; a frozenset, for
-      one of its texts;
+    - `int`, a count; `str`, `float`, `bool` or `dict`; `object`, anything; a range, for an integer in it; a pattern,
+      for text that is matched as a whole; a frozenset, for one of its texts or truth values;
     - `[shape]`, a list; `(shape, shape)`, a list of so many;
     - `{"name": shape, "name?": shape}`, an object with these members, without any of those that have the mark;
       `{str: shape}`, one with members of any names.
     """
+    if shape is object:
+        return value
     if isinstance(shape, dict) and str in shape:
         for name, each in object_of(value, what).items():
             check(each, shape[str], f"{name[:100]!r} of {what}")
@@ -212,12 +237,15 @@ def check(value: Any, shape: Any, what: str) -> Any:
             check(each, its, f"a value of {what}")
     elif shape is int:
         count_of(value, what)
+    elif isinstance(shape, range):
+        if type(value) is not int or value not in shape:
+            raise ValueError(f"{what} is no integer from {shape[0]} to {shape[-1]}: {_shown(value)}")
     elif isinstance(shape, re.Pattern):
         if not shape.fullmatch(text_of(value, what)):
             raise ValueError(f"{what} is none: {_shown(value)}")
     elif isinstance(shape, frozenset):
-        if text_of(value, what) not in shape:
-            raise ValueError(f"{what} is none of {' and '.join(sorted(shape))}: {_shown(value)}")
+        if type(value) not in (str, bool) or value not in shape:
+            raise ValueError(f"{what} is none of {' and '.join(sorted(map(str, shape)))}: {_shown(value)}")
     elif type(value) is not shape:
         raise ValueError(f"{what} is no {_CALLED[shape]}: {_shown(value)}")
     return value

@@ -12,6 +12,7 @@ from typing import cast
 
 from ckptconv.errors import FailedError
 from ckptconv.storage.handles import Handle, resolved
+from ckptconv.storage.marks import mark
 from ckptconv.text import reason
 
 # The disk begins to write a file that is to be synced each time that so many bytes more are there.
@@ -43,6 +44,9 @@ class Writer:
 
     def sync(self) -> None:
         """Wait until the written bytes are on the disk."""
+
+    def mark(self, what: str) -> None:
+        """Mark the file, all of whose bytes are written, as `what`, where that is possible."""
 
     def close(self) -> None:
         """Finish writing."""
@@ -120,6 +124,9 @@ class LocalWriter(Writer):
                 # Some file systems do not support it.
                 if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
                     raise
+
+    def mark(self, what: str) -> None:
+        mark(self._fd, what)
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -87,7 +87,22 @@ def is_plain(tensor: Any) -> bool:
         and not tensor.is_quantized
         and not tensor.is_nested
         and tensor.device.type != "meta"
+        and not _is_wrapper(tensor)
     )
+
+
+def _is_wrapper(tensor: Any) -> bool:
+    """Whether a tensor is of a subclass that only wraps others, its attributes, and has no elements itself."""
+    torch = sys.modules["torch"]
+    kind = type(tensor)
+    if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or hasattr(tensor, "full_tensor"):
+        return False
+    if tensor.layout is not torch.strided or tensor.is_quantized or not vars(tensor):
+        return False
+    try:
+        return tensor.device.type == "meta" or not tensor.data_ptr()
+    except RuntimeError:  # one of torch's own that stand for tensors without data
+        return False
 
 
 def is_ordinary(value: Any) -> bool:
@@ -123,7 +138,9 @@ def bare(tensor: Any) -> tuple[Any, TensorFacts]:
         storage = data.untyped_storage()
         address, nbytes = storage.data_ptr(), storage.nbytes()
     except (RuntimeError, NotImplementedError, TypeError) as error:
-        raise UsageError(f"A {_class_name(kind)} has no data of its own that could be stored: {error}.") from error
+        raise UsageError(
+            f"A {_class_name(kind)} has no data of its own that could be stored: {str(error).rstrip('.')}."
+        ) from error
     shares = address and data.numel()
     return data, TensorFacts(
         told,
@@ -189,7 +206,7 @@ def _reduced(value: Any) -> Global | Opaque:
         reduced = value.__reduce_ex__(4)
     except Exception as error:
         raise UsageError(
-            f"The tree holds a {_class_name(type(value))}, which cannot be recorded as data: {error}.",
+            f"The tree holds a {_class_name(type(value))}, which cannot be recorded as data: {str(error).rstrip('.')}.",
             "Take it out, or put its contents into plain containers.",
         ) from error
     if isinstance(reduced, str):
@@ -224,9 +241,15 @@ def _constant_types() -> dict[str, type]:
 _COMPRESSED = {kind: COMPOSITES[kind][:2] for kind in SPARSE if kind != "sparse_coo"}
 
 
-def _composite(tensor: Any) -> Composite:
-    """Return the parts of a tensor that is not plain. Raise UsageError for a kind without known parts."""
+def _composite(tensor: Any) -> Any:
+    """Return the node of a tensor that is not plain: its parts, or the call that its class is made by. Raise UsageError
+    if there is neither."""
     torch = sys.modules["torch"]
+    if _is_wrapper(tensor):
+        made = {"dtype": tensor.dtype, "shape": Size(tensor.shape), "strides": tuple(tensor.stride())}
+        made |= {"storage_offset": tensor.storage_offset(), "layout": tensor.layout, "device": tensor.device}
+        made |= {"requires_grad": tensor.requires_grad, "attributes": vars(tensor)}
+        return Composite(_class_name(type(tensor)), made)
     kind = "meta" if tensor.device.type == "meta" else str(tensor.layout).removeprefix("torch.")
     if tensor.is_quantized:
         kind = "quantized"
@@ -234,10 +257,7 @@ def _composite(tensor: Any) -> Composite:
         kind = "nested"
     take_apart = _PARTS.get(kind)
     if take_apart is None:
-        raise UsageError(
-            f"The tree holds a tensor of layout {tensor.layout} that is not made of plain tensors.",
-            "Convert it to a dense tensor first.",
-        )
+        return _reduced(tensor)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sparse and quantized tensors warn that they are beta or deprecated
         parts = take_apart(tensor.detach())

@@ -21,7 +21,9 @@ METADATA = "__metadata__"
 MAP_KEY = "ckptconv.map"
 FILE_NAME = "ckptconv.structure.json"
 # Keys of the metadata with a meaning of their own, which are never aliases.
-RESERVED = frozenset({"format", "total_size", METADATA_KEY, MAP_KEY})
+# In the metadata: the output was made with --alone of one file of many.
+ALONE_KEY = "ckptconv.alone"
+RESERVED = frozenset({"format", "total_size", METADATA_KEY, MAP_KEY, ALONE_KEY})
 # Strings and bytes up to this length are written at each occurrence; longer ones once.
 SHORT = 64
 # Integers up to this magnitude are exact in every JSON reader.

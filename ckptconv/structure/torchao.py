@@ -19,6 +19,8 @@ from ckptconv.storage import strict_json
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor
 
+# How many lists and objects of what it says may be inside one another.
+_DEEPEST = 64
 _NAMES, _PLAIN = "tensor_names", "Tensor"
 _ORDINARY = json.dumps({"_type": _PLAIN})
 _MX, _NVFP4 = "torchao.prototype.mx_formats.mx_tensor", "torchao.prototype.mx_formats.nvfp4_tensor"
@@ -331,7 +333,7 @@ def _entry(text: str) -> dict[str, Any]:
 
 def _parsed(text: str) -> Any:
     try:
-        return strict_json.parse(text)
+        return strict_json.parse(text, deepest=_DEEPEST)
     except ValueError:
         return None
 

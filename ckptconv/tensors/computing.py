@@ -16,6 +16,9 @@ from ckptconv.tensors.moves import DTypeName, Kernel, Order
 
 # Bytes of an input of a tile, if whole rows or columns of it are needed.
 _MOST_NEEDED = 8 << 20
+# The largest inner dimension of factors, and the longest rows that get other lengths: far more than adapters have. From
+# factors of more than `DEEP`, fewer bytes are needed at a time, as they are multiplied in float64.
+MOST_RANK, MOST_COLUMNS, DEEP = 1 << 17, 1 << 20, 1 << 10
 # Elements of a tile whose codes are decoded all at once.
 _MOST_DECODED = 1 << 18
 
@@ -93,11 +96,13 @@ class Quantize(NamedTuple):
     """Make codes, or the scales of blocks, of numbers: the part is those numbers.
 
     `made` is "codes" or "scales". A block has `rows` by `columns` of the last two dimensions; those at the edges may
-    have fewer. Its scale is the largest of its absolute values over `largest`, in float32, rounded to dtype `scale`, or
-    with `power` up to a power of two; 1 where all are zero. A code is the number over the scale in float32, rounded to
-    nearest, ties to even: as `codes` says a float8_e4m3fn, for "int4" an integer from −8 on, stored 8 more, eight in a
-    32-bit word, or an "e2m1", two in a byte, the first in the lowest bits. `exact`: codes times scales have to be the
-    numbers, bit for bit. `name` is that of the numbers in messages.
+    have fewer. Its scale is the largest of its absolute values over `largest`, in float32, rounded to dtype `scale`,
+    or with `power` up to a power of two; 1 where all are zero. Where there are several `largest`, it is the scale
+    whose codes are nearest, of equal ones the first: the sum of the squares of what codes are off by, in float32, the
+    second half of them added to the first until one is left, times the square of the scale. A code is the number over
+    the scale in float32, rounded to nearest, ties to even: as `codes` says a float8_e4m3fn, for "int4" an integer from
+    −8 on, stored 8 more, eight in a 32-bit word, or an "e2m1", two in a byte, the first in the lowest bits. `exact`:
+    codes times scales have to be the numbers, bit for bit. `name` is that of the numbers in messages.
     """
 
     made: str
@@ -105,7 +110,7 @@ class Quantize(NamedTuple):
     scale: str
     rows: int
     columns: int
-    largest: float
+    largest: tuple[float, ...]
     power: bool
     exact: bool
     name: str
@@ -254,13 +259,15 @@ class Tiled(Computed):
 
     def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[TileOf]:
         item, steps = self.dtype.itemsize, contiguous_strides(self.shape)
-        most = min(most, self._at_once)
+        sides = self._block(most)
+        most = 1 if sides else min(most, self._at_once)
+        sides = sides or self.whole
         if isinstance(self.kernel, Dequantize) and not self.by_rows:
             most = min(most, _MOST_DECODED)
-        if self.whole:
+        if sides:
             for band in bands(self.shape, steps, first, last, max(self.numel, 1), item):
                 place = self._place(band.target.offset // item, [count for count, _ in band.dims])
-                for target, at, counts in cells(self.shape, place, self.starts, self.whole, most, item):
+                for target, at, counts in cells(self.shape, place, self.starts, sides, most, item):
                     starts = tuple(index + start for index, start in zip(at, self.starts, strict=True))
                     needed = list(self._boxes(starts, counts))
                     yield TileOf(target, starts, counts, [self._input(*each) for each in needed], needed)
@@ -298,6 +305,20 @@ class Tiled(Computed):
             elif needed and each * columns > _MOST_NEEDED:
                 most = min(most, max(_MOST_NEEDED // each, 1))
         return most
+
+    def _block(self, most: int) -> tuple[int, ...]:
+        """Return the sides of tiles of at most `most` elements whose factors are too long for whole rows of tiles; ()
+        for others."""
+        if not isinstance(self.kernel, LowRank):
+            return ()
+        (left, right), rank = self.parts[1:], self.parts[1].shape[1]
+        room = _MOST_NEEDED // (4 if rank > DEEP else 2) // max(rank, 1)
+        across = {self.axes[1][0].dim: left, self.axes[2][1].dim: right}
+        height, width = (min(max(room // across[dim].dtype.itemsize, 1), self.shape[dim]) for dim in (0, 1))
+        if rank <= DEEP and width == self.shape[1]:
+            return ()
+        width = max(min(width, most), 1)
+        return max(min(height, most // width), 1), width
 
     def _source_strides(self) -> tuple[int, ...]:
         """Return strides that order the dimensions as the codes have them."""

@@ -108,7 +108,8 @@ def dequantize(
             product = _product(kernel, values, _rows(factor, rows))
             if shift is not None:
                 product += shift
-            if kernel.between != "float32":
+            # Rounded to the dtype that is wanted, it is that anyway.
+            if kernel.between != "float32" and (unsure or kernel.between != rounding.dtype):
                 product = _rounded(product, kernel.between)
             if unsure:
                 _check(kernel, values, _rows(factor, rows), product)
@@ -132,7 +133,9 @@ def _check(kernel: Dequantize, values: Array, factor: Array, product: Array) -> 
     groups = factor.shape[-1]
     codes = values if groups in (1, values.shape[-1]) else values.reshape(*values.shape[:-1], groups, -1)
     factor = factor if codes is values else factor[..., None]
-    if (kernel.over and not factor.all()) or ((factor == 0) & (codes != 0)).any():
+    # bitsandbytes' quantizer gives the scale 0 to what is equal to its mean, which is added.
+    is_lost = "shift" not in kernel.roles and ((factor == 0) & (codes != 0)).any()
+    if (kernel.over and not factor.all()) or is_lost:
         raise CorruptError(f"{kernel.scales}: a scale is 0 where the code is not.", _AGAIN)
     if (np.isinf(product) & np.isfinite(values)).any():
         raise CorruptError(f"{kernel.scales}: a scale is so large that weights become infinite.", _AGAIN)
@@ -168,6 +171,9 @@ def fits(kernel: Dequantize, parts: Sequence[GivenPart], dims: int) -> bool:
         return False
     if kernel.between not in ("float32", "bfloat16", "float16") or (kernel.codes[:5] == "table") != ("table" in given):
         return False
+    # What is looked up is a number, not a code that others are subtracted from.
+    if kernel.codes in ("e2m1", "table4", "table8") and (kernel.offset or "zero" in given):
+        return False
     indexed = [axis.dim for axis in given["index"].axes] if "index" in given else []
     every = sorted(axis.dim for axis in parts[0].axes) == list(range(dims)) and len(indexed) == ("index" in given)
     return every and all(_part_fits(kernel, role, part, indexed) for role, part in given.items())
@@ -181,6 +187,8 @@ def _part_fits(kernel: Dequantize, role: str, part: GivenPart, indexed: Sequence
     known = _DTYPES.get(role, _PACKED[word] if is_packed else _BYTES)
     if part.dtype not in known or len(packed) != is_packed or len({axis.dim for axis in part.axes}) < len(part.axes):
         return False
+    if role in ("table", "shift") and any(axis.num for axis in part.axes):
+        return False  # each element needs all of it
     if role in ("table", "shift"):
         return tuple(part.shape) == ((1,) if role == "shift" else (256 if kernel.codes == "table8" else 16,))
     if role in ("codes", "index"):
@@ -268,7 +276,7 @@ def _products(values: Array, scales: Array, between: str, rounding: Rounding) ->
     """Return for each scale, and each byte of codes, the bits of what they are, rounded."""
     np = numpy_module()
     product = np.multiply(values.reshape(-1), scales.reshape(-1, 1))
-    if between != "float32":
+    if between not in ("float32", rounding.dtype):
         product = _rounded(product, between)
     bits = np.empty(product.shape, f"u{DTYPES[rounding.dtype].itemsize}")
     rounding.into(product, bits)

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, get_type_hints
 
+from ckptconv.tensors.casting import Rounded
 from ckptconv.tensors.computing import Axis, Tiled
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import contiguous_strides
@@ -115,7 +116,8 @@ class Encoder:
         """Return `tensor` as JSON, without facts that its bytes do not tell. Raise TypeError for an unknown class."""
         if isinstance(tensor, Tagged):
             return self.encode(tensor.tensor)
-        name = _NAMES.get(type(tensor))
+        # A file holds the numbers as they are rounded: whoever reads it casts those.
+        name = "convert" if isinstance(tensor, Rounded) else _NAMES.get(type(tensor))
         if name is None:
             raise TypeError(f"{type(tensor).__name__} has no form in JSON")
         if isinstance(tensor, Stored) and tensor.strides == contiguous_strides(tensor.shape):
@@ -279,9 +281,9 @@ class Decoder:
             or not all(tensor.whole)
             or [len(part.shape) for part in parts] != [len(axes) for axes in tensor.axes]
             or any(axis.dim >= dims for axes in tensor.axes for axis in axes)
-            or tensor.dtype.name != tile_dtype(tensor.kernel)
             or (tensor.numel and not _reaches(tensor))
             or not maker.fits(tensor)
+            or tensor.dtype.name != tile_dtype(tensor.kernel)
         ):
             raise ValueError(f"{_shown(list(tensor.kernel))} does not make {tensor.dtype} of its parts")
 

@@ -18,8 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UsageError
+from ckptconv.process import go_on
 from ckptconv.tensors import quantize as quantizing
 from ckptconv.tensors.computing import (
+    MOST_COLUMNS,
+    MOST_RANK,
     Bits,
     Dequantize,
     Join,
@@ -74,6 +77,7 @@ def apply(kernels: Sequence[Kernel], data: Buffer, out: memoryview | None = None
     `out`, if given, has exactly the result's length, receives it, and may not overlap `data`. Raises UsageError for an
     unsupported cast, ValueError if the data does not fit the kernels.
     """
+    go_on()
     view = memoryview(data).cast("B")
     overflows = 0
     for index, kernel in enumerate(kernels):
@@ -596,7 +600,7 @@ def _fits_factors(tensor: Tiled) -> bool:
     if [len(axes) for axes in along] != [2, 2, 2]:
         return False
     dims = along[1][0][0], along[2][1][0]
-    inner = left.shape[1] == right.shape[0] and along[1][1][1] == along[2][0][1] == 0
+    inner = left.shape[1] == right.shape[0] <= MOST_RANK and along[1][1][1] == along[2][0][1] == 0
     return (
         inner
         and along[0] == [(0, 1, 1), (1, 1, 1)]
@@ -611,7 +615,7 @@ def _fits_rows(tensor: Tiled) -> bool:
     along = [[(axis.dim, axis.num) for axis in axes] for axes in tensor.axes]
     ones = all(axis.den == 1 for axes in tensor.axes for axis in axes)
     stop = tensor.starts[1] + tensor.shape[1]
-    return ones and along == [[(0, 1), (1, 0)], [(0, 1)]] and stop <= tensor.parts[0].shape[1]
+    return ones and along == [[(0, 1), (1, 0)], [(0, 1)]] and stop <= tensor.parts[0].shape[1] <= MOST_COLUMNS
 
 
 def _are_numbers(tensor: Tiled) -> bool:

@@ -16,9 +16,19 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.tensors.computing import Box, LowRank
+from ckptconv.process import go_on
+from ckptconv.tensors.computing import DEEP, Box, LowRank
 from ckptconv.tensors.float_formats import blas_is_alone, numpy_module, scratch
-from ckptconv.tensors.rounding import SINGLE, Casting, Precision, numbers, numbers_as, precision_for, round_certain
+from ckptconv.tensors.rounding import (
+    DOUBLE,
+    SINGLE,
+    Casting,
+    Precision,
+    numbers,
+    numbers_as,
+    precision_for,
+    round_certain,
+)
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
@@ -31,10 +41,10 @@ _BLOCK, _WIDE = 1 << 18, 1 << 10
 # Products of numbers in one call of a BLAS that has threads. OpenBLAS makes so many in the thread that calls; for more
 # it wakes others, for which the threads that convert would wait.
 _AT_ONCE = 1 << 18
+# Elements of a row whose squares are added up at a time.
+_IN_ROW = 1 << 16
 # Factors of elements that are added up one by one, at a time.
 _PICKED = 1 << 15
-# The largest rank for which the bound holds, as it neglects squares of the rounding error.
-_MOST_RANK = 1 << 12
 
 
 class _Stored(NamedTuple):
@@ -87,6 +97,7 @@ def _add_all(given: _Sum, out: Array) -> None:
     with np.errstate(all="ignore"):
         for place in _blocks(out.shape, _IN_ORDER, _IN_ORDER):
             into = out[place]
+            go_on()
             base, left, right = (each.numbers("f8") for each in given.at(place)[:3])
             total, product = np.zeros(into.shape), np.empty(into.shape)
             for one, other in zip(left.T, right, strict=True):
@@ -138,27 +149,31 @@ def rounded(
     became infinite."""
     np = numpy_module()
     given = _Sum.of(kernel, boxes, arrays)
-    overflows = 0
+    overflows, rank = 0, given.right.bits.shape[0]
     near = [(np.empty(0, "i8"),) * 2]
-    precision = precision_for(target, {each.dtype for each in given[:3]}, (given.scale,))
+    first = precision_for(target, {each.dtype for each in given[:3]}, (given.scale,)) if rank <= DEEP else DOUBLE
+    known: dict[tuple[str, int], _Products] = {}
     with np.errstate(all="ignore"):
-        left = _Vectors.of(given.left.numbers(precision.code) * np.array(given.scale, precision.code))
-        for place in _blocks(out.shape, _BLOCK // int(precision.code[1]), _WIDE):
-            if not place[0].start:
-                some = given.at((slice(None), place[1]))
-                right = _Vectors.of(some.right.numbers(precision.code).T)
-                products = _Products(some.base, left, right, precision, target)
-            found = products.round(place[0], out[place], cast)
-            if found is not None:
-                near.append((found[0] + place[0].start, found[1] + place[1].start))
-                continue
-            whole = np.empty(out[place].shape)
-            _add_all(given.at(place), whole)
-            out[place], count = cast(whole)
-            overflows += count
+        for place in _blocks(out.shape, _BLOCK // int(first.code[1]), _WIDE):
+            # What is too uncertain in float32 may be certain in float64.
+            for precision in dict.fromkeys((first, DOUBLE)):
+                key = precision.dtype, place[1].start
+                if key not in known:
+                    known = {other: made for other, made in known.items() if other[1] == place[1].start}
+                    known[key] = _Products.of(given.at((slice(None), place[1])), precision, target)
+                found = known[key].round(place[0], out[place], cast)
+                if found is not None:
+                    near.append((found[0] + place[0].start, found[1] + place[1].start))
+                    break
+            else:
+                whole = np.empty(out[place].shape)
+                _add_all(given.at(place), whole)
+                out[place], count = cast(whole)
+                overflows += count
         rows, columns = map(np.concatenate, zip(*near, strict=True))
-        most = max(_PICKED // max(given.right.bits.shape[0], 1), 1)
+        most = max(_PICKED // max(rank, 1), 1)
         for at in range(0, len(rows), most):
+            go_on()
             at_once = rows[at : at + most], columns[at : at + most]
             out[at_once], count = cast(_add_some(given, *at_once))
             overflows += count
@@ -187,6 +202,13 @@ class _Products(NamedTuple):
     precision: Precision
     target: str
 
+    @classmethod
+    def of(cls, given: _Sum, precision: Precision, target: str) -> _Products:
+        """Return those of a sum, in `precision`."""
+        left = given.left.numbers(precision.code) * numpy_module().array(given.scale, precision.code)
+        right = given.right.numbers(precision.code).T
+        return cls(given.base, _Vectors.of(left), _Vectors.of(right), precision, target)
+
     def round(self, rows: slice, out: Array, cast: Casting) -> tuple[Array, Array] | None:
         """Fill `out` with the bits of the sums in `rows`. Return the rows and columns in it of those that may round
         otherwise, or None, as `round_certain` does."""
@@ -209,7 +231,7 @@ class _Products(NamedTuple):
         # multiplied by. Last what underflows.
         errors = 1.01 * self.precision.unit * (rank + 4) * (1 if self.precision is SINGLE else 2)
         bounds: Array = errors * left * right + (rank + 2) * 2.0**-126 * (1 + left + right)
-        return bounds if rank <= _MOST_RANK else bounds + math.inf
+        return bounds
 
 
 def _multiply(left: Array, right: Array, out: Array) -> None:
@@ -227,7 +249,11 @@ def lengthened(boxes: Sequence[Box], arrays: Sequence[Array], starts: Sequence[i
     np = numpy_module()
     rows, lengths = (_Stored(box.dtype, bits).numbers("f8") for box, bits in zip(boxes, arrays, strict=True))
     with np.errstate(all="ignore"):
-        squares = np.add.accumulate(rows * rows, axis=1)[:, -1]
+        squares = np.zeros(len(rows))
+        for at in range(0, rows.shape[1], _IN_ROW):
+            some = rows[:, at : at + _IN_ROW] ** 2
+            some[:, 0] += squares
+            squares = np.add.accumulate(some, axis=1)[:, -1]
         factors = lengths / np.sqrt(squares)
         np.multiply(rows[:, starts[1] : starts[1] + out.shape[1]], factors[:, None], out=out)
         _one_nan(out)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.tensors.computing import Box, Quantize, Rescale
 from ckptconv.tensors.dtypes import SUMMED
-from ckptconv.tensors.float_formats import float32_table, numpy_module
+from ckptconv.tensors.float_formats import float32_table, numpy_module, scratch
 from ckptconv.tensors.rounding import numbers_as
 
 if TYPE_CHECKING:
@@ -60,10 +60,17 @@ def fits(kernel: Quantize, dtype: str) -> bool:
         and kernel.columns > 0
         and kernel.rows * kernel.columns <= LARGEST_BLOCK
         and kernel.columns % CODES[kernel.codes][1] == 0
-        and 0 < kernel.largest < 512
+        and all(0 < largest < 512 for largest in kernel.largest)
+        and (len(kernel.largest) == 1 or _fits_several(kernel))
         and (kernel.power or kernel.scale != "float8_e8m0fnu")
         and dtype in SUMMED - {"float64"}
     )
+
+
+def _fits_several(kernel: Quantize) -> bool:
+    """Whether the best of several scales is taken: of integers, in rows that can be halved."""
+    is_known = kernel.codes == "int4" and kernel.rows == 1 and kernel.columns.bit_count() == 1
+    return is_known and 0 < len(kernel.largest) < 9
 
 
 def quantize(
@@ -113,7 +120,8 @@ def _made(kernel: Quantize, values: Array) -> Array:
     most = _most(np.abs(values), kernel.rows, kernel.columns)
     if not np.isfinite(most).all():
         raise UnsupportedError(f"{kernel.name!r} has NaN or infinity, of which there are no codes.")
-    scale = _scales(kernel, most)
+    is_one = len(kernel.largest) == 1
+    scale = _scales(kernel, most, kernel.largest[0]) if is_one else _best_scales(kernel, values, most)
     if kernel.made == "scales":
         return _stored(kernel.scale, scale)
     factor = scale.repeat(kernel.rows, -2)[..., : values.shape[-2], :] if kernel.rows > 1 else scale
@@ -151,15 +159,40 @@ def _most(sizes: Array, rows: int, columns: int) -> Array:
     return sizes
 
 
-def _scales(kernel: Quantize, most: Array) -> Array:
-    """Return the scale of each block as float32."""
+def _best_scales(kernel: Quantize, values: Array, most: Array) -> Array:
+    """Return for each group of `values`, whose largest are `most`, the scale whose int4 are nearest."""
+    np = numpy_module()
+    if short := -values.shape[-1] % kernel.columns:
+        values = np.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, short)])
+    # A column for each group: what is done to all of them is done in long rows.
+    groups = np.ascontiguousarray(values.reshape(-1, kernel.columns).T)
+    rest, codes = (scratch(name, groups.nbytes).view("f4").reshape(groups.shape) for name in ("rest", "nearest"))
+    best = least = None
+    for largest in kernel.largest:
+        scale = _scales(kernel, most, largest).reshape(-1)
+        np.divide(groups, scale, out=rest)
+        rest -= np.clip(np.rint(rest, out=codes), -8, 7, out=codes)
+        rest *= rest
+        squares = rest
+        while (half := len(squares) // 2) > 0:
+            squares = np.add(squares[:half], squares[half:], out=squares[:half])
+        loss = squares[0] * np.square(scale.astype("f8"))
+        best = scale if best is None else np.where(loss < least, scale, best)
+        least = loss if least is None else np.minimum(loss, least)
+    assert best is not None
+    made: Array = best.reshape(most.shape)
+    return made
+
+
+def _scales(kernel: Quantize, most: Array, largest: float) -> Array:
+    """Return the scale of each block as float32, by which its largest number becomes `largest`."""
     np = numpy_module()
     if kernel.power:
         mantissa, exponent = np.frexp(most)
-        over, least = np.frexp(np.float32(kernel.largest))
+        over, least = np.frexp(np.float32(largest))
         made: Array = np.ldexp(np.float32(1), exponent - least + (mantissa > over))
     else:
-        made = most / np.float32(kernel.largest)
+        made = most / np.float32(largest)
     made = np.maximum(made, np.float32(LEAST))
     if kernel.scale == "bfloat16":
         bits = made.view("u4")

@@ -203,7 +203,8 @@ def _dequantized(kernel: Dequantize, parts: Sequence[Given], indices: Sequence[A
         if "shift" in given:
             made = _nearest(made + values("float32", given["shift"].bits)[0], _FORMATS["float32"])
         made = _nearest(made, _FORMATS[kernel.between])
-        if (((factor == 0) & (less != 0)) | (np.isinf(made) & np.isfinite(codes))).any():
+        lost = (factor == 0) & (less != 0) & ("shift" not in given)
+        if (lost | (np.isinf(made) & np.isfinite(codes))).any():
             raise CorruptError(f"{kernel.scales}: a scale is 0 where the code is not, or too large.")
         single = np.where(np.isnan(made), np.nan, made).astype("f4").view("u4")
         result: Array = np.broadcast_to(single, [len(each) for each in indices])
@@ -294,7 +295,11 @@ def _quantized(kernel: Quantize, parts: Sequence[Given], indices: Sequence[Array
     filled = np.zeros((*numbers.shape[:-2], *(high - low for low, high in bounds)))
     filled[(..., *(slice(extent) for extent in numbers.shape[-2:]))] = numbers
     few = filled.reshape(*filled.shape[:-2], filled.shape[-2] // sides[0], sides[0], -1, sides[1])
-    scale = _scale_of(kernel, np.abs(few).max((-3, -1)))
+    scales = [_scale_of(kernel, np.abs(few).max((-3, -1)), largest) for largest in kernel.largest]
+    scale = scales[0]
+    if len(scales) > 1:
+        losses = np.stack([_loss_of(few[..., 0, :, :], each) for each in scales])
+        scale = np.take_along_axis(np.stack(scales), losses.argmin(0)[None], 0)[0]
     if of_scales:
         made: Array = _scale_bits(kernel.scale, scale)
         return made
@@ -322,16 +327,29 @@ def _quantized(kernel: Quantize, parts: Sequence[Given], indices: Sequence[Array
     return taken
 
 
-def _scale_of(kernel: Quantize, most: Array) -> Array:
-    """Return the scales of blocks, of which the largest absolute values are `most`."""
+def _loss_of(groups: Array, scale: Array) -> Array:
+    """Return the squares of what codes from −8 to 7 are off by in each of `groups`, added by halves in float32, times
+    that of the scale."""
+    np = numpy_module()
+    single = _FORMATS["float32"]
+    quotient = _nearest(groups / scale[..., None], single)
+    terms = _nearest((quotient - np.clip(np.rint(quotient), -8, 7)) ** 2, single)
+    for _ in range(groups.shape[-1].bit_length() - 1):
+        terms = _nearest(terms.reshape(*terms.shape[:-1], 2, -1).sum(-2), single)
+    loss: Array = terms[..., 0] * scale**2
+    return loss
+
+
+def _scale_of(kernel: Quantize, most: Array, largest: float) -> Array:
+    """Return the scales of blocks, of which the largest absolute values are `most`, and become `largest`."""
     np = numpy_module()
     least = 2.0**-126
-    exact = most / kernel.largest
+    exact = most / largest
     if kernel.power:
         # The exponent of the smallest power of two that is no smaller.
         _, exponent = np.frexp(np.maximum(exact, least))
         power = np.ldexp(1.0, exponent - 1)
-        scale = np.where(power * kernel.largest < most, 2 * power, power)
+        scale = np.where(power * largest < most, 2 * power, power)
     else:
         scale = np.maximum(_nearest(exact, _FORMATS["float32"]), least)
         if kernel.scale == "bfloat16":
@@ -393,9 +411,7 @@ def _with_lengths(kernel: Magnitude, parts: Sequence[Given], indices: Sequence[A
     np = numpy_module()
     rows, lengths = (values(given.dtype, given.bits) for given in parts)
     with np.errstate(all="ignore"):
-        squares = np.zeros(len(rows))
-        for column in range(rows.shape[1]):
-            squares = squares + rows[:, column] ** 2
+        squares = np.cumsum(rows**2, axis=1)[:, -1]
         factors = lengths / squares**0.5
         at = (indices[0] - parts[0].starts[0])[:, None]
         made = rows[at, indices[1][None, :]] * factors[at]

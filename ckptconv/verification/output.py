@@ -7,6 +7,7 @@ byte of a file goes unchecked. The index of a sharded output must match what the
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -283,9 +284,35 @@ def _ask_the_library(path: str, at: str, tensors: Mapping[str, LazyTensor], meta
             same = (opened.metadata() or {}) == metadata and len(names) == len(tensors)
             same = same and all(is_so(name, opened.get_slice(name)) for name in names)
     except SafetensorError as error:
+        _check_release(path, tensors)
         raise _header(path, f"the safetensors library cannot read it: {error}") from error
     if not same:
         raise _header(path, "the safetensors library finds other tensors in it than its header says")
+
+
+# The releases of the library that were the first to know a dtype, by its code; all know the others.
+_KNOWN_SINCE: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2"), (0, 4, 1)),
+    **dict.fromkeys(("F8_E8M0", "F4"), (0, 6, 1)),
+    "C64": (0, 7, 0),
+    **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), (0, 8, 0)),
+}
+
+
+def _check_release(path: str, tensors: Mapping[str, LazyTensor]) -> None:
+    """Raise UnsupportedError if a tensor has a dtype that this release of the safetensors library does not know."""
+    import safetensors as library
+
+    here = tuple(int(digits) for digits in re.findall(r"\d+", library.__version__)[:3])
+    for name, tensor in tensors.items():
+        since = _KNOWN_SINCE.get(tensor.dtype.code or "", ())
+        if since > here:
+            needed = ".".join(map(str, since))
+            raise UnsupportedError(
+                f"{path} cannot be verified with safetensors {library.__version__}: {name!r} is {tensor.dtype}, which "
+                f"the library knows since {needed}.",
+                f"Install safetensors {needed} or later, and verify again.",
+            )
 
 
 # ------------------------------------------------------------------------------------------------------ differences

@@ -17,10 +17,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.errors import CkptconvError, DifferenceError, UsageError
+from ckptconv.errors import CkptconvError, DifferenceError, MissingError, UsageError
 from ckptconv.formats import diffusers
 from ckptconv.formats.alone import kept_apart
-from ckptconv.formats.companions import is_companion_name, together
+from ckptconv.formats.companions import is_companion_name, together, with_files
+from ckptconv.formats.configs import UNCHANGED, Change
 from ckptconv.formats.detect import OtherFamilyError
 from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.opening import all_opened, fitted, opened
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
     from ckptconv.structure.maps.chosen import ChosenMap
 
 # Metadata entries that are never aliases: a tensor with such a name is stored.
-_RESERVED = ("format", "total_size", "ckptconv.structure", "ckptconv.map")
+_RESERVED = ("format", "total_size", "ckptconv.structure", "ckptconv.map", "ckptconv.alone")
 _AGAIN = "It was changed since it was written, or the source was; convert again."
 _LONGEST_NAME = 4096
 
@@ -157,8 +158,8 @@ class _Expected:
     and the metadata of each file.
 
     `flat`: without a record, the order of names means nothing. `inert`: every
-    tensor, if there is any, is part of an object known by name only. `quantization` is what a configuration says of
-    weights that were quantized, and `settings` are other values that it has to have.
+    tensor, if there is any, is part of an object known by name only. `change` is what a configuration is to
+    say of the weights.
     """
 
     tensors: dict[str, LazyTensor]
@@ -166,8 +167,7 @@ class _Expected:
     flat: bool
     metadata: Callable[[Mapping[str, str]], Mapping[str, str]]
     inert: bool = False
-    quantization: Mapping[str, Any] | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    change: Change = UNCHANGED
 
 
 # Of an output that is companions alone.
@@ -313,7 +313,7 @@ def _target(path: str, asked: Options) -> CheckedOutput:
     place = Location(path, dict(asked.storage_options))
     told = read_manifest(place.at(asked.manifest) if asked.manifest else place.join(MANIFEST), asked, path)
     if asked.manifest and told is None:
-        raise UsageError(f"{asked.manifest} does not exist.")
+        raise MissingError(f"{asked.manifest} does not exist.")
     kind = asked.to or (told.options.get("to") if told else None)
     if not kind:
         kind = kind_of(path) if place.kind != "directory" else "directory"
@@ -372,23 +372,20 @@ def _open(
         return all_opened(given, asked, holds, recorded=recorded)
     if KINDS[kind_of(first)].form == "file" and is_same(given, first):
         raise UsageError(f"{given} is both SOURCE and OUTPUT.", "Give what was converted, then what was made of it.")
-    expected = asked.replaced(family=asked.family or ("safetensors" if is_torch else ""))
     try:
-        sources = all_opened(given, expected, holds, recorded=recorded)
+        sources = all_opened(given, asked, holds, recorded=recorded)
     except OtherFamilyError as error:
-        told = targets[0].manifest
-        if not told and not is_torch:
+        if not targets[0].manifest:
             raise
-        made = (
-            f"was made of another: {told.told['source']['format']}" if told else "is made of safetensors, by its name"
-        )
+        made = f"was made of another: {targets[0].manifest.told['source']['format']}"
         raise UsageError(
             f"{error.message.rstrip('.')}, and {first} {made}.",
             "Give the source first, then what a conversion made of it: ckptconv verify SOURCE OUTPUT.",
         ) from error
-    if sources[0].family == "safetensors" and not expected.family and _is_in(first, given):
-        # An output may lie in the directory of its source: then the source is the torch checkpoint there.
-        return all_opened(given, asked.replaced(family="torch"), holds, recorded=recorded)
+    # An output may lie in the directory of its source: then the source is the checkpoint of the other kind there.
+    family = "torch" if sources[0].family == "safetensors" else "safetensors"
+    if not asked.family and _is_in(first, given) and is_torch is (sources[0].family != "safetensors"):
+        return all_opened(given, asked.replaced(family=family), holds, recorded=recorded)
     return sources
 
 
@@ -423,7 +420,7 @@ def _compare(
     here = target.place if target.at is None else target.place.at(next(iter(target.at.values())))
     entry = here.entry
     if entry.kind == "missing":
-        raise UsageError(f"{target.path} does not exist: there is no output to verify.")
+        raise MissingError(f"{target.path} does not exist: there is no output to verify.")
     how = KINDS[target.kind].compared
     if how == "universal":
         yield from _compare_universal(source, target, asked, done, attested, wrong)
@@ -459,7 +456,7 @@ def _compare(
     if of_weights:
         copied = _copied(target, asked)
         source = _with_companions(source, target, copied)
-        pairs.extend(_compare_companions(source, target, found, copied, expected))
+        pairs.extend(_compare_companions(source, target, found, copied, expected.change))
     if not wrong:  # other names make another record
         _check_structure(expected, found)
         _check_shards(found, asked)
@@ -514,11 +511,11 @@ def _with_companions(source: Source, target: CheckedOutput, copied: Sequence[str
     """Return `source` with the companions that were `copied` to `target`, unless it was opened with some."""
     if not copied or source.companions:
         return source
-    return source._replace(companions=together(source, target.place.options, copied))
+    return with_files(source, together(source, target.place.options, copied), target.place.options)
 
 
 def _compare_companions(
-    source: Source, target: CheckedOutput, found: Written, copied: Iterable[str], expected: _Expected
+    source: Source, target: CheckedOutput, found: Written, copied: Iterable[str], change: Change
 ) -> Iterator[ExpectedPair]:
     """Yield the files that were `copied` whole, and those that they are copies of; add them to the files of `found`."""
     for name in copied:
@@ -528,8 +525,7 @@ def _compare_companions(
             where = target.path if entry.kind != "file" else f"{source.path}, of which it is a copy,"
             raise DifferenceError(f"{where} lacks {name}.", _AGAIN, what="missing", file=path)
         found.files.append(entry.file._replace(path=path))
-        want = source.content(name, source.companions[name], expected.quantization, expected.settings)
-        got = whole(entry.file)
+        want, got = source.content(name, source.companions[name], change), whole(entry.file)
         if want.shape != got.shape:
             raise DifferenceError(
                 f"{path} has {entry.file.size} bytes, and {source.companions[name].path} gives {want.nbytes}.",
@@ -570,9 +566,8 @@ def _expected(source: Source, asked: Options, holds: str) -> _Expected:
     tensors = {name: chosen.cast(name) for name in chosen.tensors}
     if chosen.of_states:
         tensors.update((removed, tensors[kept]) for removed, kept in chosen.owners.items())
-    made = _Expected(tensors, chosen.structure, not chosen.structured, chosen.stated, inert=chosen.described.inert)
-    made = replace(made, settings=chosen.settings)
-    return replace(made, quantization=chosen.quantization.told) if chosen.quantization else made
+    inert, change = chosen.described.inert, chosen.change(source)
+    return _Expected(tensors, chosen.structure, not chosen.structured, chosen.stated, inert=inert, change=change)
 
 
 def _deltas(target: CheckedOutput) -> list[Delta]:

@@ -26,6 +26,7 @@ from ckptconv.cli.batch import SEVERITY, Outcome, first_sentence, table, worst
 from ckptconv.cli.convert import repeated, shares
 from ckptconv.cli.naming import InputWord, output_paths
 from ckptconv.errors import CorruptError, UsageError
+from ckptconv.outputs.kinds import KINDS
 
 ZERO = DATA / "zero" / "z3_bf16_w2" / "checkpoint"
 DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
@@ -128,14 +129,35 @@ def test_without_an_output_it_is_beside_the_input(place: Path) -> None:
     assert Path("../zero-safetensors").is_dir()
 
 
-def test_an_output_for_torch_is_made_of_safetensors_only(place: Path) -> None:
+def test_the_second_of_two_pt_files_is_not_replaced(place: Path) -> None:
+    """They may be what a shell made of *.pt."""
     torch.save(NESTED, "a.pt")
     torch.save(NESTED, "b.pt")
     before = contents(place)
     err = refused(2, "convert", "a.pt", "b.pt")
-    assert "b.pt is named as a file for torch.load" in err
+    assert "b.pt is given as OUTPUT, and is an existing checkpoint" in err
     assert "convert INPUT... --output-dir DIR" in err
     assert contents(place) == before
+
+
+def test_a_prefix_of_wrappers_is_told(place: Path) -> None:
+    names = {"_orig_mod.module.a": torch.ones(2), "_orig_mod.module.b": torch.ones(2)}
+    torch.save(names, "flat.pt")
+    torch.save({"epoch": 1, "state_dict": names}, "train.pt")
+    torch.save({"model.a": torch.ones(2)}, "model.pt")  # which may be the module's own name
+    torch.save({1: torch.ones(2)}, "numbers.pt")
+    save_file(names, "flat.safetensors")
+    told = "as wrappers of models have it"
+    for command in (("convert", "--output-dir=o", "--dry-run"), ("inspect",)):
+        for name in ("flat.pt", "flat.safetensors"):
+            assert (
+                f"{told}; --strip-prefix _orig_mod.module." in succeeding(command[0], name, *command[1:], "--json").out
+            )
+    words = ("convert", "train.pt", "out.safetensors")
+    assert f"{told}; --key state_dict --strip-prefix _orig_mod.module." in succeeding(*words).out
+    assert told not in succeeding(*words, "--key", "state_dict", "--strip-prefix", "_orig_mod.module.").out
+    for name in ("model.pt", "numbers.pt"):
+        assert told not in succeeding("convert", name).out
 
 
 def test_an_input_is_never_its_own_output(place: Path) -> None:
@@ -499,8 +521,8 @@ def test_templates_name_files_and_directories(place: Path) -> None:
         torch.save(NESTED, f"{run}/model.pt")
     words = ["r1/model.pt", "r2/model.pt"]
     err = refused(2, "convert", *words, "--output-dir", "o")
-    assert "The outputs of r1/model.pt and r2/model.pt would both be o/model.safetensors. Nothing was written." in err
-    assert "--output-name" in err
+    assert "The outputs of r1/model.pt and r2/model.pt would both be o/model.safetensors. Nothing" in err
+    assert err.count("--output-name") == 1
     assert not Path("o").exists()
     for template, expected in [
         ("{parent}.safetensors", ["r1.safetensors", "r2.safetensors"]),
@@ -511,6 +533,30 @@ def test_templates_name_files_and_directories(place: Path) -> None:
         succeeding("convert", *words, "--output-dir", "o", "--output-name", template)
         assert sorted(name for name in contents(place / "o") if name.endswith(".safetensors")) == expected
         shutil.rmtree("o")
+
+
+def test_checkpoints_for_training_are_made_of_one_input_or_several(place: Path) -> None:
+    """With the kinds of checkpoint that `safetensors2dcp` makes, whose outputs are the same."""
+    torch.save(NESTED, "a.pt")
+    save_file(WEIGHTS, "b.safetensors")
+    for kind in (name for name, each in KINDS.items() if each.holds == "dcp"):
+        succeeding("convert", "a.pt", kind, "--to", kind, "--chunks", "2")
+        succeeding("safetensors2dcp", "a.pt", f"{kind}-strict", "--to", kind, "--chunks", "2")
+        # All but the manifest, which says who made it.
+        made, strict = (
+            {
+                path.relative_to(place / name): path.read_bytes()
+                for path in (place / name).rglob("*.*")
+                if path.is_file()
+            }
+            for name in (kind, f"{kind}-strict")
+        )
+        assert made.keys() == strict.keys()
+        assert [name for name in made if made[name] != strict[name] and "manifest" not in str(name)] == [], kind
+        succeeding("verify", "a.pt", kind)
+    succeeding("convert", "a.pt", "b.safetensors", "--to", "dcp", "--output-dir", "o")
+    assert {path.parent.name for path in (place / "o").rglob("*.metadata")} == {"a", "b"}
+    assert "needs an OUTPUT" in refused(2, "convert", "a.pt", "--to", "dcp")
 
 
 def test_a_second_run_replaces_what_the_first_made(place: Path) -> None:
@@ -556,8 +602,9 @@ def test_no_two_outputs_have_one_name_and_none_leads_out_of_the_directory(
         paths = output_paths(inputs, directory, template, resolve)
     except UsageError:
         return
-    places = [resolve(path) for path in paths]
-    assert len(places) == len(set(places)) == len(words)
+    places = [resolve(path) for path in paths if isinstance(path, str)]
+    assert len(places) == len(set(places))
+    assert len(paths) == len(words)
     for place in places:
         assert place.startswith(resolve(directory) + "/")
         assert ".." not in place.split("/")
@@ -601,10 +648,25 @@ def test_names_are_made_of_what_an_input_is_called(word: str, is_directory: bool
 
 
 def test_an_output_does_not_take_the_place_of_an_input() -> None:
-    with pytest.raises(
-        UsageError, match=r"The output of x/b.pt would be ./b.safetensors, and b.safetensors is an input"
-    ):
-        output_paths([InputWord("x/b.pt"), InputWord("b.safetensors")], ".")
+    paths = output_paths([InputWord("x/b.pt"), InputWord("b.safetensors"), InputWord("c.pt")], ".")
+    shared, again, free = paths
+    assert shared is again
+    assert isinstance(shared, UsageError)
+    assert "The output of x/b.pt, b.safetensors would be ./b.safetensors, and b.safetensors is an input" in str(shared)
+    assert free == "./c.safetensors"
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_inputs_whose_outputs_would_have_one_name_do_not_keep_the_others(jobs: str, place: Path) -> None:
+    """As with `convert *`, where LICENSE.txt and LICENSE.md are no checkpoints anyway."""
+    torch.save(NESTED, "a.pt")
+    for name in ("b.txt", "b.md", "b.log"):
+        Path(name).write_text("no checkpoint")
+    run = ckptconv_here("convert", "a.pt", "b.log", "b.md", "b.txt", "--output-dir", "o", "--jobs", jobs)
+    assert run.code == 2
+    assert run.err.count("b.log, b.md and b.txt would all be o/b.safetensors") == 1
+    assert "3 of 4 inputs could not be converted" in run.err
+    assert [name for name in os.listdir("o") if name.endswith(".safetensors")] == ["a.safetensors"]
 
 
 def test_the_exit_code_is_the_worst() -> None:

@@ -11,6 +11,8 @@ import pytest
 import torch
 from checkpoints import ckptconv_here
 
+from ckptconv.text import parse_path
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import make_example
 
@@ -73,6 +75,16 @@ def test_a_path_that_is_not_there_is_explained(model: Path) -> None:
 def test_a_repository_of_the_hub_is_told_how_it_is_written(given: str, meant: str, tmp_path: Path) -> None:
     for command in (("convert", given, tmp_path / "x.safetensors"), ("inspect", given)):
         ckptconv_here(*command).refused(2, given, "Hugging Face hub", meant)
+
+
+def test_the_hub_s_address_without_a_scheme_is_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse_path("hf.co/org/model@v2") == "hf://org/model@v2"
+    assert parse_path("huggingface.co/org/model/x.bin") == "hf://org/model/x.bin"
+    for page in ("hf.co/org/model/tree/main", "huggingface.co/org/model/blob/v2/x.bin"):
+        ckptconv_here("inspect", page).refused(2, "Hugging Face hub", "hf://org/model")
+    (tmp_path / "hf.co" / "org").mkdir(parents=True)
+    assert parse_path("hf.co/org") == "hf.co/org"
 
 
 def test_other_paths_that_do_not_exist_are_no_repositories(tmp_path: Path) -> None:
@@ -307,6 +319,8 @@ def test_dtypes_are_taken_as_people_say_them(model: Path) -> None:
         assert ckptconv_here("verify", "--dtype", short, "model.pt", f"{long}.safetensors").code == 0
 
 
-def test_an_output_that_is_no_output_of_the_source_is_said_to_verify(model: Path) -> None:
+def test_two_pt_files_are_verified_as_any_source_and_output(model: Path) -> None:
     torch.save({"w": torch.ones(3)}, "other.pt")
-    ckptconv_here("verify", "model.pt", "other.pt").refused(2, "is made of safetensors", "SOURCE OUTPUT")
+    assert ckptconv_here("verify", "model.pt", "other.pt").code == 0
+    torch.save({"w": torch.zeros(3)}, "other.pt")
+    ckptconv_here("verify", "model.pt", "other.pt").refused(1, "other.pt", "'w'")

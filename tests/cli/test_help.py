@@ -17,8 +17,10 @@ from checkpoints import ckptconv_here
 from safetensors.torch import save_file
 from terminal import on_terminal
 
+from ckptconv.cli import completion
 from ckptconv.cli.completion import answered
 from ckptconv.cli.failures import meant_by
+from ckptconv.cli.help import read
 from ckptconv.cli.terminal import has_colours
 from ckptconv.options import GROUPS
 from ckptconv.options.table import COMMAND, LIBRARY, OPTIONS, PACKING, ROWS, UsageError
@@ -85,7 +87,7 @@ def test_the_short_help_is_short_and_leads_to_the_long_one() -> None:
 
 def test_the_short_help_of_convert_has_what_people_use() -> None:
     names = re.findall(r"^  --([\w-]+)", ckptconv_here("convert", "-h").out, re.MULTILINE)
-    common = "key exclude strip-prefix dtype like max-shard-size no-structure for-hub verify json"
+    common = "key exclude strip-prefix dtype like max-shard-size no-structure for-hub to verify json"
     assert sorted(names) == sorted(common.split())
 
 
@@ -169,6 +171,9 @@ MEANT = {
     "check": "verify",
     "compare": "diff",
     "split": "rows split",
+    "quantize": "convert --quantize fp8-block",
+    "dequantize": "convert --dequantize",
+    "merge-weights": "merge",
 }
 
 
@@ -184,6 +189,47 @@ def test_a_slip_leads_to_the_command_that_is_like_it() -> None:
     for words, meant in ((["zero-to-fp23"], "zero-to-fp32"), (["inspct"], "inspect"), (["rows", "splt"], "rows split")):
         run = ckptconv_here(*words)
         assert run.err == f"ckptconv: No such command '{words[-1]}'. Did you mean ckptconv {meant}?\n"
+
+
+def test_options_of_other_programs_are_said_what_they_are_here() -> None:
+    for option, said in {
+        "--bf16": "It is --dtype bf16.",
+        "--half": "It is --dtype fp16.",
+        "--int4": "It is --quantize",
+        "--force": "--no-clobber",
+        "--device": "Nothing is put on a device",
+        "--base": "ckptconv merge BASE ADAPTER OUTPUT",
+        "--num-workers": "It is --jobs N.",
+    }.items():
+        ckptconv_here("convert", "x.pt", option, "1").refused(2, f"There is no option {option}.", said)
+    # Nothing is said of an option that the command has not.
+    assert "--dtype" not in ckptconv_here("scan", "x.pt", "--bf16").refused(2, "no option --bf16")
+    for dtype in ("fp8", "int4", "float8_e4m3fn", "nf4"):
+        ckptconv_here("convert", "x.pt", "--dtype", dtype).refused(
+            2, "is no dtype to convert to", "--quantize fp8-block"
+        )
+    assert "--quantize" not in ckptconv_here("convert", "x.pt", "--dtype", "float64").refused(2, "no dtype")
+
+
+def test_a_shell_completes_the_values_of_options_that_have_few() -> None:
+    for command, option, value in (
+        (["scan"], "--fail-on", "suspicious"),
+        (["convert"], "--opaque", "keep"),
+        (["inspect"], "--as", "bf16"),
+        (["convert"], "--dtype", "bf16"),
+        (["convert"], "--map", "megatron-llama"),
+        (["convert"], "--to", "dcp-hf"),
+    ):
+        assert value in [name for name, _ in completion.completed([*command, option], value[:2])], option
+
+
+def test_the_example_of_a_short_help_is_of_its_own_command() -> None:
+    for path, told in read().items():
+        if not told.commands:
+            shown = ckptconv_here(*path.split()[1:], "-h").out
+            assert f"Example:\n  {path} " in shown, path
+    assert "Write a model" not in ckptconv_here("verify", "-h").out
+    assert "unknown|call|suspicious|attack" in ckptconv_here("scan", "--help").out
 
 
 def test_words_without_a_meaning_have_none() -> None:

@@ -144,6 +144,8 @@ def test_numbers_at_the_ends_of_what_there_is() -> None:
     assert change.max_rel == 2
     assert all(math.isfinite(each) for each in (change.max_abs or 0, change.norm or 0, change.relative or 0))
     assert root(squares_of(one, double[0])) == 1.7e308
+    tiny = [memoryview(torch.tensor([each, 0.0], dtype=torch.float64).numpy().tobytes()) for each in (1e-310, 2e-310)]
+    assert compared(tiny[0], tiny[1], double).max_rel == 0.5
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float32"])
@@ -161,7 +163,7 @@ def test_sums_of_squares_are_exact_but_for_one_rounding_after_another(name: str,
 @pytest.mark.parametrize("share", [1, 50], ids=["all differ", "few differ"])
 @pytest.mark.parametrize("factor", [-(1 + 2**-22), 1.4])
 def test_of_numbers_that_differ_nearly_alike_the_largest_difference_is_found(factor: float, share: int) -> None:
-    """In float32, in which they are compared first, many of these differences and shares are the same."""
+    """In float32 many of these differences and shares are the same."""
     dice, dtype = random.Random(5), (DTYPES["float32"], DTYPES["float32"])
     a = torch.tensor([dice.uniform(1, 2) for _ in range(4_000)])
     b = torch.where(torch.arange(len(a)) % share == 0, a * factor, a)
@@ -174,7 +176,6 @@ def test_of_numbers_that_differ_nearly_alike_the_largest_difference_is_found(fac
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float8_e4m3fn"])
 def test_of_short_numbers_the_largest_share_is_found_to_the_last_bit(name: str) -> None:
-    """One element is looked at, as shares of less than a half are not the same in float32 unless they are the same."""
     dtype, drawn = getattr(torch, name), torch.Generator().manual_seed(3)
     for _ in range(20):
         a = torch.randn(500, generator=drawn).to(dtype)

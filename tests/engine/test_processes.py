@@ -295,3 +295,25 @@ def test_after_a_kill_the_rest_end_and_until_then_nobody_else_writes(steps: list
     assert ckptconv_forked("average", *steps, output).code == 0
     assert is_average(output, steps)
     assert os.listdir(tmp_path) == ["out.safetensors"]
+
+
+def test_nobody_waits_for_a_task_of_others_after_an_error() -> None:
+    """Whoever has the second task never ends with it."""
+    code = """
+import os
+from ckptconv.engine.processes import in_processes
+class Worker:
+    def run(self, task):
+        return os.read(os.pipe()[0], 1) if task else 7
+    def done(self):
+        return None
+def heard(size):
+    raise RuntimeError(f"{size} bytes")
+try:
+    in_processes(lambda: iter(range(2)), [Worker] * 2, heard)
+except RuntimeError as error:
+    print(error)
+"""
+    process = started(code)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out.strip()) == (0, "7 bytes"), err

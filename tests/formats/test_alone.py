@@ -190,6 +190,12 @@ def test_it_is_converted_if_it_is_asked_for_alone(family: str, tmp_path: Path) -
     assert any("It was taken alone." in note for note in run.json["notes"])
     done = ckptconv_here("verify", path, tmp_path / "o")  # the manifest says how it was made
     assert done.code == 0, done.err
+    # The way back needs no further word, in one file or several.
+    for output in (tmp_path / "o", tmp_path / "o.safetensors"):
+        if output.suffix:
+            assert ckptconv_here("convert", path, output, "--alone", "--opaque", "drop", "--no-fsync").code == 0
+        back = ckptconv_here("safetensors2pt", output, tmp_path / f"{output.name}.back.pt", "--opaque", "drop")
+        assert back.code == 0, back.err
 
 
 WHOLE: dict[str, Make] = {

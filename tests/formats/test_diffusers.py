@@ -12,7 +12,7 @@ from checkpoints import contents
 from safetensors.torch import load_file, save_file
 
 import ckptconv
-from ckptconv import CorruptError, FailedError, UnsupportedError, UsageError
+from ckptconv import CorruptError, FailedError, UnsafeError, UnsupportedError, UsageError
 
 UNET = {"conv_in.weight": torch.arange(24.0).reshape(2, 3, 4), "conv_in.bias": torch.ones(2)}
 VAE = {"encoder.conv_in.weight": torch.full((4, 3), 0.5), "conv_in.bias": torch.zeros(3)}
@@ -141,13 +141,98 @@ def test_a_variant_is_taken_where_there_is_no_other(pipeline: Path) -> None:
     report = ckptconv.convert(pipeline, pipeline.parent / "out")
     assert load_file(pipeline.parent / "out" / "unet" / f"{OF_DIFFUSERS}.safetensors").keys() == UNET.keys()
     assert load_file(pipeline.parent / "out" / "vae" / f"{OF_DIFFUSERS}.safetensors").keys() == VAE.keys()
-    assert any(f"{vae} holds other weights too" in note for note in report.notes)
+    assert f"left in {vae}: {OF_DIFFUSERS}.fp16.bin." in report.notes
+
+
+def test_inspect_shows_all_models(pipeline: Path) -> None:
+    found = ckptconv.inspect(pipeline)
+    expected = {f"{name}/{key}" for name, weights in MODELS.items() for key in weights}
+    assert {tensor.name for tensor in found.tensors} == expected
+    assert found.facts["models"] == 3
+    some = ckptconv.inspect(pipeline, include=["unet/*"], stats=True)
+    assert {tensor.name for tensor in some.tensors} == {f"unet/{key}" for key in UNET}
+
+
+MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"},
+    {"idx": 3, "name": "3", "path": "3_Normalize", "type": "sentence_transformers.models.Normalize"},
+]
+
+
+@pytest.fixture
+def sentences(tmp_path: Path) -> Path:
+    """A model of sentence-transformers, with the folder of the last module left out, as git leaves an empty one."""
+    here = tmp_path / "sentences"
+    for name in ("1_Pooling", "2_Dense", "onnx"):
+        (here / name).mkdir(parents=True)
+    (here / "modules.json").write_text(json.dumps(MODULES))
+    (here / "config_sentence_transformers.json").write_text("{}")
+    for name in ("", "1_Pooling", "2_Dense"):
+        (here / name / "config.json").write_text('{"dtype": "float32"}')
+    save_file(TEXT, here / "model.safetensors", metadata={"format": "pt"})
+    torch.save({"linear.weight": torch.ones(2, 3)}, here / "2_Dense" / "pytorch_model.bin")
+    (here / "onnx" / "model.onnx").write_bytes(b"")
+    return here
+
+
+def test_modules_of_sentence_transformers_are_converted_whole(sentences: Path) -> None:
+    expected = {
+        *("modules.json", "config_sentence_transformers.json", "config.json", "model.safetensors"),
+        *("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"),
+    }
+    report = ckptconv.convert(sentences, sentences.parent / "hub", for_hub=True, verify=True)
+    assert files(sentences.parent / "hub") == expected
+    assert f"left in {sentences}: onnx." in report.notes
+    output = convert(sentences, copy_config=True, dtype="bf16")
+    assert files(output) == expected
+    assert ckptconv.verify(sentences, output).tensors == 2
+    for name in ("", "2_Dense"):
+        assert json.loads((output / name / "config.json").read_text()) == {"dtype": "bfloat16"}
+    assert {tensor.name for tensor in ckptconv.inspect(sentences).tensors} == {*TEXT, "2_Dense/linear.weight"}
+    # Half of a model is none.
+    with pytest.raises(UsageError, match="becomes a directory"):
+        ckptconv.convert(sentences, sentences.parent / "out.safetensors")
+
+
+def test_a_model_with_one_module_of_weights_is_one_file_if_nothing_is_copied(sentences: Path) -> None:
+    (sentences / "2_Dense" / "pytorch_model.bin").unlink()
+    report = ckptconv.convert(sentences, sentences.parent / "out.safetensors")
+    assert report.tensors == len(TEXT)
+    (note,) = (note for note in report.notes if note.startswith("left in"))
+    assert "modules.json" in note
+    assert "1_Pooling" in note
+
+
+@pytest.mark.parametrize(
+    ("modules", "error"),
+    [
+        ([{"path": "9_Dense", "type": "Dense"}], "no such folder"),
+        ([{"path": "../x", "type": "Dense"}], "does not lie in its directory"),
+        ([{"path": 3, "type": "Dense"}], "0.path is no text"),
+        (["2_Dense"], "0 is no object"),
+        ({}, "no list"),
+    ],
+)
+def test_modules_that_are_not_true_are_refused(sentences: Path, modules: Any, error: str) -> None:
+    (sentences / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises((CorruptError, UnsafeError), match=error):
+        convert(sentences, for_hub=True)
+
+
+def test_models_of_open_clip_keep_their_names(tmp_path: Path) -> None:
+    (tmp_path / "clip").mkdir()
+    torch.save(TEXT, tmp_path / "clip" / "open_clip_pytorch_model.bin")
+    (tmp_path / "clip" / "open_clip_config.json").write_text("{}")
+    output = convert(tmp_path / "clip", for_hub=True)
+    assert files(output) == {"open_clip_model.safetensors", "open_clip_config.json"}
 
 
 def test_what_is_beside_the_pipeline_is_named(pipeline: Path) -> None:
     (pipeline / "sd-v1.ckpt").write_bytes(b"")
     report = ckptconv.convert(pipeline, pipeline.parent / "out")
-    assert f"{pipeline} holds more than the pipeline, which is left: sd-v1.ckpt." in report.notes
+    assert f"left in {pipeline}: sd-v1.ckpt." in report.notes
 
 
 def test_what_is_there_stays_with_no_clobber(pipeline: Path) -> None:
@@ -189,7 +274,7 @@ def test_other_commands_name_its_models(pipeline: Path) -> None:
         ('{"unet": ["diffusers", "X"], "other": ["diffusers", "X"]}', "no folders of 'other'"),
         ('{"../pipeline": ["diffusers", "X"]}', "no folders of '../pipeline'"),
         ('{"unet": ["diffusers", "X"], "unet": ["diffusers", "Y"]}', "unet"),
-        ("[]", "no JSON object"),
+        ("[]", "no object: a list"),
         ("{", "not JSON"),
     ],
 )

@@ -29,6 +29,7 @@ from ckptconv import CkptconvError, CorruptError, DifferenceError, UnsupportedEr
 from ckptconv.formats import adapters
 from ckptconv.formats.quantized.table import WAYS
 from ckptconv.library.virtual import VirtualFiles
+from ckptconv.outputs import adapters as merging
 from ckptconv.structure.maps.memory import families
 from ckptconv.tensors import kernels
 from ckptconv.tensors.computing import LowRank, Tile
@@ -134,6 +135,30 @@ def test_lengths_of_rows_are_those_of_dora() -> None:
     rows = rows + 1.5 * product(given["a.lora_B.weight"], given["a.lora_A.weight"])
     wanted = given["a.lora_magnitude_vector"].double()[:, None] * rows / rows.norm(dim=1, keepdim=True)
     torch.testing.assert_close(load_file("out.safetensors")["a.weight"].double(), wanted, rtol=1e-7, atol=0)
+
+
+def test_a_long_row_gets_its_length_once_however_often_it_is_cut() -> None:
+    columns = 200_000
+    save_file({"a.weight": random(2, columns)}, "long.safetensors")
+    given = {**factors("a", 2, columns), "a.lora_magnitude_vector": random(2, seed=5).abs()}
+    report = merge("long.safetensors", adapter(given, use_dora=True), "out.safetensors", jobs=1, memory=1 << 20)
+    # Each row once, and for it one of the factors.
+    assert report.bytes_read < 1.6 * report.input_bytes
+    rows = load_file("long.safetensors")["a.weight"].double()
+    rows = rows + 1.5 * product(given["a.lora_B.weight"], given["a.lora_A.weight"])
+    wanted = given["a.lora_magnitude_vector"].double()[:, None] * rows / rows.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(load_file("out.safetensors")["a.weight"].double(), wanted, rtol=1e-7, atol=0)
+
+
+def test_factors_and_rows_longer_than_any_adapter_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {**factors("a", 6, 5), "a.lora_magnitude_vector": random(6, seed=5).abs()}
+    base, tuned = model(), adapter(given, use_dora=True)
+    for limit, told in (("MOST_RANK", "rank 2, where 1 is"), ("MOST_COLUMNS", "rows of 5 elements, where 1 is")):
+        with monkeypatch.context() as patch:
+            patch.setattr(merging, limit, 1)
+            with pytest.raises(UnsupportedError, match=told):
+                merge(base, tuned, "out.safetensors")
+    assert not Path("out.safetensors").exists()
 
 
 @pytest.mark.parametrize("turned", [False, True])

@@ -515,6 +515,7 @@ def test_options_that_contradict_a_delta_are_refused(tmp_path: Path, pair: tuple
 
 def delta_of(pair: tuple[Path, Path], encoded_as: str) -> Path:
     place = pair[0].parent / f"delta-{encoded_as}"
+    shutil.rmtree(place, ignore_errors=True)
     diff(*pair, delta=place, delta_encoding=encoded_as)
     return place
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from states import STATES
 from strict import assert_same
+from torch.distributed import checkpoint as dcp
+from torch.testing._internal.two_tensor import TwoTensor
 
 import ckptconv
-from ckptconv import CkptconvError, UsageError
+from ckptconv import CkptconvError, UnsupportedError, UsageError
 
 # Tensors made of several, and objects, are tested with the mapper; arrays of numpy come back as tensors.
 TREES = [name for name in STATES if not name.startswith(("1000-deep", "root", "bits", "quantized", "numpy"))]
@@ -192,3 +195,86 @@ def test_a_dtensor_is_told_to_be_gathered(tmp_path: Path) -> None:
     part = torch.ones(2).as_subclass(DTensor)
     with pytest.raises(UsageError, match=r"Call full_tensor\(\) on it"):
         ckptconv.save_state_dict({"w": part}, tmp_path / "x.safetensors")
+
+
+class Wrapped(torch.Tensor):
+    """A tensor that wraps another one, which is its attribute, and says that it is on no device."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapped:
+        made: Wrapped = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device="meta")  # type: ignore[attr-defined]
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*(each.inner if isinstance(each, Wrapped) else each for each in args), **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_of_classes_that_wrap_others_are_what_a_conversion_writes(tmp_path: Path) -> None:
+    jagged = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
+    pair = TwoTensor(torch.ones(2, 3), torch.zeros(2, 3))
+    for number, value in enumerate((pair, jagged, Wrapped(torch.arange(3.0)))):
+        state, path = {"w": value}, tmp_path / f"{number}.pt"
+        torch.save(state, path)
+        report = ckptconv.convert(path, path.with_suffix(".safetensors"), fsync=False)
+        assert report.tensors
+        saved = ckptconv.save_state_dict(state, tmp_path / "saved.safetensors", fsync=False)
+        assert saved.tensors == report.tensors
+        with safe_open(path.with_suffix(".safetensors"), "pt") as one, safe_open(saved.outputs[0].path, "pt") as other:
+            assert {*one.keys()} == {*other.keys()}
+            assert all(torch.equal(one.get_tensor(name), other.get_tensor(name)) for name in one.keys())  # noqa: SIM118
+        (tmp_path / "saved.safetensors").unlink()
+    loaded = ckptconv.load_state_dict(tmp_path / "2.pt")["w"]
+    assert torch.equal(loaded.parts["attributes"]["inner"], torch.arange(3.0)), "nothing is lost"
+
+
+def test_the_metadata_of_every_program_is_taken(tmp_path: Path) -> None:
+    ckptconv.save_state_dict({"a": torch.ones(2)}, tmp_path / "x.safetensors", metadata={"format": "pt", "by": "me"})
+    with safe_open(tmp_path / "x.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", "by": "me"}
+
+
+def test_what_is_missing_is_a_file_that_is_not_found(tmp_path: Path) -> None:
+    path = tmp_path / "none.pt"
+    for call in (
+        ckptconv.open,
+        ckptconv.load_state_dict,
+        ckptconv.inspect,
+        ckptconv.scan,
+        ckptconv.DistributedReader,
+        ckptconv.VirtualFiles,
+        lambda path: ckptconv.convert(path, tmp_path / "x.safetensors"),
+        lambda path: ckptconv.diff(path, path),
+        lambda path: ckptconv.merge(path, path, tmp_path / "x.safetensors"),
+        lambda path: ckptconv.average([path, path], tmp_path / "x.safetensors"),
+    ):
+        with pytest.raises(FileNotFoundError, match=r"none\.pt does not exist") as caught:
+            call(path)
+        assert isinstance(caught.value, UsageError)
+        assert caught.value.errno == errno.ENOENT
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_named_shard_has_whole_tensors(tmp_path: Path) -> None:
+    state = {"a": torch.arange(4), "b": torch.ones(3)}
+    ckptconv.save_state_dict(state, tmp_path / "m", max_shard_size="40B", fsync=False)
+    shards = sorted((tmp_path / "m").glob("model-*-of-*.safetensors"))
+    assert len(shards) == 2
+    for shard in shards:
+        with ckptconv.open(shard) as opened:
+            for name in opened:
+                assert torch.equal(opened.get_tensor(name), state[name])
+            with pytest.raises(UnsupportedError, match="sharded set"):
+                ckptconv.convert(opened, tmp_path / "x.safetensors")
+
+
+def test_a_reader_of_a_checkpoint_without_tensors_has_its_values(tmp_path: Path) -> None:
+    torch.save({"step": 7}, tmp_path / "x.pt")
+    reader = ckptconv.DistributedReader(tmp_path / "x.pt", key=".")
+    state = {"step": 0}
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    assert state == {"step": 7}

@@ -93,7 +93,7 @@ def test_vllm_itself_loads_a_model(tmp_path: Path) -> None:
     assert "loaded 21 tensors" in done.stdout
 
 
-@pytest.mark.parametrize("extra", ["[1]", "{", 7])
+@pytest.mark.parametrize("extra", ["[1]", "{", 7, "[" * 100_000, '{"a": ' * 5000 + "1" + "}" * 5000])
 def test_options_that_are_none_are_refused(extra: Any) -> None:
     with pytest.raises(UsageError, match="model_loader_extra_config"):
         next(vllm.weights(str(STEP), extra))

@@ -98,6 +98,8 @@ def right(path: Path, size: int, done: list[int]) -> None:
 def wrong(path: Path) -> None:
     ckptconv.convert(path, dtpe="bf16")  # type: ignore[call-arg]
     ckptconv.convert(path, dtype=16)  # type: ignore[arg-type]
+    ckptconv.convert(path, dtype="int3")  # type: ignore[arg-type]
+    ckptconv.convert(path, dtype="float64")  # type: ignore[arg-type]
     ckptconv.convert(path, tied="aliases")  # type: ignore[arg-type]
     ckptconv.convert(path, max_shard_size=5e9)  # type: ignore[arg-type]
     ckptconv.convert(path, include={"a"})  # type: ignore[arg-type]

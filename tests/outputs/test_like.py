@@ -612,7 +612,7 @@ def test_neither_reference_nor_input_is_replaced(source: Path, reference: Path, 
 def test_beside_the_reference_its_small_files_stay(source: Path, reference: Path, tmp_path: Path) -> None:
     convert(source, tmp_path / "out", like=reference)
     torch.save(load_with_aliases(reference), tmp_path / "out" / "another.pt")
-    convert(source, tmp_path / "out", like=tmp_path / "out" / "another.pt")
+    convert(source, tmp_path / "out", like=tmp_path / "out" / "another.pt", overwrite=True)
     assert EXTRAS.items() <= contents(tmp_path / "out").items()
 
 

@@ -110,11 +110,11 @@ def test_a_scale_of_nothing_that_is_known_is_said(tmp_path: Path) -> None:
     source = tmp_path / "s"
     shutil.copytree(QUANTIZED / "mxfp8", source)
     tensors = load_file(source / "model.safetensors")
-    more = {"a.kv_cache_scale": torch.ones(1), "a.logit.bias": torch.ones(1), "a.k_scale": torch.ones(1)}
+    more = {"attn.kv_cache_scale": torch.ones(1), "attn.logit.bias": torch.ones(1), "attn.k_scale": torch.ones(1)}
     save_file({**tensors, **more}, source / "model.safetensors")
     report = ckptconv.convert(source, tmp_path / "w", dequantize=True)
-    assert any(note.endswith("left as they are: 'a.kv_cache_scale'.") for note in report.notes)
-    assert {"a.kv_cache_scale", "a.logit.bias"} <= load_file(tmp_path / "w" / "model.safetensors").keys()
+    assert any(note.endswith("left as they are: 'attn.kv_cache_scale'.") for note in report.notes)
+    assert {"attn.kv_cache_scale", "attn.logit.bias"} <= load_file(tmp_path / "w" / "model.safetensors").keys()
 
 
 def test_a_virtual_checkpoint_is_quantized_as_it_is_read(tmp_path: Path) -> None:

@@ -464,12 +464,14 @@ def test_a_universal_checkpoint_on_a_store_has_its_name_last(tmp_path: Path) -> 
         # An earlier one is replaced whole; parts leave the new one without its name until they are finished.
         store.pipe("/universal/runs/step3/zero/old/fp32.pt", b"x")
         hugging_face(tmp_path / "hf")
+        with pytest.raises(UsageError, match=r"files of another kind, such as zero/old/fp32\.pt"):
+            ckptconv.convert(tmp_path / "hf", universal=place)
+        store.rm("/universal/runs/step3/zero/old/fp32.pt")
         for part in ("0/2", "1/2"):
             ckptconv.convert(tmp_path / "hf", universal=place, part=part)
             assert not store.exists("/universal/runs/latest_universal")
         ckptconv.finish(place)
         assert store.cat("/universal/runs/latest_universal") == b"step3"
-        assert not store.exists("/universal/runs/step3/zero/old/fp32.pt")
         assert ckptconv.verify(tmp_path / "hf", universal=place).tensors == 27
         store.pipe("/universal/other/precious", b"x")
         with pytest.raises(UsageError, match="files of another kind"):

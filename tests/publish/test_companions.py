@@ -11,11 +11,12 @@ import pytest
 import torch
 from checkpoints import ckptconv_here
 from fsspec.implementations.memory import MemoryFileSystem
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from ckptconv import DifferenceError, convert, finish, verify
-from ckptconv.errors import CorruptError
+from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats import companions
+from ckptconv.library.virtual import VirtualFiles
 from ckptconv.outputs.targets import MANIFEST as NAME
 
 MODEL = {f"layers.{number}.weight": torch.arange(40.0).reshape(4, 10) + number for number in range(3)}
@@ -107,6 +108,32 @@ def test_where_nothing_can_be_copied_that_is_said_to_who_asked_for_it(
     assert content(source).items() >= before.items()
 
 
+def test_what_is_read_is_read_through_links(tmp_path: Path) -> None:
+    source, away = tmp_path / "in", tmp_path / "away"
+    source.mkdir()
+    away.mkdir()
+    codes = torch.arange(16, dtype=torch.uint8).reshape(4, 4).view(torch.float8_e4m3fn)
+    save_file({"a.weight": codes, "a.weight_scale_inv": torch.full((2, 2), 3.0)}, away / "model.safetensors")
+    told = {"quant_method": "fp8", "weight_block_size": [2, 2]}
+    (away / "config.json").write_text(json.dumps({"quantization_config": told}))
+    for name in ("model.safetensors", "config.json"):
+        (source / name).symlink_to(away / name)
+    convert(source, tmp_path / "out", dequantize=True)
+    made = load_file(tmp_path / "out" / "model.safetensors")["a.weight"]
+    assert torch.equal(made, (codes.float() * 3).bfloat16())
+    (away / "config.json").unlink()
+    with pytest.raises(CorruptError, match=r"config\.json is a link that leads nowhere"):
+        convert(source, tmp_path / "out2", dequantize=True)
+
+
+def test_what_stays_behind_is_named(source: Path, tmp_path: Path) -> None:
+    left = "modeling_tiny.py, optimizer.pt, trainer_state.json, training_args.bin, vocab.pkl"
+    plain, copying = (convert(source, tmp_path / name, copy_config=way) for name, way in (("a", False), ("b", True)))
+    assert [note for note in copying.notes if note.startswith("left in")] == [f"left in {source}: {left}."]
+    (note,) = (note for note in plain.notes if note.startswith("left in"))
+    assert all(name in note for name in (*BROUGHT, "optimizer.pt"))
+
+
 def test_links_out_of_the_directory_are_not_followed_but_in_the_cache_of_the_hub(source: Path, tmp_path: Path) -> None:
     (tmp_path / "secret.json").write_bytes(b"{}")
     (source / "config.json").unlink()
@@ -146,18 +173,15 @@ def test_what_is_too_large_for_such_a_file_stays(source: Path, tmp_path: Path, m
 @pytest.mark.parametrize(
     ("config", "dtype", "said"),
     [
-        ('{"torch_dtype": "float32"}', "bf16", "float32, and they were cast to bfloat16"),
-        ('{"dtype": "torch.float16"}', "fp32", "float16, and they were cast to float32"),
         ('{"dtype": "bfloat16"}', "bf16", ""),
         ('{"torch_dtype": "float16"}', "keep", ""),
         ('{"auto_map": {"AutoModel": "modeling_tiny.Tiny"}}', "keep", "modeling_tiny.py"),
         ('{"auto_map": {"AutoModel": "org/other--modeling_tiny.Tiny"}}', "keep", ""),
-        ("[1]", "bf16", ""),
-        ("no JSON", "bf16", ""),
         ('{"dtype": 3, "auto_map": 4}', "bf16", ""),
+        ('{"time_step_limit": [0.0, Infinity]}', "bf16", ""),
     ],
 )
-def test_a_configuration_is_copied_as_it_is_and_what_it_says_wrongly_is_noted(
+def test_a_configuration_that_stays_true_is_copied_as_it_is(
     config: str, dtype: str, said: str, source: Path, tmp_path: Path
 ) -> None:
     (source / "config.json").write_text(config)
@@ -166,6 +190,36 @@ def test_a_configuration_is_copied_as_it_is_and_what_it_says_wrongly_is_noted(
     noted = [note for note in report.notes if note.startswith("config.json")]
     assert len(noted) == bool(said)
     assert all(said in note for note in noted)
+
+
+def test_the_dtype_in_a_configuration_follows_the_weights_at_every_depth(source: Path, tmp_path: Path) -> None:
+    told = {
+        "torch_dtype": "torch.float32",
+        "a": {"dtype": "float16", "b": [{"dtype": "float32"}]},
+        "dtype": "auto",
+        "limit": [0.0, float("inf")],
+    }
+    (source / "config.json").write_text(json.dumps(told))
+    report = convert(source, tmp_path / "out", copy_config=True, dtype="bf16", verify=True)
+    made = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert made == {
+        "torch_dtype": "bfloat16",
+        "a": {"dtype": "bfloat16", "b": [{"dtype": "bfloat16"}]},
+        "dtype": "auto",
+        "limit": [0.0, float("inf")],
+    }
+    assert any("config.json says now that the weights are bfloat16" in note for note in report.notes)
+    verify(source, tmp_path / "out", copy_config=True, dtype="bf16")
+    with VirtualFiles(source, dtype="bf16") as files:
+        assert json.loads(files.read_bytes("config.json")) == made
+
+
+@pytest.mark.parametrize("config", ["[1]", "no JSON", '{"a": 1, "a": 2}', '{"a": ' * 600 + "1" + "}" * 600])
+def test_a_configuration_that_is_none_is_refused(config: str, source: Path, tmp_path: Path) -> None:
+    (source / "config.json").write_text(config)
+    with pytest.raises(CorruptError, match=r"config\.json is no configuration"):
+        convert(source, tmp_path / "out", copy_config=True)
+    assert not (tmp_path / "out").exists()
 
 
 # ---------------------------------------------------------------------------------------------------- what is replaced
@@ -214,7 +268,10 @@ def test_a_manifest_that_is_none_says_nothing(damage: bytes, source: Path, tmp_p
     convert(source, out, copy_config=True)
     (out / NAME).write_bytes(damage)
     (source / "config.json").write_bytes(b'{"new": 1}')
-    convert(source, out, copy_config=True)
+    for path in out.iterdir():
+        os.removexattr(path, "user.ckptconv")
+    with pytest.raises(UsageError, match="this program did not write"):
+        convert(source, out, copy_config=True)
     assert (out / "config.json").read_bytes() == BROUGHT["config.json"]
     assert (out / "LICENSE").read_bytes() == BROUGHT["LICENSE"]
 

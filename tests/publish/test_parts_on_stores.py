@@ -175,7 +175,7 @@ def test_an_index_is_never_over_shards_of_another_output(
     assert INDEX in store.shown()
     for number in range(2):
         store.part(model, number)
-        assert not {INDEX, MANIFEST} & store.shown().keys()
+        assert INDEX not in store.shown()
     with pytest.raises(CkptconvError):
         convert(store.url, "memory://read/back.pt", family="safetensors", storage_options=store.options)
     store.finish()

@@ -153,9 +153,10 @@ def test_a_signal_before_anything_is_finished_leaves_nothing(model: Path, tmp_pa
 def test_a_kill_in_the_commit_is_completed_without_doing_the_work_again(model: Path, tmp_path: Path, at: int) -> None:
     convert(model, tmp_path / "expected")
     out = tmp_path / "out"
-    (out / "old").mkdir(parents=True)
-    for name in ("model.safetensors", INDEX):
-        (out / name).write_bytes(b"old")
+    torch.save({"old": torch.ones(2), "older": torch.ones(2)}, tmp_path / "old.pt")
+    convert(tmp_path / "old.pt", out, "--max-shard-size", "8")
+    (out / "old").mkdir()
+    assert (out / INDEX).exists()
     done = dying(AT_RENAME.format(at), "pt2safetensors", model, out, *SHARDED)
     assert done.returncode == -signal.SIGKILL
     assert not (out / INDEX).exists()

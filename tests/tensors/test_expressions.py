@@ -177,11 +177,37 @@ REFUSED: dict[str, tuple[Any, str]] = {
             "tiled",
             [["zeros", "float32", [4, 8]]],
             [[[0, 1, 1], [1, 1, 1]]],
-            ["quantize", "codes", "float8_e4m3fn", "float32", 1 << 30, 1 << 30, 448.0, False, False, "x"],
+            ["quantize", "codes", "float8_e4m3fn", "float32", 1 << 30, 1 << 30, [448.0], False, False, "x"],
             "float8_e4m3fn",
             [4, 8],
             [0, 0],
             [1 << 30, 1 << 30],
+        ],
+        "does not make float8_e4m3fn",
+    ),
+    "quantizing to nothing": (
+        [
+            "tiled",
+            [["zeros", "float32", [4, 8]]],
+            [[[0, 1, 1], [1, 1, 1]]],
+            ["quantize", "codes", "float8_e4m3fn", "float32", 2, 2, [], False, False, "x"],
+            "float8_e4m3fn",
+            [4, 8],
+            [0, 0],
+            [2, 2],
+        ],
+        "does not make float8_e4m3fn",
+    ),
+    "the best of scales of floats": (
+        [
+            "tiled",
+            [["zeros", "float32", [4, 8]]],
+            [[[0, 1, 1], [1, 1, 1]]],
+            ["quantize", "codes", "float8_e4m3fn", "float32", 2, 2, [448.0, 224.0], False, False, "x"],
+            "float8_e4m3fn",
+            [4, 8],
+            [0, 0],
+            [2, 2],
         ],
         "does not make float8_e4m3fn",
     ),
@@ -190,7 +216,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
             "tiled",
             [["zeros", "float32", [4, 8]]],
             [[[0, 1, 1], [1, 1, 1]]],
-            ["quantize", "codes", "float8_e4m3fn", "float32", 2, 2, 448.0, False, False, "x"],
+            ["quantize", "codes", "float8_e4m3fn", "float32", 2, 2, [448.0], False, False, "x"],
             "float8_e4m3fn",
             [4, 8],
             [0, 0],
@@ -203,7 +229,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
             "tiled",
             [["zeros", "float32", [4, 8]]],
             [[[0, 2, 1], [1, 2, 1]]],
-            ["quantize", "scales", "float8_e4m3fn", "float32", 2, 2, 448.0, False, False, "x"],
+            ["quantize", "scales", "float8_e4m3fn", "float32", 2, 2, [448.0], False, False, "x"],
             "float32",
             [3, 4],
             [0, 0],
@@ -296,3 +322,43 @@ def inside(move: moves.Move) -> bool:
     if isinstance(move.source, moves.Assembled):
         return all(map(inside, move.source.moves))
     return move.file is None or (isinstance(move.source, moves.Runs) and move.source.stop <= move.file.size)
+
+
+def _factors_of(rank: int) -> list[Any]:
+    parts = [["zeros", "float32", sides] for sides in ([2, 3], [2, rank], [rank, 3])]
+    axes = [[[0, 1, 1], [1, 1, 1]], [[0, 1, 1], [0, 0, 1]], [[0, 0, 1], [1, 1, 1]]]
+    return ["tiled", parts, axes, ["low rank", 1.0], "float64", [2, 3], [0, 0], []]
+
+
+def _rows_of(columns: int) -> list[Any]:
+    parts, axes = [["zeros", "float32", [2, columns]], ["zeros", "float32", [2]]], [[[0, 1, 1], [1, 0, 1]], [[0, 1, 1]]]
+    return ["tiled", parts, axes, ["magnitude"], "float64", [2, columns], [0, 0], []]
+
+
+def _looked_up(codes: str = "table4", offset: int = 0, along: int = 0) -> list[Any]:
+    parts = [["zeros", "uint8", [4]], ["zeros", "float32", [1]], ["zeros", "float32", [16]]]
+    kernel = ["dequantize", codes, ["scale", "table"], offset, False, "float32", "x"]
+    return ["tiled", parts, [[[0, 4, 8]], [[0, 1, 8]], [[0, along, 1]]], kernel, "float32", [8], [0], []]
+
+
+def _codes_of(codes: str) -> list[Any]:
+    kernel = ["quantize", "codes", codes, "float32", 128, 128, 448.0, False, False, "x"]
+    parts, axes = [["zeros", "float32", [2, 3]]], [[[0, 1, 1], [1, 1, 1]]]
+    return ["tiled", parts, axes, kernel, "float8_e4m3fn", [2, 3], [0, 0], [128, 128]]
+
+
+def test_what_a_kernel_cannot_make_is_refused_before_it_is_asked() -> None:
+    decoder = Decoder([], [])
+    for sound in (_factors_of(1 << 17), _rows_of(1 << 20), _looked_up(), _codes_of("float8_e4m3fn")):
+        assert isinstance(decoder.decode(sound), Tiled)
+    for told in (
+        _factors_of((1 << 17) + 1),
+        _rows_of((1 << 20) + 1),
+        _looked_up(offset=1),
+        _looked_up(along=1),
+        _looked_up("table8"),
+        _codes_of("int9"),
+        _codes_of("table8"),
+    ):
+        with pytest.raises(ValueError, match="does not make"):
+            decoder.decode(told)

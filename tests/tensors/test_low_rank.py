@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from effort import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from ckptconv import process
+from ckptconv.errors import StoppedError
 from ckptconv.tensors import low_rank
 from ckptconv.tensors.computing import Axis, Box, LowRank, Tile
 from ckptconv.tensors.dtypes import DTYPES
@@ -136,3 +140,46 @@ def test_a_sum_between_two_numbers_is_rounded_by_the_sum_in_order() -> None:
     boxes = (Box(at, "float64", (0, 0), part.shape, each) for at, part, each in zip(offsets, parts, axes, strict=True))
     made, _ = apply((Tile(LowRank(1.0), (0, 0), (1, 1), tuple(boxes), "float32"),), data)
     assert numbers("float32", np.frombuffer(made, "u4"), np.empty(1, "u4")) == [0.0]
+
+
+@pytest.mark.parametrize("rank", [1000, low_rank.DEEP, low_rank.DEEP + 1, 6000])
+def test_of_any_rank_few_elements_are_added_up_in_order(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32 the sums of many products are too uncertain for most elements, and in float64 they are not."""
+    tile, data = _tile(np.random.default_rng(2), (12, 17), rank, ["bfloat16"] * 3, ["zero", "model", "model"], False)
+    wanted, _ = apply((tile, Cast("float64", "bfloat16")), data)
+    made = []
+    right = low_rank._Products.of.__func__
+
+    def noting(cls, given, precision, target):  # type: ignore[no-untyped-def]
+        made.append(precision.dtype)
+        return right(cls, given, precision, target)
+
+    def refuse(*given: object) -> None:
+        raise AssertionError("a whole block was added up in order")
+
+    monkeypatch.setattr(low_rank._Products, "of", classmethod(noting))
+    monkeypatch.setattr(low_rank, "_add_all", refuse)
+    assert bytes(apply((tile._replace(cast="bfloat16"),), data)[0]) == bytes(wanted)
+    assert made == (["float32", "float64"] if rank <= low_rank.DEEP else ["float64"])
+
+
+def test_a_sum_is_left_where_the_work_is_to_end() -> None:
+    tile, data = _tile(np.random.default_rng(3), (40, 40), 5, ["float64"] * 3, ["any"] * 3, False)
+    stop, asked = threading.Event(), []
+
+    class Asked(threading.Event):
+        def is_set(self) -> bool:
+            asked.append(None)
+            return len(asked) > 1
+
+    def work() -> None:
+        process.heed(Asked())
+        with pytest.raises(StoppedError):
+            apply((tile,), data)
+        stop.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert stop.is_set()
+    apply((tile,), data)

@@ -70,7 +70,7 @@ SAMPLES: dict[type[Any], LazyTensor] = {
     Quantize: Tiled(
         (Inline(np.linspace(-3, 9, 30).astype("<f4").tobytes(), F32, (5, 6)),),
         ((Axis(0), Axis(1)),),
-        Quantize("codes", "float8_e4m3fn", "float32", 2, 4, 448.0, False, False, "x"),
+        Quantize("codes", "float8_e4m3fn", "float32", 2, 4, (448.0,), False, False, "x"),
         DTYPES["float8_e4m3fn"],
         (5, 6),
         (0, 0),

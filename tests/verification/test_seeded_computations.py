@@ -113,7 +113,10 @@ MADE: dict[str, tuple[Callable[[Patch], None], list[str]]] = {
     "another divisor": (sums(over=lambda kernel: kernel.over * 2), ["average", "ema", "minus", "average-int4"]),
     "a bit of a code": (tiles(Quantize, one_bit_of_codes), OF_CODES),
     "a scale that is none of its tile": (tiles(Quantize, one_scale_of_its_neighbour), OF_CODES),
-    "another largest code": (tiles(Quantize, largest=lambda kernel: kernel.largest / 2), ["fp8-block", "int4-g32"]),
+    "another largest code": (
+        tiles(Quantize, largest=lambda kernel: tuple(most / 2 for most in kernel.largest)),
+        ["fp8-block", "int4-g32"],
+    ),
     "powers of two": (tiles(Quantize, power=lambda kernel: not kernel.power), ["fp8-block", "fp8-block-ue8m0"]),
     "the weight of another layer": (ANOTHER_LAYER, ["merge", "dora", "average", "fp8-block", "int4-g32", "requantize"]),
     "gate and up exchanged": (GATE_AND_UP, ["merge", "average", "mxfp8", "average-int4"]),

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
 import torch
 from checkpoints import ZERO, Run, ckptconv, ckptconv_here
 from effort import TIMES, examples
@@ -26,7 +27,7 @@ from safetensors.torch import load_file, save_file
 
 import ckptconv as library
 from ckptconv import convert
-from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UsageError
+from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UnsupportedError, UsageError
 from ckptconv.storage.files import Reader, Readers
 from ckptconv.structure import regexes
 from ckptconv.tensors import kernels
@@ -961,3 +962,25 @@ def test_a_footprint_tells_gaps_from_what_is_read() -> None:
 def test_a_cast_without_a_reference_is_refused() -> None:
     with pytest.raises(CkptconvError):
         arithmetic.cast("int8", "float32", np.zeros(1, "u1"))
+
+
+def test_a_release_of_the_library_that_does_not_know_a_dtype_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is right, and not called damaged."""
+
+    def refusing(*args: object, **options: object) -> None:
+        raise safetensors.SafetensorError("InvalidHeaderDeserialization")
+
+    cases = {"float8_e4m3fn": ("0.4.0", "0.4.1"), "float8_e8m0fnu": ("0.5.3", "0.6.1"), "complex64": ("0.6.2", "0.7.0")}
+    monkeypatch.setattr(safetensors, "safe_open", refusing)
+    for dtype, (here, needed) in cases.items():
+        torch.save({"a": torch.ones(4).to(getattr(torch, dtype)), "b": torch.ones(2)}, tmp_path / "x.pt")
+        library.convert(tmp_path / "x.pt", tmp_path / f"{dtype}.safetensors")
+        monkeypatch.setattr(safetensors, "__version__", here)
+        with pytest.raises(UnsupportedError, match=f"'a' is {dtype}, which the library knows since {needed}") as caught:
+            library.verify(tmp_path / "x.pt", tmp_path / f"{dtype}.safetensors")
+        assert "damaged" not in str(caught.value)
+        monkeypatch.setattr(safetensors, "__version__", needed)
+        with pytest.raises(DifferenceError, match="the safetensors library cannot read it"):
+            library.verify(tmp_path / "x.pt", tmp_path / f"{dtype}.safetensors")

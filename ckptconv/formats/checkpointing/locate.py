@@ -132,7 +132,7 @@ def items_of(
         for rank, held in files.items():
             held = held or Held(f"{name}_{rank}.pt", TORCH)
             used.add(held.path)
-            if is_file(place, held.path):
+            if place.has_file(held.path):
                 found.files[rank] = held
     numbered: dict[tuple[str, str], dict[int, str]] = {}
     alone: list[str] = []
@@ -193,10 +193,3 @@ def _kind(place: Location, path: str) -> str:
     if kind is None:
         kind = TORCH if _head(place.join(path)).startswith(LOCAL_SIGNATURE) else RAW
     return kind
-
-
-def is_file(place: Location, path: str) -> bool:
-    """Whether a path in the directory of a step is that of a file."""
-    if "/" in path:
-        return place.join(path).kind == "file"
-    return path in place.names and place.names[path].kind == "file"

@@ -8,14 +8,12 @@ agree. The ranks' parts are joined as those of one state dict for each rank, who
 from __future__ import annotations
 
 import functools
-import hashlib
-import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptconv.errors import CorruptError, UnsupportedError, damaged
+from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats import safetensors
 from ckptconv.formats.checkpointing import locate as steps
 from ckptconv.formats.checkpointing.locate import (
@@ -28,7 +26,6 @@ from ckptconv.formats.checkpointing.locate import (
     Held,
     Item,
     check_finished,
-    is_file,
     items_of,
 )
 from ckptconv.formats.checkpointing.metadata import (
@@ -44,6 +41,7 @@ from ckptconv.formats.dcp import paths as names_of
 from ckptconv.formats.dcp.chunks import ChunkTile, Shape
 from ckptconv.formats.dcp.entries import MAX_VALUE
 from ckptconv.formats.dcp.metadata import Path, named
+from ckptconv.formats.integrity import check_content, parsed_json, stated_digests
 from ckptconv.formats.ranks.join import Ranks, lacking, other_save
 from ckptconv.formats.ranks.layouts import Distribution, Mesh
 from ckptconv.formats.ranks.pieces import Piece, Pieces, RankPart, Shards, Whole, shape_of
@@ -55,15 +53,11 @@ from ckptconv.formats.torch.file import read_torch
 from ckptconv.formats.torch.packed import is_tensor
 from ckptconv.pickles.children import walk
 from ckptconv.plan import Input
-from ckptconv.storage import strict_json
 from ckptconv.storage.ahead import ahead
-from ckptconv.storage.digests import check_digest
-from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor, Narrow, Tagged, TensorFacts
-from ckptconv.text import brief, format_size, some
+from ckptconv.text import format_size, some
 
-_HEX = re.compile(r"[0-9a-fA-F]{64}")
 # The item of a library that saves the whole state of a rank in one file: its contents are the state.
 _WHOLE = "checkpoint"
 
@@ -158,38 +152,16 @@ class _Step:
             if file.size > most:
                 raise CorruptError(f"{file.path} has {file.size} bytes; at most {most} are read.")
             data = reader.read_at(0, file.size)
-        if file.path in self.digests:
-            check_digest(file.path, hashlib.sha256(data).hexdigest(), self.digests[file.path])
+        check_content(file.path, data, self.digests)
         self.files.account.bytes_read += len(data)
         self.files.account.inputs[name] = Input(file, (file.size, zlib.crc32(data)))
         return data
 
     def _read_manifest(self) -> None:
         """Read the SHA-256 of the files, and check that they are there."""
-        if MANIFEST not in self.directory.names:
-            return
-        where = self.directory.join(MANIFEST).path
-        told = _json(self._bytes(MANIFEST, MAX_VALUE), where)
-        stated = {key: told.get(key) for key in ("version", "granularity", "algorithm")} if type(told) is dict else {}
-        if stated != {"version": 1, "granularity": "file", "algorithm": "sha256"}:
-            raise UnsupportedError(
-                f"{where} says {brief(stated)}; known are manifests of version 1, of files and their sha256.",
-                "Remove it to convert the step without its digests.",
-            )
-        files = told.get("files")
-        if type(files) is not dict or any(
-            type(hexed) is not str or not _HEX.fullmatch(hexed) for hexed in files.values()
-        ):
-            raise CorruptError(f"{where} has no SHA-256 for each file.")
-        for name in files:
-            check_inside(name, where, self.directory.path)
-        missing = [name for name in files if not is_file(self.directory, name)]
-        if missing:
-            raise CorruptError(
-                f"{where} names {len(files)} files, of which {len(missing)} are not there: {some(missing)}.",
-                "Copy or download them too.",
-            )
-        self.digests = {self.directory.join(name).path: hexed.lower() for name, hexed in files.items()}
+        if MANIFEST in self.directory.names:
+            data = self._bytes(MANIFEST, MAX_VALUE)
+            self.digests = stated_digests(self.directory, MANIFEST, data, {"version": 1, "granularity": "file"})
 
     # -------------------------------------------------------------------------------------------------------- reading
 
@@ -310,7 +282,7 @@ class _Step:
             self.large.append(held.path)
             return None
         data = self._bytes(held.path, MAX_VALUE)
-        return data if held.kind == RAW else _json(data, place.path)
+        return data if held.kind == RAW else parsed_json(data, place.path)
 
     # --------------------------------------------------------------------------------------------------- safetensors
 
@@ -503,11 +475,3 @@ class _Step:
         if self.large:
             warnings.append(f"Left out: {some(self.large)}, of more than {format_size(MAX_VALUE)}.")
         return notes, warnings
-
-
-def _json(data: bytes, where: str) -> Any:
-    try:
-        return strict_json.parse(data.decode())
-    except (ValueError, RecursionError) as error:
-        why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise damaged(f"{where} is not sound: {why}.") from None

@@ -9,3 +9,5 @@ In: the place of a directory. `metadata` reads its description, `entries` finds 
 from __future__ import annotations
 
 MODULE = "torch.distributed.checkpoint.metadata"
+# Megatron-core's object with what all ranks have alike: a list of one dict.
+COMMON_STATE = "common_state/shard_0_1"

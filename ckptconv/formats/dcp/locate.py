@@ -19,6 +19,8 @@ MEGATRON = "torch_dist checkpoint of Megatron-core"
 GUESS = Guess(CERTAIN, "a checkpoint of torch.distributed.checkpoint", "dcp2safetensors {} OUTPUT")
 METADATA = ".metadata"
 SUFFIX = ".distcp"
+# Megatron-core's manifest with the SHA-256 of the files.
+INTEGRITY = "integrity.json"
 RANK = r"__(\d{1,9})\.metadata"
 # What torch calls the files of a rank.
 FILE = r"__\d+_\d+\.distcp"

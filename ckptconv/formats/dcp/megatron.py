@@ -1,12 +1,13 @@
 """Megatron-core's checkpoints: what they hold and say beyond other directories of torch.distributed.checkpoint.
 
 Source: megatron/core/dist_checkpointing/{mapping,optimizer,serialization}.py, its strategies/{common,torch}.py and
-megatron/core/optimizer/{optimizer,distrib_optimizer}.py of Megatron-core 0.5 to 0.16.
+megatron/core/optimizer/{optimizer,distrib_optimizer}.py of Megatron-core 0.5 to 0.19.
 
-`metadata.json` names the backend. `common.pt` is a dict of what all ranks had alike. A tensor of a layer is stored in
-one of all layers, under the name without the layer's number. `<key>/shard_<index>_<shape>` is a ShardedObject: a list
-of pickled values of a rank. `[chained_N.]optimizer.state.<state>.<parameter>` is a state of the parameter's shape, or
-flattened: a distributed optimizer cuts each shard of a parameter, as one row, wherever a rank's buffer ends.
+`metadata.json` names the backend. `common.pt` is a dict of what all ranks had alike; from release 0.19 on, it is a
+ShardedObject called `common_state`. A tensor of a layer is stored in one of all layers, under the name without the
+layer's number. `<key>/shard_<index>_<shape>` is a ShardedObject: a list of pickled values of a rank.
+`[chained_N.]optimizer.state.<state>.<parameter>` is a state of the parameter's shape, or flattened: a distributed
+optimizer cuts each shard of a parameter, as one row, wherever a rank's buffer ends.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
+from ckptconv.formats.dcp import COMMON_STATE
 from ckptconv.formats.dcp.chunks import ChunkTile, join
 from ckptconv.formats.dcp.metadata import Description, SavedTensor, Shape, named
+from ckptconv.formats.integrity import check_file
 from ckptconv.formats.source import Wanted
 from ckptconv.formats.torch.file import Account, read_torch
 from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
@@ -71,12 +74,13 @@ class _NotPlainError(Exception):
 class Extra:
     """What a checkpoint of Megatron-core has beside its tensors.
 
-    `common` are the plain values of common.pt; `left` names those that are left out. `without` are weights that have no
-    master. `where` is the directory.
+    `common` are the plain values of common.pt, or of the object in its place if it `is_object`; `left` names those that
+    are left out. `without` are weights that have no master. `where` is the directory.
     """
 
     where: str
     common: dict[str, Any] = field(default_factory=dict)
+    is_object: bool = False
     left: list[str] = field(default_factory=list)
     without: list[str] = field(default_factory=list)
     account: Account = field(default_factory=Account)
@@ -109,7 +113,10 @@ class Extra:
         if wanted.unstack:
             held = _unstacked(held, {name: shapes[name] for name in held}, self.where)
             own = _unstacked(own, {name: shapes.get(name, ()) for name in own}, self.where)
-        objects = _Plain(self.left).take({name: value for name, value in values.items() if name in weights})
+        beside = {name: value for name, value in values.items() if name in weights}
+        if self.is_object:
+            beside.pop(COMMON_STATE, None)
+        objects = _Plain(self.left).take(beside)
         for key, found in ((_COMMON_KEY, self.common), (_OBJECTS_KEY, objects)):
             if key in held:
                 raise UnsupportedError(f"{self.where} has a tensor called {key!r}, where the record has other values.")
@@ -130,25 +137,32 @@ class Extra:
 # ---------------------------------------------------------------------------------------------------------- reading
 
 
-def read_extra(place: Location) -> Extra | None:
+def read_extra(place: Location, objects: Mapping[str, Any], digests: Mapping[str, str]) -> Extra | None:
     """Read what is beside the tensors, if Megatron-core wrote the directory; else return None.
 
-    Raise UnsupportedError for tensors of another backend than torch_dist, UnsafeError if common.pt is an attack,
-    CorruptError if it is damaged.
+    `objects` are the checkpoint's values by name, `digests` the SHA-256 of its files by path. As in Megatron-core,
+    common.pt counts if both it and `COMMON_STATE` are there. Raise UnsupportedError for tensors of another backend than
+    torch_dist, UnsafeError if common.pt is an attack, CorruptError if it is damaged.
     """
-    names = place.names
-    backend = backend_of(place)
     check_backend(place)
-    has_common = _COMMON in names and names[_COMMON].kind == "file"
-    if not backend and not has_common:
+    has_common = place.has_file(_COMMON)
+    if not backend_of(place) and not has_common and COMMON_STATE not in objects:
         return None
     extra = Extra(place.path)
+    extra.account.bytes_read += sum(check_file(place.join(name), digests) for name in (_CONFIG, _COMMON))
+    common, where = None, f"{place}: {COMMON_STATE}"
     if has_common:
         found = read_torch(place.join(_COMMON))
-        if type(found.value) not in (dict, OrderedDict):
-            raise CorruptError(f"{found.file.path} holds no dict, as Megatron-core writes it.")
-        extra.common = _Plain(extra.left).take(found.value)
+        common, where = found.value, found.file.path
         extra.account.add(found, _COMMON)
+    elif COMMON_STATE in objects:
+        state = objects[COMMON_STATE]
+        common = state[0] if type(state) is list and len(state) == 1 else state
+        extra.is_object = True
+    if has_common or extra.is_object:
+        if type(common) not in (dict, OrderedDict):
+            raise CorruptError(f"{where} holds no dict, as Megatron-core writes it.")
+        extra.common = _Plain(extra.left).take(common)
     return extra
 
 

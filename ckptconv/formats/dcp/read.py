@@ -11,8 +11,9 @@ import functools
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
@@ -23,6 +24,7 @@ from ckptconv.formats.dcp.entries import MAX_VALUE, Entries, offsets_of, records
 from ckptconv.formats.dcp.locate import (
     BEGINNING,
     FAMILY,
+    INTEGRITY,
     MEGATRON,
     METADATA,
     RANK,
@@ -33,16 +35,11 @@ from ckptconv.formats.dcp.locate import (
 )
 from ckptconv.formats.dcp.metadata import Chunk, Description, Path, SavedTensor, named, read_description
 from ckptconv.formats.dcp.numbered import pieces_error
+from ckptconv.formats.instead import what_directory_it_is
+from ckptconv.formats.integrity import check_content, stated_digests
 from ckptconv.formats.optimizers import by_parameter
 from ckptconv.formats.runs import Located
-from ckptconv.formats.source import (
-    MODEL_KEYS,
-    STATES_ARE_CONVERTED,
-    THEIR_STATES_ARE_CONVERTED,
-    Source,
-    Wanted,
-    prefixed,
-)
+from ckptconv.formats.source import MODEL_KEYS, STATES_ARE_CONVERTED, THEIR_STATES_ARE_CONVERTED, Source, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite
@@ -94,9 +91,10 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         read = [checkpoint, other] if other else read
         state_inputs = other.identified(f"{basename(other.directory)}/") if other else checkpoint.identified()
     notes, warnings = left.told()
-    extra = megatron.read_extra(place.directory)
-    if described.nested:
-        extra = None  # Megatron-core's have no paths: these are another program's files of the same names
+    # Megatron-core's have no paths: others' files of the same names mean something else.
+    extra = None
+    if not described.nested:
+        extra = megatron.read_extra(place.directory, {**checkpoint.values, **checkpoint.hidden}, checkpoint.digests)
     if extra:
         described.mentioned.update(extra.account.mentioned)
         weights, states, unnamed = extra.arranged(weights, states, described, checkpoint.values, wanted)
@@ -117,11 +115,11 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         trees=trees,
         notes=[*([place.note] if place.note else []), *notes],
         warnings=[*checkpoint.warnings, *warnings, *(text for each in read[1:] for text in each.warnings)],
-        hints=prefixed(list(weights)) if isinstance(weights, dict) else [],
         facts={**_facts(path, checkpoint), **megatron.facts(extra.common if extra else checkpoint.values)},
         opaque=list(dict.fromkeys(name for each in read for name in each.described.opaque)),
         mentioned=list(dict.fromkeys(name for each in read for name in each.described.mentioned)),
         records={path: records for each in read for path, records in records_of(each.entries.records).items()},
+        digests={path: digest for each in read for path, digest in each.digests.items()},
         inputs=inputs,
         state_inputs=state_inputs,
         bytes_read=sum(each.entries.bytes_read for each in read) + (extra.account.bytes_read if extra else 0),
@@ -224,7 +222,10 @@ def _counted(counts: Counter[str]) -> str:
 
 @dataclass
 class Described:
-    """A checkpoint whose description was read: what it holds, its format's name, and how its entries are opened."""
+    """A checkpoint whose description was read: what it holds, its format's name, and how its entries are opened.
+
+    `digests` are the SHA-256 of its files by path, as its manifest states them.
+    """
 
     directory: str
     described: Description
@@ -234,6 +235,7 @@ class Described:
     warnings: list[str] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
     hidden: dict[str, Any] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def roles(self) -> dcp_names.Roles:
@@ -246,10 +248,11 @@ class Described:
         """Open the checkpoint in the directory `place` itself."""
         entries = Entries(place)
         inputs: dict[str, Any] = {}
-        described = _described(place, entries, inputs)
+        digests = _read_digests(place, entries, inputs)
+        described = _described(place, entries, inputs, digests)
         if not _is_described(place.names):
             return cls(place.path, described, entries, "safetensors shards of torch.distributed.checkpoint", inputs)
-        found = cls(place.path, described, entries, "torch.distributed.checkpoint", inputs)
+        found = cls(place.path, described, entries, "torch.distributed.checkpoint", inputs, digests=digests)
         entries.described = found.described
         found.read_values()
         return found
@@ -356,10 +359,22 @@ def describe(place: Location) -> Description:
     return _described(place, Entries(place), {})
 
 
-def _described(place: Location, entries: Entries, inputs: dict[str, Any]) -> Description:
-    """Read the description, count in `entries` what is read, and put what identifies it into `inputs`."""
+def _read_digests(place: Location, entries: Entries, inputs: dict[str, Any]) -> dict[str, str]:
+    """Return the SHA-256 of the files by path, as the checkpoint's manifest states them; none if there is none."""
+    if METADATA not in place.names or not place.has_file(INTEGRITY):
+        return {}
+    data = _whole_file(place.join(INTEGRITY), MAX_VALUE, entries, inputs)
+    return stated_digests(place, INTEGRITY, data, {})
+
+
+def _described(
+    place: Location, entries: Entries, inputs: dict[str, Any], digests: Mapping[str, str] = MappingProxyType({})
+) -> Description:
+    """Read the description, compare it with its digest, count in `entries` what is read, and put what identifies it
+    into `inputs`."""
     if _is_described(place.names):
-        return read_description(_pickles(place, entries, inputs), of_ranks=METADATA not in place.names)
+        pickles = _pickles(place, entries, inputs, digests)
+        return read_description(pickles, of_ranks=METADATA not in place.names)
     if any(re.fullmatch(SHARD, name) for name in place.names):
         return _read_shards(place, entries, inputs)
     megatron.check_backend(place)
@@ -378,8 +393,11 @@ def _describes(place: Location, entry: Entry) -> bool:
         return is_metadata(reader.read_at(0, min(reader.file.size, BEGINNING)))
 
 
-def _not_described(directory: Location) -> CorruptError:
+def _not_described(directory: Location) -> CkptconvError:
     names = directory.names
+    other = what_directory_it_is(names)
+    if other:
+        return type(other)(f"{directory} {other.message}", other.hint)
     if f"{METADATA}.tmp" in names:
         return CorruptError(
             f"{directory} has {METADATA}.tmp and no {METADATA}, which is renamed last: the save was interrupted.",
@@ -401,7 +419,9 @@ def _not_described(directory: Location) -> CorruptError:
     )
 
 
-def _pickles(directory: Location, entries: Entries, inputs: dict[str, Any]) -> Iterable[tuple[str, bytes]]:
+def _pickles(
+    directory: Location, entries: Entries, inputs: dict[str, Any], digests: Mapping[str, str]
+) -> Iterable[tuple[str, bytes]]:
     """Yield the metadata with its path: one, or one of each rank, in order."""
     names = directory.names
     ranks = {int(match[1]): name for name in names if (match := re.fullmatch(RANK, name))}
@@ -414,14 +434,22 @@ def _pickles(directory: Location, entries: Entries, inputs: dict[str, Any]) -> I
                 "Copy the files of all ranks to one place.",
             )
     for name in wanted:
-        with directory.join(name).open_reader() as reader:
-            size = reader.file.size
-            if size > MAX_PICKLE:
-                raise CorruptError(f"{reader.file.path} has {size} bytes; at most {MAX_PICKLE} are read.")
-            data = reader.read_at(0, size)
-        entries.bytes_read += size
-        inputs[name] = Input(reader.file, (size, zlib.crc32(data)))
-        yield reader.file.path, data
+        place = directory.join(name)
+        data = _whole_file(place, MAX_PICKLE, entries, inputs)
+        check_content(place.path, data, digests)
+        yield place.path, data
+
+
+def _whole_file(place: Location, most: int, entries: Entries, inputs: dict[str, Any]) -> bytes:
+    """Return the contents of a file of at most `most` bytes, which is an input from now on."""
+    with place.open_reader() as reader:
+        size = reader.file.size
+        if size > most:
+            raise CorruptError(f"{reader.file.path} has {size} bytes; at most {most} are read.")
+        data = reader.read_at(0, size)
+    entries.bytes_read += size
+    inputs[place.name] = Input(reader.file, (size, zlib.crc32(data)))
+    return data
 
 
 # ------------------------------------------------------------------------------------------------ safetensors shards

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CorruptError, UsageError
+from ckptconv.errors import CorruptError, MissingError, UsageError
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
 from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
 from ckptconv.storage.files import Entry
@@ -114,7 +114,7 @@ def locate(place: Location, tag: str) -> TagDirectory:
     UnsafeError if it points outside.
     """
     if place.kind == "missing":
-        raise UsageError(f"{place} does not exist.")
+        raise MissingError(f"{place} does not exist.")
     if place.kind != "directory":
         if not is_rank_file(place.name):
             raise UsageError(

@@ -19,7 +19,7 @@ from ckptconv.formats.deepspeed.assemble import assemble, is_whole, whole
 from ckptconv.formats.deepspeed.locate import FAMILY, TagFiles
 from ckptconv.formats.deepspeed.records import MAX_RANKS, ModelFile, OptimFile, Reading
 from ckptconv.formats.deepspeed.weights import Weights
-from ckptconv.formats.source import Source, Training, Wanted, prefixed
+from ckptconv.formats.source import Source, Training, Wanted
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote
 from ckptconv.tensors.lazy import LazyTensor
@@ -147,7 +147,6 @@ def _read(location: Location, wanted: Wanted) -> Source:
         counts=weights.counts(),
         facts=_facts(opened.files, grid, first.model, weights),
         notes=_taken(location, place),
-        hints=prefixed(state),
         pointers=[place.pointer] if place.pointer else [],
         warnings=weights.warnings,
         unaccounted=weights.unaccounted,

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.storage import strict_json
+from ckptconv.errors import UnsupportedError
+from ckptconv.formats import configs
+from ckptconv.formats.quantized.words import UNNAMED
 
-# Keys under which a configuration says how weights are quantized, at any depth.
-KEYS = ("quantization_config", "compression_config")
 # The key of ComfyUI in the metadata of safetensors.
 COMFY = "_quantization_metadata"
 _COMPRESSED = ("compressed-tensors", "compressed_tensors", "sparseml")
+# The methods that have a key of their own, where none is named.
+_TELLING = {"quant_algo": "modelopt", "config_groups": "compressed-tensors", "group_size": "mlx"}
 
 
 class QuantizedWeights(NamedTuple):
@@ -31,7 +31,8 @@ class QuantizedWeights(NamedTuple):
 class Configuration(NamedTuple):
     """How weights are quantized: the `method` and all that is `told` of it; "" if there is no configuration.
 
-    `expert_dtype` is the model's own word. `layers` says it of single modules, by name.
+    `expert_dtype` is the model's own word. `layers` says it of single modules, by name. `stated` are the places that
+    say it: path, method, and what they say.
     """
 
     method: str = ""
@@ -39,17 +40,22 @@ class Configuration(NamedTuple):
     expert_dtype: str = ""
     layers: Mapping[str, Mapping[str, Any]] = {}
     path: str = ""
+    stated: tuple[tuple[str, str, Mapping[str, Any]], ...] = ()
 
     @property
     def block(self) -> tuple[int, int] | None:
         """The sides of the blocks of block FP8."""
         return _pair(self.told.get("weight_block_size"))
 
-    def algorithms(self, module: str) -> tuple[str, ...]:
-        """The words of Model Optimizer for a module."""
+    def layer(self, weight: str) -> Mapping[str, Any] | None:
+        """What is said of the module of a weight."""
+        return self.layers.get(weight.removesuffix(".weight"))
+
+    def algorithms(self, weight: str) -> tuple[str, ...]:
+        """The words of Model Optimizer for a weight."""
         if self.method != "modelopt":
             return ()
-        layer = self.layers.get(module)
+        layer = self.layer(weight)
         if layer is not None:
             return (str(layer.get("quant_algo", "")),)
         if self.layers and str(self.told.get("quant_algo", "")).startswith("MIXED"):
@@ -72,13 +78,14 @@ class Configuration(NamedTuple):
             made = group.get("format") or self.told.get("format")
             bits, size = weights.get("num_bits"), weights.get("group_size")
             if type(bits) is int and 1 < bits <= 8:
-                strategy = weights.get("strategy") or ("group" if size and size > 0 else "tensor")
+                size = size if type(size) is int and size > 0 else 0
+                strategy = weights.get("strategy") or ("group" if size else "tensor")
                 yield QuantizedWeights(
                     str(made),
                     str(weights.get("type", "int")),
                     bits,
                     str(strategy),
-                    size if type(size) is int and size > 0 else 0,
+                    size,
                     _pair(weights.get("block_structure")),
                     weights.get("symmetric") is not False,
                 )
@@ -89,114 +96,65 @@ def _pair(value: Any) -> tuple[int, int] | None:
     return (value[0], value[1]) if fits else None
 
 
-def of_texts(config: tuple[str, str], own: tuple[str, str], metadata: Mapping[str, str]) -> Configuration:
-    """Return what a config.json, Model Optimizer's file (path and text each, the text "" if there is none) and the
+class _Statement(NamedTuple):
+    """What `path` says of quantizing, at a key that leads `at` it."""
+
+    path: str
+    at: str
+    told: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.at})" if self.at else self.path
+
+    @property
+    def method(self) -> str:
+        method = self.told.get("quant_method")
+        if not isinstance(method, str):
+            method = next((of for key, of in _TELLING.items() if key in self.told), UNNAMED)
+        return "compressed-tensors" if method in _COMPRESSED else method
+
+
+def of_all(
+    config: tuple[str, Mapping[str, Any]], own: tuple[str, Mapping[str, Any]], metadata: Mapping[str, str]
+) -> Configuration:
+    """Return what a config.json, Model Optimizer's file (path and contents each, "" and {} if there is none) and the
     metadata of safetensors say together.
 
-    Raise CorruptError for what is no JSON object, UnsupportedError if they contradict each other.
+    Raise UnsupportedError if they name several methods, or several dtypes of experts.
     """
-    found: list[tuple[str, Mapping[str, Any]]] = []
-    path, text = config
-    model = _object(path, text) if text else {}
-    found += [(path, told) for told in _within(model)]
-    if own[1]:
-        told = _object(*own).get("quantization")
-        if isinstance(told, Mapping):
-            found.append((own[0], {"quant_method": "modelopt", **told}))
+    path, model = config
+    statements = [
+        _Statement(path, at, told)
+        for at, told in configs.values(model, *configs.QUANTIZING)
+        if isinstance(told, Mapping) and told
+    ]
+    # mlx-lm's key, which says no method.
+    of_mlx = model.get("quantization")
+    if isinstance(of_mlx, Mapping) and "group_size" in of_mlx and not statements:
+        statements.append(_Statement(path, "quantization", of_mlx))
+    told = own[1].get("quantization")
+    if isinstance(told, Mapping):
+        statements.append(_Statement(own[0], "", {"quant_method": "modelopt", **told}))
     if COMFY in metadata:
-        told = _object(f"{COMFY} in the metadata", metadata[COMFY])
-        found.append((COMFY, {"quant_method": "comfy", **told}))
-    expert = next((each for each in _values(model, "expert_dtype") if isinstance(each, str)), "")
-    if not found:
-        return Configuration("", {}, expert, {}, path if text else "")
-    methods = {_method(told): where for where, told in found}
+        told = configs.parsed(f"{COMFY} in the metadata", metadata[COMFY])
+        statements.append(_Statement(COMFY, "", {"quant_method": "comfy", **told}))
+    known = {at: each for at, each in configs.values(model, configs.EXPERT_DTYPE) if isinstance(each, str)}
+    expert = configs.agreed({f"{path} ({at})": each for at, each in known.items()}, configs.EXPERT_DTYPE) or ""
+    if not statements:
+        return Configuration("", {}, expert, {}, path)
+    methods = {each.method: each.path for each in statements}
     if len(methods) > 1:
         raise UnsupportedError(
             f"{' and '.join(dict.fromkeys(methods.values()))} say that the weights are quantized in several ways: "
             f"{', '.join(methods)}.",
             "Name one of them as quant_method.",
         )
-    told = found[0][1]
+    told = {key: value for each in reversed(statements) for key, value in each.told.items() if value is not None}
     layers = told.get("layers") or told.get("quantized_layers")
     named = (
         {str(name): each for name, each in layers.items() if isinstance(each, Mapping)}
         if isinstance(layers, Mapping)
         else {}
     )
-    return Configuration(next(iter(methods)), told, expert, named, found[0][0])
-
-
-def _method(told: Mapping[str, Any]) -> str:
-    method = told.get("quant_method")
-    if not isinstance(method, str):
-        method = "modelopt" if "quant_algo" in told else "compressed-tensors" if "config_groups" in told else "unnamed"
-    return "compressed-tensors" if method in _COMPRESSED else method
-
-
-def _object(path: str, text: str) -> Mapping[str, Any]:
-    try:
-        told = strict_json.parse(text)
-    except ValueError as error:
-        raise CorruptError(f"{path} is not JSON: {error}.") from error
-    if not isinstance(told, dict):
-        raise CorruptError(f"{path} is no JSON object.")
-    return told
-
-
-def _within(told: Any) -> Iterator[Mapping[str, Any]]:
-    for key in KEYS:
-        for found in _values(told, key):
-            if isinstance(found, Mapping) and found:
-                yield found
-
-
-def _values(told: Any, key: str) -> Iterator[Any]:
-    """Yield the values of `key` at any depth."""
-    if isinstance(told, Mapping):
-        for name, value in told.items():
-            if name == key:
-                yield value
-            else:
-                yield from _values(value, key)
-    elif isinstance(told, list):
-        for each in told:
-            yield from _values(each, key)
-
-
-def cleaned(text: str, dtype: str) -> str:
-    """Return a config.json without what it says of quantizing, at every depth, and with `dtype` as that of the weights,
-    unless that is "".
-
-    Everything else stays as it is, in its order.
-    """
-
-    def without(told: Any) -> Any:
-        if isinstance(told, dict):
-            kept = {key: without(value) for key, value in told.items() if key not in (*KEYS, "expert_dtype")}
-            for key in ("dtype", "torch_dtype"):
-                if dtype and isinstance(kept.get(key), str):
-                    kept[key] = dtype
-            return kept
-        return [without(each) for each in told] if isinstance(told, list) else told
-
-    told = without(strict_json.parse(text))
-    if dtype and not any(key in told for key in ("dtype", "torch_dtype")):
-        told["dtype"] = dtype
-    return json.dumps(told, indent=2, ensure_ascii=False) + "\n"
-
-
-def stated(text: str, quantization: Mapping[str, Any]) -> str:
-    """Return a config.json that says how the weights are quantized. Everything else stays as it is, in its order."""
-    told = strict_json.parse(text)
-    return json.dumps({**told, KEYS[0]: quantization}, indent=2, ensure_ascii=False) + "\n"
-
-
-def with_settings(text: str | bytes, settings: Mapping[str, Any]) -> bytes:
-    """Return a configuration with other `settings`: at its top, and where it says these of its language model."""
-    told = strict_json.parse(text if isinstance(text, str) else text.decode())
-    inner = told.get("text_config")
-    if isinstance(inner, dict):
-        told["text_config"] = {key: settings.get(key, value) for key, value in inner.items()}
-    missing = {key: value for key, value in settings.items() if not isinstance(inner, dict) or key not in inner}
-    told.update({key: value for key, value in settings.items() if key in told or key in missing})
-    return (json.dumps(told, indent=2, ensure_ascii=False) + "\n").encode()
+    stated = tuple((str(each), each.method, each.told) for each in statements)
+    return Configuration(stated[0][1], told, expert, named, statements[0].path, stated)

@@ -5,7 +5,6 @@ and the few bytes of parts that are shapes themselves is looked at.
 from __future__ import annotations
 
 import functools
-import json
 import math
 import re
 import struct
@@ -13,18 +12,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats.quantized import words
 from ckptconv.formats.quantized.configuration import Configuration
-from ckptconv.formats.quantized.parts import WEIGHT, groups_of, has_parts
+from ckptconv.formats.quantized.parts import WEIGHT, groups_of, has_parts, unread
 from ckptconv.formats.quantized.table import (
     FORMATS,
-    METHODS,
-    NOT_READ,
+    MARK,
     OF_ACTIVATIONS,
+    OF_ADAPTERS,
+    OF_MODULES,
     TELLING,
     Format,
     Part,
     Sizes,
 )
+from ckptconv.storage import strict_json
 from ckptconv.tensors.computing import Axis, Dequantize, Tiled
 from ckptconv.tensors.dequantize import GivenPart, fits
 from ckptconv.tensors.dtypes import DTYPES
@@ -37,6 +39,8 @@ Reading: TypeAlias = "Callable[[Mapping[str, LazyTensor]], Mapping[str, bytes]]"
 _DIMENSION = re.compile(r"(\w+)(?:\*(\w+))?(?:/(\w+))?")
 # Names of scales and zero points, whatever they are for.
 _SCALE = re.compile(r"(^|[._])(scale|scale_inv|zero_point)$")
+# Where the name of a module may end in that of a tensor.
+_MARK = re.compile(r"[._]")
 _F32 = DTYPES["float32"]
 # Roles of parts that tell sizes; the largest that is read, in bytes.
 _TELLING_SIZES = ("shape", "state")
@@ -64,28 +68,35 @@ class Found(NamedTuple):
     unknown: tuple[str, ...] = ()
 
 
-def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading, dtype: str) -> Found:
-    """Return the weights that are quantized among `tensors`, as float32 that is to be cast to `dtype`: for one of 16
-    bits, products are rounded first as the programs do that load them.
+def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading) -> Found:
+    """Return the weights that are quantized among `tensors`, as float32 that is to be `rounded`.
 
     Raise CorruptError for a part without the others, UnsupportedError for parts of no known format, of two, and for
     those that the configuration contradicts.
     """
-    _refuse_unread(tensors)
+    for name, (_, what, reader) in unread(tensors).items():
+        raise UnsupportedError(
+            f"The quantized weight that {name!r} is part of {what}, and --dequantize does not read that.",
+            f"{reader} does.",
+        )
+    words.check(told.stated)
+    told = _marked(tensors, told, read)
     groups = groups_of(tensors)
     read = _at_once(groups, tensors, read)
     weights: dict[str, Weight] = {}
     gone: set[str] = set()
     for name, companions in groups.items():
-        weight = _weight(name, companions, tensors, told, read, dtype)
+        weight = _weight(name, companions, tensors, told, read)
         if weight is not None:
             weights[name] = weight
             gone.update(weight.parts.values())
     bare, unknown = [], []
+    modules = {name.removesuffix(WEIGHT): name for name in weights}
     for name, tensor in tensors.items():
         if name in gone or name in weights:
             continue
-        if _is_of_activations(name, tensor, weights):
+        beside, own = _module(name, modules)
+        if own == MARK or own in OF_ACTIVATIONS or _is_of_activations(name, tensor, weights):
             if weights or told.method:
                 gone.add(name)
         elif name.endswith(tuple(TELLING)):
@@ -93,31 +104,50 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading,
                 f"{name!r} is part of a quantized weight, and the weight's other parts are nowhere in the checkpoint.",
                 "Download or copy all of its files again.",
             )
+        elif beside and own not in OF_MODULES and not own.startswith(OF_ADAPTERS):
+            raise UnsupportedError(
+                f"{name!r} is beside the quantized weight {beside!r}, and what it does to that is not known.",
+                "The program that made it can write the weight as it was.",
+            )
         elif tensor.dtype.name in ("float8_e4m3fn", "float8_e5m2"):
             if told.method or weights:
-                raise _without_scale(name, tensor, told)
+                raise _without_scale(name, tensor)
             bare.append(name)
-        elif told.method and tensor.dtype.name in ("int8", "uint8") and _is_code(name, tensor, told):
-            raise _without_scale(name, tensor, told)
+        elif _is_code(name, tensor, told):
+            raise _without_scale(name, tensor)
         elif weights and tensor.numel == 1 and _SCALE.search(name):
             unknown.append(name)
-    if not weights and told.method not in METHODS:
-        raise UnsupportedError(
-            f"{told.path} says that the weights are quantized by {told.method}, and none is of a known format.",
-            "The program that made them can write them as they were.",
-        )
     return Found(weights, frozenset(gone), tuple(bare), tuple(unknown))
 
 
-def _refuse_unread(tensors: Mapping[str, LazyTensor]) -> None:
-    endings = tuple(NOT_READ)
-    for name in tensors:
-        if name.endswith(endings):
-            why = next(why for ending, why in NOT_READ.items() if name.endswith(ending))
-            raise UnsupportedError(
-                f"The quantized weight that {name!r} is part of {why}: it cannot be made a weight.",
-                "The program that made it can write it as it was.",
-            )
+def _module(name: str, modules: Mapping[str, str]) -> tuple[str, str]:
+    """Return the quantized weight whose module a tensor is in, and what the tensor is called there; "" for none.
+
+    A weight that is not called "weight" is the module of what begins with its name.
+    """
+    for at in (mark.start() for mark in _MARK.finditer(name)):
+        weight = modules.get(name[:at])
+        if weight and (name[at] == "." or not weight.endswith(WEIGHT)):
+            return weight, name[at + 1 :]
+    return "", ""
+
+
+def _marked(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading) -> Configuration:
+    """Return `told` with what ComfyUI's tensors say, which are JSON, of their modules."""
+    marks = {name: tensor for name, tensor in tensors.items() if name.endswith(f".{MARK}")}
+    if not marks or told.method not in ("", "comfy"):
+        return told
+    layers = dict(told.layers)
+    data = read({name: tensor for name, tensor in marks.items() if tensor.nbytes <= _LARGEST})
+    for name in marks:
+        try:
+            layer = strict_json.check(strict_json.parse(data.get(name, b"").decode()), words.COMFY_LAYER, "it")
+        except ValueError as error:
+            message = f"{name!r} says how a weight is quantized, and {error}."
+            raise UnsupportedError(message, "ComfyUI reads it.") from None
+        if layers.setdefault(name.removesuffix(f".{MARK}"), layer) != layer:
+            raise UnsupportedError(f"{name!r} and {told.path} say different things of a quantized weight.")
+    return told._replace(method="comfy", layers=layers, path=told.path or MARK)
 
 
 def _is_of_activations(name: str, tensor: LazyTensor, weights: Collection[str]) -> bool:
@@ -141,7 +171,7 @@ def shape_of(part: Part, shape: Sequence[int], sizes: Sizes) -> tuple[int, ...]:
     return (*shape[:-2], *(_extent(text, known) for text in part.shape.split()))
 
 
-def _without_scale(name: str, tensor: LazyTensor, told: Configuration) -> CorruptError:
+def _without_scale(name: str, tensor: LazyTensor) -> CorruptError:
     return CorruptError(
         f"{name!r} is {tensor.dtype} {list(tensor.shape)}, codes of a quantized weight, and no scale of it is in the "
         "checkpoint.",
@@ -150,10 +180,11 @@ def _without_scale(name: str, tensor: LazyTensor, told: Configuration) -> Corrup
 
 
 def _is_code(name: str, tensor: LazyTensor, told: Configuration) -> bool:
-    """Whether a tensor without companions has to have some, by its name, its dtype and the configuration."""
-    of_eight = {group.bits == 8 and group.kind == "int" for group in told.groups}
-    meant = told.expert_dtype == "fp4" or True in of_eight or any("NVFP4" in each for each in told.algorithms(name))
-    return meant and name.endswith(WEIGHT) and len(tensor.shape) > 1
+    """Whether a tensor without companions has to have some: integers of at most 32 bits in two or three dimensions are
+    codes where weights are quantized, unless the configuration names the modules and this is none of them."""
+    is_named = not told.layers or name.removesuffix(WEIGHT) in told.layers
+    is_integer = tensor.dtype.kind in "iu" and tensor.dtype.itemsize <= 4
+    return bool(told.method) and is_named and is_integer and len(tensor.shape) in (2, 3)
 
 
 # ----------------------------------------------------------------------------------------------------------- companions
@@ -190,17 +221,15 @@ def _weight(
     tensors: Mapping[str, LazyTensor],
     told: Configuration,
     read: Reading,
-    dtype: str,
 ) -> Weight | None:
     """Return the weight of this name, made of its `companions`, {pattern: name}; None if these are nothing of it."""
-    module = name.removesuffix(WEIGHT)
     candidates = [each for each in FORMATS if has_parts(each, companions, tensors)]
     readings: dict[Any, Weight] = {}
     refused: list[str] = []
     for each in candidates:
-        for called, sizes in each.sizes(told, module):
+        for called, sizes in each.sizes(told, name):
             try:
-                weight = _made(each, called, {**sizes, "dtype": dtype}, companions, tensors, read)
+                weight = _made(each, called, dict(sizes), companions, tensors, read)
             except _RefusedError as error:
                 refused.append(f"as {called}, {error}")
                 continue
@@ -332,12 +361,11 @@ def _computed(
         axes.append([Axis(0, 0)])
     if not math.prod(shape):
         return Zeros(_F32, outer if few else shape)
-    # A cast to the dtype of the scales rounds once; one to float32 gives the product.
     stored = parts[1].dtype.name
-    is_rounded = each.own and stored in ("float16", "bfloat16") and sizes["dtype"] not in ("float32", stored)
-    between = stored if is_rounded else "float32"
+    between = stored if each.own and stored in ("float16", "bfloat16") else "float32"
     offset = sizes[each.offset] if isinstance(each.offset, str) else each.offset
-    offset = 0 if each.offset == "half" and "zero" in given else offset
+    # Zero points that are packed have half of the codes more, as codes have.
+    offset = 0 if each.offset == "half" and "zero" in given and given["zero"].dtype.name == "int32" else offset
     kernel = Dequantize(kind, tuple(roles), offset, each.over, between, names.get("scale") or names["codes"])
     told = [GivenPart(one.dtype.name, along, one.shape) for one, along in zip(parts, axes, strict=True)]
     if not fits(kernel, told, len(shape)):
@@ -355,7 +383,8 @@ def _seen_as(tensor: LazyTensor, dtype: str) -> LazyTensor:
 def _shaped(tensor: LazyTensor, part: Part) -> LazyTensor:
     """Return a part in the shape that its entry speaks of."""
     if part.flat:
-        return viewed(tensor, (tensor.numel,))
+        bytes_ = View(tensor, DTYPES["uint8"], (tensor.nbytes,))
+        return as_stored(bytes_) or bytes_
     if part.merged and len(tensor.shape) > 1:
         return viewed(tensor, (*tensor.shape[:-2], tensor.shape[-2] * tensor.shape[-1]))
     return tensor
@@ -447,19 +476,29 @@ def _of_shape(data: bytes) -> Sizes:
     return {"M": rows, "K": columns}
 
 
+_SIDE = range(1, 1 << 31)
+_STATE = {
+    **dict.fromkeys(("quant_type?", "dtype?", "nested_dtype?"), str),
+    **dict.fromkeys(("nested_blocksize?", "nested_offset?"), object),
+    "shape": [int],
+    "blocksize": _SIDE,
+}
+_LARGEST_FLOAT, _MOST_DIMENSIONS, _DEEPEST = 3.4e38, 8, 16
+
+
 def _of_state(data: bytes) -> Sizes:
     """bitsandbytes' `quant_state`, JSON as bytes."""
     try:
-        told = json.loads(data)
-        shape = [each for each in told["shape"] if type(each) is int and each >= 0]
-        found: dict[str, Any] = {"C": told["blocksize"], "F": math.prod(shape), "view": tuple(shape)}
+        told = strict_json.check(strict_json.parse(data.decode(), deepest=_DEEPEST), _STATE, "it")
+        shape = tuple(told["shape"])
+        found: dict[str, Any] = {"C": told["blocksize"], "F": math.prod(shape), "view": shape}
         if told.get("nested_blocksize") is not None:
-            found |= {"D": told["nested_blocksize"], "shift": float(told["nested_offset"])}
-    except (ValueError, KeyError, TypeError) as error:
-        raise _RefusedError(f"its state cannot be read ({error})") from None
-    sides = [found["C"], found.get("D", 1)]
-    if len(shape) != len(told["shape"]) or any(type(side) is not int or side < 1 for side in sides):
-        raise _RefusedError("its state is of no shape or blocks")
+            side = strict_json.check(told["nested_blocksize"], _SIDE, "its nested block")
+            found |= {"D": side, "shift": strict_json.check(told.get("nested_offset"), float, "its offset")}
+    except ValueError as error:
+        raise _RefusedError(f"its state cannot be read: {error}") from None
+    if len(shape) > _MOST_DIMENSIONS or abs(found.get("shift", 0)) > _LARGEST_FLOAT:
+        raise _RefusedError("its state is of no shape or offset")
     return found
 
 

@@ -7,7 +7,8 @@ import itertools
 from collections import defaultdict
 from collections.abc import Mapping
 
-from ckptconv.formats.quantized.table import FORMATS, Format
+from ckptconv.formats.quantized.table import FORMATS, NOT_READ, TELLING, Format
+from ckptconv.formats.quantized.words import ELSEWHERE
 from ckptconv.tensors.lazy import LazyTensor
 
 # How the names of weights end, and torchao's of codes.
@@ -15,13 +16,42 @@ WEIGHT, _TORCHAO = ".weight", "~_qdata"
 
 
 def parts_among(tensors: Mapping[str, LazyTensor]) -> dict[str, str]:
-    """Return {name: what it is part of} for the tensors that are parts of quantized weights, by names and dtypes."""
-    return {
+    """Return {name: what it is part of} for the tensors that are parts of quantized weights, by names and dtypes; also
+    of those that are not read."""
+    found = {
         part: name
         for name, companions in groups_of(tensors).items()
-        if any(has_parts(each, companions, tensors) for each in FORMATS)
+        if any(has_parts(each, companions, tensors) for each in FORMATS) or _are_codes(companions, tensors)
         for part in companions.values()
     }
+    modules = {name.removesuffix(ending) for name, (ending, _, _) in unread(tensors).items()}
+    for name in tensors if modules else ():
+        outer = name.rpartition(".")[0]
+        module = outer if outer in modules else outer.rpartition(".")[0]
+        if module in modules and not name.endswith(".bias"):
+            found.setdefault(name, f"{module}{WEIGHT}")
+    return found
+
+
+def _are_codes(companions: Mapping[str, str], tensors: Mapping[str, LazyTensor]) -> bool:
+    """Whether parts have names that only those of quantized weights have, and there are codes among them."""
+    dtypes = [tensors[part].dtype for part in companions.values()]
+    is_named = any(part.endswith(TELLING) for part in companions.values())
+    return is_named and any(dtype.itemsize == 1 or dtype.kind in "iu" for dtype in dtypes)
+
+
+def unread(tensors: Mapping[str, LazyTensor]) -> dict[str, tuple[str, str, str]]:
+    """Return the tensors whose names only parts of weights have that are not read: {name: (the end that tells it, what
+    the weight is, what reads it)}."""
+    found = {}
+    endings = tuple(NOT_READ)
+    for name, tensor in tensors.items():
+        if name.endswith(endings):
+            ending = next(ending for ending in endings if name.endswith(ending))
+            found[name] = ending, *NOT_READ[ending]
+        elif tensor.dtype.name == "uint32" and f"{name.removesuffix(WEIGHT)}.scales" in tensors:
+            found[name] = WEIGHT, "is MLX's", ELSEWHERE["mlx"]
+    return found
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.formats.quantized.configuration import Configuration, QuantizedWeights
+from ckptconv.formats.quantized.words import ELSEWHERE, OF_NVFP4
 
 # Sizes by name, as a configuration or a part tells them; a text stands for the size of another name.
 Sizes: TypeAlias = "Mapping[str, Any]"
@@ -27,7 +28,7 @@ _POWERS = "float8_e8m0fnu uint8"
 
 class Part(NamedTuple):
     """A part: the names that it may have, its dtypes and its shape. `optional`: weights may lack it. `merged`: its last
-    two dimensions are one in the shape; `flat`: all of them are."""
+    two dimensions are one in the shape; `flat`: it is bytes, whatever dtype they are stored as, in one dimension."""
 
     names: str
     dtypes: str
@@ -42,8 +43,9 @@ class Format(NamedTuple):
 
     `out` are the dimensions of the weight, and `codes` says how its codes lie (`Dequantize`); "int" stands for
     that of so many bits. `scale` may be a format itself, of scales that are quantized. `sizes` yields what a
-    configuration says of a weight: what such a weight is called, and sizes; nothing if it is none of these. `offset` is
-    subtracted from codes. `over`: scales divide. `own`: the product is rounded to the dtype of the scales.
+    configuration says of the weight of a name: what such a weight is called, and sizes; nothing if it is none of
+    these. `offset` is subtracted from codes. `over`: scales divide. `own`: the product is rounded to the dtype of the
+    scales.
     """
 
     out: str
@@ -59,18 +61,23 @@ class Format(NamedTuple):
 # ------------------------------------------------------------------------------------------ the words of configurations
 
 
-def _fp8(told: Configuration, module: str) -> Iterator[tuple[str, Sizes]]:
+def _fp8(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
     if told.method in ("fp8", "mxfp8"):
         block = told.block or ((1, 32) if told.method == "mxfp8" else None)
         if block:
             yield ("MXFP8" if block == (1, 32) else "block FP8"), {"B": block[0], "C": block[1]}
             return
-    for algorithm in told.algorithms(module):
+    for algorithm in told.algorithms(name):
         if algorithm == "MXFP8":
             yield "MXFP8", {"B": 1, "C": 32}
         elif algorithm == "FP8_PB_WO":
             yield "block FP8", {"B": 128, "C": 128}
-    if told.method in ("", "fp8", "fbgemm_fp8") or "FP8" in told.algorithms(module):
+        elif algorithm == "FP8_PER_CHANNEL_PER_TOKEN":
+            yield "FP8 by rows", {"B": 1, "C": "K"}
+    if told.method == "fbgemm_fp8" and not name.endswith(".weight"):
+        # Experts of Llama 4, which lie transposed.
+        yield "FP8 by columns", {"B": "M", "C": 1}
+    elif told.method in ("", "fp8", "fbgemm_fp8") or "FP8" in told.algorithms(name):
         yield "FP8", {"B": "M", "C": "K"}
         yield "FP8 by rows", {"B": 1, "C": "K"}
 
@@ -78,7 +85,7 @@ def _fp8(told: Configuration, module: str) -> Iterator[tuple[str, Sizes]]:
 def _of_groups(kind: str, bits: int, name: str, *formats: str) -> Callable[[Configuration, str], Any]:
     """Return what compressed-tensors' groups of weights of one kind say."""
 
-    def sizes(told: Configuration, module: str) -> Iterator[tuple[str, Sizes]]:
+    def sizes(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
         for group in told.groups:
             if group.kind == kind and group.bits in (bits or group.bits,) and group.format in formats:
                 yield name.format(group.bits), _sides(group)
@@ -98,8 +105,13 @@ def _sides(group: QuantizedWeights) -> Sizes:
     return {"B": rows, "C": columns, "b": group.bits, "zero": not group.symmetric, "half": 1 << (group.bits - 1)}
 
 
-def _comfy_int8(told: Configuration, module: str) -> Iterator[tuple[str, Sizes]]:
-    layer = told.layers.get(module)
+def _fbgemm_down(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+    if told.method == "fbgemm_fp8" and not name.endswith(".weight"):
+        yield "FP8 by columns", {}
+
+
+def _comfy_int8(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+    layer = told.layer(name)
     if told.method == "comfy" and layer and layer.get("format") == "int8_blockwise":
         size = layer.get("group_size", 128)
         yield "int8", {"B": size, "C": size}
@@ -108,45 +120,45 @@ def _comfy_int8(told: Configuration, module: str) -> Iterator[tuple[str, Sizes]]
         yield "int8", {"B": 1, "C": "K"}
 
 
-def _comfy_fp8(told: Configuration, module: str) -> Iterator[tuple[str, Sizes]]:
-    layer = told.layers.get(module)
+def _comfy_fp8(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+    layer = told.layer(name)
     if told.method == "comfy" and layer and layer.get("format") in ("float8_e4m3fn", "float8_e5m2"):
         yield "FP8", {"B": "M", "C": "K", "as": layer["format"]}
 
 
-def _nvfp4(told: Configuration, module: str) -> Iterator[tuple[str, Sizes]]:
-    if any("NVFP4" in each or each == "W4A16_NVFP4" for each in told.algorithms(module)):
-        yield "NVFP4", {"B": 1, "C": told.told.get("group_size") or 16}
+def _nvfp4(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+    if not {*told.algorithms(name)}.isdisjoint(OF_NVFP4):
+        yield "NVFP4", {"B": 1, "C": (told.layer(name) or told.told).get("group_size") or 16}
 
 
-def _experts(told: Configuration, module: str) -> Iterator[tuple[str, Sizes]]:
+def _experts(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
     if told.expert_dtype == "fp4":
         yield "MXFP4", {"B": 1, "C": 32}
 
 
-def _mxfp4(told: Configuration, module: str) -> Iterator[tuple[str, Sizes]]:
+def _mxfp4(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
     if told.method in ("mxfp4", ""):
         yield "MXFP4", {}
 
 
-def _gptq(told: Configuration, module: str) -> Iterator[tuple[str, Sizes]]:
+def _gptq(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
     bits, size = told.told.get("bits"), told.told.get("group_size")
-    made = told.told.get("checkpoint_format") or "gptq"
-    if told.method == "gptq" and bits in (2, 3, 4, 8) and type(size) is int and made in ("gptq", "gptq_v2"):
+    made = told.told.get("checkpoint_format") or told.told.get("format") or "gptq"
+    if told.method == "gptq" and bits in (2, 3, 4, 8) and type(size) is int:
         yield f"GPTQ int{bits}", {"b": bits, "C": size if size > 0 else "K", "offset": int(made == "gptq")}
 
 
-def _awq(told: Configuration, module: str) -> Iterator[tuple[str, Sizes]]:
-    size, version = told.told.get("group_size"), str(told.told.get("version", "gemm")).lower()
-    if told.method == "awq" and told.told.get("bits") == 4 and type(size) is int and version == "gemm":
+def _awq(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+    size = told.told.get("group_size")
+    if told.method == "awq" and told.told.get("bits") == 4 and type(size) is int:
         yield "AWQ int4", {"b": 4, "C": size if size > 0 else "K"}
 
 
 def _torchao(called: str, *classes: str) -> Callable[[Configuration, str], Any]:
     """Return what torchao's metadata says of tensors of these classes."""
 
-    def sizes(told: Configuration, module: str) -> Iterator[tuple[str, Sizes]]:
-        layer = told.layers.get(module) if told.method == "torchao" else None
+    def sizes(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
+        layer = told.layer(name) if told.method == "torchao" else None
         sides = layer.get("block_size") if layer and layer.get("_type") in classes else None
         known = layer is not None and _PARTS_OF_TORCHAO.issuperset(layer["parts"])
         if known and isinstance(sides, list) and [type(side) is int and side > 0 for side in sides] == [True, True]:
@@ -155,12 +167,12 @@ def _torchao(called: str, *classes: str) -> Callable[[Configuration, str], Any]:
     return sizes
 
 
-def _bitsandbytes(told: Configuration, module: str) -> Iterator[tuple[str, Sizes]]:
+def _bitsandbytes(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
     if told.method in ("bitsandbytes", ""):
         yield "bitsandbytes 4-bit", {}
 
 
-def _any(told: Configuration, module: str) -> Iterator[tuple[str, Sizes]]:
+def _any(told: Configuration, name: str) -> Iterator[tuple[str, Sizes]]:
     yield "", {}
 
 
@@ -202,7 +214,7 @@ _NESTED = Format(
 )
 _STATE = Part("+.quant_state.bitsandbytes__nf4 +.quant_state.bitsandbytes__fp4", "uint8", "")
 _BNB = {
-    "codes": Part("+", "uint8", "F*4/8", flat=True),
+    "codes": Part("+", f"uint8 int8 {_FLOATS} float64 float8_e4m3fn", "F*4/8", flat=True),
     "table": Part("+.quant_map", "float32", "16"),
     "state": _STATE,
 }
@@ -252,6 +264,13 @@ FORMATS: tuple[Format, ...] = (
         own=True,
     ),
     _BLOCK_FP8,
+    # The other scale of Llama 4's experts in FBGEMM's FP8: of each column, and called a row.
+    Format(
+        "M K",
+        "own",
+        {"codes": Part("+", "float8_e4m3fn", "M K"), "scale": Part("+_scale", "float32", "K M/M")},
+        _fbgemm_down,
+    ),
     Format(
         "M K",
         "own",
@@ -267,10 +286,12 @@ FORMATS: tuple[Format, ...] = (
             "scale": Part("+_scale", _FLOATS, _GROUPED),
             "zero": Part("+_zero_point", "int8", _GROUPED, optional=True),
         },
-        _of_groups("int", 8, "int8", "int-quantized", "naive-quantized"),
+        _of_groups("int", 0, "int{}", "int-quantized", "naive-quantized"),
         own=True,
     ),
     _PACKED_INT,
+    # One zero point for the weight is not packed.
+    _PACKED_INT._replace(parts={**_PACKED_INT.parts, "zero": Part("+_zero_point", "int8", _GROUPED)}),
     Format(
         "M K",
         "e2m1",
@@ -339,10 +360,16 @@ FORMATS: tuple[Format, ...] = (
 # What is beside quantized weights and is for activations and caches only: it goes with them.
 OF_ACTIVATIONS = frozenset(
     """
-    input_scale input_scale_inv input_global_scale input_zero_point activation_scale act_scale qscale_act output_scale
-    output_zero_point k_scale v_scale q_scale kv_scale k_zero_point v_zero_point prob_scale prob_output_scale
+    input_scale input_scale_inv input_scale_ub input_global_scale input_zero_point activation_scale act_scale qscale_act
+    scale_input output_scale output_zero_point k_scale v_scale q_scale kv_scale k_zero_point v_zero_point prob_scale
+    prob_output_scale
     """.split()  # noqa: SIM905
 )
+# ComfyUI's tensor beside a quantized weight, which says how that is quantized.
+MARK = "comfy_quant"
+# What a module with a quantized weight may have beside that, and is the model's own; and how adapters begin.
+OF_MODULES = frozenset(("bias", "e_score_correction_bias"))
+OF_ADAPTERS = ("lora_", "modules_to_save", "original_module")
 # Endings of names that only parts of quantized weights have: such a part without its weight is an error.
 TELLING = tuple(
     """
@@ -350,19 +377,30 @@ TELLING = tuple(
     .qweight .qzeros .absmax .nested_absmax .quant_map
     """.split()  # noqa: SIM905
 )
-# Endings of names that parts of weights have which are not read, and what these are.
+# Endings of names that parts of weights have which are not read; what these weights are, and what reads them.
 NOT_READ = {
-    ".SCB": "has the 8 bits of bitsandbytes",
-    "weight.bitmask": "is a sparse one (2:4) of compressed-tensors",
-    ".scale_packed": "lies in the order of marlin, made for a GPU",
+    ".SCB": ("has the 8 bits of bitsandbytes", "bitsandbytes"),
+    ".bitmask": ("is a sparse one of compressed-tensors", "compressed-tensors"),
+    ".scale_packed": ("lies in the order of marlin, made for a GPU", "vLLM"),
+    ".workspace": ("lies in the order of marlin, made for a GPU", "vLLM"),
+    ".pre_quant_scale": ("is one that Model Optimizer has smoothed", "TensorRT-LLM"),
+    ".svdquant_lora_a": ("has a low-rank part of Model Optimizer", "TensorRT-LLM"),
+    ".svdquant_lora_b": ("has a low-rank part of Model Optimizer", "TensorRT-LLM"),
+    ".codebooks": ("is AQLM's", ELSEWHERE["aqlm"]),
+    ".dense_weights": ("is SpQR's", ELSEWHERE["spqr"]),
+    ".W_q": ("is HQQ's or SINQ's", ELSEWHERE["hqq"]),
+    ".weight_scales": ("is EETQ's", ELSEWHERE["eetq"]),
+    ".weight._data": ("is quanto's", ELSEWHERE["quanto"]),
+    ".tables2": ("is of HIGGS", ELSEWHERE["higgs"]),
+    ".centroids.weight": ("is VPTQ's", ELSEWHERE["vptq"]),
+    ".q_weight": ("is of EXL2", ELSEWHERE["exl2"]),
+    ".trellis": ("is of EXL3", ELSEWHERE["exl3"]),
+    ".dqweight": ("is of FP-Quant", ELSEWHERE["fp_quant"]),
+    ".qbiases": ("is in the form of Apple's Metal", ELSEWHERE["metal"]),
+    ".weight_sf": ("is in the order of transformers' NVFP4", ELSEWHERE["nvfp4"]),
+    ".wscales": ("is nunchaku's", "nunchaku"),
+    "quantized_weight_values": ("is of Four Over Six", ELSEWHERE["fouroversix"]),
 }
-# The methods that configurations name of the formats above; "" if there is no configuration.
-METHODS = frozenset(
-    (
-        *("", "fp8", "mxfp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "mxfp4", "gptq", "awq", "bitsandbytes"),
-        *("comfy", "torchao"),
-    )
-)
 
 
 class Way(NamedTuple):
@@ -370,9 +408,9 @@ class Way(NamedTuple):
     such codes alone, with other scales.
 
     Parts have the first of their names there, and shapes of `sizes`. `codes` and `scale` are what codes are and the
-    dtype that scales are rounded to, `stored` the dtype that they have in the file; the largest code is `largest`, and
-    with `power` scales are powers of two (`Quantize`). `told` is what a configuration says of it, and under the
-    key `left` the modules that are left as they are.
+    dtype that scales are rounded to, `stored` the dtype that they have in the file; what the largest number of a block
+    becomes is `largest`, or the best of these, and with `power` scales are powers of two (`Quantize`). `told` is what
+    a configuration says of it, and under the key `left` the modules that are left as they are.
     """
 
     format: Format
@@ -380,7 +418,7 @@ class Way(NamedTuple):
     scale: str
     stored: str
     sizes: Mapping[str, int]
-    largest: float
+    largest: tuple[float, ...]
     power: bool
     told: Mapping[str, Any]
     left: str = "modules_to_not_convert"
@@ -397,16 +435,16 @@ _INT4 = {
     "dynamic": False,
 }
 # What transformers' `FineGrainedFP8Config`, vLLM's and SGLang's `fp8.py`, and compressed-tensors'
-# `QuantizationConfig` read. A code of int4 is at most 7, so that the largest weight of a group has one of its own sign.
+# `QuantizationConfig` read.
 WAYS: Mapping[str, Way] = {
-    "fp8-block": Way(_BLOCK_FP8, "float8_e4m3fn", "float32", "float32", _OF_128, 448.0, False, _FINE_FP8),
+    "fp8-block": Way(_BLOCK_FP8, "float8_e4m3fn", "float32", "float32", _OF_128, (448.0,), False, _FINE_FP8),
     "fp8-block-ue8m0": Way(
         _BLOCK_FP8,
         "float8_e4m3fn",
         "float32",
         "float32",
         _OF_128,
-        448.0,
+        (448.0,),
         True,
         {**_FINE_FP8, "scale_fmt": "ue8m0"},
     ),
@@ -416,7 +454,7 @@ WAYS: Mapping[str, Way] = {
         "float8_e8m0fnu",
         "uint8",
         {"B": 1, "C": 32},
-        448.0,
+        (448.0,),
         True,
         {
             "quant_method": "mxfp8",
@@ -434,7 +472,8 @@ WAYS: Mapping[str, Way] = {
         "bfloat16",
         "bfloat16",
         {"B": 1, "C": 32, "b": 4},
-        7.0,
+        # That of either sign, between these, and that of one.
+        (7.0, 7.5, 8.0),
         False,
         {
             "quant_method": "compressed-tensors",
@@ -450,7 +489,7 @@ WAYS: Mapping[str, Way] = {
         "float8_e4m3fn",
         "float8_e4m3fn",
         {"B": 1, "C": 16},
-        6.0,
+        (6.0,),
         True,
         {
             "quant_method": "compressed-tensors",

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats import companions
+from ckptconv.formats import companions, configs
 from ckptconv.formats.quantized import configuration, joining
 from ckptconv.formats.quantized.configuration import COMFY, Configuration
 from ckptconv.formats.quantized.joining import Weight
@@ -21,12 +21,12 @@ from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
 from ckptconv.storage.location import Location
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.structure import torchao
+from ckptconv.tensors import casting
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, same_bytes, untagged
-from ckptconv.tensors.moves import Cast, File
+from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes, untagged
+from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
-_LARGEST = 8 << 20
 USUAL = "bfloat16"
 
 
@@ -47,14 +47,8 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any],
     stored = source.stored
     if stored and formats:
         stored = stored._replace(tensors=made.of(stored.tensors))
-    config = read.texts.get(companions.CONFIG, "") if formats else ""
-    quantized = Quantized(
-        dtype,
-        read.files[companions.CONFIG].path if companions.CONFIG in read.files else "",
-        formats,
-        again,
-        configuration.cleaned(config, dtype).encode() if config else b"",
-    )
+    config = read.files.get(companions.CONFIG)
+    quantized = Quantized(dtype, config.path if config else "", formats, again)
     gone = made.gone
     return source._replace(
         weights=weights,
@@ -78,6 +72,11 @@ def _notes(quantized: Quantized, made: _Weights, anew: bool) -> Iterator[str]:
     if told:
         made_of = "weights that were quantized before" if anew else f"made {quantized.dtype} of quantized weights"
         yield f"{made_of}: {told}."
+    if made.has_first_gptq:
+        yield (
+            "GPTQ's first format stores zero points less 1: where the largest that fits is stored, this one is 1 more, "
+            "as AutoGPTQ's kernels have it. GPTQModel has 0 there, and changes the next one."
+        )
     if made.bare:
         yield (
             f"8-bit floats without scales, of which nothing says that they are quantized, were left as they are: "
@@ -87,41 +86,25 @@ def _notes(quantized: Quantized, made: _Weights, anew: bool) -> Iterator[str]:
         yield f"scales of which nothing says what they are for, left as they are: {some(made.unknown)}."
 
 
-def with_configuration(source: Source, storage_options: Mapping[str, Any]) -> Source:
-    """Return `source` with the text of the config.json beside it, as an output has it but for what is quantized.
-
-    Raise CorruptError for one that is no JSON object.
-    """
-    read = read_configurations(source, storage_options)
-    text = read.texts.get(companions.CONFIG, "")
-    if not text:
-        return source
-    configuration.of_texts((read.files[companions.CONFIG].path, text), ("", ""), {})
-    if source.quantized and source.quantized.config:
-        text = source.quantized.config.decode()
-    return source._replace(config=text)
-
-
 class Read(NamedTuple):
-    """Configurations that were read: the files by name, and their texts."""
+    """Configurations that were read: the files by name, and what they say."""
 
     files: Mapping[str, File]
-    texts: Mapping[str, str]
+    says: Mapping[str, Mapping[str, Any]]
 
     def told(self, metadata: Mapping[str, str]) -> Configuration:
         """Return what they, and the metadata of safetensors files, say of how weights are quantized."""
         found = [
-            (self.files[name].path if name in self.files else "", self.texts.get(name, ""))
+            (self.files[name].path if name in self.files else "", self.says.get(name, {}))
             for name in (companions.CONFIG, companions.QUANTIZED)
         ]
-        return configuration.of_texts(found[0], found[1], metadata)
+        return configuration.of_all(found[0], found[1], metadata)
 
 
 def read_configurations(source: Source, storage_options: Mapping[str, Any]) -> Read:
     """Read the configurations beside `source`."""
     files = companions.beside(source, storage_options, (companions.CONFIG, companions.QUANTIZED)).files
-    places = {name: Location(file.path, dict(storage_options)) for name, file in files.items()}
-    return Read(files, {name: place.read_text(_LARGEST) for name, place in places.items()})
+    return Read(files, {name: configs.read(Location(file.path, dict(storage_options))) for name, file in files.items()})
 
 
 class _Weights:
@@ -137,6 +120,13 @@ class _Weights:
         self.unknown: list[str] = []
         self._known: dict[int, tuple[Any, Any]] = {}
         self._made: dict[Hashable, LazyTensor] = {}
+
+    @property
+    def has_first_gptq(self) -> bool:
+        """Whether weights are of GPTQ's first format, and have zero points other than half of the codes."""
+        told = self._told.told
+        is_first = (told.get("checkpoint_format") or told.get("format") or "gptq") == "gptq"
+        return self._told.method == "gptq" and is_first and told.get("sym") is not True and bool(self.formats)
 
     def of_tree(self, tree: Any) -> Any:
         """Return `tree` with weights in each of its mappings; the same object if none of them is quantized."""
@@ -162,7 +152,7 @@ class _Weights:
         if layers:
             told = told._replace(method="torchao", layers=layers)
         flat = {name: value for name, value in items.items() if isinstance(value, LazyTensor) and type(name) is str}
-        found = joining.found(flat, told, lambda wanted: read_small(wanted, self._options), self._dtype)
+        found = joining.found(flat, told, lambda wanted: read_small(wanted, self._options))
         self.bare += found.bare
         self.unknown += found.unknown
         if not found.weights and not found.gone:
@@ -182,15 +172,10 @@ class _Weights:
     def _once(self, weight: Weight, items: Mapping[str, LazyTensor]) -> LazyTensor:
         """Return the weight in its dtype: the same object for the same parts, so that tied names stay tied."""
         parts = tuple((role, same_bytes(items[name])) for role, name in sorted(weight.parts.items()))
-        made = self._cast(weight.tensor)
+        made = casting.rounded(weight.tensor, DTYPES[self._dtype])
         if any(part is None for _, part in parts):
             return made
         return self._made.setdefault((weight.format, weight.tensor.shape, parts), made)
-
-    def _cast(self, tensor: LazyTensor) -> LazyTensor:
-        if tensor.dtype.name == self._dtype:
-            return tensor
-        return Convert(tensor, Cast(tensor.dtype.name, self._dtype), DTYPES[self._dtype])
 
 
 def _in_parts(
@@ -237,7 +222,7 @@ def surveyed(
     layers = _layers({**torchao.read(source.metadata, tensors), **described})
     if layers:
         told = told._replace(method="torchao", layers=layers)
-    return joining.found(tensors, told, lambda wanted: read_small(wanted, storage_options), USUAL)
+    return joining.found(tensors, told, lambda wanted: read_small(wanted, storage_options))
 
 
 def _like(items: Mapping[Any, Any], made: dict[Any, Any]) -> Any:

@@ -24,7 +24,7 @@ from ckptconv.formats.ranks.locate import FAMILY, OPTIMIZER, OTHER, FileSet, cho
 from ckptconv.formats.ranks.pieces import Piece, Pieces, Whole, is_distributed, is_partial
 from ckptconv.formats.ranks.states import by_name
 from ckptconv.formats.runs import Located
-from ckptconv.formats.source import STATES_ARE_CONVERTED, Source, Wanted, prefixed
+from ckptconv.formats.source import STATES_ARE_CONVERTED, Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import Account, read_torch
@@ -294,7 +294,6 @@ def source_of(
         "warnings": [*account.warnings, *warnings],
         "notes": [*([located.note] if located.note else []), *notes],
         "pointers": located.pointers,
-        "hints": prefixed(list(weights)) if isinstance(weights, dict) else [],
         "default_shard_size": 5 * 10**9,
         "pieces": names_of.FLAT_PARAMETER,
         "wanted": wanted,

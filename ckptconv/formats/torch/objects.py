@@ -539,6 +539,11 @@ def _described(leaf: Any, kind: str, requires_grad: bool | None, attributes: Any
             parts["requires_grad"] = requires_grad
         if attributes:
             parts["attributes"] = attributes
+        if leaf.kind == "meta" and attributes and kind not in _KINDS.values():
+            # A class that wraps others, which are its attributes, and says that it is on no device.
+            more = {"storage_offset": 0, "layout": TorchConstant("layout", "strided")}
+            parts |= {**more, "device": TorchConstant("device", "meta")}
+            return Composite(kind, parts)
         if kind not in ("tensor", leaf.kind):
             parts["class"] = kind
         return Composite(leaf.kind, parts)
@@ -676,7 +681,8 @@ def _size(args: tuple[Any, ...]) -> Any:
 
 def _device(args: tuple[Any, ...]) -> Any:
     # The index is part of the name, or a second argument.
-    sound = 1 <= len(args) <= 2 and type(args[0]) is str and all(type(index) is int for index in args[1:])
+    indices = [index for index in args[1:2] if type(index) is int and index.bit_length() < 16]
+    sound = 1 <= len(args) == 1 + len(indices) and type(args[0]) is str
     made = TorchConstant("device", ":".join(map(str, args))) if sound else None
     if not made or not torch_constants.has(made):
         raise MalformedError("has a torch.device that is none")

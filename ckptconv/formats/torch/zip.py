@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsupportedError
-from ckptconv.formats.instead import OTHER_ARCHIVES, plain_pickle, what_it_is
+from ckptconv.formats.instead import plain_pickle, what_archive_it_is, what_it_is
 from ckptconv.formats.torch import LOCAL_SIGNATURE
 from ckptconv.formats.torch.container import (
     MAX_PICKLE,
@@ -652,10 +652,9 @@ class _Archive:
 
     def _refuse_other_archive(self) -> None:
         """Raise UnsupportedError that names the kind of an archive not from torch.save, if its members tell."""
-        ends = {name.rpartition("/")[2] for name in self.rows}
-        for end, what, hint in OTHER_ARCHIVES:
-            if end in ends:
-                raise UnsupportedError(f"{self._name} is {what}, not a file of torch.save.", hint)
+        known = what_archive_it_is(self.rows)
+        if known:
+            raise UnsupportedError(f"{self._name} is {known[0]}, not a file of torch.save.", known[1])
 
     def _check_names(self) -> None:
         """Refuse members that other readers find under a name that we do not, or confuse with another.

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptconv.errors import CkptconvError, UnsafeError, UnsupportedError, UsageError
+from ckptconv.errors import CkptconvError, MissingError, UnsafeError, UnsupportedError
 from ckptconv.formats import model_files, virtual
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
@@ -66,7 +66,7 @@ def scan(
     places = [Location(pinned(path, dict(stores)), dict(stores)) for path in asked]
     missing = next((place for place in places if place.kind == "missing"), None)
     if missing:
-        raise UsageError(f"{missing} does not exist.")
+        raise MissingError(f"{missing} does not exist.")
     seen: set[str] = set()
     with refusing_attacks():
         for found in (each for place in places for each in _files_in(place, report)):
@@ -140,7 +140,7 @@ def _scanned(place: Location) -> ScannedFile | None:
         if not (is_missing or head.startswith(_LFS)):
             return None
         told = what.message if what else f"begins with {head[:16]!r}, as no checkpoint does."
-        contents.add("unreadable", f"{place} {told}")
+        contents.add("unreadable", f"{place} {told}{f' {what.hint}' if what else ''}")
     return _verdict(place.path, kind or "unknown", size, contents)
 
 

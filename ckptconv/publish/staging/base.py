@@ -46,6 +46,8 @@ class Staging:
     # Whether this is `finish`: every part was reported done, so a bad record is an error; its file is not made again.
     finishing: bool = False
     path: str = ""
+    # What its files are marked as, on a disk.
+    made_as: str = ""
     # Files with a record: resumed, or made by this run, here or by an executor.
     recorded: set[str] = field(default_factory=set)
     _writers: list[Writer] = field(default_factory=list)
@@ -120,7 +122,9 @@ class Staging:
         return writer
 
     def seal(self, writer: Writer) -> None:
-        """Sync a completely written file to the disk (if `durable`), and close it."""
+        """Mark a completely written file, sync it to the disk (if `durable`), and close it."""
+        if self.made_as:
+            writer.mark(self.made_as)
         if self.durable:
             writer.sync()
         writer.close()

@@ -16,9 +16,10 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ckptconv.errors import CorruptError, FailedError, UsageError
+from ckptconv.errors import CorruptError, FailedError
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.outputs.schema import MOST_RECORD, file_record
+from ckptconv.outputs.targets import MANIFEST
 from ckptconv.plan import Copied, FilePlan
 from ckptconv.publish.manifest import Made, record
 from ckptconv.publish.staging.area import (
@@ -423,12 +424,12 @@ class LocalStaging(Staging):
             home.unlink(self.index)
             if self.durable:
                 home.sync()
-        # Only the earlier manifest says that these are ours: they go before it does.
+        # Only the earlier manifest may say that these are ours: they go before it does, copied files first.
         for old in filter(is_companion_name, previous):
             home.unlink(old)
         previous = [old for old in previous if not is_companion_name(old)]
-        for name in sorted(names, key=lambda name: name == self.index):
-            if name == self.index:
+        for name in sorted(names, key=lambda name: (name == self.index, name == MANIFEST)):
+            if name in (MANIFEST, self.index):
                 for old in previous:
                     home.unlink(old)
                 previous = []
@@ -473,16 +474,13 @@ class LocalStaging(Staging):
 class TreeStaging(LocalStaging):
     """A directory tree that is published as a whole, followed by a file beside it.
 
-    It is written in a hidden sibling. `marker` is a name that identifies an earlier output, which is replaced; a
-    non-empty directory without it is not. `after` is the name of the file that is put beside the directory at the end.
+    It is written in a hidden sibling. `after` is the name of the file that is put beside the directory at the end.
     """
 
-    def __init__(
-        self, path: str, plan_id: str, marker: str, after: str, durable: bool = True, shared: bool = False
-    ) -> None:
+    def __init__(self, path: str, plan_id: str, after: str, durable: bool = True, shared: bool = False) -> None:
         super().__init__(path, plan_id, durable, shared)
         self.is_file = False
-        self.marker, self.after = marker, after
+        self.after = after
 
     def inside(self, name: str) -> tuple[str, ...]:
         return (name,) if name == self.after else (TREE, *name.split("/"))
@@ -491,15 +489,6 @@ class TreeStaging(LocalStaging):
         return (name,) if name == self.after else (self.name, *name.split("/"))
 
     def _prepare(self) -> None:
-        is_other = os.path.lexists(self.path) and not os.path.isdir(self.path)
-        present = os.listdir(self.path) if os.path.isdir(self.path) else []
-        if is_other:
-            raise UsageError(f"{self.path} is a file, where a directory was to be.")
-        if present and self.marker not in present:
-            raise UsageError(
-                f"{self.path} holds files of another kind, and would be replaced as a whole.",
-                "Give a directory that does not exist yet.",
-            )
         super()._prepare()
         assert self._staging is not None
         self.recover(self._staging)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.companions import is_companion_name
+from ckptconv.outputs.targets import MANIFEST
 from ckptconv.publish.staging.area import DESCRIPTION, RECORD, is_sibling
 from ckptconv.publish.staging.base import Staging
 from ckptconv.storage import remote
@@ -111,14 +112,14 @@ class UploadStaging(Staging):
             while previous:
                 remove_last()
 
-        # Only the earlier manifest says that copied files are ours: they go before it does.
+        # Only the earlier manifest says that these are ours: they go before it does, copied files first.
         previous.sort(key=is_companion_name)
         while previous and is_companion_name(previous[-1]):
             remove_last()
         # The index comes last, when no file remains beside it that it does not name.
-        for number, name in enumerate(sorted(names, key=lambda name: name == self.index)):
+        for number, name in enumerate(sorted(names, key=lambda name: (name == self.index, name == MANIFEST))):
             try:
-                if name == self.index:
+                if name in (MANIFEST, self.index):
                     remove_previous()
                 self._complete(name)
             except CkptconvError as error:

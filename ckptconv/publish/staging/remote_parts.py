@@ -1,6 +1,6 @@
 """Outputs on stores that several processes make: shards under their final names, and no index until all are there.
 
-On a store, no process can complete what another has sent. So a part removes the index and the manifest of an earlier
+On a store, no process can complete what another has sent. So a part removes the index of an earlier
 output and puts its shards under their final names: a directory without an index is no model. In a directory of the plan
 beside them, it leaves a record of every shard, and the small files that would declare the shards to be a model.
 `finish` checks every record against its object, and puts the small files under their final names, the index last.
@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from ckptconv.errors import CorruptError, UsageError
+from ckptconv.errors import CorruptError
 from ckptconv.formats import model_files
 from ckptconv.formats.dcp.locate import SUFFIX
 from ckptconv.outputs.schema import MOST_DESCRIPTION, MOST_RECORD, object_record
@@ -23,7 +23,6 @@ from ckptconv.outputs.targets import DIRECTORIES, MANIFEST
 from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import record
 from ckptconv.publish.staging.area import DESCRIPTION, StagedParts, is_sibling, record_of
-from ckptconv.publish.staging.base import Staging
 from ckptconv.publish.staging.remote import UploadStaging, names_in
 from ckptconv.storage import remote
 from ckptconv.storage.digests import Digests
@@ -82,7 +81,7 @@ class PartsOnStore(UploadStaging):
         self._mine: set[str] = set()
         # No sweep of stale uploads: unfinished uploads to the same directory may be those of other parts.
         self._swept = True
-        # Whether the index and manifest of an earlier output were looked for and removed.
+        # Whether the index of an earlier output was looked for and removed.
         self._opened = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -126,13 +125,12 @@ class PartsOnStore(UploadStaging):
         super()._complete(name)
 
     def _open(self) -> None:
-        """Remove the files that declare an earlier output to be complete, before the first of its shards goes."""
+        """Remove the index of an earlier output, which declares it to be complete, before the first of its shards goes.
+        Its manifest stays: it says to other parts what is ours."""
         fs, inner = self._directory()
         with explained(self.path):
-            present = names_in(fs, inner)
-            for name in (self.index, MANIFEST):
-                if name in present:
-                    self._remove(fs, f"{inner}/{name}")
+            if self.index in names_in(fs, inner):
+                self._remove(fs, f"{inner}/{self.index}")
 
     def record(self, file: FilePlan, crcs: Mapping[str, int] | None, digests: Digests | None = None) -> None:
         facts = {"plan": self.plan_id, "version": self._at(file.name).entry.file.stamp}
@@ -225,33 +223,18 @@ class PartsOnStore(UploadStaging):
 class TreeOnStore(PartsOnStore):
     """A tree of files on a store, and a file beside it that names it, which is written last. Can be pickled.
 
-    `marker` is a name that identifies an earlier output, which is replaced; a directory of anything else is not.
     `after` is the name of the file beside it.
     """
 
-    def __init__(
-        self, output: Location, plan_id: str, memory: int, marker: str, after: str, shared: bool = False
-    ) -> None:
+    def __init__(self, output: Location, plan_id: str, memory: int, after: str, shared: bool = False) -> None:
         super().__init__(output, plan_id, memory, after, _is_any, shared)
-        self._given = output, plan_id, memory, marker, after, shared
-        self.marker = marker
+        self._given = output, plan_id, memory, after, shared
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TreeOnStore, self._given
 
     def elsewhere(self) -> TreeOnStore:
         return TreeOnStore(*self._given)
-
-    def __enter__(self) -> Staging:
-        fs, inner = self._directory()
-        with explained(self.path):
-            present = names_in(fs, inner)
-        if self.marker not in present and any(not is_sibling(name, HIDDEN) for name in present):
-            raise UsageError(
-                f"{self.path} holds files of another kind, and would be replaced as a whole.",
-                "Give a directory that does not exist yet.",
-            )
-        return self
 
     def _is_shard(self, name: str) -> bool:
         return name not in (self.index, MANIFEST)
@@ -263,9 +246,9 @@ class TreeOnStore(PartsOnStore):
         pointer = self._final(self.index)
         told = _get(pointer, MOST_RECORD)
         named = None if told is None else told.decode(errors="replace").strip()
-        for place in (*([pointer] if named == self._output.name else []), self._output.join(MANIFEST)):
-            fs, inner = place.filesystem()
-            with explained(place.path):
+        if named == self._output.name:
+            fs, inner = pointer.filesystem()
+            with explained(pointer.path):
                 self._remove(fs, inner)
 
     def _present(self, fs: Any, inner: str) -> dict[str, bool]:

@@ -294,8 +294,7 @@ def source_side(map_: Map, names: Iterable[str]) -> int:
     templates = [Templates(map_, side) for side in (0, 1)]
     counts = [sum(map(each.has, names)) for each in templates]
     if counts[0] == counts[1]:
-        wide = [sum(each.has(name, wide=True) for name in names) for each in templates]
-        counts = [count + more for count, more in zip(counts, wide, strict=True)]
+        counts = [sum(each.has(name) or each.has(name, wide=True) for name in names) for each in templates]
     if not any(counts):
         raise UsageError(
             f"The map {map_.name} has none of the {len(names)} names, as {map_.sides[0]} or as {map_.sides[1]}. "

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import hashlib
 import io
 import json
 import pickle
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from checkpoints import DATA, assert_same, ckptconv_here
 from dcp_checkpoints import converted, refused
 from dcp_writer import Checkpoint, grid
@@ -25,7 +27,14 @@ from safetensors.torch import load_file
 
 import ckptconv
 
-CASES = ["reshardable_tp2_dp2", "float16_pp2", "unstacked_tp2", "flattened_tp2_dp2", "moe_ep2_chained"]
+CASES = [
+    "hashed_tp2_dp2",
+    "reshardable_tp2_dp2",
+    "float16_pp2",
+    "unstacked_tp2",
+    "flattened_tp2_dp2",
+    "moe_ep2_chained",
+]
 # Those whose states are in buffers without names.
 BUFFERS = ["buckets_dp2", "gathered_dp2"]
 MASTERS = (".param", ".fp32_param")
@@ -176,8 +185,10 @@ def test_experts_that_are_transposed_when_saved_have_states_that_are_not(
 # ------------------------------------------------------------------------------------------------------ other values
 
 
-def test_values_beside_the_tensors_are_in_the_record_and_shown(tmp_path: Path) -> None:
-    checkpoint = unpacked("reshardable_tp2_dp2", tmp_path)
+@pytest.mark.parametrize("case", ["reshardable_tp2_dp2", "hashed_tp2_dp2"])
+def test_values_beside_the_tensors_are_in_the_record_and_shown(case: str, tmp_path: Path) -> None:
+    """Up to release 0.18 they are in common.pt, from 0.19 on in an object among the tensors."""
+    checkpoint = unpacked(case, tmp_path)
     with ckptconv.open(checkpoint) as opened:
         tree = opened.source.weights
     assert tree["common"]["iteration"] == 20
@@ -192,16 +203,69 @@ def test_values_beside_the_tensors_are_in_the_record_and_shown(tmp_path: Path) -
     assert not any("warning" in key and told[key] for key in told)
 
 
-def test_on_the_way_back_values_have_the_keys_under_which_its_loader_looks_for_them(tmp_path: Path) -> None:
-    checkpoint = unpacked("reshardable_tp2_dp2", tmp_path)
+@pytest.mark.parametrize("case", ["reshardable_tp2_dp2", "hashed_tp2_dp2"])
+def test_on_the_way_back_values_have_the_keys_under_which_its_loader_looks_for_them(case: str, tmp_path: Path) -> None:
+    checkpoint = unpacked(case, tmp_path)
     with ckptconv.open(checkpoint) as opened:
-        objects = set(opened.source.weights["objects"])
+        objects = {*opened.source.weights["objects"], "common_state/shard_0_1"}
     assert ckptconv_here("dcp2safetensors", checkpoint, tmp_path / "model").code == 0
     assert ckptconv_here("safetensors2dcp", tmp_path / "model", tmp_path / "back").code == 0
     after = set(pickle.loads((tmp_path / "back" / ".metadata").read_bytes()).state_dict_metadata)
     assert objects
     assert objects <= after
-    assert not [key for key in after if key.startswith("objects.")]
+    assert not [key for key in after if key.startswith(("objects.", "common."))]
+    # As `dist_checkpointing.load_common_state_dict` reads it.
+    state = {"common_state/shard_0_1": io.BytesIO()}
+    dcp.load(state, checkpoint_id=tmp_path / "back", no_dist=True)
+    (common,) = state["common_state/shard_0_1"]
+    assert common["iteration"] == 20
+    assert common["args"]["data_path"] == ["a", "b"]
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def test_files_are_those_of_the_manifest(tmp_path: Path) -> None:
+    """`integrity.json` states the SHA-256 of each file: nothing of a file that differs is converted."""
+    checkpoint = unpacked("hashed_tp2_dp2", tmp_path)
+    output = tmp_path / "o.safetensors"
+    for name in ("__1_0.distcp", ".metadata", "metadata.json"):
+        file = checkpoint / "iter_0000020" / name
+        flip(file)
+        ckptconv_here("convert", checkpoint, output).refused(4, name, "SHA-256")
+        assert not output.exists()
+        flip(file)
+    file = checkpoint / "iter_0000020" / "__1_0.distcp"
+    file.rename(tmp_path / "elsewhere")
+    ckptconv_here("convert", checkpoint, output).refused(4, "__1_0.distcp", "not there")
+
+
+def test_a_common_pt_is_that_of_the_manifest(tmp_path: Path) -> None:
+    checkpoint = with_common({"iteration": 3}, tmp_path)
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in checkpoint.iterdir()}
+    (checkpoint / "integrity.json").write_text(json.dumps({"algorithm": "sha256", "files": files}))
+    converted(checkpoint, tmp_path / "o.safetensors")
+    flip(checkpoint / "common.pt")
+    refused(checkpoint, tmp_path / "p.safetensors", 4)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "code", "word"),
+    [
+        ("{", 4, "not sound"),
+        ("[]", 5, "known are manifests"),
+        ('{"algorithm": "md5", "files": {}}', 5, "'md5'"),
+        ('{"algorithm": "sha256", "files": {"common.pt": "0"}}', 4, "no SHA-256"),
+        (f'{{"algorithm": "sha256", "files": {{"../x": "{"0" * 64}"}}}}', 3, "does not lie in its directory"),
+    ],
+)
+def test_a_manifest_that_cannot_be_believed_is_refused(manifest: str, code: int, word: str, tmp_path: Path) -> None:
+    checkpoint = with_common({}, tmp_path)
+    (checkpoint / "integrity.json").write_text(manifest)
+    assert word in refused(checkpoint, tmp_path / "o.safetensors", code)
 
 
 def test_objects_and_tensors_in_common_pt_are_left_out_and_named(tmp_path: Path) -> None:

@@ -19,6 +19,9 @@ from safetensors.torch import load_file, save_file
 
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
+from ckptconv.formats.quantized.table import NOT_READ
+from ckptconv.formats.quantized.words import ELSEWHERE
+from ckptconv.library.virtual import VirtualFiles
 
 QUANTIZED = DATA / "quantized"
 CASES = sorted(path.name for path in QUANTIZED.iterdir() if (path / "expected.safetensors").exists())
@@ -152,6 +155,82 @@ def test_scales_are_gone_from_tensors_index_and_sizes(tmp_path: Path) -> None:
     assert ckptconv.verify(source, tmp_path / "out").tensors == 3
 
 
+def test_configurations_of_one_method_say_the_same(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(2, 2)})
+    config = {"quantization_config": FP8, "text_config": {"quantization_config": {**FP8, "weight_block_size": [2, 2]}}}
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedError, match=r"text_config\.\w+\) say different .*'weight_block_size'"):
+        weights(source, tmp_path / "out")
+    # What one of them leaves out, the other says.
+    config["quantization_config"] = {"quant_method": "fp8"}
+    (source / "config.json").write_text(json.dumps(config))
+    assert weights(source, tmp_path / "out")[NAME].shape == (4, 4)
+
+
+WRONG: tuple[dict[str, Any], ...] = (
+    *({"quant_method": "gptq", "bits": 4, "group_size": size} for size in ("128", [128], {}, True, 1 << 40, 1.5)),
+    {"quant_method": "fp8", "weight_block_size": ["128", 128]},
+    {"quant_method": ["fp8"]},
+    {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4, "group_size": "32"}}}},
+    {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": []}}},
+    {"quant_method": "compressed-tensors", "config_groups": [1]},
+    {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": {}},
+    {"quant_method": "modelopt", "quant_algo": "MIXED", "quantized_layers": {"a": {"quant_algo": 4}}},
+)
+
+
+def test_a_state_of_bitsandbytes_that_is_none_is_refused(tmp_path: Path) -> None:
+    given = load_file(QUANTIZED / "bnb-nf4-nested" / "model.safetensors")
+    name = "m.weight.quant_state.bitsandbytes__nf4"
+    state = json.loads(bytes(given[name].tolist()))
+    for change in (
+        *({"nested_offset": offset} for offset in (1e300, 10**400, "1", None, {}, True)),
+        *({"shape": shape} for shape in ([-1, 2], ["2", 3], 6, [1 << 70], None)),
+        *({key: size} for key in ("blocksize", "nested_blocksize") for size in (0, -1, "64", [64], 10**400, 1.5)),
+        {"deep": json.loads("[" * 900 + "]" * 900)},
+    ):
+        data = json.dumps({**state, **change}).encode()
+        tensors = {**given, name: torch.frombuffer(bytearray(data), dtype=torch.uint8)}
+        with pytest.raises(UnsupportedError, match="its state cannot be read"):
+            weights(model_directory(tmp_path / "in", tensors, None), tmp_path / "out")
+
+
+def test_a_nested_configuration_does_not_outlive_what_is_quantized_anew(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", {NAME: torch.randn(64, 64)}, None)
+    nested = {"text_config": {"quantization_config": {**FP8, "weight_block_size": [4, 4]}, "expert_dtype": "fp4"}}
+    (source / "config.json").write_text(json.dumps(nested))
+    (source / "hf_quant_config.json").write_text("{}")
+    ckptconv.convert(source, tmp_path / "codes", quantize="fp8-block", verify=True)
+    told = json.loads((tmp_path / "codes" / "config.json").read_text())
+    assert told["text_config"] == {}
+    assert told["quantization_config"]["weight_block_size"] == [128, 128]
+    assert not (tmp_path / "codes" / "hf_quant_config.json").exists()
+    assert weights(tmp_path / "codes", tmp_path / "out")[NAME].dtype == torch.bfloat16
+
+
+def test_what_serves_a_description_says_what_was_made_of_the_weights(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
+    ckptconv.convert(source, source / "x.virtual.json", dequantize=True, dtype="float32")
+    with VirtualFiles(source / "x.virtual.json") as files:
+        assert json.loads(files.read_bytes("config.json")) == {
+            "model_type": "llama",
+            "dtype": "float32",
+            "layers": [1, 2.5],
+        }
+
+
+def test_fields_of_other_types_are_refused(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
+    for told in WRONG:
+        (source / "config.json").write_text(json.dumps({"text_config": {"quantization_config": told}}))
+        with pytest.raises(CorruptError, match=r"config\.json: .*text_config\.quantization_config\."):
+            weights(source, tmp_path / "out")
+    for text in ('{"quantization_config": {"group_size": ' + "1" * 5000 + "}}", '{"a": ' * 600 + "1" + "}" * 600):
+        (source / "config.json").write_text(text)
+        with pytest.raises(CorruptError, match=r"config\.json is no configuration"):
+            weights(source, tmp_path / "out")
+
+
 def test_a_configuration_says_nothing_of_quantizing_at_any_depth(tmp_path: Path) -> None:
     source = model_directory(tmp_path / "in", {NAME: codes(4, 4), SCALE: torch.ones(1, 1)})
     config = {"text_config": {"torch_dtype": "float16", "quantization_config": FP8}, "b": {"compression_config": FP8}}
@@ -215,7 +294,7 @@ REFUSED: dict[str, tuple[dict[str, torch.Tensor], Mapping[str, Any] | None, type
     "the grid is another": ({**GOOD, SCALE: torch.ones(1, 2)}, FP8, UnsupportedError, NAME),
     "the block is another": (GOOD, {**FP8, "weight_block_size": [64, 64]}, UnsupportedError, NAME),
     "nothing says the block": (GOOD, None, UnsupportedError, NAME),
-    "the method is another": (GOOD, {"quant_method": "quip"}, UnsupportedError, NAME),
+    "the method is another": (GOOD, {"quant_method": "quip"}, UnsupportedError, "QuIP#"),
     "there are two scales": ({**GOOD, f"{NAME}_scale": torch.ones(2, 2)}, FP8, UnsupportedError, NAME),
     "scales of whole numbers": ({**GOOD, SCALE: torch.ones(2, 2, dtype=torch.int32)}, FP8, UnsupportedError, NAME),
     "the weight is none": ({**GOOD, NAME: torch.ones(160, 192)}, FP8, UnsupportedError, NAME),
@@ -248,7 +327,7 @@ REFUSED: dict[str, tuple[dict[str, torch.Tensor], Mapping[str, Any] | None, type
         CorruptError,
         "m.scales",
     ),
-    "another layout of GPTQ": (GPTQ_PARTS, {**GPTQ, "checkpoint_format": "marlin"}, UnsupportedError, "m.weight"),
+    "another layout of GPTQ": (GPTQ_PARTS, {**GPTQ, "checkpoint_format": "marlin"}, UnsupportedError, "marlin"),
     "8 bits of bitsandbytes": (
         {"w.weight": torch.zeros(8, 8, dtype=torch.int8), "w.SCB": torch.ones(8)},
         {"quant_method": "bitsandbytes", "load_in_8bit": True},
@@ -290,6 +369,183 @@ def test_what_is_no_quantized_weight_is_refused_by_name(case: str, tmp_path: Pat
         ckptconv.convert(source, tmp_path / "out", dequantize=True)
     assert name in str(caught.value)
     assert not list((tmp_path).glob("out/*.safetensors"))
+
+
+# Beside a quantized weight, and not known: its module's tensors, and words of its configuration.
+BESIDE = {
+    "w.pre_quant_scale": "Model Optimizer has smoothed",
+    "w.svdquant_lora_a": "low-rank part of Model Optimizer",
+    "w.smooth_factor": "beside the quantized weight 'w.weight'",
+    "w.weight_offset": "beside the quantized weight 'w.weight'",
+    "w.inner.matrix": "beside the quantized weight 'w.weight'",
+    "up_offset": "beside the quantized weight 'up'",
+}
+ROTATED = {"config_groups": {"u": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "input"}]}}}
+UNKNOWN_WORDS: dict[str, tuple[Mapping[str, Any], dict[str, Any]]] = {
+    "transform_config": (PACKED, {"transform_config": ROTATED}),
+    "sparsity_config": (PACKED, {"sparsity_config": {"format": "sparse-24-bitmask"}}),
+    "mxfp6-pack-quantized": (PACKED, {"format": "mxfp6-pack-quantized"}),
+    "marlin_format": (GPTQ, {"is_marlin_format": True}),
+    "'rotation'": (GPTQ, {"rotation": "hadamard"}),
+    "'bits'": (GPTQ, {"bits": "4"}),
+    "'a key'": (FP8, {"a key": None}),
+    "'weight_block_size'": (FP8, {"weight_block_size": 128}),
+    "NVFP4_AWQ": ({"quant_method": "modelopt"}, {"quant_algo": "NVFP4_AWQ"}),
+    "'version'": ({"quant_method": "awq", "bits": 4, "group_size": 32}, {"version": "gemv"}),
+    "load_in_8bit": ({"quant_method": "bitsandbytes"}, {"load_in_8bit": True}),
+    **{
+        f"'group_size' {value}"[:60]: (GPTQ, {"group_size": value})
+        for value in ("32", [32], {}, True, 1 << 40, 10**4000)
+    },
+}
+
+
+def refused(source: Path, here: Path) -> str:
+    """What is said of a checkpoint that is refused."""
+    with pytest.raises(UnsupportedError) as caught:
+        ckptconv.convert(source, here / "out", dequantize=True)
+    assert not list((here / "out").glob("*.safetensors"))
+    return str(caught.value)
+
+
+def test_a_tensor_beside_a_quantized_weight_is_known_or_refused_by_name(tmp_path: Path) -> None:
+    good = {"w.weight": codes(4, 6), "w.weight_scale": torch.tensor(0.5)}
+    good |= {"up": codes(2, 4, 6), "up_scale": torch.ones(2, 1, 1)}
+    own = {"w.bias": torch.ones(4), "up_bias": torch.ones(4), "w.lora_A.weight": torch.ones(2, 6)}
+    fp8 = {"quant_method": "fp8"}
+    activations = {"w.input_scale": torch.ones(6), "w.input_scale_ub": torch.ones(1)}
+    source = model_directory(tmp_path / "in", {**good, **own, **activations}, fp8)
+    assert weights(source, tmp_path / "good").keys() == {"w.weight", "up", *own}
+    for name, why in BESIDE.items():
+        told = refused(model_directory(tmp_path / "in", {**good, name: torch.ones(6)}, fp8), tmp_path)
+        assert repr(name) in told, name
+        assert why in told, name
+
+
+def test_a_word_of_the_configuration_is_known_or_refused_by_name(tmp_path: Path) -> None:
+    for name, (words, more) in UNKNOWN_WORDS.items():
+        told = refused(model_directory(tmp_path / "in", {"a": torch.ones(2)}, {**words, **more}), tmp_path)
+        assert name.split(" ")[0] in told, name
+        assert "config.json" in told, name
+
+
+def test_rotations_that_both_sides_have_in_their_weights_are_known(tmp_path: Path) -> None:
+    pair = [{"targets": ["Linear"], "location": f"weight_{side}", "inverse": False} for side in ("input", "output")]
+    words = {"transform_config": {"config_groups": {"R": {"type": "hadamard", "apply": pair}}}, "sparsity_config": {}}
+    assert weights(model_directory(tmp_path / "in", INT4, {**PACKED, **words}), tmp_path / "out").keys() == {"w.weight"}
+
+
+def test_configurations_that_say_different_things_are_refused(tmp_path: Path) -> None:
+    source = model_directory(tmp_path / "in", GOOD, None)
+    other = {"quantization_config": {**FP8, "weight_block_size": [64, 64]}}
+    (source / "config.json").write_text(json.dumps({"quantization_config": FP8, "vision_config": other}))
+    assert "'weight_block_size'" in refused(source, tmp_path)
+
+
+def test_other_programs_formats_are_told_by_the_method_or_by_names(tmp_path: Path) -> None:
+    plain = {"w.weight": torch.ones(8, 8)}
+    for method, reader in ELSEWHERE.items():
+        told = refused(model_directory(tmp_path / "in", plain, {"quant_method": method}), tmp_path)
+        assert method in told, method
+        assert reader in told, method
+    for ending, (what, reader) in NOT_READ.items():
+        told = refused(model_directory(tmp_path / "in", {f"w{ending}": torch.ones(8)}, None), tmp_path)
+        assert f"'w{ending}'" in told, ending
+        assert what in told, ending
+        assert reader in told, ending
+    mlx = {"w.weight": torch.ones(8, 8, dtype=torch.uint32), "w.scales": torch.ones(8, 1), "w.biases": torch.ones(8, 1)}
+    for words in (None, {"group_size": 64, "bits": 4}):
+        assert "mlx-lm does" in refused(model_directory(tmp_path / "in", mlx, words), tmp_path)
+    source = model_directory(tmp_path / "in", plain, None)
+    (source / "config.json").write_text(json.dumps({"quantization": {"group_size": 64, "bits": 4}}))
+    assert "mlx-lm reads" in refused(source, tmp_path)
+
+
+def test_what_is_not_read_is_neither_averaged_nor_cast(tmp_path: Path) -> None:
+    parts: dict[str, dict[str, torch.Tensor]] = {
+        "mlx": {"w.weight": torch.ones(8, 8, dtype=torch.uint32), "w.scales": torch.ones(8, 1)},
+        "aqlm": {
+            "w.codes": torch.ones(8, 8, dtype=torch.int16),
+            "w.codebooks": torch.ones(8),
+            "w.scales": torch.ones(8),
+        },
+        "quanto": {"w.weight._data": torch.ones(8, 8, dtype=torch.int8), "w.weight._scale": torch.ones(8)},
+        "quark": {"w.weight": torch.ones(8, 8, dtype=torch.int32), "w.weight_scale": torch.ones(8)},
+        "awq of Model Optimizer": {
+            "w.weight": codes(8, 8),
+            "w.weight_scale": torch.ones(1),
+            "w.pre_quant_scale": torch.ones(8),
+        },
+    }
+    for case, tensors in parts.items():
+        source = model_directory(tmp_path / "in", tensors, None)
+        other = model_directory(tmp_path / "other", tensors, None)
+        for dequantize in (False, True):
+            with pytest.raises((UsageError, UnsupportedError), match=r"quantized|w\.weight"):
+                ckptconv.average([source, other], tmp_path / "out", dequantize=dequantize)
+        with pytest.raises(UsageError, match="quantized") as caught:
+            ckptconv.convert(source, tmp_path / "out", dtype="float16")
+        assert "'w.weight'" in str(caught.value), case
+
+
+def test_codes_of_which_nothing_else_is_there_are_refused(tmp_path: Path) -> None:
+    for name, dtype in (("m.B", torch.int32), ("m.weight", torch.int8), ("m.codes", torch.uint8)):
+        source = model_directory(tmp_path / "in", {name: torch.ones(4, 8, dtype=dtype)}, GPTQ)
+        with pytest.raises(CorruptError, match=f"{name!r} is"):
+            ckptconv.convert(source, tmp_path / "out", dequantize=True)
+
+
+STATE: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [2, 64]}
+NESTED = {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.5}
+STATES: dict[str, str] = {
+    "too deep": '{"shape":' + "[" * 20000,
+    "a huge offset": json.dumps({**STATE, **NESTED, "nested_offset": 1e300}),
+    "no offset": json.dumps({**STATE, "nested_blocksize": 256}),
+    "an offset in words": json.dumps({**STATE, **NESTED, "nested_offset": "0"}),
+    "a block of many digits": json.dumps(STATE).replace("64,", f"{'9' * 5000},"),
+    "a block of nothing": json.dumps({**STATE, "blocksize": 0}),
+    "a shape in words": json.dumps({**STATE, "shape": "2"}),
+    "a shape of many sides": json.dumps({**STATE, "shape": [1] * 20000}),
+    "a word that is not known": json.dumps({**STATE, "rotated": True}),
+    "no object": "[]",
+    "no text": "\udcff",
+}
+
+
+def test_hostile_states_of_bitsandbytes_are_refused_by_name(tmp_path: Path) -> None:
+    for case, state in STATES.items():
+        parts = {"weight": torch.zeros(64, 1, dtype=torch.uint8), "weight.quant_map": torch.zeros(16)}
+        data = torch.tensor(list(state.encode("utf-8", "surrogateescape")), dtype=torch.uint8)
+        parts |= {"weight.absmax": torch.ones(2), "weight.quant_state.bitsandbytes__nf4": data}
+        if "offset" in case:
+            parts |= {"weight.absmax": torch.ones(2, dtype=torch.uint8), "weight.nested_absmax": torch.ones(1)}
+            parts |= {"weight.nested_quant_map": torch.ones(256)}
+        source = model_directory(tmp_path / "in", {f"w.{part}": each for part, each in parts.items()}, None)
+        assert "'w.weight'" in refused(source, tmp_path), case
+
+
+def test_experts_of_llama_4_have_a_scale_for_each_column(tmp_path: Path) -> None:
+    """As transformers' FbgemmFp8Llama4TextExperts has them, also where rows and columns are as many."""
+    scale = torch.rand(2, 8, 1) + 0.5
+    up, down = codes(2, 8, 16), codes(2, 8, 8, seed=1)
+    wide = torch.rand(2, 1, 16) + 0.5
+    tensors = {"e.down_proj": down, "e.down_proj_scale": scale, "e.gate_up_proj": up, "e.gate_up_proj_scale": wide}
+    made = weights(model_directory(tmp_path / "in", tensors, {"quant_method": "fbgemm_fp8"}), tmp_path / "out")
+    expected = {"e.down_proj": down.float() * scale.transpose(1, 2), "e.gate_up_proj": up.float() * wide}
+    assert bits(made) == bits({name: each.bfloat16() for name, each in expected.items()})
+
+
+def test_a_note_says_which_zero_point_is_beyond_the_largest_of_gptq(tmp_path: Path) -> None:
+    parts = {**GPTQ_PARTS, "m.qzeros": torch.full((2, 1), -1, dtype=torch.int32)}
+    source = model_directory(tmp_path / "in", parts, GPTQ)
+    report = ckptconv.convert(source, tmp_path / "out", dequantize=True)
+    assert any("zero points less 1" in note for note in report.notes)
+    made = load_file(tmp_path / "out" / "model.safetensors")["m.weight"]
+    assert torch.equal(made, torch.full((8, 64), -16).bfloat16())
+    for words in ({"sym": True}, {"checkpoint_format": "gptq_v2"}):
+        source = model_directory(tmp_path / "in", parts, {**GPTQ, **words})
+        report = ckptconv.convert(source, tmp_path / "x", dequantize=True, dry_run=True)
+        assert not any("zero points less 1" in note for note in report.notes)
 
 
 def test_bytes_that_are_no_codes_stay_as_they_are(tmp_path: Path) -> None:
@@ -341,6 +597,21 @@ def test_what_comfyui_writes_is_described_in_its_metadata(tmp_path: Path) -> Non
     assert bits(made) == bits({**expected, "plain.weight": bytes_})
     with ckptconv.open(tmp_path / "y.safetensors") as opened:
         assert opened.metadata() == {"format": "pt", "kept": "yes"}
+
+
+def test_what_comfyui_writes_may_be_described_in_tensors(tmp_path: Path) -> None:
+    integers, scale = torch.arange(-12, 12, dtype=torch.int8).reshape(4, 6), torch.rand(4, 1)
+
+    def written(**words: Any) -> Path:
+        mark = torch.tensor(list(json.dumps({"format": "int8_tensorwise", **words}).encode()), dtype=torch.uint8)
+        tensors = {"a.weight": integers, "a.weight_scale": scale, "a.comfy_quant": mark, "b.weight": integers.clone()}
+        save_file(tensors, tmp_path / "x.safetensors")
+        return tmp_path / "x.safetensors"
+
+    ckptconv.convert(written(), tmp_path / "y.safetensors", dequantize=True, verify=True)
+    expected = {"a.weight": (integers.float() * scale).bfloat16(), "b.weight": integers}
+    assert bits(load_file(tmp_path / "y.safetensors")) == bits(expected)
+    assert "'convrot'" in refused(written(convrot=True, convrot_groupsize=4), tmp_path)
 
 
 def test_state_dicts_of_torch_are_dequantized_where_they_lie(tmp_path: Path) -> None:

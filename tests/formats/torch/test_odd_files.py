@@ -16,6 +16,8 @@ from attacks.assemble import Member, called, mapped, members, name, pickled, ten
 from checkpoints import assert_same, ckptconv_here, load_with_aliases
 from samples import saved
 
+from ckptconv import CorruptError, convert
+
 
 class Pair(NamedTuple):
     """A class of the user's, which torch looks up, and we do not."""
@@ -171,3 +173,22 @@ def test_trees(odd: str, stream: bool, tmp_path: Path) -> None:
 def test_the_name_of_a_file_means_nothing(tmp_path: Path) -> None:
     for file in ("a b.pt", "модель.bin", "x" * 200 + ".ckpt", ".pt", "model", "-.pth"):
         check(tmp_path / file, SOUND)
+
+
+class _Device:
+    def __reduce__(self) -> Any:
+        return torch.device, ("cuda", 1 << 20_000)
+
+
+def test_integers_that_python_does_not_print_are_no_names(tmp_path: Path) -> None:
+    weight, number = torch.ones(2), 1 << 20_000
+    states = {number: {"exp_avg": weight}}
+    for title, optimizer in (
+        ("states", {"state": states, "param_groups": [{"params": [0]}]}),
+        ("groups", {"state": {}, "param_groups": [{"params": [number]}]}),
+        ("device", {"state": {}, "param_groups": [{"params": [0], "of": _Device()}]}),
+    ):
+        path = tmp_path / f"{title}.pt"
+        torch.save({"model": {"w": weight}, "optimizer": optimizer}, path)
+        with pytest.raises(CorruptError, match=r"more digits than any name has|torch\.device that is none"):
+            convert(path, tmp_path / title, optimizer=tmp_path / f"{title}-states")

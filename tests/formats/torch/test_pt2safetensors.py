@@ -755,6 +755,15 @@ def test_without_an_output_it_stands_beside_the_input(
     assert f"wrote {output.encode(errors='backslashreplace').decode()} (" in shown.out
 
 
+def test_beside_a_configuration_it_has_the_name_that_from_pretrained_looks_for(tmp_path: Path) -> None:
+    torch_file(tmp_path, {"a": torch.ones(1)}).rename(tmp_path / "pytorch_model.bin")
+    (tmp_path / "config.json").write_text("{}")
+    # A file that is there already is somebody's.
+    for name in ("model.safetensors", "pytorch_model.safetensors"):
+        run = ckptconv_here("pt2safetensors", "--json", tmp_path / "pytorch_model.bin")
+        assert [written["path"] for written in run.json["outputs"]] == [str(tmp_path / name)]
+
+
 @pytest.mark.parametrize("name", ["x" * 243, "ü" * 121])
 def test_a_name_may_be_as_long_as_the_system_allows(name: str, tmp_path: Path) -> None:
     path = torch_file(tmp_path, {"a": torch.ones(1)})

@@ -1,0 +1,51 @@
+"""Which names in a directory are those of weights, of a training step or of an adapter, whoever wrote them.
+
+What lies there is not read: a directory in which an output is to be written is judged by names alone.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ckptconv.formats import model_files
+from ckptconv.formats.dcp import locate as dcp
+from ckptconv.formats.runs import MEGATRON_RANK, POINTERS, STEP_METADATA, is_of_step
+from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
+from ckptconv.formats.virtual import SUFFIX as VIRTUAL_SUFFIX
+from ckptconv.storage.location import Location
+
+# Weights of other programs: llama.cpp's, Keras', Flax's, onnx's.
+_OTHER_SUFFIXES = (".gguf", ".h5", ".msgpack", ".onnx")
+_ADAPTER = re.compile(r"adapter_(?:config\.json|model\..*)")
+# What trainers save beside the weights: arguments, random states, schedulers.
+_BESIDE = re.compile(
+    r"(?:training_args|meta|scheduler|sampler|dl_state_dict|scaler|rng_state|random_states)(?:_\d+)*\.\w+"
+)
+_RANK = re.compile(rf"{MEGATRON_RANK}|{dcp.RANK}|zero")
+# How deep the weights of a step may lie below the directory that it is in: iter_0000100/mp_rank_00/model_optim_rng.pt.
+_LEVELS = 3
+
+
+def held(place: Location, name: str, levels: int = _LEVELS) -> bool:
+    """Whether the entry `name` of the directory `place` is weights, a step or an adapter, or says which step is one."""
+    if place.names[name].kind != "directory":
+        return _is_file_of_weights(name)
+    if not levels or not (is_of_step(name) or _RANK.fullmatch(name) or name.endswith(".ckpt")):
+        return False
+    inner = place.child(name)
+    return any(held(inner, each, levels - 1) for each in inner.names)
+
+
+def is_read_with_others(name: str) -> bool:
+    """Whether programs that read a directory of safetensors or of a step read what `held` finds there under `name`
+    too."""
+    beside = (*TORCH_SUFFIXES, *_OTHER_SUFFIXES)
+    return bool(_ADAPTER.fullmatch(name)) or not (name.endswith(beside) or model_files.is_torch_index(name))
+
+
+def _is_file_of_weights(name: str) -> bool:
+    if _BESIDE.fullmatch(name):
+        return False
+    suffixes = (model_files.SUFFIX, model_files.INDEX, VIRTUAL_SUFFIX, *TORCH_SUFFIXES, *_OTHER_SUFFIXES)
+    known = name.endswith(suffixes) or name in POINTERS or name == STEP_METADATA or dcp.is_part(name)
+    return known or _ADAPTER.fullmatch(name) is not None

@@ -1,0 +1,191 @@
+"""Tells what this program made of what is there already: by marks, by manifests and records, and by form.
+
+What it made is named as `Output.made_as` has it: "weights", "weights/average", "universal", and what is written beside
+outputs: "manifest", "attest", "depfile", "page", "sarif".
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ckptconv.errors import CkptconvError
+from ckptconv.formats.model_files import METADATA, looks_like_safetensors
+from ckptconv.outputs.planning import made_as
+from ckptconv.outputs.schema import (
+    MOST_RECORD,
+    check_manifest,
+    file_record,
+    object_record,
+    parse_json,
+)
+from ckptconv.outputs.targets import MANIFEST
+from ckptconv.publish.staging.area import is_sibling, record_of
+from ckptconv.storage.files import Entry, Reader
+from ckptconv.storage.handles import HIDDEN
+from ckptconv.storage.location import Location
+from ckptconv.storage.marks import marked
+from ckptconv.storage.paths import is_remote
+
+# Made by a run that was killed while it published: of which kind, its records do not say.
+UNFINISHED = "unfinished"
+# Bytes of the beginning and of the end of a file in which its form shows, and most of one that is read whole.
+_HEAD, _TAIL, _WHOLE = 4096, 512, 64 << 20
+# How the keys of this program's records in metadata begin.
+_RECORDS = "ckptconv."
+# How a statement about an output ends, and how a report of `scan` begins.
+_ATTESTED = re.compile(
+    rb'"builder":\{"id":"https://github\.com/ckptconv/ckptconv","version":\{"ckptconv":"[^"]*"\}\}\}\}\}\n\Z'
+)
+_SARIF = re.compile(
+    rb'\{\s*"\$schema": "[^"]*",\s*"version": "2\.1\.0",\s*"runs": \[[\s{]*"tool": '
+    rb'[\s{]*"driver": [\s{]*"name": "ckptconv"'
+)
+
+
+class Directory:
+    """A directory, and what of it this program made."""
+
+    def __init__(self, place: Location) -> None:
+        self.place = place
+        self.names: Mapping[str, Entry] = place.names if place.kind == "directory" else {}
+
+    def made_as(self, name: str) -> str:
+        """Return what the file `name`, which may be below subdirectories, is as this program made it; "" if it did not
+        make it, or if somebody changed it."""
+        entry = self._entry(name)
+        if entry.kind != "file":
+            return ""
+        path = entry.file.path
+        if not is_remote(path):
+            if os.path.islink(path):
+                return ""
+            if found := marked(path):
+                return found
+        return self._of_manifest(name, entry) or self._of_records(name, entry)
+
+    def _entry(self, name: str) -> Entry:
+        *above, last = name.split("/")
+        place = functools.reduce(Location.child, above, self.place)
+        return place.names[last]
+
+    def _of_manifest(self, name: str, entry: Entry) -> str:
+        told = self.manifest
+        listed = told["files"].get(name) if told else None
+        if told is None or listed is None or listed["size"] != entry.file.size:
+            return ""
+        if is_remote(entry.file.path):
+            return made_as(told)  # stores do not tell times in a common form
+        manifest = self.names[MANIFEST].file
+        # Where the manifest has its mark, so had all files that were written with it.
+        is_as_written = not marked(manifest.path) and int(entry.file.stamp, 16) <= int(manifest.stamp, 16)
+        return made_as(told) if is_as_written else ""
+
+    @functools.cached_property
+    def manifest(self) -> Mapping[str, Any] | None:
+        """The manifest in it; None if there is none that is one."""
+        if MANIFEST not in self.names or self.names[MANIFEST].kind != "file":
+            return None
+        return _json(self.place.join(MANIFEST), _manifest)
+
+    def _of_records(self, name: str, entry: Entry) -> str:
+        """Return UNFINISHED for a file to which a run of ours that has not ended has given its final name."""
+        for staging in self._stagings():
+            is_far = is_remote(staging.path)
+            found = _json(staging.join(record_of(name)), object_record if is_far else file_record)
+            stamp = found and (found["version"] if is_far else f"{found['mtime']:x}")
+            if found and (found["name"], found["size"], stamp) == (name, entry.file.size, entry.file.stamp):
+                return UNFINISHED
+        return ""
+
+    @functools.cached_property
+    def is_being_made(self) -> bool:
+        """Whether files of an output may be under their final names before all are: on a store, where a run of ours has
+        not ended."""
+        return is_remote(self.place.path) and any(staging.names for staging in self._stagings())
+
+    def _stagings(self) -> Iterator[Location]:
+        for token, entry in self.names.items():
+            if entry.kind == "directory" and is_sibling(token, HIDDEN):
+                yield self.place.child(token)
+
+
+def _json(place: Location, parse: Callable[[bytes], Any]) -> dict[str, Any] | None:
+    """Return what `parse` makes of a small file; None if it is not there, or not what it should be."""
+    try:
+        found: dict[str, Any] = parse(place.read_text(MOST_RECORD).encode(errors="surrogatepass"))
+    except (CkptconvError, ValueError):
+        return None
+    return found
+
+
+def _manifest(data: bytes) -> dict[str, Any]:
+    told: dict[str, Any] = parse_json(data)
+    check_manifest(told)
+    return told
+
+
+def file_made_as(place: Location, kind: str) -> str:
+    """Return what the file at `place` is as this program made it; "" if that is not known. Of those without a mark, the
+    form tells whether it is of the given `kind`."""
+    if not is_remote(place.path) and (found := marked(place.path)):
+        return found
+    base = kind.partition("/")[0]
+    form = _FORMS.get(base)
+    if form is None or place.kind != "file":
+        return ""
+    with place.open_reader() as reader:
+        return base if form(reader) else ""
+
+
+def _head(reader: Reader) -> bytes:
+    return reader.read_at(0, min(reader.file.size, _HEAD))
+
+
+def _tail(reader: Reader) -> bytes:
+    size = min(reader.file.size, _TAIL)
+    return reader.read_at(reader.file.size - size, size)
+
+
+def _has_record(reader: Reader) -> bool:
+    """Whether it is a file of safetensors with a record of this program's in its metadata."""
+    head = _head(reader)
+    if not looks_like_safetensors(head, reader.file.size):
+        return False
+    try:
+        told = parse_json(reader.read_at(8, int.from_bytes(head[:8], "little")))
+    except ValueError:
+        return False
+    metadata = told.get(METADATA) if isinstance(told, dict) else None
+    return isinstance(metadata, dict) and any(key.startswith(_RECORDS) for key in metadata)
+
+
+def _is_rule(reader: Reader) -> bool:
+    """Whether it is a rule for make as this program writes it: each input has an empty rule of its own."""
+    if not 0 < reader.file.size <= _WHOLE:
+        return False
+    lines = reader.read_at(0, reader.file.size).decode(errors="surrogateescape").replace(" \\\n ", " ").splitlines()
+    first, *others = lines
+    head, colon, named = first.partition(": ")
+    return bool(colon and head and others) and named == " ".join(each.removesuffix(":") for each in others)
+
+
+def _begins(*beginnings: bytes) -> Callable[[Reader], bool]:
+    return lambda reader: _head(reader).startswith(beginnings)
+
+
+# By what is to be written, how its form shows.
+_FORMS: dict[str, Callable[[Reader], bool]] = {
+    "weights": _has_record,
+    "optimizer": _has_record,
+    "rows": _has_record,
+    "virtual": _begins(b'{"ckptconv.virtual"'),
+    "manifest": _begins(b'{\n "ckptconv": ', b'{"outputs": [\n{\n "ckptconv": '),
+    "attest": lambda reader: _ATTESTED.search(_tail(reader)) is not None,
+    "depfile": _is_rule,
+    "page": lambda reader: b'<meta name="generator" content="ckptconv">' in _head(reader),
+    "sarif": lambda reader: _SARIF.match(_head(reader)) is not None,
+}

@@ -1,0 +1,455 @@
+"""Decides what may be replaced: every path that a command or a call of the library writes is asked about here.
+
+1. What this program made is replaced by the same kind of thing. `publish.earlier` knows it.
+2. A file of others is replaced only where it was typed as OUTPUT.
+3. A directory that holds weights, a step or an adapter of others is no output.
+4. What nobody typed as OUTPUT, such as a default name, a report or a page, replaces nothing that it did not make.
+5. Nothing replaces what is read.
+
+`--overwrite` lifts 2 to 4 for the very names that are written; `--no-clobber` refuses even what 1 and 2 allow.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckptconv.engine.ranges import FileBytes
+from ckptconv.errors import FailedError, UsageError
+from ckptconv.formats import holding
+from ckptconv.formats.companions import is_companion_name
+from ckptconv.formats.source import Source
+from ckptconv.outputs import universal
+from ckptconv.outputs.targets import (
+    ACCELERATE,
+    DIRECTORIES,
+    FORMS,
+    MANIFEST,
+    check_file,
+    files_behind,
+    is_beside,
+    is_output_name,
+)
+from ckptconv.plan import FilePlan
+from ckptconv.publish.earlier import UNFINISHED, Directory, file_made_as
+from ckptconv.storage.handles import HIDDEN
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, resolved_name, resolving
+from ckptconv.storage.prefetch import REQUESTS
+from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.text import LastWord, Proposed, some
+
+if TYPE_CHECKING:
+    from ckptconv.options.table import Options
+    from ckptconv.outputs.planning import Output
+
+# Forms of safetensors, which may lie beside what they are made of.
+_BESIDE_INPUT = frozenset(FORMS.values())
+# The options for what is written beside outputs, which are also what it is.
+_BESIDE = ("manifest", "attest", "depfile")
+_ELSEWHERE = "Write it to another place; rename it afterwards if it is to have this name."
+_NEW_DIRECTORY = "Give a directory that does not exist yet."
+_NEW_NAME = "Give another name, or --overwrite to replace it."
+# Bytes of a planned file that are compared at a time with one that exists.
+_UNIT, _MEMORY = 512 << 10, 8 << 20
+
+
+class Claim(NamedTuple):
+    """A place that an output is to have, and what is known of that output.
+
+    `form` is how it lies there (see `Target.form`), `made_as` what it is, as marks say, and `names` are those of its
+    files; `plans` has some of these. `proposed` is set where nobody typed the path as OUTPUT. `beside`: the directory
+    is that of the input. `within` is the directory that was given, where the output is a part of what is put there.
+    """
+
+    path: str
+    form: str
+    made_as: str
+    names: Sequence[str]
+    proposed: Proposed | None = None
+    beside: bool = False
+    overwrite: bool = False
+    plans: Mapping[str, FilePlan] = {}
+    within: str = ""
+
+    @property
+    def kind(self) -> str:
+        """What is in it, however it was made."""
+        return self.made_as.partition("/")[0]
+
+    def final(self, name: str) -> str:
+        """Return the final path of one of its files."""
+        if self.form == "tree" and name == universal.LATEST:
+            return universal.pointer(self.path)
+        return self.path if self.form == "file" else join(self.path, name)
+
+    def is_like(self, made: str) -> bool:
+        """Whether what was `made` as this may be replaced by it. A last word that is an output of another command is an
+        input; of rows, a manifest does not say which command made them."""
+        is_last = isinstance(self.proposed, LastWord) and self.kind != "rows"
+        return made == self.made_as or (made == self.kind and not is_last)
+
+    def is_mixed_with(self, name: str) -> bool:
+        """Whether what lies in its directory under `name` is not replaced, and read together with it."""
+        is_own = self.form in DIRECTORIES and DIRECTORIES[self.form].is_file(name)
+        return name not in self.names and (is_own or holding.is_read_with_others(name))
+
+    def permissions(self) -> list[str]:
+        """Return what `finish` has to know of it, for `of_parts`."""
+        told = {"typed": self.proposed is None, "beside": self.beside, "overwrite": self.overwrite}
+        return [name for name, is_so in told.items() if is_so]
+
+
+def claim_of(output: Output, sources: Sequence[Source], options: Options) -> Claim:
+    """Return the claim of a planned output of `sources`."""
+    target = output.target
+    within = dirname(target.path) if target.kind == ACCELERATE or options.per_rank else ""
+    # What is computed of several checkpoints is the weights of none of them.
+    is_plain = output.made_as == "weights" and target.form in _BESIDE_INPUT
+    return Claim(
+        target.path,
+        target.form,
+        output.made_as,
+        [file.name for file in output.plan.files],
+        target.proposed,
+        is_plain and is_beside(within or target.path, sources),
+        options.overwrite,
+        # A directory with a manifest is known by that.
+        {} if output.has_manifest else {file.name: file for file in output.plan.files},
+        within,
+    )
+
+
+def of_parts(path: str, form: str, kind: str, names: Sequence[str], permissions: Collection[str], force: bool) -> Claim:
+    """Return the claim of an output whose parts are staged, as the `permissions` of these say."""
+    proposed = None if "typed" in permissions else Proposed(path, _NEW_NAME)
+    return Claim(path, form, kind, names, proposed, "beside" in permissions, force or "overwrite" in permissions)
+
+
+def written_beside(options: Options) -> dict[str, tuple[str, str]]:
+    """Return what is written beside outputs, {option: (path, what it is)}."""
+    asked = {f"--{kind}": (getattr(options, kind), kind) for kind in _BESIDE}
+    return {option: (normalize(path), kind) for option, (path, kind) in asked.items() if path}
+
+
+class Replacing:
+    """Asks for all that one call writes. What was compared byte for byte is remembered, for a second look just before
+    everything gets its name."""
+
+    def __init__(self, options: Options, spared: Spared) -> None:
+        self._options, self._spared = options, spared
+        self._stores = dict(options.storage_options)
+        self._same: set[tuple[str, str]] = set()
+
+    def check_again(self, claims: Sequence[Claim], beside: Mapping[str, tuple[str, str]]) -> None:
+        """Do as `check`, for what is on a disk: on a store, files of the outputs may have their names by now."""
+        near = {option: each for option, each in beside.items() if not is_remote(each[0])}
+        self.check([claim for claim in claims if not is_remote(claim.path)], near)
+
+    def check(self, claims: Sequence[Claim], beside: Mapping[str, tuple[str, str]]) -> None:
+        """Raise UsageError if an output, or what is written `beside` the outputs, would replace what it may not;
+        FailedError if --no-clobber forbids it. `beside` is {option: (path, what it is)}."""
+        if self._options.overwrite and not self._options.clobber:
+            raise UsageError("--overwrite and --no-clobber contradict each other.", "Leave one out.")
+        for option, (path, _) in beside.items():
+            self._spared.check(path, f"What {option} asks for")
+            check_file(path, option, self._stores)
+        self._check_apart(claims, {option: path for option, (path, _) in beside.items()})
+        for claim in claims:
+            if claim.form == "file":
+                self._spared.check(claim.path, "The output")
+                self._check_file(claim)
+            else:
+                self._spared.check_directory(claim.path, claim.form, claim.names, "The output")
+                (self._check_tree if claim.form == "tree" else self._check_directory)(claim)
+        for within in dict.fromkeys(claim.within for claim in claims if claim.within and not claim.beside):
+            self._check_within(within, [claim for claim in claims if claim.within == within])
+        for option, (path, kind) in beside.items():
+            self._check_written(path, option, kind)
+
+    # ---- what is written beside outputs
+
+    def _check_written(self, path: str, option: str, kind: str) -> None:
+        place = Location(path, self._stores)
+        if place.kind == "missing":
+            return
+        self._check_clobber(path)
+        if not self._options.overwrite and file_made_as(place, kind) != kind:
+            raise UsageError(
+                f"{option} would replace {path}, which this program did not write, or not for {option}.",
+                _NEW_NAME,
+            )
+
+    def _check_apart(self, claims: Sequence[Claim], beside: Mapping[str, str]) -> None:
+        """Raise UsageError if two of the files that are to be written have one name."""
+        resolve = resolving()
+        taken: dict[str, str] = {}
+        for claim in claims:
+            names = [*claim.names, *([] if claim.form == "file" else [MANIFEST])]
+            places = {resolve(path) for path in (claim.path, *map(claim.final, names))}
+            shared = next((taken[place] for place in places if place in taken), "")
+            inside = next((each for each in claims if each is not claim and _is_inside(each, claim)), None)
+            if shared or inside:
+                other = shared or inside.path  # type: ignore[union-attr]
+                raise UsageError(f"{claim.path} and {other} would replace each other.", "Write one to another place.")
+            taken.update(dict.fromkeys(places, claim.path))
+        named: dict[str, str] = {}
+        for option, path in beside.items():
+            place = resolve(path)
+            if place in taken or any(claim.form == "tree" and _lies_below(path, claim.path) for claim in claims):
+                raise UsageError(
+                    f"What {option} asks for would replace {path}, the output.", "Write it to another place."
+                )
+            if basename(path).startswith(HIDDEN):
+                raise UsageError(f"{option} {path}: this program keeps names that begin so for itself.", _NEW_NAME)
+            if (other := named.setdefault(place, option)) != option:
+                raise UsageError(f"{other} and {option} both name {path}.", "Write one to another place.")
+
+    # ---- single files
+
+    def _check_file(self, claim: Claim) -> None:
+        is_last = isinstance(claim.proposed, LastWord)
+        if self._options.clobber and (claim.proposed is None or (claim.overwrite and not is_last)):
+            return
+        place = Location(claim.path, self._stores)
+        if place.kind == "missing":
+            return
+        self._check_clobber(claim.path)
+        if claim.is_like(file_made_as(place, claim.made_as)):
+            return
+        if self._is_as_planned(claim, claim.names[0], place):
+            return
+        if claim.proposed is None or is_last:
+            raise taken_for_input(claim.path)
+        raise UsageError(
+            f"{claim.path} exists, and is not known to be an earlier output of this kind. It is replaced only where it "
+            "is named as OUTPUT.",
+            claim.proposed.hint,
+        )
+
+    def _check_clobber(self, path: str) -> None:
+        if not self._options.clobber:
+            raise FailedError(f"{path} exists, and --no-clobber forbids replacing it.")
+
+    def _is_as_planned(self, claim: Claim, name: str, place: Location) -> bool:
+        """Whether a file that exists has the very bytes that are to be written, so that nothing is lost."""
+        file, entry = claim.plans.get(name), place.entry
+        if file is None or entry.kind != "file" or entry.file.size != file.size:
+            return False
+        if (entry.file.path, entry.file.stamp) in self._same:
+            return True
+        with SpoolingReaders(self._stores, self._options.spool_dir) as readers, place.open_reader() as reader:
+            try:
+                planned = FileBytes(file, readers, self._stores)
+            except ValueError:
+                return False
+            at = 0
+            for piece in planned.read(0, file.size, unit=_UNIT, memory=_MEMORY, requests=REQUESTS):
+                if reader.read_at(at, len(piece)) != piece:
+                    return False
+                at += len(piece)
+        self._same.add((entry.file.path, entry.file.stamp))
+        return True
+
+    # ---- directories
+
+    def _check_directory(self, claim: Claim) -> None:
+        found, own = Directory(Location(claim.path, self._stores)), DIRECTORIES[claim.form].is_file
+        present = next((name for name in found.names if is_output_name(name) or own(name)), "")
+        if present:
+            self._check_clobber(join(claim.path, present))
+        seen = [name for name in found.names if not name.startswith(HIDDEN)]
+        if (
+            isinstance(claim.proposed, LastWord)
+            and seen
+            and not any(claim.is_like(found.made_as(name)) for name in seen)
+        ):
+            raise taken_for_input(claim.path)
+        others, foreign = [], []
+        # `publish.companions` decides of companions.
+        for name in (name for name in seen if not is_companion_name(name)):
+            is_written = name in claim.names or own(name)
+            if is_written or (not claim.beside and holding.held(found.place, name)):
+                made = self._made_as(claim, found, name)
+                if not made:
+                    foreign.append(name)
+                elif made.partition("/")[0] not in (claim.kind, UNFINISHED):
+                    others.append(name)
+        if claim.overwrite:
+            foreign, others = [*filter(claim.is_mixed_with, [*foreign, *others])], []
+        if foreign:
+            raise _foreign(claim.path, foreign, claim.overwrite)
+        if others:
+            raise UsageError(
+                f"{claim.path} holds {others[0]}, of an output of another kind: two outputs in one directory would be "
+                "taken for one.",
+                _NEW_DIRECTORY,
+            )
+
+    def _check_within(self, path: str, claims: Sequence[Claim]) -> None:
+        """Raise UsageError if the directory `path`, in which some outputs are to lie, holds what others made."""
+        found = Directory(Location(path, self._stores))
+        inside = {basename(claim.path) for claim in claims}
+        seen = [name for name in found.names if not name.startswith(HIDDEN) and name not in inside]
+        foreign = [name for name in seen if holding.held(found.place, name)]
+        foreign = [name for name in foreign if not self._made_as(claims[0], found, name)]
+        if claims[0].overwrite:
+            foreign = [*filter(claims[0].is_mixed_with, foreign)]
+        if foreign:
+            raise _foreign(path, foreign, claims[0].overwrite)
+
+    def _made_as(self, claim: Claim, found: Directory, name: str) -> str:
+        """Return what the entry `name` is as this program made it; what is there in the very bytes that are to be
+        written is as good as made by it."""
+        if found.names[name].kind == "directory":
+            return claim.made_as if Directory(found.place.child(name)).manifest else ""
+        made = found.made_as(name)
+        if not made and name in claim.plans and self._is_as_planned(claim, name, found.place.join(name)):
+            return claim.made_as
+        return made or (UNFINISHED if found.is_being_made and name in claim.names else "")
+
+    def _check_tree(self, claim: Claim) -> None:
+        place = Location(claim.path, self._stores)
+        if place.kind not in ("directory", "missing"):
+            raise UsageError(f"{claim.path} is a file, where a directory was to be.")
+        found = Directory(place)
+        if not self._options.clobber and found.names:
+            self._check_clobber(claim.path)
+        for name in _files_below(found.place) if found.names else ():
+            is_ours = found.made_as(name) in (claim.made_as, UNFINISHED)
+            if found.is_being_made and name in claim.names:
+                is_ours = True
+            if not is_ours and not (claim.overwrite and name in claim.names):
+                raise UsageError(
+                    f"{claim.path} holds files of another kind, such as {name}, and would be replaced as a whole.",
+                    _NEW_DIRECTORY,
+                )
+        self._check_pointer(claim)
+
+    def _check_pointer(self, claim: Claim) -> None:
+        """Raise UsageError if the file beside a tree that names it is another program's."""
+        pointer = Location(universal.pointer(claim.path), self._stores)
+        if pointer.kind == "missing" or claim.overwrite:
+            return
+        named = pointer.read_text(_UNIT).strip() if pointer.kind == "file" else ""
+        if named in ("", basename(claim.path)) or file_made_as(pointer, claim.made_as) == claim.made_as:
+            return
+        told = Directory(pointer.parent.child(named)).manifest if named == basename(named) else None
+        if told is None:
+            raise UsageError(
+                f"{pointer} names {named}, which this program did not write, and would be replaced.",
+                "Write the universal checkpoint to another directory, or give --overwrite.",
+            )
+
+
+def _is_inside(one: Claim, other: Claim) -> bool:
+    """Whether an output lies in the directory of another that is replaced as a whole."""
+    return other.form == "tree" and _lies_below(one.path, other.path)
+
+
+def _lies_below(path: str, directory: str) -> bool:
+    return resolved_name(path).startswith(f"{resolved_name(directory)}/")
+
+
+def _foreign(path: str, names: Sequence[str], overwrite: bool) -> UsageError:
+    """Return the error for a directory that holds `names`, which this program did not write."""
+    if overwrite:
+        return UsageError(
+            f"{path} holds {names[0]}, which --overwrite does not replace, and which would be read together with the "
+            "output.",
+            f"Remove it. {_NEW_DIRECTORY}",
+        )
+    return UsageError(
+        f"{path} holds {some(names, 3, str)}, which this program did not write: an output there would replace it, or "
+        "be read together with it.",
+        f"{_NEW_DIRECTORY} --overwrite replaces files that have the names of the output.",
+    )
+
+
+def taken_for_input(path: str) -> UsageError:
+    """Return the error for a last word that is no OUTPUT."""
+    return UsageError(
+        f"{path} exists, and is no earlier output of this command: the last word is taken for one more input, "
+        "and there is no OUTPUT.",
+        "Give OUTPUT with -o.",
+    )
+
+
+def _files_below(place: Location, above: str = "") -> Iterator[str]:
+    """Yield the names of the files below a directory, but for those of stagings."""
+    for name, entry in place.names.items():
+        if entry.kind == "directory":
+            if not name.startswith(HIDDEN):
+                yield from _files_below(place.child(name), f"{above}{name}/")
+        elif above or name != MANIFEST:
+            yield above + name
+
+
+# ------------------------------------------------------------------------------------------------------------- inputs
+
+
+def inputs_behind(sources: Iterable[Source]) -> Iterator[str]:
+    """Yield the paths of the files from which `sources` were read, and what they are computed of."""
+    for one in sources:
+        yield from files_behind(one)
+        terms = [*(one.average.terms if one.average else ()), *(each.source for each in one.adapters)]
+        for term in terms:
+            if term is not None:
+                yield from files_behind(term)
+
+
+class Spared:
+    """The files of the checkpoint that is read, and of its reference. No output may replace them, under any name."""
+
+    def __init__(self, paths: Iterable[str], reference: Iterable[str] = ()) -> None:
+        of_reference, own = list(reference), list(paths)
+        there = (path for path in (*of_reference, *own) if is_remote(path) or os.path.lexists(path))
+        self._resolve = resolving()
+        self._paths = {self._resolve(path): path for path in there}
+        self._of_reference = set(of_reference).difference(own)
+        self._identities = {_identity(path): path for path in self._paths.values() if not is_remote(path)}
+
+    def check(self, path: str, what: str) -> None:
+        """Raise UsageError if `what`, written to `path`, would replace one of the files."""
+        hit = self._paths.get(self._resolve(path))
+        if hit is None and not is_remote(path) and os.path.exists(path):
+            hit = self._identities.get(_identity(path))
+        if hit is not None:
+            raise self._refused(hit, what, path)
+
+    def check_directory(self, path: str, form: str, names: Iterable[str], what: str) -> None:
+        """Raise UsageError if `what`, written to the directory `path` under `names`, would replace one of the files.
+
+        A tree replaces everything in its directory; other outputs, the files in it that have names of output files.
+        """
+        directory = resolved_name(path)
+        is_ours = DIRECTORIES[form if form in DIRECTORIES else "directory"].is_file
+        for place, hit in self._paths.items():
+            if form == "tree":
+                inside = place.startswith(f"{directory}/")
+            else:
+                inside = dirname(place) == directory and is_ours(basename(place))
+            if inside:
+                raise self._refused(hit, what, hit)
+        if not is_remote(path):
+            present = os.listdir(path) if os.path.isdir(path) and form != "tree" else []
+            for name in {*names, *filter(is_ours, present)}:
+                self.check(join(path, name), what)
+
+    def _refused(self, hit: str, what: str, path: str) -> UsageError:
+        """Return the error for `what`, written to `path`, where the spared file `hit` is."""
+        shown = path if hit == path else f"{path}, which is {hit}"
+        message = f"{what} would replace {shown}, the input itself."
+        if hit in self._of_reference:
+            message = f"{what} would replace {shown}, a file of the reference."
+        return UsageError(message, _ELSEWHERE)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return device and inode of the file to which `path` leads; None if there is none."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino

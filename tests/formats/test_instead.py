@@ -1,0 +1,90 @@
+"""Files and directories of other programs: each is called what it is, with the program that makes something of it."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import ckptconv_here
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptconv.formats.instead import what_directory_it_is, what_it_is
+
+
+def varint(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + varint(number >> 7)
+
+
+def field(number: int, data: bytes) -> bytes:
+    """A field of protocol buffers."""
+    return bytes([number << 3 | 2]) + varint(len(data)) + data
+
+
+NODE = field(1, field(1, b"x") + field(2, b"y") + field(4, b"MatMul"))
+TENSOR = b"\x08\x04\x08\xac\x02" + field(2, b"Float32") + field(3, bytes(4800))
+# The beginnings of files as the programs write them, and a word of what is said.
+FILES: dict[str, tuple[bytes, str]] = {
+    "pytorch.onnx": (b"\x08\x0a" + field(2, b"pytorch") + field(3, b"2.13") + field(7, NODE), "onnx.numpy_helper"),
+    "plain.onnx": (b"\x08\x0a" + field(7, NODE), "onnx.numpy_helper"),
+    "mindspore.ckpt": (field(1, field(1, b"conv1.weight") + field(2, TENSOR)), "ckpt_to_safetensors"),
+    "packed.ckpt": (
+        field(1, field(1, b"w") + field(2, field(1, b"\4\3") + field(2, b"BFloat16"))),
+        "ckpt_to_safetensors",
+    ),
+    "flax_model.msgpack": (b"\x81\xa6params\x81\xa5dense\x81\xa6kernel\xc7\x10\x01", "flax.serialization"),
+    "many.msgpack": (b"\xde\x00\x14\xa2k0\x81\xa1a\xc7\x10\x01", "flax.serialization"),
+    "x.tensors": (b"|TZR|\n" + bytes(90), "TensorDeserializer"),
+    "x.ptd": (struct.pack("<I", 48) + b"FT01FH01" + bytes(60), ".ptd"),
+    "x.pte": (struct.pack("<I", 48) + b"ET12eh00" + bytes(60), ".pte"),
+    "x.tflite": (struct.pack("<I", 32) + b"TFL3" + bytes(60), "TensorFlow Lite"),
+    "x.gguf": (b"GGUF" + bytes(60), "gguf_file"),
+    "x.h5": (b"\x89HDF\r\n\x1a\n" + bytes(60), "Keras"),
+    "x.npy": (b"\x93NUMPY" + bytes(60), "numpy.load"),
+}
+DIRECTORIES = {
+    ("0_0.distcp", "0.metadata"): "Paddle",
+    ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt"): "orbax.checkpoint",
+    ("saved_model.pb",): "SavedModel",
+    ("ckpt-1.index", "ckpt-1.data-00000-of-00001"): "tf.train",
+    ("flax_model.msgpack", "config.json"): "flax.serialization",
+}
+
+
+def test_a_file_of_another_program_is_called_what_it_is(tmp_path: Path) -> None:
+    for name, (data, word) in FILES.items():
+        for path in (tmp_path / name, tmp_path / f"{name}.pt"):
+            path.write_bytes(data)
+            ckptconv_here("convert", path, tmp_path / "out.safetensors").refused(5, str(path), word)
+
+
+def test_an_archive_of_another_program_is_called_what_it_is(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.ones(3), b=np.ones(2))
+    with zipfile.ZipFile(tmp_path / "x.dduf", "w") as archive:
+        archive.writestr("model_index.json", "{}")
+        archive.writestr("unet/config.json", "{}")
+    for name, word in (("x.npz", "numpy.load"), ("x.dduf", "dduf_file")):
+        ckptconv_here("convert", tmp_path / name, tmp_path / "out.safetensors").refused(5, name, word)
+
+
+@pytest.mark.parametrize("command", ["convert", "dcp2safetensors"])
+def test_a_directory_of_another_program_is_called_what_it_is(command: str, tmp_path: Path) -> None:
+    for number, (names, word) in enumerate(DIRECTORIES.items()):
+        for directory in (tmp_path / f"alone{number}", tmp_path / f"run{number}" / "1"):
+            directory.mkdir(parents=True)
+            for name in names:
+                (directory / name).write_bytes(b"{}")
+            if command == "convert" or "0.metadata" in names:
+                asked = directory.parent if directory.name == "1" and command == "convert" else directory
+                ckptconv_here(command, asked, tmp_path / "out.safetensors").refused(5, str(directory), word)
+
+
+@given(st.binary(max_size=520), st.sampled_from(sorted(FILES)))
+def test_no_beginning_takes_long_or_fails(noise: bytes, name: str) -> None:
+    head = (FILES[name][0][:200] + noise)[:512]
+    assert what_it_is(head, 1000) is not None
+    what_it_is(noise[:512], 1000)
+    what_directory_it_is([noise.decode("latin-1"), name])

@@ -1,0 +1,618 @@
+"""What others made stays: many commands in a directory full of it, of which every file is compared afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from checkpoints import COMMAND, DATA, ZERO, Run, ckptconv_here, done
+from safetensors.torch import load_file, save_file
+from typer.core import TyperGroup
+
+import ckptconv
+from ckptconv import CkptconvError, FailedError, UsageError, convert
+from ckptconv.options.kinds import PATH
+from ckptconv.options.table import AVERAGING, COMPARING, OPTIONS, Option
+from ckptconv.options.table import COMMAND as OF_COMMANDS
+
+PEFT = DATA / "peft" / "lora-bf16"
+DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
+# What is read, and not written; and what is written to a directory of its own, under names that are not taken.
+READ = {"spool_dir", "like", "map", "minus"}
+# The commands that write nothing.
+READING = {"verify", "serve", "rows check", "maps", "maps show", "maps check"}
+
+
+def tensors(seed: int) -> dict[str, torch.Tensor]:
+    made = torch.Generator().manual_seed(seed)
+    # In the order of a file of safetensors, which then has no record of ours.
+    return {"b": torch.randn(3, generator=made), "w": torch.randn(3, 4, generator=made)}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What other programs made; and deltas of this one, which are inputs too."""
+    here = tmp_path_factory.mktemp("made")
+    for number, name in enumerate(("model", "a", "b"), 1):
+        torch.save(tensors(number), here / f"{name}.pt")
+    torch.save({"nested": tensors(9), "epoch": 3}, here / "nested.pt")
+    # As transformers writes them: with the very headers of a conversion of model.pt and others.
+    for number, name in enumerate(("model", "g1", "g2", "g3", "a-named"), 11):
+        save_file(tensors(number), here / f"{name}.safetensors", {"format": "pt"})
+    for number, name in enumerate(("hf", "step1", "step2", "step3"), 21):
+        (here / name).mkdir()
+        save_file(tensors(number), here / name / "model.safetensors", {"format": "pt"})
+        (here / name / "config.json").write_text("{}")
+    (here / "sharded").mkdir()
+    for number, name in enumerate("wb", 1):
+        save_file({name: tensors(31)[name]}, here / "sharded" / f"model-0000{number}-of-00002.safetensors")
+    index = {
+        "metadata": {},
+        "weight_map": {name: f"model-0000{n}-of-00002.safetensors" for n, name in enumerate("wb", 1)},
+    }
+    (here / "sharded" / "model.safetensors.index.json").write_text(json.dumps(index))
+    (here / "bin").mkdir()
+    torch.save(tensors(41), here / "bin" / "pytorch_model.bin")
+    (here / "bin" / "config.json").write_text("{}")
+    (here / "empty").mkdir()
+    (here / "configured").mkdir()
+    (here / "configured" / "config.json").write_text('{"mine": 1}')
+    shutil.copytree(DCP, here / "dcp")
+    shutil.copytree(ZERO / "z2_bf16_frozen_w2" / "checkpoint", here / "zero")
+    shutil.copytree(PEFT / "base", here / "base")
+    for name in ("ad1", "ad2"):
+        shutil.copytree(PEFT / "adapter", here / name)
+    (here / "megatron" / "mp_rank_00").mkdir(parents=True)
+    torch.save({"model": tensors(51)}, here / "megatron" / "mp_rank_00" / "model_optim_rng.pt")
+    (here / "runs" / "checkpoint-500").mkdir(parents=True)
+    save_file(tensors(52), here / "runs" / "checkpoint-500" / "model.safetensors")
+    (here / "uni" / "zero" / "w").mkdir(parents=True)
+    torch.save({"param": torch.ones(2)}, here / "uni" / "zero" / "w" / "fp32.pt")
+    (here / "trained").mkdir()
+    (here / "trained" / "latest_universal").write_text("global_step7_universal")
+    for name, text in {
+        "Makefile": "all: a b\n\techo\n",
+        "notes.md": "mine",
+        "page.html": "<p>mine</p>",
+        "x.json": "{}",
+    }.items():
+        (here / name).write_text(text)
+    (here / "empty-rule.d").write_text("all:\n")
+    os.symlink("hf/model.safetensors", here / "linked.safetensors")
+    os.link(here / "g1.safetensors", here / "hard.safetensors")
+    for name in ("kv1", "kv2"):
+        torch.save({"t": torch.zeros(2, 76, dtype=torch.float16)}, here / f"{name}.pt")
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, here / "train.pt")
+    convert(here / "a.pt", here / "parts", part="0/1", digest="sha256")
+    ckptconv.split_rows(here / "kv1.pt", here / "rows", embedding_dim=64, optimizer="adagrad")
+    ckptconv.diff(here / "g1.safetensors", here / "g2.safetensors", delta=here / "d1", delta_version=1)
+    ckptconv.diff(here / "g2.safetensors", here / "g3.safetensors", delta=here / "d2", delta_version=2)
+    (here / "out").mkdir()
+    save_file(tensors(61), here / "out" / "a.safetensors", {"format": "pt"})
+    return here
+
+
+@pytest.fixture
+def world(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, and the working directory."""
+    here = tmp_path / "world"
+    shutil.copytree(made, here, symlinks=True)
+    (here / "hard.safetensors").unlink()
+    os.link(here / "g1.safetensors", here / "hard.safetensors")
+    monkeypatch.chdir(here)
+    return here
+
+
+def tree(place: Path) -> dict[str, bytes | str]:
+    """All that is below a directory: bytes of files, targets of links, "" of directories."""
+    return {
+        str(path.relative_to(place)): os.readlink(path)
+        if path.is_symlink()
+        else ""
+        if path.is_dir()
+        else path.read_bytes()
+        for path in sorted(place.rglob("*"))
+    }
+
+
+def changed(before: dict[str, bytes | str], after: dict[str, bytes | str]) -> set[str]:
+    """What is gone or another now, but for what this program keeps for parts."""
+    return {name for name in before if before[name] != after.get(name) and ".ckptconv-" not in name}
+
+
+# Words of commands that would replace what others made, or put an output among it: nothing is changed, and nothing is
+# new.
+REFUSED = """
+average g1.safetensors g2.safetensors g3.safetensors
+average g1.safetensors g2.safetensors
+average step1 step2 step3
+average step1 step2
+average step1 step2 -o step3
+average step1 step2 -o step2
+average step1 step2 -o hf
+average step1 step2 dcp
+average g1.safetensors g2.safetensors linked.safetensors
+average g1.safetensors g2.safetensors g3.safetensors --overwrite
+average bin step1 -o bin
+merge base ad1 ad2
+merge base ad1 -o ad1
+merge base ad1 -o ad2
+merge base ad1 -o base
+merge base ad1 hf
+merge base ad1 ad2 --overwrite
+patch g1.safetensors d1 d2
+patch g1.safetensors d1 -o d2
+patch g1.safetensors d1 hf
+patch g1.safetensors d1 g3.safetensors
+patch g1.safetensors d1 d2 -o g1.safetensors
+patch g1.safetensors d1 d2 -o new.safetensors --manifest notes.md
+rows split kv1.pt g1.safetensors --embedding-dim 64 --optimizer adagrad
+rows split kv1.pt hf --embedding-dim 64 --optimizer adagrad
+rows split kv1.pt -o dcp --embedding-dim 64 --optimizer adagrad
+rows pack rows g1.safetensors
+rows pack rows a.pt
+rows pack rows -o rows
+rows pack rows -o hf
+inspect --html a.pt b.pt
+inspect --html b.pt b.pt
+inspect --html notes.md a.pt
+inspect --html page.html a.pt
+inspect --html linked.safetensors a.pt
+inspect --html b.pt b.pt --overwrite
+inspect --html hf/config.json hf
+scan --sarif a.pt b.pt
+scan --sarif b.pt b.pt --overwrite
+scan --sarif x.json .
+diff --html notes.md g1.safetensors g2.safetensors
+diff --html g1.safetensors g1.safetensors g2.safetensors
+diff --html hard.safetensors g1.safetensors g2.safetensors --overwrite
+diff --delta hf g1.safetensors g2.safetensors
+diff --delta dcp g1.safetensors g2.safetensors
+diff --delta zero g1.safetensors g2.safetensors
+diff --delta ad1 g1.safetensors g2.safetensors
+convert model.pt
+convert a.pt --manifest notes.md
+convert model.pt --dtype bf16
+convert a.pt new.safetensors --manifest b.pt
+convert a.pt new.safetensors --manifest x.json
+convert a.pt new.safetensors --depfile Makefile
+convert a.pt new.safetensors --depfile empty-rule.d
+convert a.pt new.safetensors --digest sha256 --attest notes.md
+convert a.pt new.safetensors --manifest a.pt --overwrite
+convert a.pt new.safetensors --manifest new.safetensors
+convert a.pt configured --manifest configured/model.safetensors
+convert g1.safetensors hard.safetensors
+convert g1.safetensors ./hf/../g1.safetensors --overwrite
+convert hf/model.safetensors linked.safetensors
+convert linked.safetensors hf
+convert a.pt hf
+convert a.pt sharded
+convert a.pt dcp
+convert a.pt zero
+convert a.pt ad1
+convert a.pt bin
+convert a.pt runs
+convert a.pt runs/checkpoint-500
+convert a.pt megatron
+convert zero dcp
+convert zero hf
+convert zero new --optimizer step1
+convert zero new --optimizer g1.safetensors
+convert zero new --optimizer new
+convert zero new.safetensors --optimizer new.safetensors
+convert zero new --universal dcp
+convert zero new --universal uni
+convert zero new --universal uni --overwrite
+convert zero new --universal trained/step
+convert a.pt sharded --overwrite
+convert a.pt dcp --overwrite
+convert a.pt ad1 --overwrite
+convert zero hf --overwrite --no-clobber
+convert model.pt --output-dir .
+convert a.pt .
+convert a.pt --output-dir out
+convert a.pt b.pt --output-dir out --output-name a.safetensors
+convert hf --output-dir . --output-name step1
+convert hf --output-dir . --output-name g1.safetensors
+convert nested.pt hf --for-hub
+convert sharded sharded --max-shard-size 1GB
+convert sharded/model.safetensors.index.json sharded
+convert sharded sharded --overwrite
+convert a.pt g1.safetensors --no-clobber
+convert g1.safetensors local:///{here}/g1.safetensors --overwrite
+pt2safetensors model.pt
+pt2safetensors bin hf
+pt2safetensors a.pt new.safetensors --manifest g1.safetensors
+pt2safetensors a.pt new.safetensors --depfile g1.safetensors
+pt2safetensors a.pt new.safetensors --digest sha256 --attest g1.safetensors
+pt2safetensors train.pt new --optimizer hf
+pt2safetensors train.pt -o hf
+pt2safetensors train.pt new --universal hf
+safetensors2pt g1.safetensors -o new.pt --manifest a.pt
+safetensors2pt g1.safetensors new.pt --depfile a.pt
+safetensors2pt g1.safetensors new.pt --digest sha256 --attest a.pt
+zero-to-fp32 zero dcp
+zero-to-fp32 zero -o step1
+zero-to-fp32 zero new --optimizer step1
+zero-to-fp32 zero --universal hf
+zero-to-fp32 zero new --manifest a.pt
+zero-to-fp32 zero new --depfile Makefile
+zero-to-fp32 zero new --digest sha256 --attest notes.md
+dcp2safetensors dcp hf
+dcp2safetensors dcp -o sharded
+dcp2safetensors dcp new --optimizer step2
+dcp2safetensors dcp new --universal step2
+dcp2safetensors dcp new --manifest a.pt
+dcp2safetensors dcp new --depfile Makefile
+dcp2safetensors dcp new --digest sha256 --attest notes.md
+safetensors2dcp g1.safetensors dcp
+safetensors2dcp g1.safetensors hf
+safetensors2dcp hf hf
+safetensors2dcp g1.safetensors bin
+safetensors2dcp g1.safetensors -o zero
+safetensors2dcp g1.safetensors runs --to accelerate
+safetensors2dcp g1.safetensors hf --to accelerate
+safetensors2dcp g1.safetensors hf --to torch-checkpointing
+safetensors2dcp g1.safetensors sharded --to dcp-hf
+safetensors2dcp g1.safetensors new --manifest a.pt
+safetensors2dcp g1.safetensors new --depfile Makefile
+safetensors2dcp g1.safetensors new --digest sha256 --attest notes.md
+average g1.safetensors g2.safetensors -o new.safetensors --manifest a.pt
+average g1.safetensors g2.safetensors -o new.safetensors --depfile Makefile
+average g1.safetensors g2.safetensors -o new.safetensors --digest sha256 --attest a.pt
+merge base ad1 -o new.safetensors --manifest a.pt
+merge base ad1 -o new.safetensors --depfile Makefile
+merge base ad1 -o new.safetensors --digest sha256 --attest a.pt
+virtual a.pt x.virtual.json --manifest a.pt
+virtual a.pt x.virtual.json --manifest notes.md
+virtual a.pt x.virtual.json --depfile Makefile
+finish parts --manifest notes.md
+finish parts --attest notes.md
+finish parts --manifest a.pt
+virtual g1.safetensors x.virtual.json --manifest a.pt
+"""
+
+# What such an error says.
+REASONS = (
+    "would replace",
+    "this program did not write",
+    "taken for one",
+    "is not known to be",
+    "forbids",
+    "contradict",
+)
+REASONS += (
+    "replace each other",
+    "is given as OUTPUT",
+    "is an input",
+    "would both be",
+    "files of another kind",
+    "both name",
+)
+
+# Words of commands that succeed, and what of others they replace, as they were told to.
+DONE: dict[str, set[str]] = {
+    "convert a.pt g1.safetensors": {"g1.safetensors"},
+    "convert a.pt -o g1.safetensors": {"g1.safetensors"},
+    "convert g1.safetensors a.pt": {"a.pt"},
+    "convert a.pt linked.safetensors": {"hf/model.safetensors"},
+    "average g1.safetensors g2.safetensors -o g3.safetensors": {"g3.safetensors"},
+    "average g1.safetensors g2.safetensors empty": set(),
+    "average g1.safetensors g2.safetensors new": set(),
+    "merge base ad1 -o g3.safetensors": {"g3.safetensors"},
+    "patch g1.safetensors d1 -o g3.safetensors": {"g3.safetensors"},
+    "convert model.pt --overwrite": {"model.safetensors"},
+    "convert a.pt configured": set(),
+    "convert a.pt configured --copy-config": set(),
+    "convert bin bin": set(),
+    "convert bin/pytorch_model.bin": set(),
+    "convert a.pt hf --overwrite": {"hf/model.safetensors"},
+    "convert a.pt bin --overwrite": set(),
+    "convert a.pt --output-dir out --overwrite": {"out/a.safetensors"},
+    "convert b.pt --output-dir out": set(),
+    "convert zero new --optimizer new/optimizer --universal new/universal": set(),
+    "convert zero new --universal trained/step --overwrite": {"trained/latest_universal"},
+    "convert a.pt new.safetensors --manifest x.json --overwrite": {"x.json"},
+    "inspect --html notes.md a.pt --overwrite": {"notes.md"},
+    "inspect --html new.html a.pt": set(),
+    "scan --sarif x.json a.pt --overwrite": {"x.json"},
+    "diff --html page.html g1.safetensors g1.safetensors --overwrite": {"page.html"},
+    "virtual a.pt new.virtual.json": set(),
+    "safetensors2dcp g1.safetensors configured": set(),
+    "rows split kv1.pt new --embedding-dim 64 --optimizer adagrad": set(),
+    "rows pack rows -o a.pt": {"a.pt"},
+    "finish parts --manifest notes.md --overwrite": {"notes.md"},
+}
+
+
+def run(words: str) -> Run:
+    return ckptconv_here(*words.replace("{here}", os.getcwd()).split())
+
+
+def test_what_others_made_is_not_replaced(world: Path) -> None:
+    before = tree(world)
+    failures = []
+    for words in REFUSED.strip().splitlines():
+        ended = run(words)
+        after = tree(world)
+        if ended.code == 0 or not any(reason in ended.err for reason in REASONS) or after != before:
+            new = sorted(after.keys() - before.keys())
+            failures.append(
+                f"{words}: exit {ended.code}, changed {sorted(changed(before, after))}, new {new}: {ended.err}"
+            )
+            shutil.rmtree(world)
+            world.mkdir()
+            os.chdir(world)
+            restore(world, before)
+    assert not failures, "\n".join(failures)
+
+
+def restore(world: Path, before: dict[str, bytes | str]) -> None:
+    for name, data in before.items():
+        path = world / name
+        if data == "":
+            path.mkdir(exist_ok=True)
+        elif isinstance(data, str):
+            path.symlink_to(data)
+        else:
+            path.write_bytes(data)
+    (world / "hard.safetensors").unlink()
+    os.link(world / "g1.safetensors", world / "hard.safetensors")
+
+
+@pytest.mark.parametrize("words", DONE)
+def test_what_was_named_is_replaced_and_nothing_else(words: str, world: Path) -> None:
+    before = tree(world)
+    done(run(words))
+    assert changed(before, tree(world)) == DONE[words]
+
+
+# ------------------------------------------------------------------------------------------------ nothing is left out
+
+
+def _commands(group: Any = COMMAND, above: str = "") -> dict[str, Any]:
+    found = {}
+    for name, command in group.commands.items():
+        path = f"{above}{name}"
+        found[path] = command
+        if isinstance(command, TyperGroup):
+            found |= _commands(command, f"{path} ")
+    return found
+
+
+def _written(command: Any) -> list[Option]:
+    """The options of a command that take a path, but for those of what is read."""
+    known = {
+        flag: option
+        for table in (OPTIONS, OF_COMMANDS, COMPARING, AVERAGING)
+        for option in table.values()
+        for flag in option.flags
+    }
+    found = {
+        id(option): option for parameter in command.params for flag in parameter.opts if (option := known.get(flag))
+    }
+    return [option for option in found.values() if option.kind is PATH and option.name not in READ]
+
+
+def test_every_command_and_option_that_writes_a_path_is_tried() -> None:
+    """A new one has to be added to REFUSED."""
+    rows = [words.split() for words in REFUSED.strip().splitlines()]
+    # safetensors2dcp and diff read optimizer states from there, or read a map there; -o is tried as OUTPUT too.
+    reading = {("safetensors2dcp", "optimizer"), ("rows", "map")}
+    lacking = []
+    for path, command in _commands().items():
+        words = path.split()
+        if path in READING or isinstance(command, TyperGroup):
+            continue
+        mine = [row for row in rows if row[: len(words)] == words]
+        for option in _written(command):
+            tried = any(flag in row for row in mine for flag in option.flags)
+            if not tried and option.name != "into" and (words[0], option.name) not in reading:
+                lacking.append(f"{path} {option.flags[0]}")
+        if not mine:
+            lacking.append(path)
+    assert not lacking
+
+
+# ------------------------------------------------------------------------------------------------ what is ours
+
+
+# Commands that are run again, and again after their input has changed, whatever they wrote the first time.
+AGAIN = """
+convert a.pt
+convert nested.pt
+convert a.pt b.pt --output-dir fresh
+convert hf zero --output-dir fresh
+convert a.pt new
+convert a.pt new --for-hub
+convert a.pt new --max-shard-size 16
+convert zero new --optimizer new/optimizer
+convert train.pt new --universal trained2
+convert a.pt fresh.safetensors --manifest m.json --depfile m.d --digest sha256 --attest m.jsonl
+average g1.safetensors g2.safetensors new
+average g1.safetensors g2.safetensors new.safetensors
+merge base ad1 new
+patch g1.safetensors d1 new
+rows split kv1.pt new --embedding-dim 64 --optimizer adagrad
+rows pack rows new
+inspect --html new.html a.pt
+scan --sarif new.sarif a.pt
+diff --html new.html g1.safetensors g1.safetensors
+diff --delta new g1.safetensors g2.safetensors
+safetensors2dcp g1.safetensors new
+safetensors2dcp g1.safetensors new --to dcp-hf
+safetensors2dcp g1.safetensors new --to accelerate
+safetensors2dcp g1.safetensors new --to torch-checkpointing
+safetensors2pt g1.safetensors new.pt
+virtual a.pt new.virtual.json
+dcp2safetensors dcp new
+zero-to-fp32 zero new
+pt2safetensors bin
+"""
+# Without marks, as on some file systems, these have nothing but their bytes: if those change, they have to be named.
+BY_BYTES = {"convert a.pt", "convert a.pt b.pt --output-dir fresh", "convert a.pt new --for-hub"}
+BY_BYTES |= {"average g1.safetensors g2.safetensors new.safetensors"}
+
+
+def _without_marks(*_: object) -> None:
+    raise OSError("no attributes here")
+
+
+@pytest.mark.parametrize("marks", [True, False], ids=["marks", "no marks"])
+def test_a_command_may_be_run_again(marks: bool, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not marks:
+        monkeypatch.setattr(os, "setxattr", _without_marks)
+    before, failures = tree(world), []
+    for words in AGAIN.strip().splitlines():
+        for turn in ("first", "second", "changed"):
+            if turn == "changed":
+                torch.save(tensors(99), "a.pt")
+                save_file(tensors(98), "g1.safetensors", {"format": "pt"})
+            if turn == "changed" and words.startswith("patch"):
+                continue
+            ended = run(words)
+            is_known = marks or turn != "changed" or words not in BY_BYTES
+            if (ended.code == 0) != is_known:
+                failures.append(f"{words}: {turn}: exit {ended.code}: {ended.err}")
+        gone = changed(before, tree(world)) - {"a.pt", "g1.safetensors", "hard.safetensors", "parts"}
+        if gone:
+            failures.append(f"{words}: {gone}")
+        shutil.rmtree(world)
+        world.mkdir()
+        os.chdir(world)
+        restore(world, before)
+    assert not failures, "\n".join(failures)
+
+
+def test_what_was_changed_since_is_not_ours_any_more(world: Path) -> None:
+    done(run("convert a.pt"))
+    save_file(tensors(77), "a.safetensors", {"format": "pt"})
+    run("convert a.pt").refused(2, "a.safetensors exists")
+    done(run("convert a.pt new"))
+    os.replace("a.safetensors", "new/model.safetensors")  # of the same size, and older than the manifest
+    before = tree(world)
+    run("convert a.pt new").refused(2, "new holds model.safetensors")
+    run("convert a.pt new --overwrite --no-clobber").refused(2, "contradict")
+    assert tree(world) == before
+    done(run("convert a.pt new --overwrite"))
+    assert torch.equal(load_file("new/model.safetensors")["w"], tensors(2)["w"])
+
+
+def test_what_others_put_into_an_output_stays(world: Path) -> None:
+    for words in ("convert a.pt new --max-shard-size 16", "convert train.pt --universal uni2"):
+        done(run(words))
+    save_file(tensors(5), "new/adapter_model.safetensors")
+    (world / "uni2" / "notes.md").write_text("mine")
+    before = tree(world)
+    run("convert a.pt new").refused(2, "adapter_model.safetensors")
+    run("convert a.pt new --overwrite").refused(2, "adapter_model.safetensors")
+    run("convert train.pt --universal uni2").refused(2, "notes.md")
+    run("convert train.pt --universal uni2 --overwrite").refused(2, "notes.md")
+    assert tree(world) == before
+
+
+def test_what_comes_while_an_output_is_made_stays(world: Path) -> None:
+    def other(path: str) -> Callable[[], object]:
+        return lambda: save_file(tensors(3), path)
+
+    for call in (
+        lambda: convert("a.pt", before_commit=other("a.safetensors")),
+        lambda: convert("a.pt", "new", before_commit=other("new/model.safetensors")),
+        lambda: convert("a.pt", "n.safetensors", manifest="a.json", before_commit=other("a.json")),
+    ):
+        with pytest.raises(UsageError):
+            call()
+    for path in ("a.safetensors", "new/model.safetensors", "a.json"):
+        assert torch.equal(load_file(path)["w"], tensors(3)["w"])
+
+
+def test_what_comes_between_parts_stays(world: Path) -> None:
+    save_file(tensors(3), "parts/model.safetensors", {"format": "pt"})
+    before = tree(world)
+    run("finish parts").refused(2, "parts holds model.safetensors")
+    assert tree(world) == before
+    done(run("finish parts --overwrite"))
+    assert torch.equal(load_file("parts/model.safetensors")["w"], tensors(2)["w"])
+
+
+# ------------------------------------------------------------------------------------------------ Python
+
+
+def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
+    state = {"w": torch.ones(2)}
+    calls: list[Callable[[], object]] = [
+        lambda: ckptconv.average(["step1", "step2"], "step3"),
+        lambda: ckptconv.merge("base", "ad1", "ad2"),
+        lambda: ckptconv.patch("g1.safetensors", "d1", "hf"),
+        lambda: ckptconv.split_rows("kv1.pt", "hf", embedding_dim=64, optimizer="adagrad"),
+        lambda: ckptconv.pack_rows("rows", "hf"),
+        lambda: ckptconv.save_state_dict(state, "hf"),
+        lambda: ckptconv.save_state_dict(state, "new", manifest="a.pt"),
+        lambda: ckptconv.diff("g1.safetensors", "g2.safetensors", delta="hf"),
+        lambda: ckptconv.diff("g1.safetensors", "g2.safetensors", html="a.pt"),
+        lambda: ckptconv.inspect("a.pt", html="b.pt"),
+        lambda: convert("model.pt"),
+        lambda: convert("zero", "new", optimizer="hf"),
+        lambda: convert("zero", "new", universal="uni"),
+        lambda: convert("a.pt", "step1", to="dcp"),
+        lambda: ckptconv.finish("parts", manifest="a.pt"),
+    ]
+    before = tree(world)
+    for number, call in enumerate(calls):
+        with pytest.raises(CkptconvError):
+            call()
+        assert tree(world) == before, number
+    ckptconv.save_state_dict(state, "g1.safetensors")
+    ckptconv.average(["step1", "step2"], "g2.safetensors")
+    assert changed(before, tree(world)) == {"g1.safetensors", "g2.safetensors", "hard.safetensors"} - {
+        "hard.safetensors"
+    }
+
+
+def test_on_a_store_too(world: Path) -> None:
+    store = fsspec.filesystem("memory")
+    try:
+        place = "memory://precious"
+        for name in ("hf/model.safetensors", "a.safetensors", "m.json", "uni/zero/w/fp32.pt"):
+            store.pipe(f"/precious/{name}", (world / "g1.safetensors").read_bytes())
+        store.pipe("/precious/a.pt", (world / "a.pt").read_bytes())
+        before = {name: store.cat(name) for name in store.find("/precious")}
+        for words in (
+            f"convert {place}/a.pt",
+            f"convert a.pt {place}/hf",
+            f"convert a.pt {place}/hf --part 0/2 --max-shard-size 16",
+            f"convert a.pt --output-dir {place}",
+            f"convert a.pt {place}/new.safetensors --manifest {place}/m.json",
+            f"convert zero {place}/new --optimizer {place}/hf",
+            f"convert zero {place}/new --universal {place}/uni",
+            f"convert {place}/a.safetensors memory:///precious/../precious/a.safetensors --overwrite",
+            f"average g1.safetensors g2.safetensors {place}/a.safetensors",
+            f"average g1.safetensors g2.safetensors {place}/hf",
+        ):
+            assert run(words).code == 2, words
+            assert {name: store.cat(name) for name in store.find("/precious")} == before, words
+        for _ in range(2):
+            for words in (
+                f"convert a.pt {place}/new",
+                f"convert b.pt --output-dir {place}",
+                f"convert a.pt {place}/x.safetensors --manifest {place}/new.json",
+                f"convert train.pt --universal {place}/step",
+            ):
+                done(run(words))
+        now = {name: store.cat(name) for name in store.find("/precious")}
+        assert before.items() <= now.items()
+        with pytest.raises(FailedError, match="--no-clobber"):
+            convert("a.pt", f"{place}/new", clobber=False)
+    finally:
+        store.rm("/precious", recursive=True)
