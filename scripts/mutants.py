@@ -138,8 +138,8 @@ MUTANTS = [
     ),
     Mutant(
         "outputs/adapters",
-        "casting.unrounded(untagged(self._changed.get(name, self._base[name])))",
-        "untagged(self._changed.get(name, self._base[name]))",
+        "casting.unrounded(untagged(self.changed.get(name) or self._base.tensors[name]))",
+        "untagged(self.changed.get(name) or self._base.tensors[name])",
         "tests/outputs/test_rounding.py",
     ),
     Mutant(
