@@ -152,5 +152,17 @@ class Report(Shown):
     like: LikeReport | None = None
     """What was taken over from the reference of --like; null without one."""
 
+    averaged: list[str] = field(default_factory=list)
+    """The checkpoints that were averaged, in order; with --minus, the one that was taken off them is the last."""
+
+    weights: list[float] = field(default_factory=list)
+    """How much each of these counts."""
+
+    adapters: list[str] = field(default_factory=list)
+    """The adapters that were merged, in order."""
+
+    deltas: list[str] = field(default_factory=list)
+    """The deltas that were applied, in order."""
+
     made_of: dict[str, list[str]] = field(default_factory=dict)
     """In a dry run with a map: the tensors of which each is made."""

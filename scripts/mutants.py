@@ -138,8 +138,8 @@ MUTANTS = [
     ),
     Mutant(
         "outputs/adapters",
-        "casting.unrounded(untagged(self._changed.get(name, self._base[name])))",
-        "untagged(self._changed.get(name, self._base[name]))",
+        "casting.unrounded(untagged(self.changed.get(name) or self._base.tensors[name]))",
+        "untagged(self.changed.get(name) or self._base.tensors[name])",
         "tests/outputs/test_rounding.py",
     ),
     Mutant(
@@ -171,6 +171,36 @@ MUTANTS = [
         "told = {height < width for height",
         "told = {height > width for height",
         "tests/library/test_merge.py -k square",
+    ),
+    Mutant(
+        "outputs/adapters",
+        "        if number != self._number and is_whole:",
+        "        if number != self._number and not is_whole:",
+        "tests/library/test_merge.py -k whole_tensors",
+    ),
+    Mutant(
+        "outputs/adapters",
+        "        return self._turns.get(_is_of_layer(module), True)",
+        "        return True",
+        "tests/library/test_merge.py -k other_modules_show",
+    ),
+    Mutant(
+        "outputs/tied",
+        "    if adapter.tied:",
+        "    if not adapter.tied:",
+        "tests/library/test_merge.py -k as-one",
+    ),
+    Mutant(
+        "formats/peft",
+        "        elif _ORIGINAL not in full:",
+        "        elif _ORIGINAL in full:",
+        "tests/formats/test_peft.py",
+    ),
+    Mutant(
+        "structure/maps/memory",
+        "                mine == other or (mine == _NUMBER",
+        "                mine == other or (mine != _NUMBER",
+        "tests/structure/maps/test_memory.py",
     ),
     Mutant(
         "formats/adapters",

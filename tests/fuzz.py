@@ -493,6 +493,11 @@ def fuzz_index(chance: random.Random, place: Path) -> str:
 # ----------------------------------------------------------------------------------------- descriptions of computations
 
 
+def quantized_cases() -> list[Path]:
+    """The checkpoints of every dialect."""
+    return sorted(path for path in (DATA_HERE / "quantized").iterdir() if path.is_dir())
+
+
 @functools.cache
 def descriptions() -> list[dict[str, Any]]:
     """Virtual checkpoints of what is computed: weights of every dialect, averages, merges, codes; and of ZeRO-3."""
@@ -503,10 +508,7 @@ def descriptions() -> list[dict[str, Any]]:
             output = Path(place) / f"{number}.virtual.json"
             job(here, source, output)
             made.append(json.loads(output.read_text()))
-        cases = [
-            (path, {"dequantize": True})
-            for path in sorted(each for each in (DATA_HERE / "quantized").iterdir() if each.is_dir())
-        ]
+        cases = [(path, {"dequantize": True}) for path in quantized_cases()]
         for number, (path, options) in enumerate([*cases, (ZERO / "z3_bf16_w2" / "checkpoint", {})]):
             output = Path(place) / f"d{number}.virtual.json"
             convert(path, output, **options)
@@ -594,7 +596,7 @@ def fuzz_quantized(chance: random.Random, place: Path) -> str:
     """A quantized checkpoint whose configuration, header or bytes are changed: weights, or a refusal."""
     directory, output = place / "quantized", place / "out.safetensors"
     shutil.rmtree(directory, ignore_errors=True)
-    case = chance.choice(sorted(path for path in (DATA_HERE / "quantized").iterdir() if path.is_dir()))
+    case = chance.choice(quantized_cases())
     shutil.copytree(case, directory, ignore=shutil.ignore_patterns("expected*", "*.md"))
     victim = chance.choice(sorted(directory.iterdir()))
     data = victim.read_bytes()

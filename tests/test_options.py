@@ -25,7 +25,18 @@ import ckptconv
 from ckptconv import Options, UsageError
 from ckptconv.cli.commands import app
 from ckptconv.options.kinds import FLAG, Rules
-from ckptconv.options.table import AVERAGING, COMMAND, COMPARING, OPENING, OPTIONS, PACKING, ROWS, Option, RowOptions
+from ckptconv.options.table import (
+    AVERAGING,
+    COMMAND,
+    COMPARING,
+    MERGING,
+    OPENING,
+    OPTIONS,
+    PACKING,
+    ROWS,
+    Option,
+    RowOptions,
+)
 
 # For each option: what its default is, a value, and how that may be written, in Python and last as words.
 ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {
@@ -310,7 +321,7 @@ def test_the_command_line_has_the_options_of_the_table_and_no_others() -> None:
     here = commands()
     rows = {name: options for name, options in here.items() if name.startswith("rows ")}
     others = set().union(*(options for name, options in here.items() if name not in rows))
-    assert others == flags(OPTIONS, COMMAND, COMPARING, AVERAGING)
+    assert others == flags(OPTIONS, COMMAND, COMPARING, AVERAGING, MERGING)
     assert set().union(*rows.values()) - flags(OPTIONS, COMMAND) == flags(ROWS, PACKING) - flags(OPTIONS)
     assert rows["rows pack"] >= flags(PACKING)
 

@@ -12,7 +12,7 @@ from ckptconv.options.table import AVERAGING
 
 @taking(
     *(AVERAGING[name] for name in ("weights", "ema", "minus")),
-    *named("into to chunks model_key tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
+    *named("into to chunks model_key for_hub tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
     *CONVERTING,
 )
 def average(

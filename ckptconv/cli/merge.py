@@ -8,10 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from ckptconv.cli.options import CONVERTING, divided, named, taking
+from ckptconv.options.table import MERGING
 
 
 @taking(
-    *named("into to chunks model_key tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
+    MERGING["adapter"],
+    *named("into to chunks model_key for_hub tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
     *CONVERTING,
 )
 def merge(

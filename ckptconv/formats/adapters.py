@@ -10,76 +10,147 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.formats import configs
+from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
+from ckptconv.formats import companions, configs
+from ckptconv.formats.companions import ADAPTER_CONFIG
 from ckptconv.formats.detect import open_source
+from ckptconv.formats.peft import other_program
 from ckptconv.formats.source import Adapter, Scale, Source, computed
 from ckptconv.plan import Input
 from ckptconv.storage.location import Location
 from ckptconv.structure.regexes import ExpressionError, LimitsError, first_matches
 from ckptconv.text import brief, some
 
-CONFIG = "adapter_config.json"
-# The weights beside it, as PEFT wrote them before it wrote safetensors.
-_OLD = "adapter_model.bin"
 # Stands before the names of the files of adapters among those of the source.
 _OF_ADAPTERS = "--adapter"
 # What a configuration may ask for that changes what is merged, and is not known here.
 _UNKNOWN = (
     "use_qalora",
     "use_bdlora",
-    "lora_bias",
     "arrow_config",
     "kasa_config",
     "monteclora_config",
     "velora_config",
     "layer_replication",
     "alora_invocation_tokens",
-    "trainable_token_indices",
 )
 # How factors may begin without a change of the base.
 _BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
-_MOST_RANK = 1 << 20
+# The largest rank and alpha that a configuration may say; of ranks that there are, `MOST_RANK` is.
+_LARGEST = 1 << 20
+# Each adds a level to the expression of a tensor.
+_MOST_ADAPTERS = 64
+# Modules that PEFT trains whole for a task, without being told.
+_HEADS = {
+    "SEQ_CLS": ("classifier", "score"),
+    "TOKEN_CLS": ("classifier", "score"),
+    "QUESTION_ANS": ("qa_outputs",),
+}
 # A pattern in which no character but a dot means something else than itself.
 _PLAIN = re.compile(r"[\w.]+")
 
 
-def read_adapters(paths: Sequence[str], settings: Mapping[str, Any]) -> list[Adapter]:
-    """Read each of the adapters at `paths`, with the `settings` of `open_source`.
+def read_adapters(paths: Sequence[str], settings: Mapping[str, Any], name: str = "") -> list[Adapter]:
+    """Read each of the adapters at `paths`, with the `settings` of `open_source`; of one that holds several, that
+    called `name`.
 
     Raise UsageError for one without a configuration, UnsupportedError for one that is not LoRA's, CorruptError for a
     configuration that is none.
     """
-    return [_read(path, settings) for path in paths]
+    if len(paths) > _MOST_ADAPTERS:
+        raise UsageError(
+            f"There are {len(paths):,} adapters, and at most {_MOST_ADAPTERS} are merged at once.",
+            "Merge some of them first, and the others into what comes out.",
+        )
+    return [_read(path, settings, name) for path in paths]
 
 
-def _read(path: str, settings: Mapping[str, Any]) -> Adapter:
+def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
     plain = {"like": "", "map": "", "size": None, "dequantize": False, "family": "", "key": ""}
     options = dict(settings.get("storage_options") or {})
-    given = Location(path, options)
-    is_old = given.kind == "directory" and _OLD in given.names
-    source = open_source(given.join(_OLD).path if is_old else path, **{**settings, **plain})
+    source = open_source(path, **{**settings, **plain})
     place = Location(source.path, options)
     here = place if place.kind == "directory" else place.parent
-    file = next((each for each in (here.join(CONFIG), here.parent.join(CONFIG)) if each.kind == "file"), None)
+    places = (here.join(ADAPTER_CONFIG), here.parent.join(ADAPTER_CONFIG))
+    file = next((each for each in places if each.kind == "file"), None)
+    names = source.weights if isinstance(source.weights, Mapping) else {}
     if file is None:
-        raise UsageError(
-            f"{path} is no adapter: there is no {CONFIG} with it.",
-            f"Put the {CONFIG} that PEFT wrote beside it.",
+        raise other_program(path, names) or UsageError(
+            f"{path} is no adapter: there is no {ADAPTER_CONFIG} with it.",
+            f"Put the {ADAPTER_CONFIG} that PEFT wrote beside it.",
         )
-    told = configs.read(file)
     found = file.entry.file
-    source = source._replace(inputs={**source.inputs, CONFIG: Input(found, (found.size, found.stamp))})
-    parameters = told.get("target_parameters") or []
-    if not isinstance(parameters, list) or not all(isinstance(each, str) for each in parameters):
-        raise CorruptError(
-            f"{file}: its target_parameters are {brief(parameters)}, where a list of names was expected."
-        )
-    return Adapter(source, _scale(file, told), told.get("fan_in_fan_out") is True, tuple(parameters))
+    said = _Said(file, configs.read(file))
+    if "peft_type" not in said.told and (error := other_program(path, names)):
+        raise error
+    source = source._replace(inputs={**source.inputs, ADAPTER_CONFIG: Input(found, (found.size, found.stamp))})
+    return Adapter(
+        source,
+        _scale(said),
+        said.flag("fan_in_fan_out"),
+        said.names("target_parameters"),
+        name,
+        (
+            *said.names("modules_to_save"),
+            *next((heads for task, heads in _HEADS.items() if task == said.told.get("task_type")), ()),
+        ),
+        _tokens(said),
+        said.flag("ensure_weight_tying"),
+        said.flag("lora_bias"),
+    )
 
 
-def _scale(file: Location, told: Mapping[str, Any]) -> Scale:
+class _Said:
+    """What a configuration says, each value of the type that is expected."""
+
+    def __init__(self, file: Location, told: Mapping[str, Any]) -> None:
+        self.file, self.told = file, told
+
+    def wrong(self, name: str, value: Any, expected: str) -> CorruptError:
+        return CorruptError(f"{self.file}: its {name} is {brief(value)}, where {expected} was expected.")
+
+    def flag(self, name: str) -> bool:
+        value = self.told.get(name)
+        if value is not None and type(value) is not bool:
+            raise self.wrong(name, value, "true or false")
+        return value is True
+
+    def names(self, name: str) -> tuple[str, ...]:
+        value = self.told.get(name) or []
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self.wrong(name, value, "a list of names")
+        return tuple(value)
+
+    def number(self, name: str, value: Any) -> float:
+        if type(value) not in (int, float) or not 0 < value <= _LARGEST:
+            raise self.wrong(name, value, f"a number from 1 to {_LARGEST}")
+        return float(value)
+
+    def numbers(self, name: str) -> dict[str, float]:
+        value = self.told.get(name) or {}
+        if not isinstance(value, dict):
+            raise self.wrong(name, value, "an object")
+        return {key: self.number(name, each) for key, each in value.items()}
+
+
+def _tokens(said: _Said) -> dict[str, tuple[int, ...]]:
+    """Return which rows of which modules were trained."""
+    name = "trainable_token_indices"
+    value = said.told.get(name)
+    if value is None:
+        return {}
+    given = value if isinstance(value, dict) else {"": value}
+    for each in given.values():
+        if not isinstance(each, list) or any(type(row) is not int or row < 0 for row in each):
+            raise said.wrong(name, value, "a list of rows, or one for each of some modules,")
+        if len(set(each)) != len(each):
+            raise said.wrong(name, value, "each row once")
+    return {key: tuple(rows) for key, rows in given.items()}
+
+
+def _scale(said: _Said) -> Scale:
     """Return what a configuration says of ranks and scales."""
+    file, told = said.file, said.told
     if told.get("peft_type") != "LORA":
         raise UnsupportedError(
             f"{file} says that the adapter is of type {brief(told.get('peft_type'))}, and LORA is merged."
@@ -93,26 +164,14 @@ def _scale(file: Location, told: Mapping[str, Any]) -> Scale:
             "cannot be added to the base's files as they are.",
             "Save it again with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...).",
         )
-    patterns = []
-    for name in ("rank_pattern", "alpha_pattern"):
-        given = told.get(name) or {}
-        if not isinstance(given, dict):
-            raise CorruptError(f"{file}: its {name} is {brief(given)}, where an object was expected.")
-        patterns.append({key: _number(file, name, value) for key, value in given.items()})
     return Scale(
-        _number(file, "r", told.get("r")),
-        _number(file, "lora_alpha", told.get("lora_alpha")),
-        patterns[0],
-        patterns[1],
-        told.get("use_rslora") is True,
-        told.get("use_dora") is True,
+        said.number("r", told.get("r")),
+        said.number("lora_alpha", told.get("lora_alpha")),
+        said.numbers("rank_pattern"),
+        said.numbers("alpha_pattern"),
+        said.flag("use_rslora"),
+        said.flag("use_dora"),
     )
-
-
-def _number(file: Location, name: str, value: Any) -> float:
-    if type(value) not in (int, float) or not 0 < value <= _MOST_RANK:
-        raise CorruptError(f"{file}: its {name} is {brief(value)}, where a number from 1 to {_MOST_RANK} was expected.")
-    return float(value)
 
 
 def settled(scale: Scale, names: Sequence[str]) -> dict[str, tuple[float, float]]:
@@ -130,7 +189,7 @@ def settled(scale: Scale, names: Sequence[str]) -> dict[str, tuple[float, float]
             first = first_matches([[f"(.*\\.)?({pattern})$" for pattern in each] for each in patterns], names)
         except (ExpressionError, LimitsError) as error:
             every = list(dict.fromkeys(itertools.chain(*patterns)))
-            raise UnsupportedError(f"The patterns of {CONFIG} are not supported: {some(every, 3)}.") from error
+            raise UnsupportedError(f"The patterns of {ADAPTER_CONFIG} are not supported: {some(every, 3)}.") from error
     ranks, alphas = (
         [default if number is None else values[each[number]] for number in numbers]
         for (values, default), each, numbers in zip(told, patterns, first, strict=True)
@@ -154,18 +213,26 @@ def factor(scale: Scale, told: tuple[float, float], name: str, rank: int) -> flo
     r, alpha = told
     if r != rank:
         raise CorruptError(
-            f"The factors of {name!r} have rank {rank}, and {CONFIG} says {r:g}.",
+            f"The factors of {name!r} have rank {rank}, and {ADAPTER_CONFIG} says {r:g}.",
             "The adapter is damaged, or its configuration is of another.",
         )
     return alpha / (r**0.5 if scale.rooted else r)
 
 
-def merging(source: Source, adapters: Sequence[Adapter]) -> Source:
-    """Return `source`, into which `adapters` are to be merged in order."""
+def merging(source: Source, adapters: Sequence[Adapter], options: Mapping[str, object]) -> Source:
+    """Return `source`, into which `adapters` are to be merged in order; `options` are those of its store."""
     inputs = {
         f"{_OF_ADAPTERS}/{number}/{name}": each
         for number, adapter in enumerate(adapters)
         for name, each in adapter.source.inputs.items()
     }
+    model: Mapping[str, Any] = {}
+    try:
+        if file := companions.beside(source, options, [companions.CONFIG]).files.get(companions.CONFIG):
+            inputs.setdefault(companions.CONFIG, Input(file, (file.size, file.stamp)))
+            model = configs.read(Location(file.path, dict(options)))
+    except CkptconvError:
+        # Whoever needs it is told: nothing is known of the model.
+        model = {}
     terms = [source, *(adapter.source for adapter in adapters)]
-    return computed(source, terms, inputs, adapters=tuple(adapters))
+    return computed(source, terms, inputs, adapters=tuple(adapters), model=model)

@@ -9,6 +9,7 @@ from collections.abc import Hashable, Sequence
 from ckptconv.errors import UsageError
 from ckptconv.formats.source import Average, Source, computed
 from ckptconv.plan import Input, content_of
+from ckptconv.storage.paths import resolved_name
 from ckptconv.text import brief
 
 # Stands before the names of the files of the others among those of the source.
@@ -26,8 +27,10 @@ def weighted(
     Raise UsageError for weights that make no average.
     """
     least = 1 if minus else 2
-    if not least <= steps <= _MOST_TERMS:
-        raise UsageError(f"There are {steps} checkpoints to average, and {least} to {_MOST_TERMS} are.")
+    if steps < least:
+        raise UsageError(f"An average needs at least {least} checkpoints, and there is {steps or 'none'}.")
+    if steps > _MOST_TERMS:
+        raise UsageError(f"There are {steps:,} checkpoints, and at most {_MOST_TERMS:,} are averaged at once.")
     if weights is not None and decay is not None:
         raise UsageError("--weights and --ema are two ways to weigh checkpoints: give one of them.")
     if decay is not None:
@@ -50,16 +53,21 @@ def weighted(
     return found, over
 
 
-def averaged(terms: Sequence[Source], own: int, weights: Sequence[float], over: float) -> Source:
-    """Return `terms[own]`, which is to be averaged with the others; quantized weights of all are counted."""
+def averaged(terms: Sequence[Source], own: int, weights: Sequence[float], over: float, minus: bool = False) -> Source:
+    """Return `terms[own]`, which is to be averaged with the others, of which the last is taken off with `minus`;
+    quantized weights of all are counted, and those that count twice are told."""
     inputs = {
         f"{OF_OTHERS}/{number}/{name}": _weighing(found, (own, tuple(weights), over))
         for number, each in enumerate(terms)
         if number != own
         for name, found in each.inputs.items()
     }
-    average = Average(tuple(None if n == own else each for n, each in enumerate(terms)), tuple(weights), over)
+    average = Average(tuple(None if n == own else each for n, each in enumerate(terms)), tuple(weights), over, minus)
     made = computed(terms[own], terms, inputs, average=average)
+    steps = Counter(resolved_name(each.path) for each in (terms[:-1] if minus else terms))
+    twice = [name for name, count in steps.items() if count > 1]
+    told = [f"{name} is given {steps[name]} times, and counts as often." for name in twice]
+    made = made._replace(warnings=[*made.warnings, *told])
     formats = sum((Counter(each.quantized.formats) for each in terms if each.quantized), Counter[str]())
     return made._replace(quantized=made.quantized and made.quantized._replace(formats=formats))
 

@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError
 from ckptconv.formats import configs
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import ADAPTER, Source
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
 from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
 CONFIG = "config.json"
+# PEFT's, beside the weights of an adapter.
+ADAPTER_CONFIG = "adapter_config.json"
 # Meta's configuration beside Llama's files, read when it is asked for, and not copied; and Model Optimizer's.
 PARAMS, QUANTIZED = "params.json", "hf_quant_config.json"
 # Configurations of models, their parts, pipelines and schedulers, those of sentence-transformers and of open_clip, the
@@ -36,7 +38,7 @@ _OTHERS = (
     "sentencepiece.bpe.model spm.model source.spm target.spm README.md "
     "LICENSE LICENSE.md LICENSE.txt NOTICE NOTICE.md NOTICE.txt"
 )
-_NAMES = frozenset([*(f"{stem}.json" for stem in _JSON.split()), *_OTHERS.split()])
+NAMES = frozenset([*(f"{stem}.json" for stem in _JSON.split()), *_OTHERS.split(), ADAPTER_CONFIG])
 # The largest file that is copied, in bytes. The largest tokenizers have some 35 MB.
 LARGEST = 64 << 20
 # Directories of huggingface_hub's cache, beside each other: the links in the first lead to files in the second.
@@ -53,7 +55,7 @@ class Companions(NamedTuple):
 
 def is_companion_name(name: str) -> bool:
     """Whether a file of that name may be a companion."""
-    return name in _NAMES
+    return name in NAMES
 
 
 def together(source: Source, options: Mapping[str, object], names: Collection[str] | None = None) -> dict[str, File]:
@@ -63,17 +65,25 @@ def together(source: Source, options: Mapping[str, object], names: Collection[st
     return {name: file for one in both for name, file in beside(one, options, names).files.items()}
 
 
-def beside(source: Source, options: Mapping[str, object], names: Collection[str] | None = None) -> Companions:
+def beside(
+    source: Source,
+    options: Mapping[str, object],
+    names: Collection[str] | None = None,
+    copied: Collection[str] = NAMES,
+) -> Companions:
     """Return the companions of `source`: in its directory, or if none are there, in the one with the file that points
     to it. If `names` are given, only these, to be read: through links, as weights are. Raise CorruptError for one of
     them that is no file.
 
-    What is copied as it stands lies in the directory: a file that is too large, or a link that leads out, is no
+    What is `copied` as it stands lies in the directory: a file that is too large, or a link that leads out, is no
     companion then. But the links of huggingface_hub's cache lead to files of the same repository.
     """
     found = Companions({})
+    if source.stem != ADAPTER:
+        # Beside a model, loaders would take it for a request for the adapter.
+        copied = {*copied} - {ADAPTER_CONFIG}
     for place in _directories(source, options):
-        found = _in(place, names)
+        found = _in(place, names, copied)
         if found.files:
             break
     return found
@@ -85,11 +95,11 @@ def _directories(source: Source, options: Mapping[str, object]) -> Iterator[Loca
     yield from (place.at(pointer).parent for pointer in source.pointers[:1])
 
 
-def _in(place: Location, names: Collection[str] | None) -> Companions:
+def _in(place: Location, names: Collection[str] | None, copied: Collection[str]) -> Companions:
     found: dict[str, File] = {}
     warnings = []
     for name, entry in place.names.items():
-        if not (is_companion_name(name) if names is None else name in names):
+        if name not in (copied if names is None else names):
             continue
         if entry.kind != "file":
             why = "a link that leads nowhere" if entry.kind == "missing" else "no file"

@@ -29,11 +29,13 @@ _LARGEST, _DEEPEST = 8 << 20, 64
 
 class Change(NamedTuple):
     """What an output changes of what a configuration says: the `dtype` that weights were cast to, "" for none; with
-    `plain`, they are not quantized any more, and with `quantization`, they are quantized as that says."""
+    `plain`, they are not quantized any more, and with `quantization`, they are quantized as that says. `settings` are
+    other values of it."""
 
     dtype: str = ""
     plain: bool = False
     quantization: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] = {}
 
 
 UNCHANGED = Change()
@@ -127,7 +129,18 @@ def changed(told: Mapping[str, Any], change: Change) -> dict[str, Any]:
     # Loaders take the dtype of a configuration that says nothing for another than that of weights that were codes.
     if change.plain and change.dtype and not dtype_of(made):
         made[DTYPE[0]] = change.dtype
+    made = _with_settings(made, change.settings) if change.settings else made
     return made if change.quantization is None else {**made, QUANTIZING[0]: change.quantization}
+
+
+def _with_settings(told: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with other `settings`: at its top, and where it says these of its language model."""
+    inner = told.get("text_config")
+    inner = inner if isinstance(inner, Mapping) else {}
+    made = dict(told)
+    if inner:
+        made["text_config"] = {key: settings.get(key, value) for key, value in inner.items()}
+    return {**made, **{key: value for key, value in settings.items() if key in told or key not in inner}}
 
 
 def text_of(told: Mapping[str, Any]) -> str:

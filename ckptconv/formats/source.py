@@ -21,9 +21,13 @@ if TYPE_CHECKING:
     from ckptconv.structure.maps.chosen import ChosenMap
 
 # How the names of a model's files begin: those of most programs, and by the beginning of an input's name, those of
-# diffusers and of open_clip.
-MODEL = "model"
-_STEMS = {"diffusion_pytorch_model": "diffusion_pytorch_model", "open_clip_": "open_clip_model"}
+# diffusers and of open_clip, and of PEFT's adapters.
+MODEL, ADAPTER = "model", "adapter_model"
+_STEMS = {
+    "diffusion_pytorch_model": "diffusion_pytorch_model",
+    "open_clip_": "open_clip_model",
+    ADAPTER: ADAPTER,
+}
 STEMS = (MODEL, *_STEMS.values())
 # Stands before the names of a reference's files among those of the source.
 OF_REFERENCE = "--like/"
@@ -103,15 +107,25 @@ class Quantized(NamedTuple):
         return self.path if self.formats else ""
 
 
+# How notes on optimizer states say what to do with them. What is computed of several checkpoints has none.
+STATES_ARE_CONVERTED = "; --optimizer PATH converts its states"
+THEIR_STATES_ARE_CONVERTED = "--optimizer PATH converts the optimizer's states, "
+
+
 class Average(NamedTuple):
     """Checkpoints whose tensors are added up in order, each times its weight, and divided by `over`.
 
-    None among the `terms` is the source that has this.
+    None among the `terms` is the source that has this. `minus`: the last one is taken off the others.
     """
 
     terms: tuple[Source | None, ...]
     weights: tuple[float, ...]
     over: float
+    minus: bool = False
+
+    def paths(self, own: str) -> list[str]:
+        """Return the paths of all of them, where that of the source is `own`."""
+        return [own if each is None else each.path for each in self.terms]
 
 
 class Scale(NamedTuple):
@@ -130,13 +144,23 @@ class Scale(NamedTuple):
 
 
 class Adapter(NamedTuple):
-    """An adapter of PEFT's. `turned`: its configuration says that the base stores matrices transposed. `parameters` are
-    the ends of the names of those that it adapts by themselves, not as weights of modules."""
+    """An adapter of PEFT's, of several in its source that called `name`.
+
+    `turned`: its configuration says that the base stores matrices transposed. `parameters` are the ends of the names of
+    those that it adapts by themselves, not as weights of modules; `saved` the ends of the names of modules that were
+    trained whole. `tokens` are the rows that were trained of a module, by the end of its name, "" for the embedding.
+    `tied`: what the base ties was trained as one. `has_bias`: the factors have a bias.
+    """
 
     source: Source
     scale: Scale
     turned: bool
     parameters: tuple[str, ...] = ()
+    name: str = ""
+    saved: tuple[str, ...] = ()
+    tokens: Mapping[str, tuple[int, ...]] = {}
+    tied: bool = False
+    has_bias: bool = False
 
 
 class Source(NamedTuple):
@@ -171,7 +195,8 @@ class Source(NamedTuple):
     - `quantized` says what was made of quantized weights, if weights were asked for in their place.
     - `config` is what the config.json among the companions says, or one that lies where the output goes.
     - `average` are the checkpoints that its tensors are to be averaged with; its own are as they are stored.
-    - `adapters` are to be merged into its tensors, which are as they are stored.
+    - `adapters` are to be merged into its tensors, which are as they are stored; `model` is what the config.json beside
+      them says.
     - `wanted` is what was read. If that was not everything, `reread` opens the checkpoint again for more.
     - `pointers` are the paths of files that only say where the checkpoint is, such as `latest`.
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping. Of a set that is only
@@ -230,6 +255,7 @@ class Source(NamedTuple):
     config: Mapping[str, Any] | None = None
     average: Average | None = None
     adapters: tuple[Adapter, ...] = ()
+    model: Mapping[str, Any] = {}
     wanted: Wanted = _ALL
     reread: Callable[[Wanted], Source] | None = None
 
@@ -253,8 +279,8 @@ class Source(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """How the names of the files of its output in a directory begin: as its own if these are those of diffusers or
-        of open_clip, or those of its reference."""
+        """How the names of the files of its output in a directory begin: as its own if these are those of diffusers, of
+        open_clip or of PEFT's adapters, or those of its reference."""
         names = (self.reference or self).inputs
         stems = (stem for beginning, stem in _STEMS.items() if any(name.startswith(beginning) for name in names))
         return next(stems, MODEL)
@@ -274,6 +300,8 @@ class Source(NamedTuple):
 
         if self.quantized and self.quantized.says != file.path:
             change = change._replace(plain=False)  # it is a reference's, which says nothing of these
+        if self.reference:
+            change = change._replace(settings={})
         told = configs.changed(self.config, change)
         if told == self.config:
             return whole(file)
@@ -321,6 +349,10 @@ class Source(NamedTuple):
         return self.optimizer
 
 
+def _without_states(note: str) -> str:
+    return note.replace(STATES_ARE_CONVERTED, "").replace(THEIR_STATES_ARE_CONVERTED, "")
+
+
 def computed(source: Source, terms: Sequence[Source], inputs: Mapping[str, Hashable], **how: Any) -> Source:
     """Return `source`, one of `terms`, as one whose tensors are computed of all of them: `how` are its fields that say
     so, and `inputs` identify what was read of the others."""
@@ -331,7 +363,7 @@ def computed(source: Source, terms: Sequence[Source], inputs: Mapping[str, Hasha
         records={path: found for each in terms for path, found in each.records.items()},
         digests={path: digest for each in terms for path, digest in each.digests.items()},
         warnings=list(dict.fromkeys(text for each in terms for text in each.warnings)),
-        notes=list(dict.fromkeys(text for each in terms for text in each.notes)),
+        notes=list(dict.fromkeys(_without_states(text) for each in terms for text in each.notes)),
         bytes_read=sum(each.bytes_read for each in terms),
         reread=None,
     )

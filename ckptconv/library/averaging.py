@@ -10,6 +10,7 @@ from ckptconv.conversion import convert
 from ckptconv.errors import UNWRITTEN, leaving
 from ckptconv.formats.averaging import averaged, weighted
 from ckptconv.formats.opening import opened
+from ckptconv.formats.training import model_alone
 from ckptconv.options.table import AVERAGING, Options, checked
 from ckptconv.process import no_garbage
 from ckptconv.publish.replacing import taken_for_input
@@ -67,7 +68,9 @@ def average(
     chosen = Options(**given)
     with no_garbage():
         terms = [opened(path, chosen, key=chosen.key) for path in ([*paths, minus] if minus else paths)]
-        source = averaged(terms, len(paths) - 1, weights, over)
+        if chosen.for_hub:
+            terms = [model_alone(each, chosen.key) for each in terms]
+        source = averaged(terms, len(paths) - 1, weights, over, bool(minus))
     return convert(
         source,
         output,

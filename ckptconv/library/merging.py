@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.conversion import convert
 from ckptconv.errors import UNWRITTEN, leaving
 from ckptconv.formats.adapters import merging, read_adapters
 from ckptconv.formats.opening import opened
+from ckptconv.formats.training import model_alone
 from ckptconv.options.table import MERGING, Options, checked
 from ckptconv.process import no_garbage
 from ckptconv.result import Report
@@ -51,11 +52,14 @@ def merge(
         >>> report.notes
         ['merged 1 adapter: 1 tensor changed.']
     """
-    chosen = Options(**options)
+    given: dict[str, Any] = {**options}
+    name = given.pop("adapter", "")
+    chosen = Options(**given)
     with no_garbage():
         source = opened(base, chosen, key=chosen.key)
-        found = read_adapters(listed(adapters, "There is no adapter to merge."), chosen.opening())
-        source = merging(source, found)
+        source = model_alone(source, chosen.key) if chosen.for_hub else source
+        found = read_adapters(listed(adapters, "There is no adapter to merge."), chosen.opening(), name)
+        source = merging(source, found, chosen.storage_options)
     return convert(
         source,
         output,
@@ -63,5 +67,5 @@ def merge(
         on_total=on_total,
         before_commit=before_commit,
         executor=executor,
-        **options,
+        **given,
     )

@@ -99,6 +99,10 @@ class _Quantize(TypedDict, total=False):
     depfile: str | os.PathLike[str] | None
     """Write a rule for make there: which files the output is made of."""
 
+    for_hub: bool
+    """Write a model to publish: its weights alone, found without --key, with config.json, tokenizer and the like,
+    without structure record and manifest."""
+
     opaque: Literal["keep", "drop"] | None
     """Objects of classes that are not known to be data: write them, or leave them out. Default: refuse."""
 
@@ -310,12 +314,8 @@ class _Optimizer(TypedDict, total=False):
     """Write the optimizer states there, by parameter."""
 
 
-class _ForHub(TypedDict, total=False):
+class _Universal(TypedDict, total=False):
     """Convert, Rows."""
-
-    for_hub: bool
-    """Write a model to publish: its weights alone, found without --key, with config.json, tokenizer and the like,
-    without structure record and manifest."""
 
     universal: str | os.PathLike[str] | None
     """Write a universal checkpoint there, to resume from."""
@@ -363,7 +363,7 @@ class ConvertOptions(
     _Family,
     _Master,
     _Optimizer,
-    _ForHub,
+    _Universal,
     total=False,
 ):
     """Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."""
@@ -529,6 +529,10 @@ class MergeOptions(
 ):
     """Options of `merge`."""
 
+    adapter: str | None
+    """Of an ADAPTER that holds several, as TRL's checkpoints hold a reference, merge the one of this name. Default:
+    the only one."""
+
 
 class ScanOptions(_StorageOptions, total=False):
     """Options of `scan`."""
@@ -613,7 +617,7 @@ class RowsOptions(
     _Alone,
     _Family,
     _Master,
-    _ForHub,
+    _Universal,
     total=False,
 ):
     """Options of `split_rows`, `pack_rows` and `check_rows`."""

@@ -804,6 +804,19 @@ class _Comparing:
     )
 
 
+class _Merging:
+    """Options that only `merge` has."""
+
+    adapter = Option(
+        TEXT,
+        "Of an ADAPTER that holds several, as TRL's checkpoints hold a reference, merge the one of this name.",
+        metavar="NAME",
+        fallback="the only one",
+        group=TAKE,
+        common=True,
+    )
+
+
 class _Averaging:
     """Options that only `average` has."""
 
@@ -886,12 +899,13 @@ PATCHING = _named_in(
     f"max_shard_size dtype key strip_prefix rename copy_config {_READ} {_AS_IT_IS} {_WORKING} manifest dry_run "
     f"{_REACHED}",
 )
-MERGING = _named_in(
+_COMPUTING = _named_in(
     OPTIONS,
-    f"{_OF_TENSORS} to chunks model_key copy_config {_READ} raw opaque drop_opaque {_WORKING} verify checksum part "
-    f"manifest digest attest depfile dry_run {_REACHED}",
+    f"{_OF_TENSORS} to chunks model_key copy_config for_hub {_READ} raw opaque drop_opaque {_WORKING} verify checksum "
+    f"part manifest digest attest depfile dry_run {_REACHED}",
 )
-AVERAGING = {**_options_in(_Averaging), **MERGING}
+MERGING = {**_options_in(_Merging), **_COMPUTING}
+AVERAGING = {**_options_in(_Averaging), **_COMPUTING}
 SCANNING = _named_in(OPTIONS, "storage_options")
 # Which tensors to convert, and how.
 TENSORS = tuple(_named_in(OPTIONS, _OF_TENSORS).values())

@@ -6,13 +6,14 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from typing import NamedTuple
 
 from ckptconv.errors import DifferenceError, UsageError
+from ckptconv.formats.peft import is_adapter, other_program
 from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Average
 from ckptconv.tensors import casting
 from ckptconv.tensors.computing import WeightedSum
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
 from ckptconv.tensors.lazy import Joined, LazyTensor, same_bytes, untagged
-from ckptconv.text import some
+from ckptconv.text import count_of, some
 
 _F64 = DTYPES["float64"]
 
@@ -63,6 +64,10 @@ def averaged(terms: Sequence[Term], own: Term, average: Average, stored_as: Call
                 "no average.",
                 "--dequantize averages the weights that they stand for.",
             )
+        if error := other_program(term.path, term.tensors):
+            raise error
+        if is_adapter(term.tensors):
+            raise _of_adapters(term.path)
     terms = [term if term is own else _named_alike(term, own) for term in terms]
     every = [term.weights() for term in terms]
     theirs = own.weights()
@@ -85,7 +90,16 @@ def averaged(terms: Sequence[Term], own: Term, average: Average, stored_as: Call
     first: dict[Hashable, str] = {}
     pairs = ((name, first.setdefault(own.place(name), name)) for name in made)
     untied = tuple(name for name, other in pairs if places[name] != places[other])
-    return Averaged(made, ties, untied, tuple(_notes(terms, own, theirs, made)))
+    notes = _notes(terms, own, average.minus, theirs, made)
+    return Averaged(made, ties, untied, (*notes, *_of_dtypes(every, own, made)))
+
+
+def _of_adapters(path: str) -> UsageError:
+    return UsageError(
+        f"{path} is an adapter: the average of its factors, each by itself, is not the average of what they add to a "
+        "model.",
+        "Merge each adapter into its base (ckptconv merge), and average what comes out.",
+    )
 
 
 def _named_alike(term: Term, own: Term) -> Term:
@@ -137,9 +151,28 @@ def _check_alike(path: str, theirs: Mapping[str, LazyTensor], other: str, tensor
             )
 
 
-def _notes(terms: Sequence[Term], own: Term, theirs: Mapping[str, LazyTensor], made: Collection[str]) -> Iterator[str]:
-    yield f"averaged {len(made):,} tensor{'s' if len(made) != 1 else ''} of {len(terms)} checkpoints."
+def _of_dtypes(every: Sequence[Mapping[str, LazyTensor]], own: Term, made: Mapping[str, LazyTensor]) -> Iterator[str]:
+    """Yield which dtype averages have of tensors that are of several."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for name, tensor in made.items():
+        dtypes = dict.fromkeys(each[name].dtype.name for each in every)
+        if len(dtypes) > 1:
+            found.setdefault((*dtypes, tensor.dtype.name), []).append(name)
+    for (*several, dtype), names in found.items():
+        last = own.tensors[names[0]].dtype.name
+        why = f"as in {own.path}; --dtype gives another" if dtype == last else "that of the output"
+        yield f"{count_of(len(names), 'tensor')} of {' and '.join(several)} became {dtype}, {why}."
+
+
+def _notes(
+    terms: Sequence[Term], own: Term, minus: bool, theirs: Mapping[str, LazyTensor], made: Collection[str]
+) -> Iterator[str]:
+    if minus:
+        *_, base = terms
+        yield f"took {base.path} off {count_of(len(terms) - 1, 'checkpoint')}: {count_of(len(made), 'tensor')}."
+    else:
+        yield f"averaged {count_of(len(made), 'tensor')} of {count_of(len(terms), 'checkpoint')}."
     if left := [name for name in theirs if name not in made]:
-        yield f"as in {own.path}, as they have no average: {some(left)}."
+        yield f"as in {own.path}, as they have no {'difference' if minus else 'average'}: {some(left)}."
     if states := [name for name in own.tensors if name not in theirs]:
         yield f"{len(states):,} states of the optimizer are those of {own.path}: states are never averaged."

@@ -114,7 +114,8 @@ def patched(output: Output, deltas: Sequence[Delta]) -> Output:
     plan_id = patched_id(files, deltas, output.plan.plan_id)
     applied_from = [seen_from(output.target, delta.path) for delta in deltas]
     heading = {**output.heading, "plan": plan_id, "deltas": applied_from}
-    return output._replace(plan=Plan(files, plan_id), heading=heading)
+    applied = tuple(delta.path for delta in deltas)
+    return output._replace(plan=Plan(files, plan_id), heading=heading, deltas=applied)
 
 
 def _changed(tensor: LazyTensor, delta: Delta, name: str) -> LazyTensor:

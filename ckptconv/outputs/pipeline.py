@@ -188,7 +188,8 @@ _SELECTIONS = {"weights": _weights, "optimizer": _states, "tree": _tree}
 class _Named(NamedTuple):
     """The tensors of a source by the names that options are about, and the source's ties {alias: owner} of these.
 
-    `optimizers` are the names under which it has optimizers among them.
+    `optimizers` are the names under which it has optimizers among them; `settings` what a configuration has to say of
+    the tensors.
     """
 
     described: keymap.Flattened
@@ -198,13 +199,14 @@ class _Named(NamedTuple):
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     optimizers: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = {}
 
 
 def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
     """Return the weights that the options choose, with the names that they give."""
     named = _averaged(source, options) if source.average else _named(source, options)
     named = _merged(source, options, named) if source.adapters else named
-    described, ties, structured, choice, warnings, notes, _ = named
+    described, ties, structured, choice, warnings, notes, _, settings = named
     flat = described.tensors
     names = _names(source, flat, options, choice, rename)
     quantized = described.quantized or torchao.read(source.remarks, flat)
@@ -230,6 +232,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
         warnings=warnings,
         notes=notes,
         quantized=quantized,
+        settings=settings,
     )
 
 
@@ -287,23 +290,35 @@ def _averaged(source: Source, options: Options) -> _Named:
 
 def _merged(source: Source, options: Options, named: _Named) -> _Named:
     """Return `named`, the tensors of `source`, with its adapters merged, rounded once to the dtype that is stored."""
-    from ckptconv.outputs import adapters
+    from ckptconv.outputs import adapters, tied
     from ckptconv.tensors import casting
+    from ckptconv.tensors.dtypes import SUMMED
 
-    base = named.described.tensors
-    adapters_ = [(each, _named(each.source, Options()).described.tensors) for each in source.adapters]
-    found = adapters.merged(base, named.ties, adapters_, source.path)
+    base = tied.Base(source.path, named.described.tensors, named.ties, source.model)
+    found = adapters.merged(
+        base, [(each, _named(each.source, Options()).described.tensors) for each in source.adapters]
+    )
     dtype = options.dtype or source.default_dtype
     widen_only = source.default_dtype == dtype == "float32"
-    known: dict[int, LazyTensor] = {}
+    known: dict[tuple[int, str], LazyTensor] = {}
     made = {}
     for name, tensor in found.tensors.items():
-        goal = selection.goal(base[name].dtype, dtype, widen_only)
-        # Tied names have one object. What is no float, and takes the place of one, stays as it is.
-        goal = goal if tensor.dtype.kind == "f" else tensor.dtype
-        made[name] = known.setdefault(id(tensor), casting.rounded(tensor, goal))
-    described = named.described._replace(tensors={**base, **made}, apart=False)
-    return named._replace(described=described, notes=(*named.notes, *found.notes))
+        stored = found.dtypes[name] if name in found.dtypes else base.tensors[name].dtype
+        goal = selection.goal(stored, dtype, widen_only)
+        is_number = tensor.dtype.name in SUMMED and goal.name in SUMMED
+        cast = casting.rounded(tensor, goal) if is_number else selection.converted(name, tensor, goal.name)
+        # Tied names have one object.
+        made[name] = known.setdefault((id(tensor), goal.name), cast)
+    described = named.described._replace(tensors={**base.tensors, **made}, apart=False)
+    ties = {alias: owner for alias, owner in named.ties.items() if not {alias, owner} & found.untied}
+    named = named._replace(described=described, ties=ties, notes=(*named.notes, *found.notes), settings=found.settings)
+    is_same = all(name in base.tensors and base.tensors[name].shape == made[name].shape for name in made)
+    if (is_same and not found.untied) or described.structure is None:
+        return named
+    told = f"{source.path}: its structure record was left out: the adapter adds tensors, or changes which are tied."
+    return named._replace(
+        described=described._replace(structure=None), structured=False, warnings=(*named.warnings, told)
+    )
 
 
 def _as_stored(stored: StoredTensors, described: keymap.Flattened, structured: bool) -> keymap.Flattened:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats import diffusers, virtual
 from ckptconv.formats.model_files import SUFFIX
-from ckptconv.formats.source import MODEL, Source
+from ckptconv.formats.source import ADAPTER, MODEL, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import kinds, likeness, safetensors, selection
 from ckptconv.outputs.counted import contradicted
@@ -50,7 +50,7 @@ class Output(NamedTuple):
     `heading` is its manifest without the files, and `inputs` are the entries of `Source.inputs` that it names.
     `restored` holds further facts of a `.pt` file. `by` names the command, where several make outputs of
     one kind. `described` is the number of tensors of a virtual checkpoint, or of one whose tensors are in several
-    chunks.
+    chunks. `deltas` were applied to what the source gives.
     """
 
     target: Target
@@ -61,6 +61,7 @@ class Output(NamedTuple):
     told: Told = Told()
     described: int | None = None
     inputs: Mapping[str, Hashable] = {}
+    deltas: Sequence[str] = ()
     by: str = ""
 
     @property
@@ -248,8 +249,11 @@ def output_of(
         average = sources[0].average
         terms = [seen_from(target, each.path) if each else None for each in average.terms]
         head["average"] = {"terms": terms, "weights": list(average.weights), "over": average.over}
+        head["average"].update({"minus": True} if average.minus else {})
     if sources[0].adapters:
         head["adapters"] = [seen_from(target, each.source.path) for each in sources[0].adapters]
+        if name := sources[0].adapters[0].name:
+            head["adapter"] = name
     if options.digest:
         head["digest"] = options.digest
     told = told or Told()
@@ -398,6 +402,11 @@ def _file_plans(
         return (safetensors.file_plan(basename(target.path), tensors, {**metadata, **aliases, **record}),)
     if groups is None:
         groups = _numbered(pack({name: tensor.nbytes for name, tensor in tensors.items()}, {}, limit), stem)
+    if stem == ADAPTER and len(groups) > 1:
+        raise UsageError(
+            f"{target.path} would have {len(groups)} files, and PEFT reads an adapter of one.",
+            "Leave --max-shard-size out.",
+        )
     contents = {name: {key: tensors[key] for key in group} for name, group in groups.items()}
     is_one = [*groups] == shard_names(stem, SUFFIX, [None])
     extra = aliases if is_one else {}

@@ -52,8 +52,9 @@ _HEADING = {
     "deltas?": [str],
     "dequantized?": {str: int},
     "quantized?": {str: int},
-    "average?": {"terms": [OrNull(str)], "weights": [float], "over": float},
+    "average?": {"terms": [OrNull(str)], "weights": [float], "over": float, "minus?": bool},
     "adapters?": [str],
+    "adapter?": str,
 }
 _DIGESTS = {"file": _DIGEST, "tensors": {str: _DIGEST}}
 _MANIFEST = {**_HEADING, "files": {str: {"size": int, "tensors": {str: OrNull(_CRC)}, "digests?": _DIGESTS}}}

@@ -41,7 +41,7 @@ class Selected(NamedTuple):
     name. `like` is what the output takes over from the source's reference: then `tensors` has those that are filled in
     too, and `owners` are all aliases. `metadata` is that of every file of the output, without aliases, structure record
     and what torchao says of `quantized`. `warnings` say what of the source is left out,
-    `notes` what was computed.
+    `notes` what was computed, and `settings` what a configuration has to say of that.
 
     If a map was `applied`, the tensors and names are those of its other side, and `unmapped` is what was selected
     before, as it is if there was a `quantization`. `equal` are tensors by name of which the map kept one: they have to
@@ -71,6 +71,7 @@ class Selected(NamedTuple):
     equal: tuple[Equal, ...] = ()
     of_states: bool = False
     quantization: Quantization | None = None
+    settings: Mapping[str, Any] = {}
 
     def cast(self, name: str) -> LazyTensor:
         """Return the tensor of this new name, cast as it is stored."""
@@ -120,7 +121,7 @@ class Selected(NamedTuple):
         is_plain = bool(source.quantized and source.quantized.formats)
         usual = source.quantized.dtype if source.quantized and is_plain else ""
         dtype = usual if self.dtype == "keep" else self.dtype
-        return Change(dtype, is_plain, self.quantization.told if self.quantization else None)
+        return Change(dtype, is_plain, self.quantization.told if self.quantization else None, self.settings)
 
     def idle_globs(self) -> dict[str, str]:
         """Return the globs that match nothing: {option: reason}."""

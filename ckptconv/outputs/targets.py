@@ -16,7 +16,7 @@ from ckptconv.formats.companions import CONFIG, is_companion_name
 from ckptconv.formats.dcp.locate import FILE, METADATA
 from ckptconv.formats.dcp.locate import SUFFIX as DCP_SUFFIX
 from ckptconv.formats.runs import POINTERS, STEP_METADATA
-from ckptconv.formats.source import MODEL, STEMS, Source
+from ckptconv.formats.source import ADAPTER, MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import Options
 from ckptconv.outputs.kinds import KINDS, flag, is_given, kind_of
@@ -76,11 +76,13 @@ class Directory(NamedTuple):
 _CHECKPOINT_NAMES = rf"{FILE}|{re.escape(METADATA)}|{re.escape(MANIFEST)}"
 _STEP_NAMES = rf"[^/]+_\d+\.(?:pt|safetensors)|{re.escape(STEP_METADATA)}|{re.escape(MANIFEST)}"
 _SHARDS_NAMES = _OF_RANK.replace(".", r"\.").format(r"\d{5}") + f"|{re.escape(MANIFEST)}"
+# How a directory lies on a disk whose files have the names of a library's own, by how these begin.
+FORMS = {stem: stem for stem in STEMS} | {MODEL: "directory", ADAPTER: "adapter"}
 # By how an output lies on a disk: see `Target.form`.
 DIRECTORIES = {
     **{
         form: Directory(f"{stem}{model_files.INDEX_SUFFIX}", functools.partial(_is_output_of, stem), copies=True)
-        for form, stem in (("directory", MODEL), *((stem, stem) for stem in STEMS[1:]))
+        for stem, form in FORMS.items()
     },
     "dcp": Directory(METADATA, lambda name: re.fullmatch(_CHECKPOINT_NAMES, name) is not None),
     "dcp-hf": Directory(shard_name(1), lambda name: re.fullmatch(_SHARDS_NAMES, name) is not None),
@@ -131,7 +133,7 @@ class Target(NamedTuple):
     def form(self) -> str:
         """How it lies on a disk: "file", "tree", or one of `DIRECTORIES`."""
         form = KINDS[self.kind].form
-        return self.stem if form == "directory" and self.stem != MODEL else form
+        return FORMS[self.stem] if form == "directory" else form
 
     @property
     def is_file(self) -> bool:

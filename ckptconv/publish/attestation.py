@@ -96,7 +96,7 @@ def _provenance(told: Mapping[str, Any], digests: Mapping[str, str], inputs: Map
     named = {**known, **{name: {"size": each.size} for name, each in sorted(inputs.items()) if name not in known}}
     chosen = {
         name: told[name]
-        for name in ("kind", "options", "like", "map", "dequantized", "quantized", "average", "adapters")
+        for name in ("kind", "options", "like", "map", "dequantized", "quantized", "average", "adapters", "adapter")
         if name in told
     }
     return {

@@ -9,7 +9,7 @@ from ckptconv.errors import CorruptError
 from ckptconv.formats import companions, configs
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import ADAPTER, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.targets import Target, is_beside
 from ckptconv.publish.earlier import Directory
@@ -87,15 +87,23 @@ def _is_asked(one: Source, source: Source, options: Options) -> bool:
     """Whether the companions of `one`, which is `source` or its reference, are to be copied."""
     if options.copy_config is None:
         is_changed = bool(options.quantize or options.requantize)
-        return one is source.reference or is_hub(one.path) or one.component is not None or is_changed
+        is_bare = one.component is not None or one.stem == ADAPTER
+        return one is source.reference or is_hub(one.path) or is_bare or is_changed
     return options.copy_config
+
+
+def _wanted(one: Source, source: Source, options: Options) -> Collection[str]:
+    """Return the names of the companions of `one` that are copied. Without its own configuration, PEFT
+    does not find an adapter: that is copied unasked."""
+    is_unasked = options.copy_config is None and one is source and not is_hub(one.path)
+    return [companions.ADAPTER_CONFIG] if is_unasked and one.stem == ADAPTER else companions.NAMES
 
 
 def _with_companions(
     source: Source, asked: Sequence[Source], directory: Location, options: Options, earlier: Collection[str]
 ) -> Source:
     """Return `source` with the companions of those that are `asked`, the first first."""
-    every = [companions.beside(one, directory.options) for one in asked]
+    every = [companions.beside(one, directory.options, copied=_wanted(one, source, options)) for one in asked]
     others = [found for found in every if resolved_name(found.directory) != resolved_name(directory.path)]
     if not others:
         return _told(source, "OUTPUT is the directory of the input", options)

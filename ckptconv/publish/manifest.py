@@ -6,10 +6,10 @@ path and no time. Schema: {"ckptconv": version, "plan": id, "kind": "weights" | 
 where it is not the default}, "aliases": {removed: kept}, "like"?: the reference, relative to the output's directory or
 a URL, "" where neither tells, "deltas"?: [the deltas that were applied, likewise], "map"?: the record of the map,
 "dequantized"?: {format: number of weights}, "quantized"?: likewise, "average"?: {"terms": [the checkpoints that were
-added up, likewise, null for the source], "weights": [number], "over": number}, "adapters"?: [the adapters that were
-merged, likewise], "digest"?: "sha256" | "blake3", "files": {name: {"size", "digests"?: {"file": in hex, "tensors":
-{name: in hex}}, "tensors": {name: CRC-32 in hex, or null where none was computed}}}}. Files have digests if "digest"
-tells by which algorithm.
+added up, likewise, null for the source], "weights": [number], "over": number, "minus"?: true}, "adapters"?: [the
+adapters that were merged, likewise], "adapter"?: which of several in each, "digest"?: "sha256" | "blake3", "files":
+{name: {"size", "digests"?: {"file": in hex, "tensors": {name: in hex}}, "tensors": {name: CRC-32 in hex, or null where
+none was computed}}}}. Files have digests if "digest" tells by which algorithm.
 """
 
 from __future__ import annotations

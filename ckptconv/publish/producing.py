@@ -186,6 +186,10 @@ class _Production:
             dropped={name: cls for each in outputs if each.restored for name, cls in each.restored.left_out.items()},
             recorded=recorded,
             weights_key=_weights_key(sources, options) if recorded else "",
+            averaged=sources[0].average.paths(sources[0].path) if sources[0].average else [],
+            weights=list(sources[0].average.weights) if sources[0].average else [],
+            adapters=[each.source.path for each in sources[0].adapters],
+            deltas=[path for each in outputs for path in each.deltas],
             like=next((each.told.like for each in outputs if each.told.like), None),
             made_of={name: list(of) for each in outputs for name, of in each.told.made_of.items() if options.dry_run},
         )

@@ -24,6 +24,7 @@ from ckptconv.outputs import universal
 from ckptconv.outputs.targets import (
     ACCELERATE,
     DIRECTORIES,
+    FORMS,
     MANIFEST,
     check_file,
     files_behind,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from ckptconv.outputs.planning import Output
 
 # Forms of safetensors, which may lie beside what they are made of.
-_BESIDE_INPUT = ("directory", "diffusers")
+_BESIDE_INPUT = frozenset(FORMS.values())
 # The options for what is written beside outputs, which are also what it is.
 _BESIDE = ("manifest", "attest", "depfile")
 _ELSEWHERE = "Write it to another place; rename it afterwards if it is to have this name."

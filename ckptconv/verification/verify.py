@@ -28,6 +28,7 @@ from ckptconv.formats.opening import all_opened, fitted, opened
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.formats.states import is_same
 from ckptconv.formats.torch.file import read as read_torch
+from ckptconv.formats.training import model_alone
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import selection
@@ -232,8 +233,9 @@ def verify(
         if told_by and told_by.adapters:
             from ckptconv.formats import adapters
 
-            merged = adapters.read_adapters(told_by.adapters, asked.opening())
-            sources = [adapters.merging(one, merged) for one in sources]
+            name = str(told_by.told.get("adapter", ""))
+            merged = adapters.read_adapters(told_by.adapters, asked.opening(), name)
+            sources = [adapters.merging(one, merged, asked.storage_options) for one in sources]
         sources = fitted(sources, source, asked, {target.holds for target in targets})
     pairs = [(kept_apart(one, target.path), _of_part(one, target, asked)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
@@ -325,7 +327,10 @@ def _averaged(source: Source, manifest: Manifest, asked: Options) -> Source:
 
     told, any_family = manifest.told["average"], asked.replaced(family="")
     terms = [source if path is None else opened(path, any_family, key=asked.key) for path in manifest.average]
-    return averaging.averaged(terms, manifest.average.index(None), told["weights"], told["over"])
+    if asked.for_hub:
+        terms = [model_alone(each, asked.key) for each in terms]
+    minus = told.get("minus", False)
+    return averaging.averaged(terms, manifest.average.index(None), told["weights"], told["over"], minus)
 
 
 def _recorded_map(target: CheckedOutput) -> tuple[Any, str]:

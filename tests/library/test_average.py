@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ckptconv import DifferenceError, UsageError, average, convert, diff, load_state_dict, verify
+from ckptconv import DifferenceError, UnsupportedError, UsageError, average, convert, diff, load_state_dict, verify
 from ckptconv.library.virtual import VirtualFiles
 from ckptconv.tensors import kernels
 from ckptconv.tensors.computing import WeightedSum
@@ -254,6 +254,14 @@ def test_weights_that_make_no_average_are_refused(given_: dict[str, Any], word: 
         average(names, "out", **given_)
 
 
+def test_one_checkpoint_has_no_average() -> None:
+    (name,) = saved(model(0))
+    with pytest.raises(UsageError, match="needs at least 2 checkpoints, and there is 1"):
+        average(name, "out")
+    with pytest.raises(UsageError, match="at most 1,000 are averaged at once"):
+        average([name] * 1001, "out")
+
+
 def test_codes_of_quantized_weights_are_refused_and_their_weights_averaged() -> None:
     case = Path(__file__).parents[1] / "data" / "quantized" / "block-fp8-f32"
     with pytest.raises(UsageError, match="--dequantize"):
@@ -322,3 +330,65 @@ def test_verify_finds_a_fault_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_an_average_is_no_file_for_torch() -> None:
     ckptconv_here("average", *saved(model(0), model(1)), "x.pt").refused(2, "safetensors2pt")
+
+
+def test_adapters_have_no_average_of_their_factors() -> None:
+    """The products are what counts, and those are not products of averages."""
+    prefix = "base_model.model.a"
+    factors = {f"{prefix}.lora_A.weight": torch.ones(2, 5), f"{prefix}.lora_B.weight": torch.ones(6, 2)}
+    with pytest.raises(UsageError, match=r"0\.pt is an adapter") as refused:
+        average(saved(factors, factors), "out")
+    assert "ckptconv merge" in refused.value.hint
+    kohya = {"lora_unet_x.lora_down.weight": torch.ones(2, 5)}
+    save_file(kohya, "kohya.safetensors")
+    with pytest.raises(UnsupportedError, match="an adapter of kohya's"):
+        average(["kohya.safetensors", "kohya.safetensors"], "out")
+
+
+def test_the_report_says_which_dtype_several_became() -> None:
+    one, other = model(0), {name: t.double() if t.is_floating_point() else t for name, t in model(1).items()}
+    report = average(saved(one, other), "out.safetensors")
+    assert (
+        "1 tensor of bfloat16 and float64 became float64, as in 1.safetensors; --dtype gives another." in report.notes
+    )
+    report = average(saved(other, one), "out.safetensors", dtype="fp32")
+    assert any("of float64 and bfloat16 became float32, that of the output." in note for note in report.notes)
+    assert not any("became" in note for note in average(saved(one, model(1)), "out.safetensors").notes)
+
+
+def test_a_step_that_is_given_twice_is_told() -> None:
+    steps = saved(model(0), model(1))
+    report = average([*steps, f"./{steps[0]}"], "out.safetensors")
+    assert any("0.pt is given 2 times, and counts as often." in text for text in report.warnings)
+    report = average(steps, "out.safetensors", minus=steps[0], weights=[1, 0.5])
+    assert not report.warnings
+
+
+def test_a_difference_is_no_average() -> None:
+    steps = saved(model(0), model(1))
+    report = average(steps[1], "out.safetensors", minus=steps[0])
+    assert report.notes[0] == "took 0.pt off 1 checkpoint: 5 tensors."
+    assert not any("average" in note for note in report.notes)
+    assert (report.averaged, report.weights) == (["1.safetensors", "0.pt"], [1.0, -1.0])
+    average(steps[1], "out", minus=steps[0])
+    verify(steps[1], "out")
+
+
+def test_notes_on_states_give_no_option_that_there_is_not() -> None:
+    step = checkpoint_of("fsdp2_w4_bf16")
+    report = average([step, step], "out")
+    assert any("Beside the model" in note for note in report.notes)
+    assert not any("--optimizer" in note for note in report.notes)
+    assert any("--optimizer" in note for note in convert(step, "alone").notes)
+
+
+def test_a_model_to_publish_has_the_configuration_of_the_last() -> None:
+    for seed in (0, 1):
+        Path(f"step{seed}").mkdir()
+        torch.save({"model": model(seed), "step": 3}, f"step{seed}/pytorch_model.bin")
+        Path(f"step{seed}/config.json").write_text(json.dumps({"seed": seed}))
+    report = average(["step0", "step1"], "out", for_hub=True, verify=True)
+    assert {each.name for each in Path("out").iterdir()} == {"config.json", "model.safetensors"}
+    assert json.loads(Path("out/config.json").read_text()) == {"seed": 1}
+    assert load_file("out/model.safetensors").keys() == model(0).keys()
+    assert report.averaged == ["step0", "step1"]

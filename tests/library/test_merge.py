@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -14,24 +15,29 @@ import rank_files
 import torch
 import zero_writer as zero
 from checkpoints import DATA, ckptconv_here, contents
+from effort import examples
+from hypothesis import HealthCheck
+from hypothesis import given as made_up
+from hypothesis import strategies as st
 from rank_files import placed
 from remote import BUCKET, S3, fresh
 from safetensors.torch import load_file, save_file
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
-from ckptconv import CorruptError, DifferenceError, UnsupportedError, UsageError, convert, merge, verify
+from ckptconv import CkptconvError, CorruptError, DifferenceError, UnsupportedError, UsageError, convert, merge, verify
 from ckptconv.formats import adapters
 from ckptconv.formats.quantized.table import WAYS
 from ckptconv.library.virtual import VirtualFiles
 from ckptconv.outputs import adapters as merging
+from ckptconv.structure.maps.memory import families
 from ckptconv.tensors import kernels
 from ckptconv.tensors.computing import LowRank, Tile
 
 PEFT = DATA / "peft"
 # Of each element, all rows would be needed.
 REFUSED = ["dora-conv1d", "dora-embedding"]
-CASES = sorted(case.name for case in PEFT.iterdir() if case.name not in REFUSED)
+CASES = sorted(case.name for case in PEFT.iterdir() if case.is_dir() and case.name not in REFUSED)
 Tensors = dict[str, torch.Tensor]
 pytestmark = pytest.mark.usefixtures("place")
 
@@ -71,10 +77,17 @@ def model(**more: torch.Tensor) -> str:
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_what_peft_makes(case: str) -> None:
     base, wanted = load_file(PEFT / case / "base/model.safetensors"), load_file(PEFT / case / "merged.safetensors")
-    merge(PEFT / case / "base", PEFT / case / "adapter", "out", verify=True)
+    merge(PEFT / case / "base", PEFT / case / "adapter", "out", copy_config=True, verify=True)
     found = load_file("out/model.safetensors")
-    assert found.keys() == base.keys()
+    assert found.keys() == {*base, *wanted}
+    told = PEFT / case / "settings.json"
+    if told.exists():
+        config = json.loads(Path("out/config.json").read_text())
+        assert config.get("tie_word_embeddings") == json.loads(told.read_text())["tie_word_embeddings"]
     for name, tensor in found.items():
+        if name not in base or tensor.shape != base[name].shape:
+            assert torch.equal(tensor, wanted[name])
+            continue
         assert tensor.dtype == base[name].dtype
         if name not in wanted:
             assert torch.equal(tensor, base[name]), name
@@ -354,13 +367,11 @@ WRONG: dict[str, tuple[Change, type[Exception], str]] = {
     "no rank": (lambda t, c: c.update(r=0), CorruptError, "its r is 0"),
     "another type": (lambda t, c: c.update(peft_type="IA3"), UnsupportedError, "IA3"),
     "factors that the base lacks": (lambda t, c: c.update(init_lora_weights="pissa"), UnsupportedError, "'pissa'"),
-    "rows of tokens": (
-        lambda t, c: c.update(trainable_token_indices=[1]),
-        UnsupportedError,
-        "trainable_token_indices",
-    ),
+    "rows of tokens": (lambda t, c: c.update(trainable_token_indices=[1]), CorruptError, "lacks rows of tokens"),
+    "rows that are none": (lambda t, c: c.update(trainable_token_indices=[-1]), CorruptError, "a list of rows"),
     "parameters that are none": (lambda t, c: c.update(target_parameters=3), CorruptError, "target_parameters"),
-    "more than LoRA": (lambda t, c: c.update(lora_bias=True), UnsupportedError, "lora_bias"),
+    "more than LoRA": (lambda t, c: c.update(use_qalora=True), UnsupportedError, "use_qalora"),
+    "no biases of factors": (lambda t, c: c.update(lora_bias=True), CorruptError, "lacks biases"),
     "a factor of another kind": (lambda t, c: t.update({"a.lora_C.weight": random(2)}), UnsupportedError, "lora_C"),
     "lengths": (lambda t, c: t.update({"a.lora_magnitude_vector": random(6)}), CorruptError, "lengths"),
     "no lengths": (lambda t, c: c.update(use_dora=True), CorruptError, "lengths"),
@@ -478,3 +489,260 @@ def test_a_dry_run_tells_the_size() -> None:
     told = merge(base, given, "out.safetensors", dry_run=True)
     assert not Path("out.safetensors").exists()
     assert told.bytes_written == merge(base, given, "out.safetensors").bytes_written
+
+
+# ------------------------------------------------------------------------------------- several adapters, and conflicts
+
+
+def test_of_several_adapters_in_one_place_one_is_named() -> None:
+    """As TRL saves what it trains with DPO beside the reference."""
+    first, second = factors("a", 6, 5), {name: tensor * 3 for name, tensor in factors("a", 6, 5).items()}
+    both = {**training(first), **{name.replace("default", "reference"): t for name, t in training(second).items()}}
+    Path("run").mkdir()
+    save_file(both, "run/adapter_model.safetensors")
+    shutil.copy(Path(adapter({}), "adapter_config.json"), "run")
+    with pytest.raises(UsageError, match="2 adapters: 'default', 'reference'"):
+        merge(model(), "run", "out")
+    for name, given in (("default", first), ("reference", second)):
+        assert ckptconv_here("merge", "base.safetensors", "run", name, "--adapter", name, "--verify").code == 0
+        alone = adapter(given, f"{name}-alone")
+        merge("base.safetensors", alone, f"{name}-merged")
+        found, wanted = (load_file(f"{each}/model.safetensors") for each in (name, f"{name}-merged"))
+        assert torch.equal(found["a.weight"], wanted["a.weight"])
+        verify("base.safetensors", name)
+
+
+def test_whole_tensors_of_two_adapters_are_no_sum() -> None:
+    """Nothing that one adapter trained is taken back by another."""
+    first = adapter(factors("a", 6, 5), "first")
+    wrapped = {**factors("a", 6, 5), "a.base_layer.weight": random(6, 5)}
+    saved = adapter({"b.weight": random(4)}, "saved", modules_to_save=["b"])
+    for others in ([first, adapter(wrapped, "wrapped")], [saved, adapter({"b.weight": random(4)}, "saved-too")]):
+        with pytest.raises(CorruptError, match="which another adapter changes too"):
+            merge(model(), others, "out")
+    merge(model(), ["wrapped", first, saved], "out", verify=True)
+
+
+def test_so_many_adapters_are_not_merged_at_once() -> None:
+    given = adapter(factors("a", 6, 5))
+    with pytest.raises(UsageError, match="at most 64 are merged at once"):
+        merge(model(), [given] * 2000, "out")
+    report = merge("base.safetensors", [given] * 64, "out", verify=True)
+    assert len(report.adapters) == 64
+
+
+def test_safetensors_go_before_what_peft_wrote_earlier() -> None:
+    given = factors("a", 6, 5)
+    place = adapter(given)
+    torch.save({name: torch.zeros_like(t) for name, t in training(given).items()}, f"{place}/adapter_model.bin")
+    merge(model(), place, "out.safetensors")
+    assert not torch.equal(load_file("out.safetensors")["a.weight"], load_file("base.safetensors")["a.weight"])
+
+
+def test_views_of_what_is_changed_are_not_left_as_they_were() -> None:
+    whole = random(8, 5)
+    torch.save({"a.weight": whole[:6], "b.weight": whole[4:]}, "views.pt")
+    with pytest.raises(UnsupportedError, match="share memory, and the adapter changes one of them"):
+        merge("views.pt", adapter(factors("a", 6, 5)), "out")
+    torch.save({"a.weight": whole[:6], "b.weight": whole[6:]}, "views.pt")
+    merge("views.pt", "adapter", "out")
+
+
+# -------------------------------------------------------------------------------------------------- shapes that tell it
+
+
+def test_stacks_are_told_by_what_is_left() -> None:
+    """Twelve stacks, and ten factors, of which each but the first fits two: there are half a billion orders."""
+    experts, names = 2, [f"p{number}" for number in range(12)]
+    stacks = {f"m.{name}": random(experts, number + 2, 3) for number, name in enumerate(names)}
+    save_file(stacks, "base.safetensors")
+    given = {}
+    for depth in range(10):
+        left, right = random(depth + 2, 2 * experts, seed=depth), random(2 * experts, 3, seed=depth + 50)
+        given[f"m{'.base_layer' * depth}.lora_A.weight"] = right
+        given[f"m{'.base_layer' * depth}.lora_B.weight"] = left
+    merge("base.safetensors", adapter(given), "out.safetensors", verify=True)
+    found = load_file("out.safetensors")
+    changed = [name for name, tensor in found.items() if not torch.equal(tensor, stacks[name])]
+    assert sorted(changed) == sorted(f"m.{name}" for name in names[:10])
+    save_file({"m.a": random(2, 4, 3), "m.b": random(2, 4, 3)}, "base.safetensors")
+    alike = {f"m.lora_{side}.weight": random(*shape) for side, shape in (("A", (4, 3)), ("B", (4, 4)))}
+    with pytest.raises(CorruptError, match="fit more than one of the stacked parameters"):
+        merge("base.safetensors", adapter(alike, "alike"), "out")
+
+
+def test_what_is_said_of_square_matrices_is_what_the_other_modules_show() -> None:
+    """PEFT takes fan_in_fan_out back for linear layers, and adapters of before keep it."""
+    square, more = factors("l.0.q", 5, 5), factors("l.0.k", 6, 5)
+    delta = 1.5 * product(square["l.0.q.lora_B.weight"], square["l.0.q.lora_A.weight"])
+    base = random(5, 5, seed=3)
+    for shape, others, wanted in (((6, 5), more, delta), ((5, 6), more, delta.T), ((6, 5), {}, delta.T)):
+        save_file({"l.0.q.weight": base, "l.0.k.weight": random(*shape)}, "base.safetensors")
+        shutil.rmtree("adapter", ignore_errors=True)
+        merge("base.safetensors", adapter({**square, **others}, fan_in_fan_out=True), "out.safetensors", verify=True)
+        assert torch.equal(load_file("out.safetensors")["l.0.q.weight"], (base.double() + wanted).float())
+
+
+def test_kernels_of_convolutions_are_products_of_rows() -> None:
+    base = random(6, 5, 3, 2)
+    save_file({"c.weight": base}, "base.safetensors")
+    left, right = random(6, 2, 1, 1, seed=1), random(2, 5, 3, 2, seed=2)
+    merge("base.safetensors", adapter({"c.lora_A.weight": right, "c.lora_B.weight": left}), "out", verify=True)
+    wanted = base.double() + 1.5 * torch.einsum("or,rikl->oikl", left.double()[:, :, 0, 0], right.double())
+    torch.testing.assert_close(load_file("out/model.safetensors")["c.weight"].double(), wanted, rtol=1e-6, atol=1e-6)
+    wide = {"c.lora_A.weight": right, "c.lora_B.weight": random(6, 2, 3, 2)}
+    with pytest.raises(UnsupportedError, match="no convolution by one element"):
+        merge("base.safetensors", adapter(wide, "wide"), "out")
+
+
+def test_rows_of_dora_are_not_made_anew_for_every_tile() -> None:
+    columns = (1 << 20) + 1
+    save_file({"a.weight": torch.zeros(1, columns, dtype=torch.bfloat16)}, "base.safetensors")
+    given = {
+        "a.lora_A.weight": torch.zeros(2, columns, dtype=torch.bfloat16),
+        "a.lora_B.weight": random(1, 2),
+        "a.lora_magnitude_vector": random(1),
+    }
+    with pytest.raises(UnsupportedError, match="DoRA of rows of 1,048,577 elements"):
+        merge("base.safetensors", adapter(given, use_dora=True), "out")
+
+
+def _is_beside(other: Any, rule: Any) -> bool:
+    return bool(other.files and other.files.names == rule.files.names)
+
+
+def test_what_files_hold_in_one_tensor_is_changed_in_parts() -> None:
+    """transformers holds the projections of DINOv3's and other models apart, of which files have one tensor."""
+    family, rule = next(
+        (each, rule)
+        for each in families()
+        for rule in each._rules
+        if rule.files and rule.files.parts == 3 and rule.memory[-1] == "weight" and not rule.begins
+    )
+    parts = [other.files and (other.files.part, other.memory) for other in family._rules if _is_beside(other, rule)]
+    names = {part: ".".join(["x", *memory]).replace("*", "0") for part, memory in filter(None, parts)}
+    file = next(family.in_files(names[0])).names[0]
+    modules = [names[part].removesuffix(".weight") for part in range(3)]
+    base = random(12, 5)
+    save_file({file: base}, "base.safetensors")
+    given = {key: tensor for module in modules[:2] for key, tensor in factors(module, 4, 5).items()}
+    merge("base.safetensors", adapter(given), "out.safetensors", verify=True)
+    found = load_file("out.safetensors")[file]
+    delta = 1.5 * product(given[f"{modules[0]}.lora_B.weight"], given[f"{modules[0]}.lora_A.weight"])
+    wanted = base.double()
+    wanted[:4] += delta
+    wanted[4:8] += delta
+    assert torch.equal(found, wanted.float())
+
+
+# --------------------------------------------------------------------------------------------------- ties and new heads
+
+
+def test_a_copy_of_an_embedding_needs_to_know_of_a_head() -> None:
+    case = PEFT / "tied-save"
+    shutil.copytree(case / "base", "base")
+    Path("base/config.json").unlink()
+    with pytest.raises(UnsupportedError, match="nothing tells whether base ties a head"):
+        merge("base", case / "adapter", "out")
+
+
+def test_tied_names_in_a_file_are_told_apart_too() -> None:
+    """A base that stores both names, of which modules_to_save have trained one."""
+    case = PEFT / "tied-save"
+    tensors = load_file(case / "base/model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    torch.save(tensors, "base.pt")
+    report = merge("base.pt", case / "adapter", "out", verify=True)
+    wanted, found = load_file(case / "merged.safetensors"), load_file("out/model.safetensors")
+    assert torch.equal(found["model.embed_tokens.weight"], wanted["model.embed_tokens.weight"])
+    assert torch.equal(found["lm_head.weight"], tensors["lm_head.weight"])
+    assert not report.aliases
+    assert any("tie_word_embeddings is false" in note for note in report.notes)
+
+
+def test_a_head_that_nothing_names_is_not_added() -> None:
+    """Only what the configuration says was trained whole is."""
+    given = {"score.weight": random(2, 5)}
+    with pytest.raises(CorruptError, match=r"has no 'score\.weight'"):
+        merge(model(), adapter(given), "out")
+    report = merge(model(), adapter(given, "named", modules_to_save=["score"]), "out", verify=True)
+    assert torch.equal(load_file("out/model.safetensors")["score.weight"], given["score.weight"])
+    assert any("'score.weight' was added" in note for note in report.notes)
+
+
+HOSTILE = [None, 0, -1, 1e400, "x" * 10_000, [[]], {"a": {"b": []}}, [1, "a"], True, 10**4000]
+KEYS = [
+    "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "fan_in_fan_out", "lora_bias",
+    "target_parameters", "modules_to_save", "trainable_token_indices", "ensure_weight_tying", "init_lora_weights",
+    "peft_type", "task_type", "arrow_config", "layer_replication",
+]  # fmt: skip
+
+
+def test_no_value_of_a_configuration_is_a_traceback() -> None:
+    given = adapter(factors("a", 6, 5))
+    config = json.loads(Path(given, "adapter_config.json").read_text())
+    for key in KEYS:
+        for value in HOSTILE:
+            text = json.dumps({**config, key: None}).replace(f'"{key}": null', f'"{key}": {_written(value)}')
+            Path(given, "adapter_config.json").write_text(text)
+            found = ckptconv_here("merge", model(), given, "out")
+            assert found.code in (0, 2, 4, 5), (key, str(value)[:30])
+            assert "Traceback" not in found.err, (key, str(value)[:30])
+
+
+def _written(value: Any) -> str:
+    return "1" + "0" * 4000 if value == 10**4000 else json.dumps(value)
+
+
+def test_json_names_what_was_merged() -> None:
+    given = adapter(factors("a", 6, 5))
+    done = ckptconv_here("merge", model(), given, "out", "--json")
+    assert json.loads(done.out)["adapters"] == ["adapter"]
+
+
+def test_a_model_to_publish_has_the_configuration_of_its_base() -> None:
+    case = PEFT / "llava"
+    assert ckptconv_here("merge", case / "base", case / "adapter", "out", "--for-hub").code == 0
+    assert {each.name for each in Path("out").iterdir()} == {"config.json", "model.safetensors"}
+
+
+SHAPES = st.sampled_from(
+    [(6, 5), (5, 6), (2, 5), (6, 2), (5, 2), (4, 5), (6, 4), (2,), (6,), (3, 6, 5), (6, 2, 1, 1), (20, 8)]
+)
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int32, torch.bool, torch.complex64])
+MODULES = st.sampled_from(["a", "b", "embed_tokens", "lm_head", "x.embed_tokens", "score", "c", "m.experts", "l.0.q"])
+ENDS = st.sampled_from(
+    ["lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector",
+     "weight", "bias", "base_layer.weight", "base_layer.lora_A.weight", "base_layer.lora_B.weight",
+     "token_adapter.trainable_tokens_delta", "modules_to_save.default.weight", "original_module.weight", "p"]
+)  # fmt: skip
+BASE = {
+    "a.weight": (6, 5), "b.weight": (6,), "embed_tokens.weight": (20, 8), "c.weight": (6, 2, 1, 1), "b.bias": (6,),
+    "m.experts.p": (3, 6, 5), "l.0.q.weight": (5, 5),
+}  # fmt: skip
+WORDS = st.fixed_dictionaries(
+    {"r": st.sampled_from([1, 2, 4])},
+    optional={
+        "use_dora": st.booleans(), "lora_bias": st.booleans(), "fan_in_fan_out": st.booleans(),
+        "modules_to_save": st.just(["embed_tokens", "score"]), "ensure_weight_tying": st.booleans(),
+        "trainable_token_indices": st.sampled_from([[0, 3], {"embed_tokens": [1, 19], "lm_head": [2, 0]}, [30]]),
+        "target_parameters": st.just(["m.experts.p"]), "task_type": st.just("SEQ_CLS"),
+    },
+)  # fmt: skip
+
+
+@examples(80, HealthCheck.function_scoped_fixture)
+@made_up(
+    st.dictionaries(st.tuples(MODULES, ENDS), st.tuples(SHAPES, DTYPES), min_size=1, max_size=6), WORDS, st.booleans()
+)
+def test_any_adapter_is_merged_and_verified_or_refused(tensors: Any, words: dict[str, Any], ties: bool) -> None:
+    """No traceback, whatever it holds; and what is written is what its own code makes of it again."""
+    for name in ("adapter", "base", "out"):
+        shutil.rmtree(name, ignore_errors=True)
+    Path("base").mkdir()
+    save_file({name: random(*shape) for name, shape in BASE.items()}, "base/model.safetensors")
+    Path("base/config.json").write_text(json.dumps({"tie_word_embeddings": ties, "vocab_size": 20}))
+    made = {f"{module}.{end}": random(*shape).to(dtype) for (module, end), (shape, dtype) in tensors.items()}
+    with contextlib.suppress(CkptconvError):
+        merge("base", adapter(made, **words), "out", verify=True, fsync=False, copy_config=True)
+        assert load_file("out/model.safetensors").keys() >= BASE.keys()

@@ -326,7 +326,8 @@ def test_a_chain_may_be_long(tmp_path: Path, encoded_as: str, alternates: bool) 
             lambda index, number=number: index["metadata"].update(version=f"{number + 1}", base_version=f"{number}")
         )(place)
         names.append(place)
-    patch(one, names, tmp_path / "c.safetensors", jobs=1)
+    report = patch(one, names, tmp_path / "c.safetensors", jobs=1)
+    assert report.deltas == [str(name) for name in names]
     assert same(load_file(tmp_path / "c.safetensors"), after)
 
 

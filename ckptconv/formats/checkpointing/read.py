@@ -47,7 +47,7 @@ from ckptconv.formats.ranks.layouts import Distribution, Mesh
 from ckptconv.formats.ranks.pieces import Piece, Pieces, RankPart, Shards, Whole, shape_of
 from ckptconv.formats.ranks.read import Files, RankFiles, bytes_of, divided, source_of, states_of
 from ckptconv.formats.runs import STEP_METADATA, Located
-from ckptconv.formats.source import MODEL_KEYS, Source, Wanted
+from ckptconv.formats.source import MODEL_KEYS, THEIR_STATES_ARE_CONVERTED, Source, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.formats.torch.packed import is_tensor
@@ -452,7 +452,7 @@ class _Step:
             odd = [name for name in left if self.unread.get(name) and name not in states]
             for told, own in ((notes, [name for name in left if name not in odd]), (warnings, odd)):
                 if own:
-                    how = "--optimizer PATH converts the optimizer's states, " if set(own) & set(states) else ""
+                    how = THEIR_STATES_ARE_CONVERTED if set(own) & set(states) else ""
                     told.append(
                         f"Beside the model there is: {some(own)}; {how}--key {own[0]} such a part, --key . everything."
                     )

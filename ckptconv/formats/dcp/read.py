@@ -40,7 +40,7 @@ from ckptconv.formats.integrity import check_content, stated_digests
 from ckptconv.formats.optimizers import NAMED, by_parameter, is_numbered
 from ckptconv.formats.optimizers import named as named_states
 from ckptconv.formats.runs import Located
-from ckptconv.formats.source import MODEL_KEYS, Source, Wanted
+from ckptconv.formats.source import MODEL_KEYS, STATES_ARE_CONVERTED, THEIR_STATES_ARE_CONVERTED, Source, Wanted
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite
@@ -111,7 +111,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         notes += [*extra.notes(), *checkpoint.warnings]
         checkpoint.warnings.clear()
     if other and not wanted.states:
-        notes.append(f"Beside the model there is {other.directory}; --optimizer PATH converts its states.")
+        notes.append(f"Beside the model there is {other.directory}{STATES_ARE_CONVERTED}.")
     return Source(
         format=MEGATRON if extra else checkpoint.format,
         family=FAMILY,
@@ -228,7 +228,7 @@ class _Left:
             if keys:
                 what = some(keys, form=lambda key: f"{named(key)} ({_counted(self.counts[key])})")
                 states = self.optimizers and not surprising
-                how = "--optimizer PATH converts the optimizer's states, " if states else ""
+                how = THEIR_STATES_ARE_CONVERTED if states else ""
                 told.append(f"Beside the model there is: {what}; {how}--key {keys[0]} such a part, --key . everything.")
         return notes, warnings
 

@@ -24,7 +24,7 @@ from ckptconv.formats.ranks.locate import FAMILY, OPTIMIZER, OTHER, FileSet, cho
 from ckptconv.formats.ranks.pieces import Piece, Pieces, Whole, is_distributed, is_partial
 from ckptconv.formats.ranks.states import by_name
 from ckptconv.formats.runs import Located
-from ckptconv.formats.source import Source, Wanted
+from ckptconv.formats.source import STATES_ARE_CONVERTED, Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import Account, read_torch
@@ -425,7 +425,7 @@ def _told(
         left = [name if place is directory else place.join(name).path for place, name in near]
         left = left or ([beside.path] if beside else [])
         if left:
-            notes.append(f"Beside the model there is {some(left, form=str)}; --optimizer PATH converts its states.")
+            notes.append(f"Beside the model there is {some(left, form=str)}{STATES_ARE_CONVERTED}.")
     if _ADAPTER in directory.names:
         notes.append(f"Beside the model there is a LoRA adapter, {directory.join(_ADAPTER)}, which was not read.")
     missing = sorted(ranks.expected - ranks.files.keys())

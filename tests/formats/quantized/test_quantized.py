@@ -191,7 +191,7 @@ def test_a_state_of_bitsandbytes_that_is_none_is_refused(tmp_path: Path) -> None
     ):
         data = json.dumps({**state, **change}).encode()
         tensors = {**given, name: torch.frombuffer(bytearray(data), dtype=torch.uint8)}
-        with pytest.raises(UnsupportedError, match="its state|of no known format"):
+        with pytest.raises(UnsupportedError, match=r"its state|of no known format"):
             weights(model_directory(tmp_path / "in", tensors, None), tmp_path / "out")
 
 

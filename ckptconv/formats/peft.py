@@ -1,0 +1,237 @@
+"""What PEFT's names of tensors mean: an adapter as its modules, each with its factors and what else was trained of it.
+
+Source: PEFT 0.21: utils/save_and_load.py, utils/other.py (the wrappers), tuners/lora and tuners/trainable_tokens.
+
+A module's factors are named `<module>.lora_A.weight` and `.lora_B.weight`, those of an embedding `.lora_embedding_A`
+and `_B`, DoRA's lengths `.lora_magnitude_vector`, rows of tokens `.token_adapter.trainable_tokens_delta`. In a training
+the name of the adapter stands behind these words. Other tensors take the place of the base's. For parameters of
+experts, which PEFT calls by their stack, `base_layer` stands once for each that is wrapped before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
+from ckptconv.tensors.dtypes import SUMMED
+from ckptconv.tensors.lazy import LazyTensor, untagged
+from ckptconv.text import brief, some
+
+PREFIX = "base_model.model."
+# What stands behind the word for a part: the name of the adapter, and that the parameter is one of a module.
+_NAMED = r"(?:\.(?P<adapter>(?!(?:weight|bias)$)[^.]+))?"
+_FACTOR = re.compile(
+    rf"(?P<module>.+?)(?P<depth>(?:\.base_layer)*)\.lora_(?P<embedding>embedding_)?(?P<side>[AB]){_NAMED}"
+    r"(?:\.(?P<parameter>weight|bias))?"
+)
+_LENGTHS = re.compile(rf"(?P<module>.+?)\.lora_magnitude_vector{_NAMED}(?:\.weight)?")
+_TOKENS = re.compile(rf"(?P<module>.+?)\.token_adapter\.trainable_tokens_(?P<what>delta|original){_NAMED}")
+# Where the wrappers hold what they wrap, and copies of it; in these the adapter's name follows.
+_WRAPPED = re.compile(rf"\.(?:base_layer|token_adapter|original_module|modules_to_save{_NAMED})(?=\.)")
+_ORIGINAL = ".original_module."
+# How the names of other programs' adapters begin and what is in them, whose they are, and which program reads them.
+_OTHERS = (
+    (
+        ("lora_unet_", "lora_te", "lora_transformer_"),
+        (".lora_down.", ".lora_up.", ".alpha"),
+        "kohya's sd-scripts",
+        "ComfyUI, stable-diffusion-webui, and load_lora_weights of diffusers",
+    ),
+    (
+        ("unet.", "text_encoder", "transformer.transformer_", "transformer.single_", "transformer.blocks."),
+        (".lora_A.", ".lora.down.", ".lora_linear_layer.", "_lora.down."),
+        "diffusers",
+        "load_lora_weights and fuse_lora of diffusers",
+    ),
+    (("",), (".lora_a", ".lora_b"), "MLX", "mlx_lm.fuse of mlx-lm"),
+)
+# Longer names are none of a module.
+_LONGEST = 1024
+
+
+class Factors(NamedTuple):
+    """The factors of one product, whether they are of an embedding, and what is added to the module's bias."""
+
+    left: LazyTensor
+    right: LazyTensor
+    embedding: bool = False
+    bias: LazyTensor | None = None
+
+
+class Module(NamedTuple):
+    """What an adapter has of a module: its `factors`, those of what is wrapped first first; DoRA's `lengths`; the
+    `rows` of tokens; and parameters in the place of the base's, by their names, such as "weight"."""
+
+    factors: tuple[Factors, ...] = ()
+    lengths: LazyTensor | None = None
+    rows: LazyTensor | None = None
+    whole: Mapping[str, LazyTensor] = {}
+
+
+def is_adapter(names: Mapping[str, object]) -> bool:
+    """Whether one of these names of tensors is that of a factor."""
+    return any(".lora_" in name and _FACTOR.fullmatch(name) for name in names)
+
+
+def other_program(path: str, names: Mapping[str, object]) -> CkptconvError | None:
+    """Return the error for an adapter of another program, if its names tell whose it is."""
+    for begins, holds, program, readers in _OTHERS:
+        name = next((name for name in names if name.startswith(begins) and any(each in name for each in holds)), "")
+        if name:
+            return UnsupportedError(
+                f"{path} is an adapter of {program}, as its names say ({brief(name)}); those of PEFT are merged.",
+                f"It is read by {readers}.",
+            )
+    return None
+
+
+def parsed(path: str, tensors: Mapping[str, LazyTensor], wanted: str = "") -> dict[str, Module]:
+    """Return the modules of the adapter at `path`, of which it has these `tensors`; of several, that called `wanted`.
+
+    Every tensor is used once, or is the base's own, which a wrapper holds beside what was trained, or belongs to
+    another adapter. Raise UsageError for several without a name that is wanted, UnsupportedError for names that are not
+    known, CorruptError for two tensors that are the same part, one factor without the other, or factors that are no
+    matrices.
+    """
+    if error := other_program(path, tensors):
+        raise error
+    prefixes: dict[str, str] = {}
+    adapters: dict[str, str] = {}
+    places: dict[str, _Place] = {}
+    for full in tensors:
+        before, prefix, name = full.rpartition(PREFIX)
+        if not prefix or (before and not before.endswith(".")) or len(full) > _LONGEST:
+            raise unknown(path, full, f"its name has no {PREFIX}")
+        prefixes.setdefault(before, full)
+        places[full] = place = _place(path, full, name)
+        if place.adapter is not None:
+            adapters.setdefault(place.adapter, full)
+    if len(prefixes) > 1:
+        raise CorruptError(
+            f"{path} holds several models: {some([*prefixes.values()], 2)} begin differently.",
+            "Save the model that was adapted alone.",
+        )
+    chosen = _chosen(path, adapters, wanted)
+    parts: dict[_Part, tuple[str, LazyTensor]] = {}
+    # Copies of what modules_to_save take the place of come last: they are used where nothing does.
+    for full, place in sorted(places.items(), key=lambda item: _ORIGINAL in item[0]):
+        if place.part.what == "beside" or place.adapter not in (None, chosen):
+            continue
+        if place.part not in parts:
+            parts[place.part] = full, untagged(tensors[full])
+        elif _ORIGINAL not in full:
+            raise CorruptError(
+                f"{path} has {parts[place.part][0]!r} and {full!r}, which are the same part of a module.",
+                "The adapter is damaged, or made of two.",
+            )
+    return _modules(path, parts)
+
+
+class _Part(NamedTuple):
+    """Which part of a `module` a tensor is: `what` names a field of `Module`, or is "beside" for what is the base's.
+    Of a factor, how deep it is, whether it is of an embedding, and the side; of what is whole, the parameter."""
+
+    module: str
+    what: str
+    depth: int = 0
+    embedding: bool = False
+    which: str = ""
+
+
+class _Place(NamedTuple):
+    """A part, and the name of the adapter that it is of: "" if that is left out, None if it is of no single one."""
+
+    part: _Part
+    adapter: str | None
+
+
+def _place(path: str, full: str, name: str) -> _Place:
+    if match := _FACTOR.fullmatch(name):
+        is_bias = match["parameter"] == "bias"
+        if is_bias and (match["side"] == "A" or match["embedding"]):
+            raise unknown(path, full, "it is no factor of LoRA that is known")
+        depth, side = match["depth"].count(".base_layer"), "bias" if is_bias else match["side"]
+        return _Place(_Part(match["module"], "factors", depth, bool(match["embedding"]), side), match["adapter"] or "")
+    if match := _LENGTHS.fullmatch(name):
+        return _Place(_Part(match["module"], "lengths"), match["adapter"] or "")
+    if match := _TOKENS.fullmatch(name):
+        what = "rows" if match["what"] == "delta" else "beside"
+        return _Place(_Part(match["module"], what), match["adapter"] or "")
+    if "lora_" in name or "trainable_tokens_" in name:
+        raise unknown(path, full, "it is no factor of LoRA that is known")
+    adapter = next((match["adapter"] or "" for match in _WRAPPED.finditer(name) if "modules_to_save" in match[0]), None)
+    module, _, parameter = _WRAPPED.sub("", f".{name}")[1:].rpartition(".")
+    return _Place(_Part(module, "whole", which=parameter), adapter)
+
+
+def _chosen(path: str, adapters: Mapping[str, str], wanted: str) -> str:
+    """Return the name of the adapter that is meant; "" if its names leave it out."""
+    names = list(adapters)
+    if wanted and wanted in adapters:
+        return wanted
+    if wanted and any(names):
+        raise UsageError(f"{path} has no adapter {brief(wanted)}; it has {some(list(filter(None, names)))}.")
+    if len(names) > 1:
+        if "" in adapters:
+            raise CorruptError(
+                f"{path} has tensors with the name of an adapter and without one: {some(list(adapters.values()), 2)}.",
+                "The adapter is damaged, or made of two.",
+            )
+        raise UsageError(
+            f"{path} holds {len(names)} adapters: {some(names)}.", f"Say which one is meant: --adapter {names[0]}"
+        )
+    return names[0] if names else ""
+
+
+def _modules(path: str, parts: Mapping[_Part, tuple[str, LazyTensor]]) -> dict[str, Module]:
+    modules: dict[str, Module] = {}
+    factors: dict[tuple[str, int], dict[_Part, tuple[str, LazyTensor]]] = {}
+    for part, (full, tensor) in parts.items():
+        module = modules.setdefault(part.module, Module())
+        if part.what == "factors":
+            factors.setdefault((part.module, part.depth), {})[part] = full, _numbers(path, full, tensor)
+        elif part.what == "whole":
+            modules[part.module] = module._replace(whole={**module.whole, part.which: tensor})
+        elif part.what == "lengths":
+            modules[part.module] = module._replace(lengths=_numbers(path, full, tensor))
+        else:
+            modules[part.module] = module._replace(rows=_numbers(path, full, tensor))
+    for name, depth in sorted(factors, key=lambda at: (at[0], -at[1])):
+        made = _factors(path, name, factors[name, depth])
+        modules[name] = modules[name]._replace(factors=(*modules[name].factors, made))
+    if lost := next((name for name, each in modules.items() if each.lengths is not None and not each.factors), ""):
+        raise CorruptError(f"{path} has DoRA's lengths of {lost!r}, and no factors.")
+    return modules
+
+
+def _factors(path: str, module: str, parts: Mapping[_Part, tuple[str, LazyTensor]]) -> Factors:
+    embedding = next(iter(parts)).embedding
+    if other := next((full for part, (full, _) in parts.items() if part.embedding != embedding), ""):
+        first = next(iter(parts.values()))[0]
+        raise CorruptError(f"{path} has {first!r} and {other!r}: {module!r} is an embedding, or it is none.")
+    sides = {part.which: found for part, found in parts.items()}
+    if "A" not in sides or "B" not in sides:
+        raise CorruptError(f"{path} has one factor of {module!r}, and not the other.")
+    for full, tensor in (sides["A"], sides["B"]):
+        if len(tensor.shape) < 2 or not tensor.numel:
+            raise CorruptError(
+                f"{path}: {full!r} has the shape {list(tensor.shape)}, where a matrix was expected.",
+                "A training that shards its parameters (ZeRO-3, FSDP) saves such factors if it does not gather them.",
+            )
+    bias = sides.get("bias")
+    return Factors(sides["B"][1], sides["A"][1], embedding, bias[1] if bias else None)
+
+
+def _numbers(path: str, full: str, tensor: LazyTensor) -> LazyTensor:
+    if tensor.dtype.name not in SUMMED:
+        raise UnsupportedError(
+            f"{path}: {full!r} is {tensor.dtype}, and adapters of floats of 16 bits and more are merged."
+        )
+    return tensor
+
+
+def unknown(path: str, name: str, why: str) -> UnsupportedError:
+    """Return the error for a part of the adapter at `path` that is not known."""
+    return UnsupportedError(f"{path}: {name!r} is not supported: {why}.")
