@@ -175,10 +175,6 @@ def _is_float(dtype: DType) -> bool:
     return dtype.kind == "f" or can_cast(dtype.name, "float32")
 
 
-def _is_real(dtype: DType) -> bool:
-    return _is_float(dtype) and dtype.kind != "c"
-
-
 def compared(
     one: memoryview,
     other: memoryview,

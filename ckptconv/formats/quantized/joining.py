@@ -40,7 +40,7 @@ _DIMENSION = re.compile(r"(\w+)(?:\*(\w+))?(?:/(\w+))?")
 # Names of scales and zero points, whatever they are for.
 _SCALE = re.compile(r"(^|[._])(scale|scale_inv|zero_point)$")
 # Where the name of a module may end in that of a tensor.
-_MARK = re.compile(r"[._]")
+_END_OF_MODULE = re.compile(r"[._]")
 _F32 = DTYPES["float32"]
 # Roles of parts that tell sizes; the largest that is read, in bytes.
 _TELLING_SIZES = ("shape", "state")
@@ -125,7 +125,7 @@ def _module(name: str, modules: Mapping[str, str]) -> tuple[str, str]:
 
     A weight that is not called "weight" is the module of what begins with its name.
     """
-    for at in (mark.start() for mark in _MARK.finditer(name)):
+    for at in (mark.start() for mark in _END_OF_MODULE.finditer(name)):
         weight = modules.get(name[:at])
         if weight and (name[at] == "." or not weight.endswith(WEIGHT)):
             return weight, name[at + 1 :]

@@ -27,8 +27,6 @@ from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes, untagged
 from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
-USUAL = "bfloat16"
-
 
 def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any], *, anew: bool = False) -> Source:
     """Return `source` with the weights of `dtype` in the place of quantized ones, in every state dict that it holds.
