@@ -1,4 +1,4 @@
-"""Writes ckptconv/options/keywords.py: the types of the options of the public calls, from the table of options.
+"""Writes ckptconv/options/keywords.pyi: the types of the options of the public calls, from the table of options.
 
 python scripts/keywords.py            writes the module anew
 python scripts/keywords.py --check    changes nothing; exit code 1 where it is out of date
@@ -8,45 +8,47 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from ckptconv.options.keywords import TABLES
 from ckptconv.options.kinds import DTYPES, FLAG, SHORT_DTYPES
-from ckptconv.options.table import (
-    AVERAGING,
-    DIFFING,
-    DISTRIBUTED,
-    FINISHING,
-    INSPECTING,
-    LAYOUT,
-    LOADING,
-    MERGING,
-    OPTIONS,
-    PATCHING,
-    SCANNING,
-    VIEWING,
-    Option,
-)
+from ckptconv.options.table import Option
 
-MODULE = Path(__file__).resolve().parents[1] / "ckptconv" / "options" / "keywords.py"
-# The table of each class, and what it is of.
-TABLES: dict[str, tuple[Mapping[str, Option], str]] = {
-    "ConvertOptions": (OPTIONS, "Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."),
-    "InspectOptions": (INSPECTING, "Options of `inspect`."),
-    "DiffOptions": (DIFFING, "Options of `diff`."),
-    "PatchOptions": (PATCHING, "Options of `patch`."),
-    "AverageOptions": (AVERAGING, "Options of `average`."),
-    "MergeOptions": (MERGING, "Options of `merge`."),
-    "ScanOptions": (SCANNING, "Options of `scan`."),
-    "FinishOptions": (FINISHING, "Options of `finish`."),
-    "OpenOptions": (VIEWING, "Options of `open`."),
-    "LoadOptions": (LOADING, "Options of `load_state_dict`."),
-    "DistributedOptions": (DISTRIBUTED, "Options of `DistributedReader`."),
-    "RowsOptions": ({**OPTIONS, **LAYOUT}, "Options of `split_rows`, `pack_rows` and `check_rows`."),
+STUB = Path(__file__).resolve().parents[1] / "ckptconv" / "options" / "keywords.pyi"
+# What the options are for that the same calls take, by the first of them.
+GROUPS = {
+    "max_shard_size": "Sharding",
+    "dtype": "Casting",
+    "dequantize": "Dequantizing",
+    "quantize": "Making",
+    "key": "Choosing",
+    "include": "Selecting",
+    "strip_prefix": "Renaming",
+    "map": "Mapping",
+    "size": "Measuring",
+    "like": "Imitating",
+    "model_key": "FindingTheModel",
+    "optimizer_key": "FindingStates",
+    "order": "Ordering",
+    "jobs": "Working",
+    "fsync": "Publishing",
+    "clobber": "Planning",
+    "overwrite": "Overwriting",
+    "checksum": "Attesting",
+    "spool_dir": "Spooling",
+    "storage_options": "Connecting",
+    "raw": "Undecoded",
+    "alone": "SingleFile",
+    "family": "Detecting",
+    "master": "Precision",
+    "optimizer": "WritingStates",
+    "universal": "DeepSpeed",
+    "html": "Showing",
 }
 HEAD = '''"""The options of the public calls as types, which editors complete and type checkers check.
 
-Made by scripts/keywords.py from the table in options/table.py. Values may be what they are in Python or as on the
+Made by scripts/keywords.py from the tables of keywords.py. Values may be what they are in Python or as on the
 command line; None stands for the default.
 """
 
@@ -55,6 +57,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict
+
+from ckptconv.options.table import Option
+
+TABLES: Mapping[str, tuple[Mapping[str, Option], str]]
 
 
 class TorchDType(Protocol):
@@ -79,7 +85,7 @@ def text() -> str:
 
 
 def _classes() -> Iterator[str]:
-    """Yield a class for the options that the same calls take, called after the first, then one for each call."""
+    """Yield a class for each group of options that the same calls take, then one for each call."""
     takers: dict[str, tuple[str, ...]] = {}
     for name, (table, _) in TABLES.items():
         for option in table.values():
@@ -97,8 +103,8 @@ def _classes() -> Iterator[str]:
 
 
 def _called(field: str) -> str:
-    """Return what the class is called whose first field is this one: _MaxShardSize."""
-    return "_" + field.split(":", maxsplit=1)[0].strip().title().replace("_", "")
+    """Return the name of the class of a group, by the first of its fields: _Sharding."""
+    return "_" + GROUPS[field.split(":", maxsplit=1)[0].strip()]
 
 
 def _class(name: str, bases: Sequence[str], about: str, fields: Iterable[str]) -> Iterator[str]:
@@ -129,12 +135,12 @@ def _told(option: Option) -> str:
 
 def main() -> None:
     if "--check" in sys.argv:
-        stale = MODULE.read_text("utf-8") != text()
+        stale = STUB.read_text("utf-8") != text()
         print(
-            "ckptconv/options/keywords.py is out of date: run scripts/keywords.py." if stale else "", end="\n" * stale
+            "ckptconv/options/keywords.pyi is out of date: run scripts/keywords.py." if stale else "", end="\n" * stale
         )
         sys.exit(stale)
-    MODULE.write_text(text(), "utf-8")
+    STUB.write_text(text(), "utf-8")
 
 
 if __name__ == "__main__":

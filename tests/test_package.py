@@ -83,7 +83,7 @@ def test_the_wheel_holds_every_module_and_the_types_and_nothing_else(wheel: Path
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name and ".data/" not in name}
         manual = {Path(name).name for name in archive.namelist() if "/share/man/man1/" in name}
-    modules = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/**/*.py")}
+    modules = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/**/*.py*") if path.suffix in (".py", ".pyi")}
     assert manual == {path.name for path in ROOT.glob("docs/man/*.1")}
     tables = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/cli/**/*.json")}
     maps = {str(path.relative_to(ROOT)) for path in ROOT.glob("ckptconv/structure/maps/catalogue/*.toml")}
