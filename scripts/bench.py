@@ -1,11 +1,12 @@
 """Times ckptconv beside `cp` of its output and beside the other ways to convert, as whole processes.
 
-    bench.py [--sizes 0.5,2,8] [--only KIND,KIND] [--rounds 5] [--cold] [--write]
+    bench.py [--sizes 0.5,2,8] [--only KIND,KIND] [--rounds 5] [--cold] [--write] [--keep]
 
-Inputs are made once, under build/bench; SIZES are gigabytes of output. Every round runs every case of a task once, in
-turn; the disk is idle when a case begins, and no two ever run at the same time. Shown are medians of wall and processor
-time, the ratio of wall time to `cp` of the same output in the same rounds, and peak memory. `--write` puts tables and
-pictures into docs/.
+The inputs of a task are made under build/bench, and removed when the next task does not need them, so that 30 GB of
+disk are enough; SIZES are gigabytes of output. Every round runs every case of a task once, in turn; of an output of
+more than 4 GB there are at most three rounds. The disk is idle when a case begins, and no two ever run at the same
+time. Shown are medians of wall and processor time, the ratio of wall time to `cp` of the same output in the same
+rounds, and peak memory. `--write` puts tables and pictures into docs/.
 
 `states` loads and saves a state dict of 100,000 tensors in a program, and `start` does next to nothing, for what
 imports take.
@@ -346,6 +347,8 @@ with store.open("bench/model.pt", "rb") as source, store.open("bench/copy", "wb"
     while data := source.read(8 << 20):
         target.write(data)
 """
+# Bytes of output from which there are few rounds, and how many.
+_LARGE, _FEW_ROUNDS = 4 * 10**9, 3
 KINDS = (
     *("zero", "universal", "pt", "dcp", "floats", "transposed", "small", "megatron", "titan", "delta", "diff"),
     *("fp8", "int4", "mxfp4", "merge", "average", "states", "start", "serve", "stores"),
@@ -495,7 +498,8 @@ class Case:
 class Task:
     """Cases that do the same. The first is `cp` of `result`, which is what the others are compared with.
 
-    `check` sees whether what ckptconv made is right, and needs `theirs` for it.
+    `check` sees whether what ckptconv made is right, and needs `theirs` for it. `made` are the inputs that were
+    made, and `nbytes` is the size of the result, once there is one.
     """
 
     kind: str
@@ -504,6 +508,8 @@ class Task:
     cases: list[Case]
     check: Callable[[], object]
     theirs: Path | None = None
+    made: list[Path] = field(default_factory=list)
+    nbytes: int = 0
 
 
 def measure(case: Case) -> Run:
@@ -561,12 +567,16 @@ def prepare(paths: Iterable[Path], cold: bool) -> None:
 
 # -------------------------------------------------------------------------------------------------------------- inputs
 
+# The inputs of the task that is being prepared.
+_MADE: list[Path] = []
+
 
 def make(path: Path, command: Sequence[str]) -> None:
     """Have `command` make an example at `path`, its last argument, unless it is there; an interrupted one is not.
 
     It keeps its name meanwhile: torch writes that into the file, and mergekit expects it there.
     """
+    _MADE.append(path)
     if path.exists():
         return
     print(f"making {path} ...", file=sys.stderr)
@@ -575,6 +585,7 @@ def make(path: Path, command: Sequence[str]) -> None:
     unfinished.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run([*command, str(unfinished)], check=True)
     unfinished.rename(path)
+    unfinished.parent.rmdir()
 
 
 def example(*options: str) -> list[str]:
@@ -1014,42 +1025,55 @@ def size(paths: Iterable[Path]) -> str:
     return f"{sum(file.stat().st_size for path in paths for file in files_in(path)) / 1e9:.1f} GB"
 
 
+# The tasks of one size of model, in the order in which they are run: those that share an input follow each other.
+_SIZED: dict[str, Callable[[Path, float], Task]] = {
+    "zero": zero_task,
+    "universal": universal_task,
+    "floats": floats_task,
+    "pt": pt_task,
+    "dcp": dcp_task,
+}
+# Those of one size, and after which task they are run.
+_ALONE: dict[str, Callable[[Path], Task]] = {
+    "stores": stores_task,
+    "serve": serve_task,
+    "transposed": transposed_task,
+    "small": small_task,
+    "megatron": megatron_task,
+    "titan": titan_task,
+    "delta": delta_task,
+    "diff": diff_task,
+    **{kind: functools.partial(quantized_task, kind) for kind in ("fp8", "int4", "mxfp4")},
+    "merge": merged_task,
+    "average": averaged_task,
+    "states": states_task,
+    "start": start_task,
+}
+# Tasks that take a model of one size which others made: they are run after these.
+_WITH = {0.5: ("stores",), 2: ("serve",)}
+# Kinds that are measured up to 2 GB.
+_UP_TO_2 = ("floats", "universal", "dcp")
+
+
 def tasks(directory: Path, kinds: Sequence[str], sizes: Sequence[float]) -> Iterator[Task]:
-    """The tasks asked for, their inputs made; the outputs of one are removed before the next."""
-    sized = {
-        "zero": zero_task,
-        "universal": universal_task,
-        "pt": pt_task,
-        "dcp": dcp_task,
-        "floats": floats_task,
-    }
-    alone: dict[str, Callable[[Path], Task]] = {
-        "transposed": transposed_task,
-        "small": small_task,
-        "megatron": megatron_task,
-        "titan": titan_task,
-        "delta": delta_task,
-        **{kind: functools.partial(quantized_task, kind) for kind in ("fp8", "int4", "mxfp4")},
-        "merge": merged_task,
-        "average": averaged_task,
-        "diff": diff_task,
-        "serve": serve_task,
-        "stores": stores_task,
-        "states": states_task,
-        "start": start_task,
-    }
-    for kind in kinds:
-        if kind in alone:
-            yield alone[kind](directory)
-        for gigabytes in sizes if kind in sized else ():
-            if kind in ("floats", "universal", "dcp") and gigabytes > 2:
-                continue
-            # The input, what is made of it, a copy, and what another converter makes.
-            room = shutil.disk_usage(directory).free
-            if room < gigabytes * 1e9 * (6 if kind == "zero" and gigabytes <= 2 else 4):
-                print(f"{kind} of {gigabytes:g} GB: left out, {room / 1e9:.0f} GB of disk are too few", file=sys.stderr)
-                continue
-            yield sized[kind](directory, gigabytes)
+    """Yield the tasks asked for, each with its inputs made."""
+    todo: list[tuple[str, float]] = []
+    for gigabytes in sizes:
+        todo += [(kind, gigabytes) for kind in _SIZED if gigabytes <= 2 or kind not in _UP_TO_2]
+        todo += [(kind, 0) for kind in _WITH.get(gigabytes, ())]
+    todo += [(kind, 0) for kind in _ALONE if (kind, 0) not in todo]
+    for kind, gigabytes in todo:
+        if kind not in kinds:
+            continue
+        # The input, what is made of it, a copy, and what another converter makes.
+        room = shutil.disk_usage(directory).free
+        if room < gigabytes * 1e9 * (6 if kind == "zero" and gigabytes <= 2 else 4):
+            print(f"{kind} of {gigabytes:g} GB: left out, {room / 1e9:.0f} GB of disk are too few", file=sys.stderr)
+            continue
+        _MADE.clear()
+        task = _SIZED[kind](directory, gigabytes) if gigabytes else _ALONE[kind](directory)
+        task.made = [*_MADE]
+        yield task
 
 
 # --------------------------------------------------------------------------------------------------------- running
@@ -1065,7 +1089,8 @@ def run(task: Task, rounds: int, cold: bool) -> None:
         measure(case)
     for case in task.cases:
         case.room = sum(file.stat().st_size for file in files_in(task.result))
-    for number in range(rounds):
+    task.nbytes = task.cases[0].room
+    for number in range(rounds if task.nbytes < _LARGE else min(rounds, _FEW_ROUNDS)):
         for case in (case for case in task.cases if not case.failure):
             prepare(case.inputs, cold)
             try:
@@ -1085,10 +1110,27 @@ def run(task: Task, rounds: int, cold: bool) -> None:
             remove(task.theirs)
 
 
+def run_all(directory: Path, options: argparse.Namespace) -> list[Task]:
+    """Run all tasks. Remove the outputs of each at its end, and its inputs when the next task does not need them."""
+    done: list[Task] = []
+    for task in tasks(directory, options.kinds, options.sizes):
+        if done and not options.keep:
+            for path in {*done[-1].made} - {*task.made}:
+                remove(path)
+        run(task, options.rounds, options.cold)
+        for path in {case.output for case in task.cases} - {*task.made}:
+            remove(path)
+        done.append(task)
+    if done and not options.keep:
+        for path in done[-1].made:
+            remove(path)
+    return sorted(done, key=lambda task: KINDS.index(task.kind))
+
+
 def table(task: Task) -> list[str]:
     yardstick = task.cases[0].seconds
     lines = [
-        f"## {task.title[:1].upper()}{task.title[1:]}: {size([task.result])} of output",
+        f"## {task.title[:1].upper()}{task.title[1:]}: {task.nbytes / 1e9:.1f} GB of output",
         "",
         "| | seconds (median) | each round | ÷ `cp` | processor, seconds | peak RSS, MiB | read, GB |",
         "|---|---:|---:|---:|---:|---:|---:|",
@@ -1110,7 +1152,7 @@ def heading(rounds: int, cold: bool) -> list[str]:
     below = "What a disk or a host keeps by itself cannot be dropped: mostly what was written last, the result."
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "safetensors", "ckptconv"))
     return [
-        f"By `make bench`: whole processes, {rounds} rounds in turn, {'cold' if cold else 'warm'} page cache,",
+        f"By `make bench`: whole processes, {rounds} rounds in turn (at most {_FEW_ROUNDS} of more than 4 GB), {'cold' if cold else 'warm'} page cache,",
         f"{os.cpu_count()} CPUs ({platform.machine()}), {memory() / 1e9:.0f} GB of memory,",
         f"Python {platform.python_version()}, {libraries}.",
         "Processor time is that of user and system together, of all threads.",
@@ -1131,7 +1173,7 @@ def pictures(done: Sequence[Task]) -> dict[str, str]:
         memory_of: dict[str, list[tuple[float, float]]] = {}
         bars: dict[str, list[tuple[str, float]]] = {}
         for task in of_kind:
-            gigabytes = task.result.stat().st_size / 1e9
+            gigabytes = task.nbytes / 1e9
             for case in task.cases:
                 if case.series and case is not task.cases[0]:
                     memory_of.setdefault(case.series, []).append((gigabytes, case.peak / 2**20))
@@ -1151,6 +1193,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default: 5")
     parser.add_argument("--cold", action="store_true", help="drop the input from the page cache before every case")
     parser.add_argument("--write", action="store_true", help=f"write tables and pictures to {DOCS.relative_to(ROOT)}/")
+    parser.add_argument("--keep", action="store_true", help="keep the inputs, for another run")
     parser.add_argument(
         "--directory", type=Path, default=ROOT / "build" / "bench", help="where inputs are made and kept"
     )
@@ -1186,12 +1229,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directory.mkdir(parents=True, exist_ok=True)
     # As installers do: some environments forbid Python to keep what it has compiled.
     compileall.compile_dir(ROOT / "ckptconv", quiet=1)
-    lines = heading(options.rounds, options.cold)
-    done = []
-    for task in tasks(directory, options.kinds, options.sizes):
-        run(task, options.rounds, options.cold)
-        lines += table(task)
-        done.append(task)
+    done = run_all(directory, options)
+    lines = [*heading(options.rounds, options.cold), *(line for task in done for line in table(task))]
     print("\n".join(lines))
     if options.write:
         write(done, lines, options.cold)
