@@ -1152,7 +1152,8 @@ def heading(rounds: int, cold: bool) -> list[str]:
     below = "What a disk or a host keeps by itself cannot be dropped: mostly what was written last, the result."
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "safetensors", "ckptconv"))
     return [
-        f"By `make bench`: whole processes, {rounds} rounds in turn (at most {_FEW_ROUNDS} of more than 4 GB), {'cold' if cold else 'warm'} page cache,",
+        f"By `make bench`: whole processes, {rounds} rounds in turn (at most {_FEW_ROUNDS} of more than 4 GB),",
+        f"{'cold' if cold else 'warm'} page cache,",
         f"{os.cpu_count()} CPUs ({platform.machine()}), {memory() / 1e9:.0f} GB of memory,",
         f"Python {platform.python_version()}, {libraries}.",
         "Processor time is that of user and system together, of all threads.",
