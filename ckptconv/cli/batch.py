@@ -35,7 +35,7 @@ _LOOK = 0.2
 # Cells of an input and an output in the table, if no terminal has fewer.
 _WIDE, _NARROW = 60, 12
 # A worker's program. It imports nothing from the current directory, which may hold anybody's files.
-_START = "import sys; sys.path = [{!r}, *filter(None, sys.path)]; from ckptconv.cli.worker import main; main({})"
+START = "import sys; sys.path = [{!r}, *filter(None, sys.path)]; from ckptconv.cli.worker import main; main({})"
 
 
 class Conversion(NamedTuple):
@@ -228,7 +228,7 @@ class _Workers:
         package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         descriptor = theirs.fileno()
         self._processes[ours] = subprocess.Popen(
-            [sys.executable, "-c", _START.format(package, descriptor)],
+            [sys.executable, "-c", START.format(package, descriptor)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=[descriptor],

@@ -29,18 +29,18 @@ _NOTHING = "Nothing was put under a final name."
 def leave_at_once() -> None:
     """Let a signal end the process, until `raise_stopped` is called. Imports nothing: it runs before all large
     imports."""
-    _handle(_leave)
+    handle(_leave)
 
 
 def raise_stopped() -> None:
     """From now on, the first signal raises StoppedError in the main thread."""
     sys.unraisablehook = _not_lost
-    _handle(_stop)
+    handle(stop)
 
 
 def hold() -> None:
     """From now on, note signals, and let them raise nothing until `release`."""
-    _handle(lambda number, frame: _held.append(number))
+    handle(lambda number, frame: _held.append(number))
 
 
 def held() -> bool:
@@ -50,11 +50,11 @@ def held() -> bool:
 
 def release() -> None:
     """End `hold`: raise StoppedError if a signal came, and for the next one."""
-    _handle(_stop)
+    handle(stop)
     if _held:
         number = _held[0]
         _held.clear()
-        _stop(number, None)
+        stop(number, None)
 
 
 def ignore() -> None:
@@ -63,7 +63,7 @@ def ignore() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _handle(handler: Callable[[int, FrameType | None], object]) -> None:
+def handle(handler: Callable[[int, FrameType | None], object]) -> None:
     for number in _NUMBERS:
         # The parent process may have set a signal to be ignored, as shells do for jobs in the background.
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -89,7 +89,7 @@ def _write(number: int, text: str) -> None:
         pass
 
 
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
+def stop(number: int, frame: FrameType | None) -> NoReturn:
     import time
 
     from ckptconv.errors import StoppedError
@@ -100,7 +100,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
         if time.monotonic() - stopped > _PATIENCE:
             os._exit(128 + number)
 
-    _handle(again)
+    handle(again)
     raise StoppedError(f"Stopped by {signal.Signals(number).name}. {_NOTHING}", exit_code=128 + number)
 
 
@@ -112,7 +112,7 @@ def _not_lost(lost: sys.UnraisableHookArgs) -> None:
 
     error = lost.exc_value
     if isinstance(error, StoppedError):
-        _handle(_stop)
+        handle(stop)
         again = threading.Timer(0.01, os.kill, (os.getpid(), error.exit_code - 128))
         again.daemon = True
         again.start()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 # Elements to measure at a time: as float64 they stay in the second-level cache.
-_BLOCK = 1 << 14
+BLOCK = 1 << 14
 # If no more than this share of a block differs, only these are measured; of the others the squares are added up.
 _MANY = 1 / 4
 
@@ -204,8 +204,8 @@ def squares_of(data: memoryview, dtype: DType) -> Fraction:
 
 def _blocks(data: memoryview, dtype: DType) -> Iterator[tuple[int, memoryview]]:
     """Yield `data` in pieces of as many elements, each behind the number of its first."""
-    for start in range(0, len(data) // dtype.itemsize, _BLOCK):
-        yield start, data[start * dtype.itemsize : (start + _BLOCK) * dtype.itemsize]
+    for start in range(0, len(data) // dtype.itemsize, BLOCK):
+        yield start, data[start * dtype.itemsize : (start + BLOCK) * dtype.itemsize]
 
 
 def _of_block(

@@ -24,7 +24,7 @@ from ckptconv.text import install
 # The encoding that turns out to be the smaller one.
 AUTO = "auto"
 # Bytes of compressed data that are collected before they are written.
-_COLLECTED = 1 << 18
+COLLECTED = 1 << 18
 # Fast, and what a step changes hardly compresses better. A window of 2^17 bytes stays in the second-level cache.
 _LEVEL, _WINDOW = 1, 17
 # Where more than one byte in so many changes, and more than a few, overwriting them takes more than xor.
@@ -234,7 +234,7 @@ class _Compressed:
 
     def add(self, data: bytes | memoryview) -> None:
         self._collected += self._frame.compress(data)
-        if len(self._collected) >= _COLLECTED:
+        if len(self._collected) >= COLLECTED:
             self._write()
 
     def finish(self) -> list[tuple[int, int]]:

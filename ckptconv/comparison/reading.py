@@ -35,7 +35,7 @@ from ckptconv.verification.runs import Run, runs
 
 # Bytes of both sides together that are compared at a time, at most and with little memory, and the least that is worth
 # a thread of its own. A thread has up to four times that in buffers.
-_UNIT, _LEAST_UNIT, _BUFFERS = 1 << 20, 1 << 16, 4
+UNIT, _LEAST_UNIT, _BUFFERS = 1 << 20, 1 << 16, 4
 _MOST_JOBS = 4
 # Most runs of small tensors that are read together.
 _MOST_RUNS = 512
@@ -151,7 +151,7 @@ def compare(
     far = any(is_far(file.stored.path) for pair in pairs for side in (pair.one, pair.other) for file in side.inputs())
     jobs = 1 if far else options.jobs or min(os.cpu_count() or 1, _MOST_JOBS)
     memory = options.buffers(far)
-    unit = min(_UNIT, max(memory // jobs // _BUFFERS, _LEAST_UNIT))
+    unit = min(UNIT, max(memory // jobs // _BUFFERS, _LEAST_UNIT))
     jobs = min(jobs, max(memory // (_BUFFERS * unit), 1))
     with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
         readers.expect(packed(tensor for pair in pairs for tensor in (pair.one, pair.other)))

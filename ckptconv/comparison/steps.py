@@ -207,7 +207,7 @@ def _measured(worker: Worker, pair: Pair, weight: _Weight, other: LazyTensor, si
     for run in runs(pair.one, pair.other, _BLOCK * sum(dtype.itemsize for dtype in pair.dtypes)):
         numbers, factors, theirs = (_read(worker, tensor, run) for tensor in (weight.numbers, weight.factors, other))
         with np.errstate(all="ignore"):
-            distance = np.abs(_index(weight.codes, theirs / factors) - _index(weight.codes, numbers / factors))
+            distance = np.abs(index(weight.codes, theirs / factors) - index(weight.codes, numbers / factors))
         distance[(theirs == numbers) | (np.isnan(theirs) & np.isnan(numbers))] = 0
         is_finite = is_finite and bool(np.isfinite(theirs).all())
         wrong = ~np.isfinite(distance)
@@ -248,7 +248,7 @@ def _read(worker: Worker, tensor: LazyTensor, run: Run) -> Array:
     return numbers
 
 
-def _index(codes: str, numbers: Array) -> Array:
+def index(codes: str, numbers: Array) -> Array:
     """Return how many steps numbers are from 0, with what lies between two codes divided evenly."""
     if codes not in _FLOATS:
         return numbers

@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 @functools.cache
-def _fastest() -> ModuleType:
+def fastest() -> ModuleType:
     try:
         return importlib.import_module("zlib_ng.zlib_ng")
     except ImportError:
@@ -18,11 +18,11 @@ def _fastest() -> ModuleType:
 
 def crc32(data: bytes | bytearray | memoryview, value: int = 0) -> int:
     """Return the CRC-32 of `data` behind bytes whose CRC-32 is `value`."""
-    result: int = _fastest().crc32(data, value)
+    result: int = fastest().crc32(data, value)
     return result
 
 
 def adler32(data: bytes | bytearray | memoryview, value: int = 1) -> int:
     """Return the Adler-32 of `data` behind bytes whose Adler-32 is `value`."""
-    result: int = _fastest().adler32(data, value)
+    result: int = fastest().adler32(data, value)
     return result

@@ -24,7 +24,7 @@ from ckptconv.text import install
 
 ALGORITHMS = ("sha256", "blake3")
 # Bytes that are read at a time.
-_READ = 1 << 20
+READ = 1 << 20
 # Behind every byte of a file.
 _NEVER = 1 << 64
 # Offset, size in bytes, and name. The ranges of a file do not overlap.
@@ -80,8 +80,8 @@ def digests_of(
 ) -> Digests:
     """Return the digests of a file of `size` bytes and of `ranges` of it. `read_at(offset, length)` reads it."""
     hashings = _whole(size, algorithm), _Hashing(sorted(ranges), algorithm)
-    for at in range(0, size, _READ):
-        data = memoryview(read_at(at, min(_READ, size - at)))
+    for at in range(0, size, READ):
+        data = memoryview(read_at(at, min(READ, size - at)))
         for hashing in hashings:
             hashing.update(data)
     own, of_ranges = hashings
@@ -144,7 +144,7 @@ class DigestingWriter(Writer):
         self.digests = Digests(algorithm)
         self._writer, self._size = writer, size
         self._hashings = _whole(size, algorithm), _Hashing(ranges, algorithm)
-        # Blocks of `_READ` bytes: how many are complete from the beginning on, and what is written of later ones.
+        # Blocks of `READ` bytes: how many are complete from the beginning on, and what is written of later ones.
         self._complete, self._written = 0, Counter[int]()
         self._all_written = self._given_up = False
         self._changed = threading.Condition()
@@ -153,7 +153,7 @@ class DigestingWriter(Writer):
 
     def start(self) -> None:
         """Start to follow what is written."""
-        if self.positioned and self._size > _READ:
+        if self.positioned and self._size > READ:
             self._threads = [Thread(partial(self._follow, each)) for each in self._hashings]
             self._threads = start_threads(self._threads)
 
@@ -189,7 +189,7 @@ class DigestingWriter(Writer):
             for block, count in written:
                 self._written[block] += count
             before = self._complete
-            while self._written[self._complete] >= _READ:
+            while self._written[self._complete] >= READ:
                 del self._written[self._complete]
                 self._complete += 1
             if self._complete > before:
@@ -198,13 +198,13 @@ class DigestingWriter(Writer):
     def _follow(self, hashing: _Hashing) -> None:
         """Digest the file from its first byte to its last, each block once it is written."""
         try:
-            for block, at in enumerate(range(0, self._size, _READ)):
+            for block, at in enumerate(range(0, self._size, READ)):
                 with self._changed:
                     while not (self._complete > block or self._all_written or self._given_up):
                         self._changed.wait()
                 if self._given_up:
                     return
-                hashing.update(memoryview(self._writer.read_at(at, min(_READ, self._size - at))))
+                hashing.update(memoryview(self._writer.read_at(at, min(READ, self._size - at))))
         except BaseException as error:
             self._failures.append(error)
 
@@ -238,7 +238,7 @@ def _by_block(offset: int, length: int) -> Iterator[tuple[int, int]]:
     """Yield the blocks that the `length` bytes at `offset` are in, each with how many of them are."""
     stop = offset + length
     while offset < stop:
-        block = offset // _READ
-        end = min((block + 1) * _READ, stop)
+        block = offset // READ
+        end = min((block + 1) * READ, stop)
         yield block, end - offset
         offset = end

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from ckptconv.storage.crc import crc32
 
 # Longer objects are not checked with algorithms that run in Python itself, at some 10 MB a second.
-_SLOW_MOST = 4 << 20
+SLOW_MOST = 4 << 20
 _AMAZON = "x-amz-checksum-"
 # Headers with the MD5 of a whole object, and headers with lists of digests by algorithm.
 _MD5 = ("content-md5", "x-ms-blob-content-md5")
@@ -88,7 +88,7 @@ class Check:
     algorithms that are unknown, or too slow for the size."""
 
     def __init__(self, told: Iterable[tuple[str, bytes]], size: int) -> None:
-        known = {**_QUICK, **(_SLOW if size <= _SLOW_MOST else {})}
+        known = {**_QUICK, **(_SLOW if size <= SLOW_MOST else {})}
         self._sums = [(name, digest, known[name]()) for name, digest in told if name in known]
 
     def update(self, data: bytes) -> None:

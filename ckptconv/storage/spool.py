@@ -40,7 +40,7 @@ _FAR_CHUNK = 1 << 22
 # Bytes that a frame of zstandard may ask to be kept: what levels up to 20 ask for.
 _MOST_WINDOW = 1 << 25
 # Ranges of a packed file, passed over when it was unpacked, that are kept one by one.
-_MOST_KEPT = 64
+MOST_KEPT = 64
 _ELSEWHERE = "Name a directory with more room: --spool-dir."
 # Paths of descriptors that were open before: a shell puts one in the place of <(...).
 _DESCRIPTOR = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/\d{1,9}")
@@ -287,7 +287,7 @@ class SpoolingReaders(Readers):
                 content.left = max(file.size, self._expected.get(file, 0))
                 content.start = self.spool.room(file.size)
                 self._unpack_anew(file, content, to=0 if self._is_read_once(file) else file.size)
-            is_next = offset >= content.unpacking.at and len(content.kept) < _MOST_KEPT
+            is_next = offset >= content.unpacking.at and len(content.kept) < MOST_KEPT
             if is_next:
                 self._keep(content, offset)
                 for buffer in buffers:

@@ -12,7 +12,7 @@ from ckptconv.process import Thread, start_threads
 # Files that are synced at a time.
 _SYNCS = 8
 # Seconds after which `Syncing` looks again whether a thread has ended.
-_AGAIN = 0.05
+AGAIN = 0.05
 
 
 class Syncing:
@@ -51,9 +51,9 @@ class Syncing:
             # Of those that were put before the signal, some may have been taken.
             for _ in alive:
                 with contextlib.suppress(Full):
-                    self._waiting.put(None, timeout=_AGAIN)
+                    self._waiting.put(None, timeout=AGAIN)
             for thread in alive:
-                thread.join(_AGAIN)
+                thread.join(AGAIN)
         self._threads, self._waiting = [], Queue(maxsize=1)
         if self._failure is not None:
             raise self._failure

@@ -18,9 +18,9 @@ from ckptconv.text import reason
 # The disk begins to write a file that is to be synced each time that so many bytes more are there.
 _EARLY = 16 << 20
 # The file system finds room for files of so many bytes before they are written: for each write it takes longer.
-_LARGE = 16 << 20
+LARGE = 16 << 20
 # Source: linux/fs.h.
-_SYNC_FILE_RANGE_WRITE = 2
+SYNC_FILE_RANGE_WRITE = 2
 
 
 class Writer:
@@ -62,7 +62,7 @@ class LocalWriter(Writer):
     positioned = shared = True
 
     def __init__(self, path: str, size: int, directory: Handle | None = None, durable: bool = False) -> None:
-        self._path, self._begin = path, _call("sync_file_range") if durable else None
+        self._path, self._begin = path, call("sync_file_range") if durable else None
         self._waiting = 0  # bytes written that the disk may know nothing of
         with writing(path), contextlib.ExitStack() as stack:
             here = directory or stack.enter_context(Handle.open(os.path.dirname(resolved(path))))
@@ -74,7 +74,7 @@ class LocalWriter(Writer):
                     raise BusyError(path)  # the other process has just given it its final name
                 try:
                     os.ftruncate(self._fd, size)
-                    if size >= _LARGE and (reserve := _call("fallocate")):
+                    if size >= LARGE and (reserve := call("fallocate")):
                         # Where there is no room, or no such thing, the writes will say so.
                         reserve(self._fd, 0, 0, size)
                 except OSError:
@@ -98,7 +98,7 @@ class LocalWriter(Writer):
                 data, offset = data[count:], offset + count
             if self._begin and self._waiting >= _EARLY:
                 self._waiting = 0
-                self._begin(self._fd, 0, 0, _SYNC_FILE_RANGE_WRITE)
+                self._begin(self._fd, 0, 0, SYNC_FILE_RANGE_WRITE)
 
     def write_runs(self, offsets: Iterable[int], length: int, data: memoryview) -> None:
         fd, at = self._fd, 0
@@ -140,7 +140,7 @@ _CALLS = {"fallocate": "ill", "sync_file_range": "lli"}
 
 
 @functools.cache
-def _call(name: str) -> Callable[..., object] | None:
+def call(name: str) -> Callable[..., object] | None:
     """Return one of `_CALLS`; None where the system has no such call. What it returns says whether it succeeded."""
     try:
         import ctypes

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 # CPU seconds, bytes of memory, and characters of a name; seconds for a machine that has no CPU for it.
-_MOST_SECONDS, _MOST_MEMORY, _LONGEST, _LONGEST_WAIT = 5, 1 << 30, 1 << 16, 20
-_CHILD = """
+MOST_SECONDS, _MOST_MEMORY, _LONGEST, LONGEST_WAIT = 5, 1 << 30, 1 << 16, 20
+CHILD = """
 import json, re, resource, sys, warnings
 warnings.simplefilter("ignore")
 seconds, memory, longest = map(int, sys.argv[1:])
@@ -80,13 +80,13 @@ def renamed(names: Sequence[str], prefix: str, rules: Sequence[str]) -> list[str
 
 
 def _run(asked: str, *arguments: Any) -> Any:
-    limits = map(str, (_MOST_SECONDS, _MOST_MEMORY, _LONGEST))
+    limits = map(str, (MOST_SECONDS, _MOST_MEMORY, _LONGEST))
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _CHILD, *limits],
+            [sys.executable, "-I", "-S", "-c", CHILD, *limits],
             input=json.dumps([asked, arguments]).encode(),
             capture_output=True,
-            timeout=_LONGEST_WAIT,
+            timeout=LONGEST_WAIT,
             check=True,
         )
         return json.loads(done.stdout)

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 _IN_ORDER = 1 << 11
 # Bytes of those of a block that a BLAS makes: with what they are added to, and what is compared, they stay in the
 # second-level cache. A block has this many columns, if there are so many.
-_BLOCK, _WIDE = 1 << 18, 1 << 10
+BLOCK, WIDE = 1 << 18, 1 << 10
 # Products of numbers in one call of a BLAS that has threads. OpenBLAS makes so many in the thread that calls; for more
 # it wakes others, for which the threads that convert would wait.
 _AT_ONCE = 1 << 18
 # Elements of a row whose squares are added up at a time.
 _IN_ROW = 1 << 16
 # Factors of elements that are added up one by one, at a time.
-_PICKED = 1 << 15
+PICKED = 1 << 15
 
 
 class _Stored(NamedTuple):
@@ -88,10 +88,10 @@ class _Sum(NamedTuple):
 
 def added(kernel: LowRank, boxes: Sequence[Box], arrays: Sequence[Array], out: Array) -> None:
     """Fill `out`, of float64, with what the product of the factors is added to, plus that."""
-    _add_all(_Sum.of(kernel, boxes, arrays), out)
+    add_all(_Sum.of(kernel, boxes, arrays), out)
 
 
-def _add_all(given: _Sum, out: Array) -> None:
+def add_all(given: _Sum, out: Array) -> None:
     """Fill `out`, of float64, with the sum."""
     np = numpy_module()
     with np.errstate(all="ignore"):
@@ -108,7 +108,7 @@ def _add_all(given: _Sum, out: Array) -> None:
         _one_nan(out)
 
 
-def _add_some(given: _Sum, rows: Array, columns: Array) -> Array:
+def add_some(given: _Sum, rows: Array, columns: Array) -> Array:
     """Return the sum at some rows and columns, none of which is no number."""
     np = numpy_module()
     total: Array = np.zeros(len(rows))
@@ -152,30 +152,30 @@ def rounded(
     overflows, rank = 0, given.right.bits.shape[0]
     near = [(np.empty(0, "i8"),) * 2]
     first = precision_for(target, {each.dtype for each in given[:3]}, (given.scale,)) if rank <= DEEP else DOUBLE
-    known: dict[tuple[str, int], _Products] = {}
+    known: dict[tuple[str, int], Products] = {}
     with np.errstate(all="ignore"):
-        for place in _blocks(out.shape, _BLOCK // int(first.code[1]), _WIDE):
+        for place in _blocks(out.shape, BLOCK // int(first.code[1]), WIDE):
             # What is too uncertain in float32 may be certain in float64.
             for precision in dict.fromkeys((first, DOUBLE)):
                 key = precision.dtype, place[1].start
                 if key not in known:
                     known = {other: made for other, made in known.items() if other[1] == place[1].start}
-                    known[key] = _Products.of(given.at((slice(None), place[1])), precision, target)
+                    known[key] = Products.of(given.at((slice(None), place[1])), precision, target)
                 found = known[key].round(place[0], out[place], cast)
                 if found is not None:
                     near.append((found[0] + place[0].start, found[1] + place[1].start))
                     break
             else:
                 whole = np.empty(out[place].shape)
-                _add_all(given.at(place), whole)
+                add_all(given.at(place), whole)
                 out[place], count = cast(whole)
                 overflows += count
         rows, columns = map(np.concatenate, zip(*near, strict=True))
-        most = max(_PICKED // max(rank, 1), 1)
+        most = max(PICKED // max(rank, 1), 1)
         for at in range(0, len(rows), most):
             go_on()
             at_once = rows[at : at + most], columns[at : at + most]
-            out[at_once], count = cast(_add_some(given, *at_once))
+            out[at_once], count = cast(add_some(given, *at_once))
             overflows += count
     return overflows
 
@@ -193,7 +193,7 @@ class _Vectors(NamedTuple):
         return cls(rows, np.sqrt(np.einsum("ik,ik->i", rows, rows) + rows.shape[1] * 2.0**-126))
 
 
-class _Products(NamedTuple):
+class Products(NamedTuple):
     """Sums with the products of `left` and `right` that a BLAS makes, and how far they may be from those in order."""
 
     base: _Stored
@@ -203,7 +203,7 @@ class _Products(NamedTuple):
     target: str
 
     @classmethod
-    def of(cls, given: _Sum, precision: Precision, target: str) -> _Products:
+    def of(cls, given: _Sum, precision: Precision, target: str) -> Products:
         """Return those of a sum, in `precision`."""
         left = given.left.numbers(precision.code) * numpy_module().array(given.scale, precision.code)
         right = given.right.numbers(precision.code).T
@@ -217,7 +217,7 @@ class _Products(NamedTuple):
         values, room = (
             scratch(use, out.size * int(code[1])).view(code).reshape(out.shape) for use in ("sums", "other")
         )
-        _multiply(self.left.numbers[rows], self.right.numbers.T, values)
+        multiply(self.left.numbers[rows], self.right.numbers.T, values)
         base = self.base.at(rows)
         is_plain = base.dtype == "bfloat16" and self.precision is SINGLE
         values += numbers(*base, room.view("u4")) if is_plain else base.numbers(code)
@@ -234,7 +234,7 @@ class _Products(NamedTuple):
         return bounds
 
 
-def _multiply(left: Array, right: Array, out: Array) -> None:
+def multiply(left: Array, right: Array, out: Array) -> None:
     """Fill `out` with the product of two matrices."""
     side = max(out.shape) if blas_is_alone() else max(math.isqrt(_AT_ONCE // max(len(right), 1)), 1)
     for rows, columns in _blocks(out.shape, side * side, side):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 # Numbers to handle at a time: as float64 they stay in the second-level cache.
-_BLOCK = 1 << 16
+BLOCK = 1 << 16
 # A float64 beyond this is scaled, so that its square is neither infinite nor zero.
 _LARGE, _SMALL = 2.0**480, 2.0**-480
 # The dtype of each half of a complex number.
@@ -142,15 +142,15 @@ def moments(dtype: DType, data: memoryview) -> Moments:
     if dtype.kind in "biu":
         code = "<u1" if dtype.kind == "b" else f"<{dtype.kind}{dtype.itemsize}"
         values = np.frombuffer(data, code)
-        for at in range(0, len(values), _BLOCK):
-            block = values[at : at + _BLOCK]
+        for at in range(0, len(values), BLOCK):
+            block = values[at : at + BLOCK]
             found.add(_of_integers(block != 0 if dtype.kind == "b" else block))
         return found
     halves = 2 if dtype.kind == "c" else 1
     values = np.frombuffer(data, "<f8" if dtype.name in ("float64", "complex128") else "<f4").reshape(-1, halves)
-    scratch = np.empty(min(len(values) * halves, _BLOCK), "f8")
-    for at in range(0, len(values), _BLOCK // halves):
-        found.add(_of_floats(values[at : at + _BLOCK // halves], scratch))
+    scratch = np.empty(min(len(values) * halves, BLOCK), "f8")
+    for at in range(0, len(values), BLOCK // halves):
+        found.add(_of_floats(values[at : at + BLOCK // halves], scratch))
     return found
 
 

@@ -723,7 +723,7 @@ def stopped(place: Path, number: signal.Signals, jobs: int, *options: str) -> tu
     slow = SLOW.format(begun=str(place / "begun"))
     code = slow + (
         f"from ckptconv.cli import batch, main\nbatch._START = {slow!r}.replace('{{', '{{{{').replace('}}', '}}}}')"
-        " + batch._START\nmain.main(sys.argv[1:])"
+        " + batch.START\nmain.main(sys.argv[1:])"
     )
     words = ["a.pt", "b.pt", "c.pt", "--output-dir", "o", "--jobs", str(jobs), *options]
     process = prepared().python(code, "convert", *words, cwd=place)
@@ -785,7 +785,7 @@ def test_a_worker_that_dies_fails_its_input_alone(place: Path, monkeypatch: pyte
         "conversion.convert = lambda source, *a, **k: os.kill(os.getpid(), 9) if source == 'b.pt' else "
         "convert(source, *a, **k)\n"
     )
-    monkeypatch.setattr(batch, "_START", killing + batch._START)
+    monkeypatch.setattr(batch, "START", killing + batch.START)
     run = ckptconv_here("convert", "a.pt", "b.pt", "c.pt", "--output-dir", "o", "--jobs", "2", "--json")
     assert run.code == 1
     assert [each["ok"] for each in run.json["results"]] == [True, False, True]

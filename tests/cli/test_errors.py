@@ -117,10 +117,10 @@ def test_a_flipped_bit(tmp_path: Path) -> None:
 
 
 def test_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "_handle", lambda handler: None)
+    monkeypatch.setattr(signals, "handle", lambda handler: None)
     for sent, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         with pytest.raises(StoppedError) as caught:
-            signals._stop(sent, None)
+            signals.stop(sent, None)
         assert caught.value.exit_code == code
         assert str(caught.value) == f"Stopped by {sent.name}. Nothing was put under a final name."
 

@@ -76,11 +76,11 @@ main.main(sys.argv[1:])
 UNTIL_A_SIGNAL = """
 import time
 from ckptconv.cli import signals
-came, stop = [], signals._stop
+came, stop = [], signals.stop
 def stopped(number, frame):
     came.append(number)
     stop(number, frame)
-signals._stop, signals._PATIENCE = stopped, 600.0
+signals.stop, signals._PATIENCE = stopped, 600.0
 def wait():
     while not came:
         time.sleep(0.02)

@@ -99,12 +99,12 @@ def test_what_is_found_is_what_the_reference_finds(data: st.DataObject) -> None:
     one, other = data.draw(two_runs(dtypes))
     near = st.builds(Tolerance, st.sampled_from([0.0, 1e-3, 0.5, 3.0]), st.sampled_from([0.0, 1e-3, 100.0]))
     tolerance = data.draw(st.none() | near)
-    usual, changes._BLOCK = changes._BLOCK, data.draw(st.sampled_from([1, 3, 100]))
+    usual, changes.BLOCK = changes.BLOCK, data.draw(st.sampled_from([1, 3, 100]))
     try:
         kinds = (DTYPES[dtypes[0]], DTYPES[dtypes[1]])
         found = compared(memoryview(one), memoryview(other), kinds, tolerance)
     finally:
-        changes._BLOCK = usual
+        changes.BLOCK = usual
     expected = reference((dtypes[0], one), (dtypes[1], other), tolerance)
     if max(map(abs, expected["norms"])) < 1e300 and expected["max_abs"] < 1e300:
         check(found, expected)

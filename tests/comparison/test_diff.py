@@ -35,7 +35,7 @@ def tensor_of(found: Difference, name: str) -> TensorDifference:
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch, size: int = 4096) -> None:
     """Compare so few bytes at a time that small tensors are of many blocks."""
-    monkeypatch.setattr(reading, "_UNIT", size)
+    monkeypatch.setattr(reading, "UNIT", size)
 
 
 # --------------------------------------------------------------------------------------------------------------- equal

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import ckptconv
 from ckptconv.comparison.diff import Difference, TensorDifference
-from ckptconv.comparison.steps import _index
+from ckptconv.comparison.steps import index
 from ckptconv.inspection.differences import overview, page_of
 from ckptconv.options.kinds import ROUNDING_WAYS
 
@@ -218,11 +218,11 @@ def test_codes_are_one_step_apart_and_what_lies_between_is_divided_evenly(codes:
         values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     else:
         values = torch.arange(count, dtype=torch.uint8).view(getattr(torch, codes)).double().numpy()
-    assert (_index(codes, values) == np.arange(count)).all()
-    assert (_index(codes, -values) == -np.arange(count)).all()
+    assert (index(codes, values) == np.arange(count)).all()
+    assert (index(codes, -values) == -np.arange(count)).all()
     between = values[:-1] + 0.25 * np.diff(values)
-    assert np.allclose(_index(codes, between), np.arange(count - 1) + 0.25)
-    assert _index("int", np.array([2.25])) == 2.25
+    assert np.allclose(index(codes, between), np.arange(count - 1) + 0.25)
+    assert index("int", np.array([2.25])) == 2.25
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,11 @@ cuts = st.lists(st.integers(0, 40), max_size=4)
 @examples(60)
 @given(arrays.arrays("f4", st.integers(1, 40), elements=st.floats(width=32)), cuts, st.integers(1, 50))
 def test_floats_are_those_of_numpy_in_float64(array: Any, at: list[int], block: int) -> None:
-    usual, statistics._BLOCK = statistics._BLOCK, block
+    usual, statistics.BLOCK = statistics.BLOCK, block
     try:
         found = found_in(array, [min(cut, array.size) for cut in at])
     finally:
-        statistics._BLOCK = usual
+        statistics.BLOCK = usual
     finite = array[np.isfinite(array)].astype("f8")
     assert (found.nan, found.inf) == (np.isnan(array).sum(), np.isinf(array).sum())
     assert found.zeros == (array == 0).sum()

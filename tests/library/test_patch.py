@@ -166,8 +166,8 @@ def test_any_bits_come_back(
     save_bytes(before, place / "a.safetensors")
     save_bytes(after, place / "b.safetensors")
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(reading, "_UNIT", step)
-        monkeypatch.setattr(encoding, "_COLLECTED", step)
+        monkeypatch.setattr(reading, "UNIT", step)
+        monkeypatch.setattr(encoding, "COLLECTED", step)
         monkeypatch.setattr(overwriting, "_BLOCK", step)
         diff(place / "a.safetensors", place / "b.safetensors", delta=place / "delta", delta_encoding=encoded_as)
         patch(place / "a.safetensors", place / "delta", place / "c.safetensors")

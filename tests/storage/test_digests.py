@@ -22,7 +22,7 @@ BLOCK = 64
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "_READ", BLOCK)
+    monkeypatch.setattr(digests, "READ", BLOCK)
 
 
 class InMemory(Writer):

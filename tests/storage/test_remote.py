@@ -307,11 +307,11 @@ def test_what_fails_halfway_leaves_nothing_behind(model: Path, s3: S3, proxy: Pr
 HEARING = """
 import os, sys
 from ckptconv.cli import main, signals
-stop = signals._stop
+stop = signals.stop
 def stopped(number, frame):
     os.write(1, b"!")
     stop(number, frame)
-signals._stop = stopped
+signals.stop = stopped
 main.main(sys.argv[1:])
 """
 

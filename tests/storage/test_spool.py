@@ -445,7 +445,7 @@ def test_what_is_read_once_without_a_checksum_is_unpacked_where_it_is_wanted(
     cuts = [0, *sorted(data.draw(st.sets(st.integers(1, 199)))), 200]
     pieces = list(itertools.pairwise(cuts))
     order = data.draw(st.permutations(pieces) | st.lists(st.sampled_from(pieces)) | st.just(pieces))
-    most_kept, spool._MOST_KEPT = spool._MOST_KEPT, data.draw(st.sampled_from([2, 64]))
+    most_kept, spool.MOST_KEPT = spool.MOST_KEPT, data.draw(st.sampled_from([2, 64]))
     written = 0
     try:
         with SpoolingReaders(directory=str(tmp_path_factory.getbasetemp())) as readers:
@@ -462,11 +462,12 @@ def test_what_is_read_once_without_a_checksum_is_unpacked_where_it_is_wanted(
                 with readers.reading(file) as reader:
                     assert reader.read_at(start, stop - start) == content[start:stop]
     finally:
-        spool._MOST_KEPT = most_kept
+        spool.MOST_KEPT = most_kept
     if order == pieces:
         assert written == 0
     if len(set(order)) == len(order):
-        assert written <= len(content)
+        # Where too many ranges were passed over, all is unpacked once more, with those that were kept.
+        assert written < 2 * len(content)
 
 
 @given(data=st.data())

@@ -27,7 +27,7 @@ def test_every_step_runs() -> None:
 
 
 def test_it_waits_for_a_step_however_long_that_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(syncing_module, "_AGAIN", 0.001)
+    monkeypatch.setattr(syncing_module, "AGAIN", 0.001)
     done: list[int] = []
     with Syncing() as syncing:
         syncing.add(lambda: (time.sleep(0.1), done.append(1)))  # type: ignore[arg-type, return-value]
@@ -146,25 +146,25 @@ def test_a_large_file_has_room_on_the_disk_before_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reserved: list[tuple[int, ...]] = []
-    monkeypatch.setattr(writing, "_call", {"fallocate": lambda fd, *room: reserved.append(room)}.get)
-    for size in (writing._LARGE - 1, writing._LARGE):
+    monkeypatch.setattr(writing, "call", {"fallocate": lambda fd, *room: reserved.append(room)}.get)
+    for size in (writing.LARGE - 1, writing.LARGE):
         LocalWriter(str(tmp_path / f"{size}"), size).close()
-    assert reserved == [(0, 0, writing._LARGE)]
+    assert reserved == [(0, 0, writing.LARGE)]
 
 
 def test_without_such_a_call_of_the_system_files_are_written_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "_call", lambda name: None)
-    writer = LocalWriter(str(tmp_path / "file"), writing._LARGE, durable=True)
-    writer.write_at(writing._LARGE - 1, memoryview(b"x"))
+    monkeypatch.setattr(writing, "call", lambda name: None)
+    writer = LocalWriter(str(tmp_path / "file"), writing.LARGE, durable=True)
+    writer.write_at(writing.LARGE - 1, memoryview(b"x"))
     writer.close()
-    assert (tmp_path / "file").stat().st_size == writing._LARGE
+    assert (tmp_path / "file").stat().st_size == writing.LARGE
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other calls")
 def test_the_calls_of_the_system_do_what_they_are_for(tmp_path: Path) -> None:
-    reserve, begin = writing._call("fallocate"), writing._call("sync_file_range")
+    reserve, begin = writing.call("fallocate"), writing.call("sync_file_range")
     assert reserve
     assert begin
     with (tmp_path / "file").open("wb") as file:
@@ -172,4 +172,4 @@ def test_the_calls_of_the_system_do_what_they_are_for(tmp_path: Path) -> None:
             pytest.skip("this file system reserves no room")
         assert os.fstat(file.fileno()).st_size == 1 << 20
         assert os.fstat(file.fileno()).st_blocks * 512 >= 1 << 20
-        assert begin(file.fileno(), 0, 0, writing._SYNC_FILE_RANGE_WRITE) == 0
+        assert begin(file.fileno(), 0, 0, writing.SYNC_FILE_RANGE_WRITE) == 0

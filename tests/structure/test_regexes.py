@@ -42,8 +42,8 @@ def test_what_is_no_expression_is_refused_with_its_number(pattern: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["(a+)+$", "(a?){60}a{60}$", "(.*)*(.*)*(.*)*(.*)*b"])
 def test_what_takes_too_long_is_stopped(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regexes, "_MOST_SECONDS", 1)
-    monkeypatch.setattr(regexes, "_LONGEST_WAIT", 600)
+    monkeypatch.setattr(regexes, "MOST_SECONDS", 1)
+    monkeypatch.setattr(regexes, "LONGEST_WAIT", 600)
     with pytest.raises(LimitsError) as caught:
         first_matches([[pattern]], ["a" * 60 + "!"])
     assert isinstance(caught.value.__cause__, subprocess.CalledProcessError)
@@ -51,8 +51,8 @@ def test_what_takes_too_long_is_stopped(pattern: str, monkeypatch: pytest.Monkey
 
 
 def test_a_process_that_gets_no_processor_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regexes, "_LONGEST_WAIT", 0.5)
-    monkeypatch.setattr(regexes, "_CHILD", "import time\ntime.sleep(600)")
+    monkeypatch.setattr(regexes, "LONGEST_WAIT", 0.5)
+    monkeypatch.setattr(regexes, "CHILD", "import time\ntime.sleep(600)")
     with pytest.raises(LimitsError) as caught:
         first_matches([["a"]], ["a"])
     assert isinstance(caught.value.__cause__, subprocess.TimeoutExpired)

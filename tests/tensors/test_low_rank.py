@@ -19,7 +19,7 @@ from ckptconv.tensors.moves import Cast
 from ckptconv.tensors.rounding import numbers
 
 _STORED = ("bfloat16", "float16", "float32", "float64")
-_RIGHT = low_rank._multiply
+_RIGHT = low_rank.multiply
 
 
 def _bits(rng: np.random.Generator, dtype: str, shape: tuple[int, ...], kind: str) -> np.ndarray:
@@ -91,10 +91,10 @@ def test_what_is_rounded_is_the_sum_in_order(seed, shape, rank, dtypes, kinds, t
     tile, data = _tile(np.random.default_rng(seed), shape, rank, dtypes, kinds, turned)
     wanted, overflows = apply((tile, Cast("float64", target)), data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(low_rank, "_multiply", multiply)
-        patch.setattr(low_rank, "_BLOCK", 512)
-        patch.setattr(low_rank, "_WIDE", 16)
-        patch.setattr(low_rank, "_PICKED", 4 * rank)
+        patch.setattr(low_rank, "multiply", multiply)
+        patch.setattr(low_rank, "BLOCK", 512)
+        patch.setattr(low_rank, "WIDE", 16)
+        patch.setattr(low_rank, "PICKED", 4 * rank)
         made, count = apply((tile._replace(cast=target),), data)
     assert bytes(made) == bytes(wanted)
     assert count == overflows
@@ -105,7 +105,7 @@ def test_products_may_be_as_far_off_as_the_bound_says(dtype: str, monkeypatch: p
     tile, data = _tile(np.random.default_rng(1), (200, 300), 64, [dtype] * 3, ["model"] * 3, False)
     tile = tile._replace(kernel=LowRank(1.0))
     wanted, _ = apply((tile, Cast("float64", dtype)), data)
-    monkeypatch.setattr(low_rank, "_multiply", _as_far_off_as_may_be)
+    monkeypatch.setattr(low_rank, "multiply", _as_far_off_as_may_be)
     made, _ = apply((tile._replace(cast=dtype),), data)
     assert bytes(made) == bytes(wanted)
 
@@ -114,7 +114,7 @@ def test_products_may_be_as_far_off_as_the_bound_says(dtype: str, monkeypatch: p
 def test_few_elements_of_a_model_are_added_up_in_order(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tile, data = _tile(np.random.default_rng(1), (200, 300), 32, [dtype] * 3, ["model"] * 3, False)
     picked = []
-    right = low_rank._add_some
+    right = low_rank.add_some
 
     def adding(given, rows, columns):  # type: ignore[no-untyped-def]
         picked.append(len(rows))
@@ -123,8 +123,8 @@ def test_few_elements_of_a_model_are_added_up_in_order(dtype: str, monkeypatch: 
     def refuse(*given: object) -> None:
         raise AssertionError("a whole block was added up in order")
 
-    monkeypatch.setattr(low_rank, "_add_some", adding)
-    monkeypatch.setattr(low_rank, "_add_all", refuse)
+    monkeypatch.setattr(low_rank, "add_some", adding)
+    monkeypatch.setattr(low_rank, "add_all", refuse)
     apply((tile._replace(kernel=LowRank(0.1), cast=dtype),), data)
     assert sum(picked) < 200 * 300 * 0.02
 
@@ -147,7 +147,7 @@ def test_of_any_rank_few_elements_are_added_up_in_order(rank: int, monkeypatch: 
     tile, data = _tile(np.random.default_rng(2), (12, 17), rank, ["bfloat16"] * 3, ["zero", "model", "model"], False)
     wanted, _ = apply((tile, Cast("float64", "bfloat16")), data)
     made = []
-    right = low_rank._Products.of.__func__
+    right = low_rank.Products.of.__func__
 
     def noting(cls, given, precision, target):  # type: ignore[no-untyped-def]
         made.append(precision.dtype)
@@ -156,8 +156,8 @@ def test_of_any_rank_few_elements_are_added_up_in_order(rank: int, monkeypatch: 
     def refuse(*given: object) -> None:
         raise AssertionError("a whole block was added up in order")
 
-    monkeypatch.setattr(low_rank._Products, "of", classmethod(noting))
-    monkeypatch.setattr(low_rank, "_add_all", refuse)
+    monkeypatch.setattr(low_rank.Products, "of", classmethod(noting))
+    monkeypatch.setattr(low_rank, "add_all", refuse)
     assert bytes(apply((tile._replace(cast="bfloat16"),), data)[0]) == bytes(wanted)
     assert made == (["float32", "float64"] if rank <= low_rank.DEEP else ["float64"])
 

@@ -1000,7 +1000,7 @@ def test_affine_maps_place_every_block(tmp_path: Path) -> None:
 def test_patterns_that_do_not_help_are_explained(
     info: dict[str, Any], kind: type[CkptconvError], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(regexes, "_MOST_SECONDS", 1)
+    monkeypatch.setattr(regexes, "MOST_SECONDS", 1)
     with pytest.raises(kind, match=re.escape(words)):
         merge_one(tmp_path, [values(2, 2, seed=1), values(2, 2, seed=2)], {"x": 1, **info})
 
