@@ -43,7 +43,7 @@ from checkpoints import ZERO, load_with_aliases
 from differential.cases import KINDS
 from differential.hunt import Hunter, limited, told
 from differential.trees import bits
-from mutations import members_of, of_bytes, of_json, of_members, of_pickle
+from mutations import VALUES, members_of, of_bytes, of_json, of_members, of_pickle
 from safetensors import safe_open
 from safetensors.torch import load_file
 from samples import STREAMS, TREES, ZIPS
@@ -54,10 +54,14 @@ from ckptconv.errors import CkptconvError
 from ckptconv.formats.detect import open_source
 from ckptconv.inspection.summary import summarize
 from ckptconv.library.checkpoint import open_checkpoint as opened_checkpoint
+from ckptconv.options.table import OPTIONS
 from ckptconv.outputs import planning
+from ckptconv.outputs.targets import MANIFEST
+from ckptconv.publish.finish import finish
 from ckptconv.storage.files import look
 from ckptconv.structure.keymap import unflatten
 from ckptconv.structure.record import METADATA_KEY
+from ckptconv.verification.verify import verify
 
 SECONDS_EACH = 10
 MEMORY = 512 << 20
@@ -193,18 +197,23 @@ def changed_script(chance: random.Random) -> bytes:
 # ----------------------------------------------------------------------------------------------------------- checks
 
 
-def outcome(path: Path, output: Path, **options: Any) -> str:
-    """Convert and inspect a file; the kind of error it ends with, or "done"."""
+def ending(call: Callable[[], object]) -> str:
+    """Make a call; the kind of error it ends with, or "done"."""
     started = time.process_time()
     try:
-        convert(path, output, fsync=False, jobs=1, **options)
-        summarize(open_source(path))
+        call()
         kind = "done"
     except CkptconvError as error:
         kind = error.kind if error.message else "nothing said"
-    assert kind == "done" or not output.exists(), "an output of a conversion that failed"
     assert kind != "nothing said"
     assert time.process_time() - started < SECONDS_EACH, "it took too long"
+    return kind
+
+
+def outcome(path: Path, output: Path, **options: Any) -> str:
+    """Convert and inspect a file; the kind of error it ends with, or "done"."""
+    kind = ending(lambda: (convert(path, output, fsync=False, jobs=1, **options), summarize(open_source(path))))
+    assert kind == "done" or not output.exists(), "an output of a conversion that failed"
     return kind
 
 
@@ -495,7 +504,13 @@ def fuzz_index(chance: random.Random, place: Path) -> str:
 
 def quantized_cases() -> list[Path]:
     """The checkpoints of every dialect."""
-    return sorted(path for path in (DATA_HERE / "quantized").iterdir() if path.is_dir())
+    return sorted(path for path in (DATA_HERE / "quantized").iterdir() if (path / "config.json").exists())
+
+
+def changed_record(names: list[str], chance: random.Random) -> str:
+    """The record of a flat state of these tensors, changed."""
+    root = ["odict", None, *itertools.chain.from_iterable((name, {}) for name in names)]
+    return of_json({"version": 1, "root": root}, chance)
 
 
 @functools.cache
@@ -593,7 +608,8 @@ def bits_of(path: Path, name: str) -> bytes:
 
 
 def fuzz_quantized(chance: random.Random, place: Path) -> str:
-    """A quantized checkpoint whose configuration, header or bytes are changed: weights, or a refusal."""
+    """A quantized checkpoint whose configuration, header, structure record or bytes are changed: weights, or a
+    refusal."""
     directory, output = place / "quantized", place / "out.safetensors"
     shutil.rmtree(directory, ignore_errors=True)
     case = chance.choice(quantized_cases())
@@ -604,12 +620,83 @@ def fuzz_quantized(chance: random.Random, place: Path) -> str:
         victim.write_text(of_json(json.loads(data), chance))
     elif chance.random() < 0.7:
         stop = 8 + int.from_bytes(data[:8], "little")
-        victim.write_bytes(held(of_json(json.loads(data[8:stop]), chance), data[stop:]))
+        header = json.loads(data[8:stop])
+        changed = of_json(header, chance)
+        if chance.random() < 0.4:
+            names = [name for name in header if name != "__metadata__"]
+            changed = json.dumps({**header, "__metadata__": {METADATA_KEY: changed_record(names, chance)}})
+        victim.write_bytes(held(changed, data[stop:]))
     else:
         victim.write_bytes(of_bytes(data, chance))
     ended = outcome(directory, output, dequantize=True, verify=True)
     assert ended != "difference", "what was written is not what verify computes"
     output.unlink(missing_ok=True)
+    return ended
+
+
+# ------------------------------------------------------------------------------------------ what is left for later runs
+
+
+@functools.cache
+def outputs() -> list[tuple[Path, Path]]:
+    """Sources, and outputs of them with manifests: of what is computed, shards, and states."""
+    here = Path(tempfile.mkdtemp(prefix="made-"))
+    atexit.register(shutil.rmtree, here, ignore_errors=True)
+    computed.sources(here)
+    (here / "made").mkdir()
+    made = []
+    for way, (job, name) in computed.JOBS.items():
+        job(here, name, here / "made" / way)
+        made.append((here / name, here / "made" / way))
+    zero, dcp = ZERO / "z3_bf16_w2" / "checkpoint", here / "dcp"
+    convert(zero, here / "shards", max_shard_size=500, digest="sha256", fsync=False)
+    convert(zero, dcp, to="dcp", fsync=False)
+    return [*made, (zero, here / "shards"), (zero, dcp)]
+
+
+def changed_manifest(path: Path, chance: random.Random) -> str:
+    """A manifest with something changed, or with an option that the conversion did not have."""
+    told = json.loads(path.read_text())
+    if chance.random() < 0.4:
+        told["options"][chance.choice(sorted(OPTIONS))] = chance.choice([*VALUES, *WORDS])
+        return json.dumps(told)
+    return of_json(told, chance)
+
+
+def fuzz_manifest(chance: random.Random, place: Path) -> str:
+    """A changed manifest, given to `verify`, or in the directory of an output that is made again. A file that no
+    manifest has is still there afterwards."""
+    source, output = chance.choice(outputs())
+    manifest = place / "manifest.json"
+    manifest.write_text(changed_manifest(output / MANIFEST, chance))
+    if chance.random() < 0.7:
+        return ending(lambda: verify(source, output, manifest=manifest))
+    again = place / "again"
+    shutil.rmtree(again, ignore_errors=True)
+    shutil.copytree(output, again)
+    (again / "notes.txt").touch()
+    shutil.copy(manifest, again / MANIFEST)
+    ended = ending(lambda: convert(source, again, overwrite=chance.random() < 0.5, fsync=False))
+    assert (again / "notes.txt").exists(), "a file of others is gone"
+    return ended
+
+
+def fuzz_parts(chance: random.Random, place: Path) -> str:
+    """A record or description of staged parts, changed: what `finish` publishes is what the parts made."""
+    model, output = place / "model.pt", place / "parts"
+    shutil.rmtree(output, ignore_errors=True)
+    model.write_bytes(zipped(members_of(ZIPS[0])))
+    for part in ("0/2", "1/2"):
+        convert(model, output, max_shard_size=20, part=part, fsync=False)
+    files = {path.name: path.read_bytes() for path in output.rglob("*.safetensors")}
+    victim = chance.choice([path for path in output.rglob(".*") if path.stat().st_size and path.is_file()])
+    victim.write_text(of_json(json.loads(victim.read_text()), chance))
+    if chance.random() < 0.3:
+        ending(lambda: convert(model, output, max_shard_size=20, part="1/2", fsync=False))
+    manifest = chance.choice(["", str(place / "manifest.json")])
+    ended = ending(lambda: finish(output, checksum=chance.random() < 0.5, manifest=manifest))
+    published = {path.name: path.read_bytes() for path in output.glob("*.safetensors")}
+    assert published == (files if ended == "done" else {}), "what was published is not what was made"
     return ended
 
 
@@ -628,6 +715,8 @@ READERS: dict[str, Callable[[random.Random, Path], str]] = {
     "bits": fuzz_bits,
     "virtual": fuzz_virtual,
     "quantized": fuzz_quantized,
+    "manifest": fuzz_manifest,
+    "parts": fuzz_parts,
 }
 
 

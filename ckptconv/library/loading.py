@@ -46,8 +46,8 @@ def load_state_dict(
     `unstack` for Megatron-core; `raw` keeps whole modules the objects they are; `alone` takes one file of many, such
     as a rank's, by itself. Floating-point tensors are cast to
     `dtype`, and all moved to `device`, if these are given. Objects of classes known by name only stay
-    `ckptconv.tree.Opaque`. Raises a `CkptconvError`. Warns of what a conversion would, such as a tensor that is
-    left out, and if a `.pt` file beside `path` is newer.
+    `ckptconv.pickles.nodes.Opaque`. Raises a `CkptconvError`. Warns of what a conversion would, such as a tensor that
+    is left out, and if a `.pt` file beside `path` is newer.
 
     Examples:
         >>> state = ckptconv.load_state_dict("model.pt", dtype="bf16")
