@@ -100,16 +100,23 @@ def zero(place: Path, name: str, chain: Chain) -> None:
         "zero_allow_untested_optimizer": True,
         "checkpoint": {"load_universal": is_universal},
     }
-    optimizer = None
+    trained = [(own, each) for own, each in model.named_parameters() if each.requires_grad]
+    optimizer: Any
     if chain.muon:
+        # As DeepSpeed makes it by its configuration, but for the kernel of Adam, which would be compiled.
+        from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
+
         config["zero_optimization"]["reduce_scatter"] = False
-        config["optimizer"] = {"type": "Muon", "params": {"lr": 0.01, "momentum": 0.95, "weight_decay": 0.01}}
+        for own, parameter in model.named_parameters():
+            parameter.use_muon = by_muon(own, parameter)
+        matrices = [each for own, each in trained if each.use_muon]
+        others = [each for own, each in trained if not each.use_muon]
+        muon = {"params": matrices, "use_muon": True, "lr": 0.01, "momentum": 0.95, "weight_decay": 0.01}
+        adam = {"params": others, "use_muon": False, "lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8}
+        optimizer = MuonWithAuxAdam([muon, {**adam, "weight_decay": 0.01}])
     else:
-        trained = [each for each in model.parameters() if each.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=0.01, foreach=False)
-    engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=list(model.parameters()), optimizer=optimizer, config=config
-    )
+        optimizer = torch.optim.AdamW([each for _, each in trained], lr=0.01, foreach=False)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 
     def state() -> dict[str, torch.Tensor]:
         found = {}

@@ -260,7 +260,9 @@ def numbers_of(told: Mapping[str, Any]) -> Numbers:
     shapes = {number: shape for number, state in told[_STATE].items() if (shape := _shape(state)) is not None}
     groups = [group["params"] for group in told[_GROUPS]]
     unlisted = told[_STATE].keys() - {number for group in groups for number in group}
-    return Numbers(groups, {**dict.fromkeys(unlisted), **shapes})
+    # MuonWithAuxAdam, Keller Jordan's and DeepSpeed's, sorts the parameters of such a group by size.
+    is_sorted = [group.get("use_muon") is True for group in told[_GROUPS]]
+    return Numbers(groups, {**dict.fromkeys(unlisted), **shapes}, is_sorted)
 
 
 def _unwrapped(told: dict[str, Any], model: Model) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -59,10 +60,21 @@ class Model(NamedTuple):
 
 class Numbers(NamedTuple):
     """The numbers of the parameters in each group of the optimizers at one place, and the shapes that their states
-    tell; anything that can be compared. A number without a shape may have any."""
+    tell; anything that can be compared. A number without a shape may have any. Groups may be `sorted` by shapes."""
 
     groups: Sequence[Sequence[str]]
     shapes: Mapping[str, Any]
+    sorted: Sequence[bool] = ()
+
+    def in_order(self) -> Numbers:
+        """Return them in groups that have the order of the model: of sorted ones, those of each shape by themselves."""
+        found: list[Sequence[str]] = []
+        for group, is_sorted in itertools.zip_longest(self.groups, self.sorted):
+            by_shape: dict[Any, list[str]] = {}
+            for number in group if is_sorted else ():
+                by_shape.setdefault(repr(self.shapes.get(number)), []).append(number)
+            found += by_shape.values() if is_sorted else [group]
+        return self._replace(groups=found, sorted=())
 
     @property
     def total(self) -> int:
@@ -134,9 +146,10 @@ def _by_order(numbers: Numbers, model: Model, order: Order) -> dict[str, str] | 
     if order.groups:
         return _paired(numbers, [known(group) for group in order.groups], model.shapes)
     told = known(order.names or in_order(order.architecture, [*model.shapes, *model.aliases]))
-    asked = [[numbers.shapes.get(number) for number in group] for group in numbers.groups]
+    ordered = numbers.in_order()
+    asked = [[numbers.shapes.get(number) for number in group] for group in ordered.groups]
     chosen = matched(asked, [(name, model.shapes[name]) for name in told if name in model.shapes])
-    found = None if chosen is None or not chosen.is_only else _pairs(numbers, chosen.groups)
+    found = None if chosen is None or not chosen.is_only else _pairs(ordered, chosen.groups)
     if not order.asked or not order.names or len(numbers.groups) == 1 or len(told) != numbers.total:
         return found
     # A user may list the names as they are numbered, group after group.

@@ -108,9 +108,14 @@ def optimizers(dice: random.Random, made: nn.Module) -> list[torch.optim.Optimiz
     only = [each for _, each in trained]
     matrices = [each for each in only if each.ndim == 2 and not each.is_complex()]
     others = [each for each in only if each.ndim != 2 or each.is_complex()]
-    kind = dice.choice(["adamw", "adamw", "amsgrad", "sgd", "groups", "groups", "added", "muon", "recorded"])
-    if kind == "muon" and matrices and others:
-        found: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices), torch.optim.AdamW(others)]
+    kind = dice.choice(["adamw", "adamw", "amsgrad", "sgd", "groups", "groups", "added", "muon", "sorted", "recorded"])
+    found: list[torch.optim.Optimizer]
+    if kind == "sorted" and matrices and others:
+        # Muon with Adam, as Keller Jordan's optimizer of both: matrices are sorted by size.
+        matrices.sort(key=lambda each: each.size(), reverse=True)
+        found = [torch.optim.AdamW([{"params": matrices, "use_muon": True}, {"params": others, "use_muon": False}])]
+    elif kind == "muon" and matrices and others:
+        found = [torch.optim.Muon(matrices), torch.optim.AdamW(others)]
     elif kind in ("groups", "added", "muon"):
         grouping, groups = dice.choice(GROUPINGS), dict[Any, list[nn.Parameter]]()
         for at, each in enumerate(only):
