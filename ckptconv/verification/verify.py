@@ -448,7 +448,8 @@ def _compare(
     elif not is_model:
         found = Written(target.path)
     else:
-        found = read_directory(target.place, metadata, at=target.at, others=others, stem=source.stem if of_weights else MODEL)
+        stem = source.stem if of_weights else MODEL
+        found = read_directory(target.place, metadata, at=target.at, others=others, stem=stem)
     deltas = _deltas(target)
     if deltas:
         expected = _patched(expected, found, deltas)
