@@ -277,9 +277,12 @@ def _unwrapped(told: dict[str, Any], model: Model) -> dict[str, Any]:
 
 def _shape(state: Mapping[str, Any]) -> tuple[int, ...] | None:
     """Return the shape of a parameter by its states; None if they have none, or several: factored ones have shapes of
-    their own, and the two factors of a square parameter look like states of a vector."""
+    their own, and the two factors of a square parameter look like states of a vector. bitsandbytes has a dict of them.
+    """
     if any(map(is_factor, state)):
         return None
+    inner = [each for each in state.values() if isinstance(each, Mapping)]
+    state = {**state, **{key: value for each in inner for key, value in each.items()}}
     codes = state.get(_CODES)
     if isinstance(codes, LazyTensor):
         return codes.shape
