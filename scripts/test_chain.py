@@ -108,9 +108,9 @@ def zero(place: Path, name: str, chain: Chain) -> None:
 
         config["zero_optimization"]["reduce_scatter"] = False
         for own, parameter in model.named_parameters():
-            parameter.use_muon = by_muon(own, parameter)
-        matrices = [each for own, each in trained if each.use_muon]
-        others = [each for own, each in trained if not each.use_muon]
+            vars(parameter)["use_muon"] = by_muon(own, parameter)
+        matrices = [each for own, each in trained if by_muon(own, each)]
+        others = [each for own, each in trained if not by_muon(own, each)]
         muon = {"params": matrices, "use_muon": True, "lr": 0.01, "momentum": 0.95, "weight_decay": 0.01}
         adam = {"params": others, "use_muon": False, "lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8}
         optimizer = MuonWithAuxAdam([muon, {**adam, "weight_decay": 0.01}])

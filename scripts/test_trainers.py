@@ -19,6 +19,7 @@ import traceback
 import unittest.mock
 import warnings
 from collections.abc import Callable, Iterator
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -259,11 +260,24 @@ def of_lightning_with_ddp(place: Path) -> Left:
     return of_lightning(place, "ddp")
 
 
+class Absent(MetaPathFinder, Loader):
+    """Has anything of what Composer imports for images, and for its makers' own machines: neither is needed to save."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        package = name.partition(".")[0]
+        return ModuleSpec(name, self, is_package=True) if package in ("torchvision", "mcli") else None
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        return unittest.mock.MagicMock(__spec__=spec, __path__=[])
+
+    def exec_module(self, module: Any) -> None:
+        pass
+
+
 def of_composer(place: Path) -> Left:
     """Composer's Trainer, whose optimizer's states have names."""
-    # For images, and for the makers' own machines: neither is needed to save.
-    for name in ("torchvision", "torchvision.transforms", "torchvision.datasets", "torchvision.models", "mcli"):
-        sys.modules.setdefault(name, unittest.mock.MagicMock(__spec__=ModuleSpec(name, None), __path__=[]))
+    absent = Absent()
+    sys.meta_path.append(absent)
     import composer
 
     class Module(composer.models.ComposerModel):  # type: ignore[misc]
@@ -293,6 +307,7 @@ def of_composer(place: Path) -> Left:
     )
     trainer.fit()
     trainer.close()
+    sys.meta_path.remove(absent)
     saved = next(each for each in sorted((place / "saved").iterdir()) if each.is_file() and not each.is_symlink())
     return saved, {}, states(module, optimizer)
 
@@ -315,7 +330,7 @@ TRAINERS: dict[str, Callable[[Path], Left]] = {
     "Lightning: Trainer, Muon and AdamW": of_lightning,
     "Lightning: Trainer with DDP, Muon and AdamW": of_lightning_with_ddp,
     "Composer: Trainer": of_composer,
-    # They leave their environment to what follows.
+    # These leave their environment to what follows.
     "transformers: Llama, DeepSpeed ZeRO-2": of_zero(2),
     "transformers: Llama, DeepSpeed ZeRO-3": of_zero(3),
 }

@@ -22,6 +22,8 @@ from ckptconv.tensors.lazy import Inline, LazyTensor
 from ckptconv.text import some
 
 _STEP = "step"
+# Where Composer has the model and the optimizers.
+_STATE = "state"
 _UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 FRESH = "Give --fresh-optimizer for zero moments in their place."
 
@@ -32,7 +34,12 @@ def weights_key(tree: Any) -> str:
     if isinstance(tree, (list, tuple)) and (beside := {name for name, _ in optimizers_in(tree)}):
         left = [name for name, value in entries(tree).items() if name not in beside and keymap.flatten(value)[0]]
         return left[0] if len(left) == 1 else ""
-    return next((key for key in MODEL_KEYS if _holds_names(tree, key)), "")
+    for around in ("", _STATE):
+        inner = _below(tree, around) if around else tree
+        found = next((key for key in MODEL_KEYS if _holds_names(inner, key)), "")
+        if found:
+            return f"{around}.{found}" if around else found
+    return ""
 
 
 def _holds_names(tree: Any, key: str) -> bool:
@@ -61,9 +68,9 @@ def model_alone(source: Source, key: str = "") -> Source:
             f"{source.path} holds tensors under {some(nested)}, and nothing tells which are the model.",
             "Name the model with --key; . is all.",
         )
-    left = [str(name) for name in tree if name != found]
+    left = [str(name) for name in tree if name != found.partition(".")[0]]
     notes = [f"took {found}; left out: {some(left, len(left), str)}" if left else f"took {found}"]
-    return source._replace(weights=tree[found], stored=None, notes=[*source.notes, *notes])
+    return source._replace(weights=_below(tree, found), stored=None, notes=[*source.notes, *notes])
 
 
 def _has_tensors(tree: Mapping[Any, Any]) -> bool:
@@ -136,10 +143,16 @@ def weights_in(source: Source, key: str = "") -> dict[str, LazyTensor]:
 
 def without_optimizers(source: Source, key: str = "") -> Source:
     """Return `source` without the optimizers that are saved beside its weights, whose states are converted by name."""
-    found = {name for name, _ in optimizers_in(source.weights, key or weights_key(source.weights))}
+    around, _, own = (key or weights_key(source.weights)).rpartition(".")
+    tree = _below(source.weights, around) if around else source.weights
+    found = {name for name, _ in optimizers_in(tree, own)}
     if not found:
         return source
-    return source._replace(weights={name: each for name, each in entries(source.weights).items() if name not in found})
+    left: Any = {name: each for name, each in entries(tree).items() if name not in found}
+    for step in reversed(around.split(".") if around else []):
+        around = around.removesuffix(step).removesuffix(".")
+        left = {**(_below(source.weights, around) if around else source.weights), step: left}
+    return source._replace(weights=left)
 
 
 def _check_key(source: Source, optimizer: str, key: str) -> None:

@@ -36,7 +36,9 @@ def model_of(weights: Mapping[str, Any], orders: list[Order], tree: Any = None, 
         why = "the state dict does not show that it is in the order of the model's modules"
         if is_kept(tree):
             return Model(shapes, aliases, [*known, Order("the order of the state dict", [*weights])])
-    if place is not None:
+    if place is None:
+        why = f"{why}, and {_CONFIG} is looked for beside local files alone"
+    else:
         config = configured(place)
         why = f"{why}, and {config.why}" if config.why else why
         if config.architecture:

@@ -242,3 +242,58 @@ def test_an_order_that_does_not_fit_is_refused(text: str, code: int, words: str,
     ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s", *missing).refused(2, "does not exist")
     run = ckptconv_here("convert", tmp_path / "t.pt", tmp_path / "w.safetensors", "--order", tmp_path / "t.pt")
     assert "--order changes nothing" in run.err
+
+
+def test_what_tells_an_order_is_an_input(tmp_path: Path) -> None:
+    """Two parts of different orders do not make one output, and an output of another order is not verified."""
+    step, names = tmp_path / "step", tmp_path / "order.txt"
+    model = models()["LlamaForCausalLM"]
+    model.save_pretrained(step)
+    optimizer, _ = stepped(model)
+    torch.save(optimizer.state_dict(), step / "optimizer.pt")
+    config = (step / "config.json").read_text()
+    in_order = "\n".join(name for name, _ in model.named_parameters())
+    other_names = in_order.replace("layers.0.", "layers.X.").replace("layers.1.", "layers.0.").replace(".X.", ".1.")
+    cases = {
+        step / "config.json": (config, config.replace("LlamaForCausalLM", "MistralForCausalLM"), []),
+        names: (in_order, other_names, ["--order", names]),
+    }
+    for at, (file, (one, other, words)) in enumerate(cases.items()):
+        out, parts = tmp_path / f"{at}", tmp_path / f"parts-{at}"
+        file.write_text(one)
+        assert ckptconv_here("convert", step, "--optimizer", out, *words).code == 0
+        assert ckptconv_here("convert", step, "--optimizer", parts, "--part", "0/2", *words).code == 0
+        assert ckptconv_here("verify", step, "--optimizer", out, *words).code == 0
+        file.write_text(other)
+        ckptconv_here("verify", step, "--optimizer", out, *words).refused(1)
+        assert ckptconv_here("convert", step, "--optimizer", parts, "--part", "1/2", *words).code == 0
+        ckptconv_here("finish", parts).refused(2, "The input has changed in between")
+
+
+def test_an_assumption_is_told_unless_shapes_or_the_save_prove_the_names(tmp_path: Path) -> None:
+    assumed = "right if each group has its parameters in the order of model.parameters()"
+    for told, sizes, named in ((True, (2, 2), False), (False, (2, 3), False), (False, (2, 2), True)):
+        model = nn.ParameterDict({f"b{at}": nn.Parameter(torch.zeros(size)) for at, size in enumerate(sizes)})
+        optimizer = torch.optim.AdamW(model.named_parameters() if named else model.parameters())
+        for each in model.values():
+            each.grad = torch.ones_like(each)
+        optimizer.step()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "train.pt")
+        run = ckptconv_here(
+            "convert", tmp_path / "train.pt", "--optimizer", tmp_path / "out.safetensors", "--overwrite"
+        )
+        assert run.code == 0, run.err
+        assert (assumed in run.out) is told, (sizes, named)
+
+
+def test_an_adapter_s_states_in_a_directory_are_verified(tmp_path: Path) -> None:
+    factors = {f"base_model.model.q.lora_{half}.weight": nn.Parameter(torch.ones(1)) for half in "AB"}
+    optimizer = torch.optim.AdamW(factors.items())
+    for each in factors.values():
+        each.grad = torch.ones_like(each)
+    optimizer.step()
+    save_file({name: each.detach() for name, each in factors.items()}, tmp_path / "adapter_model.safetensors")
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    words = [tmp_path, tmp_path / "out", "--optimizer", tmp_path / "states"]
+    assert ckptconv_here("convert", *words).code == 0
+    assert ckptconv_here("verify", *words).code == 0
