@@ -54,8 +54,9 @@ def arranged(tree: Mapping[str, Any], *, flat: bool = False) -> dict[str, Any]:
 
     A step that is a number becomes a tensor, as torch keeps it, but beside states that torch's optimizers do not have:
     those are of another optimizer, which loads them as it saved them. Groups of Adam and Muon get the settings that
-    torch's have and others lack, at torch's defaults. With `flat`, the result is one dict with a key for each state and each setting
-    of a parameter, as `flatten_optimizer_state_dict` makes it: state.<parameter>.exp_avg, param_groups.<parameter>.lr.
+    torch's have and others lack, at torch's defaults. With `flat`, the result is one dict with a key for each state and
+    each setting of a parameter, as `flatten_optimizer_state_dict` makes it: state.<parameter>.exp_avg,
+    param_groups.<parameter>.lr.
     """
     states = {str(name): _with_step(state) for name, state in tree["state"].items()}
     is_adam = any(state.keys() >= _OF_ADAM for state in states.values() if isinstance(state, Mapping))

@@ -14,12 +14,15 @@ import torch
 from checkpoints import ckptconv_here
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.checkpoint import FileSystemReader
 
 import ckptconv
 from ckptconv.formats.numbers import orders
 
 transformers = pytest.importorskip("transformers")
 
+# Sorted by size, they are c, a, b, d.
+MATRICES = {"a": (2, 3), "b": (2, 3), "c": (3, 2), "d": (2, 2)}
 SMALL = {"vocab_size": 32, "hidden_size": 16, "num_attention_heads": 2}
 
 
@@ -297,3 +300,28 @@ def test_an_adapter_s_states_in_a_directory_are_verified(tmp_path: Path) -> None
     words = [tmp_path, tmp_path / "out", "--optimizer", tmp_path / "states"]
     assert ckptconv_here("convert", *words).code == 0
     assert ckptconv_here("verify", *words).code == 0
+
+
+def test_a_group_that_muon_sorted_by_size_is_told_by_its_shapes(tmp_path: Path) -> None:
+    model = nn.ParameterDict({name: nn.Parameter(torch.zeros(size)) for name, size in MATRICES.items()})
+    matrices = sorted((each for each in model.values() if each.ndim == 2), key=lambda each: each.size(), reverse=True)
+    optimizer = torch.optim.Muon(matrices)
+    optimizer.param_groups[0] = {
+        **dict.fromkeys(("lr", "weight_decay", "momentum"), 0.1),
+        "params": matrices,
+        "use_muon": True,
+    }
+    for at, each in enumerate(model.values()):
+        optimizer.state[each]["momentum_buffer"] = torch.full_like(each, float(at))
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "train.pt")
+    with ckptconv.open(tmp_path / "train.pt") as checkpoint:
+        found = checkpoint.optimizer.get_tensors()
+    assert {name: int(value.flatten()[0]) for name, value in found.items()} == {
+        f"{name}.momentum_buffer": at for at, name in enumerate(MATRICES)
+    }
+    words = ["--to", "dcp", "--optimizer", tmp_path / "train.pt", "--model-key", "model", "--optimizer-key", "optim"]
+    run = ckptconv_here("safetensors2dcp", tmp_path / "train.pt", tmp_path / "dcp", *words)
+    assert run.code == 0, run.err
+    # torch's Muon asks for all its settings.
+    known = FileSystemReader(tmp_path / "dcp").read_metadata().state_dict_metadata
+    assert {f"optim.param_groups.0.{key}" for key in torch.optim.Muon(matrices).param_groups[0]} <= known.keys()

@@ -178,13 +178,19 @@ def as_pair(made: nn.Module, states: Any, path: Path) -> list[Any]:
     return [path / "train.pt"]
 
 
+def as_composer(made: nn.Module, states: Any, path: Path) -> list[Any]:
+    optimizers = {f"Optimizer{at}": each for at, each in enumerate(states)}
+    torch.save({"state": {"model": made.state_dict(), "optimizers": optimizers}, "rng": []}, path / "train.pt")
+    return [path / "train.pt"]
+
+
 def beside(made: nn.Module, states: Any, path: Path) -> list[Any]:
     save_model(made, str(path / "model.safetensors"))
     torch.save(states[0], path / "optimizer.pt")
     return [path]
 
 
-SAVED = [same_file, plain_dict, sorted_dict, wrapped, as_pair, beside]
+SAVED = [same_file, plain_dict, sorted_dict, wrapped, as_pair, as_composer, beside]
 
 
 def states_of(source: Any, **options: Any) -> dict[str, torch.Tensor]:
@@ -215,7 +221,7 @@ def ways(made: nn.Module, found: list[torch.optim.Optimizer], path: Path) -> Ite
 @pytest.mark.parametrize("saved", SAVED, ids=lambda each: each.__name__)
 def test_no_state_is_another_parameter_s(saved: Any, tmp_path: Path) -> None:
     taken = refused = 0
-    for seed in range(50 * TIMES):
+    for seed in range(30 * TIMES):
         dice = random.Random(f"{saved.__name__} {seed}")
         made = module(dice)
         found = optimizers(dice, made)
@@ -240,5 +246,5 @@ def test_no_state_is_another_parameter_s(saved: Any, tmp_path: Path) -> None:
             except UnsupportedError:
                 # A flat list does not tell which parameters of equal shapes are frozen, or in which group.
                 assert way != "groups", seed
-    assert taken > 10
+    assert taken > 5
     assert refused
