@@ -257,7 +257,9 @@ def of_lightning(place: Path, strategy: str = "auto") -> Left:
 
 
 def of_lightning_with_ddp(place: Path) -> Left:
-    return of_lightning(place, "ddp")
+    left = of_lightning(place, "ddp")
+    torch.distributed.destroy_process_group()
+    return left
 
 
 class Absent(MetaPathFinder, Loader):
