@@ -24,7 +24,7 @@ help:
 	@echo "make test-page   the page of inspect --html in Chromium, and by axe: needs node and npm"
 	@echo "make test-deepspeed   a real DeepSpeed trains, saves, and says which converter is right"
 	@echo "make test-dcp   torch trains on from checkpoints that we write, with FSDP2 and DDP"
-	@echo "make test-trainers   states out of what transformers, PEFT, TRL, accelerate and Lightning save"
+	@echo "make test-trainers   states out of what transformers, PEFT, TRL, accelerate, Lightning, Composer save"
 	@echo "make test-maps   torchtitan, Megatron-core, transformers and others make what the maps make"
 	@echo "make mutants   faults planted into the package: which of them the tests let live"
 	@echo "make fuzz      a minute of hostile and broken files, read by us and by others"
@@ -86,12 +86,19 @@ test-deepspeed: $(INSTALLED)
 test-dcp: $(INSTALLED)
 	$(BIN)/python scripts/test_dcp.py
 
-test-trainers: build/trainers-tools
-	PYTHONPATH=$(CURDIR) $</bin/python scripts/test_trainers.py $(TRAINERS_FLAGS)
+test-trainers: build/trainers-tools build/trainers-more
+	PYTHONPATH=$(CURDIR):$(CURDIR)/build/trainers-more $</bin/python scripts/test_trainers.py $(TRAINERS_FLAGS)
 
 test-maps: build/maps-tools build/maps-old build/maps-more build/maps-titan
 	$</bin/python scripts/record_maps.py --old build/maps-old --more build/maps-more --titan build/maps-titan $(MAPS_FLAGS)
 	$</bin/python scripts/module_orders.py --old build/maps-old
+
+# Composer asks for older releases than it needs.
+build/trainers-more: build/trainers-tools
+	rm -rf $@
+	$</bin/python -m pip install --quiet --no-deps --target $@ mosaicml==0.32.1 torch_optimizer==0.3.0 pytorch-ranger==0.1.1 \
+		coolname==5.0.0 importlib-metadata==8.7.0 zipp==4.1.2 tabulate==0.9.0 py-cpuinfo==9.0.0 pillow
+	@touch $@
 
 # The last release of transformers with Meta's script. What it needs and has in common with the newest is not doubled.
 build/maps-old: build/maps-tools

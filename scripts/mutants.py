@@ -715,6 +715,24 @@ MUTANTS = [
     ),
     Mutant(
         "formats/numbers/orders",
+        'return dtype.kind in ("f", "c")',
+        'return dtype.kind == "f"',
+        "tests/formats/numbers/test_random_modules.py",
+    ),
+    Mutant(
+        "formats/numbers/matching",
+        "by_shape.setdefault(repr(self.shapes.get(number)), [])",
+        'by_shape.setdefault("", [])',
+        "tests/formats/numbers",
+    ),
+    Mutant(
+        "verification/verify",
+        "stem = source.stem if of_weights else MODEL",
+        "stem = source.stem",
+        "tests/formats/numbers/test_orders.py",
+    ),
+    Mutant(
+        "formats/numbers/orders",
         "return len(names) > 1 and names not in [*_sortings(tensors)]",
         "return len(names) > 1",
         "tests/formats/numbers/test_random_modules.py",

@@ -16,18 +16,23 @@ import shutil
 import sys
 import tempfile
 import traceback
+import unittest.mock
 import warnings
 from collections.abc import Callable, Iterator
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
 import torch
+from test_deepspeed import free_port
 from torch import nn
 
 import ckptconv
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+MOMENTS = "exp_avg", "exp_avg_sq"
 # What a trainer left: its checkpoint, the options that opening it takes, and the states of each parameter by name.
 Left = tuple[Path, dict[str, Any], dict[str, torch.Tensor]]
 
@@ -134,9 +139,54 @@ def of_peft_without_base(place: Path) -> Left:
     return step, {"order": base}, expected
 
 
-def of_trl(place: Path) -> Left:
-    """SFTTrainer, with a dataset that is tokenized already."""
+def by_optimizer(name: str) -> Callable[[Path], Left]:
+    """The Trainer with another optimizer than AdamW."""
+    return lambda place: by_trainer(place, llama(3), optim=name)
+
+
+def of_zero(stage: int) -> Callable[[Path], Left]:
+    """The Trainer with DeepSpeed on one rank."""
+
+    def train(place: Path) -> Left:
+        import deepspeed
+        from accelerate.state import AcceleratorState
+        from deepspeed.utils import safe_get_full_optimizer_state
+        from transformers import Trainer, TrainerCallback, TrainingArguments
+
+        found: dict[str, torch.Tensor] = {}
+
+        class Noting(TrainerCallback):  # type: ignore[misc]
+            def on_save(self, _: Any, state: Any, *__: Any, model: nn.Module, **___: Any) -> None:
+                for name, parameter in model.named_parameters():
+                    found[f"{name}.step"] = torch.tensor(float(state.global_step))
+                    for key in MOMENTS:
+                        found[f"{name}.{key}"] = safe_get_full_optimizer_state(parameter, key).clone()
+
+        config = {
+            "zero_optimization": {"stage": stage},
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
+            "zero_force_ds_cpu_optimizer": False,
+            "train_micro_batch_size_per_gpu": 2,
+        }
+        # Or else accelerate takes no DeepSpeed on the CPU. gloo does without the extension, which would be compiled.
+        os.environ.pop("ACCELERATE_USE_CPU", None)
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        os.environ |= {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0", "MASTER_PORT": str(free_port()), **alone}
+        vars(sys.modules["deepspeed.comm.torch"])["build_shm_op"] = lambda: None
+        AcceleratorState._reset_state(reset_partial_state=True)
+        deepspeed.logger.setLevel("ERROR")
+        own = {"deepspeed": config, "weight_decay": 0.0, "use_cpu": False}
+        settings = TrainingArguments(**{**arguments(place), **own})
+        Trainer(llama(), settings, train_dataset=Words(), callbacks=[Noting()]).train()
+        return place / "checkpoint-2", {}, found
+
+    return train
+
+
+def of_trl(place: Path, adapter: bool = False) -> Left:
+    """SFTTrainer, with a dataset that is tokenized already, or with a LoRA."""
     from datasets import Dataset
+    from peft import LoraConfig
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
     from trl import SFTConfig, SFTTrainer
@@ -146,9 +196,17 @@ def of_trl(place: Path) -> Left:
     rows = Dataset.from_list([{"input_ids": list(range(at, at + 6))} for at in range(8)])
     model = llama()
     settings = SFTConfig(**arguments(place), bf16=False, gradient_checkpointing=False)
-    trainer = SFTTrainer(model, settings, train_dataset=rows, processing_class=tokenizer)
+    if adapter:
+        model.save_pretrained(place / "base")
+        model = type(model).from_pretrained(place / "base")
+    lora = LoraConfig(r=2, target_modules=["q_proj", "o_proj"], task_type="CAUSAL_LM") if adapter else None
+    trainer = SFTTrainer(model, settings, train_dataset=rows, processing_class=tokenizer, peft_config=lora)
     trainer.train()
     return place / "checkpoint-2", {}, states(trainer.model, trainer.optimizer)
+
+
+def of_trl_with_lora(place: Path) -> Left:
+    return of_trl(place, adapter=True)
 
 
 def of_accelerate(place: Path) -> Left:
@@ -167,7 +225,7 @@ def of_accelerate(place: Path) -> Left:
     return place / "saved", {"order": place / "order.pt"}, states(model, optimizer)
 
 
-def of_lightning(place: Path) -> Left:
+def of_lightning(place: Path, strategy: str = "auto") -> Left:
     """Its Trainer's .ckpt, of two optimizers: Muon for matrices, AdamW for the rest."""
     import lightning
 
@@ -190,11 +248,70 @@ def of_lightning(place: Path) -> Left:
 
     module = Module()
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(max_steps=4, accelerator="cpu", default_root_dir=place, **quiet)
+    own = {"accelerator": "cpu", "devices": 1, "strategy": strategy, "default_root_dir": place}
+    trainer = lightning.Trainer(max_steps=4, **own, **quiet)
     rows: Any = list(torch.randn(8, 4))
     trainer.fit(module, torch.utils.data.DataLoader(rows, batch_size=2))
     trainer.save_checkpoint(place / "last.ckpt")
     return place / "last.ckpt", {}, states(module, *trainer.optimizers)
+
+
+def of_lightning_with_ddp(place: Path) -> Left:
+    left = of_lightning(place, "ddp")
+    torch.distributed.destroy_process_group()
+    return left
+
+
+class Absent(MetaPathFinder, Loader):
+    """Has anything of what Composer imports for images, and for its makers' own machines: neither is needed to save."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        package = name.partition(".")[0]
+        return ModuleSpec(name, self, is_package=True) if package in ("torchvision", "mcli") else None
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        return unittest.mock.MagicMock(__spec__=spec, __path__=[])
+
+    def exec_module(self, module: Any) -> None:
+        pass
+
+
+def of_composer(place: Path) -> Left:
+    """Composer's Trainer, whose optimizer's states have names."""
+    absent = Absent()
+    sys.meta_path.append(absent)
+    import composer
+
+    class Module(composer.models.ComposerModel):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(12)))
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.layers(batch)
+            return out
+
+        def loss(self, outputs: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+            return outputs.square().mean()
+
+    module = Module()
+    optimizer = torch.optim.AdamW(module.parameters())
+    rows: Any = list(torch.randn(8, 4))
+    trainer = composer.Trainer(
+        model=module,
+        train_dataloader=torch.utils.data.DataLoader(rows, batch_size=2),
+        max_duration="3ba",
+        optimizers=optimizer,
+        device="cpu",
+        save_folder=str(place / "saved"),
+        save_interval="3ba",
+        progress_bar=False,
+    )
+    trainer.fit()
+    trainer.close()
+    sys.meta_path.remove(absent)
+    saved = next(each for each in sorted((place / "saved").iterdir()) if each.is_file() and not each.is_symlink())
+    return saved, {}, states(module, optimizer)
 
 
 TRAINERS: dict[str, Callable[[Path], Left]] = {
@@ -203,17 +320,43 @@ TRAINERS: dict[str, Callable[[Path], Left]] = {
     "transformers: Llama, half of it frozen": of_frozen,
     "transformers: GPT-2": of_gpt2,
     "transformers: BERT": of_bert,
+    "transformers: Llama, Adafactor": by_optimizer("adafactor"),
+    "transformers: Llama, 8-bit AdamW": by_optimizer("adamw_bnb_8bit"),
+    "transformers: Llama, Lion": by_optimizer("lion_32bit"),
+    "transformers: Llama, schedule-free AdamW": by_optimizer("schedule_free_adamw"),
     "PEFT: LoRA": of_peft,
     "PEFT: LoRA, base elsewhere": of_peft_without_base,
     "TRL: SFTTrainer": of_trl,
+    "TRL: SFTTrainer, LoRA": of_trl_with_lora,
     "accelerate: save_state": of_accelerate,
     "Lightning: Trainer, Muon and AdamW": of_lightning,
+    "Lightning: Trainer with DDP, Muon and AdamW": of_lightning_with_ddp,
+    "Composer: Trainer": of_composer,
+    # These leave their environment to what follows.
+    "transformers: Llama, DeepSpeed ZeRO-2": of_zero(2),
+    "transformers: Llama, DeepSpeed ZeRO-3": of_zero(3),
 }
 
 
 def differing(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> list[str]:
+    found = {name.replace("__bnb_optimizer_quant_state__.", ""): each for name, each in found.items()}
     return [name for name in {**expected, **found} if name not in found or name not in expected
             or not torch.equal(found[name], expected[name])]  # fmt: skip
+
+
+def universal_faults(step: Path, options: dict[str, Any], expected: dict[str, torch.Tensor], place: Path) -> list[str]:
+    """What is wrong with a universal checkpoint's moments; other states are refused, with advice."""
+    moments = {name: each.float() for name, each in expected.items() if not name.endswith(".step")}
+    try:
+        ckptconv.convert(step, universal=place / "universal" / "step", fsync=False, **options)
+    except ckptconv.UnsupportedError as error:
+        if "--fresh-optimizer" not in error.hint:
+            return ["--universal is refused without advice"]
+        ckptconv.convert(step, universal=place / "fresh" / "step", fresh_optimizer=True, fsync=False, **options)
+        return []
+    with ckptconv.open(place / "universal" / "step") as written:
+        found = {name: each for name, each in written.optimizer.get_tensors().items() if not name.endswith(".step")}
+    return [f"universal: {name}" for name in differing(found, moments)]
 
 
 def faults(step: Path, options: dict[str, Any], expected: dict[str, torch.Tensor], place: Path) -> Iterator[str]:
@@ -234,6 +377,7 @@ def faults(step: Path, options: dict[str, Any], expected: dict[str, torch.Tensor
     ckptconv.convert(step, place / "dcp", to="dcp", optimizer=step, fsync=False, **options)
     with ckptconv.open(place / "dcp") as written:
         yield from differing(dict(written.optimizer.get_tensors()), expected)[:3]
+    yield from universal_faults(step, options, expected, place)[:3]
 
 
 def main() -> int:

@@ -86,6 +86,9 @@ def _with_states_of(source: Source, place: Location, files: list[Location], key:
         mentioned=list(dict.fromkeys(name for each in (source, *others) for name in each.mentioned)),
         warnings=[text for each in (source, *others) for text in each.warnings],
         records={path: records for each in (source, *others) for path, records in each.records.items()},
-        state_inputs={name: what for each in others for name, what in each.inputs.items()},
+        state_inputs={
+            **source.state_inputs,
+            **{name: what for each in others for name, what in each.inputs.items()},
+        },
         bytes_read=sum(each.bytes_read for each in (source, *others)),
     )

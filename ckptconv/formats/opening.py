@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.errors import UsageError
 from ckptconv.formats import diffusers
 from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
-from ckptconv.formats.optimizers import NAMED
+from ckptconv.formats.numbers.matching import NAMED
 from ckptconv.formats.source import Source
 from ckptconv.formats.states import is_same, with_states
 from ckptconv.formats.training import model_alone, with_training

@@ -15,14 +15,12 @@ from ckptconv.tensors.lazy import LazyTensor, Tagged
 from ckptconv.text import name_of, quoted
 
 if TYPE_CHECKING:
-    from ckptconv.formats.numbers.matching import Model, Numbers
+    from ckptconv.formats.numbers.matching import Model, Named, Numbers
 
 _STATE, _GROUPS, _STEP = "state", "param_groups", "step"
 # Optimizers' names for their states.
 _STATES = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "step", "param", "fp32_param"})
 _LONGEST_NAME = 60
-# How a note on what told the names of numbers begins.
-NAMED = "The optimizer's numbers got their names by"
 # bitsandbytes' codes of 8 bits, one for each element of a parameter.
 _CODES = "state1"
 # How Adafactor calls the rows and the columns of its states.
@@ -136,15 +134,22 @@ def renamed(told: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]
 
 def optimizers_in(tree: Any, key: str = "") -> list[tuple[str, Mapping[str, Any]]]:
     """Return the optimizers' state dicts beside the weights of a training, which are under `key`, with their names."""
-    if not isinstance(tree, Mapping) or {*map(type, tree.values())} == {Tagged}:
+    if isinstance(tree, Mapping) and {*map(type, tree.values())} == {Tagged}:
         return []
     return [
-        (name_of(name), optimizer)
-        for name, value in tree.items()
+        (name, optimizer)
+        for name, value in entries(tree).items()
         if type(value) is not Tagged and name != key
         for optimizer in _several(value)
         if _is_optimizer(optimizer) and optimizer[_GROUPS]
     ]
+
+
+def entries(tree: Any) -> dict[str, Any]:
+    """Return what a dict, a list or a tuple holds, by name or number; nothing for anything else."""
+    if isinstance(tree, Mapping):
+        return {name_of(name): value for name, value in tree.items()}
+    return {str(at): value for at, value in enumerate(tree)} if isinstance(tree, (list, tuple)) else {}
 
 
 def _several(value: Any) -> Iterable[Any]:
@@ -172,16 +177,18 @@ def is_optimizer_alone(tree: Any) -> bool:
     )
 
 
-def named(optimizers: Sequence[tuple[str, Mapping[str, Any]]], model: Model, where: str) -> tuple[dict[str, Any], str]:
-    """Return the states of `optimizers` of a model, by parameter, and their groups; and what told the names of
-    numbers, as the end of "by …", "" if they had names.
+def named(
+    optimizers: Sequence[tuple[str, Mapping[str, Any]]], model: Model, where: str
+) -> tuple[dict[str, Any], Named]:
+    """Return the states of `optimizers` of a model, by parameter, and their groups; and the names of numbers, with what
+    told them.
 
     Several optimizers share the parameters out. Raise UnsupportedError if nothing tells which states are of which
     parameter, CorruptError if two optimizers have a state of one.
     """
     from ckptconv.formats.numbers import matching  # most optimizers have names, or are not asked for
 
-    trees, numbered, told = [], [], ""
+    trees, numbered, found = [], [], matching.Named()
     for at, (label, optimizer) in enumerate(optimizers):
         tree: dict[str, Any] = {_STATE: _states(optimizer, model.shapes), _GROUPS: _groups(optimizer)}
         ids = [number for group in optimizer.get(_GROUPS, ()) for number in listed(group.get("params"))]
@@ -204,7 +211,6 @@ def named(optimizers: Sequence[tuple[str, Mapping[str, Any]]], model: Model, whe
         called = f"the optimizer{'s' * (len(numbered) > 1)}{under}"
         found = matching.named(numbers_of(joined), model._replace(shapes=left), f"{where}: {called}")
         trees = [renamed(tree, found.names) for tree in trees]
-        told = found.told
     states: dict[str, Any] = {}
     for tree in trees:
         twice = next((name for name in tree[_STATE] if name in states), None)
@@ -212,7 +218,7 @@ def named(optimizers: Sequence[tuple[str, Mapping[str, Any]]], model: Model, whe
             raise CorruptError(f"{where}: two of its optimizers have a state of {quoted(twice, _LONGEST_NAME)}.")
         states.update(tree[_STATE])
     groups = [group for tree in trees for group in tree[_GROUPS]]
-    return _unwrapped({_STATE: states, _GROUPS: groups}, model), told
+    return _unwrapped({_STATE: states, _GROUPS: groups}, model), found
 
 
 def _is_number(key: Any) -> bool:
@@ -254,7 +260,9 @@ def numbers_of(told: Mapping[str, Any]) -> Numbers:
     shapes = {number: shape for number, state in told[_STATE].items() if (shape := _shape(state)) is not None}
     groups = [group["params"] for group in told[_GROUPS]]
     unlisted = told[_STATE].keys() - {number for group in groups for number in group}
-    return Numbers(groups, {**dict.fromkeys(unlisted), **shapes})
+    # MuonWithAuxAdam, Keller Jordan's and DeepSpeed's, sorts the parameters of such a group by size.
+    is_sorted = [group.get("use_muon") is True for group in told[_GROUPS]]
+    return Numbers(groups, {**dict.fromkeys(unlisted), **shapes}, is_sorted)
 
 
 def _unwrapped(told: dict[str, Any], model: Model) -> dict[str, Any]:
@@ -269,9 +277,12 @@ def _unwrapped(told: dict[str, Any], model: Model) -> dict[str, Any]:
 
 def _shape(state: Mapping[str, Any]) -> tuple[int, ...] | None:
     """Return the shape of a parameter by its states; None if they have none, or several: factored ones have shapes of
-    their own, and the two factors of a square parameter look like states of a vector."""
+    their own, and the two factors of a square parameter look like states of a vector. bitsandbytes has a dict of them.
+    """
     if any(map(is_factor, state)):
         return None
+    inner = [each for each in state.values() if isinstance(each, Mapping)]
+    state = {**state, **{key: value for each in inner for key, value in each.items()}}
     codes = state.get(_CODES)
     if isinstance(codes, LazyTensor):
         return codes.shape

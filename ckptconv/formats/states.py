@@ -6,7 +6,8 @@ from typing import Any
 
 from ckptconv.errors import UsageError
 from ckptconv.formats.detect import asked_orders, complete, open_source
-from ckptconv.formats.optimizers import NAMED, is_optimizer_alone
+from ckptconv.formats.numbers.matching import NAMED
+from ckptconv.formats.optimizers import is_optimizer_alone
 from ckptconv.formats.source import Source
 from ckptconv.formats.training import with_named, without_optimizers
 from ckptconv.storage.paths import basename, normalize, resolved_name

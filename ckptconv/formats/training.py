@@ -10,8 +10,8 @@ from ckptconv.errors import CkptconvError, UnsupportedError, UsageError
 from ckptconv.formats.numbers.matching import WAYS, Order
 from ckptconv.formats.numbers.orders import is_kept
 from ckptconv.formats.numbers.told import model_of
-from ckptconv.formats.optimizers import NAMED, is_numbered, named, optimizers_in
-from ckptconv.formats.source import MODEL_KEYS, Source
+from ckptconv.formats.optimizers import entries, is_numbered, named, optimizers_in
+from ckptconv.formats.source import MODEL_KEYS, OF_REFERENCE, Source
 from ckptconv.formats.values import first_bytes
 from ckptconv.options.table import Options
 from ckptconv.storage.location import Location
@@ -22,13 +22,24 @@ from ckptconv.tensors.lazy import Inline, LazyTensor
 from ckptconv.text import some
 
 _STEP = "step"
+# Where Composer has the model and the optimizers.
+_STATE = "state"
 _UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 FRESH = "Give --fresh-optimizer for zero moments in their place."
 
 
 def weights_key(tree: Any) -> str:
-    """Return the key that selects the weights in a training checkpoint; "" if there is none."""
-    return next((key for key in MODEL_KEYS if _holds_names(tree, key)), "")
+    """Return the key that selects the weights in a training checkpoint; "" if there is none. In a list or tuple, it is
+    the number of what is no optimizer, beside those that are."""
+    if isinstance(tree, (list, tuple)) and (beside := {name for name, _ in optimizers_in(tree)}):
+        left = [name for name, value in entries(tree).items() if name not in beside and keymap.flatten(value)[0]]
+        return left[0] if len(left) == 1 else ""
+    for around in ("", _STATE):
+        inner = _below(tree, around) if around else tree
+        found = next((key for key in MODEL_KEYS if _holds_names(inner, key)), "")
+        if found:
+            return f"{around}.{found}" if around else found
+    return ""
 
 
 def _holds_names(tree: Any, key: str) -> bool:
@@ -57,9 +68,9 @@ def model_alone(source: Source, key: str = "") -> Source:
             f"{source.path} holds tensors under {some(nested)}, and nothing tells which are the model.",
             "Name the model with --key; . is all.",
         )
-    left = [str(name) for name in tree if name != found]
+    left = [str(name) for name in tree if name != found.partition(".")[0]]
     notes = [f"took {found}; left out: {some(left, len(left), str)}" if left else f"took {found}"]
-    return source._replace(weights=tree[found], stored=None, notes=[*source.notes, *notes])
+    return source._replace(weights=_below(tree, found), stored=None, notes=[*source.notes, *notes])
 
 
 def _has_tensors(tree: Mapping[Any, Any]) -> bool:
@@ -100,9 +111,13 @@ def with_named(
     if place is not None and place.kind != "directory":
         place = place.parent if place.kind == "file" else None
     tree = model_tree(source, key) if source.structured else None
-    optimizer, told = named(optimizers, model_of(weights_in(source, key), [*source.wanted.orders], tree, place), where)
-    notes = [f"{NAMED} {told}."] if told else []
-    return source._replace(optimizer=optimizer, states_error=None, notes=[*source.notes, *notes])
+    optimizer, found = named(optimizers, model_of(weights_in(source, key), [*source.wanted.orders], tree, place), where)
+    return source._replace(
+        optimizer=optimizer,
+        states_error=None,
+        notes=[*source.notes, *found.notes],
+        state_inputs={**source.state_inputs, **found.inputs},
+    )
 
 
 def liked(source: Source) -> Order | None:
@@ -110,7 +125,8 @@ def liked(source: Source) -> Order | None:
     tree = model_tree(source, source.wanted.key)
     if not (source.structured and is_kept(tree)):
         return None
-    return Order(f"the order in {source.path}", [*keymap.flatten(tree)[0]])
+    inputs = {f"{OF_REFERENCE}{name}": what for name, what in source.inputs.items()}
+    return Order(f"the order in {source.path}", [*keymap.flatten(tree)[0]], inputs=inputs)
 
 
 def model_tree(source: Source, key: str = "") -> Any:
@@ -127,10 +143,16 @@ def weights_in(source: Source, key: str = "") -> dict[str, LazyTensor]:
 
 def without_optimizers(source: Source, key: str = "") -> Source:
     """Return `source` without the optimizers that are saved beside its weights, whose states are converted by name."""
-    found = {name for name, _ in optimizers_in(source.weights, key or weights_key(source.weights))}
+    around, _, own = (key or weights_key(source.weights)).rpartition(".")
+    tree = _below(source.weights, around) if around else source.weights
+    found = {name for name, _ in optimizers_in(tree, own)}
     if not found:
         return source
-    return source._replace(weights={name: each for name, each in source.weights.items() if str(name) not in found})
+    left: Any = {name: each for name, each in entries(tree).items() if name not in found}
+    for step in reversed(around.split(".") if around else []):
+        around = around.removesuffix(step).removesuffix(".")
+        left = {**(_below(source.weights, around) if around else source.weights), step: left}
+    return source._replace(weights=left)
 
 
 def _check_key(source: Source, optimizer: str, key: str) -> None:
@@ -138,7 +160,7 @@ def _check_key(source: Source, optimizer: str, key: str) -> None:
     if optimizer and key in ("", "."):
         raise UsageError(
             f"{source.path} holds an optimizer under {optimizer!r}, and nothing tells where its model is.",
-            f"Name the model with --key; there are: {some(list(map(str, source.weights)))}.",
+            f"Name the model with --key; there are: {some(list(entries(source.weights)))}.",
         )
 
 
@@ -196,7 +218,7 @@ def _below(tree: Any, key: str) -> Any:
     if isinstance(tree, Mapping) and key in tree:
         return tree[key]
     for name in key.split("."):
-        tree = tree.get(name, {}) if isinstance(tree, Mapping) else {}
+        tree = entries(tree).get(name, {})
     return tree
 
 

@@ -25,6 +25,14 @@ _ADAM = {
     "fused": None,
     "decoupled_weight_decay": True,
 }
+# Those of torch's Muon, for groups of Muon with Adam in one optimizer, which have no others.
+_MUON = {
+    "nesterov": True,
+    "ns_coefficients": (3.4445, -4.775, 2.0315),
+    "eps": 1e-07,
+    "ns_steps": 5,
+    "adjust_lr_fn": None,
+}
 _OF_ADAM = frozenset({"exp_avg", "exp_avg_sq"})
 # The states of torch's optimizers: beside these, each keeps its step as a tensor. Others may ask for a number.
 _OF_TORCH = frozenset(
@@ -45,13 +53,14 @@ def arranged(tree: Mapping[str, Any], *, flat: bool = False) -> dict[str, Any]:
     """Return {"state": {parameter: {key: value}}, "param_groups": [group]} as torch's optimizers have it.
 
     A step that is a number becomes a tensor, as torch keeps it, but beside states that torch's optimizers do not have:
-    those are of another optimizer, which loads them as it saved them. Groups of Adam get the settings that torch's has
-    and others lack, at torch's defaults. With `flat`, the result is one dict with a key for each state and each setting
-    of a parameter, as `flatten_optimizer_state_dict` makes it: state.<parameter>.exp_avg, param_groups.<parameter>.lr.
+    those are of another optimizer, which loads them as it saved them. Groups of Adam and Muon get the settings that
+    torch's have and others lack, at torch's defaults. With `flat`, the result is one dict with a key for each state and
+    each setting of a parameter, as `flatten_optimizer_state_dict` makes it: state.<parameter>.exp_avg,
+    param_groups.<parameter>.lr.
     """
     states = {str(name): _with_step(state) for name, state in tree["state"].items()}
     is_adam = any(state.keys() >= _OF_ADAM for state in states.values() if isinstance(state, Mapping))
-    groups = [_completed(group) if is_adam else dict(group) for group in tree.get("param_groups", ())]
+    groups = [_completed(group, is_adam) for group in tree.get("param_groups", ())]
     if not flat:
         return {"state": states, "param_groups": groups}
     found = {f"state.{name}.{key}": value for name, state in states.items() for key, value in state.items()}
@@ -119,10 +128,10 @@ def _with_step(state: Any) -> Any:
     return {**state, _STEP: Inline(struct.pack("<f", step), DTYPES["float32"], ())}
 
 
-def _completed(group: Mapping[str, Any]) -> dict[str, Any]:
+def _completed(group: Mapping[str, Any], is_adam: bool) -> dict[str, Any]:
+    settings = _MUON if group.get("use_muon") is True else _ADAM if is_adam and "betas" in group else {}
+    if not (settings or is_adam):
+        return dict(group)
+    missing = {key: value for key, value in settings.items() if key not in group}
     params = group.get(_PARAMS, [])
-    return {**{key: value for key, value in group.items() if key != _PARAMS}, **_missing(group), _PARAMS: params}
-
-
-def _missing(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in _ADAM.items() if key not in group} if "betas" in group else {}
+    return {**{key: value for key, value in group.items() if key != _PARAMS}, **missing, _PARAMS: params}

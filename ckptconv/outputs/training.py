@@ -235,7 +235,7 @@ def _of_muon(states: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     told = " and ".join(sorted(some(sorted(kind), form=str) for kind in kinds))
     warning = (
         f"The groups of parameters have states of several optimizers: {told}. DeepSpeed's ZeRO-1 and 2 load these, and "
-        "fail in the first step with Muon; torch.distributed.checkpoint takes them (--to dcp)."
+        "fail in the first step with Muon on several ranks; torch.distributed.checkpoint takes them (--to dcp)."
     )
     return (warning,)
 

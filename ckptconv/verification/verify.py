@@ -25,7 +25,7 @@ from ckptconv.formats.configs import UNCHANGED, Change
 from ckptconv.formats.detect import OtherFamilyError
 from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.opening import all_opened, fitted, opened
-from ckptconv.formats.source import Opened, Source, source_of
+from ckptconv.formats.source import MODEL, Opened, Source, source_of
 from ckptconv.formats.states import is_same
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.formats.training import model_alone
@@ -442,17 +442,18 @@ def _compare(
     is_model = source.family != diffusers.FAMILY
     expected = _expected(source, asked, target.holds) if is_model else _NOTHING
     metadata = expected.metadata
+    of_weights = target.holds == "weights"
     if is_file:
         found = read_file(target.path, here, metadata)
     elif not is_model:
         found = Written(target.path)
     else:
-        found = read_directory(target.place, metadata, at=target.at, others=others, stem=source.stem)
+        stem = source.stem if of_weights else MODEL
+        found = read_directory(target.place, metadata, at=target.at, others=others, stem=stem)
     deltas = _deltas(target)
     if deltas:
         expected = _patched(expected, found, deltas)
     pairs = _compare_names(source, expected, found, asked, wrong)
-    of_weights = target.holds == "weights"
     if of_weights:
         copied = _copied(target, asked)
         source = _with_companions(source, target, copied)

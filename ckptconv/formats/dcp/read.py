@@ -11,7 +11,7 @@ import functools
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ from ckptconv.formats.dcp.metadata import Chunk, Description, EntryPlace, Path, 
 from ckptconv.formats.dcp.numbered import pieces_error
 from ckptconv.formats.instead import what_directory_it_is
 from ckptconv.formats.integrity import check_content, stated_digests
-from ckptconv.formats.optimizers import NAMED, by_parameter, is_numbered
+from ckptconv.formats.optimizers import by_parameter, is_numbered
 from ckptconv.formats.optimizers import named as named_states
 from ckptconv.formats.runs import Located
 from ckptconv.formats.source import MODEL_KEYS, STATES_ARE_CONVERTED, THEIR_STATES_ARE_CONVERTED, Source, Wanted
@@ -88,15 +88,16 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
     left = _Left() if wanted.key else _Left.beside(set(chosen), checkpoint)
     trees = {wanted.key: checkpoint.under(wanted.key)} if wanted.key else {}
     inputs = checkpoint.identified()
-    states, state_inputs = None, {}
+    states, state_inputs = None, dict[str, Hashable]()
     told: list[str] = []
     states_error: CkptconvError | None = None
     read = [checkpoint]
     if wanted.states or wanted.master:
         left = left.without_optimizers()
-        states, states_error, told = _optimizer(checkpoint, other or checkpoint, wanted)
+        states, states_error, told, named_by = _optimizer(checkpoint, other or checkpoint, wanted)
         read = [checkpoint, other] if other else read
-        state_inputs = other.identified(f"{basename(other.directory)}/") if other else checkpoint.identified()
+        own = other.identified(f"{basename(other.directory)}/") if other else checkpoint.identified()
+        state_inputs = {**own, **named_by}
     notes, warnings = left.told()
     notes += told
     own = {} if described.nested else {**checkpoint.values, **checkpoint.hidden}
@@ -142,9 +143,9 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
 
 def _optimizer(
     model: Described, checkpoint: Described, wanted: Wanted
-) -> tuple[dict[str, Any] | None, CkptconvError | None, list[str]]:
+) -> tuple[dict[str, Any] | None, CkptconvError | None, list[str], Mapping[str, Hashable]]:
     """Return the states by parameter, and the groups, of the optimizers in `checkpoint`, None if there are none; why
-    they cannot be converted; and what told the names of numbers."""
+    they cannot be converted; what told the names of numbers; and what identifies the files that did."""
     described, roles = checkpoint.described, checkpoint.roles
     names: dict[Path, list[str]] = {}
     for name, way in described.paths.items():
@@ -156,7 +157,7 @@ def _optimizer(
     weights = [model.described.tensors[name] for name in model.weights()]
     error = pieces_error(described, names, weights, checkpoint.directory)
     if error:
-        return None, error, []
+        return None, error, [], {}
     trees = []
     for at, own in names.items():
         tree = checkpoint.tree(own, key=dcp_names.dotted(at))
@@ -165,16 +166,16 @@ def _optimizer(
     parameters = model.parameters()
     numbered = [tree for _, tree in trees if is_numbered(tree, parameters)]
     if not numbered or len(numbered) < len(trees):
-        return by_parameter(trees, parameters, checkpoint.directory), None, []
+        return by_parameter(trees, parameters, checkpoint.directory), None, [], {}
     try:
         optimizers = [(dcp_names.dotted(at), tree) for at, tree in zip(names, numbered, strict=True)]
-        states, told = named_states(optimizers, model.known(wanted), checkpoint.directory)
+        states, by = named_states(optimizers, model.known(wanted), checkpoint.directory)
     except UnsupportedError as unnamed:
         if len(trees) > 1 or wanted.orders:
-            return None, unnamed, []
+            return None, unnamed, [], {}
         kept = f"The optimizer's numbers stay, as nothing tells the names of its parameters: {unnamed.message}"
-        return by_parameter([("", numbered[0])], parameters, checkpoint.directory), None, [kept]
-    return states, None, [f"{NAMED} {told}."] if told else []
+        return by_parameter([("", numbered[0])], parameters, checkpoint.directory), None, [kept], {}
+    return states, None, by.notes, by.inputs
 
 
 def _facts(path: str, checkpoint: Described) -> dict[str, Any]:
@@ -360,7 +361,7 @@ class Described:
         """Return the model whose parameters an optimizer may number. The first rank describes what it saves in the
         order of its state dict: if it has a part of each tensor, that is the order of all."""
         from ckptconv.formats.numbers.matching import Model, Order
-        from ckptconv.formats.numbers.orders import follows_modules, is_statistic
+        from ckptconv.formats.numbers.orders import follows_modules, is_statistic, may_be_trained
 
         depth = len(self.roles.model)
         described = {name: self.described.tensors[name] for name in self.weights()}
@@ -368,7 +369,7 @@ class Described:
         shapes = {
             called[name]: tensor.shape
             for name, tensor in described.items()
-            if tensor.dtype.kind == "f" and not is_statistic(called[name], called.values())
+            if may_be_trained(tensor.dtype) and not is_statistic(called[name], called.values())
         }
         is_in_order = follows_modules(dict.fromkeys(called.values())) and all(map(_is_of_first, described.values()))
         own = [Order("the order of the checkpoint", list(called.values()))] if is_in_order else []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
@@ -15,6 +16,13 @@ _MOST = 1 << 20
 _RECIPE = (
     "json.dump([[n for p in g['params'] for n, q in model.named_parameters() if q is p] for o in [optimizer] for g in "
     "o.param_groups], open('order.json', 'w'))"
+)
+# How a note on what told the names of numbers begins.
+NAMED = "The optimizer's numbers got their names by"
+# What is not known of an order of the model's: no save records in which order a group was given its parameters.
+_ASSUMED = (
+    ". That is right if each group has its parameters in the order of model.parameters(); if not, name each group's "
+    "with --order"
 )
 WAYS = (
     "Tell their order with --order: a file with the names of model.named_parameters(), one a line; a checkpoint that "
@@ -29,7 +37,7 @@ class Order(NamedTuple):
     and what tells it, as the end of "by …".
 
     With `groups`, the names are those of each of the optimizer's groups, and nothing is matched. `asked`: the user
-    named it, so it holds, or is an error.
+    named it, so it holds, or is an error. `inputs` identify the files that tell it, as those of a source.
     """
 
     told: str
@@ -37,6 +45,7 @@ class Order(NamedTuple):
     architecture: str = ""
     groups: Sequence[Sequence[str]] = ()
     asked: bool = False
+    inputs: Mapping[str, Hashable] = {}
 
 
 class Model(NamedTuple):
@@ -51,10 +60,21 @@ class Model(NamedTuple):
 
 class Numbers(NamedTuple):
     """The numbers of the parameters in each group of the optimizers at one place, and the shapes that their states
-    tell; anything that can be compared. A number without a shape may have any."""
+    tell; anything that can be compared. A number without a shape may have any. Groups may be `sorted` by shapes."""
 
     groups: Sequence[Sequence[str]]
     shapes: Mapping[str, Any]
+    sorted: Sequence[bool] = ()
+
+    def in_order(self) -> Numbers:
+        """Return them in groups that have the order of the model: of sorted ones, those of each shape by themselves."""
+        found: list[Sequence[str]] = []
+        for group, is_sorted in itertools.zip_longest(self.groups, self.sorted):
+            by_shape: dict[Any, list[str]] = {}
+            for number in group if is_sorted else ():
+                by_shape.setdefault(repr(self.shapes.get(number)), []).append(number)
+            found += by_shape.values() if is_sorted else [group]
+        return self._replace(groups=found, sorted=())
 
     @property
     def total(self) -> int:
@@ -62,17 +82,24 @@ class Numbers(NamedTuple):
 
 
 class Named(NamedTuple):
-    """The names of numbers, {number: name}, and what told them, as the end of "by …"."""
+    """The names of numbers, {number: name}; what told them, as the end of "by …", "" if they had names; and what
+    identifies the files that did."""
 
-    names: Mapping[str, str]
-    told: str
+    names: Mapping[str, str] = {}
+    told: str = ""
+    inputs: Mapping[str, Hashable] = {}
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user should know of where the names are from."""
+        return [f"{NAMED} {self.told}."] if self.told else []
 
 
 def named(numbers: Numbers, model: Model, where: str) -> Named:
     """Return the names of numbered parameters among those of a model.
 
-    Its orders are asked in turn; the first that fits in exactly one way tells, or else shapes that occur once. Raise
-    UnsupportedError, which begins with `where`, if nothing tells.
+    An order that the user asked for tells, or else shapes that occur once, or the first order that fits in exactly one
+    way. Raise UnsupportedError, which begins with `where`, if nothing tells.
     """
     reasons: list[str] = []
     found = attempted(numbers, model, reasons)
@@ -87,15 +114,17 @@ def attempted(numbers: Numbers, model: Model, reasons: list[str]) -> Named | Non
     if len({*every}) < len(every) or not numbers.shapes.keys() <= {*every}:
         reasons.append("its groups do not name each of its numbers once")
         return None
+    is_asked = any(order.asked for order in model.orders)
+    if not is_asked and (found := _by_shapes(numbers, model.shapes)) is not None:
+        return Named(found, "shapes that occur once")
     for order in model.orders:
         found = _by_order(numbers, model, order)
         if found is not None:
-            return Named(found, order.told)
+            return Named(found, order.told if order.groups else f"{order.told}{_ASSUMED}", order.inputs)
         reasons.append(f"the order that is told by {order.told} fits the shapes of the states in several ways, or none")
-        if order.asked:
-            return None
-    found = _by_shapes(numbers, model.shapes)
-    return None if found is None else Named(found, "shapes that occur once")
+        if is_asked:
+            break
+    return None
 
 
 def refusal(numbers: Numbers, model: Model, where: str, why: str) -> UnsupportedError:
@@ -117,9 +146,10 @@ def _by_order(numbers: Numbers, model: Model, order: Order) -> dict[str, str] | 
     if order.groups:
         return _paired(numbers, [known(group) for group in order.groups], model.shapes)
     told = known(order.names or in_order(order.architecture, [*model.shapes, *model.aliases]))
-    asked = [[numbers.shapes.get(number) for number in group] for group in numbers.groups]
+    ordered = numbers.in_order()
+    asked = [[numbers.shapes.get(number) for number in group] for group in ordered.groups]
     chosen = matched(asked, [(name, model.shapes[name]) for name in told if name in model.shapes])
-    found = None if chosen is None or not chosen.is_only else _pairs(numbers, chosen.groups)
+    found = None if chosen is None or not chosen.is_only else _pairs(ordered, chosen.groups)
     if not order.asked or not order.names or len(numbers.groups) == 1 or len(told) != numbers.total:
         return found
     # A user may list the names as they are numbered, group after group.

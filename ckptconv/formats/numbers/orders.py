@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ckptconv.structure import keymap
-from ckptconv.tensors.dtypes import DTYPE_RANK
+from ckptconv.tensors.dtypes import DTYPE_RANK, DType
 from ckptconv.tensors.lazy import LazyTensor, same_bytes
 
 # A module's steps in order, each with those below it; * is a number.
@@ -33,17 +33,22 @@ _WHOLE = re.compile(r"\.modules_to_save\.[^.]+")
 
 
 def parameters(model: Mapping[str, Any]) -> tuple[dict[str, LazyTensor], dict[str, str]]:
-    """Return what may be parameters: floating tensors, a tied one once, without the statistics of normalizations; and
-    the other names of tied ones, {alias: name}."""
+    """Return what may be parameters: floating and complex tensors, a tied one once, without the statistics of
+    normalizations; and the other names of tied ones, {alias: name}."""
     found: dict[Any, str] = {}
     aliases: dict[str, str] = {}
     for name, tensor in model.items():
-        if isinstance(tensor, LazyTensor) and tensor.dtype.kind == "f" and not is_statistic(name, model):
+        if isinstance(tensor, LazyTensor) and may_be_trained(tensor.dtype) and not is_statistic(name, model):
             key = same_bytes(tensor)
             kept = found.setdefault(name if key is None else key, name)
             if kept != name:
                 aliases[name] = kept
     return {name: model[name] for name in found.values()}, aliases
+
+
+def may_be_trained(dtype: DType) -> bool:
+    """Whether a parameter of a dtype has gradients."""
+    return dtype.kind in ("f", "c")
 
 
 def is_statistic(name: str, names: Iterable[str]) -> bool:

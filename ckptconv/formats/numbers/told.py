@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, UsageError
 from ckptconv.formats.numbers.matching import Model, Order
 from ckptconv.formats.numbers.orders import is_kept, is_known, of_files, parameters
 from ckptconv.formats.source import wrapper
+from ckptconv.plan import Input
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 
 # The largest list of names that is read, in bytes.
 _MOST = 64 << 20
 _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
+# How the names of inputs begin that --order names, and of those of an adapter's base.
+_ASKED, _OF_BASE = "--order/", "base/"
+# How the base of an adapter is told that is not here: nothing is fetched for it.
+_BASE = "--order may name a directory with its config.json"
 
 
 def model_of(weights: Mapping[str, Any], orders: list[Order], tree: Any = None, place: Location | None = None) -> Model:
@@ -31,49 +36,78 @@ def model_of(weights: Mapping[str, Any], orders: list[Order], tree: Any = None, 
         why = "the state dict does not show that it is in the order of the model's modules"
         if is_kept(tree):
             return Model(shapes, aliases, [*known, Order("the order of the state dict", [*weights])])
-    if place is not None:
-        architecture, reason = configured(place)
-        why = f"{why}, and {reason}" if reason else why
-        known += [Order(f"{architecture}, which {_CONFIG} names", architecture=architecture)] if architecture else []
+    if place is None:
+        why = f"{why}, and {_CONFIG} is looked for beside local files alone"
+    else:
+        config = configured(place)
+        why = f"{why}, and {config.why}" if config.why else why
+        if config.architecture:
+            told = f"{config.architecture}, which {_CONFIG} names"
+            known.append(Order(told, architecture=config.architecture, inputs=config.inputs))
     return Model(shapes, aliases, known, why)
 
 
 def _of(weights: Mapping[str, Any], order: Order) -> Order:
-    """Return an order with the names that `weights` have: without wrappers' prefixes, and as files have PEFT's."""
+    """Return an order with the names that `weights` have: with their wrappers' prefixes, and as files have PEFT's."""
+    before = wrapper(weights)
 
     def known(names: Any) -> list[str]:
         # Parameters that files have not, as those of a base model beside an adapter, say nothing of wrappers.
         plain = [name if name in weights else of_files(name) for name in names]
         left = len(wrapper(plain, weights))
-        return [name if name in weights else name[left:] for name in plain]
+        return [name if name in weights else called(name[left:]) for name in plain]
+
+    def called(name: str) -> str:
+        return next((each for end in range(len(before)) if (each := before[: end + 1] + name) in weights), name)
 
     return order._replace(names=known(order.names), groups=[known(group) for group in order.groups])
 
 
-def configured(place: Location) -> tuple[str, str]:
-    """Return the architecture of the catalogue that a configuration in a directory names, or "" and why there is none.
+class Configured(NamedTuple):
+    """The architecture of the catalogue that a configuration names, or "" and why there is none; and what identifies
+    the files that say so."""
+
+    architecture: str = ""
+    why: str = ""
+    inputs: Mapping[str, Hashable] = {}
+
+
+def configured(place: Location) -> Configured:
+    """Return what a configuration in a directory says of the architecture.
 
     Of an adapter of PEFT, it is that of its base: named in adapter_config.json, or in the directory that this names.
     """
-    told = _json(place.join(_CONFIG))
+    read = place.join(_CONFIG)
+    inputs: dict[str, Hashable] = {}
+    told = _json(read)
     if told is None and (adapter := _json(place.join(_ADAPTER))) is not None:
+        inputs |= _identified("", place.join(_ADAPTER))
         mapping = adapter.get("auto_mapping")
         named = mapping.get("base_model_class") if isinstance(mapping, dict) else None
         base = adapter.get("base_model_name_or_path")
         told = {"architectures": [named]} if named else None
         if told is None and isinstance(base, str) and base and os.path.isdir(base):
-            told = _json(Location(base).join(_CONFIG))
+            read = Location(base).join(_CONFIG)
+            told = _json(read)
         if told is None:
-            return "", f"{place.join(_ADAPTER)} names no base model that is here (--order may name its directory)"
+            return Configured("", f"{place.join(_ADAPTER)} names no base model that is here ({_BASE})")
     if told is None:
-        return "", f"there is no {_CONFIG} beside them"
+        return Configured("", f"there is no {_CONFIG} beside them")
     if told.get("auto_map"):
-        return "", f"{_CONFIG} names code of the model's own, whose order of modules is not known"
+        return Configured("", f"{_CONFIG} names code of the model's own, whose order of modules is not known")
+    if read.kind == "file":
+        inputs |= _identified("" if read.parent == place else _OF_BASE, read)
     names = told.get("architectures")
     architecture = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
     if not is_known(architecture):
-        return "", f"{_CONFIG} names {architecture[:100] or 'no architecture'}, whose order of modules is not known"
-    return architecture, ""
+        return Configured("", f"{_CONFIG} names {architecture[:100] or 'no architecture'}, whose order is not known")
+    return Configured(architecture, "", inputs)
+
+
+def _identified(prefix: str, place: Location) -> dict[str, Hashable]:
+    """Return what identifies a file, by its name after a prefix."""
+    file = place.entry.file
+    return {f"{prefix}{place.name}": Input(file, (file.size, file.stamp))}
 
 
 def _json(place: Location) -> dict[str, Any] | None:
@@ -104,11 +138,14 @@ def asked(path: str, options: Mapping[str, Any], liked: Callable[[str], Order | 
             raise UsageError(f"{path} is no list of names, nor a list of such lists, for the groups of an optimizer.")
         if len({*texts}) < len(texts):
             raise UsageError(f"{path} names a parameter twice.")
-        return Order(told, asked=True, **({"groups": names} if grouped else {"names": texts}))
+        own = {"groups": names} if grouped else {"names": texts}
+        return Order(told, asked=True, inputs=_identified(_ASKED, place), **own)
     if place.kind == "directory" or place.name == _CONFIG:
-        architecture, _ = configured(place if place.kind == "directory" else place.parent)
-        if architecture:
-            return Order(f"{architecture} in {path}", architecture=architecture, asked=True)
+        found = configured(place if place.kind == "directory" else place.parent)
+        if found.architecture:
+            inputs = {f"{_ASKED}{name}": what for name, what in found.inputs.items()}
+            told = f"{found.architecture} in {path}"
+            return Order(told, architecture=found.architecture, asked=True, inputs=inputs)
     order = liked(path)
     if order is None:
         raise UsageError(

@@ -17,6 +17,7 @@ from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.dcp import paths as names_of
 from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, named
 from ckptconv.formats.dcp.read import read as read_dcp
+from ckptconv.formats.numbers.matching import Named
 from ckptconv.formats.optimizers import by_parameter, renamed
 from ckptconv.formats.ranks import flat
 from ckptconv.formats.ranks.join import Ranks, distributed, lacking
@@ -202,11 +203,13 @@ def _inside(node: Any) -> list[tuple[str | int, Any]] | None:
 
 @dataclass
 class RankFiles:
-    """What was read of a checkpoint: the weights' files; if they were wanted, the optimizer's, or its directory."""
+    """What was read of a checkpoint: the weights' files; if they were wanted, the optimizer's, or its directory, and
+    what told the names of its numbers."""
 
     model: Files
     optimizer: Files | None = None
     beside: Source | None = None
+    by: Named = field(default_factory=Named)
 
     @functools.cached_property
     def roles(self) -> names_of.Roles:
@@ -245,7 +248,7 @@ def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wa
         flat.split(ranks, opened.roles.model, states)
     taken = list(ranks.paths()) if wanted.key else opened.weights
     notes, warnings = _told(directory, chosen, others, beside, ranks, wanted, taken)
-    state_inputs = _state_inputs(opened, beside) if wanted.states or local else {}
+    state_inputs = {**_state_inputs(opened, beside), **opened.by.inputs} if wanted.states or local else {}
     facts = _facts(directory, model, ranks)
     settings, broken = _settings(directory, found, ranks)
     return source_of(
@@ -292,7 +295,11 @@ def source_of(
         **account.told(),
         "opaque": [name for name in account.opaque if not _is_understood(name)],
         "warnings": [*account.warnings, *warnings],
-        "notes": [*([located.note] if located.note else []), *notes],
+        "notes": [
+            *([located.note] if located.note else []),
+            *notes,
+            *(opened.by.notes if wanted.states else []),
+        ],
         "pointers": located.pointers,
         "default_shard_size": 5 * 10**9,
         "pieces": names_of.FLAT_PARAMETER,
@@ -369,7 +376,8 @@ def states_of(opened: RankFiles, wanted: Wanted) -> tuple[dict[str, Any] | None,
     for root in roots:
         told = by_parameter([("", names_of.below(tree, root))], list(parameters), ranks.where)
         if told:
-            trees.append(("", renamed(told, known[root])))
+            trees.append(("", renamed(told, known[root].names)))
+    opened.by = next((each for each in known.values() if each.told), opened.by)
     return by_parameter(trees, list(parameters), ranks.where), None, joined.equal
 
 

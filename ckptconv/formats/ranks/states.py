@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from ckptconv.errors import UnsupportedError
 from ckptconv.formats.dcp.chunks import Shape
 from ckptconv.formats.dcp.metadata import Path, named
-from ckptconv.formats.numbers.matching import WAYS, Model, Numbers, Order, attempted
-from ckptconv.formats.numbers.orders import follows_modules
+from ckptconv.formats.numbers.matching import WAYS, Model, Named, Numbers, Order, attempted
+from ckptconv.formats.numbers.orders import follows_modules, may_be_trained
 from ckptconv.formats.optimizers import is_factor, listed, recorded_names
 from ckptconv.formats.ranks.join import Ranks
 from ckptconv.formats.ranks.pieces import Piece, RankPart, Shards, Whole, parts_of, shape_of
@@ -27,11 +27,9 @@ _ADVICE = (
 )
 
 
-def by_name(
-    ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path], orders: Sequence[Order]
-) -> Mapping[str, str]:
-    """Return the names of numbered parameters: {number: name}; {} if the states have names already. `orders` are those
-    that are known of the model's parameters.
+def by_name(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path], orders: Sequence[Order]) -> Named:
+    """Return the names of numbered parameters, and what told them; none if the states have names already. `orders` are
+    those that are known of the model's parameters.
 
     `root` is where the optimizer is in `ranks`; `parameters` are the paths, in `model`, of the model's tensors. States
     that are parts of their parameter are described as such. Raise UnsupportedError if nothing tells which
@@ -41,7 +39,8 @@ def by_name(
     states = [path for path in ranks.pieces if len(path) > depth and path[:depth] == (*root, _STATE)]
     keys = list(dict.fromkeys(str(path[depth]) for path in states))
     numbered = bool(keys) and all(key.isdecimal() for key in keys)
-    names = _names(ranks, root, model, parameters, orders) if numbered else {}
+    told = _names(ranks, root, model, parameters, orders) if numbered else Named()
+    names = told.names
     is_of_save = ranks.files.keys() == model.files.keys()
     for path in states:
         key = str(path[depth])
@@ -52,12 +51,10 @@ def by_name(
             _describe(ranks, path, name, model.pieces[parameters[name]], is_of_save)
         elif model.ready.get(parameters.get(name, ())) is None and _differ(ranks.pieces[path]):
             raise _unknown(ranks.where, f"the ranks have states of {named(name)} of different shapes")
-    return names
+    return told
 
 
-def _names(
-    ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path], orders: Sequence[Order]
-) -> Mapping[str, str]:
+def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path], orders: Sequence[Order]) -> Named:
     groups = _groups(ranks, root)
     kinds = _kinds(ranks, root)
     spread = {number: kind for number, kind in kinds.items() if not kind.is_whole}
@@ -70,7 +67,7 @@ def _names(
     ]
     recorded = recorded_names({_GROUPS: groups, _STATE: kinds})
     if recorded is not None:
-        return recorded
+        return Named(recorded, "")
     if not orders and follows_modules(parameters):
         orders = [Order("the order of the ranks' state dicts", list(parameters))]
     numbers = [[str(number) for number in listed(group.get("params"))] for group in groups]
@@ -79,8 +76,8 @@ def _names(
         for shapes, known in ways
         if shapes.keys() <= {number for group in numbers for number in group}
     ]
-    fitting = [each.names for each in told if each is not None]
-    found = fitting[0] if fitting and all(each == fitting[0] for each in fitting) else None
+    fitting = [each for each in told if each is not None]
+    found = fitting[0] if fitting and all(each.names == fitting[0].names for each in fitting) else None
     if found is None:
         raise _unknown(
             ranks.where,
@@ -136,7 +133,7 @@ def _kinds(ranks: Ranks, root: Path) -> dict[str, _Kind]:
 
 
 def _is_floating(held: Mapping[int, Piece]) -> bool:
-    return any(tensor.dtype.kind == "f" for piece in held.values() for tensor in parts_of(piece))
+    return any(may_be_trained(tensor.dtype) for piece in held.values() for tensor in parts_of(piece))
 
 
 def _distinct(known: Mapping[str, Mapping[int, Piece]]) -> list[tuple[str, _Kind]]:

@@ -14,12 +14,15 @@ import torch
 from checkpoints import ckptconv_here
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.distributed.checkpoint import FileSystemReader
 
 import ckptconv
 from ckptconv.formats.numbers import orders
 
 transformers = pytest.importorskip("transformers")
 
+# Sorted by size, they are c, a, b, d.
+MATRICES = {"a": (2, 3), "b": (2, 3), "c": (3, 2), "d": (2, 2)}
 SMALL = {"vocab_size": 32, "hidden_size": 16, "num_attention_heads": 2}
 
 
@@ -242,3 +245,83 @@ def test_an_order_that_does_not_fit_is_refused(text: str, code: int, words: str,
     ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s", *missing).refused(2, "does not exist")
     run = ckptconv_here("convert", tmp_path / "t.pt", tmp_path / "w.safetensors", "--order", tmp_path / "t.pt")
     assert "--order changes nothing" in run.err
+
+
+def test_what_tells_an_order_is_an_input(tmp_path: Path) -> None:
+    """Two parts of different orders do not make one output, and an output of another order is not verified."""
+    step, names = tmp_path / "step", tmp_path / "order.txt"
+    model = models()["LlamaForCausalLM"]
+    model.save_pretrained(step)
+    optimizer, _ = stepped(model)
+    torch.save(optimizer.state_dict(), step / "optimizer.pt")
+    config = (step / "config.json").read_text()
+    in_order = "\n".join(name for name, _ in model.named_parameters())
+    other_names = in_order.replace("layers.0.", "layers.X.").replace("layers.1.", "layers.0.").replace(".X.", ".1.")
+    cases = {
+        step / "config.json": (config, config.replace("LlamaForCausalLM", "MistralForCausalLM"), []),
+        names: (in_order, other_names, ["--order", names]),
+    }
+    for at, (file, (one, other, words)) in enumerate(cases.items()):
+        out, parts = tmp_path / f"{at}", tmp_path / f"parts-{at}"
+        file.write_text(one)
+        assert ckptconv_here("convert", step, "--optimizer", out, *words).code == 0
+        assert ckptconv_here("convert", step, "--optimizer", parts, "--part", "0/2", *words).code == 0
+        assert ckptconv_here("verify", step, "--optimizer", out, *words).code == 0
+        file.write_text(other)
+        ckptconv_here("verify", step, "--optimizer", out, *words).refused(1)
+        assert ckptconv_here("convert", step, "--optimizer", parts, "--part", "1/2", *words).code == 0
+        ckptconv_here("finish", parts).refused(2, "The input has changed in between")
+
+
+def test_an_assumption_is_told_unless_shapes_or_the_save_prove_the_names(tmp_path: Path) -> None:
+    assumed = "right if each group has its parameters in the order of model.parameters()"
+    for told, sizes, named in ((True, (2, 2), False), (False, (2, 3), False), (False, (2, 2), True)):
+        model = nn.ParameterDict({f"b{at}": nn.Parameter(torch.zeros(size)) for at, size in enumerate(sizes)})
+        optimizer = torch.optim.AdamW(model.named_parameters() if named else model.parameters())
+        for each in model.values():
+            each.grad = torch.ones_like(each)
+        optimizer.step()
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "train.pt")
+        run = ckptconv_here(
+            "convert", tmp_path / "train.pt", "--optimizer", tmp_path / "out.safetensors", "--overwrite"
+        )
+        assert run.code == 0, run.err
+        assert (assumed in run.out) is told, (sizes, named)
+
+
+def test_an_adapter_s_states_in_a_directory_are_verified(tmp_path: Path) -> None:
+    factors = {f"base_model.model.q.lora_{half}.weight": nn.Parameter(torch.ones(1)) for half in "AB"}
+    optimizer = torch.optim.AdamW(factors.items())
+    for each in factors.values():
+        each.grad = torch.ones_like(each)
+    optimizer.step()
+    save_file({name: each.detach() for name, each in factors.items()}, tmp_path / "adapter_model.safetensors")
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    words = [tmp_path, tmp_path / "out", "--optimizer", tmp_path / "states"]
+    assert ckptconv_here("convert", *words).code == 0
+    assert ckptconv_here("verify", *words).code == 0
+
+
+def test_a_group_that_muon_sorted_by_size_is_told_by_its_shapes(tmp_path: Path) -> None:
+    model = nn.ParameterDict({name: nn.Parameter(torch.zeros(size)) for name, size in MATRICES.items()})
+    matrices = sorted((each for each in model.values() if each.ndim == 2), key=lambda each: each.size(), reverse=True)
+    optimizer = torch.optim.Muon(matrices)
+    optimizer.param_groups[0] = {
+        **dict.fromkeys(("lr", "weight_decay", "momentum"), 0.1),
+        "params": matrices,
+        "use_muon": True,
+    }
+    for at, each in enumerate(model.values()):
+        optimizer.state[each]["momentum_buffer"] = torch.full_like(each, float(at))
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "train.pt")
+    with ckptconv.open(tmp_path / "train.pt") as checkpoint:
+        found = checkpoint.optimizer.get_tensors()
+    assert {name: int(value.flatten()[0]) for name, value in found.items()} == {
+        f"{name}.momentum_buffer": at for at, name in enumerate(MATRICES)
+    }
+    words = ["--to", "dcp", "--optimizer", tmp_path / "train.pt", "--model-key", "model", "--optimizer-key", "optim"]
+    run = ckptconv_here("safetensors2dcp", tmp_path / "train.pt", tmp_path / "dcp", *words)
+    assert run.code == 0, run.err
+    # torch's Muon asks for all its settings.
+    known = FileSystemReader(tmp_path / "dcp").read_metadata().state_dict_metadata
+    assert {f"optim.param_groups.0.{key}" for key in torch.optim.Muon(matrices).param_groups[0]} <= known.keys()
