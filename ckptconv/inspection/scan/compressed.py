@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
+from ckptconv.errors import CkptconvError
 from ckptconv.storage.files import Reader
 
 # What the strongest preset of xz takes.
@@ -85,6 +86,8 @@ class _Content:
                 return ""
             try:
                 at = self._stream(decompressor, at, steady)
+            except CkptconvError:  # the file cannot be read
+                raise
             except (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError) as error:
                 return str(error)
             at = self._behind_zeros(at)
