@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ckptconv.errors import CorruptError
 from ckptconv.formats import companions, configs
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
@@ -45,11 +44,8 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
 def _config_at(target: Target, options: Options) -> Mapping[str, Any] | None:
     """Return the configuration that lies where the output goes; None if there is none."""
     path = join(dirname(target.path) if target.is_file else target.path, companions.CONFIG)
-    place = Location(path, dict(options.storage_options))
-    try:
-        return configs.read(place) if place.kind == "file" else None
-    except CorruptError:
-        return None  # it is nothing that this conversion reads or writes
+    # One that cannot be read is nothing that this conversion reads or writes.
+    return configs.known(Location(path, dict(options.storage_options)))
 
 
 def _left(source: Source, target: Target, options: Options, parts: Collection[str]) -> list[str]:

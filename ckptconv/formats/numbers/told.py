@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ckptconv.errors import CkptconvError, UsageError
+from ckptconv.errors import UsageError
+from ckptconv.formats import configs
 from ckptconv.formats.numbers.matching import Model, Order
 from ckptconv.formats.numbers.orders import is_kept, is_known, of_files, parameters
 from ckptconv.formats.source import wrapper
@@ -55,14 +56,14 @@ def configured(place: Location) -> tuple[str, str]:
 
     Of an adapter of PEFT, it is that of its base: named in adapter_config.json, or in the directory that this names.
     """
-    told = _json(place.join(_CONFIG))
-    if told is None and (adapter := _json(place.join(_ADAPTER))) is not None:
+    told = configs.known(place.join(_CONFIG))
+    if told is None and (adapter := configs.known(place.join(_ADAPTER))) is not None:
         mapping = adapter.get("auto_mapping")
         named = mapping.get("base_model_class") if isinstance(mapping, dict) else None
         base = adapter.get("base_model_name_or_path")
         told = {"architectures": [named]} if named else None
         if told is None and isinstance(base, str) and base and os.path.isdir(base):
-            told = _json(Location(base).join(_CONFIG))
+            told = configs.known(Location(base).join(_CONFIG))
         if told is None:
             return "", f"{place.join(_ADAPTER)} names no base model that is here (--order may name its directory)"
     if told is None:
@@ -74,17 +75,6 @@ def configured(place: Location) -> tuple[str, str]:
     if not is_known(architecture):
         return "", f"{_CONFIG} names {architecture[:100] or 'no architecture'}, whose order of modules is not known"
     return architecture, ""
-
-
-def _json(place: Location) -> dict[str, Any] | None:
-    """Return a small file of JSON; None if it is not there, or no object."""
-    try:
-        if place.kind != "file":
-            return None
-        told = strict_json.parse(place.read_text(_MOST))
-    except (CkptconvError, ValueError):
-        return None
-    return told if isinstance(told, dict) else None
 
 
 def asked(path: str, options: Mapping[str, Any], liked: Callable[[str], Order | None]) -> Order:
