@@ -388,10 +388,13 @@ KINDS = (
         is_written=True,
     ),
     _Kind(
-        "is one file of a sharded set.",
+        "is one file of a sharded set: its tensors are whole, and the model has more, in other files.",
         "Name the directory of all, {}, or the index.",
         lambda file: _is_numbered(file.place, _OF_INDEX),
         error=OfSetError,
+        lies=lambda place: any(
+            name != place.name and _matches(_OF_INDEX, name) is not None for name in _names(place.parent)
+        ),
         is_written=True,
     ),
     _Kind(

@@ -106,6 +106,9 @@ def _table(tensors: Sequence[TensorDifference], width: int | None) -> Iterator[L
     others = 2 + sum(size + 2 for size in widths[1:])
     widths[0] = min(widths[0], _WIDE if width is None else max(width - others, _NARROW))
     names = cut_column([row[0] for row in rows], widths[0])
+    if width is not None and max(map(cells, names)) > widths[0]:
+        # Names have lines of their own.
+        widths[0] = max(min(widths[0], width - others), cells(_HEADS[0]))
     for number, (name, row) in enumerate(zip(names, rows, strict=True)):
         values = "".join(
             "  " + padded(text, size, right=True) for text, size in zip(row[1:-1], widths[1:], strict=True)
