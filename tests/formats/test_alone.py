@@ -297,7 +297,9 @@ def test_a_set_without_its_index_is_told(tmp_path: Path) -> None:
     for number in (1, 2):
         save_file({f"w{number}": W}, tmp_path / f"model-0000{number}-of-00002.safetensors")
     shard = tmp_path / "model-00001-of-00002.safetensors"
-    ckptconv_here("convert", tmp_path, tmp_path / "o.pt").refused(2, tmp_path, "model.safetensors.index.json", "--alone")
+    ckptconv_here("convert", tmp_path, tmp_path / "o.pt").refused(
+        2, tmp_path, "model.safetensors.index.json", "--alone"
+    )
     ckptconv_here("convert", shard, tmp_path / "o.pt").refused(5, shard, f"the directory of all, {tmp_path}", "--alone")
     assert ckptconv_here("convert", shard, tmp_path / "o.pt", "--alone").code == 0
     assert torch.load(tmp_path / "o.pt").keys() == ckptconv.open(shard).keys() == {"w1"}
