@@ -46,7 +46,7 @@ _WORDS = {
     "--fp8 --int4 --int8 --quantise --quantization --quant --q4 --q8 --nf4": "It is --quantize, such as --quantize "
     "fp8-block.",
     "--dequant --dequantise --unquantize": "It is --dequantize.",
-    "--force -f --replace --yes -y --exist-ok": "It is --overwrite, which replaces files of others; what ckptconv made is "
+    "--force -f --replace --yes -y --exist-ok": "It is --overwrite, for files of others; what ckptconv made is "
     "replaced without it.",
     "--device --gpu --cuda --cpu --device-map": "Nothing is put on a device: tensors go from file to file.",
     "--base --base-model --adapter --lora": "Adapters are merged by: ckptconv merge BASE ADAPTER OUTPUT.",
