@@ -22,7 +22,6 @@ from ckptconv.outputs.targets import (
     Target,
     beside,
     check_checkpoint,
-    check_new,
     check_spool,
     checkpoints,
     default_output,
@@ -117,8 +116,6 @@ def convert(
             if chosen.to:
                 targets, chosen = _like(sources[0], targets, chosen)
             work = [(kept_apart(one, target.path), target) for one, target in _work(sources, targets, chosen)]
-            for one, target in work:
-                check_new(one, target, chosen)
             outputs = [planned(one, target, chosen) for one, target in work]
             if wanted and not isinstance(wanted, Default) and not _is_spooled(source, outputs):
                 unneeded = "--spool-dir was not needed: nothing had to be unpacked or taken from a pipe."

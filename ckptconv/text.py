@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -341,3 +341,20 @@ def cut(text: str, width: int) -> str:
             break
         tail = char + tail
     return f"{indent}{head}…{tail}"
+
+
+def cut_column(names: Sequence[str], width: int) -> list[str]:
+    """Return `names`, each cut to `width` cells; in full if different ones would look alike."""
+    shown = [cut(name, width) for name in names]
+    return shown if len({*shown}) == len({*names}) else [*names]
+
+
+def split(text: str, width: int) -> Iterator[str]:
+    """Yield `text` in pieces of at most `width` cells."""
+    piece = ""
+    for char in text:
+        if piece and cells(piece + char) > width:
+            yield piece
+            piece = ""
+        piece += char
+    yield piece

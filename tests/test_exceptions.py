@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import ckptconv
+from ckptconv.storage.writing import writing
 
 # What those are made of that take other arguments than a text.
 MADE_OF: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
@@ -44,3 +45,11 @@ def test_it_survives_pickling(kind: type[BaseException]) -> None:
         assert str(again) == str(error)
         assert again.args == error.args
         assert vars(again) == vars(error)
+
+
+def test_an_error_of_ours_that_is_an_error_of_the_system_too_stays_what_it_is() -> None:
+    with pytest.raises(ckptconv.MissingError, match=r"^gone does not exist\.$"), writing("out.safetensors"):
+        raise ckptconv.MissingError("gone does not exist.")
+    # The file system of this package opens a checkpoint.
+    with pytest.raises(ckptconv.MissingError, match=r"^gone\.pt does not exist\.$"):
+        ckptconv.open("ckptconv://model.safetensors", storage_options={"source": "gone.pt"})

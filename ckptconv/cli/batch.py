@@ -19,7 +19,7 @@ from ckptconv.process import peak_rss
 from ckptconv.storage.handles import resolved
 from ckptconv.storage.paths import dirname, is_remote
 from ckptconv.storage.writing import writing
-from ckptconv.text import count_of, cut, format_memory, format_size, padded, printable
+from ckptconv.text import count_of, cut, cut_column, format_memory, format_size, padded, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -380,7 +380,7 @@ def summary_error(results: Sequence[Outcome], stopped: StoppedError | None) -> C
 def table(results: Sequence[Outcome], width: int | None) -> Iterator[str]:
     """Yield the lines of a table: each input, what it was, its output, size and time, or why it has none.
 
-    The lines have at most `width` cells, unless that is None.
+    The lines have at most `width` cells, unless that is None or different paths would look alike.
     """
     rows = [_row(each) for each in results]
     shown = [("input", "what it was", "output", "size", "time"), *rows]
@@ -389,10 +389,12 @@ def table(results: Sequence[Outcome], width: int | None) -> Iterator[str]:
     room = (width or 10**6) - widths[1] - widths[3] - widths[4] - 8
     for column in (0, 2):
         widths[column] = max(_NARROW, min(widths[column], _WIDE, room // 2))
-    for row in shown:
-        cells = [padded(cut(text, widths[column]), widths[column]) for column, text in enumerate(row[:2])]
+    inputs = cut_column([row[0] for row in shown], widths[0])
+    outputs = iter(cut_column([row[2] for row in shown if len(row) > 3], widths[2]))
+    for called, row in zip(inputs, shown, strict=True):
+        cells = [padded(called, widths[0]), padded(row[1], widths[1])]
         if len(row) > 3:
-            cells.append(padded(cut(row[2], widths[2]), widths[2]))
+            cells.append(padded(next(outputs), widths[2]))
             cells.extend(padded(row[column], widths[column], right=True) for column in (3, 4))
         else:
             left = (width or 10**6) - sum(widths[:2]) - 4

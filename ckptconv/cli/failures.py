@@ -46,7 +46,8 @@ _WORDS = {
     "--fp8 --int4 --int8 --quantise --quantization --quant --q4 --q8 --nf4": "It is --quantize, such as --quantize "
     "fp8-block.",
     "--dequant --dequantise --unquantize": "It is --dequantize.",
-    "--force -f --overwrite --replace --yes -y": "An output is replaced without a word; --no-clobber refuses that.",
+    "--force -f --replace --yes -y --exist-ok": "It is --overwrite, for files of others; what ckptconv made is "
+    "replaced without it.",
     "--device --gpu --cuda --cpu --device-map": "Nothing is put on a device: tensors go from file to file.",
     "--base --base-model --adapter --lora": "Adapters are merged by: ckptconv merge BASE ADAPTER OUTPUT.",
     "--trust-remote-code --weights-only --no-weights-only --unsafe": "Nothing in a file runs, so nothing has to be "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.text import count_of, cut, some
+from ckptconv.text import count_of, cut_column, some
 
 if TYPE_CHECKING:
     from ckptconv.result import LikeReport
@@ -46,7 +46,8 @@ def _kind(told: Mapping[str, Any] | None) -> str:
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], most: int, total: int | None = None) -> list[str]:
     """Return `head` and at most `most` of the `rows` in columns; of `total` rows, say how many are not shown."""
-    shown = [[cut(cell, NAME) for cell in row] for row in (head, *rows[:most])]
+    columns = zip(head, *rows[:most], strict=True)
+    shown = [*zip(*(cut_column(column, NAME) for column in columns), strict=True)]
     widths = [max(len(row[at]) for row in shown) for at in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown]
     left = (len(rows) if total is None else total) - len(shown) + 1

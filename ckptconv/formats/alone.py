@@ -79,7 +79,7 @@ class OfSetError(UnsupportedError):
 class _Kind(NamedTuple):
     """A kind of file: what one is, as the end of a sentence; what to name in its place, with {} for the directory `up`
     levels above it; whether a file is one; and the class of the error for it. Those that are not `refused` may be a
-    whole model."""
+    whole model. `lies`: whether a file is where its program puts it. `is_written`: this program writes such files."""
 
     called: str
     instead: str
@@ -87,6 +87,8 @@ class _Kind(NamedTuple):
     up: int = 1
     refused: bool = True
     error: type[UnsupportedError] = UnsupportedError
+    lies: Callable[[Location], bool] = lambda place: True
+    is_written: bool = False
 
 
 def marked(place: Location, source: Source, alone: bool) -> Source:
@@ -106,11 +108,14 @@ def marked(place: Location, source: Source, alone: bool) -> Source:
     above = file.place
     for _ in range(kind.up):
         above = above.parent
-    instead = kind.instead.format(shlex.quote(above.path or "."))
+    # Only outputs of this program have a structure record. What such a one was made of lies elsewhere.
+    is_elsewhere = source.family == SAFETENSORS and source.structured and not kind.is_written
+    is_known = kind.lies(file.place) and not is_elsewhere
+    instead = kind.instead.format(shlex.quote(above.path or ".") if is_known else "DIRECTORY")
     if not kind.refused:
         return source._replace(warnings=[*source.warnings, f"{what} {instead}"])
     error: CkptconvError = kind.error(what, f"{instead} {_HOW}")
-    if place.kind == "directory":
+    if place.kind == "directory" and not is_elsewhere:
         error = CorruptError(f"{what} {place} lacks the others.", f"Copy or download them too. {_HOW}")
     return source._replace(weights_error=error, warnings=[*source.warnings, str(error)])
 
@@ -349,12 +354,14 @@ KINDS = (
         "Name the directory of all: ckptconv zero-to-fp32 {} OUTPUT",
         _of_universal,
         up=3,
+        lies=lambda place: place.parent.parent.name == ZERO,
     ),
     _Kind(
         "is of the optimizer of a universal checkpoint, without its parameters.",
         "Name the directory of all: ckptconv zero-to-fp32 {} OUTPUT",
         _of_universal_optimizer,
         up=2,
+        lies=lambda place: place.parent.name == ZERO,
     ),
     _Kind(
         "is the part of a checkpoint of Megatron-core that is no tensors.",
@@ -367,6 +374,7 @@ KINDS = (
         "megatron-llama, for one.",
         _of_megatron,
         up=2,
+        lies=lambda place: any(_matches(pattern, place.parent.name) for pattern in _RANKS),
     ),
     _Kind(
         "is of one of Meta's tensor-parallel ranks.",
@@ -377,17 +385,23 @@ KINDS = (
         "is a rank's shard of torch.distributed.checkpoint's HuggingFaceStorageWriter: pieces of tensors.",
         "Name the directory: ckptconv dcp2safetensors {} OUTPUT",
         lambda file: SHARDING in file.metadata or _matches(SHARD, file.place.name) is not None,
+        is_written=True,
     ),
     _Kind(
-        "is one file of a sharded set.",
+        "is one file of a sharded set: its tensors are whole, and the model has more, in other files.",
         "Name the directory of all, {}, or the index.",
         lambda file: _is_numbered(file.place, _OF_INDEX),
         error=OfSetError,
+        lies=lambda place: any(
+            name != place.name and _matches(_OF_INDEX, name) is not None for name in _names(place.parent)
+        ),
+        is_written=True,
     ),
     _Kind(
         "is one file of a delta: compressed differences, and no weights.",
         "Apply it to the checkpoint that it changes: ckptconv patch BASE {} OUTPUT",
         _of_delta,
+        is_written=True,
     ),
     _Kind(
         "is one parameter of a step of nanotron, or a rank's part of one.",
@@ -400,7 +414,12 @@ KINDS = (
         _JOINED + " Or save a full state dict.",
         _of_flat_parameters,
     ),
-    _Kind("is of one of several ranks of a step of torch_checkpointing.", "Name the step's directory: {}.", _of_step),
+    _Kind(
+        "is of one of several ranks of a step of torch_checkpointing.",
+        "Name the step's directory: {}.",
+        _of_step,
+        is_written=True,
+    ),
     _Kind(
         "is of one of several ranks.",
         "Nothing in them says how they are joined; the program that wrote them does it.",

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
 from ckptconv.tensors.dtypes import DTYPES
@@ -45,6 +45,14 @@ def read(place: Location) -> dict[str, Any]:
     """Return the configuration at `place`. Raise CorruptError if it is no JSON object, FailedError if it cannot be
     read."""
     return parsed(place.path, place.read_text(_LARGEST))
+
+
+def known(place: Location) -> dict[str, Any] | None:
+    """Return the configuration at `place`; None if there is none that can be read."""
+    try:
+        return read(place) if place.kind == "file" else None
+    except CkptconvError:
+        return None
 
 
 def read_list(place: Location, shapes: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -386,12 +386,19 @@ def _check_beginning(probe: Probe) -> None:
 
 
 def _check_foreign(place: Location) -> None:
-    """Raise the error for a directory of a format that is not read, or with such directories in it, as a run has."""
-    inner = (name for name, entry in place.names.items() if entry.kind == "directory")
-    for each in (place, *(place.child(name) for name in islice(inner, _LOOKED_AT))):
+    """Raise the error for a directory of a format that is not read, or with such directories in it, or in these, as a
+    run has steps, and a step items."""
+    inner = [*islice(_directories(place), _LOOKED_AT)]
+    items = islice((item for step in inner for item in _directories(step)), _LOOKED_AT)
+    for each in (place, *inner, *items):
         what = what_directory_it_is(each.names)
         if what:
             raise type(what)(f"{each} {what.message}", what.hint)
+
+
+def _directories(place: Location) -> Iterator[Location]:
+    """Yield the directories in a directory."""
+    return (place.child(name) for name, entry in place.names.items() if entry.kind == "directory")
 
 
 def _within(place: Location) -> str:

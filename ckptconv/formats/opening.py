@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import UsageError
@@ -63,16 +63,26 @@ def all_opened(
         "like": options.like if {"weights", "virtual"} & set(holds) else "",
         "recorded": recorded,
     }
-    if options.per_rank and not isinstance(given, Source) and is_pipe(path):
-        raise UsageError("What comes through a pipe has no ranks.")
-    if not isinstance(given, Source) and not is_pipe(path):
-        place = Location(path, dict(options.storage_options))
-        place = place.at(pinned(place.path, place.options))
-        copies = options.copy_config if options.copy_config is not None else is_hub(place.path)
-        if options.per_rank or diffusers.is_one(place, options.family, copies=copies):
-            return open_parts(place, per_rank=options.per_rank, **{**options.opening(), **wanted})
-        given = place.path
-    return [opened(given, options, **wanted)]
+    if isinstance(given, Source):
+        return [opened(given, options, **wanted)]
+    settings = {**options.opening(), **wanted}
+    return opened_at(path, settings, copies=options.copy_config, per_rank=options.per_rank)
+
+
+def opened_at(path: str, settings: Mapping[str, Any], *, copies: bool | None, per_rank: bool = False) -> list[Source]:
+    """Open what is at `path`, with the `settings` of `open_source`: one source, with `per_rank` one for each
+    tensor-parallel rank, or those of a pipeline of diffusers. A directory with one model is a pipeline only if `copies`
+    says that its other files are wanted too; None: if it is on the hub."""
+    if is_pipe(path):
+        if per_rank:
+            raise UsageError("What comes through a pipe has no ranks.")
+        return [open_source(path, **settings)]
+    stores = dict(settings["storage_options"] or {})
+    place = Location(pinned(path, stores), stores)
+    copies = is_hub(place.path) if copies is None else copies
+    if per_rank or diffusers.is_one(place, settings["family"], copies=copies):
+        return open_parts(place, per_rank=per_rank, **settings)
+    return [open_source(place.path, **settings)]
 
 
 def fitted(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from operator import itemgetter
@@ -22,7 +23,7 @@ from ckptconv.formats.source import STEMS, Source, StoredTensors, Wanted
 from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Opaque
-from ckptconv.plan import Input
+from ckptconv.plan import NUMBERED, Input
 from ckptconv.storage import strict_json
 from ckptconv.storage.ahead import ahead, entries_of
 from ckptconv.storage.files import Reader
@@ -69,10 +70,13 @@ def locate(directory: Location) -> Location | None:
         if len(found) == 1:
             return directory.join(found[0])
         if found:
+            is_set = all(re.search(rf"{NUMBERED}{re.escape(SUFFIX)}$", name) for name in found)
             raise UsageError(
                 f"{directory} holds several safetensors files, and no index that says which belong together: "
                 f"{some(found)}.",
-                "Give the one that is meant.",
+                f"Copy or download their index too, such as model{INDEX_SUFFIX}; or take one of them with --alone."
+                if is_set
+                else "Give the one that is meant.",
             )
     return None
 

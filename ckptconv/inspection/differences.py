@@ -10,8 +10,8 @@ from ckptconv.comparison.changes import Change
 from ckptconv.comparison.diff import CHANGED, DTYPE, EQUAL, ONLY_A, ONLY_B, SHAPE, Difference, TensorDifference
 from ckptconv.comparison.quantization import Quantization, Steps
 from ckptconv.inspection.module_tree import TensorInfo
-from ckptconv.inspection.overview import Line, Words, fitted
-from ckptconv.text import cells, count_of, cut, format_memory, format_size, padded, printable
+from ckptconv.inspection.overview import Line, Words, table_row
+from ckptconv.text import cells, count_of, cut_column, format_memory, format_size, padded, printable
 
 # Most tensors that are listed by default, and most cells of a name if there is no screen to fit into.
 LISTED = 40
@@ -105,13 +105,17 @@ def _table(tensors: Sequence[TensorDifference], width: int | None) -> Iterator[L
     widths = [max(cells(row[column]) for row in rows) for column in range(len(_HEADS) - 1)]
     others = 2 + sum(size + 2 for size in widths[1:])
     widths[0] = min(widths[0], _WIDE if width is None else max(width - others, _NARROW))
-    for number, row in enumerate(rows):
-        name = padded(cut(row[0], widths[0]), widths[0])
+    names = cut_column([row[0] for row in rows], widths[0])
+    if width is not None and max(map(cells, names)) > widths[0]:
+        # Names have lines of their own.
+        widths[0] = max(min(widths[0], width - others), cells(_HEADS[0]))
+    for number, (name, row) in enumerate(zip(names, rows, strict=True)):
         values = "".join(
             "  " + padded(text, size, right=True) for text, size in zip(row[1:-1], widths[1:], strict=True)
         )
         style = "" if number else "dim"
-        yield fitted([Words("  "), Words(name, style or "name"), Words(f"{values}  {row[-1]}".rstrip(), style)], width)
+        line = [Words(f"{values}  {row[-1]}".rstrip(), style)]
+        yield from table_row(Words("  "), Words(name, style or "name"), widths[0], line, width)
 
 
 def _cells(tensor: TensorDifference) -> tuple[str, ...]:

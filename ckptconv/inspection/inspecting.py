@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError
 from ckptconv.formats import diffusers
-from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
+from ckptconv.formats.detect import complete, with_layout
+from ckptconv.formats.opening import opened_at
 from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.inspection.summary import QuantizedSummary, Summary, forecast, quantization, summarize, tensors_of
@@ -19,7 +20,6 @@ from ckptconv.storage.hub import pinned
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.progress import counter, shown
-from ckptconv.storage.spool import is_pipe
 from ckptconv.structure import keymap
 
 if TYPE_CHECKING:
@@ -78,7 +78,10 @@ def inspect(
             opened = with_layout(opened, **layout)
         else:
             path = os.fspath(opened)
-            opened = _opened(normalize(path), asked)
+            stores = dict(asked["storage_options"] or {})
+            place = Location(pinned(normalize(path), stores), stores)
+            sources = opened_at(place.path, asked, copies=False)
+            opened = sources[0] if sources[0].component is None else diffusers.together(place, sources)
         conversion = forecast(opened, as_, max_shard_size, **chosen) if as_ or max_shard_size else None
         held = tensors_of(opened, which)
     kept = {name: tensor for name, tensor in held.tensors.items() if name not in held.aliases}
@@ -99,16 +102,6 @@ def inspect(
 
         write_whole(html, page_of(summary).encode(), PAGE, overwrite, [summary.input, *files_behind(opened)])
     return summary
-
-
-def _opened(path: str, asked: Mapping[str, Any]) -> Source:
-    """Return what is at `path`, opened with the settings of `open_source`; of a pipeline, all of its models."""
-    stores = dict(asked["storage_options"] or {})
-    path = pinned(path, stores)
-    place = Location(path, stores)
-    if is_pipe(path) or not diffusers.is_one(place, asked["family"], copies=False):
-        return open_source(path, **asked)
-    return diffusers.together(place, open_parts(place, per_rank=False, **asked))
 
 
 def _quantized(

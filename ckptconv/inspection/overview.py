@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.inspection.module_tree import Row, fitting_depth, rows, tree
 from ckptconv.process import no_garbage
-from ckptconv.text import cells, count_of, cut, format_size, padded, printable
+from ckptconv.text import cells, count_of, cut, cut_column, format_size, padded, printable, split
 
 if TYPE_CHECKING:
     from ckptconv.inspection.summary import Summary
@@ -227,13 +227,14 @@ def _largest(summary: Summary, width: int | None) -> Iterator[Line]:
     shown = _fitting({1: 9, 2: widths[1], 3: 9}, 2 + _NARROW, width)
     others = 4 + sum(2 + {1: 9, 2: widths[1], 3: 9}[each] for each in shown)
     name_width = min(widths[0], WIDE if width is None else max(width - others, _NARROW))
-    for name, shape in zip(largest, shapes, strict=True):
+    names = largest if width is None else cut_column(largest, name_width)
+    for name, label, shape in zip(largest, names, shapes, strict=True):
         row = by_name[name]
-        label = name if width is None else cut(name, name_width)
-        line = [Words("    "), Words(padded(label, name_width))]
-        line += [Words(f"  {row.dtype:<9}", "dim")] if 1 in shown else []
+        line = [Words(f"  {row.dtype:<9}", "dim")] if 1 in shown else []
         line += [Words(f"  {padded(shape, widths[1])}")] if 2 in shown else []
-        yield fitted([*line, Words(f"  {format_size(row.bytes):>9}")], width)
+        yield from table_row(
+            Words("    "), Words(label), name_width, [*line, Words(f"  {format_size(row.bytes):>9}")], width
+        )
 
 
 _LONG = 10**12
@@ -259,12 +260,13 @@ def _values(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line
     told = f"{len(broken):,} of {count_of(len(found), 'tensor')} with NaN or infinities" if broken else "all are finite"
     yield []
     yield from _wrapped([f"values: {told}"], " ", width, "warning" if broken else "good")
-    for name, row in zip(["", *(each.name for each in found[:most])], table, strict=True):
-        label = name if width is None else cut(name, names)
+    called = ["", *(each.name for each in found[:most])]
+    labels = called if width is None else cut_column(called, names)
+    for name, label, row in zip(called, labels, table, strict=True):
         style = "warning" if name in broken else "" if name else "dim"
-        line = [Words("  ! " if name in broken else "    ", style), Words(padded(label, names), style)]
-        line += [Words("  " + padded(row[column], widths[column], right=True), style) for column in range(1, len(row))]
-        yield fitted(line, width)
+        line = [Words("  " + padded(row[column], widths[column], right=True), style) for column in range(1, len(row))]
+        mark = Words("  ! " if name in broken else "    ", style)
+        yield from table_row(mark, Words(label, style), names, line, width)
     if len(found) > most:
         left = len(found) - most
         yield fitted([Words(f"    … and {count_of(left, 'more tensor')} (--verbose lists them)", "dim")], width)
@@ -384,6 +386,18 @@ def fitted(line: Line, width: int | None) -> Line:
         fitted.append(span)
         left -= size
     return fitted
+
+
+def table_row(indent: Words, name: Words, column: int, others: Line, width: int | None) -> Iterator[Line]:
+    """Yield a row of a table: a name in a `column` of so many cells, or if it is wider in lines of its own; and the
+    `others`."""
+    label = padded(name.text, column)
+    if width is not None and cells(name.text) > column:
+        for piece in split(name.text, max(width - cells(indent.text), _NARROW)):
+            yield [indent, name._replace(text=piece)]
+            indent = indent._replace(text=" " * len(indent.text))
+        label = " " * column
+    yield fitted([indent, name._replace(text=label), *others], width)
 
 
 def _wrapped(words: Iterable[str], separator: str, width: int | None, style: str) -> Iterator[Line]:

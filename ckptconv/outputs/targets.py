@@ -381,17 +381,9 @@ def _an_input(path: str) -> UsageError:
     """
     return UsageError(
         f"{path} is given as OUTPUT, and is an existing checkpoint.",
-        "Several inputs are converted with: ckptconv convert INPUT... --output-dir DIR. An OUTPUT is a directory, a "
-        "name that ends in .safetensors, or one that ends in .pt and does not exist yet.",
+        "Several inputs are converted with: ckptconv convert INPUT... --output-dir DIR. This command writes a "
+        "directory, or a file whose name ends in .safetensors; ckptconv convert writes .pt too.",
     )
-
-
-def check_new(source: Source, target: Target, options: Options) -> None:
-    """Raise UsageError for a `.pt` file that exists, and would be replaced by one that is made of another `.pt` file:
-    two such words may be what a shell makes of `*.pt`."""
-    is_of_two = target.kind == "torch" and source.family != model_files.SAFETENSORS
-    if is_of_two and Location(target.path, dict(options.storage_options)).kind == "file":
-        raise _an_input(target.path)
 
 
 def default_output(source: Source, asked: Location) -> str:

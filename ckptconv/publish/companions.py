@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ckptconv.errors import CorruptError
 from ckptconv.formats import companions, configs
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
@@ -37,33 +36,36 @@ def accompanied(source: Source, target: Target, options: Options, parts: Collect
     may_be_less = options.include or options.exclude or options.partial
     if source.config is None and may_be_less and companions.CONFIG not in goal.replaces:
         source = source._replace(config=_config_at(target, options))
-    if left := _left(source, target, options, parts):
-        source = source._replace(notes=[*source.notes, f"left in {source.path}: {some(left, _NAMED, str)}."])
+    directory, left = _left(source, target, options, parts)
+    if left:
+        source = source._replace(notes=[*source.notes, f"left in {directory}: {some(left, _NAMED, str)}."])
     return source, goal
 
 
 def _config_at(target: Target, options: Options) -> Mapping[str, Any] | None:
     """Return the configuration that lies where the output goes; None if there is none."""
     path = join(dirname(target.path) if target.is_file else target.path, companions.CONFIG)
-    place = Location(path, dict(options.storage_options))
-    try:
-        return configs.read(place) if place.kind == "file" else None
-    except CorruptError:
-        return None  # it is nothing that this conversion reads or writes
+    # One that cannot be read is nothing that this conversion reads or writes.
+    return configs.known(Location(path, dict(options.storage_options)))
 
 
-def _left(source: Source, target: Target, options: Options, parts: Collection[str]) -> list[str]:
-    """Return what in the directory of `source` is neither read nor copied; not for an output in the same directory."""
-    place = Location(source.path, dict(options.storage_options))
-    here, output = resolved_name(source.path), resolved_name(target.path)
-    # Files of ranks, of which some repeat others, are the format's own.
-    is_of_ranks = source.family in (deepspeed.FAMILY, dcp.FAMILY)
-    if is_of_ranks or place.kind != "directory" or here in (output, dirname(output) if target.is_file else output):
-        return []
+def _left(source: Source, target: Target, options: Options, parts: Collection[str]) -> tuple[str, list[str]]:
+    """Return the directory of `source`, and what in it is neither read nor copied; nothing for an output in the same
+    directory."""
+    stores, path, own = dict(options.storage_options), source.path, None
+    if source.family in (deepspeed.FAMILY, dcp.FAMILY):
+        # Files of ranks, of which some repeat others, are the format's own: companions alone are told, which may lie
+        # beside what points to the step.
+        found = companions.beside(source, stores)
+        path, own = found.directory, found.files
+    place = Location(path, stores)
+    here, output = resolved_name(path), resolved_name(target.path)
+    if place.kind != "directory" or here in (output, dirname(output) if target.is_file else output):
+        return path, []
     paths = [*(file.path for file in source.companions.values()), *source.pointers, target.path]
     beside = {resolved_name(path)[len(here) + 1 :] for path in paths if resolved_name(path).startswith(f"{here}/")}
     used = {FILE_NAME} | {name.partition("/")[0] for name in (*source.inputs, *source.state_inputs, *beside, *parts)}
-    return [name for name in place.names if name not in used and not name.startswith(".")]
+    return path, [name for name in (place.names if own is None else own) if name not in used and name[0] != "."]
 
 
 def _accompanied(source: Source, target: Target, options: Options) -> tuple[Source, Target]:

@@ -86,6 +86,8 @@ def filesystem(url: str, options: Options | None = None) -> tuple[Any, str]:
         fs, inner = fsspec.core.url_to_fs(url, **(options or {}))
     except ImportError as error:
         raise UsageError(f"{url} needs a package that is not installed: {error}.", _extra(url)) from error
+    except CkptconvError:  # of the file system of this package, which opens a checkpoint
+        raise
     except FileNotFoundError as error:
         raise MissingError(f"{url} cannot be opened: {error} does not exist.") from error
     except (ValueError, TypeError, KeyError) as error:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
-from ckptconv.errors import FailedError
+from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.storage.handles import Handle, resolved
 from ckptconv.storage.marks import mark
 from ckptconv.text import reason
@@ -158,6 +158,8 @@ def writing(path: str) -> Iterator[None]:
     """Turn an OSError into a FailedError that says what to do."""
     try:
         yield
+    except CkptconvError:  # some are OSErrors too, about something else than this path
+        raise
     except OSError as error:
         hints = {
             errno.ENOSPC: "Free some space, or write elsewhere.",

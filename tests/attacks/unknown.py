@@ -323,6 +323,43 @@ FILES: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 }  # fmt: skip
 
 
+def damaged_member(content: bytes) -> bytes:
+    """An archive whose deflated member goes on with what cannot be inflated."""
+    squeezer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    packed = squeezer.compress(content) + squeezer.flush(zlib.Z_FULL_FLUSH) + b"\xff" * 9000
+    plain = bytearray(zipped([Member("x.pkl", packed, local_method=8)]))
+    plain[plain.rindex(b"PK\x01\x02") + 10] = 8
+    return bytes(plain)
+
+
+SQUEEZED = {"gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress, "zlib": zlib.compress}
+# By name: of a pickle that runs something, a file that Python's readers unpack up to that pickle's end.
+COMPRESSED: dict[str, Callable[[bytes], bytes]] = {
+    **{
+        f"{how}, after {first[:10]!r}": lambda evil, squeeze=squeeze, first=first: squeeze(
+            first + evil[2:] + bytes(600)
+        )
+        for how, squeeze in SQUEEZED.items()
+        for first in (b"N0", b"N0" * 300, SOUND + b"I1\n0")
+    },
+    **{
+        f"{how}, before bytes": lambda evil, squeeze=squeeze: squeeze(evil) + b"bytes"
+        for how, squeeze in SQUEEZED.items()
+    },
+    **{
+        f"{how}, before zeros": lambda evil, squeeze=squeeze: squeeze(evil) + bytes(9)
+        for how, squeeze in SQUEEZED.items()
+    },
+    **{f"{how}, cut short": lambda evil, squeeze=squeeze: squeeze(evil)[:-3] for how, squeeze in SQUEEZED.items()},
+    "gzip with a wrong checksum": lambda evil: gzip.compress(evil)[:-8] + bytes(8),
+    "gzip, behind a stream and zeros": lambda evil: gzip.compress(SOUND) + bytes(9) + gzip.compress(evil),
+    "lzma of another dictionary": lambda evil: lzma.compress(
+        evil, lzma.FORMAT_ALONE, filters=[{"id": lzma.FILTER_LZMA1, "dict_size": 3 << 13, "lc": 0}]
+    ),
+    "a member that is damaged behind it": damaged_member,
+}
+
+
 def joblib_file() -> bytes:
     """A sound pickle of joblib, as joblib 1.5 writes it: the bytes of its arrays have the opcode that ends a pickle."""
     out = io.BytesIO()

@@ -129,12 +129,11 @@ def test_without_an_output_it_is_beside_the_input(place: Path) -> None:
     assert Path("../zero-safetensors").is_dir()
 
 
-def test_the_second_of_two_pt_files_is_not_replaced(place: Path) -> None:
-    """They may be what a shell made of *.pt."""
+def test_a_command_that_writes_no_pt_file_replaces_none(place: Path) -> None:
     torch.save(NESTED, "a.pt")
     torch.save(NESTED, "b.pt")
     before = contents(place)
-    err = refused(2, "convert", "a.pt", "b.pt")
+    err = refused(2, "pt2safetensors", "a.pt", "b.pt")
     assert "b.pt is given as OUTPUT, and is an existing checkpoint" in err
     assert "convert INPUT... --output-dir DIR" in err
     assert contents(place) == before

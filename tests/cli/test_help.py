@@ -196,7 +196,7 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--bf16": "It is --dtype bf16.",
         "--half": "It is --dtype fp16.",
         "--int4": "It is --quantize",
-        "--force": "--no-clobber",
+        "--force": "--overwrite",
         "--device": "Nothing is put on a device",
         "--base": "ckptconv merge BASE ADAPTER OUTPUT",
         "--num-workers": "It is --jobs N.",

@@ -198,6 +198,32 @@ def test_it_is_converted_if_it_is_asked_for_alone(family: str, tmp_path: Path) -
         assert back.code == 0, back.err
 
 
+def test_no_directory_is_proposed_that_is_not_that_of_the_others(tmp_path: Path) -> None:
+    """Earlier releases did not mark what was made of one file."""
+    for family in ("ZeRO-3, model", "Megatron, alone"):
+        place = tmp_path / family
+        place.mkdir()
+        path = PARTS[family][0](place)
+        assert ckptconv_here("convert", path, place / "o.safetensors", "--alone", "--no-fsync").code == 0
+        remade(place / "o.safetensors", without="ckptconv.alone")
+        told = ckptconv_here("convert", place / "o.safetensors", place / "new.pt").err
+        assert "DIRECTORY" in told, family
+        assert f"{place} " not in told, family
+        assert f"{tmp_path} " not in told, family
+    moved(of_megatron("mp_rank_00", tensor=2))(tmp_path)
+    assert "convert DIRECTORY OUTPUT" in ckptconv_here("convert", tmp_path / "model.pt").err
+
+
+def remade(path: Path, *, without: str) -> None:
+    """Write a file of safetensors again without an entry of its metadata."""
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    del header["__metadata__"][without]
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+
+
 WHOLE: dict[str, Make] = {
     "a model": making(STATE, "model.pt", "other.pt"),
     "a model that is called like a part": making(STATE, "common.pt"),
@@ -265,6 +291,18 @@ def test_a_shard_becomes_a_shard_of_the_same_number(tmp_path: Path) -> None:
         assert done.code == 0, done.err
         assert any("is one file of a sharded set" in each for each in done.json["warnings"])
     assert load_file(tmp_path / "model-00001-of-00003.safetensors").keys() == STATE.keys()
+
+
+def test_a_set_without_its_index_is_told(tmp_path: Path) -> None:
+    for number in (1, 2):
+        save_file({f"w{number}": W}, tmp_path / f"model-0000{number}-of-00002.safetensors")
+    shard = tmp_path / "model-00001-of-00002.safetensors"
+    ckptconv_here("convert", tmp_path, tmp_path / "o.pt").refused(
+        2, tmp_path, "model.safetensors.index.json", "--alone"
+    )
+    ckptconv_here("convert", shard, tmp_path / "o.pt").refused(5, shard, f"the directory of all, {tmp_path}", "--alone")
+    assert ckptconv_here("convert", shard, tmp_path / "o.pt", "--alone").code == 0
+    assert torch.load(tmp_path / "o.pt").keys() == ckptconv.open(shard).keys() == {"w1"}
 
 
 def test_a_map_does_not_make_a_model_of_one_rank(tmp_path: Path) -> None:

@@ -73,13 +73,18 @@ def test_an_archive_of_another_program_is_called_what_it_is(tmp_path: Path) -> N
 @pytest.mark.parametrize("command", ["convert", "dcp2safetensors"])
 def test_a_directory_of_another_program_is_called_what_it_is(command: str, tmp_path: Path) -> None:
     for number, (names, word) in enumerate(DIRECTORIES.items()):
-        for directory in (tmp_path / f"alone{number}", tmp_path / f"run{number}" / "1"):
+        run, steps = tmp_path / f"run{number}", tmp_path / f"steps{number}"
+        for asked, directory in (
+            (None, tmp_path / f"alone{number}"),
+            (run, run / "1"),
+            (steps, steps / "1" / "default"),
+        ):
             directory.mkdir(parents=True)
             for name in names:
                 (directory / name).write_bytes(b"{}")
             if command == "convert" or "0.metadata" in names:
-                asked = directory.parent if directory.name == "1" and command == "convert" else directory
-                ckptconv_here(command, asked, tmp_path / "out.safetensors").refused(5, str(directory), word)
+                named = asked if asked and command == "convert" else directory
+                ckptconv_here(command, named, tmp_path / "out.safetensors").refused(5, str(directory), word)
 
 
 @given(st.binary(max_size=520), st.sampled_from(sorted(FILES)))

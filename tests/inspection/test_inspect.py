@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from safetensors.torch import save_file
 from terminal import on_terminal
 
 import ckptconv as library
+from ckptconv.cli.batch import Outcome, table
+from ckptconv.inspection import differences
 from ckptconv.inspection.module_tree import TensorInfo, rows, tree
-from ckptconv.inspection.overview import overview
+from ckptconv.inspection.overview import Line, overview
 from ckptconv.inspection.page import page_of
 from ckptconv.inspection.summary import summarize
 from ckptconv.text import cells, cut, padded
@@ -74,7 +77,11 @@ def layered(path: Path, layers: int = 24) -> Path:
 def lines_of(path: Path, **options: Any) -> list[str]:
     """The overview as plain lines."""
     summary = summarize(library.open(path).source, path=str(path))
-    return ["".join(span.text for span in line) for line in overview(summary, **options)]
+    return shown_lines(overview(summary, **options))
+
+
+def shown_lines(lines: Iterable[Line]) -> list[str]:
+    return ["".join(span.text for span in line) for line in lines]
 
 
 # ------------------------------------------------------------------------------------------------------- the modules
@@ -154,6 +161,30 @@ def test_no_line_is_wider_than_the_screen(width: int, tmp_path: Path) -> None:
     if width >= 80:
         assert any("layers.0…23. (24 alike)" in line for line in shown)
         assert any("9.66 GB" in line or "19.3 GB" in line for line in shown)
+
+
+def test_rows_of_different_names_differ_in_any_width(tmp_path: Path) -> None:
+    names = [
+        f"model.layers.{layer}.mlp.experts.{expert}.{way}_proj.weight"
+        for layer in (1, 11) for expert in (7, 17) for way in ("up", "down")
+    ]  # fmt: skip
+    for number, file in enumerate(("a", "b")):
+        save_file({name: torch.full((3, 4), float(number)) for name in names}, tmp_path / f"{file}.safetensors")
+    difference = library.diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    summary = library.inspect(tmp_path / "a.safetensors", stats=True)
+    for width in (40, 50, 60, 80, 100, 200, None):
+        of_diff = shown_lines(differences.overview(difference, width=width))
+        of_values = shown_lines(overview(summary, width=width, verbose=True))
+        tables = {
+            "diff": of_diff[of_diff.index("") + 1 : of_diff.index("", 3)],
+            "values": of_values[next(at for at, line in enumerate(of_values) if "values:" in line) + 1 :],
+        }
+        for what, lines in tables.items():
+            text = "".join(line.strip() for line in lines)
+            assert all(name in text for name in names) or len({*lines}) == len(lines) == len(names) + 1, (what, width)
+            assert width is None or not [line for line in lines if cells(line) > width], (what, width)
+        told = [line.partition("  ")[0] for line in table([Outcome(name) for name in names], width)]
+        assert len({*told}) == len(names) + 1, width
 
 
 @pytest.mark.parametrize("width", [40, 50, 60])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gzip
+import lzma
 import pickle
 import shutil
 from collections.abc import Callable
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from attacks.assemble import archive, called, mapped, name, number, pickled, raw, several, text
-from attacks.unknown import FILES, HIDDEN, RUNNERS, evaluated, joblib_file
+from attacks.unknown import COMPRESSED, FILES, HIDDEN, RUNNERS, SQUEEZED, evaluated, joblib_file
 from checkpoints import DATA, ckptconv_here
 from verdicts import fails, found
 
@@ -44,6 +46,45 @@ def test_a_call_is_found_wherever_it_is(where: str, tmp_path: Path) -> None:
     (scanned,) = ckptconv.scan(tmp_path).files
     assert any(counts(finding.rule, "call") for finding in scanned.findings), scanned
     assert not (tmp_path / "canary").exists()
+
+
+def test_a_call_is_found_in_whatever_python_unpacks(tmp_path: Path) -> None:
+    for at, make in enumerate(COMPRESSED.values()):
+        for suffix in (".bin", ".pt"):
+            (tmp_path / f"{at}{suffix}").write_bytes(make(pickled(evaluated(str(tmp_path / "canary")))))
+    files = {Path(file.path).name: file.findings for file in ckptconv.scan(tmp_path).files}
+    missed = [
+        f"{what}, {suffix}"
+        for at, what in enumerate(COMPRESSED)
+        for suffix in (".bin", ".pt")
+        if not any(counts(finding.rule, "call") for finding in files.get(f"{at}{suffix}", ()))
+    ]
+    assert missed == []
+    assert not (tmp_path / "canary").exists()
+
+
+def test_what_is_compressed_is_judged_as_what_it_holds(tmp_path: Path) -> None:
+    sound = pickle.dumps({"a": [1, 2]}, 2)
+    contents = [sound, b"\n" + sound, b"  " + sound, b"N0" + sound, b"", b"words\n" * 200, b"\x80\x02words"]
+    for at, data in enumerate(contents):
+        for how, squeeze in {"plain": bytes, **SQUEEZED}.items():
+            for suffix in (".bin", ".pt"):
+                (tmp_path / f"{how}-{at}{suffix}").write_bytes(squeeze(data))
+    verdicts = {Path(file.path).name: file.verdict for file in ckptconv.scan(tmp_path).files}
+    assert set(verdicts.values()) == {"safe", "suspicious", "unreadable"}
+    for file in tmp_path.iterdir():
+        assert verdicts.get(file.name) == verdicts.get(f"plain-{file.name.partition('-')[2]}"), file.name
+
+
+def test_what_cannot_be_unpacked_here_is_not_passed(tmp_path: Path) -> None:
+    packed = bytearray(lzma.compress(b"\x80\x02N.", lzma.FORMAT_ALONE))
+    packed[1:5] = (1 << 30).to_bytes(4, "little")  # the dictionary
+    (tmp_path / "large.bin").write_bytes(packed)
+    (tmp_path / "skipped.bin").write_bytes(b"\x50\x2a\x4d\x18\1\0\0\0a\x28\xb5\x2f\xfd" + bytes(40))
+    (tmp_path / "many.bin").write_bytes(gzip.compress(b"") * 1001)
+    assert {Path(file.path).name: file.verdict for file in ckptconv.scan(tmp_path).files} == dict.fromkeys(
+        ("large.bin", "skipped.bin", "many.bin"), "unknown"
+    )
 
 
 def test_what_loading_a_file_would_run_is_what_these_files_run(tmp_path: Path) -> None:

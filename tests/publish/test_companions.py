@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from checkpoints import ckptconv_here
+from checkpoints import DATA, ZERO, ckptconv_here
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file, save_file
 
@@ -132,6 +133,25 @@ def test_what_stays_behind_is_named(source: Path, tmp_path: Path) -> None:
     assert [note for note in copying.notes if note.startswith("left in")] == [f"left in {source}: {left}."]
     (note,) = (note for note in plain.notes if note.startswith("left in"))
     assert all(name in note for name in (*BROUGHT, "optimizer.pt"))
+
+
+def test_what_stays_behind_of_a_run_is_named_and_no_files_of_ranks(tmp_path: Path) -> None:
+    for number, run in enumerate(
+        (ZERO / "z2_bf16_frozen_w2" / "checkpoint", DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint")
+    ):
+        here = tmp_path / str(number)
+        shutil.copytree(run, here)
+        (here / "config.json").write_text("{}")
+        (here / "tokenizer.json").write_text("{}")
+        notes = {
+            name: [note for note in convert(here, output, copy_config=way).notes if note.startswith("left in")]
+            for name, output, way in (
+                ("left", tmp_path / f"{number}.safetensors", None),
+                ("copied", tmp_path / f"{number}-copied", True),
+                ("beside", here / "out.safetensors", None),
+            )
+        }
+        assert notes == {"left": [f"left in {here}: config.json, tokenizer.json."], "copied": [], "beside": []}
 
 
 def test_links_out_of_the_directory_are_not_followed_but_in_the_cache_of_the_hub(source: Path, tmp_path: Path) -> None:

@@ -230,9 +230,14 @@ convert sharded sharded --max-shard-size 1GB
 convert sharded/model.safetensors.index.json sharded
 convert sharded sharded --overwrite
 convert a.pt g1.safetensors --no-clobber
+convert a.pt a.pt
+convert a.pt -o ./hf/../a.pt --overwrite
+convert a.pt b.pt --no-clobber
+convert a.pt --output-dir . --output-name b.pt
 convert g1.safetensors local:///{here}/g1.safetensors --overwrite
 pt2safetensors model.pt
 pt2safetensors bin hf
+pt2safetensors a.pt b.pt
 pt2safetensors a.pt new.safetensors --manifest g1.safetensors
 pt2safetensors a.pt new.safetensors --depfile g1.safetensors
 pt2safetensors a.pt new.safetensors --digest sha256 --attest g1.safetensors
@@ -305,6 +310,9 @@ DONE: dict[str, set[str]] = {
     "convert a.pt g1.safetensors": {"g1.safetensors"},
     "convert a.pt -o g1.safetensors": {"g1.safetensors"},
     "convert g1.safetensors a.pt": {"a.pt"},
+    "convert a.pt b.pt --dtype bf16": {"b.pt"},
+    "convert nested.pt -o b.pt --key nested": {"b.pt"},
+    "convert zero b.pt": {"b.pt"},
     "convert a.pt linked.safetensors": {"hf/model.safetensors"},
     "average g1.safetensors g2.safetensors -o g3.safetensors": {"g3.safetensors"},
     "average g1.safetensors g2.safetensors empty": set(),

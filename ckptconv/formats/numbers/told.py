@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CkptconvError, UsageError
+from ckptconv.errors import UsageError
+from ckptconv.formats import configs
 from ckptconv.formats.numbers.matching import Model, Order
 from ckptconv.formats.numbers.orders import is_kept, is_known, of_files, parameters
 from ckptconv.formats.source import wrapper
@@ -79,8 +80,8 @@ def configured(place: Location) -> Configured:
     """
     read = place.join(_CONFIG)
     inputs: dict[str, Hashable] = {}
-    told = _json(read)
-    if told is None and (adapter := _json(place.join(_ADAPTER))) is not None:
+    told = configs.known(read)
+    if told is None and (adapter := configs.known(place.join(_ADAPTER))) is not None:
         inputs |= _identified("", place.join(_ADAPTER))
         mapping = adapter.get("auto_mapping")
         named = mapping.get("base_model_class") if isinstance(mapping, dict) else None
@@ -88,7 +89,7 @@ def configured(place: Location) -> Configured:
         told = {"architectures": [named]} if named else None
         if told is None and isinstance(base, str) and base and os.path.isdir(base):
             read = Location(base).join(_CONFIG)
-            told = _json(read)
+            told = configs.known(read)
         if told is None:
             return Configured("", f"{place.join(_ADAPTER)} names no base model that is here ({_BASE})")
     if told is None:
@@ -108,17 +109,6 @@ def _identified(prefix: str, place: Location) -> dict[str, Hashable]:
     """Return what identifies a file, by its name after a prefix."""
     file = place.entry.file
     return {f"{prefix}{place.name}": Input(file, (file.size, file.stamp))}
-
-
-def _json(place: Location) -> dict[str, Any] | None:
-    """Return a small file of JSON; None if it is not there, or no object."""
-    try:
-        if place.kind != "file":
-            return None
-        told = strict_json.parse(place.read_text(_MOST))
-    except (CkptconvError, ValueError):
-        return None
-    return told if isinstance(told, dict) else None
 
 
 def asked(path: str, options: Mapping[str, Any], liked: Callable[[str], Order | None]) -> Order:

@@ -7,13 +7,10 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.formats import configs
-from ckptconv.formats.quantized.words import UNNAMED
+from ckptconv.formats.quantized.words import NAMES_OF_COMPRESSED, Statement
 
 # The key of ComfyUI in the metadata of safetensors.
 COMFY = "_quantization_metadata"
-_COMPRESSED = ("compressed-tensors", "compressed_tensors", "sparseml")
-# The methods that have a key of their own, where none is named.
-_TELLING = {"quant_algo": "modelopt", "config_groups": "compressed-tensors", "group_size": "mlx"}
 
 
 class QuantizedWeights(NamedTuple):
@@ -31,8 +28,8 @@ class QuantizedWeights(NamedTuple):
 class Configuration(NamedTuple):
     """How weights are quantized: the `method` and all that is `told` of it; "" if there is no configuration.
 
-    `expert_dtype` is the model's own word. `layers` says it of single modules, by name. `stated` are the places that
-    say it: path, method, and what they say.
+    `expert_dtype` is the model's own word. `layers` says it of single modules, by name. `stated` has what each place
+    says.
     """
 
     method: str = ""
@@ -40,7 +37,7 @@ class Configuration(NamedTuple):
     expert_dtype: str = ""
     layers: Mapping[str, Mapping[str, Any]] = {}
     path: str = ""
-    stated: tuple[tuple[str, str, Mapping[str, Any]], ...] = ()
+    stated: tuple[Statement, ...] = ()
 
     @property
     def block(self) -> tuple[int, int] | None:
@@ -66,7 +63,7 @@ class Configuration(NamedTuple):
     def groups(self) -> tuple[QuantizedWeights, ...]:
         """The groups of compressed-tensors."""
         groups = self.told.get("config_groups")
-        if self.method not in _COMPRESSED or not isinstance(groups, Mapping):
+        if self.method not in NAMES_OF_COMPRESSED or not isinstance(groups, Mapping):
             return ()
         return tuple(dict.fromkeys(self._weights(groups)))
 
@@ -96,24 +93,6 @@ def _pair(value: Any) -> tuple[int, int] | None:
     return (value[0], value[1]) if fits else None
 
 
-class _Statement(NamedTuple):
-    """What `path` says of quantizing, at a key that leads `at` it."""
-
-    path: str
-    at: str
-    told: Mapping[str, Any]
-
-    def __str__(self) -> str:
-        return f"{self.path} ({self.at})" if self.at else self.path
-
-    @property
-    def method(self) -> str:
-        method = self.told.get("quant_method")
-        if not isinstance(method, str):
-            method = next((of for key, of in _TELLING.items() if key in self.told), UNNAMED)
-        return "compressed-tensors" if method in _COMPRESSED else method
-
-
 def of_all(
     config: tuple[str, Mapping[str, Any]], own: tuple[str, Mapping[str, Any]], metadata: Mapping[str, str]
 ) -> Configuration:
@@ -124,20 +103,20 @@ def of_all(
     """
     path, model = config
     statements = [
-        _Statement(path, at, told)
+        Statement(path, at, told)
         for at, told in configs.values(model, *configs.QUANTIZING)
         if isinstance(told, Mapping) and told
     ]
     # mlx-lm's key, which says no method.
     of_mlx = model.get("quantization")
     if isinstance(of_mlx, Mapping) and "group_size" in of_mlx and not statements:
-        statements.append(_Statement(path, "quantization", of_mlx))
+        statements.append(Statement(path, "quantization", of_mlx))
     told = own[1].get("quantization")
     if isinstance(told, Mapping):
-        statements.append(_Statement(own[0], "", {"quant_method": "modelopt", **told}))
+        statements.append(Statement(own[0], "", {"quant_method": "modelopt", **told}))
     if COMFY in metadata:
         told = configs.parsed(f"{COMFY} in the metadata", metadata[COMFY])
-        statements.append(_Statement(COMFY, "", {"quant_method": "comfy", **told}))
+        statements.append(Statement(COMFY, "", {"quant_method": "comfy", **told}))
     known = {at: each for at, each in configs.values(model, configs.EXPERT_DTYPE) if isinstance(each, str)}
     expert = configs.agreed({f"{path} ({at})": each for at, each in known.items()}, configs.EXPERT_DTYPE) or ""
     if not statements:
@@ -156,5 +135,4 @@ def of_all(
         if isinstance(layers, Mapping)
         else {}
     )
-    stated = tuple((str(each), each.method, each.told) for each in statements)
-    return Configuration(stated[0][1], told, expert, named, statements[0].path, stated)
+    return Configuration(statements[0].method, told, expert, named, statements[0].path, tuple(statements))

@@ -381,8 +381,8 @@ TELLING = tuple(
 NOT_READ = {
     ".SCB": ("has the 8 bits of bitsandbytes", "bitsandbytes"),
     ".bitmask": ("is a sparse one of compressed-tensors", "compressed-tensors"),
-    ".scale_packed": ("lies in the order of marlin, made for a GPU", "vLLM"),
-    ".workspace": ("lies in the order of marlin, made for a GPU", "vLLM"),
+    ".scale_packed": ("lies in the order of marlin, made for a GPU", ELSEWHERE["marlin"]),
+    ".workspace": ("lies in the order of marlin, made for a GPU", ELSEWHERE["marlin"]),
     ".pre_quant_scale": ("is one that Model Optimizer has smoothed", "TensorRT-LLM"),
     ".svdquant_lora_a": ("has a low-rank part of Model Optimizer", "TensorRT-LLM"),
     ".svdquant_lora_b": ("has a low-rank part of Model Optimizer", "TensorRT-LLM"),

@@ -12,7 +12,7 @@ Optimizer's `torch/export/quant_utils.py` and `convert_hf_config.py`; GPTQModel'
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.storage import strict_json
@@ -20,8 +20,10 @@ from ckptconv.storage.strict_json import OrNull
 
 # The keys of a mapping, and the shapes of their values (`strict_json.check`).
 Words: TypeAlias = "Mapping[str, Any]"
-# A method that is not named.
-UNNAMED = "unnamed"
+# A method that is not named; names of one; and those that have a key of their own, where none is named.
+_UNNAMED = "unnamed"
+NAMES_OF_COMPRESSED = ("compressed-tensors", "compressed_tensors", "sparseml")
+_TELLING = {"quant_algo": "modelopt", "config_groups": "compressed-tensors", "group_size": "mlx"}
 _SIZE, _BITS = range(1, 1 << 31), range(1, 17)
 # A size of groups; -1 or 0 is for one group.
 _GROUP = OrNull(range(-1, 1 << 31))
@@ -195,13 +197,32 @@ ELSEWHERE: Mapping[str, str] = {
 _HINT = "The program that made them can write them as they were."
 
 
-def check(stated: Iterable[tuple[str, str, Mapping[str, Any]]]) -> None:
-    """Raise UnsupportedError for a configuration, (path, method, what it says), of a method that is not read, with a
-    key that is not known or a value that is not, and for two that contradict each other."""
+class Statement(NamedTuple):
+    """What `path` says of quantizing, at a key that leads `at` it."""
+
+    path: str
+    at: str
+    told: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.at})" if self.at else self.path
+
+    @property
+    def method(self) -> str:
+        method = self.told.get("quant_method")
+        if not isinstance(method, str):
+            method = next((of for key, of in _TELLING.items() if key in self.told), _UNNAMED)
+        return "compressed-tensors" if method in NAMES_OF_COMPRESSED else method
+
+
+def check(stated: Iterable[Statement]) -> None:
+    """Raise UnsupportedError for a configuration of a method that is not read, with a key that is not known or a value
+    that is not, and for two that contradict each other."""
     before: dict[str, tuple[str, Any]] = {}
-    for path, method, told in stated:
+    for one in stated:
+        path, method, told = str(one), one.method, one.told
         if method not in DIALECTS:
-            how = f" by {method}, which is not known" if method != UNNAMED else ", and not by which method"
+            how = f" by {method}, which is not known" if method != _UNNAMED else ", and not by which method"
             if method in ELSEWHERE:
                 how = f" by {method}, which {ELSEWHERE[method]} reads, and --dequantize does not"
             raise UnsupportedError(f"{path} says that the weights are quantized{how}.", _HINT)

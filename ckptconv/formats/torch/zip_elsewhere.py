@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import zlib
 from collections.abc import Iterator
@@ -34,6 +35,8 @@ _PICKLE = b"/data.pkl"
 _WINDOW, _LONGEST = 1 << 20, ENTRY.size + 3 * 0xFFFF
 # Bytes of deflated data that may come before the first that they stand for.
 _TABLES = 1 << 10
+# Bytes of damaged data that are inflated at a time.
+_STEP = 1 << 14
 
 
 class ZipEntry(NamedTuple):
@@ -155,7 +158,24 @@ def content(reader: Reader, entry: ZipEntry, most: int = SCANNED) -> bytes:
     try:
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, most)
     except zlib.error:
-        return b""
+        return _before_damage(data, most)
+
+
+def _before_damage(data: bytes, most: int) -> bytes:
+    """Return what comes before the damage in deflated `data`: Python's zipfile hands that out."""
+    inflater, out = zlib.decompressobj(-zlib.MAX_WBITS), bytearray()
+    with contextlib.suppress(zlib.error):
+        for start in range(0, len(data), _STEP):
+            before = inflater.copy()
+            try:
+                out += inflater.decompress(data[start : start + _STEP])
+            except zlib.error:
+                for at in range(start, start + _STEP):
+                    out += before.decompress(data[at : at + 1])
+                break
+            if len(out) >= most:
+                break
+    return bytes(out[:most])
 
 
 def _part(reader: Reader, start: int, length: int) -> bytes:

@@ -13,7 +13,6 @@ import io
 import itertools
 import re
 import tarfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -28,6 +27,7 @@ from ckptconv.formats.torch.file import read_from
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.tar import is_tar
 from ckptconv.formats.torch.zip import PICKLE, check_zip
+from ckptconv.inspection.scan.compressed import decompressed, is_compressed
 from ckptconv.inspection.scan.joblib import Arrays
 from ckptconv.inspection.scan.names import LOADERS, carries_code, is_needed, is_unusual
 from ckptconv.inspection.scan.programs import programs_in, texts_in
@@ -55,8 +55,6 @@ _ALIKE = 1_000
 _MEMBERS = 100_000
 # The most bytes of a compressed member or file that are held in memory.
 _INFLATED = 1 << 24
-# What the strongest preset of xz takes.
-_LZMA_MEMORY = 66 << 20
 # Suffixes of files that are expected to be checkpoints or pickles: if such a file is not read, it is not judged.
 SUFFIXES = (
     ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".safetensors", ".distcp", ".pt2", ".ptl", ".joblib", ".dill", ".npy",
@@ -524,7 +522,10 @@ class ScannedContents:
         """Look at what is compressed; `content` returns at most so many bytes of its beginning."""
         head = content(HEAD)
         if not any(kind.matches(head, len(head)) for kind in _KINDS) and not self.expected:
-            return self._unknown(InMemory(head, path), depth + 1) if len(head) < HEAD else ""
+            if len(head) < HEAD:
+                return self._unknown(InMemory(head, path), depth + 1)
+            if not _begins_like_pickle(head, path):
+                return ""
         if _NPY.matches(head, len(head)) and _is_plain(_header_in(head)):
             return "array"
         if self.room.bytes <= 0:
@@ -614,30 +615,22 @@ class ScannedContents:
 
     def _compressed(self, reader: Reader, depth: int) -> str:
         """Look into a compressed file, if what is in it can be run."""
-        import lzma
-
-        head = reader.read_at(0, 2)
+        came, errors = False, []
 
         def content(most: int) -> bytes:
-            decompressor, out, at = _decompressor(head), bytearray(), 0
-            while len(out) < most and at < reader.file.size:
-                data = reader.read_at(at, min(max(most, HEAD), 1 << 20, reader.file.size - at))
-                at += len(data)
-                while data and len(out) < most:
-                    out += decompressor.decompress(data, most - len(out))
-                    data = getattr(decompressor, "unconsumed_tail", b"")
-                    if decompressor.eof:
-                        # Another part may follow: readers join them.
-                        data = decompressor.unused_data
-                        decompressor = _decompressor(head)
-            return bytes(out)
+            nonlocal came
+            data, error = decompressed(reader, most)
+            came |= bool(data)
+            errors.extend([error] if error else [])
+            return data
 
-        try:
-            kind = self.unpacked(reader.file.path, content, depth)
-        except (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError) as error:
-            if self.expected:
-                self.add("unreadable", f"{reader.file.path} cannot be decompressed: {brief(str(error))}.")
-            kind = ""
+        kind = self.unpacked(reader.file.path, content, depth)
+        # Two bytes alone say that a file is compressed by zlib.
+        if errors and (self.expected or came or reader.read_at(0, 1) != b"\x78"):
+            rule = "unreadable" if self.expected else "not-opened"
+            self.add(rule, f"{reader.file.path} cannot be decompressed: {brief(errors[0])}.")
+        elif not kind and self.expected and not self.findings:
+            self.add("unreadable", f"{reader.file.path} is compressed, and what is in it is no checkpoint.")
         return f"compressed {kind}" if kind else "compressed file" if self.expected else ""
 
 
@@ -678,18 +671,6 @@ def _is_pickle(head: bytes, size: int) -> bool:
     return (head[:1] == b"\x80" and b"\x00" < head[1:2] <= b"\x05") or begins_as_pickle(head)
 
 
-def _decompressor(head: bytes) -> Any:
-    """Return what decompresses a file that begins with `head`."""
-    import bz2
-    import lzma
-
-    if head == b"BZ":
-        return bz2.BZ2Decompressor()
-    if head in (b"\xfd7", b"\x5d\x00"):
-        return lzma.LZMADecompressor(memlimit=_LZMA_MEMORY)
-    return zlib.decompressobj(31 if head == b"\x1f\x8b" else 15)
-
-
 def _place_of_header(head: bytes) -> tuple[int, int]:
     """Return where the header of a numpy file begins, and its length."""
     begin = 12 if head[6:7] >= b"\x02" else 10
@@ -720,11 +701,6 @@ def _are_plain(descr: Any) -> bool:
     return type(descr) is list and all(type(each) is tuple and len(each) > 1 and _are_plain(each[1]) for each in descr)
 
 
-def _is_compressed(head: bytes, size: int) -> bool:
-    is_zlib = head[:1] == b"\x78" and head[1:2] in (b"\x01", b"\x5e", b"\x9c", b"\xda")
-    return is_zlib or head.startswith((b"\x1f\x8b\x08", b"BZh", b"\xfd7zXZ\0", b"\x5d\x00\x00"))
-
-
 _NPY = _Kind(lambda head, size: head.startswith(b"\x93NUMPY"), ScannedContents._npy)
 _ZIP = _Kind(lambda head, size: head.startswith(LOCAL_SIGNATURE), ScannedContents._zip)
 _STREAM = _Kind(lambda head, size: is_stream(head), ScannedContents._torch)
@@ -738,6 +714,8 @@ CLOSED = {
     b"MSCF\0\0\0\0": "a cabinet archive",
     b"\x28\xb5\x2f\xfd": "compressed by zstandard",
     b"\x04\x22\x4d\x18": "compressed by LZ4",
+    # A frame that both skip.
+    **{bytes([first]) + b"\x2a\x4d\x18": "compressed by zstandard or LZ4" for first in range(0x50, 0x60)},
     b"LZIP": "compressed by lzip",
     b"ZF0x": "compressed by an old joblib",
 }
@@ -749,7 +727,7 @@ _KINDS: tuple[_Kind, ...] = (
     _NPY,
     _Kind(looks_like_safetensors, ScannedContents._safetensors),
     _PICKLE,
-    _Kind(_is_compressed, ScannedContents._compressed),
+    _Kind(is_compressed, ScannedContents._compressed),
 )
 # Rules about what would run, and not about how a file is made.
 _RUNNING = frozenset(
@@ -827,6 +805,19 @@ def _has_long(reader: Reader) -> bool:
     except CkptconvError:
         pass
     return False
+
+
+def _begins_like_pickle(head: bytes, where: str) -> bool:
+    """Whether a pickle, or the beginning of a longer one, may begin with `head`, whatever its first opcodes are."""
+    calls: list[attacks.PickleReading] = []
+    with attacks.watched(calls.append, Judge):
+        try:
+            load(head, _words(), where=where, limits=_LIMITS)
+        except TruncatedError:
+            return True
+        except CkptconvError:
+            return any(reading.called or reading.unknown_calls for reading in calls)
+    return True
 
 
 def _may_be_pickle(reader: Reader, at: int) -> bool:
