@@ -721,7 +721,7 @@ def stopped(place: Path, number: signal.Signals, jobs: int, *options: str) -> tu
     os.mkfifo(place / "begun")
     slow = SLOW.format(begun=str(place / "begun"))
     code = slow + (
-        f"from ckptconv.cli import batch, main\nbatch._START = {slow!r}.replace('{{', '{{{{').replace('}}', '}}}}')"
+        f"from ckptconv.cli import batch, main\nbatch.START = {slow!r}.replace('{{', '{{{{').replace('}}', '}}}}')"
         " + batch.START\nmain.main(sys.argv[1:])"
     )
     words = ["a.pt", "b.pt", "c.pt", "--output-dir", "o", "--jobs", str(jobs), *options]
