@@ -55,7 +55,9 @@ def _left(source: Source, target: Target, options: Options, parts: Collection[st
     stores, path, own = dict(options.storage_options), source.path, None
     if source.family in (deepspeed.FAMILY, dcp.FAMILY):
         # Files of ranks, of which some repeat others, are the format's own: companions alone are told, which may lie
-        # beside what points to the step.
+        # beside what points to the step. A store is not asked for them.
+        if is_remote(path):
+            return path, []
         found = companions.beside(source, stores)
         path, own = found.directory, found.files
     place = Location(path, stores)
