@@ -27,6 +27,8 @@ from ckptconv.text import some
 
 FAMILY = "diffusers"
 _INDEX, _MODULES, _ROUTER = "model_index.json", "modules.json", "router_config.json"
+# What names the folders of a pipeline.
+PIPELINES = (_INDEX, _MODULES)
 # How the names of classes end that are no models: they have settings alone.
 _OF_SETTINGS = ("Tokenizer", "Scheduler", "Processor", "FeatureExtractor")
 # How the name of the class of modules ends that have no files, and may have no folder.
