@@ -26,7 +26,9 @@ from ckptconv.structure import keymap
 from ckptconv.text import some
 
 FAMILY = "diffusers"
-_INDEX, _MODULES, _ROUTER = "model_index.json", "modules.json", "router_config.json"
+_INDEX, MODULES, _ROUTER = "model_index.json", "modules.json", "router_config.json"
+# What names the folders of a pipeline.
+PIPELINES = (_INDEX, MODULES)
 # How the names of classes end that are no models: they have settings alone.
 _OF_SETTINGS = ("Tokenizer", "Scheduler", "Processor", "FeatureExtractor")
 # How the name of the class of modules ends that have no files, and may have no folder.
@@ -49,16 +51,16 @@ def is_one(place: Location, family: str = "", *, copies: bool = True) -> bool:
     if _INDEX in place.names:
         return family in ("", FAMILY)
     # Here a model is the pipeline's own, whose manifest names the family of that.
-    return _MODULES in place.names and (copies or len(_models(place, _folders(place))) > 1)
+    return MODULES in place.names and (copies or len(_models(place, folders(place))) > 1)
 
 
 def read(place: Location) -> Pipeline:
     """Return what the pipeline at `place` consists of. Raise CorruptError if a component is not there."""
     if _INDEX in place.names:
         return _of_diffusers(place)
-    folders = _folders(place)
-    models = _models(place, folders)
-    rest = [name for name in dict.fromkeys(("", *folders)) if name not in models]
+    found = folders(place)
+    models = _models(place, found)
+    rest = [name for name in dict.fromkeys(("", *found)) if name not in models]
     others = [_files(place.join(name) if name else place, name, "a model of sentence-transformers") for name in rest]
     return Pipeline(models, others)
 
@@ -90,20 +92,20 @@ def together(place: Location, sources: Sequence[Source]) -> Source:
     )
 
 
-def _folders(place: Location) -> list[str]:
+def folders(place: Location) -> list[str]:
     """Return the folders of the modules of sentence-transformers. Raise CorruptError if one is not there."""
-    modules = configs.read_list(place.join(_MODULES), {"path": str, "type": str})
+    modules = configs.read_list(place.join(MODULES), {"path": str, "type": str})
     found = []
     for module in modules:
         folder = module["path"]
         if folder:
-            check_inside(folder, place.join(_MODULES).path, place.path)
+            check_inside(folder, place.join(MODULES).path, place.path)
         inner = place.join(folder) if folder else place
         if inner.kind != "directory":
             if module["type"].endswith(_WITHOUT_FILES):
                 continue
             raise CorruptError(
-                f"{place.join(_MODULES)} names a module in {folder!r}, and there is no such folder.",
+                f"{place.join(MODULES)} names a module in {folder!r}, and there is no such folder.",
                 "Download or copy it again.",
             )
         found.append(folder)
@@ -115,8 +117,8 @@ def _folders(place: Location) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _models(place: Location, folders: Sequence[str]) -> list[str]:
-    return [name for name in folders if model_files.holds_whole((place.join(name) if name else place).names)]
+def _models(place: Location, found: Sequence[str]) -> list[str]:
+    return [name for name in found if model_files.holds_whole((place.join(name) if name else place).names)]
 
 
 def _of_diffusers(place: Location) -> Pipeline:

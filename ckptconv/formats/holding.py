@@ -9,13 +9,16 @@ import re
 
 from ckptconv.formats import model_files
 from ckptconv.formats.dcp import locate as dcp
+from ckptconv.formats.diffusers import PIPELINES
+from ckptconv.formats.instead import what_directory_it_is
 from ckptconv.formats.runs import MEGATRON_RANK, POINTERS, STEP_METADATA, is_of_step
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.formats.virtual import SUFFIX as VIRTUAL_SUFFIX
 from ckptconv.storage.location import Location
+from ckptconv.storage.paths import basename
 
-# Weights of other programs: llama.cpp's, Keras', Flax's, onnx's.
-_OTHER_SUFFIXES = (".gguf", ".h5", ".msgpack", ".onnx")
+# Weights of other programs: llama.cpp's, Keras', Flax's, onnx's, MLX's, Paddle's, diffusers', tensorizer's.
+_OTHER_SUFFIXES = (".gguf", ".h5", ".keras", ".msgpack", ".onnx", ".npz", ".pdparams", ".dduf", ".tensors")
 _ADAPTER = re.compile(r"adapter_(?:config\.json|model\..*)")
 # What trainers save beside the weights: arguments, random states, schedulers.
 _BESIDE = re.compile(
@@ -30,7 +33,9 @@ def held(place: Location, name: str, levels: int = _LEVELS) -> bool:
     """Whether the entry `name` of the directory `place` is weights, a step or an adapter, or says which step is one."""
     if place.names[name].kind != "directory":
         return _is_file_of_weights(name)
-    if not levels or not (is_of_step(name) or _RANK.fullmatch(name) or name.endswith(".ckpt")):
+    # Folders of parameters in a universal checkpoint's `zero`, and of models in a pipeline, have any name.
+    is_part = basename(place.path) == "zero" or any(each in place.names for each in PIPELINES)
+    if not levels or not (is_part or is_of_step(name) or _RANK.fullmatch(name) or name.endswith(".ckpt")):
         return False
     inner = place.child(name)
     return any(held(inner, each, levels - 1) for each in inner.names)
@@ -48,4 +53,4 @@ def _is_file_of_weights(name: str) -> bool:
         return False
     suffixes = (model_files.SUFFIX, model_files.INDEX, VIRTUAL_SUFFIX, *TORCH_SUFFIXES, *_OTHER_SUFFIXES)
     known = name.endswith(suffixes) or name in POINTERS or name == STEP_METADATA or dcp.is_part(name)
-    return known or _ADAPTER.fullmatch(name) is not None
+    return known or _ADAPTER.fullmatch(name) is not None or what_directory_it_is([name]) is not None

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 # How the names of a model's files begin: those of most programs, and by the beginning of an input's name, those of
 # diffusers and of open_clip, and of PEFT's adapters.
-MODEL, ADAPTER = "model", "adapter_model"
+MODEL, ADAPTER, OPEN_CLIP = "model", "adapter_model", "open_clip_model"
 _STEMS = {
     "diffusion_pytorch_model": "diffusion_pytorch_model",
-    "open_clip_": "open_clip_model",
+    "open_clip_": OPEN_CLIP,
     ADAPTER: ADAPTER,
 }
 STEMS = (MODEL, *_STEMS.values())

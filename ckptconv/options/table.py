@@ -46,7 +46,7 @@ from ckptconv.options.kinds import (
     choice,
     counted,
 )
-from ckptconv.text import brief
+from ckptconv.text import UNSET, brief
 
 if TYPE_CHECKING:
     import inspect
@@ -147,7 +147,10 @@ class Option:
         return _SWITCHES[text.lower()]
 
     def of_words(self, words: Any) -> Any:
-        """Return the value of a command line's words; for a flag, whether it was given."""
+        """Return the value of a command line's words; for a flag, whether it was given. Raise UsageError for an empty
+        word, which is no value of an option that may be left out."""
+        if words == "" and self.kind is not MAPPING:
+            raise UsageError(f"{self.flags[-1]} is empty.", UNSET)
         return self.parse(words is not self.default if self.kind is FLAG else words, self.flags[0])
 
 

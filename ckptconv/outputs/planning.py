@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats import diffusers, virtual
 from ckptconv.formats.model_files import SUFFIX
-from ckptconv.formats.source import ADAPTER, MODEL, Source
+from ckptconv.formats.source import ADAPTER, MODEL, OPEN_CLIP, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import kinds, likeness, safetensors, selection
 from ckptconv.outputs.counted import contradicted
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 # The files of an output, its aliases {removed: kept}, and what a user should know of it.
 _Files: TypeAlias = tuple[tuple[FilePlan, ...], dict[str, str], Told]
+# Keys of the configurations of transformers and of diffusers, which read shards.
+_OF_SHARDS = frozenset({"model_type", "architectures", "_class_name"})
 
 
 class Output(NamedTuple):
@@ -344,6 +346,11 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     if structure is None and is_structured and _names(files) != list(kept):
         # A plain dict needs a record if casts or several files change the order of its names.
         files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, metadata, groups, target.stem)
+    shards = [file for file in files if file.name.endswith(SUFFIX)]
+    if len(shards) > 1 and not of_states and (reader := _reader_of_one(source)):
+        raise UsageError(
+            f"{target.path} would have {len(shards)} files, and {reader} of one.", "Leave --max-shard-size out."
+        )
     if taken and options.dry_run:
         taken.tensors = likeness.rows(origins, files)
     told = _told(source, described, structure, options, idle, fixed, warnings)
@@ -369,6 +376,20 @@ def _told(
     values = described.values if structure is not None else ()
     left = [f"left out, as it is no tensor: {some(described.values)}"] if options.for_hub and described.values else []
     return Told(idle, values, described.inert, bits, kept, warnings, tuple(left))
+
+
+def _reader_of_one(source: Source) -> str:
+    """Return which program reads the output of `source` of one file alone, and as what; "" if shards are read."""
+    config = source.config or {}
+    if source.stem == ADAPTER:
+        return "PEFT reads an adapter"
+    if source.stem == OPEN_CLIP:
+        return "open_clip reads a model"
+    if source.config is None or config.keys() & _OF_SHARDS:
+        return ""
+    if "pretrained_cfg" in config:
+        return "timm reads a model"
+    return "sentence-transformers reads such a module" if source.component else ""
 
 
 def _as_in(tensors: Mapping[str, LazyTensor], shards: Sequence[str], grouping: Mapping[str, str]) -> list[list[str]]:
@@ -402,11 +423,6 @@ def _file_plans(
         return (safetensors.file_plan(basename(target.path), tensors, {**metadata, **aliases, **record}),)
     if groups is None:
         groups = _numbered(pack({name: tensor.nbytes for name, tensor in tensors.items()}, {}, limit), stem)
-    if stem == ADAPTER and len(groups) > 1:
-        raise UsageError(
-            f"{target.path} would have {len(groups)} files, and PEFT reads an adapter of one.",
-            "Leave --max-shard-size out.",
-        )
     contents = {name: {key: tensors[key] for key in group} for name, group in groups.items()}
     is_one = [*groups] == shard_names(stem, SUFFIX, [None])
     extra = aliases if is_one else {}

@@ -27,7 +27,7 @@ from ckptconv.publish.staging.area import is_sibling, record_of
 from ckptconv.storage.files import Entry, Reader
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
-from ckptconv.storage.marks import marked
+from ckptconv.storage.marks import CHANGED, marked
 from ckptconv.storage.paths import is_remote
 
 # Made by a run that was killed while it published: of which kind, its records do not say.
@@ -64,7 +64,7 @@ class Directory:
             if os.path.islink(path):
                 return ""
             if found := marked(path):
-                return found
+                return "" if found == CHANGED else found
         return self._of_manifest(name, entry) or self._of_records(name, entry)
 
     def _entry(self, name: str) -> Entry:
@@ -129,8 +129,8 @@ def _manifest(data: bytes) -> dict[str, Any]:
 
 
 def file_made_as(place: Location, kind: str) -> str:
-    """Return what the file at `place` is as this program made it; "" if that is not known. Of those without a mark, the
-    form tells whether it is of the given `kind`."""
+    """Return what the file at `place` is as this program made it; "" if that is not known, CHANGED if somebody changed
+    it since. Of those without a mark, the form tells whether it is of the given `kind`."""
     if not is_remote(place.path) and (found := marked(place.path)):
         return found
     base = kind.partition("/")[0]

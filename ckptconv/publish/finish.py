@@ -23,7 +23,7 @@ from ckptconv.publish.inputs import DIGESTING, Digested, digested, files_in, fou
 from ckptconv.publish.manifest import Made, document
 from ckptconv.publish.parts import assign
 from ckptconv.publish.publish import commit, stage_beside, staging_for, unpublished
-from ckptconv.publish.replacing import Claim, Replacing, Spared, of_parts, written_beside
+from ckptconv.publish.replacing import Claim, Replacing, Spared, of_parts, spared_by_parts, written_beside
 from ckptconv.publish.staging import remote_parts
 from ckptconv.publish.staging.area import StagedParts, described
 from ckptconv.publish.staging.base import Staging
@@ -106,7 +106,9 @@ def finish(
     with ExitStack() as stack:
         stack.enter_context(leaving(unpublished(places, in_parts=True)))
         planned = [each for place in places for each in _planned(place)]
-        replacing = Replacing(chosen, Spared([]))
+        replacing = Replacing(
+            chosen, Spared(path for each in planned for path in spared_by_parts(each.told.permissions))
+        )
         claims = [each.claim(chosen.overwrite) for each in planned if not each.published]
         replacing.check(claims, written_beside(chosen))
         named = _found_again(planned, chosen)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ckptconv.engine.checksums import Checksums
 from ckptconv.errors import UsageError
+from ckptconv.formats.companions import CONFIG
 from ckptconv.formats.source import Source
 from ckptconv.formats.training import weights_key
 from ckptconv.options.table import Options
@@ -27,7 +28,7 @@ from ckptconv.publish.replacing import Claim, Replacing, Spared, claim_of, input
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.digests import hasher
-from ckptconv.storage.paths import is_remote, normalize
+from ckptconv.storage.paths import is_remote, join, normalize
 from ckptconv.storage.progress import Progress
 from ckptconv.tensors.lazy import Equal
 from ckptconv.tensors.moves import File
@@ -103,7 +104,8 @@ class _Production:
     def _replacing(self) -> Replacing:
         theirs = {path for one in self._references for path in files_behind(one)}
         theirs.update(path for each in self._outputs if each.target.layout for path in each.target.layout.behind)
-        own = [*inputs_behind(self._sources), *([self._options.map] if self._options.map else [])]
+        order = [self._options.order, join(self._options.order, CONFIG)] if self._options.order else []
+        own = [*inputs_behind(self._sources), *([self._options.map] if self._options.map else []), *order]
         read = (file.path for file in self.inputs if file.path not in theirs)
         return Replacing(self._options, Spared([*own, *read], theirs))
 
@@ -119,7 +121,7 @@ class _Production:
             {path: each for one in self.every for path, each in one.digests.items()},
             self._checksums if options.checksum else None,
             [inputs_of(each, within) if asked else {} for each in self._outputs],
-            [claim.permissions() for claim in self._claims],
+            [[*claim.permissions(), *self._replacing.told()] if options.part else [] for claim in self._claims],
         )
 
     def _equal(self) -> Iterator[Equal]:

@@ -49,8 +49,8 @@ _BESIDE_INPUT = frozenset(FORMS.values())
 # The options for what is written beside outputs, which are also what it is.
 _BESIDE = ("manifest", "attest", "depfile")
 _ELSEWHERE = "Write it to another place; rename it afterwards if it is to have this name."
-# How a permission begins that names what is read.
-_READ = "read/"
+# How a permission begins that names what is read in the directory of the output, and what is read anywhere.
+_READ, _INPUT = "read/", "input/"
 _NEW_DIRECTORY = "Give a directory that does not exist yet."
 _NEW_NAME = "Give another name, or --overwrite to replace it."
 # Bytes of a planned file that are compared at a time with one that exists.
@@ -142,6 +142,11 @@ def of_parts(path: str, form: str, kind: str, names: Sequence[str], permissions:
     return claim._replace(read=frozenset(each.removeprefix(_READ) for each in permissions if each.startswith(_READ)))
 
 
+def spared_by_parts(permissions: Iterable[str]) -> Iterator[str]:
+    """Yield the paths of what parts have read, as their `permissions` say."""
+    return (each.removeprefix(_INPUT) for each in permissions if each.startswith(_INPUT))
+
+
 def written_beside(options: Options) -> dict[str, tuple[str, str]]:
     """Return what is written beside outputs, {option: (path, what it is)}."""
     asked = {f"--{kind}": (getattr(options, kind), kind) for kind in _BESIDE}
@@ -156,6 +161,10 @@ class Replacing:
         self._options, self._spared = options, spared
         self._stores = dict(options.storage_options)
         self._same: set[tuple[str, str]] = set()
+
+    def told(self) -> list[str]:
+        """Return what `finish` has to know of the files that are read, for `spared_by_parts`."""
+        return [f"{_INPUT}{place}" for place in self._spared.places]
 
     def check_again(self, claims: Sequence[Claim], beside: Mapping[str, tuple[str, str]]) -> None:
         """Do as `check`, for what is on a disk: on a store, files of the outputs may have their names by now."""
@@ -332,10 +341,10 @@ class Replacing:
         if not self._options.clobber and found.names:
             self._check_clobber(claim.path)
         for name in _files_below(found.place) if found.names else ():
-            is_ours = found.made_as(name) in (claim.made_as, UNFINISHED)
-            if found.is_being_made and name in claim.names:
-                is_ours = True
-            if not is_ours and not (claim.overwrite and name in claim.names):
+            # The file that names the tree lies beside it.
+            is_written = name in claim.names and name != universal.LATEST
+            is_ours = found.made_as(name) in (claim.made_as, UNFINISHED) or (found.is_being_made and is_written)
+            if not is_ours and not (claim.overwrite and is_written):
                 raise UsageError(
                     f"{claim.path} holds files of another kind, such as {name}, and would be replaced as a whole.",
                     _NEW_DIRECTORY,
@@ -415,19 +424,22 @@ def inputs_behind(sources: Iterable[Source]) -> Iterator[str]:
 
 
 class Spared:
-    """The files of the checkpoint that is read, and of its reference. No output may replace them, under any name."""
+    """The files of the checkpoint that is read, and of its reference. No output may replace them, under any name.
+
+    `places` are the paths by where they lead to.
+    """
 
     def __init__(self, paths: Iterable[str], reference: Iterable[str] = ()) -> None:
         of_reference, own = list(reference), list(paths)
         there = (path for path in (*of_reference, *own) if is_remote(path) or os.path.lexists(path))
         self._resolve = resolving()
-        self._paths = {self._resolve(path): path for path in there}
+        self.places = {self._resolve(path): path for path in there}
         self._of_reference = set(of_reference).difference(own)
-        self._identities = {_identity(path): path for path in self._paths.values() if not is_remote(path)}
+        self._identities = {_identity(path): path for path in self.places.values() if not is_remote(path)}
 
     def check(self, path: str, what: str) -> None:
         """Raise UsageError if `what`, written to `path`, would replace one of the files."""
-        hit = self._paths.get(self._resolve(path))
+        hit = self.places.get(self._resolve(path))
         if hit is None and not is_remote(path) and os.path.exists(path):
             hit = self._identities.get(_identity(path))
         if hit is not None:
@@ -440,7 +452,7 @@ class Spared:
         """
         directory = resolved_name(path)
         is_ours = DIRECTORIES[form if form in DIRECTORIES else "directory"].is_file
-        for place, hit in self._paths.items():
+        for place, hit in self.places.items():
             if form == "tree":
                 inside = place.startswith(f"{directory}/")
             else:

@@ -11,6 +11,8 @@ import contextlib
 import os
 
 _NAME = "user.ckptconv"
+# What the mark of a file says that somebody changed since.
+CHANGED = "changed"
 
 
 def mark(fd: int, what: str) -> None:
@@ -21,10 +23,10 @@ def mark(fd: int, what: str) -> None:
 
 
 def marked(path: str) -> str:
-    """Return what the local file at `path` is marked as; "" if it has no mark, or was changed after it got it."""
+    """Return what the local file at `path` is marked as: "" if it has no mark, CHANGED if it was changed after it got
+    it."""
     with contextlib.suppress(OSError, AttributeError, ValueError):
         what, size, time = os.getxattr(path, _NAME).decode().split()
         found = os.stat(path)
-        if (int(size), int(time)) == (found.st_size, found.st_mtime_ns):
-            return what
+        return what if (int(size), int(time)) == (found.st_size, found.st_mtime_ns) else CHANGED
     return ""

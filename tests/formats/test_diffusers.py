@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def pipeline(tmp_path: Path) -> Path:
     (here / "scheduler" / "scheduler_config.json").write_text('{"beta_start": 0.0001}')
     (here / "tokenizer" / "tokenizer_config.json").write_text("{}")
     for name, weights in MODELS.items():
-        (here / name / "config.json").write_text(json.dumps({"of": name}))
+        (here / name / "config.json").write_text(json.dumps({"_class_name": name}))
         if name != "text_encoder":
             torch.save(weights, here / name / f"{OF_DIFFUSERS}.bin")
     save_file(TEXT, here / "text_encoder" / "model.safetensors", metadata={"format": "pt"})
@@ -196,6 +197,22 @@ def test_modules_of_sentence_transformers_are_converted_whole(sentences: Path) -
         ckptconv.convert(sentences, sentences.parent / "out.safetensors")
 
 
+def test_none_of_its_modules_is_published_without_the_others(sentences: Path) -> None:
+    out = sentences.parent / "out"
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("1_Pooling", lambda: ckptconv.average([sentences, sentences], out, for_hub=True)),
+        ("2_Dense", lambda: ckptconv.convert(sentences / "model.safetensors", out, copy_config=True)),
+        ("reads such a module of one", lambda: convert(sentences, for_hub=True, max_shard_size=8)),
+    ]
+    torch.save(
+        {"linear.weight": torch.ones(2, 3), "linear.bias": torch.ones(2)}, sentences / "2_Dense" / "pytorch_model.bin"
+    )
+    for told, call in calls:
+        with pytest.raises(UsageError, match=told):
+            call()
+        assert not out.exists()
+
+
 def test_a_model_with_one_module_of_weights_is_one_file_if_nothing_is_copied(sentences: Path) -> None:
     (sentences / "2_Dense" / "pytorch_model.bin").unlink()
     report = ckptconv.convert(sentences, sentences.parent / "out.safetensors")
@@ -227,6 +244,16 @@ def test_models_of_open_clip_keep_their_names(tmp_path: Path) -> None:
     (tmp_path / "clip" / "open_clip_config.json").write_text("{}")
     output = convert(tmp_path / "clip", for_hub=True)
     assert files(output) == {"open_clip_model.safetensors", "open_clip_config.json"}
+
+
+@pytest.mark.parametrize("name", ["open_clip", "timm"])
+def test_programs_that_read_one_file_get_one(tmp_path: Path, name: str) -> None:
+    (tmp_path / "one").mkdir()
+    torch.save(UNET, tmp_path / "one" / f"{'open_clip_' if name == 'open_clip' else ''}pytorch_model.bin")
+    (tmp_path / "one" / "config.json").write_text('{"architecture": "vit", "pretrained_cfg": {}}')
+    with pytest.raises(UsageError, match=f"{name} reads a model of one"):
+        convert(tmp_path / "one", for_hub=True, max_shard_size=16)
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_beside_the_pipeline_is_named(pipeline: Path) -> None:

@@ -61,6 +61,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "bin").mkdir()
     torch.save(tensors(41), here / "bin" / "pytorch_model.bin")
     (here / "bin" / "config.json").write_text("{}")
+    (here / "pipe" / "unet").mkdir(parents=True)
+    (here / "pipe" / "model_index.json").write_text("{}")
+    save_file(tensors(42), here / "pipe" / "unet" / "diffusion_pytorch_model.safetensors")
+    (here / "paddle").mkdir()
+    (here / "paddle" / "0.metadata").write_text("")
     (here / "empty").mkdir()
     (here / "configured").mkdir()
     (here / "configured" / "config.json").write_text('{"mine": 1}')
@@ -87,6 +92,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "empty-rule.d").write_text("all:\n")
     os.symlink("hf/model.safetensors", here / "linked.safetensors")
     os.link(here / "g1.safetensors", here / "hard.safetensors")
+    os.symlink("a.pt", here / "linked.pt")
     for name in ("kv1", "kv2"):
         torch.save({"t": torch.zeros(2, 76, dtype=torch.float16)}, here / f"{name}.pt")
     model = torch.nn.Linear(4, 3)
@@ -205,6 +211,9 @@ convert a.pt bin
 convert a.pt runs
 convert a.pt runs/checkpoint-500
 convert a.pt megatron
+convert a.pt uni
+convert a.pt pipe
+convert a.pt paddle
 convert zero dcp
 convert zero hf
 convert zero new --optimizer step1
@@ -215,6 +224,11 @@ convert zero new --universal dcp
 convert zero new --universal uni
 convert zero new --universal uni --overwrite
 convert zero new --universal trained/step
+convert zero new --universal trained --overwrite
+convert zero new --universal=
+convert a.pt new --manifest=
+convert a.pt new --part=
+convert train.pt new --order notes.md --manifest notes.md --overwrite
 convert a.pt sharded --overwrite
 convert a.pt dcp --overwrite
 convert a.pt ad1 --overwrite
@@ -302,6 +316,7 @@ REASONS = (
     "would both be",
     "files of another kind",
     "both name",
+    "is empty",
     "read together with",
 )
 
@@ -507,6 +522,12 @@ def test_what_was_changed_since_is_not_ours_any_more(world: Path) -> None:
     # In place, so that the attributes of the file stay: `save_file` would put a new file there.
     Path("a.safetensors").write_bytes(save(tensors(77), {"format": "pt"}))
     run("convert a.pt").refused(2, "a.safetensors exists")
+    for words, path in (("convert nested.pt", "nested.safetensors"), ("inspect --html new.html a.pt", "new.html")):
+        done(run(words))
+        with Path(path).open("r+b") as changing:
+            changing.seek(-1, os.SEEK_END)
+            changing.write(b"!")
+        run(words).refused(2, path)
     done(run("convert a.pt new"))
     os.replace("a.safetensors", "new/model.safetensors")  # of the same size, and older than the manifest
     before = tree(world)
@@ -552,6 +573,14 @@ def test_what_comes_between_parts_stays(world: Path) -> None:
     assert tree(world) == before
     done(run("finish parts --overwrite"))
     assert torch.equal(load_file("parts/model.safetensors")["w"], tensors(2)["w"])
+
+
+def test_what_parts_have_read_stays(world: Path) -> None:
+    done(run("convert a.pt new --part 0/1 --digest sha256"))
+    before = tree(world)
+    for words in ("--manifest ./a.pt", "--attest linked.pt"):
+        run(f"finish new --overwrite {words}").refused(2, "the input itself")
+    assert tree(world) == before
 
 
 # ------------------------------------------------------------------------------------------------ Python
