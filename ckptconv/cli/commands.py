@@ -117,7 +117,7 @@ def safetensors2pt(
     With the structure record that pt2safetensors keeps, torch.load gives back the very state that was saved once:
     containers, order, parameters, shared tensors. INPUT is a file, an index or a directory; OUTPUT ends in .pt, .pth,
     .bin or .ckpt. Whoever loads a .pt file runs what its objects name: those of classes that are not known to be data
-    are written only with --opaque keep.
+    are written only with --opaque keep, and only if scan would call them safe.
 
     \b
     Examples:

@@ -52,11 +52,11 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
     if opaque:
         most = len(opaque) if verbose else KEYS
         lines.append(f"kept as inert data, never run: {some(opaque, most, str)}")
-        classes, functions = _unlisted(opaque) if report.recorded else ([], [])
-        if classes:
-            lines.append(f"safetensors2pt writes back only with --opaque keep: {some(classes, most, str)}")
-        if functions:
-            lines.append(f"safetensors2pt does not write back: {some(functions, most, str)}")
+        known, others = _unlisted(opaque) if report.recorded else ([], [])
+        if known:
+            lines.append(f"safetensors2pt writes back only with --opaque keep: {some(known, most, str)}")
+        if others:
+            lines.append(f"safetensors2pt does not write back: {some(others, most, str)}")
     if report.checksums:
         extra = f", for which {format_size(report.extra_bytes)} more were read" if report.extra_bytes else ""
         lines.append(f"the checksums of {count_of(report.checksums, 'storage')} are right{extra}")
@@ -111,14 +111,13 @@ def _gathered(path: str) -> str:
 
 
 def _unlisted(names: list[str]) -> tuple[list[str], list[str]]:
-    """Return the classes that the way back writes only if it is told to, and the functions that it does not write."""
+    """Return the names that the way back writes only if it is told to, and those that it does not write."""
     from ckptconv.outputs import writable
-    from ckptconv.pickles.grammar.patterns import is_class
     from ckptconv.pickles.nodes import Global
 
-    unlisted = [Global(*name.rpartition(".")[::2]) for name in names]
-    unlisted = [each for each in unlisted if writable.unlisted(each)]
-    return [str(each) for each in unlisted if is_class(each)], [str(each) for each in unlisted if not is_class(each)]
+    unlisted = [each for name in names if writable.unlisted(each := Global(*name.rpartition(".")[::2]))]
+    known = writable.reviewed(unlisted)
+    return [str(each) for each in unlisted if each in known], [str(each) for each in unlisted if each not in known]
 
 
 def recorded(reports: Sequence[Report]) -> Iterator[str]:

@@ -277,7 +277,7 @@ def _add(found: DcpContents, leaves: Iterable[Leaf], source: Source, options: Op
                 (found.kept if options.opaque else refused)[key] = cls
         found.values[key] = Leaf(path, value)
     if refused:
-        raise refusal(source.path, refused, "a checkpoint")
+        raise refusal(source.path, refused, "a checkpoint", [found.values[key].value for key in refused])
 
 
 # --------------------------------------------------------------------------------------------------------- the chunks

@@ -76,8 +76,8 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
             kinds = {name: _unlisted_kind(chosen.known[name]) for name in chosen.names}
             demoted = {name: kind for name, kind in kinds.items() if kind}
         if (found or demoted) and not options.opaque:
-            harmful = any(map(writable.unwritable, described.found.values()))
-            raise refusal(source.path, found | demoted, "a .pt file", may_keep=not harmful)
+            values = [*described.found.values(), *(chosen.known[name] for name in demoted)]
+            raise refusal(source.path, found | demoted, "a .pt file", values)
         if described.tensors and not chosen.names:
             raise UsageError(f"Nothing is left to write: all {len(described.tensors)} tensors are excluded.")
         flat = {name: chosen.cast(name) for name in chosen.tensors}
@@ -122,9 +122,13 @@ def _has_unlisted(tree: Any) -> bool:
     return any(_unlisted_kind(node) or writable.unlisted(node) for node in walk(tree))
 
 
-def refusal(path: str, found: Mapping[str, str], output: str, *, may_keep: bool = True) -> UnsafeError:
-    """Return the error for objects, {name: class}, that `output` is not to hold, unless the user says so: if they
-    `may_keep` them."""
+def refusal(path: str, found: Mapping[str, str], output: str, values: list[Any]) -> UnsafeError:
+    """Return the error for `values`, {name: class}, that `output` is not to hold, unless the user says so."""
+    try:
+        TorchTree(values, "keep")
+        may_keep = True
+    except CkptconvError:
+        may_keep = False
     one = "an object of a class that is" if len(found) == 1 else f"{len(found)} objects of classes that are"
     return UnsafeError(
         f"{path} holds {one} known by name only: {shown(found)}. Loading {output} with them runs what they "

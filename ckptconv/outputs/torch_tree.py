@@ -97,9 +97,9 @@ def _may_overlap(views: list[Placed]) -> bool:
 class TorchTree:
     """A tree on its way into an archive. Tensors that shared a storage share it again.
 
-    Objects of classes that are not known to be data are written only if `opaque` is "keep", and attacks never. If it
-    is "drop", a tensor of such a subclass becomes one of torch's own class. Raises UnsafeError for other objects, as
-    loading the file would run what they name.
+    Objects of classes that are not known to be data are written only if `opaque` is "keep", and only if `scan` would
+    call the file safe. If it is "drop", a tensor of such a subclass becomes one of torch's own class. Raises
+    UnsafeError for other objects, as loading the file would run what they name.
     """
 
     def __init__(self, tree: Any, opaque: str = "") -> None:
@@ -109,6 +109,13 @@ class TorchTree:
         self.tensors = 0
         self._arrange(tree)
         self._description = dumps(tree, self._reduce)
+        what = writable.unreviewed(self._description) if opaque == "keep" else ""
+        if what:
+            raise UnsafeError(
+                f"The file would hold {what}, which nobody has reviewed, or not with what it is given here: whoever "
+                "loads the file runs that. It is not written.",
+                "Use --opaque drop to write everything else, or leave it out with --exclude.",
+            )
         self._contents = [storage_of(room.views, room.nbytes) for room in self._rooms]
         # Of a million storages only few may have overlapping views: the others need no second look.
         self._overlapping = [room.views for room in self._rooms if _may_overlap(room.views)]
@@ -140,9 +147,8 @@ class TorchTree:
 
     def _check(self, node: Any) -> None:
         """Raise UnsafeError for a class or function that must not be written, CorruptError for inconsistent parts."""
-        kept = self._opaque == "keep"
-        cls = (writable.attack(node) or writable.unwritable(node)) if kept else writable.unlisted(node)
-        if cls:
+        cls = writable.unlisted(node)
+        if cls and self._opaque != "keep":
             raise _unsafe(cls)
         if isinstance(node, Composite):
             fault = composite_fault(node.kind, node.parts)
@@ -152,9 +158,7 @@ class TorchTree:
 
     def _check_kind(self, kind: str) -> None:
         """Raise UnsafeError for a subclass of tensors that must not be written."""
-        if kind in writable.KINDS or self._opaque == "drop" or not writable.is_unlisted_kind(kind):
-            return
-        if self._opaque != "keep" or writable.attack(_class(kind)):
+        if not self._opaque and kind not in writable.KINDS and writable.is_unlisted_kind(kind):
             raise _unsafe(kind)
 
     def _written_kind(self, kind: str) -> str:

@@ -2,20 +2,25 @@
 
 The lists hold what torch, numpy and Python need for data, and classes that were reviewed. Constructing one of these
 from any arguments only stores them, or computes a value of them in little time and memory. None opens, connects or
-looks up anything, or calls an argument. Other names are written only on request. Names that `attacks` knows as attacks
-are never written.
+looks up anything, or calls an argument. On request a pickle names others too, if `scan` would call it safe.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
 
+from ckptconv.formats.torch.objects import without_tensors
 from ckptconv.options.table import Options
 from ckptconv.pickles import attacks
+from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, Opaque
+from ckptconv.pickles.refusing import refusing_attacks
+from ckptconv.pickles.vocabulary import WHOLE_TREES
 from ckptconv.structure.soundness import PLAIN_KINDS
+from ckptconv.text import brief
 
 
 def named(*table: tuple[str, str]) -> frozenset[Global]:
@@ -201,39 +206,25 @@ def is_unlisted_kind(kind: str) -> bool:
     return kind not in _TENSOR_NAMES
 
 
-def attack(node: Any) -> str:
-    """Return the name that `node` calls or mentions, and that no checkpoint has a reason to call; "" if none."""
-    if type(node) is Composite:
-        named = Global(*node.kind.rpartition(".")[::2])
-    else:
-        named = node.cls if type(node) is Opaque else node
-    if type(named) is not Global:
-        return ""
-    if attacks.is_suspect(named):
-        return str(named)
-    found = attacks.ways_out(named, node.args) if type(node) is Opaque and type(node.args) is tuple else ()
-    return next(map(str, found), "")
-
-
-def unwritable(node: Any) -> str:
-    """Return the class or function that makes `node` in a way that may run more than it should, whoever asks for it:
-    with other arguments, another state or other items than its own pickling writes; "" for other nodes."""
+def unreviewed(pickle: bytes) -> str:
+    """Return what a pickle names or calls that `scan` would not call safe, in words; "" if there is nothing."""
     from ckptconv.pickles.grammar.judge import Judge
 
-    if type(node) is not Opaque:
-        return ""
-    judge = Judge()
-    fresh = Opaque(node.cls, node.args, node.kwargs, node.call)
-    if type(node.args) is not tuple or len(node.state) > 1:
-        return node.name
-    judge.call(node.cls, node.args, node.call, node.kwargs)
-    if node.appended:
-        judge.append(fresh, node.appended)
-    if node.items:
-        judge.items(fresh, [part for pair in node.items for part in pair])
-    for state in node.state:
-        judge.build(fresh, state)
-    return node.name if judge.unknown_calls else ""
+    readings: list[attacks.PickleReading] = []
+    with attacks.watched(readings.append, Judge), refusing_attacks(False):
+        load(pickle, without_tensors(), where="What is to be written", limits=WHOLE_TREES)
+    named = (brief(each, 200) for reading in readings for each in (*reading.suspects, *reading.unknown))
+    calls = (each for reading in readings for each in reading.unknown_calls)
+    return next(itertools.chain(named, calls), "")
+
+
+def reviewed(names: list[Global]) -> set[Global]:
+    """Return those of some names that a pickle may have on request."""
+    if not names:
+        return set()
+    from ckptconv.pickles.grammar.table import grammar
+
+    return {name for name in names if grammar().entry(name) is not None}
 
 
 def leaving_out(options: Options) -> Callable[[str, Any], Any] | None:

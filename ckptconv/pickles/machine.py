@@ -148,6 +148,8 @@ class _NotStoredError(Exception):
 
 
 _BUILT_IN_PLACE = (OrderedDict, Counter)
+# Functions by which protocols 0 and 1 make objects. What they make is judged.
+_HELPERS = frozenset(("copyreg", name) for name in ("_reconstructor", "__newobj__", "__newobj_ex__"))
 _OBJECTS = tuple(Global(module, "object") for module in BUILTINS)
 # No real module or name is longer.
 _LONGEST_NAME = 1000
@@ -640,7 +642,8 @@ class _Machine:
                 self.unfinished.add(mentioned)
             if spelled in TAKES_ARGUMENTS:
                 self.takes_arguments.add(mentioned)
-        if self.judge and not (key in self.meanings or key in PYTHON or self._is_of_script(mentioned)):
+        is_judged = key not in self.meanings and key not in PYTHON and today(key) not in _HELPERS
+        if self.judge and is_judged and not self._is_of_script(mentioned):
             self.judge.mention(mentioned)
         if max(len(module), len(name)) > _LONGEST_NAME:
             raise ExcessiveError(f"names a class by {max(len(module), len(name))} characters")

@@ -18,6 +18,7 @@ from ckptconv.pickles.fastpath import HOLE, TensorPhrases
 from ckptconv.pickles.grammar.patterns import is_name
 from ckptconv.pickles.machine import _Machine, _run
 from ckptconv.pickles.nodes import Global, Opaque
+from ckptconv.pickles.numpy_dtypes import DTYPE
 from ckptconv.pickles.vocabulary import Constructor, ExcessiveError, Limits, Maker, MalformedError, Phrase, Vocabulary
 from ckptconv.process import no_garbage
 
@@ -330,8 +331,13 @@ class _Survey(_Machine):
         target.state.append(state)
         if self.vocabulary.embedded:
             self.skip_embedded(target)
-        if target.args == () or kept or not _is_small(state):
+        if target.args == () or kept:
             target.state[:] = kept
+        else:
+            # Of a dtype, the fields are kept too, a dict of few.
+            parts = state if target.cls == DTYPE and type(state) is tuple else (state,)
+            if not all(type(part) is dict or _is_small(part) for part in parts):
+                target.state[:] = [DROPPED]
         self.stack[-1] = self._built(target)
 
     def _set_items(self, target: Any, items: list[Any]) -> None:

@@ -53,6 +53,17 @@ def called(function: bytes, *arguments: bytes) -> bytes:
     return function + several(*arguments) + b"R"
 
 
+def dtype(code: str, flags: int | None = None, *, fields: dict[str, tuple[bytes, int]] | None = None) -> bytes:
+    """A dtype of numpy with the state that numpy gives it: names, fields and their places, flags."""
+    names = several(*map(text, fields)) if fields else b"N"
+    parts = (part for key, (kind, at) in (fields or {}).items() for part in (text(key), several(kind, number(at))))
+    size = number(int(code[1:])) if code[0] in "SVU" else number(-1)
+    flags = 63 * (code[0] == "O") if flags is None else flags
+    order = text("|" if code[0] in "OSV" else "<")
+    state = (number(3), order, b"N", names, mapped(*parts) if fields else b"N", size, size, number(flags))
+    return called(name("numpy", "dtype"), text(code), b"\x89", b"\x88") + several(*state) + b"b"
+
+
 def numbers(*values: int) -> bytes:
     return several(*map(number, values))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ckptconv.pickles.grammar.table import TABLES
 
-from .assemble import called, dotted, listed, mapped, name, number, raw, several, text
+from .assemble import called, dotted, dtype, listed, mapped, name, number, raw, several, text
 
 # Of what a regular expression takes, when the first characters of its classes do not do.
 _TEXTS = (
@@ -29,11 +29,13 @@ _LEAVES: dict[str, Callable[[random.Random], bytes]] = {
     "a_tensor": lambda rng: b"N",
     "an_array": lambda rng: called(
         name("numpy._core.numeric", "_frombuffer"), raw(bytes(8)),
-        called(name("numpy", "dtype"), text("f8"), b"\x89", b"\x88"), several(number(1)), text("C"),
+        dtype("f8"), several(number(1)), text("C"),
     ),
+    "dtype": lambda rng: dtype(rng.choice(("f8", "O8"))),
+    "array_state": lambda rng: several(number(1), several(number(1)), dtype("O8"), b"\x89", listed(b"N")),
+    "plain_dtype": lambda rng: dtype("f8"),
     "a_scalar": lambda rng: called(
-        name("numpy._core.multiarray", "scalar"), called(name("numpy", "dtype"), text("f8"), b"\x89", b"\x88"),
-        raw(bytes(8)),
+        name("numpy._core.multiarray", "scalar"), dtype("f8"), raw(bytes(8)),
     ),
     "some_class": lambda rng: name("numpy", "ndarray"),
 }  # fmt: skip

@@ -20,6 +20,7 @@ from attacks.assemble import (
     Member,
     called,
     dotted,
+    dtype,
     listed,
     mapped,
     members,
@@ -251,11 +252,11 @@ def numpy_file(descr: str, rest: bytes) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + rest
 
 
-def wrapper(dtype: str, count: int, *, padded: bool = True) -> bytes:
+def wrapper(code: str, count: int, *, padded: bool = True) -> bytes:
     """The object that stands for an array in a pickle of joblib."""
     state = mapped(
         text("subclass"), name("numpy", "ndarray"), text("shape"), numbers(count), text("order"), text("C"),
-        text("dtype"), called(name("numpy", "dtype"), text(dtype), b"\x89", TRUE), text("allow_mmap"), TRUE,
+        text("dtype"), dtype(code), text("allow_mmap"), TRUE,
         *((text("numpy_array_alignment_bytes"), number(16)) if padded else ()),
     )  # fmt: skip
     return name("joblib.numpy_pickle", "NumpyArrayWrapper") + b")\x81" + state + b"b"

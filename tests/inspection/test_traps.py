@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from attacks import traps
+from attacks.assemble import called, dtype, listed, name, number, numbers, pickled, raw, several, text
 from verdicts import fails, found
 
 import ckptconv
@@ -38,3 +39,35 @@ def test_no_file_hides_a_pickle_or_a_program(what: str, tmp_path: Path) -> None:
     (tmp_path / file).write_bytes(make(traps.evil(str(tmp_path / "canary"))))
     assert ckptconv.scan(tmp_path).verdict in ("unknown", "suspicious", "attack")
     assert not (tmp_path / "canary").exists()
+
+
+NUMPY = "numpy._core.multiarray"
+
+
+def _array(of: bytes, shape: bytes, data: bytes) -> bytes:
+    made = called(name(NUMPY, "_reconstruct"), name("numpy", "ndarray"), numbers(0), raw(b"b"))
+    return made + several(number(1), shape, of, b"\x89", data) + b"b"
+
+
+def _of_objects(flags: int, at: int = 0) -> bytes:
+    return dtype("V8", flags, fields={"a": (dtype("O8"), at)})
+
+
+# With these, numpy takes bytes of the pickle for addresses, writes outside of an array, or has room for billions.
+ARRAYS = {
+    "objects that are no objects": _array(dtype("O8", 0), numbers(1), raw(b"A" * 8)),
+    "a field that is no object": _array(_of_objects(0), numbers(1), raw(b"A" * 8)),
+    "a scalar of such a field": called(name(NUMPY, "scalar"), _of_objects(0), raw(b"A" * 8)),
+    "a field outside": _array(_of_objects(27, 1 << 20), numbers(1), listed(several(b"N"))),
+    "a dtype that is changed afterwards": (
+        called(name("numpy", "dtype"), text("V8"), b"\x89", b"\x88") + b"\x940"
+        + listed(_array(b"h\0", numbers(1), raw(b"A" * 8)), _of_objects(27)[_of_objects(27).index(b"R") + 1 :])
+    ),
+    "more objects than there are": _array(dtype("O8"), numbers(1 << 31), listed()),
+}  # fmt: skip
+
+
+def test_numpy_makes_no_memory_of_what_a_pickle_says() -> None:
+    assert [what for what, array in ARRAYS.items() if not found(pickled(array, 4))] == []
+    sound = _array(_of_objects(27), numbers(1), listed(several(b"N"))), _array(dtype("f8"), numbers(1), raw(bytes(8)))
+    assert [found(pickled(array, 4)) for array in sound] == [set(), set()]

@@ -935,3 +935,15 @@ def vocabulary(storage: Callable[[Any], Any], places: Places | None = None) -> V
     builders = {**_BUILDERS, **{(cls.module, cls.name): tensors.build_typed for cls in _TENSOR_DTYPES}}
     phrases = functools.partial(TensorPhrases, functools.partial(tensors.phrase, places=places)) if places else None
     return Vocabulary(constructors, CONSTANTS, builders, storage, phrases)
+
+
+@functools.cache
+def without_tensors() -> Vocabulary:
+    """Return the vocabulary for pickles of which only names and calls matter: tensors in them are not made."""
+    words = vocabulary(lambda pid: None)
+    constructors = {
+        name: made
+        for name, made in words.constructors.items()
+        if name[0] != "torch._utils" and not name[1].startswith("_rebuild_from_type")
+    }
+    return words._replace(constructors=constructors, persistent=None)

@@ -24,7 +24,7 @@ from ckptconv.formats.model_files import looks_like_safetensors
 from ckptconv.formats.torch import LOCAL_SIGNATURE, zip_elsewhere
 from ckptconv.formats.torch.container import SCANNED, LongError, Pickles, is_stream
 from ckptconv.formats.torch.file import read_from
-from ckptconv.formats.torch.objects import vocabulary
+from ckptconv.formats.torch.objects import without_tensors
 from ckptconv.formats.torch.tar import is_tar
 from ckptconv.formats.torch.zip import PICKLE, check_zip
 from ckptconv.inspection.scan.compressed import decompressed, is_compressed
@@ -214,13 +214,14 @@ class ScannedContents:
         room = reader.file.size - at
         for length in (_HELD_FIRST, LONGEST):
             try:
-                return at + load(reader.read_at(at, min(length, room)), _words(), where=where, limits=_LIMITS).end
+                data = reader.read_at(at, min(length, room))
+                return at + load(data, without_tensors(), where=where, limits=_LIMITS).end
             except TruncatedError:
                 if room <= length:
                     raise
         inner = self._inner()
         try:
-            return at + self._survey(reader, at, where, _words(), inner, depth)
+            return at + self._survey(reader, at, where, without_tensors(), inner, depth)
         except LimitError:
             self.add("not-opened", f"{where} may be a pickle, and is too long to tell.")
             raise
@@ -335,7 +336,7 @@ class ScannedContents:
 
         def objects(at: int) -> int:
             within = Pickles(reader, at, size, _LIMITS)
-            within.load(f"array of objects at byte {at}", _words())
+            within.load(f"array of objects at byte {at}", without_tensors())
             return within.position
 
         def action() -> None:
@@ -345,7 +346,7 @@ class ScannedContents:
                     inner._following(reader, pickles.position, depth)
                     break
                 arrays = Arrays(reader, pickles.position, objects)
-                words = _words()._replace(embedded=arrays)
+                words = without_tensors()._replace(embedded=arrays)
                 what = f"pickle {count + 1}" if count else "the pickle"
                 try:
                     pickles.load(what, words)
@@ -745,18 +746,6 @@ _RUNNING = frozenset(
 # Last parts of names of members by which torch's own readers know an archive; and the members of its tar archives.
 _OF_TORCH = frozenset({PICKLE.encode(), b"model.json", b"constants.pkl"})
 _OF_TAR = frozenset({"storages", "tensors", "pickle"})
-
-
-@functools.cache
-def _words() -> Vocabulary:
-    """Return the vocabulary for pickles that are no files of torch.save: tensors in them are not made."""
-    words = vocabulary(lambda pid: None)
-    constructors = {
-        name: made
-        for name, made in words.constructors.items()
-        if name[0] != "torch._utils" and not name[1].startswith("_rebuild_from_type")
-    }
-    return words._replace(constructors=constructors, persistent=None)
 
 
 def _inside(reader: Reader, entry: zip_elsewhere.ZipEntry) -> str:

@@ -8,11 +8,11 @@ array of objects is a pickle of its own.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
 from ckptconv.errors import UnsafeError
+from ckptconv.pickles import numpy_dtypes
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.vocabulary import MalformedError
 from ckptconv.storage.files import Reader
@@ -20,13 +20,8 @@ from ckptconv.storage.inside import leads_out
 from ckptconv.text import brief
 
 _WRAPPER = Global("joblib.numpy_pickle", "NumpyArrayWrapper")
-_DTYPE = re.compile(r"[<>|=]?([?biufcmMSaUVO])([0-9]{0,9})")
-# Sizes of kinds that are named without one.
-_SIZES = {"?": 1, "b": 1, "i": 4, "u": 4, "f": 4, "c": 1, "m": 8, "M": 8, "O": 8}
 # Wrappers of old releases, which name a file.
 _FILES = (Global("joblib.numpy_pickle", "NDArrayWrapper"), Global("joblib.numpy_pickle", "ZNDArrayWrapper"))
-# What is in a dtype in a dtype.
-_DEPTH = 32
 
 
 class Arrays:
@@ -59,7 +54,10 @@ class Arrays:
         if at <= self._last:
             self._window *= 2
         self._last = at
-        size, has_objects = _item(state.get("dtype"))
+        try:
+            size, has_objects = numpy_dtypes.element(state.get("dtype"))
+        except ValueError as reason:
+            raise MalformedError(f"has an array of joblib with {reason}") from None
         if has_objects:
             end = self._objects(at)
         else:
@@ -79,25 +77,3 @@ def _attributes(state: Any) -> dict[Any, Any]:
     """Return the attributes that a state sets: those of a dict, or of two."""
     parts = state if type(state) is tuple and len(state) == 2 else (state,)
     return {key: value for part in parts if isinstance(part, dict) for key, value in part.items()}
-
-
-def _item(dtype: Any, depth: int = 0) -> tuple[int, bool]:
-    """Return the size in bytes of an element, and whether elements are objects."""
-    if depth > _DEPTH or type(dtype) is not Opaque or dtype.cls != Global("numpy", "dtype") or not dtype.args:
-        raise MalformedError("has an array of joblib whose dtype is not known")
-    named = _DTYPE.fullmatch(dtype.args[0]) if type(dtype.args[0]) is str else None
-    if named is None:
-        raise MalformedError("has an array of joblib whose dtype is not known")
-    kind, digits = named.groups()
-    size, has_objects = int(digits or _SIZES.get(kind, 0)) * (4 if kind == "U" else 1), kind == "O"
-    state = dtype.state[-1] if dtype.state else ()
-    if type(state) is tuple and len(state) > 5:
-        # Of other kinds, numpy has the size by the name.
-        if kind in "SaUV" and type(state[5]) is int and state[5] >= 0:
-            size = state[5]
-        # The dtype of a part that is an array, and those of fields.
-        fields = state[4].values() if type(state[4]) is dict else ()
-        for part in (state[2], *fields):
-            if type(part) is tuple and part:
-                has_objects |= _item(part[0], depth + 1)[1]
-    return size, has_objects

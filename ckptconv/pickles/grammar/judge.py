@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ckptconv.pickles.grammar.patterns import _KINDS, GETATTR, current, is_class, is_name, resolved
+from ckptconv.pickles.grammar.patterns import _KINDS, GETATTR, UNKNOWN_VALUE, current, is_class, is_name, resolved
 from ckptconv.pickles.grammar.table import Entry, Production, grammar
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.text import brief
@@ -35,15 +35,13 @@ _EVALUATED = frozenset({"_parse_arg_template", "restore_design_info", "restore_m
 # Attributes that unpicklers look up in an object, and call with what the pickle says.
 CALLED_BY_NAME = frozenset({"__setstate__", "__class__", "__reduce_ex__", "__getinitargs__", "add", "append", "extend"})
 _held, _any, _data = _KINDS["held"], _KINDS["any"], _KINDS["data"]
-# Stands for values of which nothing is known any more.
-UNKNOWN_VALUE = Global("some", "value")
 
 
 class Judge:
     """What nobody has reviewed in one pickle: `unknown` names, and `unknown_calls`, in words."""
 
     def __init__(self, size: int = 0) -> None:
-        self.grammar = grammar()
+        self.grammar, self.size = grammar(), size
         self.unknown: dict[Global, None] = {}
         self.unknown_calls: dict[str, None] = {}
         self._steps = _STEPS + size

@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeAlias
 
+from ckptconv.pickles import numpy_dtypes
 from ckptconv.pickles.containers import today
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.tensors.lazy import LazyTensor
@@ -38,7 +40,9 @@ _SCALARS = frozenset(
 
 
 class Matcher(Protocol):
-    """What a pattern asks while it looks at a value."""
+    """What a pattern asks while it looks at a value of a pickle of `size` bytes."""
+
+    size: int
 
     def enter(self, container: Any) -> bool:
         """Note that what is in `container` counts. Return whether there is room to look at it."""
@@ -57,6 +61,8 @@ class Matcher(Protocol):
 
 
 GETATTR = Global("builtins", "getattr")
+# Stands for values of which nothing is known any more.
+UNKNOWN_VALUE = Global("some", "value")
 Pattern: TypeAlias = Callable[[Matcher, Any], bool]
 
 
@@ -132,6 +138,32 @@ def _data(matcher: Matcher, value: Any) -> bool:
     return True
 
 
+def _array_state(matcher: Matcher, value: Any) -> bool:
+    """Whether a value is the state of an array of numpy: as much data as the shape and the dtype say."""
+    if type(value) is not tuple or len(value) not in (4, 5) or type(value[0]) not in (int, tuple, Size):
+        return False
+    shape, dtype, order, data = value[-4:]
+    if type(shape) not in (tuple, Size) or not all(type(count) is int and count >= 0 for count in shape):
+        return False
+    if type(order) not in (bool, int) or not _dtype(matcher, dtype, is_plain=type(data) is not list):
+        return False
+    if type(data) is not list:
+        # numpy compares their length with the shape.
+        return isinstance(data, (str, bytes, bytearray)) or _made_by(Global("_codecs", "encode"))(matcher, data)
+    # Before it has room for all elements, numpy does not compare their number. Of a list that was not kept, its number
+    # is at most the bytes of the pickle.
+    count = math.prod(shape)
+    is_kept = not data or type(data[-1]) is not Opaque or data[-1].cls != UNKNOWN_VALUE
+    return _each(list, _any)(matcher, data) and (count == len(data) if is_kept else count <= matcher.size)
+
+
+def _dtype(matcher: Matcher, value: Any, *, is_plain: bool = False) -> bool:
+    try:
+        return not (numpy_dtypes.element(value).has_objects and is_plain)
+    except ValueError:
+        return False
+
+
 def _of(*kinds: type) -> Pattern:
     return lambda matcher, value: type(value) in kinds
 
@@ -152,6 +184,9 @@ _KINDS: dict[str, Pattern] = {
     "long": _int_of(_LONG),
     "float": _of(float),
     "complex": _of(complex),
+    "dtype": _dtype,
+    "array_state": _array_state,
+    "plain_dtype": lambda matcher, value: _dtype(matcher, value, is_plain=True),
     "slice": lambda matcher, value: type(value) is slice and _data(matcher, value),
     "size": _of(Size),
     "a_tensor": lambda matcher, value: isinstance(value, LazyTensor) or type(value) is Composite,
