@@ -801,7 +801,7 @@ def _begins_like_pickle(head: bytes, where: str) -> bool:
     calls: list[attacks.PickleReading] = []
     with attacks.watched(calls.append, Judge):
         try:
-            load(head, _words(), where=where, limits=_LIMITS)
+            load(head, without_tensors(), where=where, limits=_LIMITS)
         except TruncatedError:
             return True
         except CkptconvError:
