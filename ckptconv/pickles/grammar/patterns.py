@@ -11,6 +11,7 @@ A pattern is written as an expression of Python, and never evaluated as one:
     [text], {text}              a list, a set of these
     {'a': int, 'b?': text}      a dict of exactly these keys, of which "b" may be missing
     {text: int}, {**any}        a dict of such keys; of names that are not `__special__`
+    sized(a | b)                a state of an array, whose list has as many items as its shape says
     a | b                       either
 """
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
@@ -202,6 +204,8 @@ class Notation:
                 return _each(set, self.pattern(each))
             case ast.Dict(keys=keys, values=values):
                 return self._dict(keys, values)
+            case ast.Call(func=ast.Name(id="sized"), args=[argument], keywords=[]):
+                return _sized(self.pattern(argument))
             case ast.Call(func=ast.Name(id=word), args=[argument], keywords=[]):
                 return _word(word, argument)
         raise ValueError(f"no pattern: {ast.unparse(node)}")
@@ -268,6 +272,17 @@ def _word(word: str, argument: ast.expr) -> Pattern:
     if word == "constant":
         return lambda matcher, given: type(given) is TorchConstant and given.kind == value
     raise ValueError(f"no pattern: {word}")
+
+
+def _sized(pattern: Pattern) -> Pattern:
+    def fits(matcher: Matcher, given: Any) -> bool:
+        if not pattern(matcher, given):
+            return False
+        # numpy reads as many objects from a list as the shape says, whether the list has them or not.
+        at = next(index for index, part in enumerate(given) if type(part) is tuple)
+        return type(given[at + 3]) is not list or math.prod(given[at]) == len(given[at + 3])
+
+    return fits
 
 
 def _either(one: Pattern, other: Pattern) -> Pattern:
