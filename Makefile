@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 AZURITE := build/azurite/node_modules/.bin/azurite-blob
 AXE := build/axe/node_modules/axe-core/axe.min.js
 
-.PHONY: grammar help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-trainers test-maps mutants fuzz lint format man bench docs dist clean
+.PHONY: grammar help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-trainers test-maps test-grammar mutants fuzz lint format man bench docs dist clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
@@ -26,6 +26,7 @@ help:
 	@echo "make test-dcp   torch trains on from checkpoints that we write, with FSDP2 and DDP"
 	@echo "make test-trainers   states out of what transformers, PEFT, TRL, accelerate, Lightning, Composer save"
 	@echo "make test-maps   torchtitan, Megatron-core, transformers and others make what the maps make"
+	@echo "make test-grammar   the table of scan's productions beside all libraries that it lists, and traps for these"
 	@echo "make mutants   faults planted into the package: which of them the tests let live"
 	@echo "make fuzz      a minute of hostile and broken files, read by us and by others"
 	@echo "make lint      ruff, mypy, and the order of imports"
@@ -99,6 +100,10 @@ build/trainers-more: build/trainers-tools
 	$</bin/python -m pip install --quiet --no-deps --target $@ mosaicml==0.32.1 torch_optimizer==0.3.0 pytorch-ranger==0.1.1 \
 		coolname==5.0.0 importlib-metadata==8.7.0 zipp==4.1.2 tabulate==0.9.0 py-cpuinfo==9.0.0 pillow
 	@touch $@
+
+test-grammar: $(INSTALLED) build/grammar-tools
+	build/grammar-tools/bin/python scripts/grammar.py --check
+	$(BIN)/python scripts/grammar_traps.py --python build/grammar-tools/bin/python $(GRAMMAR_FLAGS)
 
 # The last release of transformers with Meta's script. What it needs and has in common with the newest is not doubled.
 build/maps-old: build/maps-tools

@@ -1,6 +1,7 @@
 """Makes the productions in ckptconv/pickles/grammar/made.txt from the libraries themselves.
 
     python scripts/grammar.py LIBRARY …     writes the sections of these libraries anew (of all that it knows: no name)
+    python scripts/grammar.py --older …     writes what only these older releases have, in sections of their own
     python scripts/grammar.py --check …     changes nothing; exit code 1 if a section differs from its library
 
 A class gets a production if nothing but its attributes comes from the pickle: pickling it is Python's own, no code of
@@ -27,7 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 ROOT = Path(__file__).resolve().parents[1]
 MADE = ROOT / "ckptconv" / "pickles" / "grammar" / "made.txt"
@@ -37,32 +38,65 @@ LIBRARIES = {
     "catboost": "catboost",
     "gensim": "gensim",
     "imbalanced-learn": "imblearn",
+    "diffusers": "diffusers.schedulers diffusers.configuration_utils diffusers.models.autoencoders "
+    "diffusers.models.unets diffusers.models.resnet diffusers.models.attention diffusers.models.attention_processor "
+    "diffusers.models.embeddings diffusers.models.downsampling diffusers.models.upsampling",
     "lightgbm": "lightgbm",
     "lightning": "lightning.pytorch.utilities lightning.fabric.utilities lightning.pytorch.callbacks",
+    "mmengine": "mmengine.logging",
+    "nltk": "nltk.probability nltk.classify nltk.tag nltk.tokenize nltk.stem",
     "numpy": "numpy.polynomial",
     "omegaconf": "omegaconf",
     "pandas": "pandas._libs.tslibs.offsets pandas.core pandas.arrays",
     "patsy": "patsy",
-    "peft": "peft.tuners peft.config peft.utils",
+    "peft": "peft.tuners peft.config peft.utils peft.peft_model peft.mixed_model",
     "pytorch-lightning": "pytorch_lightning.utilities pytorch_lightning.callbacks",
     "scikit-learn": "sklearn",
-    "scipy": "scipy.sparse scipy.stats scipy.interpolate scipy.spatial scipy.optimize",
-    "sentence-transformers": "sentence_transformers.training_args sentence_transformers.models",
+    "scipy": "scipy.sparse scipy.stats scipy.interpolate scipy.spatial scipy.optimize scipy.signal",
+    "sentence-transformers": "sentence_transformers.training_args sentence_transformers.models "
+    "sentence_transformers.readers sentence_transformers.cross_encoder.training_args "
+    "sentence_transformers.sentence_transformer.training_args",
     "statsmodels": "statsmodels",
-    "stable-baselines3": "stable_baselines3.common",
+    "stable-baselines3": "stable_baselines3",
     "gymnasium": "gymnasium.spaces",
     "torch": "torch.nn torch.optim torch.distributed.checkpoint torch.distributed.tensor torch.distributed._shard "
     "torch.distributed.device_mesh torch.utils.data torch.ao.quantization torch.ao.nn torch.distributions",
+    "torch-geometric": "torch_geometric.data torch_geometric.nn.conv torch_geometric.nn.dense torch_geometric.nn.aggr",
     "torchao": "torchao.quantization torchao.dtypes torchao.float8 torchao.prototype.mx_formats torchao.optim",
     "torchmetrics": "torchmetrics",
     "transformers": "transformers.training_args transformers.training_args_seq2seq transformers.trainer_utils "
     "transformers.trainer_callback transformers.trainer_pt_utils transformers.generation.configuration_utils "
     "transformers.configuration_utils transformers.debug_utils transformers.hyperparameter_search transformers.models "
     "transformers.activations transformers.pytorch_utils transformers.utils.quantization_config "
-    "transformers.modeling_outputs",
+    "transformers.modeling_outputs transformers.data.data_collator transformers.optimization transformers.cache_utils "
+    "transformers.tokenization_utils_base transformers.tokenization_utils_fast transformers.tokenization_utils "
+    "transformers.feature_extraction_utils transformers.image_processing_base",
     "trl": "trl.trainer",
+    "ultralytics": "ultralytics.nn ultralytics.utils",
     "xgboost-cpu": "xgboost",
 }
+# The models of transformers of which whole objects are saved, not states alone.
+MODELS = frozenset(
+    [
+        "albert",
+        "bart",
+        "bert",
+        "clip",
+        "deberta",
+        "deberta_v2",
+        "distilbert",
+        "electra",
+        "gpt2",
+        "llama",
+        "mistral",
+        "qwen2",
+        "roberta",
+        "t5",
+        "vit",
+        "whisper",
+        "xlm_roberta",
+    ]
+)
 # Methods that loading a pickle runs, each reviewed: a pattern that bounds what they use of the state. All else becomes
 # attributes.
 SETTERS = {
@@ -73,6 +107,14 @@ SETTERS = {
     # A formula is evaluated.
     "statsmodels.base.data.ModelData.__setstate__": "model_data",
     "statsmodels.base.wrapper.ResultsWrapper.__setstate__": "documented",
+    # They take what an older release wrote by its new name.
+    "gymnasium.spaces.space.Space.__setstate__": "object",
+    "gymnasium.spaces.discrete.Discrete.__setstate__": "object",
+    "gymnasium.spaces.multi_discrete.MultiDiscrete.__setstate__": "discretes",
+    "gymnasium.spaces.box.Box.__setstate__": "box",
+    "stable_baselines3.common.vec_env.vec_normalize.VecNormalize.__setstate__": "object",
+    "statsmodels.discrete.discrete_model.NegativeBinomial.__setstate__": "{'_initialize?': nothing, **held}",
+    "transformers.tokenization_utils_base.BatchEncoding.__setstate__": "object",
     # Text of a template is compiled.
     "scipy.stats._distn_infrastructure.rv_generic.__setstate__": "rv",
     "numpy.polynomial._polybase.ABCPolyBase.__setstate__": "object",
@@ -86,6 +128,7 @@ SETTERS = {
     "torch.nn.modules.conv._ConvNd.__setstate__": "object",
     "torch.nn.modules.batchnorm._NormBase.__setstate__": "object",
     # They walk over layers, weights and their names.
+    "torch.nn.modules.upsampling.Upsample.__setstate__": "object",
     "torch.nn.modules.rnn.RNNBase.__setstate__": "rnn",
     "torch.nn.modules.container.ParameterDict.__setstate__": "object",
     "torch.nn.modules.padding._ConstantPadNd.__setstate__": "object",
@@ -107,11 +150,13 @@ SETTERS = {
             "sgd.SGD",
             "lbfgs.LBFGS",
             "_muon.Muon",
+            "_adafactor.Adafactor",
         ]
     },
 }
 # Attributes by which loading, or dropping an object again, may run code of its class.
 RUNNING = ("__reduce__", "__reduce_ex__", "__del__", "__getattribute__", "__getnewargs__", "__getnewargs_ex__")
+_BUILT_IN = (object, dict, list, str, int, tuple)
 _SKIPPED = re.compile(r"(^|\.)(tests?|testing|conftest|_examples|examples|benchmarks|__main__|setup|cli|onnx)(\.|$)")
 
 
@@ -119,36 +164,80 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("libraries", nargs="*", metavar="LIBRARY")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument(
+        "--older", action="store_true", help="write sections of older releases, beside those of the newest"
+    )
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     sections = parsed(MADE.read_text()) if MADE.exists() else {}
     differing = []
     for library in asked.libraries or LIBRARIES:
         try:
-            head = f"# {library} {version(library)}"
+            release = version(library)
         except Exception:
             continue
+        if asked.check and (library, release) not in sections:
+            print(f"{library} {release} has no section")
+            continue
+        newest = newest_of(library, sections)
+        is_older = newest is not None and newest != release and asked.older
         lines = list(productions(library))
+        if is_older:
+            lines = without(
+                lines, {name for key, each in sections.items() if key != (library, release) for name in names_in(each)}
+            )
         if not lines:
             continue
-        if sections.get(library) != (head, lines):
-            differing.append(library)
-            sections[library] = head, lines
+        if sections.get((library, release)) != lines:
+            differing.append(f"{library} {release}")
+            if newest is not None and not is_older:
+                sections.pop((library, newest), None)
+            sections[library, release] = lines
     if asked.check:
-        print("\n".join(f"{library} writes other pickles than made.txt says" for library in differing))
+        print("\n".join(f"{each} writes other pickles than made.txt says" for each in differing))
         return bool(differing)
-    text = "\n\n".join("\n".join((head, *lines)) for _, (head, lines) in sorted(sections.items()))
+    text = "\n\n".join(
+        "\n".join((f"# {library} {release}", *lines)) for (library, release), lines in sorted(sections.items())
+    )
     MADE.write_text(f"# Made by scripts/grammar.py. `table.py` describes the notation.\n\n{text}\n")
     return 0
 
 
-def parsed(text: str) -> dict[str, tuple[str, list[str]]]:
-    """The sections of the table by library: the line that names the release, and the productions."""
+Sections: TypeAlias = dict[tuple[str, str], list[str]]
+
+
+def parsed(text: str) -> Sections:
+    """The productions of the table by library and release."""
     sections = {}
     for part in text.strip().split("\n\n")[1:]:
         head, *lines = part.split("\n")
-        sections[head.split()[1]] = head, lines
+        _, library, release = head.split()
+        sections[library, release] = lines
     return sections
+
+
+def newest_of(library: str, sections: Sections) -> str | None:
+    """The newest release of a library in the table: that of its main section."""
+    releases = [release for each, release in sections if each == library]
+    return max(releases, key=lambda release: [int(part) for part in re.findall(r"\d+", release)], default=None)
+
+
+def names_in(lines: list[str]) -> Iterator[tuple[str, str]]:
+    for line in lines:
+        module, *names = line.partition(": ")[0].split()
+        yield from ((module, name) for name in names)
+
+
+def without(lines: list[str], known: set[tuple[str, str]]) -> list[str]:
+    """The lines without the names that are `known`."""
+    left = []
+    for line in lines:
+        head, _, production = line.partition(": ")
+        module, *names = head.split()
+        names = [name for name in names if (module, name) not in known]
+        if names:
+            left.append(f"{module} {' '.join(names)}: {production}")
+    return left
 
 
 def productions(library: str) -> Iterator[str]:
@@ -189,10 +278,20 @@ def modules(package: str) -> Iterator[str]:
         root = importlib.import_module(package)
     except BaseException:
         return
-    only = "configuration_" if package == "transformers.models" else ""
     for info in pkgutil.walk_packages(getattr(root, "__path__", ()), f"{package}.", onerror=lambda name: None):
-        if not _SKIPPED.search(info.name) and (not only or only in info.name or info.name.count(".") < 3):
+        if not _SKIPPED.search(info.name) and (package != "transformers.models" or _of_models(info.name)):
             yield info.name
+
+
+def _of_models(name: str) -> bool:
+    """Whether a module of transformers' models is listed: those of all configurations, and a few models whole."""
+    _, _, family, module = (*name.split("."), "", "")[:4]
+    kind = module.partition("_")[0]
+    return (
+        name.count(".") < 3
+        or kind in ("configuration", "feature", "generation")
+        or (kind == "modeling" and family in MODELS)
+    )
 
 
 def resolves(cls: type) -> bool:
@@ -212,6 +311,8 @@ def production_of(cls: type) -> str:
         return enumeration(cls)
     if issubclass(cls, BaseException):
         return ""
+    if library_of(cls) == "transformers" and any(base.__name__ == "ModelOutput" for base in cls.__mro__):
+        return "call(*output, state=object, items=(key, output)) | new(state=object, items=(key, output))"
     if any(owner_of(cls, name) not in (object, dict, list) for name in RUNNING if runs(cls, name)):
         return ""
     if is_named_tuple(cls):
@@ -233,6 +334,7 @@ def production_of(cls: type) -> str:
         return ""
     if state in ("object", "slots") and not pickles_so(cls, state):
         return ""
+    state = guarded(state, called_methods(cls))
     # Metrics write the letters of their names as arguments that nothing reads.
     args = "*text, " if library_of(cls) == "torchmetrics" else ""
     return f"new({args}state={state}{added})"
@@ -245,6 +347,32 @@ def runs(cls: type, name: str) -> bool:
     if name == "__getnewargs__" and (is_named_tuple(cls) or library_of(cls) == "torchmetrics"):
         return False
     return hasattr(cls, name)
+
+
+def called_methods(cls: type) -> list[str]:
+    """The methods of a class that hashing and comparing call, as a dict does with its keys: an attribute of that name
+    would be called instead."""
+    if getattr(cls, "__hash__", None) is None:
+        return []
+    todo = [
+        vars(owner_of(cls, name)).get(name) for name in ("__hash__", "__eq__") if owner_of(cls, name) not in _BUILT_IN
+    ]
+    methods: set[str] = set()
+    while todo:
+        code = getattr(inspect.unwrap(todo.pop() or int), "__code__", None)
+        for name in code.co_names if code else ():
+            method = inspect.getattr_static(cls, name, None)
+            if name not in methods and not name.startswith("__") and inspect.isfunction(method):
+                methods.add(name)
+                todo.append(method)
+    return sorted(methods)
+
+
+def guarded(state: str, methods: list[str]) -> str:
+    """The pattern of a state that has no attribute of these names."""
+    if not methods or state != "object":
+        return state
+    return "{" + ", ".join(f"'{name}?': nothing" for name in methods) + ", **held}"
 
 
 def bare(cls: Any) -> Any:
@@ -292,7 +420,7 @@ def state_of(cls: type) -> str:
 
 def enumeration(cls: type[enum.Enum]) -> str:
     """The production of an enumeration: a call with the value of a member."""
-    if owner_of(cls, "__new__").__module__ not in ("enum", "builtins") and not issubclass(cls, (str, int)):
+    if cls.__new__ is not enum.Enum.__new__:
         return ""
     values = []
     for member in cls:

@@ -595,8 +595,8 @@ MUTANTS = [
     ),
     Mutant(
         "storage/marks",
-        "        if (int(size), int(time)) == (found.st_size, found.st_mtime_ns):",
-        "        if True:",
+        " if (int(size), int(time)) == (found.st_size, found.st_mtime_ns) else CHANGED",
+        "",
         "tests/publish/test_replacing.py -k changed_since",
     ),
     Mutant(

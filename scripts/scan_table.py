@@ -1,10 +1,11 @@
 """Compares the verdicts of `ckptconv scan` with those of other scanners, and writes the table in docs/scan.md.
 
-python scripts/scan_table.py --tools VENV [--harmless DIRECTORY]     writes the table anew
+    python scripts/scan_table.py --tools VENV [--last DIRECTORY …] [--foreign DIRECTORY …] [--peers DIRECTORY]
 
-VENV has picklescan, fickling and modelscan, DIRECTORY files that other libraries wrote.
+VENV has picklescan, fickling and modelscan. `--last` and `--foreign` are files that `scan_corpus.py` made, and
+`--peers` is a checkout of picklescan's repository. Rows whose files are not named stay as they are.
 
-The files are the corpus of tests/attacks, made in a temporary directory, and the files of tests/data, which real
+The other files are the corpus of tests/attacks, made in a temporary directory, and the files of tests/data, which real
 programs wrote. Nothing is loaded: each tool, in one process, reads each file once, for ten seconds at most.
 """
 
@@ -90,18 +91,30 @@ KINDS = {
     "lies": "files that describe what cannot be, or ask for too much",
     "odd": "odd but sound files",
     "real": "files that real programs wrote",
-    "harmless": "files of scikit-learn, pandas, scipy, XGBoost, statsmodels and others (joblib, pickle, torch)",
+    "held": "live payloads that were written after the tables of scan",
+    "peers": "hostile files of picklescan's own repository",
+    "last": "harmless files that were set aside until the grammar was done",
+    "foreign": "harmless files of libraries that the grammar does not have",
 }
+
+
+# The kinds whose files are named on the command line.
+EXTRA = ("peers", "last", "foreign")
+# Of picklescan's files.
+HARMLESS = ("bad_pytorch", "benign", "broken", "int_array", "new_pytorch", "not_a", "object_array", "pytorch_model")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tools", required=True, help="a virtual environment with picklescan, fickling and modelscan")
-    parser.add_argument("--harmless", type=Path, help="a directory of files that other libraries wrote")
+    for kind in EXTRA:
+        parser.add_argument(f"--{kind}", type=Path, action="append", default=[], help=KINDS[kind])
     asked_for = parser.parse_args()
     tools = Path(asked_for.tools)
     with tempfile.TemporaryDirectory() as directory:
-        files = made(Path(directory), asked_for.harmless)
+        files = made(Path(directory)) | {
+            path: kind for kind in EXTRA for root in getattr(asked_for, kind) for path in files_of(kind, root)
+        }
         paths = "\n".join(map(str, files))
         with ThreadPoolExecutor() as threads:
             others = {tool: threads.submit(asked, tools, tool, paths) for tool in OTHER}
@@ -110,9 +123,12 @@ def main() -> None:
         for tool, each in told.items():
             for path in files:
                 found[path][tool] = each["found"][str(path)]
-    text = "\n".join(table(files, found, {tool: each["version"] for tool, each in told.items()}))
     page = PAGE.read_text()
     before, _, rest = page.partition(BEGIN)
+    lines = table(files, found, {tool: each["version"] for tool, each in told.items()})
+    kept = {title: line for line in rest.partition(END)[0].splitlines() for title in KINDS.values() if title in line}
+    lines += [kept[title] for kind, title in KINDS.items() if kind not in files.values() and title in kept]
+    text = "\n".join(lines)
     PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}")
 
 
@@ -123,11 +139,24 @@ def asked(tools: Path, tool: str, paths: str) -> dict[str, Any]:
     return cast(dict[str, Any], json.loads(done.stdout))
 
 
-def made(directory: Path, harmless: Path | None) -> dict[Path, str]:
-    """Make the corpus; return its files, the real ones and those below `harmless`, and the kind of each."""
+def files_of(kind: str, root: Path) -> list[Path]:
+    """The files below a directory; of picklescan's, those that are not meant to be harmless."""
+    files = sorted(path for path in root.rglob("*") if path.is_file())
+    return [path for path in files if kind != "peers" or not path.name.startswith(HARMLESS)]
+
+
+def made(directory: Path) -> dict[Path, str]:
+    """Make the corpus; return its files, the real ones, and the kind of each."""
     sys.path.insert(0, str(ROOT / "tests"))
-    modules = ("attacks.corpus", "attacks.readers", "attacks.unknown", "attacks.assemble", "attacks.traps")
-    corpus, readers, unknown, assemble, traps = map(importlib.import_module, modules)
+    modules = (
+        "attacks.corpus",
+        "attacks.readers",
+        "attacks.unknown",
+        "attacks.assemble",
+        "attacks.traps",
+        "attacks.held_back",
+    )
+    corpus, readers, unknown, assemble, traps, held_back = map(importlib.import_module, modules)
     kinds: dict[Path, str] = {}
     for case in (*corpus.CASES.values(), *readers.READERS.values()):
         path = directory / case.file
@@ -158,8 +187,11 @@ def made(directory: Path, harmless: Path | None) -> dict[Path, str]:
         path.parent.mkdir()
         path.write_bytes(data)
         kinds[path] = "known"
-    if harmless:
-        kinds |= dict.fromkeys(sorted(path for path in harmless.rglob("*") if path.is_file()), "harmless")
+    for count, (file, data) in enumerate(held_back.payloads(canary).values()):
+        path = directory / f"held{count}" / file
+        path.parent.mkdir()
+        path.write_bytes(data)
+        kinds[path] = "held"
     real = sorted(path for path in (ROOT / "tests" / "data").rglob("*.pt") if path.is_file())
     return {**kinds, **dict.fromkeys(real, "real")}
 
@@ -183,6 +215,8 @@ def table(files: Mapping[Path, str], found: Mapping[Path, Mapping[str, str]], ve
     lines = [f"| | files | {' | '.join(titles)} |", f"|---|--:|{'--:|' * len(tools)}"]
     for kind, title in KINDS.items():
         counted = [path for path in files if files[path] == kind]
+        if not counted:
+            continue
         cells = []
         for tool in tools:
             verdicts = Counter(found[path][tool] for path in counted)

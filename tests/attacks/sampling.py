@@ -42,10 +42,15 @@ _LEAVES: dict[str, Callable[[random.Random], bytes]] = {
 
 
 class Sampler:
-    """Makes the opcodes of random objects. `rng` decides."""
+    """Makes the opcodes of random objects. `rng` decides. With `has_traps`, any object is an `argparse.Namespace`, and
+    the state of a class has one under each name in `methods`, by module and name of the class."""
+
+    has_traps = False
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
+        self.methods: dict[str, list[str]] = {}
+        self._class = ""
         self.lines: dict[tuple[str, str], list[ast.expr]] = {}
         self.aliases: dict[str, ast.expr] = {}
         for line in "".join(table.read_text() for table in TABLES).splitlines():
@@ -68,6 +73,7 @@ class Sampler:
         if not productions or depth > 6:
             raise ValueError(named)
         node = self.rng.choice(productions)
+        self._class = f"{module} {named}"
         cls = dotted(module, named) if "." in named else name(module, named)
         args = [self.value(arg, depth + 1) for arg in node.args if not isinstance(arg, ast.Starred)]
         rests = [arg.value for arg in node.args if isinstance(arg, ast.Starred)]
@@ -79,6 +85,7 @@ class Sampler:
         if "items" in told:
             made += b"".join(self.value(part, depth + 1) for part in told["items"].elts) + b"s"  # type: ignore[attr-defined]
         if "state" in told:
+            self._class = f"{module} {named}"
             made += self.value(told["state"], depth + 1) + b"b"
         return made
 
@@ -110,6 +117,7 @@ class Sampler:
                 return listed(*(self.value(each, depth + 1) for _ in range(rng.randrange(3))))
             case ast.Dict(keys=keys, values=values):
                 pairs: list[bytes] = []
+                methods, self._class = self.methods.get(self._class, []), ""
                 for key, held in zip(keys, values, strict=True):
                     if isinstance(key, ast.Constant):
                         attribute = str(key.value)
@@ -120,6 +128,9 @@ class Sampler:
                             self.value(key, depth + 1) if key else text(rng.choice(["keys", "append", "shape", "x"]))
                         )
                         pairs += (named, self.value(held, depth + 1))
+                if self.has_traps and None in keys:
+                    exact = {str(key.value).removesuffix("?") for key in keys if isinstance(key, ast.Constant)}
+                    pairs += [part for each in methods if each not in exact for part in (text(each), self._trap())]
                 return mapped(*pairs)
             case ast.Call(func=ast.Name(id="type"), args=[of]):
                 module, _, named = ast.unparse(of).rpartition(".")
@@ -136,10 +147,15 @@ class Sampler:
                 return name("torch", "strided")
         raise ValueError(ast.unparse(node))
 
+    def _trap(self) -> bytes:
+        return name("argparse", "Namespace") + b")\x81"
+
     def _anything(self, kind: str, depth: int) -> bytes:
         """The opcodes of any value: what a class could call, look into, or compare."""
         rng = self.rng
         simple = [b"N", number(5), text("x"), listed(number(1)), mapped(text("a"), number(1)), several(number(2))]
+        if self.has_traps and (depth < 2 or rng.random() < 0.8):
+            return self._trap()
         if kind == "data" or depth > 3:
             return rng.choice(simple)
         trap = name("argparse", "Namespace") + b")\x81" + mapped(

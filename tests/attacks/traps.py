@@ -125,6 +125,19 @@ CHAINS: dict[str, bytes] = {
     ) + b"b",
     "a count without end": called(name("builtins", "list"), called(name("itertools", "count"))),
     "a fraction of a billion digits": called(name("fractions", "Fraction"), text("1e999999999")),
+    "an array of more objects than its list has": called(
+        name("numpy._core.multiarray", "_reconstruct"), name("numpy", "ndarray"), several(number(0)), raw(b"b")
+    ) + several(
+        number(1), several(number(10**10)), called(name("numpy", "dtype"), text("O8"), b"\x89", b"\x88"),
+        b"\x89", listed(b"N"),
+    ) + b"b",
+    "a pattern that prints": called(name("re", "_compile"), text("a"), number(128)),
+    "an optimizer whose method is an object": name("torch.optim.sgd", "SGD") + b")\x81" + mapped(
+        text("defaults"), mapped(), text("param_groups"), listed(mapped()), text("_patch_step_function"), NAMESPACE
+    ) + b"b",
+    "a bound of a space that is no array": name("gymnasium.spaces.box", "Box") + b")\x81" + mapped(
+        text("low"), NAMESPACE, text("high"), NAMESPACE
+    ) + b"b",
     "a layer of billions": called(name("torch.nn.modules.linear", "Linear"), number(10**6), number(10**6)),
     "an LSTM of billions of layers": name("torch.nn.modules.rnn", "LSTM") + b")\x81" + mapped(
         text("num_layers"), number(1 << 40), text("_all_weights"), listed(), text("bidirectional"), b"\x89"
