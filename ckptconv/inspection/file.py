@@ -21,8 +21,7 @@ def check_whole(target: str, asked: tuple[str, str], overwrite: bool, read: Iter
     option, kind = asked
     if is_remote(normalize(target)):
         raise UsageError(f"{option} {target}: it is written to a local file.")
-    replacing = Replacing(Options(overwrite=overwrite), Spared(read))
-    replacing.check([], {option: (normalize(target), kind)})
+    Replacing(Options(overwrite=overwrite), Spared(read), [], {option: (normalize(target), kind)}).check()
 
 
 @leaving(UNWRITTEN)

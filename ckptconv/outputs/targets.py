@@ -149,6 +149,12 @@ class Target(NamedTuple):
         """The file of a directory that makes it complete, and comes last; "" for other outputs."""
         return DIRECTORIES[self.form].last if self.form in DIRECTORIES else ""
 
+    def final(self, name: str) -> str:
+        """Return the final path of one of its files."""
+        from ckptconv.outputs.universal import final_path
+
+        return final_path(self.path, self.form, name)
+
 
 def of_accelerate(path: str, options: Options) -> dict[str, Options]:
     """Return the directories of a step that accelerate loads with FSDP2, and the options with which each is written.

@@ -79,6 +79,13 @@ def pointer(directory: str) -> str:
     return LATEST if above == "." and not directory.startswith("./") else join(above, LATEST)
 
 
+def final_path(path: str, form: str, name: str) -> str:
+    """Return the final path of the file `name` of an output at `path`, which lies there as `Target.form` says."""
+    if form == "tree" and name == LATEST:
+        return pointer(path)
+    return path if form == "file" else join(path, name)
+
+
 def _wrapped(tensor: LazyTensor, training: Training) -> Any:
     flat = training.stage == 3
     shape = (tensor.numel,) if flat else tensor.shape

@@ -6,9 +6,9 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError, UsageError, leaving
@@ -19,11 +19,11 @@ from ckptconv.outputs.schema import MOST_RECORD, PlanDescription, description
 from ckptconv.outputs.targets import DIRECTORIES, MANIFEST
 from ckptconv.process import peak_rss
 from ckptconv.publish.attestation import without_digests
-from ckptconv.publish.inputs import DIGESTING, Digested, digested, files_in, found_again
+from ckptconv.publish.inputs import digested, files_in, found_again
 from ckptconv.publish.manifest import Made, document
 from ckptconv.publish.parts import assign
-from ckptconv.publish.publish import commit, stage_beside, staging_for, unpublished
-from ckptconv.publish.replacing import Claim, Replacing, Spared, of_parts, spared_by_parts, written_beside
+from ckptconv.publish.publish import Staged, complete, describe, staging_for, unpublished
+from ckptconv.publish.replacing import Replacing, Spared, of_parts, spared_by_parts
 from ckptconv.publish.staging import remote_parts
 from ckptconv.publish.staging.area import StagedParts, described
 from ckptconv.publish.staging.base import Staging
@@ -32,6 +32,7 @@ from ckptconv.storage.files import look, read_text
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, join, listed, real_place
 from ckptconv.storage.progress import Progress, counter, on_file, shown
+from ckptconv.storage.syncing import Syncing
 from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
@@ -46,34 +47,22 @@ _RANK = re.compile(r"mp_rank_\d+")
 _NAMED = 3
 
 
-@dataclass(frozen=True)
-class _Planned:
+class _Planned(NamedTuple):
     """An output whose parts are staged, as the processes that made them described it.
 
     `published`: an earlier run has published the output and had only the clean-up left.
     """
 
     path: str
-    told: PlanDescription
+    plan: PlanDescription
     published: bool
 
     @property
-    def kind(self) -> str:
-        return self.told.kind
-
-    @property
-    def files(self) -> list[tuple[str, int, int]]:
-        """Name, size in bytes and number of tensors of each file."""
-        return self.told.files
-
-    def claim(self, force: bool) -> Claim:
-        names = [name for name, _, _ in self.files]
-        return of_parts(self.path, self.kind, made_as(self.told.heading), names, self.told.permissions, force)
+    def is_file(self) -> bool:
+        return self.plan.kind == "file"
 
     def final(self, name: str) -> str:
-        if self.kind == "tree" and name == universal.LATEST:
-            return universal.pointer(self.path)
-        return self.path if self.kind == "file" else join(self.path, name)
+        return universal.final_path(self.path, self.plan.kind, name)
 
 
 @shown
@@ -106,63 +95,49 @@ def finish(
     with ExitStack() as stack:
         stack.enter_context(leaving(unpublished(places, in_parts=True)))
         planned = [each for place in places for each in _planned(place)]
-        replacing = Replacing(
-            chosen, Spared(path for each in planned for path in spared_by_parts(each.told.permissions))
-        )
-        claims = [each.claim(chosen.overwrite) for each in planned if not each.published]
-        replacing.check(claims, written_beside(chosen))
-        named = _found_again(planned, chosen)
+        claims = [of_parts(each.path, each.plan, chosen.overwrite) for each in planned if not each.published]
+        spared = Spared(path for each in planned for path in spared_by_parts(each.plan.permissions))
+        replacing = Replacing(chosen, spared, claims)
+        replacing.check()
+        named = _inputs(planned, chosen)
         if on_total and (chosen.checksum or named):
-            again = sum(size for each in planned for _, size, _ in each.files) if chosen.checksum else 0
+            again = sum(size for each in planned for _, size, _ in each.plan.files) if chosen.checksum else 0
             on_total(again + sum(file.size for file in files_in(named)))
-        staged = [_stage(each, chosen, counter(progress), stack) for each in planned]
-        inputs: Sequence[Mapping[str, Digested]] = ()
-        if named:
-            on_file(counter(progress), DIGESTING)
-            inputs = digested(named, planned[0].told.heading["digest"], chosen, counter(progress))
-        described = [(each.path, each.kind == "file", one.manifest) for each, one in zip(planned, staged, strict=True)]
-        beside = stage_beside(described, inputs, planned[0].told.plan_id, chosen, stack)
-        if before_commit:
-            before_commit()
-        replacing.check_again(claims, written_beside(chosen))
-        with leaving(""):
-            commit([(one.staging, one.names) for one in staged if one.names])
-            for staging in beside:
-                staging.commit([""])
+        staged = [_staged(each, chosen, counter(progress), stack) for each in planned]
+        first = planned[0].plan
+        inputs = digested(named, first.heading["digest"], chosen, counter(progress)) if named else ()
+        with Syncing() as syncing:
+            beside = describe(staged, inputs, first.plan_id, chosen, syncing, stack)
+        complete(staged, beside, replacing, before_commit)
     return _report(planned, chosen, started)
 
 
-class _Staged(NamedTuple):
-    """An output whose files are all there: its staging, the names to commit, none if it is published, and its
-    manifest."""
-
-    staging: Staging
-    names: list[str]
-    manifest: bytes
-
-
-def _found_again(planned: Sequence[_Planned], options: Options) -> list[dict[str, File]]:
+def _inputs(planned: Sequence[_Planned], options: Options) -> list[dict[str, File]]:
     """Return the inputs of each output by name, if they are to be attested."""
     if not options.attest:
         return []
-    _check_digests(planned)
+    for each in planned:
+        if "digest" not in each.plan.heading:
+            raise without_digests(each.path)
+    if len({each.plan.heading["digest"] for each in planned}) > 1:
+        raise UsageError("The outputs have digests of two kinds.", "Attest each by itself.")
     return [
-        found_again(each.path, each.told.inputs, each.told.heading["source"]["inputs"], options) for each in planned
+        found_again(each.path, each.plan.inputs, each.plan.heading["source"]["inputs"], options) for each in planned
     ]
 
 
-def _stage(planned: _Planned, options: Options, progress: Progress | None, stack: ExitStack) -> _Staged:
-    """Check that every file of an output is staged or published, and stage its manifest. `stack` releases it."""
-    needed = bool(options.manifest or options.attest)
-    staging = staging_for(planned.path, planned.told.plan_id, planned.kind, options, in_parts=True)
-    staging.finishing, staging.made_as = True, made_as(planned.told.heading)
+def _staged(planned: _Planned, options: Options, progress: Progress | None, stack: ExitStack) -> Staged:
+    """Check that every file of an output is staged or published. `stack` releases its staging."""
+    plan = planned.plan
+    staging = staging_for(planned.path, plan.plan_id, plan.kind, options, in_parts=True)
+    staging.finishing, staging.made_as = True, made_as(plan.heading)
     staging.__enter__()
     stack.callback(staging.detach)
     if planned.published:
-        manifest = _published(planned, needed)
+        _check_published(planned)
         staging.committed = True
-        return _Staged(staging, [], manifest)
-    if planned.kind == "file" and "digest" in planned.told.heading and not needed:
+        return Staged(planned.path, planned.is_file, staging, [], partial(_manifest, planned), False)
+    if planned.is_file and "digest" in plan.heading and not (options.manifest or options.attest):
         raise UsageError(
             f"{planned.path} is one file, which has no manifest beside it to keep its digests in.",
             "Give --manifest FILE too.",
@@ -170,22 +145,21 @@ def _stage(planned: _Planned, options: Options, progress: Progress | None, stack
     made = _collected(planned, staging)
     if options.checksum:
         _check(planned, staging, progress)
-    manifest, names = document(planned.told.heading, made), list(made)
-    if planned.kind != "file":
-        staging.seal(staging.put(MANIFEST, manifest))
-        names.append(MANIFEST)
-    return _Staged(staging, names, manifest)
+    manifest = partial(document, plan.heading, made)
+    return Staged(planned.path, planned.is_file, staging, list(made), manifest, not planned.is_file)
 
 
 def _report(planned: Sequence[_Planned], options: Options, started: float) -> Report:
-    first = planned[0].told.heading["source"]
-    tensors = sum(count for each in planned for _, _, count in each.files)
+    first = planned[0].plan.heading["source"]
+    tensors = sum(count for each in planned for _, _, count in each.plan.files)
     return Report(
         input=", ".join(list(first["inputs"])[:1]),
-        outputs=[OutputFile(each.final(name), size, count) for each in planned for name, size, count in each.files],
+        outputs=[
+            OutputFile(each.final(name), size, count) for each in planned for name, size, count in each.plan.files
+        ],
         format=first["format"],
         tensors=tensors,
-        aliases={alias: kept for each in planned for alias, kept in each.told.heading["aliases"].items()},
+        aliases={alias: kept for each in planned for alias, kept in each.plan.heading["aliases"].items()},
         counts={},
         opaque=[],
         warnings=[],
@@ -196,35 +170,25 @@ def _report(planned: Sequence[_Planned], options: Options, started: float) -> Re
     )
 
 
-def _check_digests(planned: Sequence[_Planned]) -> None:
-    """Raise UsageError if there is an output without digests, or if they are of two kinds."""
-    for each in planned:
-        if "digest" not in each.told.heading:
-            raise without_digests(each.path)
-    if len({each.told.heading["digest"] for each in planned}) > 1:
-        raise UsageError("The outputs have digests of two kinds.", "Attest each by itself.")
-
-
-def _published(planned: _Planned, needed: bool) -> bytes:
-    """Return the manifest of an output that is published and has only to be cleaned up; b"" if there is none any more.
-
-    Raises FailedError if a file was changed or removed since, or if the manifest is `needed` and can no longer be made.
-    """
-    for name, size, _ in planned.files:
+def _check_published(planned: _Planned) -> None:
+    """Raise FailedError if a file of an output that is published was changed or removed since."""
+    for name, size, _ in planned.plan.files:
         entry = look(planned.final(name))
         if entry.kind != "file" or entry.file.size != size:
             raise FailedError(
                 f"{planned.path} was complete, and {planned.final(name)} was changed or removed since.",
                 "Convert it again.",
             )
-    path = planned.path if planned.kind == "file" else join(planned.path, MANIFEST)
-    if planned.kind == "file" or look(path).kind != "file":
-        if needed:
-            raise FailedError(
-                f"{planned.path} is complete, and the records that its manifest needs are gone.",
-                "Convert it again with --manifest or --attest if you need that.",
-            )
-        return b""
+
+
+def _manifest(planned: _Planned) -> bytes:
+    """Return the manifest of an output that is published. Raise FailedError if it can no longer be made."""
+    path = join(planned.path, MANIFEST)
+    if planned.is_file or look(path).kind != "file":
+        raise FailedError(
+            f"{planned.path} is complete, and the records that its manifest needs are gone.",
+            "Convert it again with --manifest or --attest if you need that.",
+        )
     return read_text(path, MOST_RECORD).encode()
 
 
@@ -271,17 +235,17 @@ def _planned(output: Location) -> list[_Planned]:
 
 def _collected(planned: _Planned, staging: Staging) -> dict[str, Made]:
     """Return the `Made` of every file, by name. Raises FailedError if some are missing."""
-    digest = planned.told.heading.get("digest", "")
-    every = ((name, staging.finished(name, size, digest)) for name, size, _ in planned.files)
+    digest = planned.plan.heading.get("digest", "")
+    every = ((name, staging.finished(name, size, digest)) for name, size, _ in planned.plan.files)
     made = {name: found for name, found in every if found is not None}
-    for name, _, count in planned.files:
+    for name, _, count in planned.plan.files:
         if name in made and len(made[name].crcs) != count:
             raise CorruptError(
                 f"The record of {name!r} in {planned.path} is damaged: it describes {len(made[name].crcs)} tensors, "
                 f"and the plan {count}.",
                 f"Run {_by_part(planned, [name])} again, then finish.",
             )
-    missing = [name for name, _, _ in planned.files if name not in made]
+    missing = [name for name, _, _ in planned.plan.files if name not in made]
     if missing:
         raise FailedError(
             f"{planned.path} is not complete: {_by_part(planned, missing)}. What is staged stays.",
@@ -292,7 +256,7 @@ def _collected(planned: _Planned, staging: Staging) -> dict[str, Made]:
 
 def _check(planned: _Planned, staging: Staging, progress: Progress | None) -> None:
     changed = []
-    for name, size, _ in planned.files:
+    for name, size, _ in planned.plan.files:
         on_file(progress, name)
         if not staging.check(name, size, progress):
             changed.append(name)
@@ -304,9 +268,9 @@ def _check(planned: _Planned, staging: Staging, progress: Progress | None) -> No
 
 
 def _parts_of(planned: _Planned, names: Sequence[str]) -> dict[int, list[str]]:
-    parts = assign([size for _, size, _ in planned.files], planned.told.parts, planned.told.shift)
+    parts = assign([size for _, size, _ in planned.plan.files], planned.plan.parts, planned.plan.shift)
     found: dict[int, list[str]] = {}
-    for (name, _, _), part in zip(planned.files, parts, strict=True):
+    for (name, _, _), part in zip(planned.plan.files, parts, strict=True):
         if name in names:
             found.setdefault(part, []).append(name)
     return dict(sorted(found.items()))
@@ -314,6 +278,6 @@ def _parts_of(planned: _Planned, names: Sequence[str]) -> dict[int, list[str]]:
 
 def _by_part(planned: _Planned, names: Sequence[str]) -> str:
     return "; ".join(
-        f"part {part}/{planned.told.parts} ({some(lacking, _NAMED, str)})"
+        f"part {part}/{planned.plan.parts} ({some(lacking, _NAMED, str)})"
         for part, lacking in _parts_of(planned, names).items()
     )

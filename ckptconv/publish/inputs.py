@@ -19,14 +19,14 @@ from ckptconv.storage.digests import hasher
 from ckptconv.storage.files import Readers, check_unchanged, is_far, is_held, look
 from ckptconv.storage.paths import basename, is_remote
 from ckptconv.storage.prefetch import Prefetch, Range
-from ckptconv.storage.progress import Progress
+from ckptconv.storage.progress import Progress, on_file
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.moves import File
 
 # Bytes that are read at a time, and files at once.
 _READ, _MOST_JOBS = 1 << 20, 4
 # What the progress says meanwhile.
-DIGESTING = "digesting the inputs"
+_DIGESTING = "digesting the inputs"
 
 
 def inputs_of(output: Output, source: str) -> dict[str, File]:
@@ -63,6 +63,7 @@ def digested(
     """
     files = files_in(inputs)
     found: dict[File, str] = {}
+    on_file(progress, _DIGESTING)
     with SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
         # The largest first, so that no thread is left alone with it.
         near = sorted((file for file in files if not is_far(file.path)), key=lambda file: -file.size)

@@ -23,8 +23,8 @@ from ckptconv.outputs.telling import is_inert, notes_of, warnings_of
 from ckptconv.process import peak_rss
 from ckptconv.publish.inputs import inputs_of
 from ckptconv.publish.parts import files_of
-from ckptconv.publish.publish import Done, Hooks, Inputs, Verifier, final_path, last_path, publish
-from ckptconv.publish.replacing import Claim, Replacing, Spared, claim_of, inputs_behind, written_beside
+from ckptconv.publish.publish import Done, Hooks, Inputs, Verifier, last_path, publish
+from ckptconv.publish.replacing import Replacing, Spared, claim_of, inputs_behind
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.result import OutputFile, Report
 from ckptconv.storage.digests import hasher
@@ -57,15 +57,10 @@ def produce(
     made = _Production(sources, outputs, chosen)
     made.check()
     done = Done()
-
-    def last_look() -> None:
-        if before_commit:
-            before_commit()
-        made.check_again()
-
     if not chosen.dry_run:
         with _depfile(made.every, outputs, made.inputs, chosen):
-            done = publish(outputs, made.described(), chosen, Hooks(on_total, progress, last_look, verify), executor)
+            hooks = Hooks(on_total, progress, before_commit, verify)
+            done = publish(outputs, made.described(), chosen, hooks, executor)
     return made.report(done, started)
 
 
@@ -90,15 +85,7 @@ class _Production:
         for each, files in zip(self._outputs, self._read_by, strict=True):
             check_growth(each, sum(file.size for file in files))
             check_size(each, self._options)
-        self._replacing.check(self._claims, written_beside(self._options))
-
-    def check_again(self) -> None:
-        """Raise an error if what has come meanwhile would be replaced."""
-        self._replacing.check_again(self._claims, written_beside(self._options))
-
-    @functools.cached_property
-    def _claims(self) -> list[Claim]:
-        return [claim_of(each, self._sources, self._options) for each in self._outputs]
+        self._replacing.check()
 
     @functools.cached_property
     def _replacing(self) -> Replacing:
@@ -107,7 +94,8 @@ class _Production:
         order = [self._options.order, join(self._options.order, CONFIG)] if self._options.order else []
         own = [*inputs_behind(self._sources), *([self._options.map] if self._options.map else []), *order]
         read = (file.path for file in self.inputs if file.path not in theirs)
-        return Replacing(self._options, Spared([*own, *read], theirs))
+        claims = [claim_of(each, self._sources, self._options) for each in self._outputs]
+        return Replacing(self._options, Spared([*own, *read], theirs), claims)
 
     def described(self) -> Inputs:
         """Return what `publish` must know of the inputs."""
@@ -121,7 +109,7 @@ class _Production:
             {path: each for one in self.every for path, each in one.digests.items()},
             self._checksums if options.checksum else None,
             [inputs_of(each, within) if asked else {} for each in self._outputs],
-            [[*claim.permissions(), *self._replacing.told()] if options.part else [] for claim in self._claims],
+            self._replacing,
         )
 
     def _equal(self) -> Iterator[Equal]:
@@ -157,7 +145,7 @@ class _Production:
         return Report(
             input=sources[0].path,
             outputs=[
-                OutputFile(final_path(each.target, file), file.size, each.tensors_of(file))
+                OutputFile(each.target.final(file.name), file.size, each.tensors_of(file))
                 for each, files in zip(outputs, mine, strict=True)
                 for file in files
             ],
@@ -242,7 +230,7 @@ def _met(outputs: Sequence[Output], chosen: Options, checksums: Checksums, done:
         if is_remote(each.target.path):
             from ckptconv.publish.staging.remote import notes
 
-            sent = ((final_path(each.target, file), file.size) for file in each.plan.files)
+            sent = ((each.target.final(file.name), file.size) for file in each.plan.files)
             yield from notes(sent, chosen.buffers(far=True) // 2)
 
 

@@ -16,19 +16,21 @@ from ckptconv.engine.worker import Tally
 from ckptconv.errors import UNPUBLISHED, CkptconvError, CorruptError, FailedError, StoppedError, leaving
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.options.table import Options
+from ckptconv.outputs import universal
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import DIRECTORIES, MANIFEST, Target
 from ckptconv.plan import FilePlan, Plan
-from ckptconv.publish.inputs import DIGESTING, Digested, described, digested, files_in
+from ckptconv.publish.inputs import Digested, described, digested, files_in
 from ckptconv.publish.jobs import Elsewhere, Task, make, make_elsewhere, packed_in
 from ckptconv.publish.manifest import Made, document, together
 from ckptconv.publish.parts import check_part, files_of, is_one_upload
+from ckptconv.publish.replacing import Replacing
 from ckptconv.publish.staging.base import Staging
 from ckptconv.publish.staging.local import LocalStaging, TreeStaging
 from ckptconv.storage.digests import check_digest, digests_of
 from ckptconv.storage.files import check_unchanged
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import is_remote, join, normalize
+from ckptconv.storage.paths import is_remote, normalize
 from ckptconv.storage.prefetch import REQUESTS
 from ckptconv.storage.progress import Announced, Progress, on_file
 from ckptconv.storage.spool import SpoolingReaders
@@ -64,8 +66,8 @@ class Inputs(NamedTuple):
     `files` are read, and must not change meanwhile. The two tensors of each of `equal` must be the same; where those of
     `alike` are not, it is told. `digests` are the SHA-256 that files must have, by path. `checksums` compares what is
     read with the checksums recorded for it; None: none are checked. `named` are the inputs of each output by name: an
-    attestation has their digests, and the description of parts what `finish` needs to find them. `permissions` say of
-    each output what it may replace.
+    attestation has their digests, and the description of parts what `finish` needs to find them. `replacing` has
+    allowed the outputs, and is asked again before the commit.
     """
 
     files: Sequence[File]
@@ -74,7 +76,7 @@ class Inputs(NamedTuple):
     digests: Mapping[str, str]
     checksums: Checksums | None
     named: Sequence[Mapping[str, File]]
-    permissions: Sequence[Sequence[str]] = ()
+    replacing: Replacing
 
 
 class Hooks(NamedTuple):
@@ -91,22 +93,12 @@ class Hooks(NamedTuple):
     verify: Verifier | None = None
 
 
-def final_path(target: Target, file: FilePlan) -> str:
-    """Return the final path of a file of an output."""
-    if target.is_tree:
-        from ckptconv.outputs import universal  # which nothing else needs
-
-        if file.name == universal.LATEST:
-            return universal.pointer(target.path)
-    return target.path if target.is_file else join(target.path, file.name)
-
-
 def last_path(output: Output) -> str:
     """Return the path of the file that gets its final name last: once it exists, so do the others."""
     names = [file.name for file in output.plan.files if output.target.is_tree or not is_companion_name(file.name)]
     index = output.target.last
     last = index if index in names else names[-1 if output.target.is_tree else 0]
-    return final_path(output.target, next(file for file in output.plan.files if file.name == last))
+    return output.target.final(last)
 
 
 def staging_for(
@@ -124,8 +116,6 @@ def staging_for(
     `replaces` are files of an earlier output that go, beside those with an output's names.
     """
     if kind == "tree":
-        from ckptconv.outputs import universal
-
         if not is_remote(path):
             return TreeStaging(path, plan_id, universal.LATEST, options.fsync, shared)
         from ckptconv.publish.staging.remote_parts import TreeOnStore
@@ -149,6 +139,21 @@ def staging_for(
 
 def _is_ours(kind: str, replaces: frozenset[str], name: str) -> bool:
     return DIRECTORIES[kind].is_file(name) or name in replaces
+
+
+class Staged(NamedTuple):
+    """An output whose files are staged: its path, whether it is a file, and the names of the files.
+
+    There are no names if an earlier run has published it. `manifest` returns its manifest, which lies among the files
+    if `has_manifest`.
+    """
+
+    path: str
+    is_file: bool
+    staging: Staging
+    names: Sequence[str]
+    manifest: Callable[[], bytes]
+    has_manifest: bool
 
 
 @dataclass(eq=False, repr=False)
@@ -185,16 +190,17 @@ class _Work:
                 # The manifest must not depend on whether the run was resumed.
                 self.made[file.name] = found if self.digested else found._replace(crcs=dict.fromkeys(found.crcs))
 
-    def names(self) -> list[str]:
-        """Return the names of all files to commit: those of this run, and in a directory its manifest."""
-        return [file.name for file in self.files] + ([MANIFEST] if self.output.has_manifest else [])
-
-    def staged(self) -> dict[str, str]:
+    def paths(self) -> dict[str, str]:
         """Return the paths of the output's staged files by name."""
         return {file.name: self.staging.staged(file.name) for file in self.output.plan.files}
 
-    def manifest(self) -> bytes:
-        """Return the manifest of the output, all of whose files are made."""
+    def staged(self) -> Staged:
+        """Return the output, all of whose files are staged."""
+        output, names = self.output, [file.name for file in self.output.plan.files]
+        target = output.target
+        return Staged(target.path, target.is_file, self.staging, names, self._manifest, output.has_manifest)
+
+    def _manifest(self) -> bytes:
         return document(self.output.heading, {file.name: self.made[file.name] for file in self.output.plan.files})
 
 
@@ -318,7 +324,8 @@ class _Run:
         part = self._options.part
         if part:
             for index, work in enumerate(self._works):
-                named, permissions = self._inputs.named[index], self._inputs.permissions[index]
+                named, replacing = self._inputs.named[index], self._inputs.replacing
+                permissions = [*replacing.claims[index].permissions(), *replacing.told()]
                 work.staging.describe(_description(work.output, part[1], index, named, permissions))
         if self._executor:
             self._make_elsewhere([each for each in tasks if not each[0].here], self._executor, counted)
@@ -331,7 +338,6 @@ class _Run:
         """Return the digests of each output's inputs by name, if they are to be attested."""
         if not self._options.attest:
             return ()
-        on_file(self._hooks.progress, DIGESTING)
         found = digested(self._inputs.named, self._options.digest, self._options, self._hooks.progress)
         self.done.tally.bytes_read += sum(file.size for file in files_in(self._inputs.named))
         return found
@@ -343,11 +349,8 @@ class _Run:
             self._syncing.finish()  # digests are complete when their files are sealed
         if self._options.part:
             return []
-        for work in self._works:
-            if work.output.has_manifest:
-                writer = work.staging.put(MANIFEST, work.manifest())
-                self._syncing.add(functools.partial(work.staging.seal, writer))
-        return _described(self._works, inputs, self._options, self._stack)
+        plan_id = self._outputs[0].plan.plan_id
+        return describe(self._staged(), inputs, plan_id, self._options, self._syncing, self._stack)
 
     def settle(self) -> None:
         """Wait until all is on the disk. Raise an error if what was read has changed meanwhile."""
@@ -362,19 +365,18 @@ class _Run:
 
     def complete(self, beside: Sequence[Staging]) -> None:
         """Verify the files, and give them their final names, then those `beside` the outputs."""
-        verify, before_commit = self._hooks.verify, self._hooks.before_commit
+        verify = self._hooks.verify
         if verify:
             on_file(self._hooks.progress, "verifying")
         if verify and not self._sends:
-            self._verify(verify, [work.staged() for work in self._works])
-        if before_commit:
-            before_commit()
-        with leaving(""):
-            commit([(work.staging, work.names()) for work in self._works])
-            for staging in beside:
-                staging.commit([""])
-            if verify and self._sends:
+            self._verify(verify, [work.paths() for work in self._works])
+        complete(self._staged(), beside, self._inputs.replacing, self._hooks.before_commit)
+        if verify and self._sends:
+            with leaving(""):
                 self._verify(verify, [None for _ in self._works])
+
+    def _staged(self) -> list[Staged]:
+        return [work.staged() for work in self._works]
 
     def _tasks(self, work: _Work) -> Iterator[Task]:
         """Yield the files of an output that are left to write."""
@@ -490,17 +492,65 @@ class _Maker:
         self._counted(done)
 
 
-def commit(works: Sequence[tuple[Staging, Sequence[str]]]) -> None:
-    """Give the files of each output, all of which are staged, their final names."""
+def describe(
+    outputs: Sequence[Staged],
+    inputs: Sequence[Mapping[str, Digested]],
+    plan_id: str,
+    options: Options,
+    syncing: Syncing,
+    stack: ExitStack,
+) -> list[Staging]:
+    """Stage the manifests in directories, and what `options` ask for beside the outputs. Return the staging of the
+    latter, which `stack` closes.
+
+    `inputs` have the digests of what each output was made of, if a statement is to be written.
+    """
+    documents: list[tuple[str, bool, bytes]] = []
+    for output in outputs:
+        if output.has_manifest or options.manifest or options.attest:
+            documents.append((output.path, output.is_file, output.manifest()))
+        if output.has_manifest:
+            writer = output.staging.put(MANIFEST, documents[-1][2])
+            syncing.add(functools.partial(output.staging.seal, writer))
+    wanted: list[tuple[str, str, bytes]] = []
+    if options.manifest:
+        wanted.append(("manifest", options.manifest, together([data for _, _, data in documents])))
+    if options.attest:
+        from ckptconv.publish.attestation import statements
+
+        wanted.append(("attest", options.attest, statements(documents, inputs)))
+    beside = []
+    for kind, path, data in wanted:
+        staging = stack.enter_context(staging_for(normalize(path), plan_id, "file", options))
+        staging.made_as = kind
+        staging.seal(staging.put("", data))
+        beside.append(staging)
+    return beside
+
+
+def complete(
+    outputs: Sequence[Staged],
+    beside: Sequence[Staging],
+    replacing: Replacing,
+    before_commit: Callable[[], object] | None,
+) -> None:
+    """Give the files of all outputs their final names, then those `beside` them. Before that, call `before_commit`, and
+    ask once more whether everything may be replaced."""
+    if before_commit:
+        before_commit()
+    replacing.check(again=True)
     done: list[str] = []
-    for staging, names in works:
-        try:
-            staging.commit(names)
-        except CkptconvError as error:
-            if done:
-                error.message += f" Complete is {' and '.join(done)}."
-            raise
-        done.append(staging.path)
+    with leaving(""):
+        for output in (output for output in outputs if output.names):
+            try:
+                output.staging.commit([*output.names, *([MANIFEST] if output.has_manifest else [])])
+            except CkptconvError as error:
+                if done:
+                    error.message += f" Complete is {' and '.join(done)}."
+                raise
+            done.append(output.staging.path)
+        for staging in beside:
+            staging.commit([""])
 
 
 def _description(
@@ -525,41 +575,6 @@ def _description(
 
 def _has_failed(future: Future[Any]) -> bool:
     return future.exception() is not None or isinstance(future.result(), CkptconvError)
-
-
-def _described(
-    works: Sequence[_Work], inputs: Sequence[Mapping[str, Digested]], options: Options, stack: ExitStack
-) -> list[Staging]:
-    """Stage the manifest of all outputs and the statements about them, each where it was asked for."""
-    documents = [work.manifest() for work in works] if options.manifest or options.attest else []
-    targets = [work.output.target for work in works]
-    made = [(each.path, each.is_file, data) for each, data in zip(targets, documents, strict=bool(documents))]
-    return stage_beside(made, inputs, works[0].output.plan.plan_id, options, stack)
-
-
-def stage_beside(
-    outputs: Sequence[tuple[str, bool, bytes]],
-    inputs: Sequence[Mapping[str, Digested]],
-    plan_id: str,
-    options: Options,
-    stack: ExitStack,
-) -> list[Staging]:
-    """Stage what is written beside `outputs`, as `options` say. Each output is given as its path, whether it is a file,
-    and its manifest; `inputs` have the digests of what it was made of, if a statement is to be written."""
-    wanted: list[tuple[str, str, bytes]] = []
-    if options.manifest:
-        wanted.append(("manifest", options.manifest, together([data for _, _, data in outputs])))
-    if options.attest:
-        from ckptconv.publish.attestation import statements
-
-        wanted.append(("attest", options.attest, statements(outputs, inputs)))
-    staged = []
-    for kind, path, data in wanted:
-        staging = stack.enter_context(staging_for(normalize(path), plan_id, "file", options))
-        staging.made_as = kind
-        staging.seal(staging.put("", data))
-        staged.append(staging)
-    return staged
 
 
 def _is_digested(output: Output, options: Options) -> bool:

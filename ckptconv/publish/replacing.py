@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.engine.ranges import FileBytes
@@ -21,6 +21,7 @@ from ckptconv.formats import holding
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.source import Source
 from ckptconv.outputs import universal
+from ckptconv.outputs.planning import made_as
 from ckptconv.outputs.targets import (
     ACCELERATE,
     DIRECTORIES,
@@ -43,6 +44,7 @@ from ckptconv.text import LastWord, Proposed, some
 if TYPE_CHECKING:
     from ckptconv.options.table import Options
     from ckptconv.outputs.planning import Output
+    from ckptconv.outputs.schema import PlanDescription
 
 # Forms of safetensors, which may lie beside what they are made of.
 _BESIDE_INPUT = frozenset(FORMS.values())
@@ -84,9 +86,7 @@ class Claim(NamedTuple):
 
     def final(self, name: str) -> str:
         """Return the final path of one of its files."""
-        if self.form == "tree" and name == universal.LATEST:
-            return universal.pointer(self.path)
-        return self.path if self.form == "file" else join(self.path, name)
+        return universal.final_path(self.path, self.form, name)
 
     def is_like(self, made: str) -> bool:
         """Whether what was `made` as this may be replaced by it. A last word that is an output of another command is an
@@ -135,11 +135,13 @@ def _entries(directory: str, sources: Iterable[Source]) -> Iterator[str]:
             yield place.removeprefix(above).partition("/")[0]
 
 
-def of_parts(path: str, form: str, kind: str, names: Sequence[str], permissions: Collection[str], force: bool) -> Claim:
-    """Return the claim of an output whose parts are staged, as the `permissions` of these say."""
+def of_parts(path: str, plan: PlanDescription, overwrite: bool) -> Claim:
+    """Return the claim of an output whose parts are staged, as their description says."""
+    names, permissions = [name for name, _, _ in plan.files], plan.permissions
     proposed = None if "typed" in permissions else Proposed(path, _NEW_NAME)
-    claim = Claim(path, form, kind, names, proposed, "beside" in permissions, force or "overwrite" in permissions)
-    return claim._replace(read=frozenset(each.removeprefix(_READ) for each in permissions if each.startswith(_READ)))
+    beside, overwrite = "beside" in permissions, overwrite or "overwrite" in permissions
+    read = frozenset(each.removeprefix(_READ) for each in permissions if each.startswith(_READ))
+    return Claim(path, plan.kind, made_as(plan.heading), names, proposed, beside, overwrite, read=read)
 
 
 def spared_by_parts(permissions: Iterable[str]) -> Iterator[str]:
@@ -147,18 +149,26 @@ def spared_by_parts(permissions: Iterable[str]) -> Iterator[str]:
     return (each.removeprefix(_INPUT) for each in permissions if each.startswith(_INPUT))
 
 
-def written_beside(options: Options) -> dict[str, tuple[str, str]]:
+def _written_beside(options: Options) -> dict[str, tuple[str, str]]:
     """Return what is written beside outputs, {option: (path, what it is)}."""
     asked = {f"--{kind}": (getattr(options, kind), kind) for kind in _BESIDE}
     return {option: (normalize(path), kind) for option, (path, kind) in asked.items() if path}
 
 
 class Replacing:
-    """Asks for all that one call writes. What was compared byte for byte is remembered, for a second look just before
-    everything gets its name."""
+    """Asks for all that one call writes: outputs, by their `claims`, and what is written `beside` them, {option: (path,
+    what it is)}. What was compared byte for byte is remembered, for a second look just before everything gets its name.
+    """
 
-    def __init__(self, options: Options, spared: Spared) -> None:
-        self._options, self._spared = options, spared
+    def __init__(
+        self,
+        options: Options,
+        spared: Spared,
+        claims: Sequence[Claim],
+        beside: Mapping[str, tuple[str, str]] | None = None,
+    ) -> None:
+        self._options, self._spared, self.claims = options, spared, claims
+        self._beside = _written_beside(options) if beside is None else beside
         self._stores = dict(options.storage_options)
         self._same: set[tuple[str, str]] = set()
 
@@ -166,14 +176,13 @@ class Replacing:
         """Return what `finish` has to know of the files that are read, for `spared_by_parts`."""
         return [f"{_INPUT}{place}" for place in self._spared.places]
 
-    def check_again(self, claims: Sequence[Claim], beside: Mapping[str, tuple[str, str]]) -> None:
-        """Do as `check`, for what is on a disk: on a store, files of the outputs may have their names by now."""
-        near = {option: each for option, each in beside.items() if not is_remote(each[0])}
-        self.check([claim for claim in claims if not is_remote(claim.path)], near)
+    def check(self, again: bool = False) -> None:
+        """Raise UsageError if something would replace what it may not; FailedError if --no-clobber forbids it.
 
-    def check(self, claims: Sequence[Claim], beside: Mapping[str, tuple[str, str]]) -> None:
-        """Raise UsageError if an output, or what is written `beside` the outputs, would replace what it may not;
-        FailedError if --no-clobber forbids it. `beside` is {option: (path, what it is)}."""
+        `again`: ask for what is on a disk only. On a store, files of the outputs may have their names by now.
+        """
+        claims = [claim for claim in self.claims if not (again and is_remote(claim.path))]
+        beside = {option: each for option, each in self._beside.items() if not (again and is_remote(each[0]))}
         if self._options.overwrite and not self._options.clobber:
             raise UsageError("--overwrite and --no-clobber contradict each other.", "Leave one out.")
         for option, (path, _) in beside.items():

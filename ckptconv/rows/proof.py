@@ -12,7 +12,7 @@ from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options, RowOptions
 from ckptconv.outputs.planning import Output
-from ckptconv.publish.publish import Verifier, final_path
+from ckptconv.publish.publish import Verifier
 from ckptconv.rows.columns import padding, part
 from ckptconv.rows.layout import PAD
 from ckptconv.rows.parts import RowParts
@@ -50,7 +50,7 @@ def verifier_of_pack(parts: RowParts, name: str, output: Output, options: Option
 def _made(output: Output, places: Sequence[Mapping[str, str] | None], options: Options) -> Source:
     """Open what was made, where it is staged or in its final place."""
     (file,) = output.plan.files
-    at = places[0][file.name] if places[0] is not None else final_path(output.target, file)
+    at = places[0][file.name] if places[0] is not None else output.target.final(file.name)
     return open_source(at, spool_dir=options.spool_dir, storage_options=options.storage_options)
 
 

@@ -135,7 +135,7 @@ KILLED = """
 import sys, os, numpy, ckptconv
 from ckptconv.publish import publish
 def end(*_): os._exit(9)
-if sys.argv[2] == "kill": publish.commit = end
+if sys.argv[2] == "kill": publish.complete = end
 state = {f"w{n}": numpy.full(300, n + int(sys.argv[3]), "f4") for n in range(5)}
 report = ckptconv.save_state_dict(state, sys.argv[1], max_shard_size=1500)
 print(report.reused)

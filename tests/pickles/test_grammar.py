@@ -49,10 +49,6 @@ PATTERNS: dict[str, tuple[list[Any], list[Any]]] = {
     "type(numpy.ndarray)": ([Global("numpy", "ndarray")], [PRINT, "numpy.ndarray"]),
     "re('[a-z]+')": (["abc"], ["a1", b"a", 1, ""]),
     "upto(9)": ([0, 9], [-1, 10, True, "1"]),
-    "sized((int, (int, ...), int, int, any))": (
-        [(1, (2, 2), 0, 0, [1, 2, 3, 4]), (1, (9,), 0, 0, b"a"), (1, (), 0, 0, [1])],
-        [(1, (2, 2), 0, 0, [1]), (1, (10**10,), 0, 0, [])],
-    ),
 }
 
 
