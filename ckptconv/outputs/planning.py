@@ -346,11 +346,9 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     if structure is None and is_structured and _names(files) != list(kept):
         # A plain dict needs a record if casts or several files change the order of its names.
         files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, metadata, groups, target.stem)
-    shards = [file for file in files if file.name.endswith(SUFFIX)]
-    if len(shards) > 1 and not of_states and (reader := _reader_of_one(source)):
-        raise UsageError(
-            f"{target.path} would have {len(shards)} files, and {reader} of one.", "Leave --max-shard-size out."
-        )
+    count = sum(file.name.endswith(SUFFIX) for file in files)
+    if count > 1 and not of_states and (reader := _reader_of_one(source)):
+        raise UsageError(f"{target.path} would have {count} files, and {reader} of one.", "Leave --max-shard-size out.")
     if taken and options.dry_run:
         taken.tensors = likeness.rows(origins, files)
     told = _told(source, described, structure, options, idle, fixed, warnings)
