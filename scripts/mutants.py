@@ -595,8 +595,8 @@ MUTANTS = [
     ),
     Mutant(
         "storage/marks",
-        " if (int(size), int(time)) == (found.st_size, found.st_mtime_ns) else CHANGED",
-        "",
+        "        return what if (int(size), int(time)) == (found.st_size, found.st_mtime_ns) else CHANGED",
+        "        return what",
         "tests/publish/test_replacing.py -k changed_since",
     ),
     Mutant(

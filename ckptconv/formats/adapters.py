@@ -23,16 +23,12 @@ from ckptconv.text import brief, some
 
 # Stands before the names of the files of adapters among those of the source.
 _OF_ADAPTERS = "--adapter"
-# What a configuration may ask for that changes what is merged, and is not known here.
-_UNKNOWN = (
-    "use_qalora",
-    "use_bdlora",
-    "arrow_config",
-    "kasa_config",
-    "monteclora_config",
-    "velora_config",
-    "layer_replication",
-    "alora_invocation_tokens",
+# What a configuration may say that changes nothing of what is merged, or is read here.
+_KNOWN = (
+    "alpha_pattern auto_mapping bias corda_config ensure_weight_tying eva_config exclude_modules fan_in_fan_out "
+    "inference_mode init_lora_weights layers_pattern layers_to_transform loftq_config lora_bias lora_ga_config "
+    "megatron_config modules_to_save rank_pattern runtime_config target_modules target_parameters "
+    "trainable_token_indices use_dora use_rslora"
 )
 # How factors may begin without a change of the base.
 _BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
@@ -155,7 +151,8 @@ def _scale(said: _Said) -> Scale:
         raise UnsupportedError(
             f"{file} says that the adapter is of type {brief(told.get('peft_type'))}, and LORA is merged."
         )
-    asked = [name for name in _UNKNOWN if told.get(name) not in (None, False)]
+    # What changes the factors is switched on, or has settings of its own.
+    asked = [name for name in told if name not in _KNOWN.split() and _asks(told[name])]
     if asked:
         raise UnsupportedError(f"{file} asks for {some(asked)}, which is not supported.")
     if (begun := told.get("init_lora_weights")) not in _BEGINNINGS:
@@ -172,6 +169,11 @@ def _scale(said: _Said) -> Scale:
         said.flag("use_rslora"),
         said.flag("use_dora"),
     )
+
+
+def _asks(value: object) -> bool:
+    """Whether the value of a key that is not known switches something on, or is its settings."""
+    return value is True or (isinstance(value, (dict, list)) and bool(value))
 
 
 def settled(scale: Scale, names: Sequence[str]) -> dict[str, tuple[float, float]]:
