@@ -176,7 +176,7 @@ class _Survey(_Machine):
         met: Callable[[bytes, bytes, Global | None], None],
         placed: Callable[[str | None], None],
     ) -> None:
-        words = vocabulary._replace(builders={}, phrases=None, persistent=lambda pid: _A_STORAGE)
+        words = vocabulary._replace(builders={}, phrases=None, persistent=self._a_storage)
         super().__init__(read_at(0, min(_WINDOW, total)), words, where, 0, limits, lean=False)
         self.keys = _NoKeys(limits, 0)
         self.shared: dict[tuple[Global, str, bool], Opaque] = {}
@@ -186,6 +186,10 @@ class _Survey(_Machine):
         self.judge = attacks.judge(total)
         self.named = 0
         self.objects = 0
+
+    def _a_storage(self, pid: Any) -> Opaque:
+        self._opaque_persistent(pid)
+        return _A_STORAGE
 
     def constructor(self, name: tuple[str, str]) -> Constructor | None:
         construct = super().constructor(name)

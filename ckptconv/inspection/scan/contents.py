@@ -555,7 +555,8 @@ class ScannedContents:
         if not (name.endswith(b".json") or name.rpartition(b"/")[2] in (b"data", b"_stable_baselines3_data")):
             return
         data = content()
-        if data.lstrip()[:1] not in (b"{", b"["):
+        # Readers of JSON take UTF-16 and marks of the order of bytes too.
+        if data.lstrip(b" \t\r\n\0\xef\xbb\xbf\xfe\xff")[:1] not in (b"{", b"["):
             return
         if len(data) > _INFLATED:
             self.add("not-opened", f"{path} is a description of more than {_INFLATED >> 20} MiB.")
@@ -843,7 +844,7 @@ def _all_bytes(value: Any) -> Iterator[tuple[bytes | bytearray, bool]]:
             yield node, False
         elif kind in CHILDREN:
             for child in CHILDREN[kind](node):
-                if type(child) is bytes:
+                if type(child) is bytes or (type(child) is bytearray and id(node) in loaded):
                     yield child, id(node) in loaded
 
 
