@@ -150,6 +150,8 @@ HOLE: Any = object()
 _BUILT_IN_PLACE = (OrderedDict, Counter)
 # Functions by which protocols 0 and 1 make objects. What they make is judged.
 _HELPERS = frozenset(("copyreg", name) for name in ("_reconstructor", "__newobj__", "__newobj_ex__"))
+# Stands for the function of a reader that finds what lies outside of the pickle.
+_PERSISTENT = Global("pickle", "persistent_load")
 _OBJECTS = tuple(Global(module, "object") for module in BUILTINS)
 # No real module or name is longer.
 _LONGEST_NAME = 1000
@@ -797,7 +799,9 @@ class _Machine:
             self.odd(f"appends to a value of type {type(target).__name__}")
 
     def _opaque_persistent(self, pid: Any) -> Any:
-        return Opaque(Global("pickle", "persistent_load"), pid, None, "persistent")
+        if self.judge:
+            self.judge.call(_PERSISTENT, (pid,), "reduce", None)
+        return Opaque(_PERSISTENT, pid, None, "persistent")
 
 
 def _as_newobj(name: str, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any] | None] | None:

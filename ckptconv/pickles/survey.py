@@ -170,7 +170,7 @@ class _Survey(_Machine):
         met: Callable[[bytes, bytes, Global | None], None],
         placed: Callable[[str | None], None],
     ) -> None:
-        words = vocabulary._replace(builders={}, persistent=lambda pid: _A_STORAGE)
+        words = vocabulary._replace(builders={}, persistent=self._a_storage)
         super().__init__(read_at(0, min(_WINDOW, total)), words, where, 0, limits, lean=False)
         self.keys = _NoKeys(limits, 0)
         self.shared: dict[tuple[Global, str, bool], Opaque] = {}
@@ -181,6 +181,10 @@ class _Survey(_Machine):
         self.objects = 0
         # Nothing is kept, so any number of objects may be made.
         self.room = sys.maxsize
+
+    def _a_storage(self, pid: Any) -> Opaque:
+        self._opaque_persistent(pid)
+        return _A_STORAGE
 
     def constructor(self, name: tuple[str, str]) -> Constructor | None:
         construct = super().constructor(name)

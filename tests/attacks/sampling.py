@@ -19,6 +19,7 @@ _TEXTS = (
 _LEAVES: dict[str, Callable[[random.Random], bytes]] = {
     "text": lambda rng: text(rng.choice(["", "a", "keys", "__import__('os')", "1e999", "é" * 20])),
     "bytes": lambda rng: raw(rng.randbytes(rng.choice([0, 1, 8, 40]))),
+    "bytearray": lambda rng: b"\x96" + (8).to_bytes(8, "little") + rng.randbytes(8),
     "bool": lambda rng: rng.choice([b"\x88", b"\x89"]),
     "int": lambda rng: number(rng.choice([0, 1, -1, 7, 2**31 - 1])),
     "long": lambda rng: number(rng.choice([0, 5, 2**31 - 1])),

@@ -21,7 +21,8 @@ from prepared import prepared
 from verdicts import fails, found
 
 import ckptconv
-from ckptconv.inspection.scan.contents import LONGEST, ScannedContents
+from ckptconv.inspection.scan.bounds import LONGEST
+from ckptconv.inspection.scan.contents import ScannedContents
 from ckptconv.inspection.scan.readers import InMemory
 from ckptconv.pickles import survey
 from ckptconv.pickles.refusing import refusing_attacks

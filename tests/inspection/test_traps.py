@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 from attacks import held_back, traps
-from attacks.assemble import called, dtype, listed, name, number, numbers, pickled, raw, several, text
+from attacks.assemble import called, dtype, listed, mapped, name, number, numbers, pickled, raw, several, text
 from verdicts import fails, found
 
 import ckptconv
@@ -93,3 +94,50 @@ def test_these_payloads_are_live() -> None:
         [sys.executable, "-W", "ignore", held_back.__file__], capture_output=True, text=True, check=True
     )
     assert done.stdout == "102 payloads; not live: []\n"
+
+
+LOADER, EVIL = name("torch.storage", "_load_from_bytes"), b"I1\n0" + called(name("os", "system"), text("true")) + b"."
+RANGE = called(name("builtins", "range"), number(10**12))
+# Instructions and arguments that no table of names has: by what they are, opcodes that leave a value.
+UNFAMILIAR = {
+    "a code of the registry": b"\x82\x01",
+    "a code of two bytes": b"\x83\x01\x01",
+    "a code of four bytes": b"\x84\x01\0\0\0",
+    "a call of a code of the registry": b"\x82\x01)R",
+    "a persistent id": text("x") + b"Q",
+    "a persistent id in text": b"Pabc\n",
+    "a storage of a function": several(text("storage"), LOADER, text("0"), text("cpu"), number(1)) + b"Q",
+    "a class with keywords": name("argparse", "Namespace") + b")" + mapped(text("a"), LOADER) + b"\x92",
+    "INST": b"(" + number(1) + b"icollections\nChainMap\n",
+    "OBJ": b"(" + name("random", "Random") + text("x") + b"o",
+    "slots": name("argparse", "Namespace") + b")\x81" + several(b"N", mapped(text("a"), LOADER)) + b"b",
+    "a bytearray that is loaded": called(LOADER, b"\x96" + len(EVIL).to_bytes(8, "little") + EVIL),
+    "a bytearray of bytes that is loaded": called(LOADER, called(name("builtins", "bytearray"), raw(EVIL))),
+    "a name of many parts": called(name("logging", "getLogger"), text("." * 60_000)),
+    **{
+        f"{module}.{each} of {what}": called(name(module, each), arg)
+        for what, arg in (("a number", number(10**12)), ("a range", RANGE))
+        for module, each in (
+            ("builtins", "bytes"), ("builtins", "bytearray"), ("builtins", "list"), ("builtins", "tuple"),
+            ("builtins", "set"), ("builtins", "frozenset"), ("collections", "deque"), ("collections", "Counter"),
+            ("torch", "Size"), ("torch", "empty"), ("numpy", "zeros"), ("builtins", "enumerate"),
+        )
+    },
+    **{
+        f"{each} of large numbers": called(name("operator", each), number(10), number(10**12))
+        for each in ("mul", "pow", "lshift")
+    },
+    "a long text": called(called(name("builtins", "getattr"), text("x"), text("zfill")), number(10**12)),
+    "an endless list": called(name("builtins", "list"), called(name("itertools", "count"))),
+}  # fmt: skip
+
+
+def test_no_unfamiliar_instruction_or_number_is_safe() -> None:
+    assert [what for what, opcodes in UNFAMILIAR.items() if not found(pickled(opcodes, 4))] == []
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be"])
+def test_descriptions_are_judged_in_any_encoding(encoding: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "m.pt2", "w") as archive:
+        archive.writestr("m/models/model.json", '{"expr_str": "__import__(1)"}'.encode(encoding))
+    assert ckptconv.scan(tmp_path).verdict == "unknown"

@@ -9,50 +9,55 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
-import itertools
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError
 from ckptconv.formats.dcp.locate import SUFFIX as _ENTRIES
-from ckptconv.formats.instead import begins_as_pickle
 from ckptconv.formats.model_files import looks_like_safetensors
 from ckptconv.formats.torch import LOCAL_SIGNATURE, zip_elsewhere
 from ckptconv.formats.torch.container import SCANNED, LongError, Pickles, is_stream
 from ckptconv.formats.torch.file import read_from
 from ckptconv.formats.torch.objects import without_tensors
 from ckptconv.formats.torch.tar import is_tar
-from ckptconv.formats.torch.zip import PICKLE, check_zip
+from ckptconv.formats.torch.zip import check_zip
+from ckptconv.inspection.scan.beginnings import header_in, is_pickle, is_plain, place_of_header
+from ckptconv.inspection.scan.bounds import (
+    LIMITS,
+    LONGEST,
+    MEMBERS,
+    STORED,
+    Room,
+    has_long,
+    is_long,
+    listed,
+    members_of,
+)
 from ckptconv.inspection.scan.compressed import decompressed, is_compressed
 from ckptconv.inspection.scan.joblib import Arrays
 from ckptconv.inspection.scan.names import LOADERS, carries_code, is_needed, is_unusual
 from ckptconv.inspection.scan.programs import programs_in, texts_in
 from ckptconv.inspection.scan.readers import InMemory, PartReader
+from ckptconv.inspection.scan.readings import Readings, all_bytes
 from ckptconv.inspection.scan.report import Finding
 from ckptconv.pickles import attacks
-from ckptconv.pickles.children import CHILDREN, walk
 from ckptconv.pickles.grammar.judge import Judge
 from ckptconv.pickles.machine import load
-from ckptconv.pickles.nodes import Global, Opaque
+from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.survey import Passed, survey
-from ckptconv.pickles.vocabulary import WHOLE_TREES, ExcessiveError, TruncatedError, Vocabulary
+from ckptconv.pickles.vocabulary import ExcessiveError, TruncatedError, Vocabulary
 from ckptconv.storage.files import Reader
 from ckptconv.storage.inside import leads_out
-from ckptconv.storage.seekable import Seekable
 from ckptconv.text import brief, some
 
-_T = TypeVar("_T")
 HEAD = 512
 # What is inside what is inside …, and the most pickles one after the other in a file.
 _DEPTH, _PICKLES = 8, 10_000
 # The most findings of one rule, and classes, that are told of a file.
 _ALIKE = 1_000
-# The most members of a tar archive that are looked at.
-_MEMBERS = 100_000
 # The most bytes of a compressed member or file that are held in memory.
 _INFLATED = 1 << 24
 # Suffixes of files that are expected to be checkpoints or pickles: if such a file is not read, it is not judged.
@@ -63,44 +68,14 @@ SUFFIXES = (
 # Members of torch's archives that are the bytes of tensors.
 _STORAGES = re.compile(rb"[^/]+/(?:data|constants|tensors)/[^/.]+", re.DOTALL)
 _MACHINE_CODE = (b"\x7fELF", b"MZ\x90", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
-# In a header of numpy, types of numbers, texts, times and raw bytes.
-_PLAIN_IN_NPY = re.compile(r"[<>|=]?[?biufcmMSaUV][0-9]*(?:\[\w+\])?")
-# numpy itself reads no longer header unless it is told to.
-_MOST_NPY = 10_000
 # What readers call the pickle on which the rest depends.
 _MAIN = re.compile(r"\((?:[^()]*data\.pkl|the object|(?:the )?pickle(?: \d+)?)\)$")
-_ENCRYPTED, _STORED, _DEFLATED = 0x41, 0, 8
-# Longer pickles are judged without being held.
-LONGEST = 1 << 19
-_LIMITS = WHOLE_TREES._replace(objects=300_000)
+_ENCRYPTED, _DEFLATED = 0x41, 8
 # The most values in a long pickle that are files themselves.
 _LEFT = 1_000
-# The most bytes of a compressed pickle of torch that are unpacked by its reader.
-_COMPRESSED = 1 << 16
 # Bytes of what may be a pickle that are read at first.
 _HELD_FIRST = 1 << 16
 _MANY = f"{{}} holds more than {_PICKLES} pickles, one after the other."
-
-
-@dataclass
-class _Room:
-    """How much more may be looked at in a file: archives inside archives may overlap, and grow without end."""
-
-    members: int = 1_000_000
-    bytes: int = 1 << 30
-    stored: int = -1
-    places: set[tuple[str, int, int]] = field(default_factory=set)
-
-    def open(self, size: int) -> None:
-        """Begin with a file of `size` bytes, if it is the outermost."""
-        if self.stored < 0 and self.members == _Room.members:
-            self.stored = 2 * size + (1 << 20)
-
-    def spend(self, nbytes: int = 0) -> bool:
-        """Count a member of `nbytes` unpacked bytes. Return whether there was room for it."""
-        self.members -= 1
-        self.bytes -= nbytes
-        return self.members >= 0 and self.bytes >= 0
 
 
 @dataclass
@@ -116,7 +91,7 @@ class ScannedContents:
     findings: dict[Finding, None] = field(default_factory=dict)
     classes: dict[str, None] = field(default_factory=dict)
     pickles: set[str] = field(default_factory=set)
-    room: _Room = field(default_factory=_Room)
+    room: Room = field(default_factory=Room)
 
     def _inner(self, expected: bool = True) -> ScannedContents:
         """Return where to put what is found in a part of the file, before it is known whether that counts."""
@@ -200,7 +175,7 @@ class ScannedContents:
 
     def _from_start(self, reader: Reader, depth: int) -> None:
         """Read a file as a pickle from its first byte, whatever it is, and look at what follows."""
-        readings = _Readings()
+        readings = Readings()
         end = 0
         with attacks.watched(readings.add, Judge), contextlib.suppress(CkptconvError):
             end = self._load(reader, 0, reader.file.path, depth)
@@ -215,7 +190,7 @@ class ScannedContents:
         for length in (_HELD_FIRST, LONGEST):
             try:
                 data = reader.read_at(at, min(length, room))
-                return at + load(data, without_tensors(), where=where, limits=_LIMITS).end
+                return at + load(data, without_tensors(), where=where, limits=LIMITS).end
             except TruncatedError:
                 if room <= length:
                     raise
@@ -229,7 +204,7 @@ class ScannedContents:
             inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING}
             self._take(inner)
 
-    def _judge_calls(self, readings: _Readings, depth: int) -> None:
+    def _judge_calls(self, readings: Readings, depth: int) -> None:
         for reading in readings.all():
             # Text may begin with what is a name to a pickle. A call is no accident.
             if reading.called or reading.unknown_calls:
@@ -237,7 +212,7 @@ class ScannedContents:
 
     def _following(self, reader: Reader, at: int, depth: int) -> None:
         """Look at what follows a pickle: whoever reads one after another takes it for one, however it begins."""
-        readings = _Readings()
+        readings = Readings()
         with attacks.watched(readings.add, Judge), contextlib.suppress(CkptconvError):
             for count in range(2, _PICKLES):
                 if at >= reader.file.size:
@@ -249,7 +224,7 @@ class ScannedContents:
 
     def read(self, action: Callable[[], object], depth: int = 0) -> bool:
         """Call `action`, which reads pickles, and judge them and how it ended. Return whether it was read."""
-        readings = _Readings()
+        readings = Readings()
         error: CkptconvError | None = None
         try:
             with attacks.watched(readings.add, Judge):
@@ -331,11 +306,11 @@ class ScannedContents:
     def _pickles(self, reader: Reader, depth: int) -> str:
         """Read pickles one after another, up to the end or to something else."""
         size = reader.file.size
-        pickles = Pickles(reader, 0, size, _LIMITS, longest=LONGEST)
+        pickles = Pickles(reader, 0, size, LIMITS, longest=LONGEST)
         count = skipped = 0
 
         def objects(at: int) -> int:
-            within = Pickles(reader, at, size, _LIMITS)
+            within = Pickles(reader, at, size, LIMITS)
             within.load(f"array of objects at byte {at}", without_tensors())
             return within.position
 
@@ -411,14 +386,14 @@ class ScannedContents:
                 inner.add("reads-elsewhere", f"{where} names files by texts that are too long to be kept.")
 
         try:
-            return survey(read_at, reader.file.size - start, words, where=where, limits=_LIMITS, met=met, placed=placed)
+            return survey(read_at, reader.file.size - start, words, where=where, limits=LIMITS, met=met, placed=placed)
         finally:
             for data in left.values():
                 look(data, is_loaded=False)
 
     def _plainly(self, reader: Reader, depth: int) -> None:
         """Look at a pickle of joblib as Python reads it, for what would run."""
-        readings = _Readings()
+        readings = Readings()
         with attacks.watched(readings.add, Judge), contextlib.suppress(CkptconvError):
             self._load(reader, 0, reader.file.path, depth)
         for reading in readings.all():
@@ -427,21 +402,21 @@ class ScannedContents:
     # ---- torch's files, and archives
 
     def _torch(self, reader: Reader, depth: int) -> str:
-        if _has_long(reader):
+        if has_long(reader):
             return self._pickles(reader, depth) and "torch stream"
-        self.read(lambda: read_from(reader, limits=_LIMITS), depth)
+        self.read(lambda: read_from(reader, limits=LIMITS), depth)
         return "torch stream"
 
     def _zip(self, reader: Reader, depth: int) -> str:
         """Read an archive of torch as torch's; of any archive, look at each member that is no storage."""
-        told = _listed(reader)
+        told = listed(reader)
         # torch.export and numpy read what is no storage under the names of storages.
         is_other = told.is_other or reader.file.path.rstrip(")").endswith((".npz", ".pt2"))
         read: set[str] = set()
         if told.is_torch or not told.members:
             inner = self._inner()
             # Pickles too long to be held are judged as other members are.
-            check = (lambda: check_zip(reader)) if told.has_long else (lambda: read_from(reader, limits=_LIMITS))
+            check = (lambda: check_zip(reader)) if told.has_long else (lambda: read_from(reader, limits=LIMITS))
             inner.read(check, depth)
             read = inner.pickles
             if is_other and told.members:
@@ -466,7 +441,7 @@ class ScannedContents:
             if (told.is_torch or self.expected) and zip_elsewhere.content(reader, entry, 4).startswith(_MACHINE_CODE):
                 self.add("carries-code", f"{_inside(reader, entry)} is machine code.")
             # Only torch's own readers know how the members of its archives should be.
-            known |= bool(self._member(reader, entry, depth, only_what_runs=told.is_torch and not _is_long(entry)))
+            known |= bool(self._member(reader, entry, depth, only_what_runs=told.is_torch and not is_long(entry)))
         if told.is_torch:
             return "torch archive"
         return "zip archive" if known or (told.members and self.expected) else ""
@@ -487,7 +462,7 @@ class ScannedContents:
         """Look at a member of a zip archive."""
         path = _inside(reader, entry)
         is_expected = path[:-1].endswith(SUFFIXES)
-        if entry.flags & _ENCRYPTED or entry.method not in (_STORED, _DEFLATED):
+        if entry.flags & _ENCRYPTED or entry.method not in (STORED, _DEFLATED):
             rule = "unreadable" if is_expected else "not-opened"
             self.add(rule, f"{path} is encrypted, or compressed in a way that is not supported.")
             return ""
@@ -498,7 +473,7 @@ class ScannedContents:
             self._code(path, zip_elsewhere.content(reader, entry, _INFLATED + 1))
             return ""
         inner = self._inner(is_expected)
-        if entry.method == _STORED:
+        if entry.method == STORED:
             # Members may lie on the same bytes.
             place = reader.file.path, start, entry.packed
             if place in self.room.places:
@@ -527,7 +502,7 @@ class ScannedContents:
                 return self._unknown(InMemory(head, path), depth + 1)
             if not _begins_like_pickle(head, path):
                 return ""
-        if _NPY.matches(head, len(head)) and _is_plain(_header_in(head)):
+        if _NPY.matches(head, len(head)) and is_plain(header_in(head)):
             return "array"
         if self.room.bytes <= 0:
             self.add("excessive", f"{path} is compressed, after more compressed data than is looked at.")
@@ -556,7 +531,8 @@ class ScannedContents:
         if not (name.endswith(b".json") or name.rpartition(b"/")[2] in (b"data", b"_stable_baselines3_data")):
             return
         data = content()
-        if data.lstrip()[:1] not in (b"{", b"["):
+        # Readers of JSON take UTF-16 and marks of the order of bytes too.
+        if data.lstrip(b" \t\r\n\0\xef\xbb\xbf\xfe\xff")[:1] not in (b"{", b"["):
             return
         if len(data) > _INFLATED:
             self.add("not-opened", f"{path} is a description of more than {_INFLATED >> 20} MiB.")
@@ -573,9 +549,9 @@ class ScannedContents:
     def _tar(self, reader: Reader, depth: int) -> str:
         """Read torch's tar archives as torch's; of other ones look at each member."""
         inner = self._inner()
-        inner.read(lambda: read_from(reader, limits=_LIMITS), depth)
+        inner.read(lambda: read_from(reader, limits=LIMITS), depth)
         try:
-            members = list(_members_of(reader))
+            members = list(members_of(reader))
         except (tarfile.TarError, CkptconvError, ValueError, OSError, EOFError) as error:
             members = []
             if self.expected and not inner.findings:
@@ -587,9 +563,9 @@ class ScannedContents:
             self._take(inner)
             return "torch tar archive"
         known = False
-        if len(members) > _MEMBERS:
-            self.add("not-opened", f"{reader.file.path} has more than {_MEMBERS} members.")
-        for name, start, size in members[:_MEMBERS]:
+        if len(members) > MEMBERS:
+            self.add("not-opened", f"{reader.file.path} has more than {MEMBERS} members.")
+        for name, start, size in members[:MEMBERS]:
             path = f"{reader.file.path} ({brief(name, 200)[1:-1]})"
             member = self._inner(name.endswith(SUFFIXES))
             known |= bool(member.look(PartReader(reader, path, start, size), depth + 1))
@@ -601,11 +577,11 @@ class ScannedContents:
     def _npy(self, reader: Reader, depth: int) -> str:
         """Look at an array of numpy: one of objects is a pickle after its header."""
         fixed = reader.read_at(0, min(12, reader.file.size))
-        begin, length = _place_of_header(fixed)
+        begin, length = place_of_header(fixed)
         if len(fixed) < 12 or begin + length > min(reader.file.size, SCANNED):
             self.add("unreadable", f"{reader.file.path} is an array of numpy whose header is cut short.")
             return "array"
-        if not _is_plain(reader.read_at(begin, length)):
+        if not is_plain(reader.read_at(begin, length)):
             start = begin + length
             self._pickles(PartReader(reader, reader.file.path, start, reader.file.size - start), depth)
         return "array"
@@ -635,31 +611,6 @@ class ScannedContents:
         return f"compressed {kind}" if kind else "compressed file" if self.expected else ""
 
 
-def _joined(some: tuple[_T, ...], others: tuple[_T, ...]) -> tuple[_T, ...]:
-    return tuple(dict.fromkeys(some + others))
-
-
-class _Readings:
-    """The readings of pickles, in order. One may be read several times, each time further; all of them count."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, attacks.PickleReading] = {}
-
-    def add(self, reading: attacks.PickleReading) -> None:
-        before = self._found.get(reading.where)
-        if before is not None:
-            reading = reading._replace(
-                called=_joined(before.called, reading.called),
-                suspects=_joined(before.suspects, reading.suspects),
-                unknown=_joined(before.unknown, reading.unknown),
-                unknown_calls=_joined(before.unknown_calls, reading.unknown_calls),
-            )
-        self._found[reading.where] = reading
-
-    def all(self) -> list[attacks.PickleReading]:
-        return list(self._found.values())
-
-
 # --------------------------------------------------------------------------------------------------------------- kinds
 
 
@@ -668,44 +619,10 @@ class _Kind(NamedTuple):
     look: Callable[[ScannedContents, Reader, int], str]
 
 
-def _is_pickle(head: bytes, size: int) -> bool:
-    return (head[:1] == b"\x80" and b"\x00" < head[1:2] <= b"\x05") or begins_as_pickle(head)
-
-
-def _place_of_header(head: bytes) -> tuple[int, int]:
-    """Return where the header of a numpy file begins, and its length."""
-    begin = 12 if head[6:7] >= b"\x02" else 10
-    return begin, int.from_bytes(head[8:begin], "little")
-
-
-def _header_in(head: bytes) -> bytes:
-    begin, length = _place_of_header(head)
-    return head[begin : begin + length]
-
-
-def _is_plain(header: bytes) -> bool:
-    """Whether a header of numpy says that the elements are no objects, which are pickled. It is a literal of Python."""
-    import ast
-
-    try:
-        told = ast.literal_eval(header[:_MOST_NPY].decode("latin-1").strip())
-        return _are_plain(told["descr"])
-    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
-        return False
-
-
-def _are_plain(descr: Any) -> bool:
-    if type(descr) is str:
-        return _PLAIN_IN_NPY.fullmatch(descr) is not None
-    if type(descr) is tuple:
-        return len(descr) == 2 and _are_plain(descr[0])
-    return type(descr) is list and all(type(each) is tuple and len(each) > 1 and _are_plain(each[1]) for each in descr)
-
-
 _NPY = _Kind(lambda head, size: head.startswith(b"\x93NUMPY"), ScannedContents._npy)
 _ZIP = _Kind(lambda head, size: head.startswith(LOCAL_SIGNATURE), ScannedContents._zip)
 _STREAM = _Kind(lambda head, size: is_stream(head), ScannedContents._torch)
-_PICKLE = _Kind(_is_pickle, ScannedContents._pickles)
+_PICKLE = _Kind(is_pickle, ScannedContents._pickles)
 # Kinds that are read as pickles from their first byte.
 _OF_PICKLES = (_STREAM, _PICKLE)
 # How archives and compressed files begin that are not opened here.
@@ -743,8 +660,6 @@ _RUNNING = frozenset(
         "unknown-name",
     }
 )
-# Last parts of names of members by which torch's own readers know an archive; and the members of its tar archives.
-_OF_TORCH = frozenset({PICKLE.encode(), b"model.json", b"constants.pkl"})
 _OF_TAR = frozenset({"storages", "tensors", "pickle"})
 
 
@@ -753,55 +668,12 @@ def _inside(reader: Reader, entry: zip_elsewhere.ZipEntry) -> str:
     return f"{reader.file.path} ({brief(entry.name.decode('utf-8', 'replace'), 200)[1:-1]})"
 
 
-class _Listed(NamedTuple):
-    """What the names in the directory of a zip archive tell."""
-
-    members: int
-    is_torch: bool
-    is_other: bool
-    is_package: bool
-    has_long: bool
-
-
-def _listed(reader: Reader) -> _Listed:
-    members, flags = 0, [False] * 4
-    for entry in zip_elsewhere.entries(reader):
-        members += 1
-        name = entry.name.lower().replace(b"\\", b"/")
-        flags[0] |= name.rpartition(b"/")[2] in _OF_TORCH
-        flags[1] |= name.endswith((b".npy", b"/archive_format"))
-        flags[2] |= name.endswith(b".data/extern_modules")
-        flags[3] |= _is_long(entry)
-    return _Listed(members, *flags)
-
-
-def _is_long(entry: zip_elsewhere.ZipEntry) -> bool:
-    """Whether a member of an archive is a pickle that torch reads, and too long to be held."""
-    is_main = entry.name.rpartition(b"/")[2] in _OF_TORCH and entry.name.endswith(b".pkl")
-    return is_main and entry.packed > (LONGEST if entry.method == _STORED else _COMPRESSED)
-
-
-def _has_long(reader: Reader) -> bool:
-    """Whether the object in a stream of torch is a pickle that is too long to be held."""
-    if reader.file.size <= LONGEST:
-        return False
-    pickles = Pickles(reader, 0, reader.file.size, _LIMITS, longest=LONGEST)
-    try:
-        for what in ("the magic number", "the version", "the facts about the machine", "the object"):
-            pickles.load(what)
-    except LongError:
-        return True
-    except CkptconvError:
-        pass
-    return False
-
-
 def _begins_like_pickle(head: bytes, where: str) -> bool:
     """Whether a pickle, or the beginning of a longer one, may begin with `head`, whatever its first opcodes are."""
     calls: list[attacks.PickleReading] = []
     with attacks.watched(calls.append, Judge):
         try:
-            load(head, without_tensors(), where=where, limits=_LIMITS)
+            load(head, without_tensors(), where=where, limits=LIMITS)
         except TruncatedError:
             return True
         except CkptconvError:
@@ -811,41 +683,16 @@ def _begins_like_pickle(head: bytes, where: str) -> bool:
 
 def _may_be_pickle(reader: Reader, at: int) -> bool:
     head = reader.read_at(at, min(HEAD, reader.file.size - at))
-    return _is_pickle(head, len(head))
+    return is_pickle(head, len(head))
 
 
 def _bytes_in(value: Any) -> Iterator[tuple[bytes, bool]]:
     """Yield the bytes in a tree that begin like a file of ours, and whether loading the tree loads them too."""
-    for data, is_loaded in _all_bytes(value):
+    for data, is_loaded in all_bytes(value):
         if is_loaded or _is_file(data):
             yield bytes(data), is_loaded
-
-
-def _all_bytes(value: Any) -> Iterator[tuple[bytes | bytearray, bool]]:
-    if type(value) is bytes:
-        yield value, False
-    # The arguments of a call are a tuple, which the walk meets after the call.
-    loaded: set[int] = set()
-    for node in walk(value):
-        kind = type(node)
-        if kind is Opaque and node.name in LOADERS and type(node.args) is tuple:
-            loaded.add(id(node.args))
-        if kind is bytearray:
-            yield node, False
-        elif kind in CHILDREN:
-            for child in CHILDREN[kind](node):
-                if type(child) is bytes:
-                    yield child, id(node) in loaded
 
 
 def _is_file(data: bytes | bytearray) -> bool:
     head = bytes(data[:HEAD])
     return len(head) > 3 and any(kind.matches(head, len(data)) for kind in _KINDS)
-
-
-def _members_of(reader: Reader) -> Iterator[tuple[str, int, int]]:
-    """Yield name, offset and size of the regular files in a tar archive, as Python's tarfile finds them."""
-    with tarfile.open(fileobj=io.BufferedReader(Seekable(reader)), mode="r:") as archive:
-        for member in itertools.islice(archive, _MEMBERS + 1):
-            if member.isreg() and not member.issparse():
-                yield member.name, member.offset_data, member.size

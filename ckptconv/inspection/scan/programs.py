@@ -139,16 +139,26 @@ def is_arithmetic(text: str) -> bool:
     return len(nodes) < _MOST_NODES and all(map(_is_allowed, nodes))
 
 
+def _is_power(base: ast.AST, power: ast.AST) -> bool:
+    """Whether a power is a small one, and none of a power."""
+    is_small = isinstance(power, ast.Constant) and type(power.value) is int and 0 <= power.value <= 16
+    return is_small and not any(
+        isinstance(node, ast.Pow) or (isinstance(node, ast.Name) and "Pow" in node.id) for node in ast.walk(base)
+    )
+
+
 def _is_allowed(node: ast.AST) -> bool:
     match node:
         case ast.Constant(value=value):
             return isinstance(value, (int, float)) and abs(value) < 1 << 64
         case ast.Name(id=name):
             return name in _ARITHMETIC or _SYMBOL.fullmatch(name) is not None
+        case ast.Call(func=ast.Name(id="FloatPow" | "PowByNatural"), args=[base, power], keywords=[]):
+            return _is_power(base, power)
         case ast.Call(func=ast.Name(id=name), keywords=[] | [ast.keyword(arg="evaluate" | "integer" | "positive")]):
             return name in _ARITHMETIC
-        case ast.BinOp(op=ast.Pow(), right=right):
-            return isinstance(right, ast.Constant) and type(right.value) is int and 0 <= right.value <= 16
+        case ast.BinOp(left=base, op=ast.Pow(), right=power):
+            return _is_power(base, power)
         case ast.BinOp(op=op):
             return isinstance(op, (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod))
     return isinstance(

@@ -1,0 +1,47 @@
+"""How pickles and arrays of numpy begin."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ckptconv.formats.instead import begins_as_pickle
+
+# In a header of numpy, types of numbers, texts, times and raw bytes.
+_PLAIN_IN_NPY = re.compile(r"[<>|=]?[?biufcmMSaUV][0-9]*(?:\[\w+\])?")
+# numpy itself reads no longer header unless it is told to.
+_MOST_NPY = 10_000
+
+
+def is_pickle(head: bytes, size: int) -> bool:
+    return (head[:1] == b"\x80" and b"\x00" < head[1:2] <= b"\x05") or begins_as_pickle(head)
+
+
+def place_of_header(head: bytes) -> tuple[int, int]:
+    """Return where the header of a numpy file begins, and its length."""
+    begin = 12 if head[6:7] >= b"\x02" else 10
+    return begin, int.from_bytes(head[8:begin], "little")
+
+
+def header_in(head: bytes) -> bytes:
+    begin, length = place_of_header(head)
+    return head[begin : begin + length]
+
+
+def is_plain(header: bytes) -> bool:
+    """Whether a header of numpy says that the elements are no objects, which are pickled. It is a literal of Python."""
+    import ast
+
+    try:
+        told = ast.literal_eval(header[:_MOST_NPY].decode("latin-1").strip())
+        return _are_plain(told["descr"])
+    except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
+        return False
+
+
+def _are_plain(descr: Any) -> bool:
+    if type(descr) is str:
+        return _PLAIN_IN_NPY.fullmatch(descr) is not None
+    if type(descr) is tuple:
+        return len(descr) == 2 and _are_plain(descr[0])
+    return type(descr) is list and all(type(each) is tuple and len(each) > 1 and _are_plain(each[1]) for each in descr)

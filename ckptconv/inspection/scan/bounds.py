@@ -1,0 +1,101 @@
+"""How much of a file is looked at, and which members of archives are too long to be held."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ckptconv.errors import CkptconvError
+from ckptconv.formats.torch import zip_elsewhere
+from ckptconv.formats.torch.container import LongError, Pickles
+from ckptconv.formats.torch.zip import PICKLE
+from ckptconv.pickles.vocabulary import WHOLE_TREES
+from ckptconv.storage.files import Reader
+from ckptconv.storage.seekable import Seekable
+
+# The most members of a tar archive that are looked at.
+MEMBERS = 100_000
+# Longer pickles are judged without being held.
+LONGEST = 1 << 19
+LIMITS = WHOLE_TREES._replace(objects=300_000)
+# The most bytes of a compressed pickle of torch that are unpacked by its reader.
+_COMPRESSED = 1 << 16
+STORED = 0
+# Last parts of names of members by which torch's own readers know an archive; and the members of its tar archives.
+_OF_TORCH = frozenset({PICKLE.encode(), b"model.json", b"constants.pkl"})
+
+
+@dataclass
+class Room:
+    """How much more may be looked at in a file: archives inside archives may overlap, and grow without end."""
+
+    members: int = 1_000_000
+    bytes: int = 1 << 30
+    stored: int = -1
+    places: set[tuple[str, int, int]] = field(default_factory=set)
+
+    def open(self, size: int) -> None:
+        """Begin with a file of `size` bytes, if it is the outermost."""
+        if self.stored < 0 and self.members == Room.members:
+            self.stored = 2 * size + (1 << 20)
+
+    def spend(self, nbytes: int = 0) -> bool:
+        """Count a member of `nbytes` unpacked bytes. Return whether there was room for it."""
+        self.members -= 1
+        self.bytes -= nbytes
+        return self.members >= 0 and self.bytes >= 0
+
+
+class Listed(NamedTuple):
+    """What the names in the directory of a zip archive tell."""
+
+    members: int
+    is_torch: bool
+    is_other: bool
+    is_package: bool
+    has_long: bool
+
+
+def listed(reader: Reader) -> Listed:
+    members, flags = 0, [False] * 4
+    for entry in zip_elsewhere.entries(reader):
+        members += 1
+        name = entry.name.lower().replace(b"\\", b"/")
+        flags[0] |= name.rpartition(b"/")[2] in _OF_TORCH
+        flags[1] |= name.endswith((b".npy", b"/archive_format"))
+        flags[2] |= name.endswith(b".data/extern_modules")
+        flags[3] |= is_long(entry)
+    return Listed(members, *flags)
+
+
+def is_long(entry: zip_elsewhere.ZipEntry) -> bool:
+    """Whether a member of an archive is a pickle that torch reads, and too long to be held."""
+    is_main = entry.name.rpartition(b"/")[2] in _OF_TORCH and entry.name.endswith(b".pkl")
+    return is_main and entry.packed > (LONGEST if entry.method == STORED else _COMPRESSED)
+
+
+def has_long(reader: Reader) -> bool:
+    """Whether the object in a stream of torch is a pickle that is too long to be held."""
+    if reader.file.size <= LONGEST:
+        return False
+    pickles = Pickles(reader, 0, reader.file.size, LIMITS, longest=LONGEST)
+    try:
+        for what in ("the magic number", "the version", "the facts about the machine", "the object"):
+            pickles.load(what)
+    except LongError:
+        return True
+    except CkptconvError:
+        pass
+    return False
+
+
+def members_of(reader: Reader) -> Iterator[tuple[str, int, int]]:
+    """Yield name, offset and size of the regular files in a tar archive, as Python's tarfile finds them."""
+    with tarfile.open(fileobj=io.BufferedReader(Seekable(reader)), mode="r:") as archive:
+        for member in itertools.islice(archive, MEMBERS + 1):
+            if member.isreg() and not member.issparse():
+                yield member.name, member.offset_data, member.size
