@@ -8,14 +8,14 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
 from ckptconv.formats import companions, configs
 from ckptconv.formats.companions import ADAPTER_CONFIG
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.peft import other_program
-from ckptconv.formats.source import Adapter, Scale, Source, computed
+from ckptconv.formats.source import Source, combined
 from ckptconv.plan import Input
 from ckptconv.storage.location import Location
 from ckptconv.structure.regexes import ExpressionError, LimitsError, first_matches
@@ -44,6 +44,48 @@ _HEADS = {
 }
 # A pattern in which no character but a dot means something else than itself.
 _PLAIN = re.compile(r"[\w.]+")
+
+
+class Scale(NamedTuple):
+    """The rank of an adapter's factors and its alpha, and those of modules that match a pattern.
+
+    A product is multiplied by alpha over the rank, or if `rooted` over its root. `dora`: rows have lengths of their
+    own.
+    """
+
+    rank: float
+    alpha: float
+    ranks: Mapping[str, float]
+    alphas: Mapping[str, float]
+    rooted: bool
+    dora: bool
+
+
+class Adapter(NamedTuple):
+    """An adapter of PEFT's, of several in its source that called `name`.
+
+    `turned`: its configuration says that the base stores matrices transposed. `parameters` are the ends of the names of
+    those that it adapts by themselves, not as weights of modules; `saved` the ends of the names of modules that were
+    trained whole. `tokens` are the rows that were trained of a module, by the end of its name, "" for the embedding.
+    `tied`: what the base ties was trained as one. `has_bias`: the factors have a bias.
+    """
+
+    source: Source
+    scale: Scale
+    turned: bool
+    parameters: tuple[str, ...] = ()
+    name: str = ""
+    saved: tuple[str, ...] = ()
+    tokens: Mapping[str, tuple[int, ...]] = {}
+    tied: bool = False
+    has_bias: bool = False
+
+
+class Merge(NamedTuple):
+    """Adapters that are to be merged into a source in order; `model` is what the config.json beside it says."""
+
+    adapters: tuple[Adapter, ...]
+    model: Mapping[str, Any]
 
 
 def read_adapters(paths: Sequence[str], settings: Mapping[str, Any], name: str = "") -> list[Adapter]:
@@ -237,4 +279,4 @@ def merging(source: Source, adapters: Sequence[Adapter], options: Mapping[str, o
         # Whoever needs it is told: nothing is known of the model.
         model = {}
     terms = [source, *(adapter.source for adapter in adapters)]
-    return computed(source, terms, inputs, adapters=tuple(adapters), model=model)
+    return combined(source, terms, inputs, merge=Merge(tuple(adapters), model))

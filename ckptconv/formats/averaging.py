@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 from ckptconv.errors import UsageError
-from ckptconv.formats.source import Average, Source, computed
+from ckptconv.formats.source import Source, combined
 from ckptconv.plan import Input, content_of
 from ckptconv.storage.paths import resolved_name
 from ckptconv.text import brief
@@ -15,6 +16,22 @@ from ckptconv.text import brief
 # Stands before the names of the files of the others among those of the source.
 OF_OTHERS = "--average"
 _MOST_TERMS = 1000
+
+
+class Average(NamedTuple):
+    """Checkpoints whose tensors are added up in order, each times its weight, and divided by `over`.
+
+    None among the `terms` is the source that has this. `minus`: the last one is taken off the others.
+    """
+
+    terms: tuple[Source | None, ...]
+    weights: tuple[float, ...]
+    over: float
+    minus: bool = False
+
+    def paths(self, own: str) -> list[str]:
+        """Return the paths of all of them, where that of the source is `own`."""
+        return [own if each is None else each.path for each in self.terms]
 
 
 def weighted(
@@ -63,13 +80,13 @@ def averaged(terms: Sequence[Source], own: int, weights: Sequence[float], over: 
         for name, found in each.inputs.items()
     }
     average = Average(tuple(None if n == own else each for n, each in enumerate(terms)), tuple(weights), over, minus)
-    made = computed(terms[own], terms, inputs, average=average)
+    made = combined(terms[own], terms, inputs, average=average)
     steps = Counter(resolved_name(each.path) for each in (terms[:-1] if minus else terms))
     twice = [name for name, count in steps.items() if count > 1]
     told = [f"{name} is given {steps[name]} times, and counts as often." for name in twice]
     made = made._replace(warnings=[*made.warnings, *told])
     formats = sum((Counter(each.quantized.formats) for each in terms if each.quantized), Counter[str]())
-    return made._replace(quantized=made.quantized and made.quantized._replace(formats=formats))
+    return made.computing(dequantize=made.quantized and made.quantized._replace(formats=formats))
 
 
 def _weighing(found: Hashable, facts: tuple[Hashable, ...]) -> Hashable:

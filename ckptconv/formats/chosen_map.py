@@ -24,7 +24,7 @@ _STACK = re.compile(r"layers\.(?![\d{])")
 def with_map(source: Source, named: str, sizes: Mapping[str, int], options: Mapping[str, object]) -> Source:
     """Return `source` with the map called `named`; as it is without one."""
     if named and named != NO_MAP:
-        return source._replace(map=choose_map(named, sizes, source, options))
+        return source.computing(map=choose_map(named, sizes, source, options))
     if sizes:
         return source._replace(warnings=[*source.warnings, "--size is of no use without --map."])
     return source

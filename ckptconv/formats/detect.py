@@ -195,7 +195,7 @@ def open_source(
         if given and not is_theirs
     ]
     source = source._replace(warnings=[*source.warnings, *idle]) if idle else source
-    source = source._replace(map=recorded) if recorded else source
+    source = source.computing(map=recorded) if recorded else source
     layout: dict[str, Any] = {"like": like, "map": os.fspath(map), "size": size, **reaching}
     return with_layout(source, dequantize=dequantize, weights_dtype=weights_dtype, quantize=quantize, **layout)
 
@@ -234,7 +234,7 @@ def with_layout(
 
         source = with_weights(source, weights_dtype, reaching.get("storage_options") or {}, anew=quantize)
     if like:
-        source = source._replace(reference=open_source(normalize(like), structure=False, **reaching))
+        source = source.computing(like=open_source(normalize(like), structure=False, **reaching))
     if map or size:
         from ckptconv.formats.chosen_map import with_map
 
@@ -268,7 +268,7 @@ def complete(source: Source, *, key: str = "", states: bool = False, inert: bool
     wanted = source.wanted._replace(key=key or source.wanted.key, states=states or source.wanted.states)
     if source.reread is not None and wanted != source.wanted:
         with refusing_attacks(not inert):
-            again = source.reread(wanted)._replace(map=source.map, reference=source.reference)
+            again = source.reread(wanted).computing(map=source.map, like=source.reference)
         source = source.quantized.again(again) if source.quantized else again
     if not states:
         return source

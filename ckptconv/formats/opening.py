@@ -39,7 +39,7 @@ def opened(
     source = complete(given, key=key, states=states, inert=options.inert)
     layout: dict[str, Any] = {**options.dequantizing(), **options.reaching()}
     source = with_layout(source, like=like, map=options.map, size=options.size, **layout)
-    return source._replace(map=source.map or recorded) if recorded else source
+    return source.computing(map=source.map or recorded) if recorded else source
 
 
 def all_opened(

@@ -112,57 +112,6 @@ STATES_ARE_CONVERTED = "; --optimizer PATH converts its states"
 THEIR_STATES_ARE_CONVERTED = "--optimizer PATH converts the optimizer's states, "
 
 
-class Average(NamedTuple):
-    """Checkpoints whose tensors are added up in order, each times its weight, and divided by `over`.
-
-    None among the `terms` is the source that has this. `minus`: the last one is taken off the others.
-    """
-
-    terms: tuple[Source | None, ...]
-    weights: tuple[float, ...]
-    over: float
-    minus: bool = False
-
-    def paths(self, own: str) -> list[str]:
-        """Return the paths of all of them, where that of the source is `own`."""
-        return [own if each is None else each.path for each in self.terms]
-
-
-class Scale(NamedTuple):
-    """The rank of an adapter's factors and its alpha, and those of modules that match a pattern.
-
-    A product is multiplied by alpha over the rank, or if `rooted` over its root. `dora`: rows have lengths of their
-    own.
-    """
-
-    rank: float
-    alpha: float
-    ranks: Mapping[str, float]
-    alphas: Mapping[str, float]
-    rooted: bool
-    dora: bool
-
-
-class Adapter(NamedTuple):
-    """An adapter of PEFT's, of several in its source that called `name`.
-
-    `turned`: its configuration says that the base stores matrices transposed. `parameters` are the ends of the names of
-    those that it adapts by themselves, not as weights of modules; `saved` the ends of the names of modules that were
-    trained whole. `tokens` are the rows that were trained of a module, by the end of its name, "" for the embedding.
-    `tied`: what the base ties was trained as one. `has_bias`: the factors have a bias.
-    """
-
-    source: Source
-    scale: Scale
-    turned: bool
-    parameters: tuple[str, ...] = ()
-    name: str = ""
-    saved: tuple[str, ...] = ()
-    tokens: Mapping[str, tuple[int, ...]] = {}
-    tied: bool = False
-    has_bias: bool = False
-
-
 class Source(NamedTuple):
     """An opened checkpoint: a tree with `LazyTensor` leaves, and facts about it. It is complete and immutable.
 
@@ -189,14 +138,10 @@ class Source(NamedTuple):
     - `inputs` identifies every file that was read, by a name relative to the source, as an `Input` or by what tells its
       content from others alone. `state_inputs` does so for what was read only for the optimizer's states; it tells more
       of a file that is in both.
-    - `map` gives the weights and states other names and layouts, if the user asked for one.
     - `companions` are small files beside it, or beside its reference, by name, that are copied along with the weights.
-    - `reference` is the checkpoint whose names, files and dtypes an output of the weights takes over.
-    - `quantized` says what was made of quantized weights, if weights were asked for in their place.
     - `config` is what the config.json among the companions says, or one that lies where the output goes.
-    - `average` are the checkpoints that its tensors are to be averaged with; its own are as they are stored.
-    - `adapters` are to be merged into its tensors, which are as they are stored; `model` is what the config.json beside
-      them says.
+    - `computed` says of what else its tensors are computed, by the names of `outputs.computed.COMPUTED`; they are
+      as they are stored, but for weights in the place of quantized ones.
     - `wanted` is what was read. If that was not everything, `reread` opens the checkpoint again for more.
     - `pointers` are the paths of files that only say where the checkpoint is, such as `latest`.
     - `shards` are the paths of the files of a sharded set: the output keeps the grouping. Of a set that is only
@@ -248,14 +193,9 @@ class Source(NamedTuple):
     default_dtype: str = "keep"
     default_shard_size: int | None = None
     state_inputs: Mapping[str, Hashable] = {}
-    map: ChosenMap | None = None
     companions: Mapping[str, File] = {}
-    reference: Source | None = None
-    quantized: Quantized | None = None
     config: Mapping[str, Any] | None = None
-    average: Average | None = None
-    adapters: tuple[Adapter, ...] = ()
-    model: Mapping[str, Any] = {}
+    computed: Mapping[str, Any] = {}
     wanted: Wanted = _ALL
     reread: Callable[[Wanted], Source] | None = None
 
@@ -271,6 +211,27 @@ class Source(NamedTuple):
 
     def __repr__(self) -> str:
         return f"<Source of {self.path}: {self.format}>"
+
+    @property
+    def map(self) -> ChosenMap | None:
+        """The map that gives the weights and states other names and layouts, if the user asked for one."""
+        return self.computed.get("map")
+
+    @property
+    def reference(self) -> Source | None:
+        """The checkpoint whose names, files and dtypes an output of the weights takes over."""
+        return self.computed.get("like")
+
+    @property
+    def quantized(self) -> Quantized | None:
+        """What was made of quantized weights, if weights were asked for in their place."""
+        return self.computed.get("dequantize")
+
+    def computing(self, **given: Any) -> Source:
+        """Return it as one that is computed of what is `given` too, by the names of `computed`; without those that are
+        None."""
+        every = {**self.computed, **given}
+        return self._replace(computed={name: each for name, each in every.items() if each is not None})
 
     @property
     def folder(self) -> str:
@@ -353,11 +314,10 @@ def _without_states(note: str) -> str:
     return note.replace(STATES_ARE_CONVERTED, "").replace(THEIR_STATES_ARE_CONVERTED, "")
 
 
-def computed(source: Source, terms: Sequence[Source], inputs: Mapping[str, Hashable], **how: Any) -> Source:
-    """Return `source`, one of `terms`, as one whose tensors are computed of all of them: `how` are its fields that say
-    so, and `inputs` identify what was read of the others."""
-    return source._replace(
-        **how,
+def combined(source: Source, terms: Sequence[Source], inputs: Mapping[str, Hashable], **given: Any) -> Source:
+    """Return `source`, one of `terms`, as one whose tensors are computed of all of them, as its entries of `computed`
+    say that are `given`; `inputs` identify what was read of the others."""
+    return source.computing(**given)._replace(
         inputs={**source.inputs, **inputs},
         equal=[pair for each in terms for pair in each.equal],
         records={path: found for each in terms for path, found in each.records.items()},

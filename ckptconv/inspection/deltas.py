@@ -89,7 +89,7 @@ class AskedDelta:
             files = delta_files(payloads, sums, encoding, self.checksum, self.version)
             inputs = {f"a/{path}": each for path, each in one.inputs.items()}
             inputs |= {f"b/{path}": each for path, each in other.inputs.items()}
-            source = one._replace(inputs=inputs, companions={}, reference=None)
+            source = one.computing(like=None)._replace(inputs=inputs, companions={})
             target = self._target(options)
             output = output_of("delta", [source], target, options, files, {})
             produce([source, other], [output], options, started)

@@ -14,7 +14,7 @@ from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.inspection.summary import QuantizedSummary, Summary, forecast, quantization, summarize, tensors_of
 from ckptconv.options.table import INSPECTING, Options, checked, filled
-from ckptconv.outputs.pipeline import tree_of
+from ckptconv.outputs.naming import tree_of
 from ckptconv.process import no_garbage
 from ckptconv.storage.hub import pinned
 from ckptconv.storage.location import Location

@@ -18,7 +18,7 @@ from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo, totals, tree
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.mapped import with_owners
-from ckptconv.outputs.pipeline import tree_of
+from ckptconv.outputs.naming import tree_of
 from ckptconv.outputs.told import idle_sentences
 from ckptconv.pickles.children import ATOMS
 from ckptconv.pickles.nodes import TorchConstant

@@ -13,7 +13,7 @@ from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.formats.delta import Delta, read_delta
 from ckptconv.formats.opening import opened
 from ckptconv.options.table import PATCHING, Options, checked
-from ckptconv.outputs.delta import check_chain, patched
+from ckptconv.outputs.delta import check_chain
 from ckptconv.outputs.planning import Output, planned
 from ckptconv.outputs.targets import beside, check_spool, resolve_output
 from ckptconv.plan import Data
@@ -89,7 +89,8 @@ def patch(
         check_chain(chain)
         source = opened(base, chosen, key=chosen.key)
         source, target = accompanied(source, target, chosen)
-        made = patched(planned(source, target, chosen), chain)
+        source = source.computing(patch=chain)
+        made = planned(source, target, chosen)
         # They are inputs, which the output may not replace.
         source = source._replace(pointers=[*source.pointers, *_indices(chain)])
     expected = _expected(chain, made)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.adapters import factor, settled
+from ckptconv.formats.adapters import Adapter, factor, settled
 from ckptconv.formats.peft import PREFIX, Factors, Module, parsed, unknown
 from ckptconv.formats.quantized.parts import parts_among
-from ckptconv.formats.source import Adapter
 from ckptconv.outputs.placing import Placed, placed
 from ckptconv.outputs.tied import EMBEDDINGS, HEAD, Base, Head, is_saved, moves_head, rows_of, untied
 from ckptconv.structure.maps.memory import InFiles

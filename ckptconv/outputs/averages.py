@@ -1,14 +1,27 @@
-"""Averages: which tensors of several checkpoints are added up, and which cannot be. Pure."""
+"""Averages: which tensors of several checkpoints are added up, which cannot be, and what is said of them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+import functools
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ckptconv.errors import DifferenceError, UsageError
+from ckptconv.formats import averaging
+from ckptconv.formats.averaging import Average
+from ckptconv.formats.opening import opened
 from ckptconv.formats.peft import is_adapter, other_program
 from ckptconv.formats.quantized.parts import parts_among
-from ckptconv.formats.source import Average
+from ckptconv.formats.source import Source
+from ckptconv.formats.training import model_alone
+from ckptconv.options.table import Options
+from ckptconv.outputs import selection
+from ckptconv.outputs.computed import Again, Computing, From
+from ckptconv.outputs.naming import Named, named
+from ckptconv.storage.strict_json import OrNull
+from ckptconv.structure import torchao
+from ckptconv.structure.choice import Choice
 from ckptconv.tensors import casting
 from ckptconv.tensors.computing import WeightedSum
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
@@ -176,3 +189,88 @@ def _notes(
         yield f"as in {own.path}, as they have no {'difference' if minus else 'average'}: {some(left)}."
     if states := [name for name in own.tensors if name not in theirs]:
         yield f"{len(states):,} states of the optimizer are those of {own.path}: states are never averaged."
+
+
+# --------------------------------------------------------------------------------------------------- in an output
+
+
+def _given(source: Source) -> Average:
+    given: Average = source.computed["average"]
+    return given
+
+
+def _averages(own: Named, source: Source, options: Options) -> Named:
+    """Return the tensors of `source`, those that can be averaged with others' as averages."""
+    terms = []
+    for each in _given(source).terms:
+        if each is not None:
+            each.check_weights()
+        theirs = own if each is None else named(each, options)
+        flat = theirs.described.tensors
+        chosen = {name: flat[name] for name in selection.matching(flat, Choice(options.include, options.exclude))}
+        fixed = theirs.described.fixed | torchao.parts_of(theirs.described.quantized)
+        terms.append(Term((each or source).path, chosen, fixed, theirs.ties, theirs.optimizers))
+    dtype = options.dtype or source.default_dtype
+    stored_as = functools.partial(selection.goal, dtype=dtype, widen_only=source.default_dtype == dtype == "float32")
+    found = averaged(terms, terms[_given(source).terms.index(None)], _given(source), stored_as)
+    described = own.described._replace(tensors={**own.described.tensors, **found.tensors}, apart=False)
+    made = own._replace(described=described, ties=found.ties, notes=found.notes)
+    if not found.untied or described.structure is None:
+        return made
+    why = f"in it {some(found.untied, 3)} are tied, and not in all checkpoints."
+    return made.without_record(f"{source.path}: its structure record was left out: {why}")
+
+
+def _check(heading: Mapping[str, Any]) -> None:
+    """Raise ValueError if what a manifest says is no average."""
+    average = heading["average"]
+    terms, numbers = average["terms"], [*average["weights"], average["over"]]
+    if terms.count(None) != 1 or len(numbers) != len(terms) + 1 or not average["over"]:
+        raise ValueError("its average is none")
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError("the weights of its average are no numbers")
+
+
+def _record(source: Source) -> Mapping[str, Any]:
+    average = _given(source)
+    terms = [From(each.path) if each else None for each in average.terms]
+    told = {"terms": terms, "weights": list(average.weights), "over": average.over}
+    return {"average": told | ({"minus": True} if average.minus else {})}
+
+
+def _terms(source: Source) -> Iterable[Source]:
+    return filter(None, _given(source).terms)
+
+
+def _again(
+    source: Source, heading: Mapping[str, Any], paths: Sequence[str | None], asked: Options, output: str
+) -> Source:
+    """Return `source` with the checkpoints that it was averaged with."""
+    average, any_family = heading["average"], asked.replaced(family="")
+    terms = [source if path is None else opened(path, any_family, key=asked.key) for path in paths]
+    if asked.for_hub:
+        terms = [model_alone(each, asked.key) for each in terms]
+    own = paths.index(None)
+    return averaging.averaged(terms, own, average["weights"], average["over"], average.get("minus", False))
+
+
+COMPUTING = Computing(
+    heading={"average?": {"terms": [OrNull(str)], "weights": [float], "over": float, "minus?": bool}},
+    check=_check,
+    named=_averages,
+    record=_record,
+    reported=lambda source: {
+        "averaged": _given(source).paths(source.path),
+        "weights": list(_given(source).weights),
+    },
+    sources=_terms,
+    again=Again(
+        lambda heading: heading["average"]["terms"],
+        (
+            "`ckptconv average` made it of several checkpoints",
+            "Average them again, to another OUTPUT, and compare the two with `ckptconv diff`.",
+        ),
+        "averaged",
+        _again,
+    ),
+)

@@ -1,4 +1,4 @@
-"""Plans the files of a delta, and those of a checkpoint to which deltas are applied. Pure.
+"""Plans the files of a delta, and applies deltas to the tensors of a checkpoint.
 
 The layout is that of `formats.delta`.
 """
@@ -8,13 +8,17 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.formats.delta import INDEX, OVERWRITE, XOR, ZSTD, Delta
+from ckptconv.formats.delta import INDEX, OVERWRITE, XOR, ZSTD, Delta, read_delta
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors
-from ckptconv.outputs.planning import Output
-from ckptconv.outputs.targets import seen_from
-from ckptconv.plan import Data, FilePlan, Literal, Plan, identify
+from ckptconv.outputs.computed import Again, Computing, From
+from ckptconv.outputs.selected import Selected
+from ckptconv.plan import FilePlan, Literal, identify
+from ckptconv.storage.location import Location
 from ckptconv.storage.overwriting import UNIT
 from ckptconv.tensors.computing import Overlay, Xor
 from ckptconv.tensors.dtypes import DTYPES
@@ -33,6 +37,7 @@ _MADE_BY: dict[str, tuple[Callable[[int], Xor | Overlay], int]] = {
 }
 # Changes between encodings in a chain: each is an expression inside another.
 _MOST_NESTED = 32
+_APPLY_AGAIN = "Apply the deltas to another OUTPUT with `ckptconv patch`, and compare the two with `ckptconv diff`."
 
 
 def delta_files(
@@ -98,24 +103,33 @@ def patched_id(files: Iterable[FilePlan], deltas: Sequence[Delta], base_id: str)
     return identify(files, applied, ("patch", base_id))
 
 
-def patched(output: Output, deltas: Sequence[Delta]) -> Output:
-    """Return the plan of `output` with `deltas` applied in order. Raise CorruptError if they are for another base."""
-    parts = (part for file in output.plan.files for part in file.parts if isinstance(part, Data))
-    check_base(deltas, {part.name: part.tensor for part in parts}, output.aliases)
-    files = tuple(
-        file._replace(
-            parts=tuple(
-                part._replace(tensor=with_changes(part.tensor, deltas, part.name)) if isinstance(part, Data) else part
-                for part in file.parts
-            ),
-        )
-        for file in output.plan.files
-    )
-    plan_id = patched_id(files, deltas, output.plan.plan_id)
-    applied_from = [seen_from(output.target, delta.path) for delta in deltas]
-    heading = {**output.heading, "plan": plan_id, "deltas": applied_from}
-    applied = tuple(delta.path for delta in deltas)
-    return output._replace(plan=Plan(files, plan_id), heading=heading, deltas=applied)
+def _patched(chosen: Selected, source: Source, options: Options, reference: Selected | None) -> Selected:
+    """Return `chosen` with deltas applied in order to what is stored. Raise CorruptError for those of another base."""
+    deltas: Sequence[Delta] = source.computed["patch"]
+    aliases = chosen.recorded_aliases() if options.tied == "alias" else {}
+    check_base(deltas, chosen.stored(aliases), aliases)
+    return chosen._replace(patched=lambda name, tensor: with_changes(tensor, deltas, aliases.get(name, name)))
+
+
+def _identified(files: Iterable[FilePlan], source: Source, plan_id: str) -> str:
+    return patched_id(files, source.computed["patch"], plan_id)
+
+
+def _again(
+    source: Source, heading: Mapping[str, Any], paths: Sequence[str | None], asked: Options, output: str
+) -> Source:
+    try:
+        deltas = [read_delta(Location(path, dict(asked.storage_options))) for path in paths if path]
+    except UsageError as error:
+        message = f"{output} was made by `ckptconv patch`, and not all of its deltas can be read. {error.message}"
+        raise UsageError(message, _APPLY_AGAIN) from error
+    check_chain(deltas)
+    return source.computing(patch=deltas)
+
+
+def _check(heading: Mapping[str, Any]) -> None:
+    if not heading["deltas"] or heading["kind"] != "weights":
+        raise ValueError("its deltas change nothing")
 
 
 def _changed(tensor: LazyTensor, delta: Delta, name: str) -> LazyTensor:
@@ -139,3 +153,14 @@ def _other_base(delta: Delta, why: str) -> CorruptError:
         f"{delta.path} is for another base: this one {why}.",
         "Give the checkpoint that it was made from, or the deltas in between.",
     )
+
+
+COMPUTING = Computing(
+    heading={"deltas?": [str]},
+    check=_check,
+    selected=_patched,
+    identified=_identified,
+    record=lambda source: {"deltas": [From(delta.path) for delta in source.computed["patch"]]},
+    reported=lambda source: {"deltas": [delta.path for delta in source.computed["patch"]]},
+    again=Again(lambda heading: heading["deltas"], ("`ckptconv patch` applied deltas", _APPLY_AGAIN), "deltas", _again),
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import glob
 import itertools
 import re
@@ -10,10 +11,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ckptconv.errors import DifferenceError
+from ckptconv.errors import DifferenceError, UsageError
 from ckptconv.formats import model_files
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
+from ckptconv.outputs.computed import Computing, From
+from ckptconv.outputs.selected import Selected, Telling
 from ckptconv.outputs.targets import is_output_name
 from ckptconv.plan import NUMBERED, Data, FilePlan, shard_names
 from ckptconv.result import LikeReport, LikeRow
@@ -223,31 +226,6 @@ def _common_end(name: str, goal: str) -> int:
 # --------------------------------------------------------------------------------------------------- what is taken over
 
 
-class Likeness(NamedTuple):
-    """What an output takes over from its reference, at the path `reference`.
-
-    `dtypes` are those of its tensors, aliases included, by name; {} if the user asked for another. `files` are the
-    files of the output by name of tensor; {} if the reference has none that an output could be like. `missing` are
-    tensors of the reference that the output leaves out, `filled` those that it takes from there. `others` are tensors
-    that the source has under another of their names: {name: name before}.
-    """
-
-    reference: str
-    dtypes: Mapping[str, str]
-    files: Mapping[str, str]
-    missing: tuple[str, ...] = ()
-    filled: tuple[str, ...] = ()
-    others: Mapping[str, str] = {}
-
-
-def left_out(like: Likeness, source: str) -> tuple[str, ...]:
-    """Return a warning that names what `source` lacks of the reference, if that is anything; else ()."""
-    names = like.missing
-    what = "tensor is" if len(names) == 1 else "tensors are"
-    told = f"{len(names):,} {what} left out that {like.reference} has, as {source} lacks them: {some(names)}."
-    return (told,) if names else ()
-
-
 def files_of(reference: Source, stored: Mapping[str, LazyTensor]) -> dict[str, str]:
     """Return the file of an output for each of the tensors `stored` in a reference; {} if its files are those of a
     training, and not of a model.
@@ -265,27 +243,90 @@ def files_of(reference: Source, stored: Mapping[str, LazyTensor]) -> dict[str, s
     return {tensor: name_of[path] for tensor, path in first.items()}
 
 
-def grouped(names: Iterable[str], files: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return {file: its tensors} for tensors of these `names`; `files` are the files by tensor."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(files[name], []).append(name)
-    return dict(sorted(groups.items()))
+def _check_like(source: Source, options: Options) -> None:
+    """Raise UsageError for options about a reference without one, or that exclude each other."""
+    given = " and ".join(name for name in ("--partial", "--fill") if getattr(options, name[2:]))
+    if given and source.reference is None:
+        raise UsageError(f"{given} is for tensors of a reference, and there is none.", "Name it: --like REF.")
+    if options.partial and options.fill:
+        raise UsageError("--partial leaves tensors out that --fill takes from the reference.", "Give one of them.")
 
 
-def report(like: Likeness, origins: Mapping[str, tuple[str, str]], stored: Mapping[str, LazyTensor]) -> LikeReport:
-    """Return what a user should know. `origins` are the names and dtypes that tensors have in the source, by name;
-    `stored` are the tensors of the output."""
+def _selected(chosen: Selected, source: Source, options: Options, theirs: Selected | None) -> Selected:
+    """Return `chosen` with what the output takes over from `theirs`, which is all of the source's reference.
+
+    No structure record then belongs to the output: the reference has none.
+    """
+    _check_like(source, options)
+    reference = source.reference
+    if reference is None or theirs is None:
+        return chosen
+    removed = theirs.aliases()
+    wanted = {name: theirs.cast(name) for name in theirs.tensors if name not in removed}
+    casts = options.dtype is None
+    ties, their_ties = (
+        ({}, {}) if options.tied == "duplicate" else (chosen.recorded_aliases(), theirs.recorded_aliases())
+    )
+    found = compare(chosen.tensors, wanted, ties, their_ties, fixed=chosen.fixed, casts=casts)
+    others = {name: chosen.tensors[before] for name, before in found.others.items()}
+    check(found, {**chosen.tensors, **others}, wanted, source, options)
+    filled = found.missing if options.fill else ()
+    missing = found.missing if options.partial else ()
+    dtypes = {name: wanted[name].dtype.name for name in wanted} if casts else {}
+    dtypes.update({alias: dtypes[kept] for alias, kept in found.aliases.items() if casts})
+    fixed = {name for name, before in found.others.items() if before in chosen.fixed}
+    tell = functools.partial(_telling, LikeReport(reference.path, 0, list(missing), list(filled), {}), found, options)
+    return chosen._replace(
+        tensors={**chosen.tensors, **others, **{name: wanted[name] for name in filled}},
+        structured=False,
+        owners=dict(found.aliases),
+        tied=True,
+        dtype="keep" if casts else chosen.dtype,
+        dtypes=dtypes,
+        widen_only=chosen.widen_only and not casts,
+        fixed=chosen.fixed | fixed | theirs.fixed.intersection(filled),
+        files=files_of(reference, wanted),
+        missing=missing,
+        warnings=(*chosen.warnings, *_left_out(missing, reference.path, source.path)),
+        equal=(*chosen.equal, *(pair for pair in reference.equal if pair[0] in filled)),
+        record={**chosen.record, "like": From(reference.path)},
+        tellings=(*chosen.tellings, tell),
+    )
+
+
+def _left_out(names: Sequence[str], reference: str, source: str) -> Iterator[str]:
+    """Yield a warning of the `names` that `source` lacks of the reference, if there are any."""
+    if names:
+        what = "tensor is" if len(names) == 1 else "tensors are"
+        yield f"{len(names):,} {what} left out that {reference} has, as {source} lacks them: {some(names)}."
+
+
+def _telling(
+    report: LikeReport, found: Comparison, options: Options, chosen: Selected, stored: Mapping[str, LazyTensor]
+) -> Telling:
+    """Return what returns the `report`, of which the rest is known now."""
+    origins = {new: (old, chosen.tensors[new].dtype.name) for old, new in chosen.names.items()}
+    origins.update((name, origins[before]) for name, before in found.others.items())
     given = [(origins[name][1], tensor.dtype.name) for name, tensor in stored.items() if name in origins]
-    casts = Counter(f"{old} to {new}" for old, new in given if old != new)
-    return LikeReport(like.reference, len(given), list(like.missing), list(like.filled), dict(casts))
+    report.matched = len(given)
+    report.casts = dict(Counter(f"{old} to {new}" for old, new in given if old != new))
+
+    def told(files: Sequence[FilePlan]) -> Mapping[str, Any]:
+        report.tensors = _rows(origins, files) if options.dry_run else []
+        return {"like": report}
+
+    return told
 
 
-def rows(origins: Mapping[str, tuple[str, str]], files: Iterable[FilePlan]) -> list[LikeRow]:
-    """Return a row for each tensor of the output's `files`; `origins` are as in `report`."""
+def _rows(origins: Mapping[str, tuple[str, str]], files: Iterable[FilePlan]) -> list[LikeRow]:
+    """Return a row for each tensor of the output's `files`; `origins` are the names and dtypes that tensors have in the
+    source, by name."""
     return [
         LikeRow(part.name, part.tensor.dtype.name, file.name, *origins.get(part.name, (None, part.tensor.dtype.name)))
         for file in files
         for part in file.parts
         if isinstance(part, Data)
     ]
+
+
+COMPUTING = Computing(heading={"like?": str}, selected=_selected)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.formats.source import Source
 from ckptconv.options.table import NO_MAP, Options
 from ckptconv.outputs import selection
+from ckptconv.outputs.computed import Computing
 from ckptconv.outputs.selected import Selected
 from ckptconv.structure import keymap
 from ckptconv.structure.record import MAP_KEY
@@ -34,7 +36,7 @@ def with_owners(tensors: Mapping[str, LazyTensor], owners: Mapping[str, str]) ->
     return {name: tensors[owners.get(name, name)] for name in tensors}
 
 
-def mapped(chosen: Selected, map_: ChosenMap | None, reference: Selected | None = None) -> Selected:
+def mapped(chosen: Selected, map_: ChosenMap | None, options: Options, reference: Selected | None = None) -> Selected:
     """Return `chosen` with the names and layouts that `map_` gives; as it is without one. No structure record is kept.
 
     Sizes may follow from the shapes of tensors in `reference`.
@@ -51,6 +53,7 @@ def mapped(chosen: Selected, map_: ChosenMap | None, reference: Selected | None 
     applied = map_.apply(with_owners(chosen.tensors, chosen.owners), shapes, cast)
     made = applied.tensors
     fixed = frozenset(name for name, sources in applied.sources.items() if not chosen.fixed.isdisjoint(sources))
+    chosen = told_of(chosen, applied, options)
     return chosen._replace(
         names={name: name for name in made},
         known=made,
@@ -62,7 +65,20 @@ def mapped(chosen: Selected, map_: ChosenMap | None, reference: Selected | None 
         warnings=(*chosen.warnings, *_left_out(chosen, map_, applied)),
         quantized={},
         unmapped=chosen,
+    )
+
+
+def told_of(chosen: Selected, applied: Applied | None, options: Options) -> Selected:
+    """Return `chosen` with what is said of the map that was `applied`, if one was."""
+    if not applied:
+        return chosen
+    record = applied.record()
+    reported = {"made_of": {name: list(of) for name, of in applied.sources.items()}} if options.dry_run else {}
+    return chosen._replace(
         applied=applied,
+        remarks={**chosen.remarks, MAP_KEY: json.dumps(record, ensure_ascii=False, separators=(",", ":"))},
+        record={**chosen.record, "map": record},
+        tellings=(*chosen.tellings, lambda chosen, stored: lambda files: reported),
     )
 
 
@@ -88,3 +104,10 @@ def _left_out(chosen: Selected, map_: ChosenMap, applied: Applied) -> Iterator[s
         yield f"with --map, tensors alone are written; what was left out beside them: {values}"
     if idle := map_.idle_sizes():
         yield f"--size {idle[0]} is of no use: the map {map_.map.name} has no such axis."
+
+
+def _selected(chosen: Selected, source: Source, options: Options, reference: Selected | None) -> Selected:
+    return mapped(chosen, source.map, options, reference)
+
+
+COMPUTING = Computing(heading={"map?": dict}, selected=_selected)

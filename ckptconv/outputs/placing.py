@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ckptconv.errors import UnsupportedError
+from ckptconv.formats.adapters import Adapter
 from ckptconv.formats.peft import Module
-from ckptconv.formats.source import Adapter
 from ckptconv.structure.maps.memory import Family, InFiles, families
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import brief

@@ -12,10 +12,10 @@ from ckptconv.formats import diffusers, virtual
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import ADAPTER, MODEL, OPEN_CLIP, Source
 from ckptconv.options.table import Options
-from ckptconv.outputs import kinds, likeness, safetensors, selection
+from ckptconv.outputs import computed, kinds, safetensors, selection
 from ckptconv.outputs.counted import contradicted
 from ckptconv.outputs.pipeline import selected
-from ckptconv.outputs.targets import NO_WEIGHTS, Target, seen_from
+from ckptconv.outputs.targets import NO_WEIGHTS, Target
 from ckptconv.outputs.told import Told
 from ckptconv.plan import (
     MAX_GROWTH,
@@ -52,7 +52,7 @@ class Output(NamedTuple):
     `heading` is its manifest without the files, and `inputs` are the entries of `Source.inputs` that it names.
     `restored` holds further facts of a `.pt` file. `by` names the command, where several make outputs of
     one kind. `described` is the number of tensors of a virtual checkpoint, or of one whose tensors are in several
-    chunks. `deltas` were applied to what the source gives.
+    chunks.
     """
 
     target: Target
@@ -63,13 +63,12 @@ class Output(NamedTuple):
     told: Told = Told()
     described: int | None = None
     inputs: Mapping[str, Hashable] = {}
-    deltas: Sequence[str] = ()
     by: str = ""
 
     @property
     def made_as(self) -> str:
         """What it is, and the command that makes it of several inputs, as in "weights/average"."""
-        return f"{self.heading['kind']}/{self.by}" if self.by else made_as(self.heading)
+        return f"{self.heading['kind']}/{self.by}" if self.by else computed.made_as(self.heading)
 
     @property
     def has_manifest(self) -> bool:
@@ -87,18 +86,8 @@ class Output(NamedTuple):
         return self.restored.tensors if self.restored else file.tensors
 
 
-# The commands that compute weights of several inputs, by what their manifests have.
-_COMPUTED = {"average": "average", "adapters": "merge", "deltas": "patch"}
-
-
-def made_as(heading: Mapping[str, Any]) -> str:
-    """Return what an output is whose manifest begins with `heading`, as `Output.made_as`."""
-    by = next((command for key, command in _COMPUTED.items() if key in heading), "")
-    return f"{heading['kind']}/{by}" if by else str(heading["kind"])
-
-
 def _torch_output(source: Source, target: Target, options: Options) -> Output:
-    if source.average or source.adapters:
+    if computed.command_of(source.computed):
         raise UsageError(
             f"{target.path} is named as a file for torch.load, and what is computed is written as safetensors.",
             "Give a directory, or a name that ends in .safetensors; `ckptconv safetensors2pt` makes a .pt of it.",
@@ -237,28 +226,12 @@ def output_of(
     """Return the output that consists of `files`, with its plan id. `kind` is the manifest's word for it."""
     inputs = {name: found for source in sources for name, found in source.inputs.items()}
     plan_id = identify(files, inputs, (__version__, kind, sources[0].model_rank, options.recorded()))
-    head = heading(sources, options, kind, plan_id, aliases)
-    reference = sources[0].reference
-    if reference and told and told.like:
-        head["like"] = seen_from(target, reference.path)
-    if told and told.map is not None:
-        head["map"] = told.map
-    if sources[0].quantized:
-        head["dequantized"] = dict(sorted(sources[0].quantized.formats.items()))
-    if told and told.quantized:
-        head["quantized"] = dict(told.quantized)
-    if sources[0].average:
-        average = sources[0].average
-        terms = [seen_from(target, each.path) if each else None for each in average.terms]
-        head["average"] = {"terms": terms, "weights": list(average.weights), "over": average.over}
-        head["average"].update({"minus": True} if average.minus else {})
-    if sources[0].adapters:
-        head["adapters"] = [seen_from(target, each.source.path) for each in sources[0].adapters]
-        if name := sources[0].adapters[0].name:
-            head["adapter"] = name
+    told = told or Told()
+    for way in computed.ways_of(sources[0]):
+        plan_id = way.identified(files, sources[0], plan_id)
+    head = heading(sources, options, kind, plan_id, aliases) | computed.recorded(sources[0], told.record, target)
     if options.digest:
         head["digest"] = options.digest
-    told = told or Told()
     told = told._replace(idle={**kinds.idle(target.kind, options), **told.idle})
     return Output(target, Plan(files, plan_id), aliases, head, restored, told, inputs=inputs)
 
@@ -308,54 +281,52 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     goal = kept[names[cast[0]]].dtype.name if cast else chosen.dtype
     if cast:
         selection.check_unscaled([name for name in cast if names[name] not in chosen.fixed], chosen.known, goal)
-    # What is stored in the place of quantized weights was not to be cast.
-    still = chosen.fixed - (chosen.quantization.parts if chosen.quantization else frozenset())
+    still = chosen.fixed - chosen.settled
     left = selection.left_alone({name: kept[name] for name in (kept if still else ()) if name in still}, chosen.dtype)
     if chosen.widen_only and chosen.dtype != "keep":
         left += selection.left_wider({name: kept[name] for name in kept if name not in chosen.fixed}, chosen.dtype)
-    notes = chosen.notes
-    lacking = likeness.left_out(chosen.like, source.path) if chosen.like else ()
-    warnings, metadata = (*chosen.warnings, *left, *lacking), chosen.stated(aliases)
-    quantization, change = chosen.quantization, chosen.change(source)
+    warnings = (*chosen.warnings, *left)
     if source.config is not None:
-        known, taken_names = (chosen.unmapped or chosen).known, (chosen.unmapped or chosen).names
-        missing = chosen.like.missing if chosen.like else ()
-        if missing or len(taken_names) < len(known):
-            warnings = (*warnings, *contradicted(source.config, [*known, *missing], taken_names))
+        before = [*chosen.first.known, *chosen.missing]
+        if len(chosen.first.names) < len(before):
+            warnings = (*warnings, *contradicted(source.config, before, chosen.first.names))
     idle, is_structured = chosen.idle(options), chosen.structured
     if of_states and options.dtype not in (None, "keep", source.default_dtype):
         idle["--dtype"] = "changes nothing: optimizer states are not cast to it"
-    record, made_of, equal = chosen.map_record, chosen.made_of, chosen.equal
     fixed = described.fixed if of_states else [names[name] for name in described.fixed if name in names]
     of = source.grouping
     grouping = {new: of[old] for old, new in names.items() if old in of} if of else {}
-    like = chosen.like
-    origins = {new: (old, tensors[new].dtype.name) for old, new in names.items()} if like else {}
-    origins.update((name, origins[before]) for name, before in (like.others if like else {}).items())
-    taken = likeness.report(like, origins, kept) if like else None
+    told = _told(source, described, structure, options, idle, fixed, warnings)
+    told = told._replace(
+        notes=(*told.notes, *chosen.notes), change=chosen.change(source), record=chosen.record, equal=chosen.equal
+    )
+    telling, metadata, homes = chosen.telling(kept), chosen.stated(aliases), chosen.files
     # With a million tensors, each of these takes as much memory as all buffers.
-    del chosen, tensors, names
+    del chosen, tensors, names, described
     limit = options.max_shard_size or source.default_shard_size
     groups = None
-    if like and like.files and options.max_shard_size is None:
-        groups = likeness.grouped(kept, like.files) or None
+    if homes and options.max_shard_size is None:
+        groups = _grouped(kept, homes) or None
     elif (source.shards or grouping) and limit is None and not of_states:
         shards = source.shards or list(dict.fromkeys(source.grouping.values()))
         groups = _numbered(_as_in(kept, shards, grouping), target.stem)
     files = _file_plans(kept, aliases, structure, target, limit, metadata, groups, target.stem)
     if structure is None and is_structured and _names(files) != list(kept):
         # A plain dict needs a record if casts or several files change the order of its names.
-        files = _file_plans(kept, aliases, keymap.plain_record(kept), target, limit, metadata, groups, target.stem)
+        structure = keymap.plain_record(kept)
+        files = _file_plans(kept, aliases, structure, target, limit, metadata, groups, target.stem)
     count = sum(file.name.endswith(SUFFIX) for file in files)
     if count > 1 and not of_states and (reader := _reader_of_one(source)):
         raise UsageError(f"{target.path} would have {count} files, and {reader} of one.", "Leave --max-shard-size out.")
-    if taken and options.dry_run:
-        taken.tensors = likeness.rows(origins, files)
-    told = _told(source, described, structure, options, idle, fixed, warnings)
-    notes = (*told.notes, *notes)
-    quantized = quantization.formats if quantization else {}
-    told = told._replace(like=taken, map=record, made_of=made_of, equal=equal, notes=notes)
-    return files, aliases, told._replace(change=change, quantized=quantized)
+    return files, aliases, told._replace(reported=telling(files))
+
+
+def _grouped(names: Iterable[str], files: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return {file: its tensors} for tensors of these `names`; `files` are the files by tensor."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(files[name], []).append(name)
+    return dict(sorted(groups.items()))
 
 
 def _told(

@@ -10,8 +10,10 @@ from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.quantized import making
 from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.quantized.table import WAYS
+from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs.selected import Quantization, Selected
+from ckptconv.outputs.computed import Computing
+from ckptconv.outputs.selected import Selected
 from ckptconv.structure import keymap
 from ckptconv.tensors import casting
 from ckptconv.tensors.computing import Dequantize, Tiled
@@ -30,19 +32,19 @@ _HEAD = "lm_head"
 _F32 = DTYPES["float32"]
 
 
-def quantized(chosen: Selected, path: str, options: Options) -> Selected:
-    """Return `chosen`, of the source at `path`, with codes and scales in the place of weights.
+def _quantized(chosen: Selected, source: Source, options: Options, reference: Selected | None) -> Selected:
+    """Return `chosen`, of `source`, with codes and scales in the place of weights.
 
     Raise UsageError for weights that are quantized already, and if there is none that can be.
     """
-    name = options.quantize or options.requantize
+    path, name = source.path, options.quantize or options.requantize
     if not name and options.keep:
         raise UsageError("--keep is about what --quantize leaves as it is, and nothing is quantized.")
     if not name:
         return chosen
     if options.quantize and options.requantize:
         raise UsageError("--quantize rounds, and --requantize does not.", "Give one of them.")
-    if chosen.like:
+    if reference:
         raise UsageError(
             "--like takes dtypes from a reference, and codes have those of their format.",
             "Convert twice.",
@@ -92,6 +94,7 @@ def quantized(chosen: Selected, path: str, options: Options) -> Selected:
     _check(path, options, weights, keep)
     if len(made) != len(chosen.tensors) - len(weights) + len(parts):
         raise UsageError("A scale would have the name of another tensor.", "See --rename.")
+    counts = {name: len(weights)}
     told = {**way.told, way.left: list(dict.fromkeys((*map(_module, left), _HEAD)))}
     return chosen._replace(
         names={each: each for each in made},
@@ -104,8 +107,11 @@ def quantized(chosen: Selected, path: str, options: Options) -> Selected:
         warnings=(*chosen.warnings, *_warnings(chosen, unfit)),
         notes=(*chosen.notes, _note(name, weights, left)),
         quantized={},
-        unmapped=chosen.unmapped or chosen,
-        quantization=Quantization({name: len(weights)}, frozenset(parts), told),
+        unmapped=chosen.first,
+        settled=frozenset(parts),
+        quantization=told,
+        record={**chosen.record, "quantized": counts},
+        tellings=(*chosen.tellings, lambda chosen, stored: lambda files: {"quantized": counts}),
     )
 
 
@@ -159,3 +165,6 @@ def _warnings(chosen: Selected, unfit: list[str]) -> Iterator[str]:
     if chosen.structured and (chosen.described.values or chosen.described.inert):
         values = some(chosen.described.values, form=str) or "objects of other classes"
         yield f"with --quantize, tensors alone are written; what was left out beside them: {values}"
+
+
+COMPUTING = Computing(heading={"quantized?": {str: int}}, selected=_quantized)

@@ -62,7 +62,7 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
     not known to be data, unless `options.opaque` is "keep" or "drop"; and for an attack in any case.
     """
     tree = torch_tree_of(source, options)
-    told = Told(map={} if options.map == NO_MAP and MAP_KEY in source.remarks else None)
+    told = Told(record={"map": {}} if options.map == NO_MAP and MAP_KEY in source.remarks else {})
     found: dict[str, str] = {}
     demoted: dict[str, str] = {}
     selects = options.include or options.exclude or options.dtype not in (None, "keep") or not options.structure
@@ -105,8 +105,8 @@ def _told(chosen: Selected, flat: Mapping[str, LazyTensor], told: Told, options:
         idle=chosen.idle(options),
         warnings=(*chosen.warnings, *left),
         notes=chosen.notes,
-        map=chosen.map_record if chosen.applied else told.map,
-        made_of=chosen.made_of,
+        record=chosen.record or told.record,
+        reported=chosen.telling(flat)(()),
         equal=chosen.equal,
     )
 

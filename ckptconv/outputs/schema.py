@@ -6,13 +6,13 @@ not write raises ValueError, whose text says what is wrong with "it".
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.formats.source import STEMS
+from ckptconv.outputs.computed import ways_in
 from ckptconv.plan import NUMBERED
 from ckptconv.storage import strict_json
 from ckptconv.storage.digests import ALGORITHMS
@@ -46,24 +46,15 @@ _HEADING = {
     },
     "options": dict,
     "aliases": {str: str},
-    "like?": str,
-    "map?": dict,
     "digest?": frozenset(ALGORITHMS),
-    "deltas?": [str],
-    "dequantized?": {str: int},
-    "quantized?": {str: int},
-    "average?": {"terms": [OrNull(str)], "weights": [float], "over": float, "minus?": bool},
-    "adapters?": [str],
-    "adapter?": str,
 }
 _DIGESTS = {"file": _DIGEST, "tensors": {str: _DIGEST}}
-_MANIFEST = {**_HEADING, "files": {str: {"size": int, "tensors": {str: OrNull(_CRC)}, "digests?": _DIGESTS}}}
+_FILES = {str: {"size": int, "tensors": {str: OrNull(_CRC)}, "digests?": _DIGESTS}}
 _DESCRIPTION = {
     "plan": PLAN,
     "kind": str,
     "parts": int,
     "shift": int,
-    "heading": _HEADING,
     "files": [(str, int, int)],  # name, size and number of tensors
     "inputs?": {str: (str, int, str)},  # path, size and stamp
     "permissions?": [str],
@@ -114,7 +105,9 @@ def description(
 
     `directories` are the kinds that are directories, with the names that their files may have.
     """
-    told = check(parse_json(data), _DESCRIPTION, "it")
+    parsed = parse_json(data)
+    heading = parsed.get("heading") if isinstance(parsed, dict) else None
+    told = check(parsed, {**_DESCRIPTION, "heading": _shape_of(heading)}, "it")
     kind, parts = told["kind"], told["parts"]
     if told["plan"] != plan_id or kind not in kinds:
         raise ValueError(f"it is not of the plan {plan_id}, or of another kind of output than {' or '.join(kinds)}")
@@ -166,21 +159,21 @@ def _check_shards(names: list[str], index: str, gaps: bool) -> None:
         raise ValueError("its shards are not those of one output")
 
 
+def _shape_of(heading: Any) -> dict[str, Any]:
+    """Return what a heading may be, with the members of what it says was computed."""
+    ways = ways_in(heading).values() if isinstance(heading, dict) else ()
+    return {**_HEADING, **{name: shape for way in ways for name, shape in way.heading.items()}}
+
+
 def _check_heading(told: Mapping[str, Any]) -> None:
     """Raise ValueError if the members of a heading contradict one another."""
-    if average := told.get("average"):
-        terms, numbers = average["terms"], [*average["weights"], average["over"]]
-        if terms.count(None) != 1 or len(numbers) != len(terms) + 1 or not average["over"]:
-            raise ValueError("its average is none")
-        if not all(map(math.isfinite, numbers)):
-            raise ValueError("the weights of its average are no numbers")
-    if "deltas" in told and (not told["deltas"] or told["kind"] != "weights"):
-        raise ValueError("its deltas change nothing")
+    for way in ways_in(told).values():
+        way.check(told)
 
 
 def check_manifest(told: Any) -> None:
     """Raise ValueError unless `told` is a manifest."""
-    check(told, _MANIFEST, "it")
+    check(told, {**_shape_of(told), "files": _FILES}, "it")
     _check_heading(told)
     check_names(told["files"])
     for name, found in told["files"].items():

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.formats.configs import Change
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
+from ckptconv.plan import FilePlan
 from ckptconv.structure import keymap, torchao
 from ckptconv.structure.choice import Choice
 from ckptconv.structure.record import RESERVED
 from ckptconv.tensors.lazy import Equal, LazyTensor
 
 if TYPE_CHECKING:
-    from ckptconv.outputs import likeness
     from ckptconv.structure.maps.compile import Applied
 
 # The metadata of every safetensors file: loaders ask which library's tensors it holds.
 METADATA = {"format": "pt"}
 
 
-class Quantization(NamedTuple):
-    """What was quantized: how many weights by format, the names of the parts in their place, and what a configuration
-    says."""
-
-    formats: Mapping[str, int]
-    parts: frozenset[str]
-    told: Mapping[str, Any]
+# The fields of a report that are known of an output, once its files are planned.
+Telling: TypeAlias = Callable[[Sequence[FilePlan]], Mapping[str, Any]]
 
 
 class Selected(NamedTuple):
@@ -37,18 +32,21 @@ class Selected(NamedTuple):
     `names` are the selected names, {old: new}; `known` are all there are, by old name. `tensors` are by new name, as
     the source has them; `cast` returns them as they are stored. `described` is the flattened tree they come from, under
     its old names. `structured`: its structure record belongs to the output. `owners` are the source's own ties, {alias:
-    owner}, by new name. `fixed` are new names of tensors that are never cast. `quantized` are torchao's tensors, by old
-    name. `like` is what the output takes over from the source's reference: then `tensors` has those that are filled in
-    too, and `owners` are all aliases. `metadata` is that of every file of the output, without aliases, structure record
-    and what torchao says of `quantized`. `warnings` say what of the source is left out,
-    `notes` what was computed, and `settings` what a configuration has to say of that.
+    owner}, by new name; all aliases, if they are `tied`. `fixed` are new names of tensors that are never cast; those of
+    them that are `settled` were not to be. `dtypes` are those of tensors that have others than `dtype` says.
+    `quantized` are torchao's tensors, by old name. `metadata` is that of every file of the output, without aliases,
+    structure record and what torchao says of `quantized`; `remarks` are entries of it beside those of the source.
+    `warnings` say what of the source is left out, `notes` what was computed. `settings` is what a configuration has to
+    say of that, and `quantization` what of how weights are quantized.
 
-    If a map was `applied`, the tensors and names are those of its other side, and `unmapped` is what was selected
-    before, as it is if there was a `quantization`. `equal` are tensors by name of which the map kept one: they have to
-    be equal.
+    Of what is computed, `unmapped` is what was selected before it had other names, as a map that was `applied` gives.
+    `equal` are tensors by name of which
+    one was kept: they have to be equal. `missing` are names that were to be there and are left out. `files` are names
+    of the files that tensors are to be in. `record` is what a manifest says of it, and each of `tellings` returns, of
+    what is selected and the tensors that are stored, what a report says. `patched` returns a tensor as it is stored, of
+    its name and what it is before that.
 
-    If it is `of_states`, `names` are of parameters, tensors are named <parameter>.<state> in `described` too, and
-    `owners` are all aliases.
+    If it is `of_states`, `names` are of parameters, and tensors are named <parameter>.<state> in `described` too.
     """
 
     names: dict[str, str]
@@ -65,25 +63,33 @@ class Selected(NamedTuple):
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     quantized: Mapping[str, torchao.QuantizedTensor] = {}
-    like: likeness.Likeness | None = None
     unmapped: Selected | None = None
     applied: Applied | None = None
     equal: tuple[Equal, ...] = ()
     of_states: bool = False
-    quantization: Quantization | None = None
     settings: Mapping[str, Any] = {}
+    quantization: Mapping[str, Any] | None = None
+    tied: bool = False
+    settled: frozenset[str] = frozenset()
+    dtypes: Mapping[str, str] = {}
+    remarks: Mapping[str, str] = {}
+    missing: tuple[str, ...] = ()
+    files: Mapping[str, str] = {}
+    record: Mapping[str, Any] = {}
+    tellings: tuple[Callable[[Selected, Mapping[str, LazyTensor]], Telling], ...] = ()
+    patched: Callable[[str, LazyTensor], LazyTensor] | None = None
 
     def cast(self, name: str) -> LazyTensor:
         """Return the tensor of this new name, cast as it is stored."""
         tensor = self.tensors[name]
-        dtype = self.like.dtypes.get(name, self.dtype) if self.like else self.dtype
-        if dtype == "keep" or name in self.fixed:
-            return tensor
-        return selection.converted(name, tensor, dtype, self.widen_only)
+        dtype = self.dtypes.get(name, self.dtype)
+        if dtype != "keep" and name not in self.fixed:
+            tensor = selection.converted(name, tensor, dtype, self.widen_only)
+        return self.patched(name, tensor) if self.patched else tensor
 
     def stored(self, aliases: Mapping[str, str]) -> dict[str, LazyTensor]:
         """Return the tensors but for `aliases`, by their new names, each cast as it is stored."""
-        if self.dtype == "keep" and not self.like:
+        if self.dtype == "keep" and not self.dtypes and not self.patched:
             if not aliases:
                 return dict(self.tensors)
             return {name: tensor for name, tensor in self.tensors.items() if name not in aliases}
@@ -91,7 +97,7 @@ class Selected(NamedTuple):
 
     def aliases(self) -> dict[str, str]:
         """Return the names whose bytes another name already holds: {removed: kept}."""
-        if self.like or self.of_states or (self.described.apart and not self.owners):
+        if self.tied or (self.described.apart and not self.owners):
             return dict(self.owners)
         return selection.untie(self.tensors, self.owners)
 
@@ -107,30 +113,30 @@ class Selected(NamedTuple):
         return {**self.metadata, **torchao.metadata_of(self.quantized, names)}
 
     @property
-    def map_record(self) -> Mapping[str, Any] | None:
-        """The record of the map that was applied; None without one."""
-        return self.applied.record() if self.applied else None
+    def first(self) -> Selected:
+        """What was selected before it had other names."""
+        return self.unmapped or self
 
-    @property
-    def made_of(self) -> Mapping[str, tuple[str, ...]]:
-        """The names of which the map made each tensor."""
-        return self.applied.sources if self.applied else {}
+    def telling(self, stored: Mapping[str, LazyTensor]) -> Telling:
+        """Return the function that returns what a report says of it, where its tensors are `stored`. It keeps no more
+        of them than it needs."""
+        tellings = [each(self, stored) for each in self.tellings]
+        return lambda files: {name: value for each in tellings for name, value in each(files).items()}
 
     def change(self, source: Source) -> Change:
         """Return what a configuration beside `source`, of which this was selected, is to say of it."""
         is_plain = bool(source.quantized and source.quantized.formats)
         usual = source.quantized.dtype if source.quantized and is_plain else ""
         dtype = usual if self.dtype == "keep" else self.dtype
-        return Change(dtype, is_plain, self.quantization.told if self.quantization else None, self.settings)
+        return Change(dtype, is_plain, self.quantization, self.settings)
 
     def idle_globs(self) -> dict[str, str]:
         """Return the globs that match nothing: {option: reason}."""
-        return selection.idle_globs(list((self.unmapped or self).known), self.choice)
+        return selection.idle_globs(list(self.first.known), self.choice)
 
     def idle(self, options: Options) -> dict[str, str]:
         """Return the given options that select or rename nothing: {option: reason}."""
-        names = (self.unmapped or self).names
-        return self.idle_globs() | selection.idle(names, options.strip_prefix, options.rename)
+        return self.idle_globs() | selection.idle(self.first.names, options.strip_prefix, options.rename)
 
     def structure(self, aliases: Mapping[str, str]) -> str | None:
         """Return the structure record of an output where `aliases` {removed: kept} are stored under other names; None

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.model_files import METADATA, looks_like_safetensors
-from ckptconv.outputs.planning import made_as
+from ckptconv.outputs.computed import made_as
 from ckptconv.outputs.schema import (
     MOST_RECORD,
     check_manifest,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ckptconv.errors import CorruptError, FailedError, UsageError, leaving
 from ckptconv.options.table import FINISHING, Options, checked
 from ckptconv.outputs import universal
-from ckptconv.outputs.planning import made_as
+from ckptconv.outputs.computed import made_as
 from ckptconv.outputs.schema import MOST_RECORD, PlanDescription, description
 from ckptconv.outputs.targets import DIRECTORIES, MANIFEST
 from ckptconv.process import peak_rss

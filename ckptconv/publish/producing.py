@@ -17,6 +17,7 @@ from ckptconv.formats.companions import CONFIG
 from ckptconv.formats.source import Source
 from ckptconv.formats.training import weights_key
 from ckptconv.options.table import Options
+from ckptconv.outputs.computed import reported
 from ckptconv.outputs.planning import Output, check_growth, check_size
 from ckptconv.outputs.targets import files_behind, named_inputs
 from ckptconv.outputs.telling import is_inert, notes_of, warnings_of
@@ -118,9 +119,6 @@ class _Production:
             yield from one.equal
         for each in self._outputs:
             yield from each.told.equal
-        filled = {name for each in self._outputs if each.told.like for name in each.told.like.filled}
-        for one in self._references:
-            yield from (pair for pair in one.equal if pair[0] in filled)
         if self._has_states:
             for one in self._sources:
                 yield from one.equal_states
@@ -171,17 +169,10 @@ class _Production:
             dry_run=options.dry_run,
             part=f"{options.part[0]}/{options.part[1]}" if options.part else "",
             finish=[each.target.path for each in outputs] if options.part else [],
-            dequantized=dict(sources[0].quantized.formats) if sources[0].quantized else {},
-            quantized={name: count for each in outputs for name, count in each.told.quantized.items()},
             dropped={name: cls for each in outputs if each.restored for name, cls in each.restored.left_out.items()},
             recorded=recorded,
             weights_key=_weights_key(sources, options) if recorded else "",
-            averaged=sources[0].average.paths(sources[0].path) if sources[0].average else [],
-            weights=list(sources[0].average.weights) if sources[0].average else [],
-            adapters=[each.source.path for each in sources[0].adapters],
-            deltas=[path for each in outputs for path in each.deltas],
-            like=next((each.told.like for each in outputs if each.told.like), None),
-            made_of={name: list(of) for each in outputs for name, of in each.told.made_of.items() if options.dry_run},
+            **reported(sources[0], [each.told.reported for each in outputs]),
         )
 
 

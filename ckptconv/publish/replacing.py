@@ -21,7 +21,7 @@ from ckptconv.formats import holding
 from ckptconv.formats.companions import is_companion_name
 from ckptconv.formats.source import Source
 from ckptconv.outputs import universal
-from ckptconv.outputs.planning import made_as
+from ckptconv.outputs.computed import made_as, terms_of
 from ckptconv.outputs.targets import (
     ACCELERATE,
     DIRECTORIES,
@@ -426,10 +426,8 @@ def inputs_behind(sources: Iterable[Source]) -> Iterator[str]:
     """Yield the paths of the files from which `sources` were read, and what they are computed of."""
     for one in sources:
         yield from files_behind(one)
-        terms = [*(one.average.terms if one.average else ()), *(each.source for each in one.adapters)]
-        for term in terms:
-            if term is not None:
-                yield from files_behind(term)
+        for term in terms_of(one):
+            yield from files_behind(term)
 
 
 class Spared:

@@ -11,17 +11,16 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import CorruptError, DifferenceError, UsageError
 from ckptconv.formats.companions import is_companion_name
-from ckptconv.formats.delta import Delta
 from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import NO_MAP, OPTIONS, Options
-from ckptconv.outputs.delta import patched_id
+from ckptconv.outputs.computed import COMPUTED, command_of, ways_in, ways_of
 from ckptconv.outputs.schema import check_manifest, parse_json
 from ckptconv.outputs.targets import Target, seen_path
 from ckptconv.plan import Data, FilePlan, Literal, content_of, identify, identity
@@ -51,26 +50,29 @@ _IGNORED = frozenset({"inert"})
 # The most patterns, and characters of each, that are taken from a file.
 _MOST_PATTERNS, _LONGEST = 1000, 4096
 # The most deltas, or checkpoints, that are read because a file names them.
-_MOST_DELTAS = 1000
-APPLY_AGAIN = "Apply the deltas to another OUTPUT with `ckptconv patch`, and compare the two with `ckptconv diff`."
+_MOST_OTHERS = 1000
 _YOURSELF = "Give the options of the conversion yourself."
 
 
 class Manifest(NamedTuple):
     """What an output says of how it was made. `place` is the manifest's own, by which source and output are reached
     too. `told` is the whole manifest; the other fields are taken from it: `kind` ("weights", "optimizer",
-    "universal" or "dcp"), the source's family, the options that decided the output, and the paths of the deltas that
-    were applied, in order. `average` are the checkpoints that were averaged, None for the source, or nothing, and
-    `adapters` those that were merged."""
+    "universal" or "dcp"), the source's family, the options that decided the output, and for each of `COMPUTED` by which
+    a command made it, the paths of the `others` in order, None for the source."""
 
     place: Location
     told: dict[str, Any]
     kind: str
     family: str
     options: dict[str, Any]
-    deltas: tuple[str, ...] = ()
-    average: tuple[str | None, ...] = ()
-    adapters: tuple[str, ...] = ()
+    others: Mapping[str, tuple[str | None, ...]] = {}
+
+    def computed(self, source: Source, asked: Options, output: str) -> Source:
+        """Return `source` as one that is computed as this says, for an `output` of that path."""
+        for name, paths in self.others.items():
+            if again := COMPUTED[name].computing.again:
+                source = again.source(source, self.told, paths, asked, output)
+        return source
 
 
 def read_manifest(place: Location, asked: Options, output: str = "") -> Manifest | None:
@@ -97,26 +99,16 @@ def read_manifest(place: Location, asked: Options, output: str = "") -> Manifest
     given = {name: value for name, value in _options_of(told).items() if name not in _IGNORED}
     if "like" in told:
         given["like"] = _reference(told["like"], output)
-    deltas = tuple(_reference(path, output) for path in told.get("deltas", ()))
-    if not all(deltas) or len(deltas) > _MOST_DELTAS:
-        raise UsageError(
-            f"{place} says that `ckptconv patch` applied deltas, and not where they are found from here.", APPLY_AGAIN
-        )
-    terms = told["average"]["terms"] if "average" in told else ()
-    average = tuple(None if path is None else _reference(path, output) for path in terms)
-    if "" in average or len(average) > _MOST_DELTAS:
-        raise UsageError(
-            f"{place} says that `ckptconv average` made it of several checkpoints, and not where they are found from "
-            "here.",
-            "Average them again, to another OUTPUT, and compare the two with `ckptconv diff`.",
-        )
-    adapters = tuple(_reference(path, output) for path in told.get("adapters", ()))
-    if not all(adapters) or len(adapters) > _MOST_DELTAS:
-        raise UsageError(
-            f"{place} says that `ckptconv merge` merged adapters, and not where they are found from here.",
-            "Merge them again, into another OUTPUT, and compare the two with `ckptconv diff`.",
-        )
-    return Manifest(place, told, told["kind"], told["source"]["family"], given, deltas, average, adapters)
+    others: dict[str, tuple[str | None, ...]] = {}
+    for name, way in ways_in(told).items():
+        if way.again is None:
+            continue
+        paths = tuple(None if path is None else _reference(path, output) for path in way.again.paths(told))
+        if "" in paths or len(paths) > _MOST_OTHERS:
+            done, advice = way.again.lost
+            raise UsageError(f"{place} says that {done}, and not where they are found from here.", advice)
+        others[name] = paths
+    return Manifest(place, told, told["kind"], told["source"]["family"], given, others)
 
 
 def _reference(path: str, output: str) -> str:
@@ -159,13 +151,11 @@ def check_safetensors(
     inputs: Mapping[str, Hashable],
     holds: str,
     found: Written,
-    deltas: Sequence[Delta] = (),
 ) -> list[str]:
     """Return warnings. Raise DifferenceError if the manifest is wrong about `source` or its output; checksums are not
     checked.
 
-    `inputs` are the source's as they were when this output was planned: reading more of a source adds to them. `deltas`
-    are those that the manifest names.
+    `inputs` are the source's as they were when this output was planned: reading more of a source adds to them.
     """
     names: dict[str, set[str]] = {basename(file.path): set() for file in found.files}
     for name, home in found.homes.items():
@@ -187,8 +177,10 @@ def check_safetensors(
 
     def plan_id() -> str:
         files = [FilePlan(name, told["files"][name]["size"], (Literal(0, literals[name]),)) for name in told["files"]]
-        of_source = identify(files, inputs, (told["ckptconv"], told["kind"], source.model_rank, told["options"]))
-        return patched_id(files, deltas, of_source) if deltas else of_source
+        plan_id = identify(files, inputs, (told["ckptconv"], told["kind"], source.model_rank, told["options"]))
+        for way in ways_of(source):
+            plan_id = way.identified(files, source, plan_id)
+        return plan_id
 
     return _check_source(manifest, source, inputs, holds, plan_id)
 
@@ -220,8 +212,8 @@ def check_planned(
         check_digests(manifest, places, {name: _ranges(places[name], each) for name, each in examples.items()})
     if manifest.told["aliases"]:
         raise _not_so(manifest, "tied names", manifest.told["aliases"])
-    if manifest.deltas:
-        raise _not_so(manifest, "its deltas", manifest.told["deltas"])
+    if name := command_of(manifest.others):
+        raise _not_so(manifest, f"`ckptconv {name}`", None)
 
     def plan_id() -> str:
         from ckptconv.outputs.planning import planned
@@ -310,10 +302,8 @@ def _check_source(
         raise _not_so(manifest, "the checksums", None)
     if ("like" in manifest.told) != bool(holds == "weights" and source.reference):
         raise _not_so(manifest, "its reference", manifest.told.get("like"))
-    if ("average" in manifest.told) != (source.average is not None):
-        raise _not_so(manifest, "its average", manifest.told.get("average"))
-    if ("adapters" in manifest.told) != bool(source.adapters):
-        raise _not_so(manifest, "its adapters", manifest.told.get("adapters"))
+    if command_of(manifest.others) != command_of(source.computed):
+        raise _not_so(manifest, f"`ckptconv {command_of(manifest.others) or command_of(source.computed)}`", None)
     if manifest.kind != holds:
         raise _not_so(manifest, "the kind of output", manifest.kind)
     for what, one in (("format", source.format), ("family", source.family), ("model_rank", source.model_rank)):

@@ -14,7 +14,7 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, DifferenceError, MissingError, UsageError
@@ -24,14 +24,14 @@ from ckptconv.formats.companions import is_companion_name, together, with_files
 from ckptconv.formats.configs import UNCHANGED, Change
 from ckptconv.formats.detect import OtherFamilyError
 from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
-from ckptconv.formats.opening import all_opened, fitted, opened
+from ckptconv.formats.opening import all_opened, fitted
 from ckptconv.formats.source import MODEL, Opened, Source, source_of
 from ckptconv.formats.states import is_same
 from ckptconv.formats.torch.file import read as read_torch
-from ckptconv.formats.training import model_alone
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import selection
+from ckptconv.outputs.computed import COMPUTED
 from ckptconv.outputs.kinds import KINDS, kind_of
 from ckptconv.outputs.pipeline import selected
 from ckptconv.outputs.selection import Rename
@@ -51,7 +51,6 @@ from ckptconv.verification.output import Written, read_directory, read_file, rec
 from ckptconv.verification.pairs import Attested, Differences, compare_pairs
 from ckptconv.verification.planned import Compared
 from ckptconv.verification.provenance import (
-    APPLY_AGAIN,
     Manifest,
     check_compared,
     check_planned,
@@ -64,7 +63,6 @@ from ckptconv.verification.runs import ExpectedPair
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ckptconv.formats.delta import Delta
     from ckptconv.options.keywords import ConvertOptions
     from ckptconv.storage.progress import AnyProgress, Progress
     from ckptconv.structure.maps.chosen import ChosenMap
@@ -228,14 +226,8 @@ def verify(
             recorded = of_record(told, where)
         sources = _open(source, targets, asked, recorded)
         told_by = targets[0].manifest
-        if told_by and told_by.average:
-            sources = [_averaged(one, told_by, asked) for one in sources]
-        if told_by and told_by.adapters:
-            from ckptconv.formats import adapters
-
-            name = str(told_by.told.get("adapter", ""))
-            merged = adapters.read_adapters(told_by.adapters, asked.opening(), name)
-            sources = [adapters.merging(one, merged, asked.storage_options) for one in sources]
+        if told_by:
+            sources = [told_by.computed(one, asked, targets[0].path) for one in sources]
         sources = fitted(sources, source, asked, {target.holds for target in targets})
     pairs = [(kept_apart(one, target.path), _of_part(one, target, asked)) for one in sources for target in targets]
     done = verify_outputs(pairs, asked, progress=bars.counter(progress), on_total=on_total)
@@ -244,9 +236,9 @@ def verify(
     if asked.like:
         done.options["like"] = asked.like
     done.manifest = deciding.place.path if deciding and deciding.options else ""
-    done.deltas = list(deciding.deltas) if deciding else []
-    done.adapters = list(deciding.adapters) if deciding else []
-    done.averaged = [path for path in deciding.average if path is not None] if deciding else []
+    for name, paths in deciding.others.items() if deciding else ():
+        if again := COMPUTED[name].computing.again:
+            setattr(done, again.field, [path for path in paths if path is not None])
     return done
 
 
@@ -319,18 +311,6 @@ def _target(path: str, asked: Options) -> CheckedOutput:
         kind = kind_of(path) if place.kind != "directory" else "directory"
         kind = "states" if told and told.kind == "optimizer" else kind
     return CheckedOutput(place, kind, manifest=told)
-
-
-def _averaged(source: Source, manifest: Manifest, asked: Options) -> Source:
-    """Return `source` with the checkpoints that it was averaged with, as the manifest says."""
-    from ckptconv.formats import averaging
-
-    told, any_family = manifest.told["average"], asked.replaced(family="")
-    terms = [source if path is None else opened(path, any_family, key=asked.key) for path in manifest.average]
-    if asked.for_hub:
-        terms = [model_alone(each, asked.key) for each in terms]
-    minus = told.get("minus", False)
-    return averaging.averaged(terms, manifest.average.index(None), told["weights"], told["over"], minus)
 
 
 def _recorded_map(target: CheckedOutput) -> tuple[Any, str]:
@@ -450,9 +430,6 @@ def _compare(
     else:
         stem = source.stem if of_weights else MODEL
         found = read_directory(target.place, metadata, at=target.at, others=others, stem=stem)
-    deltas = _deltas(target)
-    if deltas:
-        expected = _patched(expected, found, deltas)
     pairs = _compare_names(source, expected, found, asked, wrong)
     if of_weights:
         copied = _copied(target, asked)
@@ -463,7 +440,7 @@ def _compare(
         _check_shards(found, asked)
     if target.manifest:
         inputs = source.all_inputs() if of_weights else {**source.inputs, **source.state_inputs}
-        told = target.manifest, source, inputs, target.holds, found, deltas
+        told = target.manifest, source, inputs, target.holds, found
         attested.checks.append(functools.partial(check_safetensors, *told))
         attested.expect(target.manifest, found)
     counted = Counter(found.homes.values())
@@ -569,33 +546,6 @@ def _expected(source: Source, asked: Options, holds: str) -> _Expected:
         tensors.update((removed, tensors[kept]) for removed, kept in chosen.owners.items())
     inert, change = chosen.described.inert, chosen.change(source)
     return _Expected(tensors, chosen.structure, not chosen.structured, chosen.stated, inert=inert, change=change)
-
-
-def _deltas(target: CheckedOutput) -> list[Delta]:
-    """Return the deltas that, as the manifest says, `ckptconv patch` applied to what the source gives."""
-    paths = target.manifest.deltas if target.manifest else ()
-    if not paths:
-        return []
-    from ckptconv.formats.delta import read_delta
-    from ckptconv.outputs.delta import check_chain
-
-    try:
-        deltas = [read_delta(Location(path, target.place.options)) for path in paths]
-    except UsageError as error:
-        message = f"{target.path} was made by `ckptconv patch`, and not all of its deltas can be read. {error.message}"
-        raise UsageError(message, APPLY_AGAIN) from error
-    check_chain(deltas)
-    return deltas
-
-
-def _patched(expected: _Expected, found: Written, deltas: Sequence[Delta]) -> _Expected:
-    """Return what is `expected` with `deltas` applied. Those change a tied tensor by the name that is stored."""
-    from ckptconv.outputs.delta import check_base, with_changes
-
-    aliases = {removed: kept for removed, kept in found.aliases.items() if kept in expected.tensors}
-    check_base(deltas, expected.tensors, aliases)
-    changed = {name: with_changes(tensor, deltas, aliases.get(name, name)) for name, tensor in expected.tensors.items()}
-    return replace(expected, tensors=changed)
 
 
 def _rename(asked: Options) -> Rename:

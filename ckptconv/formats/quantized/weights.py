@@ -48,7 +48,7 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any],
     config = read.files.get(companions.CONFIG)
     quantized = Quantized(dtype, config.path if config else "", formats, again)
     gone = made.gone
-    return source._replace(
+    return source.computing(dequantize=quantized)._replace(
         weights=weights,
         trees={key: made.of_tree(tree) for key, tree in source.trees.items()},
         stored=stored,
@@ -57,7 +57,6 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any],
         remarks=_without_quantization(source.remarks) if formats else source.remarks,
         notes=[*source.notes, *_notes(quantized, made, anew)],
         inputs={**source.inputs, **{name: Input(file, (file.size, file.stamp)) for name, file in read.files.items()}},
-        quantized=quantized,
     )
 
 

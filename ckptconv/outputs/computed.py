@@ -1,0 +1,153 @@
+"""The ways to compute the tensors of an output of more than the bytes of its source, and what an output says of each.
+
+A way is a module here with `COMPUTING`; `COMPUTED` names it, and it is imported when its turn comes. A source says with
+what it is computed in `Source.computed`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckptconv.options.table import Options
+from ckptconv.outputs.targets import Target, seen_from
+
+if TYPE_CHECKING:
+    from ckptconv.formats.source import Source
+    from ckptconv.outputs.naming import Named
+    from ckptconv.outputs.selected import Selected
+    from ckptconv.plan import FilePlan
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+class From(str):
+    """The path of a checkpoint in the record of an output, whose manifest has it as it is seen from there."""
+
+
+class Again(NamedTuple):
+    """How an output is planned again of the source and of what its manifest says.
+
+    `paths` returns those of checkpoints in the heading of a manifest, None for the source; `lost` is what was done, for
+    where they are not found, and what to do then. `field` is that of `Verification` with these paths. `source` returns
+    the source that is computed, of the source, the heading, the paths as they are seen from here, the options and the
+    path of the output.
+    """
+
+    paths: Callable[[Mapping[str, Any]], Sequence[str | None]]
+    lost: tuple[str, str]
+    field: str
+    source: Callable[[Source, Mapping[str, Any], Sequence[str | None], Options, str], Source]
+
+
+class Computing(NamedTuple):
+    """What a way to compute does at each of its turns; nothing where it is left out.
+
+    - `heading` is what a manifest has of it, as `strict_json.check` takes it; `check` raises ValueError for a heading
+      that contradicts itself.
+    - `named` changes the tensors of a source as they are stored there; `selected` those that an output is to have,
+      given the reference of the source too.
+    - `identified` returns the plan id of files, which other choices decide too, of the one that they have without.
+    - `record` returns the entries of the heading that follow from the source, and `reported` the fields of a report.
+    - `sources` yields the checkpoints that are read beside the source.
+    - `again` is how the output is planned again if a command has made it.
+    """
+
+    heading: Mapping[str, Any] = _NONE
+    check: Callable[[Mapping[str, Any]], None] = lambda heading: None
+    named: Callable[[Named, Source, Options], Named] = lambda named, source, options: named
+    selected: Callable[[Selected, Source, Options, Selected | None], Selected] = lambda chosen, *_: chosen
+    identified: Callable[[Iterable[FilePlan], Source, str], str] = lambda files, source, plan_id: plan_id
+    record: Callable[[Source], Mapping[str, Any]] = lambda source: _NONE
+    reported: Callable[[Source], Mapping[str, Any]] = lambda source: _NONE
+    sources: Callable[[Source], Iterable[Source]] = lambda source: ()
+    again: Again | None = None
+
+
+class Way(NamedTuple):
+    """A way to compute: its module in `outputs`, the members of a manifest that tell of it, and the options of a
+    conversion that ask for it. If there are none, a command of that name makes such outputs."""
+
+    module: str
+    members: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+    @property
+    def computing(self) -> Computing:
+        """What it does."""
+        computing: Computing = import_module(f"ckptconv.outputs.{self.module}").COMPUTING
+        return computing
+
+
+# By name, which is that of its entry in `Source.computed`. Those that change the same do so in this order.
+COMPUTED: Mapping[str, Way] = {
+    "map": Way("mapped", ("map",), ("map",)),
+    "like": Way("likeness", ("like",), ("like", "partial", "fill")),
+    "dequantize": Way("dequantized", ("dequantized",), ("dequantize",)),
+    "quantize": Way("quantizing", ("quantized",), ("quantize", "requantize", "keep")),
+    "average": Way("averages", ("average",)),
+    "merge": Way("merging", ("adapters", "adapter")),
+    "patch": Way("delta", ("deltas",)),
+}
+
+
+def ways_of(source: Source, options: Options | None = None) -> list[Computing]:
+    """Return the ways in which `source` is computed, and those that `options` ask for."""
+    return [
+        way.computing
+        for name, way in COMPUTED.items()
+        if name in source.computed or (options and any(getattr(options, option) for option in way.options))
+    ]
+
+
+def ways_in(heading: Mapping[str, Any]) -> dict[str, Computing]:
+    """Return the ways that the heading of a manifest tells of, by name."""
+    return {name: way.computing for name, way in COMPUTED.items() if not heading.keys().isdisjoint(way.members)}
+
+
+def command_of(names: Iterable[str]) -> str:
+    """Return the command that makes what is computed in the ways `names`; "" if that is a conversion."""
+    known = set(names)
+    return next((name for name, way in COMPUTED.items() if name in known and not way.options), "")
+
+
+def made_as(heading: Mapping[str, Any]) -> str:
+    """Return what an output is whose manifest begins with `heading`, and the command that makes it of several inputs,
+    as in "weights/average"."""
+    command = command_of(name for name, way in COMPUTED.items() if not heading.keys().isdisjoint(way.members))
+    return f"{heading['kind']}/{command}" if command else str(heading["kind"])
+
+
+def recorded(source: Source, record: Mapping[str, Any], target: Target) -> dict[str, Any]:
+    """Return the members of the heading of an output at `target` that say how it was computed; `record` is what its
+    selection has."""
+    members = {name: value for way in ways_of(source) for name, value in way.record(source).items()} | {**record}
+    order = [member for way in COMPUTED.values() for member in way.members]
+    return {name: _seen(members[name], target) for name in order if name in members}
+
+
+def _seen(value: Any, target: Target) -> Any:
+    if isinstance(value, From):
+        return seen_from(target, value)
+    if isinstance(value, dict):
+        return {key: _seen(each, target) for key, each in value.items()}
+    return [_seen(each, target) for each in value] if isinstance(value, list) else value
+
+
+def reported(source: Source, outputs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a report that say how `outputs`, of each the fields that its selection has, were computed of
+    `source` and others."""
+    fields = {name: value for way in ways_of(source) for name, value in way.reported(source).items()}
+    for output in outputs:
+        for name, value in output.items():
+            before = fields.get(name)
+            fields[name] = {**before, **value} if isinstance(before, dict) else before or value
+    return fields
+
+
+def terms_of(source: Source) -> Iterator[Source]:
+    """Yield the checkpoints that `source` is computed of beside itself."""
+    for way in ways_of(source):
+        yield from way.sources(source)

@@ -1,0 +1,95 @@
+"""The tensors of a source by the names that options are about. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ckptconv.errors import UsageError
+from ckptconv.formats.optimizers import optimizers_in
+from ckptconv.formats.source import Source, StoredTensors
+from ckptconv.options.table import Options
+from ckptconv.outputs import selection
+from ckptconv.pickles import nodes
+from ckptconv.structure import keymap
+from ckptconv.structure.choice import Choice
+from ckptconv.tensors.lazy import same_bytes
+
+
+class Named(NamedTuple):
+    """The tensors of a source by the names that options are about, and the source's ties {alias: owner} of these.
+
+    `optimizers` are the names under which it has optimizers among them; `settings` what a configuration has to say of
+    the tensors.
+    """
+
+    described: keymap.Flattened
+    ties: Mapping[str, str]
+    structured: bool
+    choice: Choice
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    optimizers: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = {}
+
+    def without_record(self, warning: str) -> Named:
+        """Return it without the structure record, which no longer fits, and with a `warning` of that."""
+        described = self.described._replace(structure=None)
+        return self._replace(described=described, structured=False, warnings=(*self.warnings, warning))
+
+
+def tree_of(source: Source, options: Options) -> Any:
+    """Return the source's tree, or what `options.key` names in it."""
+    if not options.key:
+        return source.weights
+    return selection.subtree(source.tree(options.key), options.key, source.path)
+
+
+def named(source: Source, options: Options) -> Named:
+    """Return what a key leads to, by the names of the structure record, or those of the file if it has others."""
+    choice = Choice(options.include, options.exclude)
+    tree = tree_of(source, options)
+    described = flattened(source, tree, choice)
+    optimizers = tuple(name for name, _ in optimizers_in(tree)) if isinstance(tree, Mapping) else ()
+    structured, stored = source.structured and options.structure, source.stored
+    if not stored or options.key or stored.tensors.keys() == described.tensors.keys():
+        return Named(described, source.owners, structured, choice, optimizers=optimizers)
+    # The record gives other names than the file does, as the output of a conversion that renamed. The file's count.
+    choice = Choice(options.include, options.exclude)
+    warnings: tuple[str, ...] = ()
+    if structured and (choice or (options.tied != "alias" and stored.aliases)):
+        structured = False
+        why = "--include or --exclude" if choice else "--tied duplicate"
+        told = f"the names of its tensors have been changed, and it cannot be kept with {why}"
+        warnings = (f"{source.path}: its structure record was left out: {told}.",)
+    described = _as_stored(stored, described, structured)
+    return Named(described, stored.aliases, structured, choice, warnings, optimizers=optimizers)
+
+
+def flattened(source: Source, tree: Any, choice: Choice) -> keymap.Flattened:
+    """Flatten `tree` to tensors, with a record of those that are chosen. Raise UnsupportedError for tensors without
+    data, unless they are excluded by name."""
+    if not source.structured:
+        return keymap.Flattened(dict(tree), None, frozenset())
+    without: list[str] = []
+
+    def leave_out(name: str, node: Any) -> bool:
+        reason = nodes.lacks_data(node)
+        without.extend([name] if reason else [])
+        return bool(reason)
+
+    flattened = keymap.describe(tree, leave_out=leave_out, choice=choice)
+    if flattened.found:
+        lacking = {name: nodes.lacks_data(node) for name, node in flattened.found.items()}
+        raise nodes.without_data(source.path, lacking)
+    if without and not flattened.tensors:
+        raise UsageError(f"Nothing is left to convert: all {len(without)} tensors are excluded.")
+    return flattened
+
+
+def _as_stored(stored: StoredTensors, described: keymap.Flattened, structured: bool) -> keymap.Flattened:
+    """Return `described` with the tensors under the names that the file has for them, and the file's own record."""
+    fixed = {same_bytes(described.tensors[name]) for name in described.fixed}
+    names = frozenset(name for name, tensor in stored.tensors.items() if same_bytes(tensor) in fixed)
+    record = stored.record if structured else None
+    return described._replace(tensors=dict(stored.tensors), structure=record, fixed=names, apart=False, quantized={})
