@@ -402,6 +402,9 @@ def is_named_tuple(cls: type) -> bool:
 
 def state_of(cls: type) -> str:
     """The pattern of an object's state."""
+    if any(base.__name__ == "BaseMaskedArray" for base in cls.__mro__):
+        # Blocks ask it for its dtype, which its other attributes decide.
+        return "masked"
     if hasattr(cls, "__setstate__"):
         setter = inspect.unwrap(cls.__setstate__)
         name = f"{getattr(setter, '__module__', '')}.{getattr(setter, '__qualname__', '')}"
