@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 ROOT = Path(__file__).resolve().parents[1]
-MADE = ROOT / "ckptconv" / "pickles" / "grammar" / "made.txt"
+REVIEWED, MADE = (ROOT / "ckptconv" / "pickles" / "grammar" / name for name in ("reviewed.txt", "made.txt"))
 # By distribution: the packages whose classes are listed.
 LIBRARIES = {
     "accelerate": "accelerate.utils accelerate.state",
@@ -170,6 +170,7 @@ def main() -> int:
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
     sections = parsed(MADE.read_text()) if MADE.exists() else {}
+    by_hand = [line for line in REVIEWED.read_text().splitlines() if line[:1] not in ("#", "=", "")]
     differing = []
     for library in asked.libraries or LIBRARIES:
         try:
@@ -181,11 +182,16 @@ def main() -> int:
             continue
         newest = newest_of(library, sections)
         is_older = newest is not None and newest != release and asked.older
-        lines = list(productions(library))
+        listed = classes(LIBRARIES[library].split())
+        lines = list(productions(library, listed))
         if is_older:
-            lines = without(
-                lines, {name for key, each in sections.items() if key != (library, release) for name in names_in(each)}
-            )
+            others = [each for key, each in sections.items() if key != (library, release)]
+            lines = without(lines, {name for each in [*others, by_hand] for name in names_in(each)})
+        else:
+            # What this release has and does not list, a `__setstate__` may make unsafe that an older one lacks.
+            has = {(cls.__module__, cls.__qualname__) for cls in listed}
+            for key in [key for key in sections if key[0] == library and key[1] not in (release, newest)]:
+                sections[key] = without(sections[key], has)
         if not lines:
             continue
         if sections.get((library, release)) != lines:
@@ -197,7 +203,7 @@ def main() -> int:
         print("\n".join(f"{each} writes other pickles than made.txt says" for each in differing))
         return bool(differing)
     text = "\n\n".join(
-        "\n".join((f"# {library} {release}", *lines)) for (library, release), lines in sorted(sections.items())
+        "\n".join((f"# {library} {release}", *lines)) for (library, release), lines in sorted(sections.items()) if lines
     )
     MADE.write_text(f"# Made by scripts/grammar.py. `table.py` describes the notation.\n\n{text}\n")
     return 0
@@ -224,8 +230,8 @@ def newest_of(library: str, sections: Sections) -> str | None:
 
 def names_in(lines: list[str]) -> Iterator[tuple[str, str]]:
     for line in lines:
-        module, *names = line.partition(": ")[0].split()
-        yield from ((module, name) for name in names)
+        modules, *names = line.partition(": ")[0].split()
+        yield from ((module, name) for module in modules.split(",") for name in names)
 
 
 def without(lines: list[str], known: set[tuple[str, str]]) -> list[str]:
@@ -240,10 +246,10 @@ def without(lines: list[str], known: set[tuple[str, str]]) -> list[str]:
     return left
 
 
-def productions(library: str) -> Iterator[str]:
+def productions(library: str, listed: list[type] | None = None) -> Iterator[str]:
     """The lines of a library: for each module, the classes of one production each."""
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for cls in classes(LIBRARIES[library].split()):
+    for cls in listed if listed is not None else classes(LIBRARIES[library].split()):
         production = production_of(cls)
         if production:
             found[cls.__module__, production].add(cls.__qualname__)
@@ -396,6 +402,9 @@ def is_named_tuple(cls: type) -> bool:
 
 def state_of(cls: type) -> str:
     """The pattern of an object's state."""
+    if any(base.__name__ == "BaseMaskedArray" for base in cls.__mro__):
+        # Blocks ask it for its dtype, which its other attributes decide.
+        return "masked"
     if hasattr(cls, "__setstate__"):
         setter = inspect.unwrap(cls.__setstate__)
         name = f"{getattr(setter, '__module__', '')}.{getattr(setter, '__qualname__', '')}"

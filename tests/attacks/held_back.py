@@ -242,10 +242,11 @@ def _makes_canary(each: str) -> bool:
     return is_live
 
 
-def main() -> None:
+def main() -> int:
     told = live()
-    print(len(told), "payloads; not live:", [each for each, is_live in told if not is_live])
+    print(f"{len(told)} payloads; not live: {[each for each, is_live in told if not is_live]}")
+    return not all(is_live for _, is_live in told)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
