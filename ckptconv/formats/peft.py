@@ -126,6 +126,8 @@ def parsed(path: str, tensors: Mapping[str, LazyTensor], wanted: str = "") -> di
                 f"{path} has {parts[place.part][0]!r} and {full!r}, which are the same part of a module.",
                 "The adapter is damaged, or made of two.",
             )
+    if not parts:
+        raise CorruptError(f"{path} holds no factors, and nothing else to merge.", "Download or copy it again.")
     return _modules(path, parts)
 
 

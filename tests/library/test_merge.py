@@ -371,6 +371,7 @@ WRONG: dict[str, tuple[Change, type[Exception], str]] = {
     "rows that are none": (lambda t, c: c.update(trainable_token_indices=[-1]), CorruptError, "a list of rows"),
     "parameters that are none": (lambda t, c: c.update(target_parameters=3), CorruptError, "target_parameters"),
     "more than LoRA": (lambda t, c: c.update(use_qalora=True), UnsupportedError, "use_qalora"),
+    "nothing": (lambda t, c: t.clear(), CorruptError, "holds no factors"),
     "a switch that is not known": (lambda t, c: c.update(use_new=True), UnsupportedError, "use_new"),
     "settings that are not known": (lambda t, c: c.update(new_config={"a": 1}), UnsupportedError, "new_config"),
     "no biases of factors": (lambda t, c: c.update(lora_bias=True), CorruptError, "lacks biases"),
