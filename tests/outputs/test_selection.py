@@ -145,9 +145,9 @@ def test_what_comes_back_is_what_was_chosen_under_its_own_keys(
     matched = [name for name in names(part) if not include or any(fnmatch.fnmatchcase(name, one) for one in include)]
     chosen = {name for name in matched if not any(fnmatch.fnmatchcase(name, one) for one in exclude)}
     assume(chosen)
-    options = ["--key", key, "--strip-prefix", prefix, "--dtype", dtype, "--tied", tied]
-    for name, values in (("--include", include), ("--exclude", exclude), ("--rename", rules)):
-        options += [word for value in values for word in (name, value)]
+    options = ["--dtype", dtype, "--tied", tied]
+    asked = {"--key": [key], "--strip-prefix": [prefix], "--include": include, "--exclude": exclude, "--rename": rules}
+    options += [word for name, values in asked.items() for value in values if value for word in (name, value)]
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         torch.save(state, place / "x.pt")
