@@ -56,8 +56,8 @@ class Called:
         return Trap()
 class Trap:
     def __getattr__(self, name):
-        # Unpicklers ask for it.
-        if name in ("__setstate__", "__getstate__") or name.startswith("__array") or name.startswith("_ipython"):
+        # No state that the grammar takes has such a name.
+        if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
         return Called(name)
     def __setstate__(self, state):

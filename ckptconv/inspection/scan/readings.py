@@ -50,7 +50,7 @@ def all_bytes(value: Any) -> Iterator[tuple[bytes | bytearray, bool]]:
             loaded.add(id(node.args))
         if kind is bytearray:
             yield node, False
-        elif kind in CHILDREN:
-            for child in CHILDREN[kind](node):
-                if type(child) is bytes or (type(child) is bytearray and id(node) in loaded):
-                    yield child, id(node) in loaded
+        elif id(node) in loaded:
+            yield from ((child, True) for child in node if type(child) in (bytes, bytearray))
+        elif kind in CHILDREN and bytes in map(type, CHILDREN[kind](node)):
+            yield from ((child, False) for child in CHILDREN[kind](node) if type(child) is bytes)

@@ -28,6 +28,7 @@ _INERT = frozenset(
     )
     for name in names.split()
 )
+_INERT_NAMES = frozenset(each.name for each in _INERT)
 # Packages with classes that evaluate text that they are made of.
 _EVALUATING = frozenset({"asteval", "jinja2", "mako", "numexpr", "simpleeval", "sympy", "typing", "typing_extensions"})
 # Names of attributes whose text is evaluated when an object gets its state.
@@ -71,6 +72,8 @@ class Judge:
 
     def is_function(self, made: Opaque) -> bool:
         name = resolved(made.cls)
+        if name is not None and name.name not in _INERT_NAMES:
+            return False
         if name is None or current(name) == GETATTR:
             attribute = resolved(made)
             return attribute is None or not (self.is_held(attribute) or self._is_member(made))
@@ -117,13 +120,18 @@ class Judge:
             self.put(args)
 
     def _allowed(self, entry: Entry, args: tuple[Any, ...], how: str) -> bool:
-        return any(
-            each.is_call == (how == "reduce")
-            and (len(args) == len(each.args) or (each.rest is not None and len(args) > len(each.args)))
-            and all(pattern(self, arg) for pattern, arg in zip(each.args, args, strict=False))
-            and (each.rest is None or all(each.rest(self, arg) for arg in args[len(each.args) :]))
-            for each in entry.productions
-        )
+        for each in entry.productions:
+            more = len(args) - len(each.args)
+            if each.is_call != (how == "reduce") or more < 0 or (more and each.rest is None):
+                continue
+            patterns = (*each.args, *(each.rest,) * more)
+            # Most calls have one production and are of it: a loop is quicker than expressions.
+            for pattern, arg in zip(patterns, args, strict=True):
+                if pattern is None or not pattern(self, arg):
+                    break
+            else:
+                return True
+        return False
 
     def _is_grave(self, name: Global, args: tuple[Any, ...], how: str) -> bool:
         """Whether a call that no production allows may run more than a constructor that keeps what it is given."""

@@ -149,7 +149,7 @@ def _array_state(matcher: Matcher, value: Any) -> bool:
         return False
     if type(data) is not list:
         # numpy compares their length with the shape.
-        return isinstance(data, (str, bytes, bytearray)) or _made_by(Global("_codecs", "encode"))(matcher, data)
+        return isinstance(data, (str, bytes, bytearray)) or _made_by(frozenset({"_codecs.encode"}))(matcher, data)
     # Before it has room for all elements, numpy does not compare their number. Of a list that was not kept, its number
     # is at most the bytes of the pickle.
     count = math.prod(shape)
@@ -221,13 +221,13 @@ class Notation:
             case ast.Name(id=name):
                 return self._named(name)
             case ast.Attribute():
-                return _made_by(_path(node))
+                return _made_by(frozenset({ast.unparse(node)}))
             case ast.Constant(value=value):
                 return lambda matcher, given: type(given) is type(value) and given == value
             case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int(number))):
                 return lambda matcher, given: type(given) is int and given == -number
-            case ast.BinOp(left=left, op=ast.BitOr(), right=right):
-                return _either(self.pattern(left), self.pattern(right))
+            case ast.BinOp(op=ast.BitOr()):
+                return self._either(node)
             case ast.Tuple(elts=[each, ast.Constant(value=value)]) if value is ...:
                 return _each(tuple, self.pattern(each))
             case ast.Tuple(elts=parts):
@@ -248,6 +248,22 @@ class Notation:
         if name not in self._made:
             self._made[name] = self.pattern(ast.parse(self._aliases[name], mode="eval").body)
         return self._made[name]
+
+    def _either(self, node: ast.expr) -> Pattern:
+        parts: list[ast.expr] = []
+        while isinstance(node, ast.BinOp):
+            parts.append(node.right)
+            node = node.left
+        parts.append(node)
+        made = frozenset(ast.unparse(part) for part in parts if isinstance(part, ast.Attribute))
+        patterns = [self.pattern(part) for part in reversed(parts) if not isinstance(part, ast.Attribute)]
+        if made:
+            patterns.append(_made_by(made))
+
+        def fits(matcher: Matcher, given: Any) -> bool:
+            return any(pattern(matcher, given) for pattern in patterns)
+
+        return fits
 
     def _dict(self, keys: list[ast.expr | None], values: list[ast.expr]) -> Pattern:
         exact: dict[str, Pattern] = {}
@@ -276,17 +292,12 @@ class Notation:
         return fits
 
 
-def _path(node: ast.expr) -> Global:
-    module, _, name = ast.unparse(node).rpartition(".")
-    return Global(module, name)
-
-
-def _made_by(name: Global) -> Pattern:
-    path = str(name)
+def _made_by(paths: frozenset[str]) -> Pattern:
+    """Return the pattern of what a call of one of some names made."""
 
     def fits(matcher: Matcher, given: Any) -> bool:
         made = resolved(given.cls) if type(given) is Opaque else None
-        return made is not None and str(current(made)) == path
+        return made is not None and str(current(made)) in paths
 
     return fits
 
@@ -304,10 +315,6 @@ def _word(word: str, argument: ast.expr) -> Pattern:
     if word == "constant":
         return lambda matcher, given: type(given) is TorchConstant and given.kind == value
     raise ValueError(f"no pattern: {word}")
-
-
-def _either(one: Pattern, other: Pattern) -> Pattern:
-    return lambda matcher, given: one(matcher, given) or other(matcher, given)
 
 
 def _each(kind: type, pattern: Pattern) -> Pattern:
