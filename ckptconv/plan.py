@@ -87,6 +87,11 @@ class Input(NamedTuple):
     file: File
     content: Hashable
 
+    @classmethod
+    def stamped(cls, file: File) -> Input:
+        """Return the entry of a file that its size and its stamp tell from others."""
+        return cls(file, (file.size, file.stamp))
+
 
 Part: TypeAlias = Literal | Data | Trailer | Checked | Copied
 

@@ -117,11 +117,10 @@ def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
             f"{path} is no adapter: there is no {ADAPTER_CONFIG} with it.",
             f"Put the {ADAPTER_CONFIG} that PEFT wrote beside it.",
         )
-    found = file.entry.file
     said = _Said(file, configs.read(file))
     if "peft_type" not in said.told and (error := other_program(path, names)):
         raise error
-    source = source._replace(inputs={**source.inputs, ADAPTER_CONFIG: Input(found, (found.size, found.stamp))})
+    source = source._replace(inputs={**source.inputs, ADAPTER_CONFIG: Input.stamped(file.entry.file)})
     return Adapter(
         source,
         _scale(said),
@@ -273,7 +272,7 @@ def merging(source: Source, adapters: Sequence[Adapter], options: Mapping[str, o
     model: Mapping[str, Any] = {}
     try:
         if file := companions.beside(source, options, [companions.CONFIG]).files.get(companions.CONFIG):
-            inputs.setdefault(companions.CONFIG, Input(file, (file.size, file.stamp)))
+            inputs.setdefault(companions.CONFIG, Input.stamped(file))
             model = configs.read(Location(file.path, dict(options)))
     except CkptconvError:
         # Whoever needs it is told: nothing is known of the model.

@@ -248,7 +248,7 @@ class Source(NamedTuple):
 
     def all_inputs(self) -> Mapping[str, Hashable]:
         """Return `inputs`, and likewise the companions, and the files of the reference as `--like/<name>`."""
-        companions = {name: Input(file, (file.size, file.stamp)) for name, file in self.companions.items()}
+        companions = {name: Input.stamped(file) for name, file in self.companions.items()}
         reference = self.reference.inputs if self.reference else {}
         return {**self.inputs, **companions, **{f"{OF_REFERENCE}{name}": each for name, each in reference.items()}}
 

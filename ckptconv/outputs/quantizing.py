@@ -85,10 +85,8 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         # What was computed is taken as it is before it is rounded. Tied names have one object.
         exactly = casting.unrounded(untagged(tensor))
         exactly = casting.cast(tensor, _F32) if exactly.dtype.itemsize > 4 else exactly
-        if id(tensor) not in known:
-            known[id(tensor)] = making.parts(each, exactly, way, exact)
-        named = zip(making.parts(each, exactly, way, exact), known[id(tensor)].values(), strict=True)
-        taken = dict(named)
+        named = making.parts(each, exactly, way, exact)
+        taken = dict(zip(named, known.setdefault(id(tensor), named).values(), strict=True))
         made.update(taken)
         parts.update(taken)
     _check(path, options, weights, keep)

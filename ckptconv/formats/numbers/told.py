@@ -107,8 +107,7 @@ def configured(place: Location) -> Configured:
 
 def _identified(prefix: str, place: Location) -> dict[str, Hashable]:
     """Return what identifies a file, by its name after a prefix."""
-    file = place.entry.file
-    return {f"{prefix}{place.name}": Input(file, (file.size, file.stamp))}
+    return {f"{prefix}{place.name}": Input.stamped(place.entry.file)}
 
 
 def asked(path: str, options: Mapping[str, Any], liked: Callable[[str], Order | None]) -> Order:

@@ -56,7 +56,7 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any],
         equal=[each for each in source.equal if each[0] not in gone],
         remarks=_without_quantization(source.remarks) if formats else source.remarks,
         notes=[*source.notes, *_notes(quantized, made, anew)],
-        inputs={**source.inputs, **{name: Input(file, (file.size, file.stamp)) for name, file in read.files.items()}},
+        inputs={**source.inputs, **{name: Input.stamped(file) for name, file in read.files.items()}},
     )
 
 
