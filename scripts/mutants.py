@@ -401,16 +401,22 @@ MUTANTS = [
         "tests/storage/test_spool.py",
     ),
     Mutant(
-        "formats/torch/zip",
-        "            if not method and packed != size:\n",
-        "            if False:\n",
-        "tests/formats/torch/test_zip.py",
+        "pickles/fastpath",
+        '(number(digits, "little") << shift) or len(text) != size:',
+        '(number(digits, "little") << shift):',
+        "tests/pickles/test_fastpath.py",
     ),
     Mutant(
         "formats/torch/zip_directory",
         'return "\\0" not in lines and not any',
         "return not any",
         "tests/formats/torch/test_zip.py -k names",
+    ),
+    Mutant(
+        "formats/torch/zip_series",
+        "if any(block[_PACKED + at :: size] != block[_SIZE + at :: size] for at in range(4)):",
+        "if False:",
+        "tests/formats/torch/test_zip.py -k directory",
     ),
     Mutant(
         "cli/completion",

@@ -39,6 +39,7 @@ from ckptconv.pickles.containers import (
     Made,
     today,
 )
+from ckptconv.pickles.fastpath import HOLE
 from ckptconv.pickles.limits import check_nesting
 from ckptconv.pickles.nodes import (
     CALL_DEPTH,
@@ -61,6 +62,7 @@ from ckptconv.pickles.vocabulary import (
     Limits,
     MalformedError,
     OddError,
+    Phrases,
     RefusedError,
     TruncatedError,
     Vocabulary,
@@ -145,8 +147,6 @@ class _NotStoredError(Exception):
     """The pickle refers to a memo entry that a lean run did not keep, or that does not exist."""
 
 
-# Memo entry for a value that a lean run does not keep.
-HOLE: Any = object()
 _BUILT_IN_PLACE = (OrderedDict, Counter)
 # Functions by which protocols 0 and 1 make objects. What they make is judged.
 _HELPERS = frozenset(("copyreg", name) for name in ("_reconstructor", "__newobj__", "__newobj_ex__"))
@@ -247,6 +247,7 @@ class _Machine:
         self.suspects: dict[Global, None] = {}
         # Who judges what is made, if somebody watches.
         self.judge = attacks.judge(len(data) - start)
+        self.phrases: Phrases | None = vocabulary.phrases() if lean and vocabulary.phrases else None
         # The first thing that Python's unpicklers may read differently. The pickle is refused for it at the end, when
         # it is known whether what follows contains an attack.
         self.oddity: CorruptError | None = None
@@ -327,8 +328,9 @@ class _Machine:
         """
         data, pos, size = self.data, self.pos, self.size
         stack, marks, memo, spill = self.stack, self.marks, self.memo, self.spill
-        u32, call, once = _u32, self.call, _ONCE if self.lean else {}
+        u32, call, phrases, once = _u32, self.call, self.phrases, _ONCE if self.lean else {}
         is_plain = self.judge is None
+        begin, opening = (phrases.opening[0], phrases.opening[1:]) if phrases else (-1, b"")
         try:
             while True:
                 try:
@@ -378,9 +380,25 @@ class _Machine:
                         stack[-3:] = ((stack[-3], stack[-2], stack[-1]),)
                         continue
                 elif op >= 0x62:
-                    if 0x71 <= op <= 0x72:  # LONG_BINPUT, BINPUT
+                    if op == 0x68:  # BINGET
+                        index = data[pos]
+                        pos += 1
+                        value = memo[index] if index < len(memo) else self.get(index)
+                        if value is HOLE:
+                            raise _NotStoredError
+                        stack.append(value)
+                        continue
+                    if op == 0x6A:  # LONG_BINGET
+                        index = u32(data, pos)[0]
+                        value = memo[index] if index < len(memo) else self.get(index)
+                        if value is HOLE:
+                            raise _NotStoredError
+                        stack.append(value)
+                        pos += 4
+                        continue
+                    if 0x71 <= op <= 0x72:  # BINPUT, LONG_BINPUT
                         if op == 0x72:
-                            (index,) = u32(data, pos)
+                            index = u32(data, pos)[0]
                             pos += 4
                         else:
                             index = data[pos]
@@ -392,18 +410,6 @@ class _Machine:
                             memo.append(value)
                         else:
                             self._put(index, value)
-                        continue
-                    if op == 0x6A or op == 0x68:  # noqa: PLR1714 - LONG_BINGET, BINGET
-                        if op == 0x6A:
-                            (index,) = u32(data, pos)
-                            pos += 4
-                        else:
-                            index = data[pos]
-                            pos += 1
-                        value = memo[index] if index < len(memo) else self.get(index)
-                        if value is HOLE:
-                            raise _NotStoredError
-                        stack.append(value)
                         continue
                     if op == 0x75:  # SETITEMS
                         items_list = stack
@@ -446,6 +452,13 @@ class _Machine:
                         stack.append(data[pos])
                         pos += 1
                         continue
+                    if op == begin and data.startswith(opening, pos) and stack and not spill:
+                        assert phrases
+                        end, cost = phrases.read(data, pos - 1, stack, memo)
+                        if cost:
+                            self.charge(cost)
+                            pos = end
+                            continue
                     if op == 0x28:  # MARK
                         marks.append(stack)
                         stack = []
@@ -590,6 +603,7 @@ class _Machine:
         memo, spill = self.memo, self.spill
         if index < len(memo):
             memo[index] = value
+            self._forget()
         elif index > len(memo):
             spill[index] = value
         else:
@@ -653,9 +667,7 @@ class _Machine:
 
     def call(self, function: Any, args: Any, how: str, kwargs: dict[str, Any] | None = None) -> Any:
         """Return the value of a call, or an `Opaque` that records it."""
-        self.room -= 1
-        if self.room < 0:
-            self.charge(0)
+        self.charge(1)
         if type(args) is not tuple:
             if type(args) is Size:
                 args = tuple(args)
@@ -758,6 +770,10 @@ class _Machine:
         else:
             self.odd(f"gives a state to a value of type {kind.__name__}")
 
+    def _forget(self) -> None:
+        if self.phrases is not None:
+            self.phrases.forget()
+
     def _replace(self, old: Any, new: Any, place: int) -> None:
         """Put `new` where `old` is: on the stack, and at memo index `place` if `old` was stored there when it was made.
 
@@ -769,6 +785,7 @@ class _Machine:
         if 0 <= place < len(self.memo):
             if self.memo[place] is old:
                 self.memo[place] = new
+                self._forget()
         elif self.spill.get(place) is old:
             self.spill[place] = new
 

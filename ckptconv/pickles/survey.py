@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import array
 import struct
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from ckptconv.pickles import attacks
 from ckptconv.pickles.containers import PYTHON, Keys, today
+from ckptconv.pickles.fastpath import HOLE, TensorPhrases
 from ckptconv.pickles.grammar.patterns import is_name
 from ckptconv.pickles.machine import _Machine, _run
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.numpy_dtypes import DTYPE
-from ckptconv.pickles.vocabulary import Constructor, ExcessiveError, Limits, MalformedError, Vocabulary
+from ckptconv.pickles.vocabulary import Constructor, ExcessiveError, Limits, Maker, MalformedError, Phrase, Vocabulary
 from ckptconv.process import no_garbage
 
 # What stands for a value that was not kept, and for a container of Python's own whose contents were not.
@@ -53,8 +53,9 @@ _ITEMS, _APPENDED = 64, 16
 # What makes values that later calls are judged by.
 _MADE = frozenset({("_codecs", "encode"), ("numpy", "dtype")})
 _WITH_ARGUMENTS = frozenset({"getattr", "dtype"})
-# What stands for all storages.
-_A_STORAGE = Opaque(Global("pickle", "persistent_load"))
+# What torch's pickler calls for a tensor, and for its hooks; a tensor, and a storage.
+_TENSOR = Global("torch._utils", "_rebuild_tensor_v2"), Global("collections", "OrderedDict")
+_A_TENSOR, _A_STORAGE = Opaque(_TENSOR[0]), Opaque(Global("pickle", "persistent_load"))
 
 
 class Passed(bytes):
@@ -103,6 +104,11 @@ class _Memo:
         if self._count < _ENTRIES:
             self._codes.append(self._code(value))
         self._count += 1
+
+    def __iadd__(self, holes: list[Any]) -> _Memo:
+        self._codes.extend([self._code(HOLE)] * min(len(holes), _ENTRIES - len(self._codes)))
+        self._count += len(holes)
+        return self
 
     def __setitem__(self, index: int, value: Any) -> None:
         if index < len(self._codes):
@@ -170,17 +176,16 @@ class _Survey(_Machine):
         met: Callable[[bytes, bytes, Global | None], None],
         placed: Callable[[str | None], None],
     ) -> None:
-        words = vocabulary._replace(builders={}, persistent=self._a_storage)
+        words = vocabulary._replace(builders={}, phrases=None, persistent=self._a_storage)
         super().__init__(read_at(0, min(_WINDOW, total)), words, where, 0, limits, lean=False)
         self.keys = _NoKeys(limits, 0)
         self.shared: dict[tuple[Global, str, bool], Opaque] = {}
         self.memo = _Memo(self._built)  # type: ignore[assignment]
+        self.phrases = TensorPhrases(_maker, is_exact=False)
         self.read_at, self.total, self.met, self.placed = read_at, total, met, placed
         self.judge = attacks.judge(total)
         self.named = 0
         self.objects = 0
-        # Nothing is kept, so any number of objects may be made.
-        self.room = sys.maxsize
 
     def _a_storage(self, pid: Any) -> Opaque:
         self._opaque_persistent(pid)
@@ -273,6 +278,9 @@ class _Survey(_Machine):
         self.met(data, data, None)
         return data
 
+    def charge(self, count: int) -> None:
+        pass
+
     def find(self, module: Any, name: Any) -> Any:
         if module is DROPPED or name is DROPPED:
             if self.judge:
@@ -364,6 +372,11 @@ class _Survey(_Machine):
             )
             if len(target) >= _APPENDED:
                 target[-1] = DROPPED
+
+
+def _maker(phrase: Phrase) -> Maker | None:
+    """Return what makes nothing of a tensor."""
+    return (lambda keys: [_A_TENSOR] * len(keys)) if (phrase.function, phrase.hooks) == _TENSOR else None
 
 
 # Containers are kept where they are: what is in them was judged when it was put there.

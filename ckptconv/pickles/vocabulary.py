@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from ckptconv.errors import CorruptError
 from ckptconv.pickles.nodes import Opaque
@@ -15,6 +15,44 @@ Constructor: TypeAlias = Callable[[tuple[Any, ...]], Any]
 # Called with an `Opaque` and the argument of a BUILD for it. Returns the same `Opaque`, the value that it becomes, or
 # NotImplemented.
 Builder: TypeAlias = Callable[[Opaque, Any], Any]
+# Returns the values for keys of storages, up to the first without one: the machine then makes that opcode by opcode.
+Maker: TypeAlias = Callable[[Sequence[str]], "list[Any]"]
+
+
+class Phrase(NamedTuple):
+    """The call by which torch makes a tensor, without the key of its storage.
+
+    `function` is called with a storage, `offset`, `size`, `stride`, `flag`, and the result of calling `hooks`. The
+    persistent id of the storage is (`tag`, `cls`, the key, `location`, `numel`).
+    """
+
+    function: Any
+    tag: Any
+    cls: Any
+    location: Any
+    numel: int
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    flag: bool
+    hooks: Any
+
+
+class Phrases(Protocol):
+    """Reads sequences of opcodes of one pickle at once, and makes of them what the machine makes in a lean run.
+
+    `opening`: the opcodes that they begin with. The first of these is MARK or EMPTY_TUPLE.
+    """
+
+    opening: bytes
+
+    def read(self, data: bytes, pos: int, stack: list[Any], memo: list[Any]) -> tuple[int, int]:
+        """Do what the opcodes from `pos` on do to `stack` and `memo`. The memo may get HOLEs for what is hardly ever
+        referred to. Return the position after what was read, and how many objects to charge for it; `pos` and 0 if
+        nothing was read."""
+
+    def forget(self) -> None:
+        """Clear the cache: a memo entry was replaced, so opcodes that fetch it may mean something else."""
 
 
 class Vocabulary(NamedTuple):
@@ -26,6 +64,7 @@ class Vocabulary(NamedTuple):
     everything that refers to it. Any other value replaces it on the stack, and in the memo if it was stored when made,
     as by all picklers.
     `persistent`: returns what a persistent id stands for.
+    `phrases`: returns a reader of phrases for one pickle, which makes what the other tables make, at once.
     `enums`: the package, if any, of classes that are called with one value instead of a tuple of arguments, as
     TorchScript writes the members of its enumerations.
     `embedded`: called with an `Opaque` that got its state and the position after it, in bytes from the beginning of the
@@ -37,6 +76,7 @@ class Vocabulary(NamedTuple):
     constants: Mapping[tuple[str, str], Any] = {}
     builders: Mapping[tuple[str, str], Builder] = {}
     persistent: Callable[[Any], Any] | None = None
+    phrases: Callable[[], Phrases] | None = None
     enums: str | None = None
     embedded: Callable[[Opaque, int], tuple[int, bytes] | None] | None = None
 

@@ -8,6 +8,7 @@ the pickle is read, and everything that follows is linear in their number.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.dcp import MODULE
+from ckptconv.formats.dcp.phrases import EntryPhrases
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.pickles.machine import Loaded, load
@@ -204,7 +206,8 @@ def _vocabulary() -> Vocabulary:
     plain = [_TENSOR, _VALUE, Global(MODULE, "Metadata"), Global(MODULE, "StorageMeta")]
     for cls in (*plain, *(Global(*key) for key in builders)):
         constructors[cls.module, cls.name] = _kept(cls)
-    return torch._replace(constructors={**torch.constructors, **constructors}, builders=builders)
+    words = torch._replace(constructors={**torch.constructors, **constructors}, builders=builders)
+    return words._replace(phrases=functools.partial(EntryPhrases, words))
 
 
 # ----------------------------------------------------------------------------------------------------------- reading

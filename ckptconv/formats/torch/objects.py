@@ -12,11 +12,12 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Hashable
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.pickles import numpy_dtypes, torch_constants
+from ckptconv.pickles.fastpath import TensorPhrases
 from ckptconv.pickles.nodes import (
     COMPOSITES,
     QUANTIZERS,
@@ -29,7 +30,7 @@ from ckptconv.pickles.nodes import (
     Size,
     TorchConstant,
 )
-from ckptconv.pickles.vocabulary import Builder, Constructor, MalformedError, RefusedError, Vocabulary
+from ckptconv.pickles.vocabulary import Builder, Constructor, Maker, MalformedError, Phrase, RefusedError, Vocabulary
 from ckptconv.structure.soundness import (
     MAX_BYTES,
     MAX_DIMS,
@@ -43,10 +44,10 @@ from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, Stored, Tagged, T
 from ckptconv.tensors.moves import Cast, Conjugate, File, Negate, Swap
 from ckptconv.text import brief
 
+_REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
+_HOOKS = Global("collections", "OrderedDict")
 # Tensors are many and their shapes few: tensors share the tuples of up to this many shapes.
 _SHAPES_KEPT = 1024
-# What a NamedTuple calls to make itself: for each tensor, one step less.
-_new = tuple.__new__
 
 
 # --------------------------------------------------------------------------------------------------------- storages
@@ -113,6 +114,12 @@ class StorageId(NamedTuple):
     view: Any = None
 
 
+# For persistent ids that differ only in the key: a function from keys to the storages' file, byte offsets and
+# identities. It ends before the first that must be resolved in full; None if all must.
+Places: TypeAlias = Callable[
+    [StorageId], Callable[[Sequence[str]], tuple[File, Sequence[int], Sequence[Hashable]]] | None
+]
+
 _STORAGE_DTYPES = {
     "Double": "float64",
     "Float": "float32",
@@ -177,7 +184,7 @@ def storage_id(pid: Any) -> StorageId:
         raise MalformedError("has a persistent id whose parts are of the wrong types")
     if not 0 <= numel < MAX_BYTES // dtype.itemsize:
         raise MalformedError(f"has a storage of {brief(numel)} elements")
-    return _new(StorageId, (dtype, key, location, numel, pid[5] if len(pid) == 6 else None))
+    return StorageId(dtype, key, location, numel, pid[5] if len(pid) == 6 else None)
 
 
 class FirstDtypes:
@@ -193,12 +200,25 @@ class FirstDtypes:
     def __init__(self, count: int) -> None:
         self._codes = bytearray(count)
 
-    def agrees(self, number: int, dtype: DType) -> bool:
-        """Whether this is the first reference to the storage `number`, or `dtype` is that of the first."""
+    def agreeing(self, dtype: DType) -> Callable[[int], bool]:
+        """Return a function: whether this is the first reference to a storage, by its number, or `dtype` is that of the
+        first; it remembers it."""
         code, codes = self._CODES[dtype.name], self._codes
-        if not codes[number]:
-            codes[number] = code
-        return codes[number] == code
+
+        def agrees(number: int) -> bool:
+            known = codes[number]
+            if not known:
+                codes[number] = known = code
+            return known == code
+
+        return agrees
+
+    def are_first(self, dtype: DType, start: int, stop: int) -> bool:
+        """Whether these are the first references to all of the storages `start` to `stop`; if so, remember `dtype`."""
+        if any(self._codes[start:stop]):
+            return False
+        self._codes[start:stop] = bytes((self._CODES[dtype.name],)) * (stop - start)
+        return True
 
 
 def _in_order(tensor: LazyTensor, storage: Storage) -> LazyTensor:
@@ -313,8 +333,45 @@ class _Tensors:
             tensor = _in_order(tensor, storage)
         if metadata:
             tensor = _resolved(tensor, metadata)
-        facts = _new(TensorFacts, ("tensor", requires_grad, None, storage.identity, storage.size, offset, strides))
+        facts = TensorFacts("tensor", requires_grad, None, storage.identity, storage.size, offset, strides)
         return Tagged(tensor, facts)
+
+    def phrase(self, phrase: Phrase, places: Places) -> Maker | None:
+        """Return a function from keys to the tensors that `rebuild_tensor_v2` makes of the storages with these keys.
+
+        It ends before the first key that it cannot locate. There is no function (None) if `phrase` is another
+        call or an invalid one, or if `places` cannot locate its storages.
+        """
+        if phrase.function != _REBUILD or phrase.hooks != _HOOKS:
+            return None
+        offset, flag = phrase.offset, phrase.flag
+        try:
+            wanted = storage_id((phrase.tag, phrase.cls, "0", phrase.location, phrase.numel))
+            dtype = wanted.dtype
+            nbytes = wanted.numel * dtype.itemsize
+            geometry = self.geometry(phrase.size, phrase.stride)
+            start = _start(dtype, geometry, offset, nbytes, wanted.key)
+        except MalformedError:
+            return None
+        if flag and not is_differentiable(dtype.name):
+            return None
+        find = places(wanted)
+        if find is None or offset < 0:
+            return None
+        shape, strides = geometry.shape, geometry.strides
+        new = tuple.__new__  # what TensorFacts calls
+
+        def make(keys: Sequence[str]) -> list[Tagged]:
+            file, places, identities = find(keys)
+            return [
+                Tagged(
+                    Stored(file, at + start, dtype, shape, strides),
+                    new(TensorFacts, ("tensor", flag, None, identity, nbytes, offset, strides)),
+                )
+                for at, identity in zip(places, identities, strict=True)
+            ]
+
+        return make
 
     # Each of these takes the arguments of torch's function of the same name.
 
@@ -334,8 +391,8 @@ class _Tensors:
 
     def rebuild_tensor_v2(self, args: tuple[Any, ...]) -> Any:
         _arguments(args, "_rebuild_tensor_v2", 6, 7)
-        storage, offset, size, stride, requires_grad = args[:5]
-        return self.view(storage, offset, size, stride, requires_grad, None, args[6] if len(args) == 7 else None)
+        storage, offset, size, stride, requires_grad, _hooks, *metadata = args
+        return self.view(storage, offset, size, stride, requires_grad, None, *metadata)
 
     def rebuild_tensor_v3(self, args: tuple[Any, ...]) -> Any:
         _arguments(args, "_rebuild_tensor_v3", 7, 8)
@@ -847,12 +904,12 @@ _BUILDERS: dict[tuple[str, str], Builder] = {
 }
 
 
-def vocabulary(storage: Callable[[Any], Any]) -> Vocabulary:
+def vocabulary(storage: Callable[[Any], Any], places: Places | None = None) -> Vocabulary:
     """Return the vocabulary that reads all that torch writes as data.
 
-    `storage` resolves a persistent id, usually with `storage_id`. Tensors become `Tagged` leaves whose facts name the
-    storage by its identity. Tensors made of several (sparse, quantized, nested, of a wrapper subclass) or without data
-    (meta) become `Composite`s.
+    `storage` resolves a persistent id, usually with `storage_id`; `places` resolves many alike at once. Tensors become
+    `Tagged` leaves whose facts name the storage by its identity. Tensors made of several (sparse, quantized, nested,
+    of a wrapper subclass) or without data (meta) become `Composite`s.
     """
     tensors = _Tensors()
     rebuild: dict[Global, Constructor] = {
@@ -876,7 +933,8 @@ def vocabulary(storage: Callable[[Any], Any]) -> Vocabulary:
         ("torch.tensor", "_rebuild_from_type"): from_type,
     }
     builders = {**_BUILDERS, **{(cls.module, cls.name): tensors.build_typed for cls in _TENSOR_DTYPES}}
-    return Vocabulary(constructors, CONSTANTS, builders, storage)
+    phrases = functools.partial(TensorPhrases, functools.partial(tensors.phrase, places=places)) if places else None
+    return Vocabulary(constructors, CONSTANTS, builders, storage, phrases)
 
 
 @functools.cache

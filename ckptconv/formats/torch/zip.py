@@ -12,11 +12,13 @@ a million. Everything is checked: names, methods, sizes, and that no two members
 from __future__ import annotations
 
 import array
+import functools
 import itertools
 import operator
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsupportedError
@@ -54,6 +56,7 @@ from ckptconv.formats.torch.zip_directory import (
     other_names,
     same_inside,
 )
+from ckptconv.formats.torch.zip_series import Alike, Series, entries_alike, headers_alike
 from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, TruncatedError, Vocabulary
 from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
@@ -73,6 +76,10 @@ _STORAGES = "data/"
 _CONSTANTS, _OF_CONSTANTS = "constants.pkl", "constants/"
 # A million tensors take a tenth of these bytes, and half of these members.
 MAX_DIRECTORY, MAX_MEMBERS = 1 << 30, 2_000_000
+# Entries of the directory that are read together if they are alike.
+_ALIKE = 256
+# Members whose local headers are compared together, at most.
+_MOST_ALIKE = 1024
 # The most members whose names are not plain: torch gives storages plain names.
 _MAX_ODD = 100_000
 # Descriptions of checkpoints deflate to a fifth; only extreme repetition shrinks further.
@@ -122,7 +129,7 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
     # Archives without data.pkl are older than the byteorder member.
     storages = _Storages(archive, byteorder == b"big" and not archive.is_old_script)
     where = f"{reader.file.path} ({archive.prefix}{PICKLE})"
-    words = vocabulary(storages.resolve)
+    words = vocabulary(storages.resolve, storages.places)
     if archive.is_script:
         from ckptconv.formats.torch import script as torch_script
 
@@ -158,7 +165,7 @@ def _constants(archive: _Archive, words: Vocabulary, storages: _Storages, limits
     if pickle is None:
         held: Any = ()
     else:
-        words = words._replace(persistent=own.resolve)
+        words = words._replace(persistent=own.resolve, phrases=None)
         where = f"{archive.file.path} ({archive.prefix}{_CONSTANTS})"
         held = load(pickle, words, where=where, limits=limits).value
     unused = [name for name, row in archive.storages(_OF_CONSTANTS) if row not in own.used and archive.sizes[row]]
@@ -247,7 +254,7 @@ class _Storages:
 
     def _agrees(self, row: int, wanted: StorageId) -> bool:
         """Whether torch.load gives this storage this dtype. It makes an empty storage anew each time."""
-        return self._dtypes is None or not wanted.numel or self._dtypes.agrees(row, wanted.dtype)
+        return self._dtypes is None or not wanted.numel or self._dtypes.agreeing(wanted.dtype)(row)
 
     def resolve(self, pid: Any) -> Storage:
         wanted = storage_id(pid)
@@ -280,6 +287,40 @@ class _Storages:
             file, offset = self._packed[row], 0
         return Storage(file, offset, nbytes, wanted.dtype, wanted.key, self._first + row, swapped=self._swapped)
 
+    def places(self, wanted: StorageId) -> Callable[[Sequence[str]], tuple[File, Sequence[int], Sequence[int]]] | None:
+        """Return a function that finds the storages that differ from `wanted` only in their keys and are stored as they
+        are used; None if none can be."""
+        if wanted.location == "meta" or self._swapped:
+            return None
+        archive, identity, dtypes = self._archive, self._first, self._dtypes if wanted.numel else None
+        rows, prefix, sizes, methods = archive.rows, archive.prefix + self._folder, archive.sizes, archive.methods
+        nbytes = wanted.numel * wanted.dtype.itemsize
+        agrees = dtypes.agreeing(wanted.dtype) if dtypes else None
+
+        def fits(row: int | None) -> bool:
+            return row is not None and sizes[row] == nbytes and methods[row] == _STORED and (not agrees or agrees(row))
+
+        def place(keys: Sequence[str]) -> tuple[File, Sequence[int], Sequence[int]]:
+            names = [*map(prefix.__add__, keys)]
+            first = rows.get(names[0], len(rows))
+            stop = first + len(names)
+            found: Sequence[int] = range(first, stop)
+            # Mostly they follow one another as their tensors do.
+            if not (
+                len(names) > 1
+                and archive.names[first:stop] == names
+                and sizes[first:stop].count(nbytes) == len(names)
+                and not any(methods[first:stop])
+                and (not dtypes or dtypes.are_first(wanted.dtype, first, stop))
+            ):
+                found = [row for row in itertools.takewhile(fits, map(rows.get, names)) if row is not None]
+            payloads = (
+                archive.payloads[first:stop] if type(found) is range else [*map(archive.payloads.__getitem__, found)]
+            )
+            return archive.file, [*map(archive.start.__add__, payloads)], [*map(identity.__add__, found)]
+
+        return place
+
 
 # ------------------------------------------------------------------------------------------------------ the archive
 
@@ -303,6 +344,9 @@ class _Archive:
         if not ends_there(self._tail, find_end(self._tail)):
             self._read_tail(TAIL)
         self.rows: dict[str, int] = {}
+        # The members that are in series, which need no look at each of their names, and the names of all others.
+        self._series: list[Series] = []
+        self._single: list[str] = []
         # Names that other readers give members.
         self._others: set[str] = set()
         self.headers = array.array("Q")
@@ -323,6 +367,11 @@ class _Archive:
         self._check_names()
         # Whether it is a TorchScript archive: a program with its weights.
         self.is_script = self.is_old_script or self._has_code()
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """The names of all members, by row."""
+        return [*self.rows]
 
     def corrupt(self, reason: str, hint: str = "") -> CorruptError:
         return CorruptError(f"{self._name} is not a sound zip archive: {reason}.", hint)
@@ -404,8 +453,13 @@ class _Archive:
         directory, count = self._directory()
         rows, headers, sizes, packed_sizes = self.rows, self.headers, self.sizes, self.packed
         crcs, methods, all_flags = self.crcs, self.methods, self.flags
-        at = 0
-        for index in range(count):
+        at = index = alone = 0
+        while index < count:
+            if index >= alone:
+                if size := self._read_alike(directory, at, count - index):
+                    index, at = index + _ALIKE, at + size
+                    continue
+                alone = index + _ALIKE
             if at + ENTRY.size > len(directory):
                 raise self.corrupt(f"its directory ends after {index} of {count} members")
             (
@@ -437,14 +491,50 @@ class _Archive:
             if not method and packed != size:
                 raise self.corrupt(f"member {brief(name)} is stored, in {packed} bytes for {size}")
             rows[name] = index
+            self._single.append(name)
             headers.append(header)
             sizes.append(size)
             packed_sizes.append(packed)
             crcs.append(crc)
             methods.append(method)
             all_flags.append(flags)
+            index += 1
         if at != len(directory):
             raise self.corrupt(f"its directory has more in it than the {count} members it should have")
+
+    def _read_alike(self, directory: bytes, at: int, most: int) -> int:
+        """Read a number of entries of the directory together, from byte `at` on, and return how many bytes they are; 0
+        if there are fewer, or not all are of one length and as torch writes them."""
+        size = ENTRY.size + int.from_bytes(directory[at + 28 : at + 30], "little")
+        block = directory[at : at + _ALIKE * size]
+        alike = entries_alike(block, size) if most >= _ALIKE and len(block) == _ALIKE * size else None
+        if alike is None or alike.flags & _UNREADABLE:
+            return 0
+        rows, known = self.rows, len(self.rows)
+        rows.update(zip(alike.names, range(known, known + _ALIKE), strict=True))
+        if len(rows) != known + _ALIKE:
+            names = Counter([*itertools.islice(rows, known), *alike.names])
+            raise self._two_named(next(name for name in alike.names if names[name] > 1))
+        self._note_series(alike, known)
+        self.headers += alike.headers
+        self.sizes += alike.sizes
+        self.packed += alike.sizes
+        self.crcs += alike.crcs
+        self.methods.frombytes(bytes(self.methods.itemsize * _ALIKE))
+        self.flags += array.array("H", [alike.flags]) * _ALIKE
+        return len(block)
+
+    def _note_series(self, alike: Alike, row: int) -> None:
+        """Note that the entries from `row` on are a series, or go on with one; or that they are none."""
+        if not alike.head:
+            self._single.extend(alike.names)
+            return
+        digits = len(alike.names[0]) - len(alike.head)
+        last = self._series.pop() if self._series else Series("", 0, row, row)
+        if last[:2] == (alike.head, digits) and last.stop == row:
+            self._series.append(last._replace(stop=row + _ALIKE))
+        else:
+            self._series += [*([last] if last.head else []), Series(alike.head, digits, row, row + _ALIKE)]
 
     def _two_named(self, name: str) -> CorruptError:
         return self.corrupt(f"it has two members named {brief(name)}")
@@ -533,7 +623,7 @@ class _Archive:
         torch names the outermost directory after the file that it wrote, which may have been renamed.
         """
         # Compare as readers do that ignore case and kinds of slashes.
-        pickles = [name for name in self.rows if name[-len(PICKLE) :].lower() == PICKLE]
+        pickles = [name for name in self._single if name[-len(PICKLE) :].lower() == PICKLE]
         found = [name for name in pickles if normal(name).rpartition("/")[2] == PICKLE]
         # A storage may have any key: the outermost member of that name is the pickle.
         found.sort(key=len)
@@ -573,7 +663,7 @@ class _Archive:
         archive's directory, must not be another member's, nor one that torch looks up.
         """
         prefix, rows = self.prefix, self.rows
-        if not self._others and are_plain(rows, prefix):
+        if not self._others and are_plain([*self._single, *(f"{each.head}0" for each in self._series)], prefix):
             return
         both = next((name for name in self._others if name in rows), None)
         if both is not None:
@@ -599,8 +689,8 @@ class _Archive:
             self._check_odd(len(seen))
 
     def _has_code(self) -> bool:
-        code = itertools.repeat(self.prefix + "code/")
-        return self.prefix + "constants.pkl" in self.rows or any(map(str.startswith, self.rows, code))
+        names, code = [*self._single, *(each.head for each in self._series)], itertools.repeat(self.prefix + "code/")
+        return self.prefix + "constants.pkl" in self.rows or any(map(str.startswith, names, code))
 
     def _overlap(self, row: int, end: int) -> CorruptError:
         return self.corrupt(
@@ -611,7 +701,38 @@ class _Archive:
 
     def locate_all(self) -> None:
         """Read and check the local headers of all members."""
-        self.locate(self.rows.items())
+        names, done = self.names, 0
+        for series in () if is_remote(self.file.path) else self._series:
+            self.locate(zip(names[done : series.first], range(done, series.first), strict=True))
+            done = series.stop
+            self._locate_series(series.first, done)
+        self.locate(zip(names[done:], range(done, len(names)), strict=True))
+
+    def _locate_series(self, row: int, end: int) -> None:
+        """Locate the members of rows `row` to `end`, which are in a series, as many at once as are alike."""
+        while row < end:
+            start, size, distance = self.headers[row], self.sizes[row], self._ends[row] - self.headers[row]
+            count = min(end - row, _MOST_ALIKE, max(DESCRIPTIONS // distance, 1))
+            stop = row + count
+            names = self.names[row:stop]
+            if (
+                count > 2
+                and self.headers[row:stop] == array.array("Q", range(start, start + count * distance, distance))
+                and self._ends[row : stop - 1] == self.headers[row + 1 : stop]
+                and self.sizes[row:stop].count(size) == self.flags[row:stop].count(self.flags[row]) == count
+            ):
+                last = start + distance * (count - 1) + LOCAL_HEADER.size + len(names[0])
+                group = self._group(start, last, [(row, names[0].encode()), (stop - 1, names[-1].encode())])
+                window = self._read_near(group.start, group.nbytes)
+                if headers_alike(window, distance, names, self.crcs[row:stop]):
+                    # What is true of the first is of all, but that something else comes after the last.
+                    self._locate_near(group, window)
+                    at = self.payloads[row]
+                    self.payloads[row:stop] = array.array("Q", range(at, at + count * distance, distance))
+                    row = stop
+                    continue
+            self.locate(zip(names, range(row, stop), strict=True))
+            row = stop
 
     def locate(self, members: Iterable[tuple[str, int]]) -> None:
         """Read and check the local headers of these members, (name, row).
@@ -738,10 +859,14 @@ class _Archive:
 
     def records(self) -> Records:
         """Return the storages' places and checksums; of compressed ones, only the checksums."""
-        found = [row for _, row in self.storages()]
+        beginnings = tuple(self.prefix + folder for folder in self.folders)
+        found = [self.rows[name] for name in self._single if name.startswith(beginnings)]
+        for series in self._series:
+            found.extend(range(series.first, series.stop) if series.head.startswith(beginnings) else ())
+        found.sort()
         rows: Sequence[int] = found
         if found and found[-1] - found[0] == len(found) - 1:
-            # They follow one another, as mostly.
+            # No row is there twice: they follow one another, as mostly.
             rows = range(found[0], found[-1] + 1)
         places = self._column(self.payloads, rows)
         if any(map(operator.gt, places, places[1:])):
