@@ -148,7 +148,7 @@ def tasks(file: FilePlan, unit: int, positioned: bool, tile: int = 0, several: b
     if pieces:
         yield Window(start, at, pieces)
     for group in groups:
-        yield from _row_blocks(group, unit)
+        yield from row_blocks(group, unit)
     if at != file.size:
         raise ValueError(f"{file.name}: its parts end at {at}, and its size is {file.size}")
 
@@ -231,7 +231,7 @@ def _worth_sharing(group: list[_Shared], unit: int) -> bool:
     return len(group) > 1 and widest <= unit and 2 * taken >= sum(count * distance for _, count, distance in rows)
 
 
-def _row_blocks(group: list[_Shared], unit: int) -> Iterator[RowBlock]:
+def row_blocks(group: list[_Shared], unit: int) -> Iterator[RowBlock]:
     """Yield `group` as blocks of as many rows as fit into `unit` bytes."""
     _, (rows, _) = group[0]
     count = sum(count for _, count, _ in rows)

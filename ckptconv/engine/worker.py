@@ -162,13 +162,13 @@ class Worker:
         if isinstance(task, Trailer):
             # This worker has made all of the file's data.
             data = task.make(Digests(self.digests or {}))
-            self._write(task.offset, memoryview(data))
+            self.write(task.offset, memoryview(data))
             self.trailers.add(task.offset)
             size = len(data)
         elif isinstance(task, Window):
             size = self._fill(task)
         else:
-            size = self._place(task) if isinstance(task, Tile) else self._divide(task)
+            size = self.place(task) if isinstance(task, Tile) else self._divide(task)
         self.tally.bytes_written += size
         return size
 
@@ -185,14 +185,14 @@ class Worker:
             for part, start, stop in window.pieces:
                 base = part.offset - window.start
                 if isinstance(part, Data):
-                    self._digest(part, start, out[base + start : base + stop])
+                    self.digest(part, start, out[base + start : base + stop])
                 elif isinstance(part, Trailer):
                     out[base:][:stop] = part.make(known)
                     self.trailers.add(part.offset)
-        self._write(window.start, out)
+        self.write(window.start, out)
         return len(out)
 
-    def _digest(self, part: Data, start: int, data: memoryview) -> None:
+    def digest(self, part: Data, start: int, data: memoryview) -> None:
         """Add `data`, the bytes of `part` from `start` on, to its CRC-32."""
         assert self.digests is not None
         if not start and len(data) == part.nbytes:
@@ -210,7 +210,7 @@ class Worker:
         """Return bytes `start` to `stop` of a tensor, valid until the next call."""
         return self.assemble(Window(part.offset + start, part.offset + stop, [Piece(part, start, stop)]))
 
-    def _write(self, offset: int, data: memoryview) -> None:
+    def write(self, offset: int, data: memoryview) -> None:
         assert self.writer is not None
         self.writer.write_at(offset, data)
 
@@ -259,26 +259,26 @@ class Worker:
                     to = out[base + target.offset : base + target.offset + target.length]
                     reads.setdefault(file, []).append((source.offset, to))  # type: ignore[union-attr]
         for file, ranges in reads.items():
-            self._read(file, ranges)
+            self.read(file, ranges)
         for each in alike:
-            self._convert(each, out)
+            self.convert(each, out)
         return out
 
-    def _convert(self, alike: _Alike, out: memoryview) -> None:
+    def convert(self, alike: _Alike, out: memoryview) -> None:
         """Apply a kernel at once to small tensors that are adjacent in `out`."""
         from ckptconv.tensors import kernels
 
         self._make_room(alike.nbytes)
         packed = self.scratch[: alike.nbytes]
         ends = list(itertools.accumulate(length for _, length in alike.ranges))
-        self._read(
+        self.read(
             alike.file,
             [(at, packed[end - length : end]) for (at, length), end in zip(alike.ranges, ends, strict=True)],
         )
         _, overflows = kernels.apply((alike.kernel,), packed, out[alike.start : alike.stop])
         self.tally.overflows += overflows
 
-    def _place(self, tile: Tile) -> int:
+    def place(self, tile: Tile) -> int:
         assert self.writer is not None
         target = tile.move.target.shifted(tile.part.offset)
         offsets, length = target.offsets(), target.length
@@ -336,9 +336,9 @@ class Worker:
                 if target.grid:
                     _scatter(out, target, result)
             if isinstance(part, Data):
-                self._write(part.offset + start, out)
+                self.write(part.offset + start, out)
                 if self.digests is not None:
-                    self._digest(part, start, out)
+                    self.digest(part, start, out)
                 written += len(out)
             elif isinstance(part, Checked):
                 part.check(out)
@@ -417,7 +417,7 @@ class Worker:
             for move in source.moves:
                 target, file, inner, steps = move
                 if file is not None and isinstance(inner, Runs) and not (steps or target.grid or inner.grid):
-                    self._read(file, [(inner.offset, made[target.offset : target.stop])])
+                    self.read(file, [(inner.offset, made[target.offset : target.stop])])
                 else:
                     _scatter(made, target, self._result(move))
         finally:
@@ -463,7 +463,7 @@ class Worker:
         if len(self.scratch) < size:
             self.scratch = memoryview(bytearray(size))
 
-    def _read(self, file: File, ranges: list[tuple[int, memoryview]]) -> None:
+    def read(self, file: File, ranges: list[tuple[int, memoryview]]) -> None:
         """Fill each buffer from its offset; read across small gaps instead of starting another read."""
         ranges.sort(key=itemgetter(0))
         skipped = self.junk

@@ -88,7 +88,7 @@ def _header(name: str, at: int, empty: bool) -> bytes:
     return head + raw + struct.pack("<2H", _PADDING, padding) + b"Z" * padding
 
 
-def _crc(record: _Record, digests: Mapping[str, int]) -> int:
+def crc_of(record: _Record, digests: Mapping[str, int]) -> int:
     rest = record.size - record.known
     if not rest:
         return record.crc
@@ -102,7 +102,7 @@ def _descriptor_form(record: _Record) -> struct.Struct:
 
 
 def _descriptor(record: _Record, digests: Mapping[str, int]) -> bytes:
-    return _descriptor_form(record).pack(b"PK\x07\x08", _crc(record, digests), record.size, record.size)
+    return _descriptor_form(record).pack(b"PK\x07\x08", crc_of(record, digests), record.size, record.size)
 
 
 def _directory(at: int, records: Sequence[_Record], digests: Mapping[str, int]) -> bytes:
@@ -142,7 +142,7 @@ def _entries(records: Sequence[_Record], digests: Mapping[str, int]) -> Iterator
         flags = _UTF8 | (_DESCRIBED if record.size else 0)
         size = min(record.size, _LIMIT)
         yield _ENTRY.pack(
-            b"PK\x01\x02", 0, 0, flags, 0, 0, 0, _crc(record, digests), size, size, len(raw), len(extra), 0, 0, 0, 0,
+            b"PK\x01\x02", 0, 0, flags, 0, 0, 0, crc_of(record, digests), size, size, len(raw), len(extra), 0, 0, 0, 0,
             min(record.header, _LIMIT),
         )  # fmt: skip
         yield raw

@@ -191,7 +191,7 @@ def _accelerate_output(source: Source, target: Target, options: Options) -> Outp
     return made._replace(told=made.told._replace(notes=(*made.told.notes, note)))
 
 
-_PLANS = {
+PLANS = {
     "file": _safetensors_output,
     "directory": _safetensors_output,
     "torch": _torch_output,
@@ -210,7 +210,7 @@ def planned(source: Source, target: Target, options: Options) -> Output:
     """Plan the output of `source` at `target`."""
     if target.kind == "directory":
         target = target._replace(stem=source.stem)
-    return _PLANS[target.kind](source, target, options)
+    return PLANS[target.kind](source, target, options)
 
 
 def output_of(
@@ -310,11 +310,11 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     elif (source.shards or grouping) and limit is None and not of_states:
         shards = source.shards or list(dict.fromkeys(source.grouping.values()))
         groups = _numbered(_as_in(kept, shards, grouping), target.stem)
-    files = _file_plans(kept, aliases, structure, target, limit, metadata, groups, target.stem)
+    files = file_plans(kept, aliases, structure, target, limit, metadata, groups, target.stem)
     if structure is None and is_structured and _names(files) != list(kept):
         # A plain dict needs a record if casts or several files change the order of its names.
         structure = keymap.plain_record(kept)
-        files = _file_plans(kept, aliases, structure, target, limit, metadata, groups, target.stem)
+        files = file_plans(kept, aliases, structure, target, limit, metadata, groups, target.stem)
     count = sum(file.name.endswith(SUFFIX) for file in files)
     if count > 1 and not of_states and (reader := _reader_of_one(source)):
         raise UsageError(f"{target.path} would have {count} files, and {reader} of one.", "Leave --max-shard-size out.")
@@ -375,7 +375,7 @@ def _names(files: Iterable[FilePlan]) -> list[str]:
     return [part.name for file in files for part in file.parts if isinstance(part, Data)]
 
 
-def _file_plans(
+def file_plans(
     tensors: dict[str, LazyTensor],
     aliases: dict[str, str],
     structure: str | None,

@@ -50,7 +50,7 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
             dtype, shape = tensor.dtype, tensor.shape
             if (dtype, shape) not in kinds:
                 counts = ",".join(map(str, shape_of(tensor)))
-                told = f'"dtype":"{_code(name, key, tensor)}","shape":[{counts}],"data_offsets"'
+                told = f'"dtype":"{code_of(name, key, tensor)}","shape":[{counts}],"data_offsets"'
                 kinds[dtype, shape] = told, tensor.nbytes
             text, size = kinds[dtype, shape]
         starts.append(at)
@@ -58,7 +58,7 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
         if len(entries) == _ENCODED_AT_ONCE:
             header.append(_encoded(name, "".join(entries)))
             entries.clear()
-    head = _finished(name, [*header, _encoded(name, "".join(entries))])
+    head = finished(name, [*header, _encoded(name, "".join(entries))])
     del header, entries
     start = len(head)
     fields = zip(map(start.__add__, starts), map(itemgetter(1), ordered), map(itemgetter(0), ordered), strict=False)
@@ -66,7 +66,7 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
     return FilePlan(name, start + at, (Literal(0, head), *map(tuple.__new__, itertools.repeat(Data), fields)))
 
 
-def _code(file: str, key: str, tensor: LazyTensor) -> str:
+def code_of(file: str, key: str, tensor: LazyTensor) -> str:
     if tensor.dtype.code is None:
         raise UnsupportedError(
             f"{file}: {key!r} is a tensor of {tensor.dtype}, and safetensors has no such dtype.",
@@ -94,7 +94,7 @@ def _encoded(file: str, text: str) -> bytes:
         ) from error
 
 
-def _finished(file: str, header: Sequence[bytes]) -> bytes:
+def finished(file: str, header: Sequence[bytes]) -> bytes:
     """Return the start of a file: the header's length in eight bytes, then `header`, closed and padded."""
     length = sum(map(len, header)) + 1
     padding = -length % 8

@@ -220,7 +220,7 @@ class TorchTree:
 
     def _storage(self, leaf: LazyTensor, facts: TensorFacts) -> PersistentId:
         """Return the id of a storage that is a leaf. torch loads it with the dtype of its class."""
-        room, offset, _ = self._place(leaf, facts)
+        room, offset, _ = self.place(leaf, facts)
         cls = room.cls or "Byte"  # torch loads an untyped storage as bytes
         if offset or room.nbytes != leaf.nbytes or cls != _CLASSES.get(leaf.dtype.name):
             raise UnsupportedError(
@@ -231,7 +231,7 @@ class TorchTree:
         return _persistent(room)
 
     def _tensor(self, leaf: LazyTensor, facts: TensorFacts, requires_grad: bool) -> Call:
-        room, offset, strides = self._place(leaf, facts)
+        room, offset, strides = self.place(leaf, facts)
         arguments: tuple[Any, ...] = (
             _persistent(room),
             offset,
@@ -244,7 +244,7 @@ class TorchTree:
             return Call(_utils("_rebuild_tensor_v2"), arguments)
         return Call(_utils("_rebuild_tensor_v3"), (*arguments, TorchConstant("dtype", leaf.dtype.name)))
 
-    def _place(self, leaf: LazyTensor, facts: TensorFacts) -> tuple[_Room, int, tuple[int, ...]]:
+    def place(self, leaf: LazyTensor, facts: TensorFacts) -> tuple[_Room, int, tuple[int, ...]]:
         """Return the storage of a tensor, the element of it at which the tensor begins, and the tensor's strides."""
         strides = strides_of(leaf, facts.strides)
         room = self._shared.get(facts.storage) if facts.storage is not None and leaf.numel else None
@@ -291,7 +291,7 @@ class TorchTree:
         bits = _QUANTIZED_AS.get((values.dtype.name, 2 if packed > 2 else 1 if packed > 1 else 0))
         if bits:  # taken from a tensor in memory, as integers
             values, facts = View(untagged(values), DTYPES[bits], tuple(values.shape)), facts._replace(storage=None)
-        room, offset, strides = self._place(values, facts)
+        room, offset, strides = self.place(values, facts)
         quantizer = (parts["qscheme"], *(parts[name] for name in names))
         # Values smaller than a byte are stored as a flat tensor of their bytes.
         shape, strides = parts.get("shape", values.shape), parts.get("strides", strides)

@@ -93,7 +93,7 @@ def apply(kernels: Sequence[Kernel], data: Buffer, out: memoryview | None = None
         else:
             result = scratch(f"kernel {index % 2}", size).data
         _check_room(result, size)
-        overflows += _KERNELS[type(kernel)](kernel, view, result)
+        overflows += FUNCTIONS[type(kernel)](kernel, view, result)
         view = result
     if out is not None and view is not out:
         _check_room(out, len(view))
@@ -764,4 +764,4 @@ JOINING: dict[type[Any], ElementMaker] = {
     ),
 }
 _ELEMENTS = CONVERTING | JOINING
-_KERNELS = {made: maker.run for made, maker in _ELEMENTS.items()} | {Gather: _gather, Tile: _tile}
+FUNCTIONS = {made: maker.run for made, maker in _ELEMENTS.items()} | {Gather: _gather, Tile: _tile}

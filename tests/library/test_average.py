@@ -15,6 +15,7 @@ import torch
 from checkpoints import ZERO, ckptconv_here, contents
 from dcp_checkpoints import checkpoint_of
 from effort import examples
+from faults import other_fields
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -22,7 +23,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ckptconv import DifferenceError, UnsupportedError, UsageError, average, convert, diff, load_state_dict, verify
 from ckptconv.library.virtual import VirtualFiles
-from ckptconv.tensors import kernels
 from ckptconv.tensors.computing import WeightedSum
 
 Tensors = dict[str, torch.Tensor]
@@ -318,12 +318,7 @@ def test_the_manifest_names_the_others_and_verify_reads_them() -> None:
 
 
 def test_verify_finds_a_fault_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = kernels._KERNELS[WeightedSum]
-
-    def wrong(kernel: WeightedSum, data: memoryview, out: memoryview) -> int:
-        return right(kernel._replace(weights=kernel.weights[::-1]), data, out)
-
-    monkeypatch.setitem(kernels._KERNELS, WeightedSum, wrong)
+    other_fields(WeightedSum, weights=lambda kernel: kernel.weights[::-1])(monkeypatch)
     with pytest.raises(DifferenceError):
         average(saved(model(0), model(1)), "out", weights=[1, 2], verify=True)
 

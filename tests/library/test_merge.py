@@ -16,6 +16,7 @@ import torch
 import zero_writer as zero
 from checkpoints import DATA, ckptconv_here, contents
 from effort import examples
+from faults import tiles
 from hypothesis import HealthCheck
 from hypothesis import given as made_up
 from hypothesis import strategies as st
@@ -31,8 +32,7 @@ from ckptconv.formats.quantized.table import WAYS
 from ckptconv.library.virtual import VirtualFiles
 from ckptconv.outputs import adapters as merging
 from ckptconv.structure.maps.memory import families
-from ckptconv.tensors import kernels
-from ckptconv.tensors.computing import LowRank, Tile
+from ckptconv.tensors.computing import LowRank
 
 PEFT = DATA / "peft"
 # Of each element, all rows would be needed.
@@ -423,13 +423,7 @@ def test_the_manifest_names_the_adapters_and_verify_reads_them(monkeypatch: pyte
     Path("adapter/adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 4}))
     with pytest.raises(DifferenceError):
         verify("base.safetensors", "out")
-    right = kernels._KERNELS[Tile]
-
-    def wrong(tile: Tile, data: memoryview, out: memoryview) -> int:
-        assert isinstance(tile.kernel, LowRank)
-        return right(tile._replace(kernel=LowRank(tile.kernel.scale * 2)), data, out)
-
-    monkeypatch.setitem(kernels._KERNELS, Tile, wrong)
+    tiles(LowRank, scale=lambda kernel: kernel.scale * 2)(monkeypatch)
     with pytest.raises(DifferenceError):
         merge("base.safetensors", given, "again", verify=True)
 

@@ -21,6 +21,7 @@ import zstandard
 from checkpoints import ckptconv_here, contents
 from crashes import CALLS, counted, failing, in_child
 from effort import examples
+from faults import one_bit, spoiled
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file as load_bytes
@@ -43,7 +44,6 @@ from ckptconv import (
 from ckptconv.comparison import encoding, reading
 from ckptconv.comparison.reading import Pair
 from ckptconv.storage import overwriting
-from ckptconv.tensors import kernels
 from ckptconv.tensors.computing import Overlay, Xor
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Zeros
@@ -672,14 +672,7 @@ def test_a_kernel_that_errs_is_found_by_the_checksum(
     kernel: Any, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delta = delta_of(pair, "xor" if kernel is Xor else "overwrite")
-    right = kernels._KERNELS[kernel]
-
-    def wrong(told: Any, data: memoryview, out: memoryview) -> int:
-        made = right(told, data, out)
-        out[-1] ^= 1
-        return made
-
-    monkeypatch.setitem(kernels._KERNELS, kernel, wrong)
+    spoiled(kernel, one_bit)(monkeypatch)
     with pytest.raises(CorruptError, match="was expected"):
         patch(pair[0], delta, pair[0].parent / "out.safetensors")
     assert not (pair[0].parent / "out.safetensors").exists()

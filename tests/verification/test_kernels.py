@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faults import one_bit, spoiled
 
 from ckptconv.engine.worker import Worker
 from ckptconv.plan import Data
@@ -96,7 +97,7 @@ SAMPLES: dict[type[Any], LazyTensor] = {
 
 
 def test_no_kernel_is_left_out() -> None:
-    assert SAMPLES.keys() == {*KERNELS.values()} == {*kernels._KERNELS, *kernels.TILING} - OF_MOVES
+    assert SAMPLES.keys() == {*KERNELS.values()} == {*kernels.FUNCTIONS, *kernels.TILING} - OF_MOVES
 
 
 def made(tensor: LazyTensor) -> bytes:
@@ -121,26 +122,12 @@ def test_its_evaluator_finds_a_fault(kernel: type[Any], monkeypatch: pytest.Monk
     tensor = SAMPLES[kernel]
     assert made(tensor) == evaluated(tensor)
     runs = computing.Tile if kernel in kernels.TILING else kernel
-    right = kernels._KERNELS[runs]
-
-    def wrong(told: Any, data: memoryview, out: memoryview) -> int:
-        count = right(told, data, out)
-        out[-1] ^= 1
-        return count
-
-    monkeypatch.setitem(kernels._KERNELS, runs, wrong)
+    spoiled(runs, one_bit)(monkeypatch)
     assert made(tensor) != evaluated(tensor)
 
 
 def test_its_evaluator_finds_a_fault_in_products_that_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = Convert(SAMPLES[LowRank], Cast("float64", "bfloat16"), BF16)
     assert made(tensor) == evaluated(tensor)
-    right = kernels._KERNELS[computing.Tile]
-
-    def wrong(told: Any, data: memoryview, out: memoryview) -> int:
-        count = right(told, data, out)
-        out[-1] ^= 1
-        return count
-
-    monkeypatch.setitem(kernels._KERNELS, computing.Tile, wrong)
+    spoiled(computing.Tile, one_bit)(monkeypatch)
     assert made(tensor) != evaluated(tensor)

@@ -43,7 +43,7 @@ def plan(source: Source, target: Target, options: Options) -> planning.Output:
 def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     kind = kinds.KINDS["file"]._replace(suffixes=(".flat",), compared="plan")
     monkeypatch.setitem(kinds.KINDS, "flat", kind)  # type: ignore[arg-type]
-    monkeypatch.setitem(planning._PLANS, "flat", plan)
+    monkeypatch.setitem(planning.PLANS, "flat", plan)
     save_file({"a": torch.arange(6.0), "b": torch.ones(2, 3)}, tmp_path / "in.safetensors")
     return tmp_path / "out.flat"
 

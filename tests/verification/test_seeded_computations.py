@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from computed import JOBS, NAMES, sources
+from faults import Plant, other_fields, tiles, wrapped
 from safetensors.torch import load_file, save_file
 
 from ckptconv import verify
 from ckptconv.errors import DifferenceError
 from ckptconv.outputs import planning
-from ckptconv.tensors import kernels
 from ckptconv.tensors.computing import LowRank, Magnitude, Quantize, Tile, WeightedSum
 
 Patch = pytest.MonkeyPatch
@@ -29,40 +29,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # ------------------------------------------------------------------------------------------------ what computes
-
-
-def tiles(
-    kind: type, change: Callable[[Any, np.ndarray], object] | None = None, **fields: Any
-) -> Callable[[Patch], None]:
-    """Tiles of a kernel that has other `fields`, functions of its own, or whose bits are then changed."""
-
-    def plant(patch: Patch) -> None:
-        right = kernels._KERNELS[Tile]
-
-        def wrong(tile: Tile, data: memoryview, out: memoryview) -> int:
-            if not isinstance(tile.kernel, kind):
-                return right(tile, data, out)
-            kernel = tile.kernel._replace(**{name: made(tile.kernel) for name, made in fields.items()})
-            count = right(tile._replace(kernel=kernel), data, out)
-            if change is not None:
-                change(tile, np.frombuffer(out, "u1"))
-            return count
-
-        patch.setitem(kernels._KERNELS, Tile, wrong)
-
-    return plant
-
-
-def sums(**fields: Callable[[WeightedSum], Any]) -> Callable[[Patch], None]:
-    def plant(patch: Patch) -> None:
-        right = kernels._KERNELS[WeightedSum]
-
-        def wrong(kernel: WeightedSum, data: memoryview, out: memoryview) -> int:
-            return right(kernel._replace(**{name: made(kernel) for name, made in fields.items()}), data, out)
-
-        patch.setitem(kernels._KERNELS, WeightedSum, wrong)
-
-    return plant
 
 
 def last_bit(tile: Tile, bits: np.ndarray) -> None:
@@ -84,33 +50,34 @@ def one_scale_of_its_neighbour(tile: Tile, bits: np.ndarray) -> None:
         bits[min(len(bits), 4) - 1] ^= 2
 
 
-def exchanged(one: str, other: str) -> Callable[[Patch], None]:
+def exchanged(one: str, other: str) -> Plant:
     """Two tensors are stored under each other's names, with the parts of quantized ones."""
 
-    def plant(patch: Patch) -> None:
-        right = planning._file_plans
+    def wrong(right: Any, tensors: Any, *rest: Any) -> Any:
+        planned = dict(tensors)
+        for name in tensors:
+            if name.startswith(one):
+                there = other + name.removeprefix(one)
+                planned[name], planned[there] = tensors[there], tensors[name]
+        return right(planned, *rest)
 
-        def wrong(tensors: Any, *rest: Any) -> Any:
-            made = dict(tensors)
-            for name in tensors:
-                if name.startswith(one):
-                    there = other + name.removeprefix(one)
-                    made[name], made[there] = tensors[there], tensors[name]
-            return right(made, *rest)
-
-        patch.setattr(planning, "_file_plans", wrong)
-
-    return plant
+    return wrapped(planning, "file_plans", wrong)
 
 
 OF_CODES = ["fp8-block", "mxfp8", "int4-g32", "requantize"]
 ANOTHER_LAYER, GATE_AND_UP = exchanged(NAMES[0], NAMES[2]), exchanged(NAMES[0], NAMES[1])
-MADE: dict[str, tuple[Callable[[Patch], None], list[str]]] = {
+MADE: dict[str, tuple[Plant, list[str]]] = {
     "another scale of the adapter": (tiles(LowRank, scale=lambda kernel: -kernel.scale), ["merge", "merge-mxfp8"]),
     "the last bit of a merged weight": (tiles(LowRank, last_bit), ["merge"]),
     "the sign of a weight of another length": (tiles(Magnitude, another_sign), ["dora"]),
-    "weights in another order": (sums(weights=lambda kernel: kernel.weights[::-1]), ["average", "ema", "minus"]),
-    "another divisor": (sums(over=lambda kernel: kernel.over * 2), ["average", "ema", "minus", "average-int4"]),
+    "weights in another order": (
+        other_fields(WeightedSum, weights=lambda kernel: kernel.weights[::-1]),
+        ["average", "ema", "minus"],
+    ),
+    "another divisor": (
+        other_fields(WeightedSum, over=lambda kernel: kernel.over * 2),
+        ["average", "ema", "minus", "average-int4"],
+    ),
     "a bit of a code": (tiles(Quantize, one_bit_of_codes), OF_CODES),
     "a scale that is none of its tile": (tiles(Quantize, one_scale_of_its_neighbour), OF_CODES),
     "another largest code": (
