@@ -24,6 +24,9 @@ if TYPE_CHECKING:
         UnsupportedError,
         UsageError,
     )
+    from ckptconv.features.rows.check import check as check_rows
+    from ckptconv.features.rows.pack import pack as pack_rows
+    from ckptconv.features.rows.split import split as split_rows
     from ckptconv.formats.source import Source
     from ckptconv.inspection.comparing import diff
     from ckptconv.inspection.inspecting import inspect
@@ -57,9 +60,6 @@ if TYPE_CHECKING:
     from ckptconv.options.table import Options
     from ckptconv.publish.finish import finish
     from ckptconv.result import Report
-    from ckptconv.rows.check import check as check_rows
-    from ckptconv.rows.pack import pack as pack_rows
-    from ckptconv.rows.split import split as split_rows
     from ckptconv.structure.keymap import flatten, unflatten
     from ckptconv.verification.verify import Verification, verify
     from ckptconv.version import __version__
@@ -106,7 +106,7 @@ _HOMES = {
     "VirtualFiles": ("library.virtual", "VirtualFiles"),
     "__version__": ("version", "__version__"),
     "average": ("library.averaging", "average"),
-    "check_rows": ("rows.check", "check"),
+    "check_rows": ("features.rows.check", "check"),
     "convert": ("conversion", "convert"),
     "diff": ("inspection.comparing", "diff"),
     "finish": ("publish.finish", "finish"),
@@ -115,11 +115,11 @@ _HOMES = {
     "load_state_dict": ("library.loading", "load_state_dict"),
     "merge": ("library.merging", "merge"),
     "open": ("library.checkpoint", "open_checkpoint"),
-    "pack_rows": ("rows.pack", "pack"),
+    "pack_rows": ("features.rows.pack", "pack"),
     "patch": ("library.patching", "patch"),
     "save_state_dict": ("library.saving", "save_state_dict"),
     "scan": ("inspection.scan.scanning", "scan"),
-    "split_rows": ("rows.split", "split"),
+    "split_rows": ("features.rows.split", "split"),
     "unflatten": ("structure.keymap", "unflatten"),
     "verify": ("verification.verify", "verify"),
 }

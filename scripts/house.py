@@ -22,7 +22,7 @@ BEGIN, END = "<!-- house: begin -->", "<!-- house: end -->"
 ORDER = (
     "errors", "version", "text", "process", "options", "result", "tensors", "plan", "storage", "pickles",
     "engine", "structure", "formats", "outputs", "verification", "comparison", "publish", "conversion", "library",
-    "rows", "inspection", "cli", "__main__", "__init__",
+    "inspection", "cli", "features", "__main__", "__init__",
 )  # fmt: skip
 # Too many arrows lead to these to be drawn.
 EVERYWHERE = ("errors", "version", "text", "process", "options", "result")

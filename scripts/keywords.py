@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from ckptconv.options.keywords import TABLES
+from ckptconv.options.keywords import tables
 from ckptconv.options.kinds import DTYPES, FLAG, SHORT_DTYPES
 from ckptconv.options.table import Option
 
@@ -60,7 +60,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypedDict
 
 from ckptconv.options.table import Option
 
-TABLES: Mapping[str, tuple[Mapping[str, Option], str]]
+def tables() -> dict[str, tuple[Mapping[str, Option], str]]: ...
 
 
 class TorchDType(Protocol):
@@ -87,7 +87,7 @@ def text() -> str:
 def _classes() -> Iterator[str]:
     """Yield a class for each group of options that the same calls take, then one for each call."""
     takers: dict[str, tuple[str, ...]] = {}
-    for name, (table, _) in TABLES.items():
+    for name, (table, _) in tables().items():
         for option in table.values():
             takers[_field(option)] = (*takers.get(_field(option), ()), name)
     fields: dict[tuple[str, ...], list[str]] = {}
@@ -97,7 +97,7 @@ def _classes() -> Iterator[str]:
     for names, called in shared.items():
         calls = ", ".join(name.removesuffix("Options") for name in names)
         yield from _class(called, ["TypedDict"], f"{calls}.", fields[names])
-    for name, (_, about) in TABLES.items():
+    for name, (_, about) in tables().items():
         bases = [called for names, called in shared.items() if name in names] or ["TypedDict"]
         yield from _class(name, bases, about, fields.get((name,), ()))
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import schemas
-import typer
 
 from ckptconv.cli.commands import app
 from ckptconv.cli.help import BRIEF, OWN, Flag, Help, as_json
@@ -44,7 +43,7 @@ VARIABLES = {
 @functools.cache
 def commands() -> tuple[Help, ...]:
     """Return the help of the program and of every command in it, in order."""
-    return tuple(_below(typer.main.get_command(app), "ckptconv", None))
+    return tuple(_below(app.made(), "ckptconv", None))
 
 
 def _below(command: Any, path: str, above: Any) -> Iterator[Help]:

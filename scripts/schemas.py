@@ -11,6 +11,7 @@ import json
 import textwrap
 import typing
 from dataclasses import is_dataclass
+from importlib import import_module
 from types import UnionType
 from typing import Any, Literal, NamedTuple
 
@@ -24,8 +25,6 @@ from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo
 from ckptconv.inspection.scan.report import RULES, VERDICTS, Finding, ScannedFile, ScanReport
 from ckptconv.inspection.summary import Summary
 from ckptconv.result import LikeReport, Report
-from ckptconv.rows.check import CheckReport
-from ckptconv.rows.layout import RowLayout
 from ckptconv.tensors.statistics import Statistics
 from ckptconv.verification.verify import Verification
 
@@ -44,14 +43,20 @@ class Command(NamedTuple):
     error: str = ""
 
 
+# What commands of features print.
+_PRINTED: dict[str, str] = {
+    "rows": "ckptconv.features.rows.printed",
+}
+FEATURES = tuple(map(import_module, _PRINTED.values()))
 _CONVERTING = (
     *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "safetensors2dcp", "virtual"),
-    *("average", "merge", "patch", "finish", "rows split", "rows pack"),
+    *("average", "merge", "patch", "finish"),
+    *(command for feature in FEATURES for command in feature.CONVERTING),
 )
 COMMANDS = {
     "conversion": Command(
         "Conversions",
-        "What a conversion prints with --json when it succeeds, and `finish`, `rows split` and `rows pack`.",
+        "What a conversion prints with --json when it succeeds, and every command that writes weights.",
         _CONVERTING,
         Report,
         "report",
@@ -77,9 +82,6 @@ COMMANDS = {
     "error": Command("Failures", "", (), printed.Failed, ok=False),
     "inspect": Command("inspect", "What `inspect --json` prints.", ("inspect",), Summary, "summary"),
     "maps": Command("maps", "", ("maps", "maps show", "maps check"), printed.Maps),
-    "rows-check": Command(
-        "rows check", "What `rows check --json` prints when nothing is wrong.", ("rows check",), CheckReport, "checked"
-    ),
     "scan": Command(
         "Scans",
         "What `scan --json` prints, whatever the verdicts are. Wrong usage is an object of failures.",
@@ -99,6 +101,7 @@ COMMANDS = {
         Verification,
         "verification",
     ),
+    **{name: Command(*about) for feature in FEATURES for name, about in feature.COMMANDS.items()},
 }
 
 # Properties that are printed with the fields.
@@ -145,14 +148,6 @@ _MORE: dict[tuple[type, str], dict[str, Any]] = {
     (Statistics, "max"): _ANY_NUMBER,
     (Statistics, "std"): _ANY_NUMBER,
     (Statistics, "mean"): {"type": ["number", "array", "null"], "items": {"type": "number"}},
-    (CheckReport, "ids"): {"enum": ["global", "local"]},
-    (CheckReport, "offset"): {"type": "integer"},
-    (CheckReport, "bucket_size"): {
-        "type": ["array", "null"],
-        "items": {"type": ["integer", "null"]},
-        "minItems": 2,
-        "maxItems": 2,
-    },
 }
 _SCALARS: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
@@ -162,11 +157,14 @@ _SCALARS: dict[Any, dict[str, Any]] = {
     Any: {},
 }
 _ERROR = "urn:ckptconv:1:error#/properties/error"
+_DIFFERENCES = [each for feature in FEATURES for each in feature.DIFFERENCES.items()]
 
 
 def schemas() -> dict[str, dict[str, Any]]:
     """Return the schema of each object, by its name."""
-    _MORE[CheckReport, "layout"] = _of_class(RowLayout)
+    for feature in FEATURES:
+        for field, more in feature.MORE.items():
+            _MORE[field] = more if isinstance(more, dict) else _of_class(more)
     return {name: _whole(name, command) for name, command in COMMANDS.items()}
 
 
@@ -249,6 +247,9 @@ def _of_class(described: type, within: str = "") -> dict[str, Any]:
         if (described, name) in _LEFT_OUT:
             hint = typing.get_args(hint)[0]
         found = _MORE.get((described, name)) or _of(hint, within)
+        if (described, name) == (printed.Failure, "difference"):
+            kinds = [_and(_of_class(kind, within), f"urn:ckptconv:1:{rest}") for kind, rest in _DIFFERENCES]
+            found["oneOf"] = [*found["oneOf"], *kinds]
         fields[name] = {**found, "description": told[name]}
         required += [] if optional else [name]
     about = " ".join((inspect.getdoc(described) or "").partition("\n\n")[0].split())
@@ -279,8 +280,6 @@ def _of(hint: Any, within: str) -> dict[str, Any]:
         )
     if hint is printed.Failure and within != "error":
         return {"$ref": _ERROR}
-    if hint is printed.RowsDiffer:
-        return _and(_of_class(hint, within), "urn:ckptconv:1:rows-check#/$defs/checked")
     if hint is printed.Converted:
         return {"type": "object", **_and(_of_class(hint, within), "urn:ckptconv:1:conversion#/$defs/report")}
     assert is_dataclass(hint) or typing.is_typeddict(hint), hint

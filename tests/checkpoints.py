@@ -16,7 +16,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-import typer
 from prepared import PROGRAM, prepared
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -26,7 +25,7 @@ from ckptconv.cli import main as main_
 
 DATA = Path(__file__).parent / "data"
 ZERO = DATA / "zero"
-COMMAND = typer.main.get_command(commands.app)
+COMMAND = commands.app.made()
 
 
 @dataclass

@@ -30,8 +30,6 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import IO, Any
 
-import typer
-
 import ckptconv
 from ckptconv.cli import commands
 from ckptconv.process import settled
@@ -203,7 +201,7 @@ def _serve(address: str, modules: list[str]) -> None:
                 importlib.import_module(module.name)
     for name in modules:
         numpy_module() if name == "numpy" else importlib.import_module(name)
-    commands.app = typer.main.get_command(commands.app)  # once, and not for each child
+    commands.app = commands.app.made()  # once, and not for each child
     assert {"torch", "numpy"}.intersection(sys.modules) <= {*modules, *(["numpy"] if "torch" in modules else [])}
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that tell how the children end
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the keyboard's is for whoever started this

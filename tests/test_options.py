@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import typer
 from checkpoints import DATA, ckptconv_here, contents
 from hypothesis import given
 from hypothesis import strategies as st
@@ -306,7 +305,7 @@ def commands() -> dict[str, set[str]]:
             options = [each for each in shown if each.param_type_name == "option"]
             found[path] = {flag for each in options for flag in each.opts}
 
-    walk(typer.main.get_command(app), "")
+    walk(app.made(), "")
     return found
 
 

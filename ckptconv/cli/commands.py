@@ -25,7 +25,7 @@ from ckptconv.cli.options import (
     taking,
 )
 from ckptconv.cli.patch import patch
-from ckptconv.cli.rows import rows
+from ckptconv.cli.registered import COMMANDS
 from ckptconv.cli.scan import scan
 from ckptconv.cli.typer_compat import App, Command, Group
 from ckptconv.cli.versions import versions
@@ -44,7 +44,9 @@ Examples:
 
 ckptconv help COMMAND has the options of each, and more examples.
 """
+
 app = App(
+    features=COMMANDS,
     name="ckptconv",
     cls=Group,
     help=ABOUT,
@@ -270,7 +272,6 @@ def verify_(
 
 for each in (average, merge, diff, patch, scan, virtual, serve):
     app.command(each.__name__, cls=Command)(each)
-app.add_typer(rows, name="rows")
 app.add_typer(maps, name="maps")
 
 

@@ -8,8 +8,10 @@ import re
 import shlex
 import traceback
 from collections.abc import Iterable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
+from ckptconv.cli.registered import COMMANDS
 from ckptconv.cli.typer_compat import WRONG_USAGE
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UsageError
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
@@ -86,8 +88,6 @@ _OTHER_WORDS = {
     "convert --dequantize": ("dequantize", "dequantise", "dequant"),
     "merge": ("merge-weights", "merge-lora", "merge-adapter", "merge-and-unload", "lora"),
     "average": ("mean", "avg", "soup", "swa", "ema", "model-soup"),
-    "rows split": ("split", "unpack"),
-    "rows pack": ("pack",),
 }
 _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".json", ".distcp", "/")
 
@@ -100,7 +100,12 @@ def meant_by(word: str) -> str:
         return "safetensors2pt"
     if kind:
         return _CONVERT[kind]
-    return next((command for command, words in _OTHER_WORDS.items() if source in words and not target), "")
+    if target:
+        return ""
+    others = {**_OTHER_WORDS}
+    for module in COMMANDS.values():
+        others |= import_module(module).OTHER_WORDS
+    return next((command for command, words in others.items() if source in words), "")
 
 
 def _no_command(word: str, group: Any) -> UsageError:

@@ -13,7 +13,7 @@ import typer
 from ckptconv.cli import signals
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.options.kinds import FLAG
-from ckptconv.options.table import COMMAND, OPTIONS, TENSORS, Option, RowOptions
+from ckptconv.options.table import COMMAND, OPTIONS, TENSORS, Option
 from ckptconv.text import LastWord
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ Input = Annotated[
 Destination = Annotated[
     str | None,
     typer.Argument(metavar="OUTPUT", show_default=False, help="A name that ends in .safetensors, or a directory."),
-]
-Tables = Annotated[
-    list[str], typer.Argument(metavar="TABLE...", show_default=False, help="Where the table is, or its shards.")
 ]
 
 
@@ -43,9 +40,6 @@ CONVERTING = [
     *named("manifest digest attest depfile dry_run"),
     *SHOWING,
 ]
-# The layout of a row, and the options of commands that write rows.
-LAYOUT = list(RowOptions.table.values())
-MAKING = [*LAYOUT, *named("jobs memory fsync clobber overwrite spool_dir dry_run verify"), *SHOWING]
 
 
 def taking(*options: Option) -> Callable[[Callable[..., None]], _Taking]:

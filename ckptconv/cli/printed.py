@@ -105,13 +105,6 @@ class FoundDifference(OneDifference):
     """Every tensor that differs, and how: the fields above are those of the first."""
 
 
-class RowsDiffer(TypedDict):
-    """The report of `rows check`, if something is wrong."""
-
-    what: Literal["rows"]
-    """This is a report of `rows check`."""
-
-
 class Failure(TypedDict):
     """An error."""
 
@@ -127,9 +120,9 @@ class Failure(TypedDict):
     hint: str
     """What to do; may be empty."""
 
-    difference: NotRequired[FoundDifference | UnlikeReference | RowsDiffer]
+    difference: NotRequired[FoundDifference | UnlikeReference]
     """What verify or diff found to differ; of --like, which tensors an input and its reference do not have in common,
-    with `what` "reference"; or, of rows check, its whole report with `what` "rows"."""
+    with `what` "reference"; or the whole report of another command, such as `rows check`."""
 
 
 class Failed(TypedDict):

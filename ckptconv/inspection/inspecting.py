@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
     from ckptconv.options.keywords import InspectOptions
     from ckptconv.storage.progress import AnyProgress
     from ckptconv.tensors.lazy import LazyTensor
+
+# The modules of features whose `notes_of(source)` yields what a user should know of a checkpoint, a sentence each.
+NOTES: dict[str, str] = {
+    "rows": "ckptconv.features.rows.tables",
+}
 
 
 @shown
@@ -58,8 +64,6 @@ def inspect(
         >>> [(each.name, each.dtype, each.shape, each.stats.mean) for each in found.tensors]
         [('weight', 'float32', (3, 4), 1.0), ('bias', 'float32', (3,), 0.0)]
     """
-    from ckptconv.rows import tables
-
     asked = filled(INSPECTING, options)
     stats, as_, max_shard_size = (asked.pop(name) for name in ("stats", "as_", "max_shard_size"))
     html, overwrite = asked.pop("html"), asked.pop("overwrite")
@@ -90,7 +94,7 @@ def inspect(
 
         found, read = measured(kept, asked["storage_options"], counter(progress), on_total)
     with no_garbage():
-        notes = list(tables.notes(tables.contents(opened)))
+        notes = [note for module in NOTES.values() for note in import_module(module).notes_of(opened)]
         summary = summarize(opened, notes, which, path=path, found=found, held=held)
         summary.quantized = _quantized(opened, kept, which, asked["storage_options"], summary.warnings)
     summary.bytes_read += read

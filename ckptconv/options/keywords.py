@@ -6,6 +6,8 @@ the help of each option.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, TypedDict
 
 from ckptconv.options.table import (
@@ -14,13 +16,13 @@ from ckptconv.options.table import (
     DISTRIBUTED,
     FINISHING,
     INSPECTING,
-    LAYOUT,
     LOADING,
     MERGING,
     OPTIONS,
     PATCHING,
     SCANNING,
     VIEWING,
+    Option,
 )
 
 # The options that each type has, and its docstring.
@@ -36,15 +38,23 @@ TABLES = {
     "OpenOptions": (VIEWING, "Options of `open`."),
     "LoadOptions": (LOADING, "Options of `load_state_dict`."),
     "DistributedOptions": (DISTRIBUTED, "Options of `DistributedReader`."),
-    "RowsOptions": ({**OPTIONS, **LAYOUT}, "Options of `split_rows`, `pack_rows` and `check_rows`."),
 }
+# Further types: the modules of features that have their options and docstring, as `KEYWORDS`.
+FEATURES: dict[str, str] = {
+    "RowsOptions": "ckptconv.features.rows.options",
+}
+
+
+def tables() -> dict[str, tuple[Mapping[str, Option], str]]:
+    """Return the options that each type has, and its docstring: of the features too."""
+    return {**TABLES, **{name: import_module(module).KEYWORDS for name, module in FEATURES.items()}}
 
 
 def __getattr__(name: str) -> Any:
     """Make the type of one call's options: for programs that name it outside of annotations."""
-    if name not in TABLES:
+    if name not in (*TABLES, *FEATURES):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    options, docstring = TABLES[name]
+    options, docstring = tables()[name]
     made = TypedDict(name, dict.fromkeys(options, Any), total=False)  # type: ignore[operator]
     made.__doc__, made.__module__ = docstring, __name__
     return globals().setdefault(name, made)

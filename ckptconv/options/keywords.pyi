@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypedDict
 
 from ckptconv.options.table import Option
 
-TABLES: Mapping[str, tuple[Mapping[str, Option], str]]
+def tables() -> dict[str, tuple[Mapping[str, Option], str]]: ...
 
 
 class TorchDType(Protocol):

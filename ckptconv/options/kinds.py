@@ -13,7 +13,7 @@ from ckptconv.text import brief, parse_count, parse_part, parse_path, parse_size
 # The memory for buffers where nobody says. If something is remote, requests are large, and several run at once; if
 # tensors are transposed, the longer the runs that are read and written, the fewer they are.
 USUAL_MEMORY, FAR_MEMORY, SCATTERED_MEMORY = 8 << 20, 24 << 20, 16 << 20
-MOST_ITEMS = 100_000_000  # items in a row
+MOST_ITEMS = 100_000_000  # items in a row, or lines of a list
 _MOST_NUMBER = 1e100  # of which a thousand can be added up
 _MOST_SIZE = (1 << 63) - 1  # of an axis
 DTYPES = ("float32", "bfloat16", "float16", "keep")
@@ -131,7 +131,7 @@ def _mapping(value: Any, called: str) -> dict[str, Any]:
     return dict(value)
 
 
-def _dtype_name(value: Any, called: str) -> str:
+def dtype_name(value: Any, called: str) -> str:
     """Return the full name of a dtype from its text, short or full, or from a torch dtype; torch is not imported."""
     text = value if isinstance(value, str) else str(value)
     if not isinstance(value, str):
@@ -142,7 +142,7 @@ def _dtype_name(value: Any, called: str) -> str:
 
 
 def _dtype(value: Any, called: str) -> str:
-    name = _dtype_name(value, called)
+    name = dtype_name(value, called)
     if name not in DTYPES:
         hint = "Give fp32, bf16, fp16 or keep."
         if _CODES.match(name):
@@ -218,7 +218,6 @@ DTYPE = ValueKind(
     accepts="DTypeName | TorchDType",
     values=(*DTYPES, "fp32", "bf16", "fp16"),
 )
-ROW_DTYPE = ValueKind(_dtype_name, accepts="str | TorchDType")
 TIED = choice("alias", "duplicate", words=_LITERAL["alias", "duplicate"])
 OPAQUE = choice("keep", "drop", unset="")
 DIGEST = choice("sha256", "blake3", words=_LITERAL["sha256", "blake3"], unset="")

@@ -1,7 +1,7 @@
 """The table of options: the name, values, default and effect of each.
 
-`Options`, for a conversion, and `RowOptions`, for the layout of rows, are made from it. So are the command line, the
-options in a manifest, and the checks of a caller's values.
+`Options` are made from it, and so are the command line, the options in a manifest, and the checks of a caller's values.
+A feature whose options no conversion has keeps a table of its own, made by the same `Given` and `naming`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ from ckptconv.options.kinds import (
     FLAG,
     MAPPING,
     MOST_ITEMS,
-    NAMES,
     NUMBER,
     NUMBERS,
     OPAQUE,
     PART,
     PATH,
-    ROW_DTYPE,
     RULES,
     SCATTERED_MEMORY,
     SIZE,
@@ -40,7 +38,6 @@ from ckptconv.options.kinds import (
     TIED,
     USUAL_MEMORY,
     WAY,
-    WORD,
     Default,
     ValueKind,
     choice,
@@ -170,7 +167,7 @@ def unknown(name: str, known: Iterable[str]) -> UsageError:
     )
 
 
-def _options_in(owner: type) -> dict[str, Option]:
+def options_in(owner: type) -> dict[str, Option]:
     return {name: option for name, option in vars(owner).items() if isinstance(option, Option)}
 
 
@@ -178,20 +175,20 @@ class _Signature:
     """The signature of a class of options. It is made when somebody looks: `inspect` takes longer to import than all
     that a start needs."""
 
-    def __get__(self, given: Any, owner: type[_Given]) -> inspect.Signature:
+    def __get__(self, given: Any, owner: type[Given]) -> inspect.Signature:
         import inspect
 
         return inspect.Signature([option.parameter() for option in owner.table.values()])
 
 
-class _Given:
+class Given:
     """Values of options as attributes: parsed, or the default if not given. They cannot be set."""
 
     table: ClassVar[dict[str, Option]]
     __signature__ = _Signature()
 
     def __init_subclass__(cls) -> None:
-        cls.table = _options_in(cls)
+        cls.table = options_in(cls)
 
     def __init__(self, **given: Any) -> None:
         for name in given:
@@ -218,10 +215,10 @@ class _Given:
 
 _deciding = functools.partial(_option, decides=True)
 _running = functools.partial(_option, group=RUNNING)
-_naming = functools.partial(_option, group=NAMING)
+naming = functools.partial(_option, group=NAMING)
 
 
-class Options(_Given):
+class Options(Given):
     """The options of a conversion; the contract of the command line explains each. None: the source's default.
 
     Each takes what the command line takes, as text, or the Python value: dtype="bf16", dtype=torch.bfloat16;
@@ -322,7 +319,7 @@ class Options(_Given):
         metavar="alias|duplicate",
         group=NAMING,
     )
-    like: str = _naming(
+    like: str = naming(
         PATH,
         "Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer. What is "
         "missing, too much, or of another shape is an error before anything is written.",
@@ -596,70 +593,6 @@ class Options(_Given):
         }
 
 
-class RowOptions(_Given):
-    """A user's options for the layout of rows; those left out are None, or are derived."""
-
-    embedding_dim: int | None = _naming(counted(1, MOST_ITEMS), "Items of weight in a row.", metavar="D", common=True)
-    optimizer: str | None = _naming(
-        WORD,
-        "exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none.",
-        metavar="NAME",
-        common=True,
-    )
-    weight_dtype: str | None = _naming(ROW_DTYPE, "float32 or float16.", metavar="DTYPE", fallback="the table's")
-    momentum1_dtype: str | None = _naming(
-        ROW_DTYPE, "float32, float16 or bfloat16.", metavar="DTYPE", fallback="float32"
-    )
-    momentum2_dtype: str | None = _naming(ROW_DTYPE, "As --momentum1-dtype.", metavar="DTYPE", fallback="float32")
-    max_dim: int | None = _naming(
-        counted(1, MOST_ITEMS), "D of the widest table of the same operator.", metavar="D", fallback="this table's"
-    )
-
-    @classmethod
-    def take(cls, options: dict[str, Any]) -> RowOptions:
-        """Remove the layout's options from `options`, and return them."""
-        return cls(**{name: options.pop(name) for name in cls.table if name in options})
-
-
-class _Rows:
-    """Further options of the commands for rows."""
-
-    names = Option(
-        TEXTS,
-        "The table; repeated, the shards of it in order.",
-        flags=("--tensor",),
-        metavar="NAME",
-        group=TAKE,
-        fallback="the only one",
-        common=True,
-    )
-    decode = Option(FLAG, "Write timestamp, count and used in the place of metadata.", group=NAMING)
-    global_id_offset = Option(
-        counted(1, (1 << 63) - 1),
-        "How much less local ids are than global ones.",
-        metavar="N",
-        group=NAMING,
-        fallback="what most rows say",
-    )
-    bucket_size = Option(
-        counted(1, (1 << 63) - 1), "Ids that a bucket spans.", metavar="N", group=NAMING, fallback="any one size"
-    )
-
-
-class _Packing:
-    """Options that only `pack` has."""
-
-    names = Option(
-        NAMES,
-        "The tensor that is PART of the rows; repeatable.",
-        flags=("--part",),
-        metavar="PART=NAME",
-        group=TAKE,
-        common=True,
-    )
-    name = Option(TEXT, "What the table is called.", metavar="NAME", group=NAMING)
-
-
 class _Opening:
     """Options that only `open` has, or names differently."""
 
@@ -850,11 +783,8 @@ class _Averaging:
 
 # The table, in parts: one name may be different options in different parts.
 OPTIONS = Options.table
-LAYOUT = RowOptions.table
-ROWS = {**LAYOUT, **_options_in(_Rows)}
-PACKING = {**LAYOUT, **_options_in(_Packing)}
-COMMAND = _options_in(_Command)
-COMPARING = _options_in(_Comparing)
+COMMAND = options_in(_Command)
+COMPARING = options_in(_Comparing)
 
 
 def _named_in(every: Mapping[str, Option], names: str) -> dict[str, Option]:
@@ -875,7 +805,7 @@ _OF_TENSORS = (
 
 # What the calls of the library take that are no conversions.
 OPENING = _named_in(
-    {**OPTIONS, **_options_in(_Opening)},
+    {**OPTIONS, **options_in(_Opening)},
     f"key tag exclude_frozen model_rank states structure {_AS_IT_IS} master unstack dequantize map size like order "
     f"family {_REACHED}",
 )
@@ -907,8 +837,8 @@ _COMPUTING = _named_in(
     f"{_OF_TENSORS} to chunks model_key copy_config for_hub {_READ} raw opaque drop_opaque {_WORKING} verify checksum "
     f"part manifest digest attest depfile dry_run {_REACHED}",
 )
-MERGING = {**_options_in(_Merging), **_COMPUTING}
-AVERAGING = {**_options_in(_Averaging), **_COMPUTING}
+MERGING = {**options_in(_Merging), **_COMPUTING}
+AVERAGING = {**options_in(_Averaging), **_COMPUTING}
 SCANNING = _named_in(OPTIONS, "storage_options")
 # Which tensors to convert, and how.
 TENSORS = tuple(_named_in(OPTIONS, _OF_TENSORS).values())

@@ -101,12 +101,11 @@ def _code_of(arguments: list[str]) -> object:
 
 @settled()  # else what is frozen would be counted for each file
 def _answer() -> None:
-    import typer
 
     from ckptconv.cli import commands
 
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, resource.getrlimit(resource.RLIMIT_CPU)[1]))
-    commands.app = typer.main.get_command(commands.app)  # once, and not for each file
+    commands.app = commands.app.made()  # once, and not for each file
     for line in sys.stdin:
         canary, *arguments = json.loads(line)
         err = io.StringIO()

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError, UsageError
+from ckptconv.features.rows.layout import METADATA_KEY, WEIGHT_DTYPES, RowLayout, check_width, could_be, likeliest, make
+from ckptconv.features.rows.options import RowOptions
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
-from ckptconv.options.table import Options, RowOptions
+from ckptconv.options.table import Options
 from ckptconv.pickles import nodes
-from ckptconv.rows.layout import METADATA_KEY, WEIGHT_DTYPES, RowLayout, check_width, could_be, likeliest, make
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import Concat, LazyTensor
 from ckptconv.text import some
@@ -64,6 +65,11 @@ def contents(source: Source) -> RowsContents:
 def names_of_tables(names: Iterator[str] | Sequence[str] | Mapping[str, Any]) -> list[str]:
     """Return those of `names` that are names of embedding tables."""
     return [name for name in names if _TABLE.fullmatch(name)]
+
+
+def notes_of(source: Source) -> Iterator[str]:
+    """Yield what a user of `source` should know of its tables."""
+    return notes(contents(source))
 
 
 def notes(found: RowsContents) -> Iterator[str]:

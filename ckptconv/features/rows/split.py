@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING
 
 from ckptconv.engine.execute import TensorReader
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
+from ckptconv.features.rows.columns import padding, part
+from ckptconv.features.rows.layout import METADATA_KEY, PAD, RowLayout, dump
+from ckptconv.features.rows.options import LAYOUT, ROWS, RowOptions
+from ckptconv.features.rows.proof import verifier_of_split
+from ckptconv.features.rows.tables import RowTable, layout_of, open_table
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import Source
-from ckptconv.options.table import LAYOUT, OPTIONS, ROWS, Options, RowOptions, checked
+from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target, beside, resolve_output
 from ckptconv.plan import Checked, FilePlan
 from ckptconv.publish.producing import produce
 from ckptconv.result import Report
-from ckptconv.rows.columns import padding, part
-from ckptconv.rows.layout import METADATA_KEY, PAD, RowLayout, dump
-from ckptconv.rows.proof import verifier_of_split
-from ckptconv.rows.tables import RowTable, layout_of, open_table
 from ckptconv.storage.paths import Paths, basename, listed, normalize
 from ckptconv.storage.progress import counter, shown
 from ckptconv.storage.spool import SpoolingReaders

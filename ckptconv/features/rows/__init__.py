@@ -3,3 +3,5 @@
 In: paths of tables and what their rows consist of. Out: plans for `publish`, and reports. Rows are columns of one
 tensor, so splitting and packing are ordinary conversions; nothing else of the package knows of rows.
 """
+
+PAGES = ("embedding-rows.md",)

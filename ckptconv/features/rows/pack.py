@@ -9,9 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
+from ckptconv.features.rows.layout import METADATA_KEY
+from ckptconv.features.rows.options import PACKING, RowOptions
+from ckptconv.features.rows.parts import RowParts
+from ckptconv.features.rows.proof import verifier_of_pack
+from ckptconv.features.rows.tables import RowsContents, contents, open_all
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import Source
-from ckptconv.options.table import OPTIONS, PACKING, Options, RowOptions, checked
+from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target, beside, resolve_output
@@ -19,10 +24,6 @@ from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import FilePlan
 from ckptconv.publish.producing import produce
 from ckptconv.result import Report
-from ckptconv.rows.layout import METADATA_KEY
-from ckptconv.rows.parts import RowParts
-from ckptconv.rows.proof import verifier_of_pack
-from ckptconv.rows.tables import RowsContents, contents, open_all
 from ckptconv.storage.paths import Paths, basename, listed, normalize
 from ckptconv.storage.progress import counter, shown
 from ckptconv.tensors.lazy import LazyTensor

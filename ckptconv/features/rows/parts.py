@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.features.rows.columns import check_rows, column
+from ckptconv.features.rows.layout import METADATA_KEY, PAD, Field, RowLayout, make, optimizer_named, parse
+from ckptconv.features.rows.options import RowOptions
+from ckptconv.features.rows.tables import RowsContents
 from ckptconv.options.kinds import MOST_ITEMS
-from ckptconv.options.table import RowOptions
-from ckptconv.rows.columns import check_rows, column
-from ckptconv.rows.layout import METADATA_KEY, PAD, Field, RowLayout, make, optimizer_named, parse
-from ckptconv.rows.tables import RowsContents
 from ckptconv.tensors.computing import Join
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Concat, Joined, LazyTensor, View, Zeros

@@ -201,7 +201,7 @@ def test_the_examples_of_the_format(tmp_path: Path, kind: Kind, row: int, places
         *_, data = parts[name]
         width = len(data) // 5
         assert data == b"".join(bytes(line[offset : offset + width]) for line in table), name
-    record = json.loads(metadata_of(out)["ckptconv.rows"])
+    record = json.loads(metadata_of(out)["ckptconv.features.rows"])
     assert record["row_bytes"] == row
     assert {field["name"]: field["offset"] for field in record["fields"]}.items() >= places.items()
 
@@ -503,7 +503,7 @@ RECORD = {
 )
 def test_no_record_makes_pack_fail_otherwise_than_with_a_reason(tmp_path: Path, record: str) -> None:
     rows = {"weight_id": torch.arange(3), "metadata": torch.arange(3), "weight": torch.ones(3, 8)}
-    save_file(rows, tmp_path / "p.safetensors", {"ckptconv.rows": record.encode("utf-8", "replace").decode()})
+    save_file(rows, tmp_path / "p.safetensors", {"ckptconv.features.rows": record.encode("utf-8", "replace").decode()})
     done = ckptconv_here("rows", "pack", tmp_path / "p.safetensors", tmp_path / "out.safetensors")
     assert done.code in (0, 2, 4, 5), done.err
     assert "mistake" not in done.err
@@ -664,7 +664,7 @@ def test_what_a_table_was_split_into_can_be_checked_too(tmp_path: Path) -> None:
 @given(st.lists(st.integers(-30, 30) | st.sampled_from([1, 2]), max_size=120), st.integers(1, 7), st.integers(1, 3))
 @example([1] * 30 + [2, 2, 3, 3], 7, 3)
 def test_ids_that_repeat_are_counted_in_any_order_with_any_memory(ids: list[int], run_size: int, block: int) -> None:
-    from ckptconv.rows.ids import Ids
+    from ckptconv.features.rows.ids import Ids
     from ckptconv.storage.spool import Spool
 
     spool = Spool()
@@ -792,7 +792,7 @@ def test_tables_of_nothing_are_split_or_refused(tmp_path: Path, shape: tuple[int
 
 def test_rows_of_a_big_endian_machine_are_refused(tmp_path: Path) -> None:
     from ckptconv.errors import UnsupportedError
-    from ckptconv.rows.columns import column
+    from ckptconv.features.rows.columns import column
     from ckptconv.tensors.dtypes import DTYPES
     from ckptconv.tensors.lazy import Convert, Stored
     from ckptconv.tensors.moves import File as SourceFile

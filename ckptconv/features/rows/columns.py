@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.rows.layout import Field, RowLayout
+from ckptconv.features.rows.layout import Field, RowLayout
 from ckptconv.tensors.computing import Bits
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Narrow, Stored, Tagged, View, Zeros

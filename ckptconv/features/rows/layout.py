@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError, UsageError
-from ckptconv.options.table import RowOptions
+from ckptconv.features.rows.options import RowOptions
 from ckptconv.storage import strict_json
 from ckptconv.tensors.dtypes import DTYPES, DType
 
 # The metadata entry that records the layout of rows that were split.
-METADATA_KEY = "ckptconv.rows"
+METADATA_KEY = "ckptconv.features.rows"
 VERSION = 1
 HEADER = 16
 WEIGHT_DTYPES = ("float32", "float16")

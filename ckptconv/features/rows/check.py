@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.engine.execute import TensorReader
 from ckptconv.errors import DifferenceError, LimitError, UnsupportedError
-from ckptconv.options.table import LAYOUT, OPTIONS, ROWS, Options, RowOptions, checked
+from ckptconv.features.rows.buckets import Buckets
+from ckptconv.features.rows.columns import part
+from ckptconv.features.rows.ids import Ids
+from ckptconv.features.rows.layout import METADATA_KEY, RowLayout
+from ckptconv.features.rows.options import LAYOUT, ROWS, RowOptions
+from ckptconv.features.rows.parts import RowParts
+from ckptconv.features.rows.tables import RowTable, choose, contents, join, layout_of, open_all
+from ckptconv.options.table import OPTIONS, Options, checked
 from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.process import peak_rss
-from ckptconv.rows.buckets import Buckets
-from ckptconv.rows.columns import part
-from ckptconv.rows.ids import Ids
-from ckptconv.rows.layout import METADATA_KEY, RowLayout
-from ckptconv.rows.parts import RowParts
-from ckptconv.rows.tables import RowTable, choose, contents, join, layout_of, open_all
 from ckptconv.storage.paths import Paths, listed
 from ckptconv.storage.progress import Progress, counter, shown
 from ckptconv.storage.spool import SpoolingReaders

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ckptconv.errors import DifferenceError
+from ckptconv.features.rows.columns import padding, part
+from ckptconv.features.rows.layout import PAD
+from ckptconv.features.rows.options import RowOptions
+from ckptconv.features.rows.parts import RowParts
+from ckptconv.features.rows.tables import RowTable, contents
 from ckptconv.formats.detect import open_source
 from ckptconv.formats.source import Source
-from ckptconv.options.table import Options, RowOptions
+from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.publish.publish import Verifier
-from ckptconv.rows.columns import padding, part
-from ckptconv.rows.layout import PAD
-from ckptconv.rows.parts import RowParts
-from ckptconv.rows.tables import RowTable, contents
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.lazy import Equal

@@ -8,15 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ckptconv.cli import signals
-from ckptconv.cli.options import LAYOUT, MAKING, SHOWING, Tables, divided, named, run, taking
+from ckptconv.cli.options import SHOWING, divided, named, run, taking
 from ckptconv.cli.typer_compat import Command, Group
-from ckptconv.options.table import PACKING, ROWS
+from ckptconv.features.rows.options import LAYOUT, PACKING, ROWS
 from ckptconv.text import format_memory, format_size
 
 if TYPE_CHECKING:
-    from ckptconv.rows.check import CheckReport
+    from ckptconv.features.rows.check import CheckReport
 
-rows = typer.Typer(
+# The layout of a row, and the options of commands that write rows.
+_LAYOUT = list(LAYOUT.values())
+_MAKING = [*_LAYOUT, *named("jobs memory fsync clobber overwrite spool_dir dry_run verify"), *SHOWING]
+Tables = Annotated[
+    list[str], typer.Argument(metavar="TABLE...", show_default=False, help="Where the table is, or its shards.")
+]
+OTHER_WORDS = {"rows split": ("split", "unpack"), "rows pack": ("pack",)}
+
+command = typer.Typer(
     name="rows",
     cls=Group,
     help="""Split, pack and check embedding tables of whole rows.
@@ -33,8 +41,8 @@ Examples:
 )
 
 
-@rows.command("split", cls=Command)
-@taking(*named("into"), ROWS["names"], ROWS["decode"], *MAKING)
+@command.command("split", cls=Command)
+@taking(*named("into"), ROWS["names"], ROWS["decode"], *_MAKING)
 def rows_split(
     words: Annotated[
         list[str],
@@ -57,13 +65,13 @@ def rows_split(
       ckptconv rows split --embedding-dim 64 --optimizer adagrad kv.pt parts/
       ckptconv rows split --embedding-dim 8 --optimizer adam kv.pt t.safetensors
     """
-    from ckptconv.rows.split import split
+    from ckptconv.features.rows.split import split
 
     _make_rows("rows split", split, words, "a TABLE", options)
 
 
-@rows.command("pack", cls=Command)
-@taking(*named("into"), PACKING["names"], PACKING["name"], *MAKING)
+@command.command("pack", cls=Command)
+@taking(*named("into"), PACKING["names"], PACKING["name"], *_MAKING)
 def rows_pack(
     words: Annotated[
         list[str],
@@ -86,15 +94,15 @@ def rows_pack(
       ckptconv rows pack parts/ kv.pt
       ckptconv rows pack --optimizer adam --part weight=t1.weight model.pt kv.pt
     """
-    from ckptconv.rows.pack import pack
+    from ckptconv.features.rows.pack import pack
 
     _make_rows("rows pack", pack, words, "a SOURCE", options)
 
 
-@rows.command("check", cls=Command)
+@command.command("check", cls=Command)
 @taking(
     *(ROWS[name] for name in ("names", "global_id_offset", "bucket_size")),
-    *LAYOUT,
+    *_LAYOUT,
     *named("spool_dir"),
     *SHOWING,
 )
@@ -113,7 +121,7 @@ def rows_check(
       ckptconv rows check --embedding-dim 64 --optimizer adagrad kv.pt
       ckptconv rows check parts/
     """
-    from ckptconv.rows.check import check
+    from ckptconv.features.rows.check import check
 
     output, report = run("rows check", options, check, table)
     output.report(report, _lines(report))

@@ -1,0 +1,82 @@
+"""The options of the commands for rows, and of `split_rows`, `pack_rows` and `check_rows`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckptconv.options import NAMING, TAKE
+from ckptconv.options.kinds import FLAG, MOST_ITEMS, NAMES, TEXT, TEXTS, WORD, ValueKind, counted, dtype_name
+from ckptconv.options.table import OPTIONS, Given, Option, naming, options_in
+
+ROW_DTYPE = ValueKind(dtype_name, accepts="str | TorchDType")
+
+
+class RowOptions(Given):
+    """A user's options for the layout of rows; those left out are None, or are derived."""
+
+    embedding_dim: int | None = naming(counted(1, MOST_ITEMS), "Items of weight in a row.", metavar="D", common=True)
+    optimizer: str | None = naming(
+        WORD,
+        "exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none.",
+        metavar="NAME",
+        common=True,
+    )
+    weight_dtype: str | None = naming(ROW_DTYPE, "float32 or float16.", metavar="DTYPE", fallback="the table's")
+    momentum1_dtype: str | None = naming(
+        ROW_DTYPE, "float32, float16 or bfloat16.", metavar="DTYPE", fallback="float32"
+    )
+    momentum2_dtype: str | None = naming(ROW_DTYPE, "As --momentum1-dtype.", metavar="DTYPE", fallback="float32")
+    max_dim: int | None = naming(
+        counted(1, MOST_ITEMS), "D of the widest table of the same operator.", metavar="D", fallback="this table's"
+    )
+
+    @classmethod
+    def take(cls, options: dict[str, Any]) -> RowOptions:
+        """Remove the layout's options from `options`, and return them."""
+        return cls(**{name: options.pop(name) for name in cls.table if name in options})
+
+
+class _Rows:
+    """Further options of the commands for rows."""
+
+    names = Option(
+        TEXTS,
+        "The table; repeated, the shards of it in order.",
+        flags=("--tensor",),
+        metavar="NAME",
+        group=TAKE,
+        fallback="the only one",
+        common=True,
+    )
+    decode = Option(FLAG, "Write timestamp, count and used in the place of metadata.", group=NAMING)
+    global_id_offset = Option(
+        counted(1, (1 << 63) - 1),
+        "How much less local ids are than global ones.",
+        metavar="N",
+        group=NAMING,
+        fallback="what most rows say",
+    )
+    bucket_size = Option(
+        counted(1, (1 << 63) - 1), "Ids that a bucket spans.", metavar="N", group=NAMING, fallback="any one size"
+    )
+
+
+class _Packing:
+    """Options that only `pack` has."""
+
+    names = Option(
+        NAMES,
+        "The tensor that is PART of the rows; repeatable.",
+        flags=("--part",),
+        metavar="PART=NAME",
+        group=TAKE,
+        common=True,
+    )
+    name = Option(TEXT, "What the table is called.", metavar="NAME", group=NAMING)
+
+
+LAYOUT = RowOptions.table
+ROWS = {**LAYOUT, **options_in(_Rows)}
+PACKING = {**LAYOUT, **options_in(_Packing)}
+# What the type of the keywords has, and its docstring.
+KEYWORDS = {**OPTIONS, **LAYOUT}, "Options of `split_rows`, `pack_rows` and `check_rows`."

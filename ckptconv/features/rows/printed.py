@@ -1,0 +1,39 @@
+"""What the commands for rows print with --json, for its schemas (`scripts/schemas.py`)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+from ckptconv.features.rows.check import CheckReport
+from ckptconv.features.rows.layout import RowLayout
+
+
+class RowsDiffer(TypedDict):
+    """The report of `rows check`, if something is wrong."""
+
+    what: Literal["rows"]
+    """This is a report of `rows check`."""
+
+
+# Objects of their own: title, what prints them, the commands, the class of their fields, and what others call these.
+COMMANDS = {
+    "rows-check": (
+        "rows check", "What `rows check --json` prints when nothing is wrong.", ("rows check",), CheckReport, "checked"
+    ),
+}  # fmt: skip
+# The commands that print the report of a conversion.
+CONVERTING = ("rows split", "rows pack")
+# Differences that are found, and the schema of their other fields.
+DIFFERENCES: dict[type, str] = {RowsDiffer: "rows-check#/$defs/checked"}
+# What the type of a field does not say: a schema, or the class that is printed there.
+MORE: dict[tuple[type, str], dict[str, Any] | type] = {
+    (CheckReport, "layout"): RowLayout,
+    (CheckReport, "ids"): {"enum": ["global", "local"]},
+    (CheckReport, "offset"): {"type": "integer"},
+    (CheckReport, "bucket_size"): {
+        "type": ["array", "null"],
+        "items": {"type": ["integer", "null"]},
+        "minItems": 2,
+        "maxItems": 2,
+    },
+}
