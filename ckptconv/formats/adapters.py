@@ -106,6 +106,9 @@ def read_adapters(paths: Sequence[str], settings: Mapping[str, Any], name: str =
 def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
     plain = {"like": "", "map": "", "size": None, "dequantize": False, "family": "", "key": ""}
     options = dict(settings.get("storage_options") or {})
+    # Beside the default adapter, save_pretrained puts each other one into a directory of its name.
+    if name and "/" not in name and Location(path, options).join(name, ADAPTER_CONFIG).kind == "file":
+        path = Location(path, options).join(name).path
     source = open_source(path, **{**settings, **plain})
     place = Location(source.path, options)
     here = place if place.kind == "directory" else place.parent

@@ -47,6 +47,8 @@ _OTHERS = (
     ),
     (("",), (".lora_a", ".lora_b"), "MLX", "mlx_lm.fuse of mlx-lm"),
 )
+# What PEFT calls an adapter that was given no name.
+_DEFAULT = "default"
 # Longer names are none of a module.
 _LONGEST = 1024
 
@@ -175,6 +177,12 @@ def _chosen(path: str, adapters: Mapping[str, str], wanted: str) -> str:
         return wanted
     if wanted and any(names):
         raise UsageError(f"{path} has no adapter {brief(wanted)}; it has {some(list(filter(None, names)))}.")
+    # save_pretrained leaves the name out, and puts each adapter but the default one into a directory of its name.
+    if wanted and wanted != _DEFAULT and wanted not in path.split("/")[-2:]:
+        raise UsageError(
+            f"{path} has no adapter {brief(wanted)}: its tensors are those of one adapter, without its name.",
+            "Leave --adapter out, or name the directory of that adapter.",
+        )
     if len(names) > 1:
         if "" in adapters:
             raise CorruptError(

@@ -515,6 +515,26 @@ def test_of_several_adapters_in_one_place_one_is_named() -> None:
         verify("base.safetensors", name)
 
 
+def test_a_name_that_tensors_leave_out_is_that_of_their_directory() -> None:
+    """As save_pretrained writes a second adapter, in a directory of its name beside the first."""
+    first, second = factors("a", 6, 5), {name: tensor * 3 for name, tensor in factors("a", 6, 5).items()}
+    adapter(first, "run")
+    adapter(second, "run/reference")
+    base = model()
+    found = {}
+    for path, name in (("run", ""), ("run", "default"), ("run", "reference"), ("run/reference", "reference")):
+        merge(base, path, output := f"{path}-{name}-merged".replace("/", "-"), adapter=name)
+        found[path, name] = load_file(f"{output}/model.safetensors")["a.weight"]
+        verify(base, output)
+    assert torch.equal(found["run", "default"], found["run", ""])
+    assert torch.equal(found["run", "reference"], found["run/reference", "reference"])
+    assert not torch.equal(found["run", "reference"], found["run", ""])
+    for path, name in (("run", "third"), ("run/reference", "default/.."), ("run", "../run"), ("run", "reference/")):
+        with pytest.raises(UsageError, match="has no adapter"):
+            merge(base, path, "none", adapter=name)
+    assert not Path("none").exists()
+
+
 def test_whole_tensors_of_two_adapters_are_no_sum() -> None:
     """Nothing that one adapter trained is taken back by another."""
     first = adapter(factors("a", 6, 5), "first")
