@@ -234,8 +234,9 @@ def settled(scale: Scale, names: Sequence[str]) -> dict[str, tuple[float, float]
         try:
             first = first_matches([[f"(.*\\.)?({pattern})$" for pattern in each] for each in patterns], names)
         except (ExpressionError, LimitsError) as error:
+            why = "are no regular expressions" if isinstance(error, ExpressionError) else "take too long to be matched"
             every = list(dict.fromkeys(itertools.chain(*patterns)))
-            raise UnsupportedError(f"The patterns of {ADAPTER_CONFIG} are not supported: {some(every, 3)}.") from error
+            raise UnsupportedError(f"{ADAPTER_CONFIG} has patterns that {why}: {some(every, 3)}.") from error
     ranks, alphas = (
         [default if number is None else values[each[number]] for number in numbers]
         for (values, default), each, numbers in zip(told, patterns, first, strict=True)

@@ -382,7 +382,7 @@ WRONG: dict[str, tuple[Change, type[Exception], str]] = {
     "a pattern that is none": (
         lambda t, c: c.update(rank_pattern={"(": 2}),
         UnsupportedError,
-        r"The patterns of adapter_config.json are not supported: '\('",
+        r"adapter_config.json has patterns that are no regular expressions: '\('",
     ),
 }
 
