@@ -14,7 +14,7 @@ import pytest
 import rank_files
 import torch
 import zero_writer as zero
-from checkpoints import DATA, ckptconv_here, contents
+from checkpoints import DATA, ckptconv, ckptconv_here, contents
 from effort import examples
 from hypothesis import HealthCheck
 from hypothesis import given as made_up
@@ -159,6 +159,18 @@ def test_factors_and_rows_longer_than_any_adapter_has_are_refused(monkeypatch: p
             with pytest.raises(UnsupportedError, match=told):
                 merge(base, tuned, "out.safetensors")
     assert not Path("out.safetensors").exists()
+
+
+def test_factors_take_so_much_memory_and_no_more() -> None:
+    """What docs/merge.md says: numbers of the factors are beside the buffers that --memory bounds."""
+    save_file({"a.weight": random(2048, 2048).bfloat16()}, "base.safetensors")
+    taken = []
+    for rank in (1, 1024):
+        left, right = random(2048, rank).bfloat16(), random(rank, 2048).bfloat16()
+        path = adapter({"a.lora_A.weight": right, "a.lora_B.weight": left}, f"rank-{rank}", r=rank)
+        run = ckptconv("merge", "base.safetensors", path, f"{rank}.safetensors", "--jobs", 1, "--json")
+        taken.append(run.json["peak_rss_bytes"])
+    assert taken[1] - taken[0] < 32 << 20
 
 
 @pytest.mark.parametrize("turned", [False, True])
