@@ -117,6 +117,22 @@ def folders(place: Location) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def router_warnings(source: Source, dtype: str, options: Mapping[str, object]) -> list[str]:
+    """Return what a user should know of a module of a Router that is no Transformer, and is cast to `dtype`: of several
+    modules, sentence-transformers gives all the dtype of the first, but not within a Router."""
+    is_transformer = source.config is None or "model_type" in source.config
+    if source.component is None or source.family == FAMILY or is_transformer or dtype in ("", "float32"):
+        return []
+    place = Location(source.path, dict(options))
+    types = (configs.known(place.parent.join(_ROUTER)) or {}).get("types")
+    if not isinstance(types, Mapping) or place.name not in types:
+        return []
+    return [
+        f"sentence-transformers loads {source.component} in float32, whatever its dtype is, and the Transformer in "
+        f"{dtype}, as both are parts of a Router: give the model one dtype when it is loaded, model.to(torch.{dtype})."
+    ]
+
+
 def _models(place: Location, found: Sequence[str]) -> list[str]:
     return [name for name in found if model_files.holds_whole((place.join(name) if name else place).names)]
 

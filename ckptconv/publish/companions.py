@@ -138,7 +138,11 @@ def _with_companions(
         usual = "keep" if source.reference else source.default_dtype
         cast = options.dtype if options.dtype not in (None, "keep") else usual
         is_changed = source.quantized is not None and bool(source.quantized.formats)
-        notes += companions.notes(source.config, "" if cast == "keep" or is_changed else cast)
+        dtype = "" if cast == "keep" or is_changed else cast
+        notes += companions.notes(source.config, dtype)
+        source = source._replace(
+            warnings=[*source.warnings, *diffusers.router_warnings(source, dtype, directory.options)]
+        )
     stays = [
         f"{file.path} was left as it is, as no earlier output brought it: --overwrite takes the one of the input."
         for file in kept.values()
