@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-class From(str):
-    """The path of a checkpoint in the record of an output, whose manifest has it as it is seen from there."""
+class Elsewhere(str):
+    """A text in the record of an output that says where something lay: it decides nothing."""
+
+
+class From(Elsewhere):
+    """The path of a checkpoint, which a manifest has as it is seen from the output."""
 
 
 class Again(NamedTuple):
@@ -122,7 +126,7 @@ def made_as(heading: Mapping[str, Any]) -> str:
 
 def recorded(source: Source, record: Mapping[str, Any], target: Target) -> dict[str, Any]:
     """Return the members of the heading of an output at `target` that say how it was computed; `record` is what its
-    selection has."""
+    selection says."""
     members = {name: value for way in ways_of(source) for name, value in way.record(source).items()} | {**record}
     order = [member for way in COMPUTED.values() for member in way.members]
     return {name: _seen(members[name], target) for name in order if name in members}
@@ -130,7 +134,7 @@ def recorded(source: Source, record: Mapping[str, Any], target: Target) -> dict[
 
 def _seen(value: Any, target: Target) -> Any:
     if isinstance(value, From):
-        return seen_from(target, value)
+        return Elsewhere(seen_from(target, value))
     if isinstance(value, dict):
         return {key: _seen(each, target) for key, each in value.items()}
     return [_seen(each, target) for each in value] if isinstance(value, list) else value
