@@ -1,4 +1,4 @@
-"""Averages: which tensors of several checkpoints are added up, which cannot be, and what is said of them. Pure."""
+"""Averages: which tensors of several checkpoints are added up, which cannot be, and what is said of them."""
 
 from __future__ import annotations
 

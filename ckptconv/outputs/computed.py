@@ -1,7 +1,7 @@
 """The ways to compute the tensors of an output of more than the bytes of its source, and what an output says of each.
 
 A way is a module here with `COMPUTING`; `COMPUTED` names it, and it is imported when its turn comes. A source says with
-what it is computed in `Source.computed`. Pure.
+what it is computed in `Source.computed`. Pure, but for `Again.source`, which opens what a manifest names.
 """
 
 from __future__ import annotations
@@ -108,19 +108,22 @@ def ways_of(source: Source, options: Options | None = None) -> list[Computing]:
 
 def ways_in(heading: Mapping[str, Any]) -> dict[str, Computing]:
     """Return the ways that the heading of a manifest tells of, by name."""
-    return {name: way.computing for name, way in COMPUTED.items() if not heading.keys().isdisjoint(way.members)}
+    return {name: COMPUTED[name].computing for name in _told_in(heading)}
+
+
+def _told_in(heading: Mapping[str, Any]) -> list[str]:
+    return [name for name, way in COMPUTED.items() if not heading.keys().isdisjoint(way.members)]
 
 
 def command_of(names: Iterable[str]) -> str:
     """Return the command that makes what is computed in the ways `names`; "" if that is a conversion."""
-    known = set(names)
-    return next((name for name, way in COMPUTED.items() if name in known and not way.options), "")
+    return next((name for name in names if not COMPUTED[name].options), "")
 
 
 def made_as(heading: Mapping[str, Any]) -> str:
     """Return what an output is whose manifest begins with `heading`, and the command that makes it of several inputs,
     as in "weights/average"."""
-    command = command_of(name for name, way in COMPUTED.items() if not heading.keys().isdisjoint(way.members))
+    command = command_of(_told_in(heading))
     return f"{heading['kind']}/{command}" if command else str(heading["kind"])
 
 

@@ -1,4 +1,4 @@
-"""Merges adapters into the tensors of a source, and says so. Pure."""
+"""Merges adapters into the tensors of a source, and says so."""
 
 from __future__ import annotations
 
