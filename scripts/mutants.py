@@ -561,7 +561,7 @@ MUTANTS = [
         "outputs/pipeline",
         "        described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True)\n",
         "",
-        "tests/outputs/test_kinds.py -k 'other_names'",
+        "tests/outputs/test_kinds.py -k other_names",
     ),
     Mutant(
         "outputs/kinds",
