@@ -27,7 +27,7 @@ from ckptconv.result import LikeReport, Report
 from ckptconv.rows.check import CheckReport
 from ckptconv.rows.layout import RowLayout
 from ckptconv.tensors.statistics import Statistics
-from ckptconv.verification.verify import Verification
+from ckptconv.verification.report import Verification
 
 
 class Command(NamedTuple):

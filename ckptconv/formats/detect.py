@@ -203,7 +203,7 @@ def open_source(
 def _joined(place: Location, source: Source, wanted: Wanted) -> Source:
     """Return `source`, that of the file of torch.save at `place`; with its distributed tensors joined if the file holds
     all of their parts, as that of a single rank does."""
-    is_of_a_rank = source.family == TORCH and any(map(is_distributed_class, source.mentioned))
+    is_of_a_rank = source.family == TORCH and any(map(is_distributed_class, source.files.mentioned))
     if not is_of_a_rank or place.kind != "file" or ranks.parsed(place.name):
         return source
     from ckptconv.formats.ranks.read import read_alone
@@ -325,7 +325,7 @@ def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Sour
 
 def _component(place: Location, name: str, settings: Mapping[str, Any]) -> Source:
     """Open a model of a pipeline."""
-    return open_source(place.path, **{**settings, "family": ""})._replace(component=name)
+    return open_source(place.path, **{**settings, "family": ""})._replace(part=name)
 
 
 def _choose(probe: Probe) -> _Found:

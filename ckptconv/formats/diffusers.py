@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats import configs, model_files
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import FileFacts, Source
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
@@ -84,8 +84,7 @@ def together(place: Location, sources: Sequence[Source]) -> Source:
         structured=False,
         facts={"models": len([source for source in sources if source.family != FAMILY])},
         inputs=inputs,
-        opaque=[name for source in sources for name in source.opaque],
-        mentioned=[name for source in sources for name in source.mentioned],
+        files=FileFacts.of_all(source.files for source in sources),
         notes=[f"{source.path}: {note}" for source in sources for note in source.told()],
         warnings=[f"{source.path}: {text}" for source in sources for text in source.warnings],
         bytes_read=sum(source.bytes_read for source in sources),
@@ -168,4 +167,4 @@ def _classes(told: Mapping[str, Any]) -> dict[str, str]:
 
 def _files(place: Location, component: str, called: str = "a pipeline of diffusers") -> Source:
     """Return a source of no model, whose companions are copied."""
-    return Source(called, FAMILY, place.path, {}, structured=False, component=component)
+    return Source(called, FAMILY, place.path, {}, structured=False, part=component)

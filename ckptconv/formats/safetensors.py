@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError, damaged
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, METADATA, SAFETENSORS, SUFFIX
-from ckptconv.formats.source import STEMS, Source, StoredTensors, Wanted
+from ckptconv.formats.source import STEMS, FileFacts, Source, StoredTensors, Wanted
 from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Opaque
@@ -162,7 +162,7 @@ def source_of(place: Location, found: TensorFiles, warnings: list[str], wanted: 
             **({"torchao's quantized tensors": len(quantized)} if quantized else {}),
             **({"metadata": told} if told else {}),
         },
-        opaque=opaque,
+        files=FileFacts(opaque),
         equal=equal,
         warnings=warnings,
         inputs=found.inputs,

@@ -8,7 +8,7 @@ from ckptconv.errors import UsageError
 from ckptconv.formats.detect import asked_orders, complete, open_source
 from ckptconv.formats.numbers.matching import NAMED
 from ckptconv.formats.optimizers import is_optimizer_alone
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import FileFacts, Source
 from ckptconv.formats.training import with_named, without_optimizers
 from ckptconv.storage.paths import basename, normalize, resolved_name
 
@@ -38,17 +38,12 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
         found = source.optimizer
     else:
         source = source._replace(notes=[*source.notes, *(note for note in other.notes if note.startswith(NAMED))])
-    read = {f"{basename(other.path)}/{name}": what for name, what in {**other.inputs, **other.state_inputs}.items()}
+    read = {f"{basename(other.path)}/{name}": what for name, what in other.inputs_of_all.items()}
     return source._replace(
         optimizer=found,
-        states_error=None,
-        equal_states=other.equal_states,
-        alike_states=other.alike_states,
+        of_states=other.of_states._replace(error=None, inputs={**source.of_states.inputs, **read}),
         warnings=[*source.warnings, *other.warnings],
-        opaque=list(dict.fromkeys([*source.opaque, *other.opaque])),
-        mentioned=list(dict.fromkeys([*source.mentioned, *other.mentioned])),
-        records={**source.records, **other.records},
-        state_inputs={**source.state_inputs, **read},
+        files=FileFacts.of_all([source.files, other.files]),
         bytes_read=source.bytes_read + other.bytes_read,
     )
 
