@@ -10,7 +10,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats.numbers.orders import may_be_trained
 from ckptconv.formats.source import wrapper
+from ckptconv.pickles.children import walk
 from ckptconv.tensors.lazy import LazyTensor, Tagged
 from ckptconv.text import name_of, quoted
 
@@ -177,6 +179,17 @@ def is_optimizer_alone(tree: Any) -> bool:
     return bool(tree[_STATE] or tree.get(_GROUPS)) and all(
         isinstance(state, Mapping) for state in tree[_STATE].values()
     )
+
+
+def optimizers_alone(tree: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the optimizers of a checkpoint that has no weights: it is the state dict of one, or holds some beside
+    epochs, schedulers and random states; none if it has other tensors that may be weights."""
+    if is_optimizer_alone(tree):
+        return [("", tree)]
+    found = optimizers_in(tree)
+    names = {name for name, _ in found}
+    rest = walk({name: value for name, value in entries(tree).items() if name not in names})
+    return [] if any(isinstance(each, LazyTensor) and may_be_trained(each.dtype) for each in rest) else found
 
 
 def named(

@@ -399,3 +399,34 @@ def test_lbfgs_has_no_state_of_a_parameter(tmp_path: Path) -> None:
     words = ["convert", tmp_path / "train.pt"]
     ckptconv_here(*words, "--optimizer", tmp_path / "states").refused(5, "one state for all its parameters")
     assert ckptconv_here(*words, tmp_path / "model.safetensors").code == 0
+
+
+def test_an_optimizer_without_its_model_is_of_the_input_s(tmp_path: Path) -> None:
+    """In a file with other things of a training, and as ColossalAI divides one (checkpoint_io, 0.5.0)."""
+    model = nn.ModuleDict({name: nn.Linear(4, 4) for name in "qkvo"})
+    optimizer, expected = stepped(model)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    torch.save(model.state_dict(), tmp_path / "order.pt")
+    states = optimizer.state_dict()
+    rest = {"epoch": 1, "rng": torch.get_rng_state(), "lr_scheduler": {"last_epoch": 1}}
+    torch.save({"optimizer": states, **rest}, tmp_path / "state.pt")
+    shards = tmp_path / "optimizer"
+    shards.mkdir()
+    weight_map = {at: f"pytorch_optim-{1 + at // 5:05d}.bin" for at in states["state"]}
+    for file in {*weight_map.values()}:
+        torch.save({at: states["state"][at] for at, own in weight_map.items() if own == file}, shards / file)
+    torch.save(states["param_groups"], shards / "pytorch_optim_group.bin")
+    index = {"metadata": {"param_groups": "pytorch_optim_group.bin"}, "weight_map": weight_map}
+    (shards / "pytorch_optim.bin.index.json").write_text(json.dumps(index))
+    for at, saved in enumerate((tmp_path / "state.pt", shards, shards / "pytorch_optim.bin.index.json")):
+        words = ["safetensors2dcp", tmp_path / "model.safetensors", tmp_path / f"{at}", "--optimizer", saved]
+        ckptconv_here(*words).refused(5, "--order")
+        assert ckptconv_here(*words, "--order", tmp_path / "order.pt").code == 0
+        with ckptconv.open(tmp_path / f"{at}") as checkpoint:
+            assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
+    index["metadata"]["param_groups"] = "../state.pt"
+    (shards / "pytorch_optim.bin.index.json").write_text(json.dumps(index))
+    ckptconv_here(*words).refused(3)
+    index["metadata"]["param_groups"] = "nowhere.bin"
+    (shards / "pytorch_optim.bin.index.json").write_text(json.dumps(index))
+    ckptconv_here(*words).refused(4, "nowhere.bin")
