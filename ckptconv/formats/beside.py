@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.model_files import OPTIMIZERS, SAFETENSORS, TORCH
-from ckptconv.formats.optimizers import is_optimizer_alone
+from ckptconv.formats.optimizers import optimizers_alone
 from ckptconv.formats.source import FileFacts, Source, Wanted
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.formats.training import with_named, with_states_beside
@@ -74,9 +74,10 @@ def _with_states_of(source: Source, place: Location, files: list[Location], key:
     others: list[Source] = []
     try:
         others += (read_torch(file, Wanted(key=".")) for file in files)
-        if not all(is_optimizer_alone(each.weights) for each in others):
+        held = [(each.path, optimizers_alone(each.weights)) for each in others]
+        if not all(own for _, own in held):
             return source
-        optimizers = [(each.path if len(others) > 1 else "", each.weights) for each in others]
+        optimizers = [(path if len(held) > 1 else label, one) for path, own in held for label, one in own]
         source = with_named(source, optimizers, files[0].path, key, place)
     except CkptconvError as error:
         message = f"Beside the model lies {files[0].path}, whose states are not taken. {error.message}"

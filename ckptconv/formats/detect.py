@@ -298,6 +298,8 @@ def asked_orders(order: str, like: str, reaching: Mapping[str, Any]) -> tuple[Or
 def _with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
     """Return `source`, which was read from `place`, with the states of the optimizer in it, or in a file beside it, if
     they are wanted; else as one that is reread for those beside it."""
+    if wanted.key and source.reread is None:
+        source = source._replace(wanted=source.wanted._replace(key=wanted.key))
     lies = place.kind == "directory" and any(name in place.names for name in model_files.OPTIMIZERS)
     if not (wanted.states or wanted.orders or lies):
         return source

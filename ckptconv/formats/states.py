@@ -7,7 +7,7 @@ from typing import Any
 from ckptconv.errors import UsageError
 from ckptconv.formats.detect import asked_orders, complete, open_source
 from ckptconv.formats.numbers.matching import NAMED
-from ckptconv.formats.optimizers import is_optimizer_alone
+from ckptconv.formats.optimizers import optimizers_alone
 from ckptconv.formats.source import FileFacts, Source
 from ckptconv.formats.training import with_named, without_optimizers
 from ckptconv.storage.paths import basename, normalize, resolved_name
@@ -27,14 +27,15 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
     # Which checkpoint to take, and the layout of the output, are said of the source.
     of_source = {"family": "", "tag": "", "like": "", "map": "", "size": None, "alone": False}
     other = open_source(normalize(path), **{**settings, **of_source, "states": True})
-    found = other.states()
+    alone = optimizers_alone(other.weights)
+    found = None if alone else other.states()
     if found is None:
         other.check_weights()
-        if not is_optimizer_alone(other.weights):
+        if not alone:
             raise _none(path)
         orders = other.wanted.orders or asked_orders("", settings.get("like", ""), settings)
         known = source._replace(wanted=source.wanted._replace(orders=orders))
-        source = with_named(known, [("", other.weights)], other.path, source.wanted.key)
+        source = with_named(known, alone, other.path, source.wanted.key)
         found = source.optimizer
     else:
         source = source._replace(notes=[*source.notes, *(note for note in other.notes if note.startswith(NAMED))])
