@@ -427,7 +427,7 @@ MUTANTS = [
     Mutant(
         "pickles/machine",
         "pos += 1\n                        value = memo[index] if index < len(memo) else self.get(index)\n"
-        "                        if value is HOLE:\n                            raise _NotStoredError\n",
+        "                        if value is HOLE:\n                            raise NotStoredError\n",
         "pos += 1\n                        value = memo[index] if index < len(memo) else self.get(index)\n",
         "tests/pickles",
     ),
