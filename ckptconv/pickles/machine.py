@@ -21,7 +21,7 @@ import struct
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
+from ckptconv.errors import CkptconvError, CorruptError, LimitError, TruncatedError, UnsupportedError
 from ckptconv.pickles import attacks
 from ckptconv.pickles.fastpath import HOLE
 from ckptconv.pickles.limits import check_nesting
@@ -35,7 +35,6 @@ from ckptconv.pickles.vocabulary import (
     Limits,
     MalformedError,
     RefusedError,
-    TruncatedError,
     Vocabulary,
 )
 from ckptconv.process import no_garbage
