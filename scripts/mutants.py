@@ -407,13 +407,13 @@ MUTANTS = [
         "tests/pickles/test_fastpath.py",
     ),
     Mutant(
-        "formats/torch/zip_directory",
+        "storage/zip_directory",
         'return "\\0" not in lines and not any',
         "return not any",
         "tests/formats/torch/test_zip.py -k names",
     ),
     Mutant(
-        "formats/torch/zip_series",
+        "storage/zip_series",
         "if any(block[_PACKED + at :: size] != block[_SIZE + at :: size] for at in range(4)):",
         "if False:",
         "tests/formats/torch/test_zip.py -k directory",
@@ -427,7 +427,7 @@ MUTANTS = [
     Mutant(
         "pickles/machine",
         "pos += 1\n                        value = memo[index] if index < len(memo) else self.get(index)\n"
-        "                        if value is HOLE:\n                            raise _NotStoredError\n",
+        "                        if value is HOLE:\n                            raise NotStoredError\n",
         "pos += 1\n                        value = memo[index] if index < len(memo) else self.get(index)\n",
         "tests/pickles",
     ),

@@ -127,8 +127,10 @@ def router_warnings(source: Source, dtype: str, options: Mapping[str, object]) -
     if not isinstance(types, Mapping) or place.name not in types:
         return []
     return [
-        f"sentence-transformers loads {source.component} in float32, whatever its dtype is, and the Transformer in "
-        f"{dtype}, as both are parts of a Router: give the model one dtype when it is loaded, model.to(torch.{dtype})."
+        (
+            f"sentence-transformers loads {source.component} in float32, whatever its dtype is, and the Transformer in "
+            f"{dtype}, as both are parts of a Router: give the model one dtype when it is loaded, model.to(torch.{dtype})."
+        )
     ]
 
 

@@ -16,7 +16,16 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError, damaged
+from ckptconv.errors import (
+    AGAIN,
+    CkptconvError,
+    CorruptError,
+    LimitError,
+    TruncatedError,
+    UnsupportedError,
+    UsageError,
+    damaged,
+)
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, METADATA, SAFETENSORS, SUFFIX
 from ckptconv.formats.source import STEMS, FileFacts, Source, StoredTensors, Wanted
@@ -538,8 +547,6 @@ def _corrupt(path: str, reason: str) -> CorruptError:
 
 
 def _truncated(path: str, reason: str) -> CorruptError:
-    from ckptconv.pickles.vocabulary import TruncatedError  # sound files need it not
-
     return TruncatedError(f"{path} is not a sound safetensors file: {reason}.", AGAIN)
 
 

@@ -7,11 +7,9 @@ which is computed anew, depends on everything that decides an output.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import zipfile
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,11 +24,12 @@ from ckptconv.outputs.planning import heading, planned
 from ckptconv.outputs.schema import check_manifest, parse_json
 from ckptconv.outputs.targets import Target, seen_path
 from ckptconv.plan import Data, FilePlan, Literal, content_of, identify, identity
+from ckptconv.storage import LOCAL_SIGNATURE
+from ckptconv.storage.archive import Archive
 from ckptconv.storage.digests import NamedRange, digests_of
 from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote
-from ckptconv.storage.seekable import Seekable
 from ckptconv.structure.record import FILE_NAME
 from ckptconv.tensors.lazy import Stored
 from ckptconv.tensors.moves import BLOCK
@@ -45,8 +44,6 @@ _MAX_MANIFEST = 256 << 20
 # Where a manifest may say that a reference is, beside this machine's disks: a request to any other place, such as a
 # server in the same network, is not for a file to ask for.
 _STORES = ("hf://", "s3://", "s3a://", "gs://", "gcs://", "az://", "abfs://", "abfss://", "memory://")
-# The bytes that are read of an archive at a time: its directory is at the end.
-_BUFFER = 1 << 16
 # A file has no say in whether attacks are accepted.
 _IGNORED = frozenset({"inert"})
 # The most patterns, and characters of each, that are taken from a file.
@@ -391,20 +388,24 @@ def _members(place: Location, example: str) -> tuple[list[NamedRange], dict[str,
             for at in range(0, size, BLOCK):
                 crc = zlib.crc32(reader.read_at(at, min(BLOCK, size - at)), crc)
             return [(0, size, place.name)], {place.name: crc}
-        opened = io.BufferedReader(Seekable(reader), _BUFFER)
-        if not zipfile.is_zipfile(opened):
+        archive = _archive(reader)
+        if archive is None:
             return [], {}
-        with zipfile.ZipFile(opened) as archive:
-            records = [found for found in archive.infolist() if found.file_size and "/data/" in found.filename]
-        offsets = [_data_offset(reader, found.header_offset) for found in records]
-        ranges = [(at, found.file_size, found.filename) for at, found in zip(offsets, records, strict=True)]
-        return ranges, {found.filename: found.CRC for found in records}
+        archive.locate_all()
+        storages = list(_storages(archive))
+        ranges = [(archive.payloads[row], archive.sizes[row], name) for name, row in storages]
+        return ranges, {name: archive.crcs[row] for name, row in storages}
 
 
-def _data_offset(reader: Reader, header: int) -> int:
-    """Return where the bytes of a zip record begin. Source: APPNOTE.TXT 4.3.7, the local file header."""
-    lengths = reader.read_at(header + 26, 4)
-    return header + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+def _archive(reader: Reader) -> Archive | None:
+    """Return a zip archive; None for another file."""
+    head = reader.read_at(0, min(len(LOCAL_SIGNATURE), reader.file.size))
+    return Archive(reader) if head == LOCAL_SIGNATURE else None
+
+
+def _storages(archive: Archive) -> Iterator[tuple[str, int]]:
+    """Yield the name and row of each storage that is not empty."""
+    return ((name, row) for name, row in archive.rows.items() if archive.sizes[row] and "/data/" in name)
 
 
 def _not_so(manifest: Manifest, what: str, told: Any) -> DifferenceError:
