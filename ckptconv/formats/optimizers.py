@@ -10,11 +10,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.numbers.orders import may_be_trained
-from ckptconv.formats.source import wrapper
+from ckptconv.formats.numbers.orders import may_be_trained, wrapper
 from ckptconv.pickles.children import walk
 from ckptconv.tensors.lazy import LazyTensor, Tagged
-from ckptconv.text import name_of, quoted
+from ckptconv.text import name_of, quoted, some
 
 if TYPE_CHECKING:
     from ckptconv.formats.numbers.matching import Model, Named, Numbers
@@ -244,7 +243,11 @@ def named(
             raise CorruptError(f"{where}: two of its optimizers have a state of {quoted(twice, _LONGEST_NAME)}.")
         states.update(tree[_STATE])
     groups = [group for tree in trees for group in tree[_GROUPS]]
-    return _unwrapped({_STATE: states, _GROUPS: groups}, model), found
+    told = _unwrapped({_STATE: states, _GROUPS: groups}, model)
+    if states and model.shapes and not any(name in model.shapes or name in model.aliases for name in told[_STATE]):
+        shown = some([*told[_STATE]])
+        raise UnsupportedError(f"{where} has states of {shown}, and the model has no parameters of these names.")
+    return told, found
 
 
 def _called(labels: Sequence[str]) -> str:

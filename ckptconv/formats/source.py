@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ckptconv.errors import CkptconvError
+from ckptconv.formats.numbers.orders import WRAPPERS, wrapper
 from ckptconv.plan import Input
 from ckptconv.storage.records import Records
 from ckptconv.tensors.dtypes import DTYPES
@@ -33,8 +34,6 @@ STEMS = (MODEL, *_STEMS.values())
 OF_REFERENCE = "--like/"
 # Keys under which training checkpoints keep the weights; the first one present is meant.
 MODEL_KEYS = ("state_dict", "model_state_dict", "model", "module")
-# Prefixes that wrappers add to every name: Lightning, DistributedDataParallel and DeepSpeed's engine, torch.compile.
-_WRAPPERS = ("_forward_module.", "module.", "_orig_mod.", "model.")
 
 
 class Wanted(NamedTuple):
@@ -378,7 +377,7 @@ class Source(_Fields):
         names = tree if isinstance(tree, Mapping) and all(map(_is_text, tree)) else ()
         prefix = wrapper(names)
         # Of a model in one file, this is mostly the name of a module of its own.
-        if not prefix or (prefix == _WRAPPERS[-1] and (self.structured or self.family == "safetensors")):
+        if not prefix or (prefix == WRAPPERS[-1] and (self.structured or self.family == "safetensors")):
             return []
         how = f"--key {key} --strip-prefix {prefix}" if key else f"--strip-prefix {prefix}"
         every = f"Every name under {key}" if key else "Every name"
@@ -437,17 +436,6 @@ def source_of(given: str | os.PathLike[str] | Source | Opened) -> str | Source:
     """Return the `Source` of an opened checkpoint, or itself; a path as text. Raise UsageError for anything else."""
     source = given if isinstance(given, Source) else getattr(given, "source", None)
     return source if isinstance(source, Source) else parse_path(given)
-
-
-def wrapper(names: Collection[str], known: Collection[str] = ()) -> str:
-    """Return the wrapper prefixes that all names share; no more of them than it takes until all names are `known`."""
-    prefix = ""
-    while names and not (known and all(name[len(prefix) :] in known for name in names)):
-        more = next((w for w in _WRAPPERS if all(name.startswith(prefix + w) for name in names)), "")
-        if not more:
-            break
-        prefix += more
-    return prefix
 
 
 def _is_text(key: Any) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckptconv.errors import UsageError
+from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.detect import asked_orders, complete, open_source
 from ckptconv.formats.numbers.matching import NAMED
-from ckptconv.formats.optimizers import optimizers_alone
+from ckptconv.formats.optimizers import entries, optimizers_alone
 from ckptconv.formats.source import FileFacts, Source
-from ckptconv.formats.training import with_named, without_optimizers
+from ckptconv.formats.training import weights_in, with_named, without_optimizers
 from ckptconv.storage.paths import basename, normalize, resolved_name
+
+# What torchtune's recipe_state.pt has beside the optimizer, and what names of its own models have (0.6.1).
+_TORCHTUNE = frozenset({"epochs_run", "total_epochs"})
+_OF_TORCHTUNE = ".attn.q_proj."
 
 
 def with_states(source: Source, asked: str, path: str, **settings: Any) -> Source:
@@ -33,6 +37,14 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
         other.check_weights()
         if not alone:
             raise _none(path)
+        if entries(other.weights).keys() >= _TORCHTUNE and not any(
+            _OF_TORCHTUNE in name for name in weights_in(source)
+        ):
+            raise UnsupportedError(
+                f"{path} has the states of torchtune's own modules, and {source.path} has its weights under other "
+                "names, and rows of them in another order.",
+                "Convert the weights alone, or have torchtune save them with FullModelTorchTuneCheckpointer.",
+            )
         orders = other.wanted.orders or asked_orders("", settings.get("like", ""), settings)
         known = source._replace(wanted=source.wanted._replace(orders=orders))
         source = with_named(known, alone, other.path, source.wanted.key)

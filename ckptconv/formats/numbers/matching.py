@@ -8,8 +8,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats.numbers.orders import in_order, of_files
-from ckptconv.formats.source import wrapper
+from ckptconv.formats.numbers.orders import in_order, of_files, wrapper
 
 # Comparisons of numbered parameters with the model's, at most.
 _MOST = 1 << 20

@@ -430,3 +430,27 @@ def test_an_optimizer_without_its_model_is_of_the_input_s(tmp_path: Path) -> Non
     index["metadata"]["param_groups"] = "nowhere.bin"
     (shards / "pytorch_optim.bin.index.json").write_text(json.dumps(index))
     ckptconv_here(*words).refused(4, "nowhere.bin")
+
+
+def test_states_of_torchtune_s_modules_are_not_those_of_the_weights_that_it_exports(tmp_path: Path) -> None:
+    """Its w1, w2, w3 are gate, down, up: of square matrices, the order of Llama's modules would fit."""
+    for name, code in (("model.layers.0.self_attn.q_proj", 5), ("layers.0.attn.q_proj", 0)):
+        module = nn.Linear(4, 4, bias=False)
+        optimizer = torch.optim.AdamW(module.parameters())
+        module.weight.grad = torch.ones(4, 4)
+        optimizer.step()
+        save_file({f"{name}.weight": module.weight.detach()}, tmp_path / "model.safetensors")
+        rest = {"epochs_run": 1, "total_epochs": 2, "seed": 0, "max_steps_per_epoch": None}
+        torch.save({"optimizer": optimizer.state_dict(), **rest}, tmp_path / "recipe_state.pt")
+        words = ["--optimizer", tmp_path / "recipe_state.pt"]
+        run = ckptconv_here("safetensors2dcp", tmp_path / "model.safetensors", tmp_path / "out", *words)
+        assert run.code == code, run.err
+        assert ("torchtune" in run.err) is bool(code)
+
+
+def test_states_of_no_parameter_of_the_model_are_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
+    states = {"state": {"b": {"exp_avg": torch.zeros(2)}}, "param_groups": [{"params": ["b"]}]}
+    torch.save(states, tmp_path / "optimizer.pt")
+    words = ["safetensors2dcp", tmp_path / "model.safetensors", tmp_path / "out", "--optimizer"]
+    ckptconv_here(*words, tmp_path / "optimizer.pt").refused(5, "has states of 'b', and the model has no parameters")
