@@ -61,7 +61,8 @@ if TYPE_CHECKING:
     from ckptconv.publish.finish import finish
     from ckptconv.result import Report
     from ckptconv.structure.keymap import flatten, unflatten
-    from ckptconv.verification.verify import Verification, verify
+    from ckptconv.verification.report import Verification
+    from ckptconv.verification.verify import verify
     from ckptconv.version import __version__
 
 # Where each public name lives; imported when first used, so that `import ckptconv` costs next to nothing. No module has
@@ -102,7 +103,7 @@ _HOMES = {
     "UnsafeError": ("errors", "UnsafeError"),
     "UnsupportedError": ("errors", "UnsupportedError"),
     "UsageError": ("errors", "UsageError"),
-    "Verification": ("verification.verify", "Verification"),
+    "Verification": ("verification.report", "Verification"),
     "VirtualFiles": ("library.virtual", "VirtualFiles"),
     "__version__": ("version", "__version__"),
     "average": ("library.averaging", "average"),

@@ -133,19 +133,20 @@ def _is_spooled(source: str | os.PathLike[str] | Source, outputs: Sequence[Outpu
 
 def _verifier(work: Sequence[tuple[Source, Target]], options: Options) -> Verifier:
     """Return the function that compares every output with its source."""
-    from ckptconv.verification import verify as verification
+    from ckptconv.verification.report import CheckedOutput
+    from ckptconv.verification.verify import verify_outputs
 
     def verify(places: Sequence[Mapping[str, str] | None], progress: Progress) -> int:
         staged = [
             (
                 source,
-                verification.CheckedOutput(
+                CheckedOutput(
                     Location(target.path, dict(options.storage_options)), target.kind, at, options=target.options
                 ),
             )
             for (source, target), at in zip(work, places, strict=True)
         ]
-        return verification.verify_outputs(staged, options, progress=progress).bytes_compared
+        return verify_outputs(staged, options, progress=progress).bytes_compared
 
     return verify
 

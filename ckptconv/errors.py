@@ -139,6 +139,10 @@ class CorruptError(CkptconvError):
     kind = "corrupt"
 
 
+class TruncatedError(CorruptError):
+    """The data ends before what it describes does."""
+
+
 def damaged(message: str) -> CorruptError:
     """Return the error for a file that is not as it was written."""
     return CorruptError(message, AGAIN)

@@ -26,7 +26,7 @@ from ckptconv.inspection.scan.report import RULES, VERDICTS, Finding, ScannedFil
 from ckptconv.inspection.summary import Summary
 from ckptconv.result import LikeReport, Report
 from ckptconv.tensors.statistics import Statistics
-from ckptconv.verification.verify import Verification
+from ckptconv.verification.report import Verification
 
 
 class Command(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Any
 
 from ckptconv.formats.deepspeed.assemble import assemble
 from ckptconv.formats.deepspeed.records import ModelFile, OptimFile
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import Defaults, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import planned
 from ckptconv.outputs.targets import Target
@@ -101,7 +101,7 @@ def main() -> int:
     state = weights.state_dict()
     source = Source(
         "DeepSpeed ZeRO-3", "deepspeed", "global_step100000", state,
-        structured=False, default_dtype="float32", default_shard_size=5 * 10**9,
+        structured=False, defaults=Defaults("float32", 5 * 10**9),
     )  # fmt: skip
     plan = planned(source, Target("/nowhere/model", "directory"), Options()).plan
     seconds = time.process_time() - started

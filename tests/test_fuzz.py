@@ -19,7 +19,7 @@ from torch_reference import Attack
 
 from ckptconv.formats import safetensors
 from ckptconv.formats.torch import objects as torch_objects
-from ckptconv.pickles import machine
+from ckptconv.pickles import machine, opcodes
 
 # So many of each kind, with a fixed seed: a second or two each, where a hunt takes minutes.
 CASES = {"pickle": 500, "zip": 100, "tar": 160, "stream": 100, "safetensors": 150, "tensors": 100}
@@ -72,10 +72,10 @@ def test_cases_follow_from_the_seed_in_every_process() -> None:
 
 # A kind of cases, a rule taken out of ours, and what has to be found then.
 FAULTS = [
-    ("pickle", machine, "_python2", lambda data: data, "another value"),  # text of Python 2 is bytes
+    ("pickle", opcodes, "_python2", lambda data: data, "another value"),  # text of Python 2 is bytes
     ("pickle", machine, "attacks_are_refused", lambda: False, "attack passes"),
     ("tensors", torch_objects, "_resolved", lambda tensor, _: tensor, "another value"),  # nothing is conjugate
-    ("zip", torch_objects, "_in_order", lambda tensor, _: tensor, "another value"),  # nothing is big-endian
+    ("zip", torch_objects, "in_order", lambda tensor, _: tensor, "another value"),  # nothing is big-endian
     ("safetensors", safetensors, "contiguous_strides", lambda shape: (0,) * len(shape), "another value"),
 ]
 
@@ -103,13 +103,13 @@ def test_errors_that_are_none_of_ours_are_found(
     def breaks(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr(machine, "_run", breaks)
+    monkeypatch.setattr(machine, "run", breaks)
     findings, _ = hunter.read("pickle", b"N.")
     assert [finding.category for finding in findings] == ["memory" if fault is MemoryError else "crash"]
 
 
 def test_the_smallest_case_shows_the_same_fault(hunter: Hunter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_python2", lambda data: data)
+    monkeypatch.setattr(opcodes, "_python2", lambda data: data)
     case = Case([b"]", b"(", b"K\1", b"U\1a", b"N", b"e", b"."])
     (finding,), _ = hunter.read("pickle", case.data())
     small, _ = hunter.smaller("pickle", case, finding)

@@ -12,7 +12,7 @@ from ckptconv.text import count_of, cut, format_memory, format_size, format_time
 
 if TYPE_CHECKING:
     from ckptconv.result import OutputFile, Report
-    from ckptconv.verification.verify import Verification
+    from ckptconv.verification.report import Verification
 
 # Up to so many output files get a line each.
 FEW = 3

@@ -106,6 +106,9 @@ def read_adapters(paths: Sequence[str], settings: Mapping[str, Any], name: str =
 def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
     plain = {"like": "", "map": "", "size": None, "dequantize": False, "family": "", "key": ""}
     options = dict(settings.get("storage_options") or {})
+    # Beside the default adapter, save_pretrained puts each other one into a directory of its name.
+    if name and "/" not in name and Location(path, options).join(name, ADAPTER_CONFIG).kind == "file":
+        path = Location(path, options).join(name).path
     source = open_source(path, **{**settings, **plain})
     place = Location(source.path, options)
     here = place if place.kind == "directory" else place.parent
@@ -231,8 +234,9 @@ def settled(scale: Scale, names: Sequence[str]) -> dict[str, tuple[float, float]
         try:
             first = first_matches([[f"(.*\\.)?({pattern})$" for pattern in each] for each in patterns], names)
         except (ExpressionError, LimitsError) as error:
+            why = "are no regular expressions" if isinstance(error, ExpressionError) else "take too long to be matched"
             every = list(dict.fromkeys(itertools.chain(*patterns)))
-            raise UnsupportedError(f"The patterns of {ADAPTER_CONFIG} are not supported: {some(every, 3)}.") from error
+            raise UnsupportedError(f"{ADAPTER_CONFIG} has patterns that {why}: {some(every, 3)}.") from error
     ranks, alphas = (
         [default if number is None else values[each[number]] for number in numbers]
         for (values, default), each, numbers in zip(told, patterns, first, strict=True)

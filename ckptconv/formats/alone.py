@@ -142,7 +142,7 @@ def _only_file(place: Location, source: Source) -> _File | None:
     if not is_alone or source.weights_error:
         return None
     if place.kind == "directory":
-        path = next(iter(source.records), "")
+        path = next(iter(source.files.records), "")
         place = place.at(path) if path else place.join(next(iter(source.inputs)))
     return _File(place, source.weights, source.metadata, source.pieces is not None)
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.model_files import OPTIMIZERS, SAFETENSORS, TORCH
-from ckptconv.formats.optimizers import is_optimizer_alone
-from ckptconv.formats.source import Source, Wanted
+from ckptconv.formats.optimizers import optimizers_alone
+from ckptconv.formats.source import FileFacts, Source, Wanted
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.formats.training import with_named, with_states_beside
 from ckptconv.storage.files import Entry
@@ -31,7 +31,7 @@ def with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
         source = source._replace(wanted=source.wanted._replace(orders=wanted.orders))
     if wanted.states:
         source = with_states_beside(source, wanted.key)
-    found = lying(source, place) if source.optimizer is None and source.states_error is None else []
+    found = lying(source, place) if source.optimizer is None and source.of_states.error is None else []
     if not found:
         return source
     if not wanted.states:
@@ -74,21 +74,18 @@ def _with_states_of(source: Source, place: Location, files: list[Location], key:
     others: list[Source] = []
     try:
         others += (read_torch(file, Wanted(key=".")) for file in files)
-        if not all(is_optimizer_alone(each.weights) for each in others):
+        held = [(each.path, optimizers_alone(each.weights)) for each in others]
+        if not all(own for _, own in held):
             return source
-        optimizers = [(each.path if len(others) > 1 else "", each.weights) for each in others]
+        optimizers = [(path if len(held) > 1 else label, one) for path, own in held for label, one in own]
         source = with_named(source, optimizers, files[0].path, key, place)
     except CkptconvError as error:
         message = f"Beside the model lies {files[0].path}, whose states are not taken. {error.message}"
-        return source._replace(states_error=type(error)(message, error.hint))
+        return source._replace(of_states=source.of_states._replace(error=type(error)(message, error.hint)))
+    read = {name: what for each in others for name, what in each.inputs.items()}
     return source._replace(
-        opaque=list(dict.fromkeys(name for each in (source, *others) for name in each.opaque)),
-        mentioned=list(dict.fromkeys(name for each in (source, *others) for name in each.mentioned)),
+        files=FileFacts.of_all(each.files for each in (source, *others)),
         warnings=[text for each in (source, *others) for text in each.warnings],
-        records={path: records for each in (source, *others) for path, records in each.records.items()},
-        state_inputs={
-            **source.state_inputs,
-            **{name: what for each in others for name, what in each.inputs.items()},
-        },
+        of_states=source.of_states._replace(inputs={**source.of_states.inputs, **read}),
         bytes_read=sum(each.bytes_read for each in (source, *others)),
     )

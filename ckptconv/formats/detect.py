@@ -203,7 +203,7 @@ def open_source(
 def _joined(place: Location, source: Source, wanted: Wanted) -> Source:
     """Return `source`, that of the file of torch.save at `place`; with its distributed tensors joined if the file holds
     all of their parts, as that of a single rank does."""
-    is_of_a_rank = source.family == TORCH and any(map(is_distributed_class, source.mentioned))
+    is_of_a_rank = source.family == TORCH and any(map(is_distributed_class, source.files.mentioned))
     if not is_of_a_rank or place.kind != "file" or ranks.parsed(place.name):
         return source
     from ckptconv.formats.ranks.read import read_alone
@@ -298,6 +298,8 @@ def asked_orders(order: str, like: str, reaching: Mapping[str, Any]) -> tuple[Or
 def _with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
     """Return `source`, which was read from `place`, with the states of the optimizer in it, or in a file beside it, if
     they are wanted; else as one that is reread for those beside it."""
+    if wanted.key and source.reread is None:
+        source = source._replace(wanted=source.wanted._replace(key=wanted.key))
     lies = place.kind == "directory" and any(name in place.names for name in model_files.OPTIMIZERS)
     if not (wanted.states or wanted.orders or lies):
         return source
@@ -325,7 +327,7 @@ def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Sour
 
 def _component(place: Location, name: str, settings: Mapping[str, Any]) -> Source:
     """Open a model of a pipeline."""
-    return open_source(place.path, **{**settings, "family": ""})._replace(component=name)
+    return open_source(place.path, **{**settings, "family": ""})._replace(part=name)
 
 
 def _choose(probe: Probe) -> _Found:

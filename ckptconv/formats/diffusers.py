@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats import configs, model_files
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import FileFacts, Source
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
@@ -84,8 +84,7 @@ def together(place: Location, sources: Sequence[Source]) -> Source:
         structured=False,
         facts={"models": len([source for source in sources if source.family != FAMILY])},
         inputs=inputs,
-        opaque=[name for source in sources for name in source.opaque],
-        mentioned=[name for source in sources for name in source.mentioned],
+        files=FileFacts.of_all(source.files for source in sources),
         notes=[f"{source.path}: {note}" for source in sources for note in source.told()],
         warnings=[f"{source.path}: {text}" for source in sources for text in source.warnings],
         bytes_read=sum(source.bytes_read for source in sources),
@@ -115,6 +114,23 @@ def folders(place: Location) -> list[str]:
                 check_inside(name, inner.join(_ROUTER).path, inner.path)
                 found += [join(folder, name) if folder else name] if inner.join(name).kind == "directory" else []
     return list(dict.fromkeys(found))
+
+
+def router_warnings(source: Source, dtype: str, options: Mapping[str, object]) -> list[str]:
+    """Return what a user should know of a module of a Router that is no Transformer, and is cast to `dtype`: of several
+    modules, sentence-transformers gives all the dtype of the first, but not within a Router."""
+    is_transformer = source.config is None or "model_type" in source.config
+    if source.component is None or source.family == FAMILY or is_transformer or dtype in ("", "float32"):
+        return []
+    place = Location(source.path, dict(options))
+    types = (configs.known(place.parent.join(_ROUTER)) or {}).get("types")
+    if not isinstance(types, Mapping) or place.name not in types:
+        return []
+    told = (
+        f"sentence-transformers loads {source.component} in float32, whatever its dtype is, and the Transformer in "
+        f"{dtype}, as both are parts of a Router: give the model one dtype when it is loaded, model.to(torch.{dtype})."
+    )
+    return [told]
 
 
 def _models(place: Location, found: Sequence[str]) -> list[str]:
@@ -152,4 +168,4 @@ def _classes(told: Mapping[str, Any]) -> dict[str, str]:
 
 def _files(place: Location, component: str, called: str = "a pipeline of diffusers") -> Source:
     """Return a source of no model, whose companions are copied."""
-    return Source(called, FAMILY, place.path, {}, structured=False, component=component)
+    return Source(called, FAMILY, place.path, {}, structured=False, part=component)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.format import CERTAIN, Guess, Probe
-from ckptconv.formats.source import Source, Wanted
+from ckptconv.formats.source import Defaults, Source, Wanted
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.tensors.slices import Span, sliced
@@ -95,7 +95,7 @@ def read(place: Location, wanted: Wanted) -> Source:
         notes=notes,
         inputs=inputs,
         bytes_read=read_bytes,
-        default_shard_size=5 * 10**9,
+        defaults=Defaults(shard_size=5 * 10**9),
         wanted=wanted,
         reread=functools.partial(read, place),
     )

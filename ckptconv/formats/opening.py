@@ -58,7 +58,7 @@ def all_opened(
     has_own_states = bool(options.to and options.optimizer) and is_same(path, options.optimizer)
     goes_on = "universal" in holds and not options.fresh_optimizer
     wanted: dict[str, Any] = {
-        "key": "" if set(holds) == {"optimizer"} else options.key,
+        "key": options.key,
         "states": "optimizer" in holds or has_own_states or goes_on,
         "like": options.like if {"weights", "virtual"} & set(holds) else "",
         "recorded": recorded,

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.errors import CorruptError
-from ckptconv.formats.source import wrapper
+from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats.numbers.orders import may_be_trained, wrapper
+from ckptconv.pickles.children import walk
 from ckptconv.tensors.lazy import LazyTensor, Tagged
-from ckptconv.text import name_of, quoted
+from ckptconv.text import name_of, quoted, some
 
 if TYPE_CHECKING:
     from ckptconv.formats.numbers.matching import Model, Named, Numbers
@@ -21,6 +22,8 @@ _STATE, _GROUPS, _STEP = "state", "param_groups", "step"
 # Optimizers' names for their states.
 _STATES = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "step", "param", "fp32_param"})
 _LONGEST_NAME = 60
+# What LBFGS has once, for all parameters in one row.
+_JOINED = "prev_flat_grad"
 # bitsandbytes' codes of 8 bits, one for each element of a parameter.
 _CODES = "state1"
 # How Adafactor calls the rows and the columns of its states.
@@ -177,6 +180,17 @@ def is_optimizer_alone(tree: Any) -> bool:
     )
 
 
+def optimizers_alone(tree: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the optimizers of a checkpoint that has no weights: it is the state dict of one, or holds some beside
+    epochs, schedulers and random states; none if it has other tensors that may be weights."""
+    if is_optimizer_alone(tree):
+        return [("", tree)]
+    found = optimizers_in(tree)
+    names = {name for name, _ in found}
+    rest = walk({name: value for name, value in entries(tree).items() if name not in names})
+    return [] if any(isinstance(each, LazyTensor) and may_be_trained(each.dtype) for each in rest) else found
+
+
 def named(
     optimizers: Sequence[tuple[str, Mapping[str, Any]]], model: Model, where: str
 ) -> tuple[dict[str, Any], Named]:
@@ -191,12 +205,24 @@ def named(
     trees, numbered, found = [], [], matching.Named()
     for at, (label, optimizer) in enumerate(optimizers):
         tree: dict[str, Any] = {_STATE: _states(optimizer, model.shapes), _GROUPS: _groups(optimizer)}
+        if _JOINED in {key for state in tree[_STATE].values() for key in state}:
+            raise UnsupportedError(
+                f"{where} holds an optimizer that has one state for all its parameters, as LBFGS has: none of it is of "
+                "one parameter.",
+                "Convert the weights alone.",
+            )
         ids = [number for group in optimizer.get(_GROUPS, ()) for number in listed(group.get("params"))]
         if all(map(_is_number, (*optimizer[_STATE], *ids))):
             recorded = recorded_names(optimizer)
-            names = {number: f"{at}/{number}" for number in (*tree[_STATE], *map(str, ids))}
-            tree = renamed(tree, names if recorded is None else recorded)
-            if recorded is None:
+            names = recorded and matching.confirmed(recorded, tree[_STATE], numbers_of(tree), model)
+            if recorded and not names:
+                # Names of another model would be numbered in its order.
+                model = model._replace(orders=[order for order in model.orders if order.asked])
+                if not model.orders:
+                    why = "the names that its groups record are not the model's, each once and in the states' shape"
+                    raise matching.refusal(numbers_of(tree), model, f"{where}: {_called([label])}", why)
+            tree = renamed(tree, names or {number: f"{at}/{number}" for number in (*tree[_STATE], *map(str, ids))})
+            if not names:
                 numbered.append((label, tree))
         trees.append(tree)
     if numbered:
@@ -206,11 +232,10 @@ def named(
         }
         others = {name for tree in trees if not any(tree is each for _, each in numbered) for name in _named_in(tree)}
         left = {name: shape for name, shape in model.shapes.items() if name not in others}
-        labels = dict.fromkeys(f"{label!r}" for label, _ in numbered if label)
-        under = f" under {' and '.join(labels)}" if labels else ""
-        called = f"the optimizer{'s' * (len(numbered) > 1)}{under}"
+        called = _called([label for label, _ in numbered])
         found = matching.named(numbers_of(joined), model._replace(shapes=left), f"{where}: {called}")
-        trees = [renamed(tree, found.names) for tree in trees]
+        others.update(found.names)
+        trees = [renamed(_of(tree, others), found.names) for tree in trees]
     states: dict[str, Any] = {}
     for tree in trees:
         twice = next((name for name in tree[_STATE] if name in states), None)
@@ -218,7 +243,23 @@ def named(
             raise CorruptError(f"{where}: two of its optimizers have a state of {quoted(twice, _LONGEST_NAME)}.")
         states.update(tree[_STATE])
     groups = [group for tree in trees for group in tree[_GROUPS]]
-    return _unwrapped({_STATE: states, _GROUPS: groups}, model), found
+    told = _unwrapped({_STATE: states, _GROUPS: groups}, model)
+    if states and model.shapes and not any(name in model.shapes or name in model.aliases for name in told[_STATE]):
+        shown = some([*told[_STATE]])
+        raise UnsupportedError(f"{where} has states of {shown}, and the model has no parameters of these names.")
+    return told, found
+
+
+def _called(labels: Sequence[str]) -> str:
+    """Return how messages call optimizers that are under `labels`."""
+    under = " and ".join(dict.fromkeys(f"{label!r}" for label in labels if label))
+    return f"the {'set of optimizers' if len(labels) > 1 else 'optimizer'}{f' under {under}' * bool(under)}"
+
+
+def _of(told: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return states and groups of the parameters in `names` alone."""
+    groups = [{**group, "params": [one for one in group["params"] if one in names]} for group in told[_GROUPS]]
+    return {_STATE: {name: state for name, state in told[_STATE].items() if name in names}, _GROUPS: groups}
 
 
 def _is_number(key: Any) -> bool:
@@ -249,6 +290,8 @@ def recorded_names(optimizer: Mapping[str, Any]) -> dict[str, str] | None:
         return None
     pairs = zip(numbers, names, strict=True)
     found = {name_of(number): name_of(name) for own, given in pairs for number, name in zip(own, given, strict=True)}
+    if len(found) < sum(map(len, numbers)):
+        return None
     return found if {*map(str, optimizer[_STATE])} <= found.keys() else None
 
 

@@ -47,6 +47,10 @@ _OTHERS = (
     ),
     (("",), (".lora_a", ".lora_b"), "MLX", "mlx_lm.fuse of mlx-lm"),
 )
+# Where an nn.MultiheadAttention that is adapted has its output projection, which is adapted with it.
+_OUT = ".base_layer.out_proj"
+# What PEFT calls an adapter that was given no name.
+_DEFAULT = "default"
 # Longer names are none of a module.
 _LONGEST = 1024
 
@@ -62,12 +66,15 @@ class Factors(NamedTuple):
 
 class Module(NamedTuple):
     """What an adapter has of a module: its `factors`, those of what is wrapped first first; DoRA's `lengths`; the
-    `rows` of tokens; and parameters in the place of the base's, by their names, such as "weight"."""
+    `rows` of tokens; and parameters in the place of the base's, by their names, such as "weight". `parameter` is that
+    which the factors change. `attention`: the module is the output projection of this nn.MultiheadAttention."""
 
     factors: tuple[Factors, ...] = ()
     lengths: LazyTensor | None = None
     rows: LazyTensor | None = None
     whole: Mapping[str, LazyTensor] = {}
+    parameter: str = "weight"
+    attention: str = ""
 
 
 def is_adapter(names: Mapping[str, object]) -> bool:
@@ -175,6 +182,12 @@ def _chosen(path: str, adapters: Mapping[str, str], wanted: str) -> str:
         return wanted
     if wanted and any(names):
         raise UsageError(f"{path} has no adapter {brief(wanted)}; it has {some(list(filter(None, names)))}.")
+    # save_pretrained leaves the name out, and puts each adapter but the default one into a directory of its name.
+    if wanted and wanted != _DEFAULT and wanted not in path.split("/")[-2:]:
+        raise UsageError(
+            f"{path} has no adapter {brief(wanted)}: its tensors are those of one adapter, without its name.",
+            "Leave --adapter out, or name the directory of that adapter.",
+        )
     if len(names) > 1:
         if "" in adapters:
             raise CorruptError(
@@ -205,7 +218,22 @@ def _modules(path: str, parts: Mapping[_Part, tuple[str, LazyTensor]]) -> dict[s
         modules[name] = modules[name]._replace(factors=(*modules[name].factors, made))
     if lost := next((name for name, each in modules.items() if each.lengths is not None and not each.factors), ""):
         raise CorruptError(f"{path} has DoRA's lengths of {lost!r}, and no factors.")
+    for name in [name for name in modules if name.endswith(_OUT)]:
+        _attend(path, name.removesuffix(_OUT), modules)
     return modules
+
+
+def _attend(path: str, attention: str, modules: dict[str, Module]) -> None:
+    """Give the factors of an nn.MultiheadAttention the parameters that they change: its own and its projection's."""
+    module, out = modules.get(attention, Module()), modules.pop(attention + _OUT)
+    name = f"{attention}.out_proj"
+    beside = modules.pop(name, Module())
+    if not module.factors or not out.factors or beside.factors:
+        raise unknown(path, attention + _OUT, "only an nn.MultiheadAttention that is adapted has such factors")
+    if any(each.lengths is not None or each.factors[0].bias is not None for each in (module, out)):
+        raise unknown(path, attention, "DoRA, or a bias of factors, of an nn.MultiheadAttention")
+    modules[attention] = module._replace(parameter="in_proj_weight")
+    modules[name] = out._replace(attention=attention, whole=beside.whole)
 
 
 def _factors(path: str, module: str, parts: Mapping[_Part, tuple[str, LazyTensor]]) -> Factors:

@@ -6,7 +6,7 @@ slow to import. An exception in one becomes an error message that names its pack
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -39,9 +39,13 @@ class _Plugin:
             return None
         if not isinstance(guess, Guess):
             raise self._broken(f"its sniff gives no Guess, but {type(guess).__name__}")
-        self._check(
-            "Guess", [("sure", guess.sure, int), ("called", guess.called, str), ("command", guess.command, str)]
-        )
+        for name, value, kind in (
+            ("sure", guess.sure, int),
+            ("called", guess.called, str),
+            ("command", guess.command, str),
+        ):
+            if not isinstance(value, kind):
+                raise self._broken(f"{name} of its Guess is no {kind.__name__}, but {type(value).__name__}")
         sure = CERTAIN if probe.expected == self.FAMILY else guess.sure
         return guess._replace(sure=sure, also=(*guess.also, _COMMAND_OF))
 
@@ -49,17 +53,8 @@ class _Plugin:
         source = self._called("read", self._format.read, place, wanted)
         if not isinstance(source, Source):
             raise self._broken(f"its read gives no Source, but {type(source).__name__}")
-        self._check(
-            "Source",
-            [("format", source.format, str), ("path", source.path, str), ("inputs", source.inputs, Mapping)],
-        )
         USED[self.FAMILY] = self._package
         return source._replace(family=self.FAMILY)
-
-    def _check(self, what: str, fields: Sequence[tuple[str, object, type]]) -> None:
-        for name, value, kind in fields:
-            if not isinstance(value, kind):
-                raise self._broken(f"{name} of its {what} is no {kind.__name__}, but {type(value).__name__}")
 
     def _called(self, what: str, call: Any, *arguments: object) -> Any:
         try:

@@ -16,10 +16,19 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError, damaged
+from ckptconv.errors import (
+    AGAIN,
+    CkptconvError,
+    CorruptError,
+    LimitError,
+    TruncatedError,
+    UnsupportedError,
+    UsageError,
+    damaged,
+)
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, METADATA, SAFETENSORS, SUFFIX
-from ckptconv.formats.source import STEMS, Source, StoredTensors, Wanted
+from ckptconv.formats.source import STEMS, FileFacts, Source, StoredTensors, Wanted
 from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Opaque
@@ -162,7 +171,7 @@ def source_of(place: Location, found: TensorFiles, warnings: list[str], wanted: 
             **({"torchao's quantized tensors": len(quantized)} if quantized else {}),
             **({"metadata": told} if told else {}),
         },
-        opaque=opaque,
+        files=FileFacts(opaque),
         equal=equal,
         warnings=warnings,
         inputs=found.inputs,
@@ -538,8 +547,6 @@ def _corrupt(path: str, reason: str) -> CorruptError:
 
 
 def _truncated(path: str, reason: str) -> CorruptError:
-    from ckptconv.pickles.vocabulary import TruncatedError  # sound files need it not
-
     return TruncatedError(f"{path} is not a sound safetensors file: {reason}.", AGAIN)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ckptconv.errors import CkptconvError
+from ckptconv.formats.numbers.orders import WRAPPERS, wrapper
 from ckptconv.plan import Input
 from ckptconv.storage.records import Records
 from ckptconv.tensors.dtypes import DTYPES
@@ -33,8 +34,6 @@ STEMS = (MODEL, *_STEMS.values())
 OF_REFERENCE = "--like/"
 # Keys under which training checkpoints keep the weights; the first one present is meant.
 MODEL_KEYS = ("state_dict", "model_state_dict", "model", "module")
-# Prefixes that wrappers add to every name: Lightning, DistributedDataParallel and DeepSpeed's engine, torch.compile.
-_WRAPPERS = ("_forward_module.", "module.", "_orig_mod.", "model.")
 
 
 class Wanted(NamedTuple):
@@ -112,70 +111,86 @@ STATES_ARE_CONVERTED = "; --optimizer PATH converts its states"
 THEIR_STATES_ARE_CONVERTED = "--optimizer PATH converts the optimizer's states, "
 
 
-class Source(NamedTuple):
-    """An opened checkpoint: a tree with `LazyTensor` leaves, and facts about it. It is complete and immutable.
+class StateFacts(NamedTuple):
+    """What is known of the optimizer's states, beside their values.
 
-    - `format` names it for people; `family`, such as "torch" or "deepspeed", says which command converts it.
-    - `weights` is the tree to convert. `structured`: its nesting and order are the user's own and worth a record;
-      otherwise it is a flat state dict whose order means nothing.
-    - `optimizer` is the optimizer's state dict by parameter name, if the checkpoint tells the names.
-    - `weights_error` says why its tensors are no weights, although they can be read and shown.
-    - `states_error` says why its states cannot be converted although the weights can.
-    - `trees` maps a key to a tree that holds what is under it, if `weights` does not.
-    - `training` is what else DeepSpeed needs to resume the training, if DeepSpeed wrote it.
-    - `step` is how many steps the optimizer has made, where `formats.training` has looked.
-    - `owners` are ties that the checkpoint itself names: {alias: owner}.
-    - `unaccounted` are names whose data is nowhere in it: the user excludes them by name, or it is an error.
-    - `equal` are tensors that are stored twice, by name; if they differ, the checkpoint is corrupt. `equal_states` are
-      the same for optimizer states, and matter only if these are converted. `alike_states` are states of which each
-      rank keeps its own copy: a difference is worth a warning.
-    - `counts` are the numbers of tensors in the weights, by kind.
-    - `opaque` are the names of classes kept as inert data; `mentioned` are all names that its pickles mention.
-    - `records` maps a file's path to its storages, with their checksums. `digests` are the SHA-256 of files by path,
-      as the checkpoint states them.
-    - `warnings` are causes for concern; `notes` are not.
-    - `values` are values that it holds beside `weights`, by name, for people: they are not converted.
-    - `inputs` identifies every file that was read, by a name relative to the source, as an `Input` or by what tells its
-      content from others alone. `state_inputs` does so for what was read only for the optimizer's states; it tells more
-      of a file that is in both.
-    - `companions` are small files beside it, or beside its reference, by name, that are copied along with the weights.
-    - `config` is what the config.json among the companions says, or one that lies where the output goes.
-    - `computed` says of what else its tensors are computed, by the names of `outputs.computed.COMPUTED`; they are
-      as they are stored, but for weights in the place of quantized ones.
-    - `wanted` is what was read. If that was not everything, `reread` opens the checkpoint again for more.
-    - `pointers` are the paths of files that only say where the checkpoint is, such as `latest`.
-    - `shards` are the paths of the files of a sharded set: the output keeps the grouping. Of a set that is only
-      described, `grouping` has {tensor: name of its file}.
-    - `model_rank` is the tensor-parallel rank, if each rank is a source of its own.
-    - `component` is the folder in a pipeline of diffusers, "" for the pipeline's own, if it is a part of one.
-    - `pieces` matches the names of tensors that are pieces of parameters; these are not converted.
-    - `metadata` is the metadata of safetensors files, `remarks` that part of it which an output keeps.
-    - `stored` are the tensors of a safetensors output that has a structure record.
-    - `default_dtype` and `default_shard_size` (bytes) apply unless the user asks for others.
+    `error` says why they cannot be converted although the weights can. `equal` are stored twice, by name, and must be
+    equal; of those that are `alike`, each rank keeps its own copy: a difference is worth a warning. `inputs` identifies
+    what was read only for them; it tells more of a file that was read for the weights too. `step` is how many steps the
+    optimizer has made, where `formats.training` has looked.
     """
+
+    error: CkptconvError | None = None
+    equal: Sequence[Equal] = ()
+    alike: Sequence[Equal] = ()
+    inputs: Mapping[str, Hashable] = {}
+    step: int | None = None
+
+
+class FileFacts(NamedTuple):
+    """What the files of a checkpoint have beside tensors.
+
+    `opaque` are the names of classes kept as inert data; `mentioned` are all names that its pickles mention. `records`
+    maps a file's path to its storages, with their checksums. `digests` are the SHA-256 of files by path, as the
+    checkpoint states them.
+    """
+
+    opaque: Sequence[str] = ()
+    mentioned: Sequence[str] = ()
+    records: Mapping[str, Records] = {}
+    digests: Mapping[str, str] = {}
+
+    @classmethod
+    def of_all(cls, every: Iterable[FileFacts]) -> FileFacts:
+        """Return those of several checkpoints together."""
+        several = list(every)
+        return cls(
+            list(dict.fromkeys(name for each in several for name in each.opaque)),
+            list(dict.fromkeys(name for each in several for name in each.mentioned)),
+            {path: records for each in several for path, records in each.records.items()},
+            {path: digest for each in several for path, digest in each.digests.items()},
+        )
+
+
+class Defaults(NamedTuple):
+    """The dtype of an output, and the bytes of its files at most, unless the user asks for others."""
+
+    dtype: str = "keep"
+    shard_size: int | None = None
+
+
+# The types of some fields, which formats of other packages may mistake.
+_KINDS: Mapping[str, type] = {
+    "format": str,
+    "family": str,
+    "path": str,
+    "inputs": Mapping,
+    "computed": Mapping,
+    "of_states": StateFacts,
+    "files": FileFacts,
+    "defaults": Defaults,
+}
+
+
+class _Fields(NamedTuple):
+    """The fields of a `Source`."""
 
     format: str
     family: str
     path: str
     weights: Any
     optimizer: Any = None
+    of_states: StateFacts = StateFacts()
     weights_error: CkptconvError | None = None
-    states_error: CkptconvError | None = None
     trees: Mapping[str, Any] = {}
     training: Training | None = None
-    step: int | None = None
     structured: bool = True
     owners: Mapping[str, str] = {}
     unaccounted: Sequence[str] = ()
     equal: Sequence[Equal] = ()
-    equal_states: Sequence[Equal] = ()
-    alike_states: Sequence[Equal] = ()
     counts: Mapping[str, int] = {}
     facts: Mapping[str, Any] = {}
-    opaque: Sequence[str] = ()
-    mentioned: Sequence[str] = ()
-    records: Mapping[str, Records] = {}
-    digests: Mapping[str, str] = {}
+    files: FileFacts = FileFacts()
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
     values: Mapping[str, Any] = {}
@@ -184,20 +199,87 @@ class Source(NamedTuple):
     pointers: Sequence[str] = ()
     shards: Sequence[str] = ()
     grouping: Mapping[str, str] = {}
-    model_rank: int | None = None
-    component: str | None = None
+    part: int | str | None = None
     pieces: re.Pattern[str] | None = None
     metadata: Mapping[str, str] = {}
     remarks: Mapping[str, str] = {}
     stored: StoredTensors | None = None
-    default_dtype: str = "keep"
-    default_shard_size: int | None = None
-    state_inputs: Mapping[str, Hashable] = {}
+    defaults: Defaults = Defaults()
     companions: Mapping[str, File] = {}
     config: Mapping[str, Any] | None = None
     computed: Mapping[str, Any] = {}
     wanted: Wanted = _ALL
     reread: Callable[[Wanted], Source] | None = None
+
+
+class Source(_Fields):
+    """An opened checkpoint: a tree with `LazyTensor` leaves, and facts about it. It is complete and immutable.
+
+    - `format` names it for people; `family`, such as "torch" or "deepspeed", says which command converts it.
+    - `weights` is the tree to convert. `structured`: its nesting and order are the user's own and worth a record;
+      otherwise it is a flat state dict whose order means nothing.
+    - `optimizer` is the optimizer's state dict by parameter name, if the checkpoint tells the names; `of_states` are
+      facts about it.
+    - `weights_error` says why its tensors are no weights, although they can be read and shown.
+    - `trees` maps a key to a tree that holds what is under it, if `weights` does not.
+    - `training` is what else DeepSpeed needs to resume the training, if DeepSpeed wrote it.
+    - `owners` are ties that the checkpoint itself names: {alias: owner}.
+    - `unaccounted` are names whose data is nowhere in it: the user excludes them by name, or it is an error.
+    - `equal` are tensors that are stored twice, by name; if they differ, the checkpoint is corrupt.
+    - `counts` are the numbers of tensors in the weights, by kind.
+    - `files` is what its files have beside tensors.
+    - `warnings` are causes for concern; `notes` are not.
+    - `values` are values that it holds beside `weights`, by name, for people: they are not converted.
+    - `inputs` identifies every file that was read, by a name relative to the source, as an `Input` or by what tells its
+      content from others alone.
+    - `companions` are small files beside it, or beside its reference, by name, that are copied along with the weights.
+    - `config` is what the config.json among the companions says, or one that lies where the output goes.
+    - `computed` says of what else its tensors are computed, by the names of `outputs.computed.COMPUTED`; they are
+      as they are stored, but for weights in the place of quantized ones.
+    - `wanted` is what was read. If that was not everything, `reread` opens the checkpoint again for more.
+    - `pointers` are the paths of files that only say where the checkpoint is, such as `latest`.
+    - `shards` are the paths of the files of a sharded set: the output keeps the grouping. Of a set that is only
+      described, `grouping` has {tensor: name of its file}.
+    - `part` says which it is of several: the tensor-parallel rank, or the folder in a pipeline of diffusers, "" for the
+      pipeline's own.
+    - `pieces` matches the names of tensors that are pieces of parameters; these are not converted.
+    - `metadata` is the metadata of safetensors files, `remarks` that part of it which an output keeps.
+    - `stored` are the tensors of a safetensors output that has a structure record.
+    - `defaults` apply unless the user asks for something else.
+    """
+
+    __slots__ = ()
+
+    # mypy would not know the fields of what this makes.
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *values: Any, **fields: Any) -> Source:
+            """Make a source, and check it."""
+            made = super().__new__(cls, *values, **fields)
+            made.__post_init__()
+            return made
+
+        @classmethod
+        def _make(cls, values: Iterable[Any]) -> Source:
+            return cls(*values)
+
+    def __post_init__(self) -> None:
+        """Raise TypeError or ValueError if its fields contradict what is said of them, or one another."""
+        for name, kind in _KINDS.items():
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"{name} of its Source is no {kind.__name__}, but {type(getattr(self, name)).__name__}")
+        if not self.structured and not isinstance(self.weights, Mapping):
+            raise TypeError(f"weights of its Source are no flat state dict, but {type(self.weights).__name__}")
+        wrong = {
+            "part is no rank": isinstance(self.part, int) and self.part < 0,
+            "grouping is beside shards": bool(self.grouping and self.shards),
+            "config.json was not read": "config.json" in self.companions and self.config is None,
+            "dtype is not known": self.defaults.dtype not in ("keep", *DTYPES),
+            "shard_size is none": self.defaults.shard_size is not None and self.defaults.shard_size < 1,
+        }
+        for what, is_so in wrong.items():
+            if is_so:
+                raise ValueError(f"{self.path}: its {what}")
 
     # Equal only to itself: it may be large, and some of it is no key.
     def __eq__(self, other: object) -> bool:
@@ -211,6 +293,16 @@ class Source(NamedTuple):
 
     def __repr__(self) -> str:
         return f"<Source of {self.path}: {self.format}>"
+
+    @property
+    def model_rank(self) -> int | None:
+        """The tensor-parallel rank, if each rank is a source of its own."""
+        return self.part if isinstance(self.part, int) else None
+
+    @property
+    def component(self) -> str | None:
+        """The folder in a pipeline of diffusers, "" for the pipeline's own, if it is a part of one."""
+        return self.part if isinstance(self.part, str) else None
 
     @property
     def map(self) -> ChosenMap | None:
@@ -246,6 +338,11 @@ class Source(NamedTuple):
         stems = (stem for beginning, stem in _STEMS.items() if any(name.startswith(beginning) for name in names))
         return next(stems, MODEL)
 
+    @property
+    def inputs_of_all(self) -> Mapping[str, Hashable]:
+        """`inputs`, and those of the optimizer's states."""
+        return {**self.inputs, **self.of_states.inputs}
+
     def all_inputs(self) -> Mapping[str, Hashable]:
         """Return `inputs`, and likewise the companions, and the files of the reference as `--like/<name>`."""
         companions = {name: Input.stamped(file) for name, file in self.companions.items()}
@@ -280,7 +377,7 @@ class Source(NamedTuple):
         names = tree if isinstance(tree, Mapping) and all(map(_is_text, tree)) else ()
         prefix = wrapper(names)
         # Of a model in one file, this is mostly the name of a module of its own.
-        if not prefix or (prefix == _WRAPPERS[-1] and (self.structured or self.family == "safetensors")):
+        if not prefix or (prefix == WRAPPERS[-1] and (self.structured or self.family == "safetensors")):
             return []
         how = f"--key {key} --strip-prefix {prefix}" if key else f"--strip-prefix {prefix}"
         every = f"Every name under {key}" if key else "Every name"
@@ -303,10 +400,10 @@ class Source(NamedTuple):
     def states(self) -> Any:
         """Return the optimizer's state dict by parameter name; None if the checkpoint does not tell the names.
 
-        Raise `states_error`, if there is one.
+        Raise the error of states that cannot be converted, if there is one.
         """
-        if self.states_error:
-            raise self.states_error
+        if self.of_states.error:
+            raise self.of_states.error
         return self.optimizer
 
 
@@ -320,8 +417,7 @@ def combined(source: Source, terms: Sequence[Source], inputs: Mapping[str, Hasha
     return source.computing(**given)._replace(
         inputs={**source.inputs, **inputs},
         equal=[pair for each in terms for pair in each.equal],
-        records={path: found for each in terms for path, found in each.records.items()},
-        digests={path: digest for each in terms for path, digest in each.digests.items()},
+        files=FileFacts.of_all(each.files for each in terms),
         warnings=list(dict.fromkeys(text for each in terms for text in each.warnings)),
         notes=list(dict.fromkeys(_without_states(text) for each in terms for text in each.notes)),
         bytes_read=sum(each.bytes_read for each in terms),
@@ -340,17 +436,6 @@ def source_of(given: str | os.PathLike[str] | Source | Opened) -> str | Source:
     """Return the `Source` of an opened checkpoint, or itself; a path as text. Raise UsageError for anything else."""
     source = given if isinstance(given, Source) else getattr(given, "source", None)
     return source if isinstance(source, Source) else parse_path(given)
-
-
-def wrapper(names: Collection[str], known: Collection[str] = ()) -> str:
-    """Return the wrapper prefixes that all names share; no more of them than it takes until all names are `known`."""
-    prefix = ""
-    while names and not (known and all(name[len(prefix) :] in known for name in names)):
-        more = next((w for w in _WRAPPERS if all(name.startswith(prefix + w) for name in names)), "")
-        if not more:
-            break
-        prefix += more
-    return prefix
 
 
 def _is_text(key: Any) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckptconv.errors import UsageError
+from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.detect import asked_orders, complete, open_source
 from ckptconv.formats.numbers.matching import NAMED
-from ckptconv.formats.optimizers import is_optimizer_alone
-from ckptconv.formats.source import Source
-from ckptconv.formats.training import with_named, without_optimizers
+from ckptconv.formats.optimizers import entries, optimizers_alone
+from ckptconv.formats.source import FileFacts, Source
+from ckptconv.formats.training import weights_in, with_named, without_optimizers
 from ckptconv.storage.paths import basename, normalize, resolved_name
+
+# What torchtune's recipe_state.pt has beside the optimizer, and what names of its own models have (0.6.1).
+_TORCHTUNE = frozenset({"epochs_run", "total_epochs"})
+_OF_TORCHTUNE = ".attn.q_proj."
 
 
 def with_states(source: Source, asked: str, path: str, **settings: Any) -> Source:
@@ -27,28 +31,32 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
     # Which checkpoint to take, and the layout of the output, are said of the source.
     of_source = {"family": "", "tag": "", "like": "", "map": "", "size": None, "alone": False}
     other = open_source(normalize(path), **{**settings, **of_source, "states": True})
-    found = other.states()
+    alone = optimizers_alone(other.weights)
+    found = None if alone else other.states()
     if found is None:
         other.check_weights()
-        if not is_optimizer_alone(other.weights):
+        if not alone:
             raise _none(path)
+        if entries(other.weights).keys() >= _TORCHTUNE and not any(
+            _OF_TORCHTUNE in name for name in weights_in(source)
+        ):
+            raise UnsupportedError(
+                f"{path} has the states of torchtune's own modules, and {source.path} has its weights under other "
+                "names, and rows of them in another order.",
+                "Convert the weights alone, or have torchtune save them with FullModelTorchTuneCheckpointer.",
+            )
         orders = other.wanted.orders or asked_orders("", settings.get("like", ""), settings)
         known = source._replace(wanted=source.wanted._replace(orders=orders))
-        source = with_named(known, [("", other.weights)], other.path, source.wanted.key)
+        source = with_named(known, alone, other.path, source.wanted.key)
         found = source.optimizer
     else:
         source = source._replace(notes=[*source.notes, *(note for note in other.notes if note.startswith(NAMED))])
-    read = {f"{basename(other.path)}/{name}": what for name, what in {**other.inputs, **other.state_inputs}.items()}
+    read = {f"{basename(other.path)}/{name}": what for name, what in other.inputs_of_all.items()}
     return source._replace(
         optimizer=found,
-        states_error=None,
-        equal_states=other.equal_states,
-        alike_states=other.alike_states,
+        of_states=other.of_states._replace(error=None, inputs={**source.of_states.inputs, **read}),
         warnings=[*source.warnings, *other.warnings],
-        opaque=list(dict.fromkeys([*source.opaque, *other.opaque])),
-        mentioned=list(dict.fromkeys([*source.mentioned, *other.mentioned])),
-        records={**source.records, **other.records},
-        state_inputs={**source.state_inputs, **read},
+        files=FileFacts.of_all([source.files, other.files]),
         bytes_read=source.bytes_read + other.bytes_read,
     )
 

@@ -80,7 +80,7 @@ def _has_tensors(tree: Mapping[Any, Any]) -> bool:
 def with_states_beside(source: Source, key: str = "") -> Source:
     """Return `source` with the states of the optimizers that are saved beside its weights, which are under `key`, as in
     a file that torch.save wrote; or with the reason why they cannot be named."""
-    if source.optimizer is not None or source.states_error is not None or source.training is not None:
+    if source.optimizer is not None or source.of_states.error is not None or source.training is not None:
         return source
     key = key or weights_key(source.weights)
     around, _, own = key.rpartition(".")
@@ -91,7 +91,7 @@ def with_states_beside(source: Source, key: str = "") -> Source:
         _check_key(source, found[0][0], key)
         return with_named(source, found, source.path, key)
     except CkptconvError as error:
-        return source._replace(states_error=error)
+        return source._replace(of_states=source.of_states._replace(error=error))
 
 
 def with_named(
@@ -112,12 +112,8 @@ def with_named(
         place = place.parent if place.kind == "file" else None
     tree = model_tree(source, key) if source.structured else None
     optimizer, found = named(optimizers, model_of(weights_in(source, key), [*source.wanted.orders], tree, place), where)
-    return source._replace(
-        optimizer=optimizer,
-        states_error=None,
-        notes=[*source.notes, *found.notes],
-        state_inputs={**source.state_inputs, **found.inputs},
-    )
+    of_states = source.of_states._replace(error=None, inputs={**source.of_states.inputs, **found.inputs})
+    return source._replace(optimizer=optimizer, of_states=of_states, notes=[*source.notes, *found.notes])
 
 
 def liked(source: Source) -> Order | None:
@@ -206,8 +202,9 @@ def with_training(source: Source, options: Options) -> Source:
                 f"{some(behind)} have made fewer steps than the {most} of others of their group. DeepSpeed has one "
                 f"number of steps for a group: theirs is {most} from now on."
             )
+    step = max((step for step in known.values() if step is not None), default=None)
     return source._replace(
-        step=max((step for step in known.values() if step is not None), default=None),
+        of_states=source.of_states._replace(step=step),
         optimizer={**optimizer, "state": states},
         warnings=[*source.warnings, *warnings],
     )

@@ -305,8 +305,8 @@ def summarize(
         largest=heapq.nlargest(LARGEST, kept, key=lambda name: flat[name].nbytes),
         aliases=aliases,
         values=dict(islice(_values(content, source.values), _VALUES)),
-        opaque=list(source.opaque),
-        classes=list(source.mentioned),
+        opaque=list(source.files.opaque),
+        classes=list(source.files.mentioned),
         tables=list(tables),
         notes=[*source.told(), *source.hints],
         warnings=[*source.warnings, *idle_sentences(idle)],
@@ -397,7 +397,7 @@ def forecast(source: Source, dtype: str | None, max_shard_size: int | None = Non
         for value in filter(None, (values,) if isinstance(values, str) else values):
             asked += f" --{name} {shlex.quote(value)}"
     return Forecast(
-        dtype=dtype or source.default_dtype,
+        dtype=dtype or source.defaults.dtype,
         command=f"ckptconv {command} {shlex.quote(source.path)} {output}{asked}",
         bytes=made.plan.nbytes,
         files=[PlannedFile(file.name, file.size, file.tensors) for file in made.plan.files],

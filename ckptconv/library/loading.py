@@ -97,7 +97,7 @@ def _wanted(source: Source, described: keymap.Flattened, dtype: str | None) -> l
         tensor = plain[tied.get(name, name)]
         if name not in described.fixed:
             widen_only = dtype is None
-            tensor = selection.converted(name, tensor, dtype or source.default_dtype, widen_only)
+            tensor = selection.converted(name, tensor, dtype or source.defaults.dtype, widen_only)
         before, storage = 0, None
         facts = leaf.facts if isinstance(leaf, Tagged) else None
         if in_place and facts is not None and facts.storage is not None:

@@ -304,15 +304,17 @@ class _Work:
         return place.names[0]
 
     def _factors(self, module: str, parts: Module) -> None:
-        place = self._placed.tensors.get(f"{module}.weight")
+        memory = f"{module}.{parts.parameter}"
+        place = self._placed.tensors.get(memory)
         if place is None or len(parts.factors) > 1:
             self._stacked(module, parts)
             return
         (pair,) = parts.factors
         left, right = pair.left, pair.right
-        memory = f"{module}.weight"
         is_parameter = any(memory == each or memory.endswith(f".{each}") for each in self._adapter.parameters)
-        scale = self._factor(memory if is_parameter else module, left, right)
+        scale = self._factor(memory if is_parameter else parts.attention or module, left, right)
+        # PEFT adds this product twice, where it merges as in each step of the training.
+        scale *= 2 if parts.attention else 1
         if pair.bias is not None:
             self._bias(module, pair.bias, scale)
         for name in place.names:

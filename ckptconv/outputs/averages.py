@@ -1,4 +1,4 @@
-"""Averages: which tensors of several checkpoints are added up, which cannot be, and what is said of them. Pure."""
+"""Averages: which tensors of several checkpoints are added up, which cannot be, and what is said of them."""
 
 from __future__ import annotations
 
@@ -210,8 +210,8 @@ def _averages(own: Named, source: Source, options: Options) -> Named:
         chosen = {name: flat[name] for name in selection.matching(flat, Choice(options.include, options.exclude))}
         fixed = theirs.described.fixed | torchao.parts_of(theirs.described.quantized)
         terms.append(Term((each or source).path, chosen, fixed, theirs.ties, theirs.optimizers))
-    dtype = options.dtype or source.default_dtype
-    stored_as = functools.partial(selection.goal, dtype=dtype, widen_only=source.default_dtype == dtype == "float32")
+    dtype = options.dtype or source.defaults.dtype
+    stored_as = functools.partial(selection.goal, dtype=dtype, widen_only=source.defaults.dtype == dtype == "float32")
     found = averaged(terms, terms[_given(source).terms.index(None)], _given(source), stored_as)
     described = own.described._replace(tensors={**own.described.tensors, **found.tensors}, apart=False)
     made = own._replace(described=described, ties=found.ties, notes=found.notes)

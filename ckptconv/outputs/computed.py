@@ -1,7 +1,7 @@
 """The ways to compute the tensors of an output of more than the bytes of its source, and what an output says of each.
 
 A way is a module here with `COMPUTING`; `COMPUTED` names it, and it is imported when its turn comes. A source says with
-what it is computed in `Source.computed`. Pure.
+what it is computed in `Source.computed`. Pure, but for `Again.source`, which opens what a manifest names.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-class From(str):
-    """The path of a checkpoint in the record of an output, whose manifest has it as it is seen from there."""
+class Elsewhere(str):
+    """A text in the record of an output that says where something lay: it decides nothing."""
+
+
+class From(Elsewhere):
+    """The path of a checkpoint, which a manifest has as it is seen from the output."""
 
 
 class Again(NamedTuple):
@@ -104,25 +108,28 @@ def ways_of(source: Source, options: Options | None = None) -> list[Computing]:
 
 def ways_in(heading: Mapping[str, Any]) -> dict[str, Computing]:
     """Return the ways that the heading of a manifest tells of, by name."""
-    return {name: way.computing for name, way in COMPUTED.items() if not heading.keys().isdisjoint(way.members)}
+    return {name: COMPUTED[name].computing for name in _told_in(heading)}
+
+
+def _told_in(heading: Mapping[str, Any]) -> list[str]:
+    return [name for name, way in COMPUTED.items() if not heading.keys().isdisjoint(way.members)]
 
 
 def command_of(names: Iterable[str]) -> str:
     """Return the command that makes what is computed in the ways `names`; "" if that is a conversion."""
-    known = set(names)
-    return next((name for name, way in COMPUTED.items() if name in known and not way.options), "")
+    return next((name for name in names if not COMPUTED[name].options), "")
 
 
 def made_as(heading: Mapping[str, Any]) -> str:
     """Return what an output is whose manifest begins with `heading`, and the command that makes it of several inputs,
     as in "weights/average"."""
-    command = command_of(name for name, way in COMPUTED.items() if not heading.keys().isdisjoint(way.members))
+    command = command_of(_told_in(heading))
     return f"{heading['kind']}/{command}" if command else str(heading["kind"])
 
 
 def recorded(source: Source, record: Mapping[str, Any], target: Target) -> dict[str, Any]:
     """Return the members of the heading of an output at `target` that say how it was computed; `record` is what its
-    selection has."""
+    selection says."""
     members = {name: value for way in ways_of(source) for name, value in way.record(source).items()} | {**record}
     order = [member for way in COMPUTED.values() for member in way.members]
     return {name: _seen(members[name], target) for name in order if name in members}
@@ -130,7 +137,7 @@ def recorded(source: Source, record: Mapping[str, Any], target: Target) -> dict[
 
 def _seen(value: Any, target: Target) -> Any:
     if isinstance(value, From):
-        return seen_from(target, value)
+        return Elsewhere(seen_from(target, value))
     if isinstance(value, dict):
         return {key: _seen(each, target) for key, each in value.items()}
     return [_seen(each, target) for each in value] if isinstance(value, list) else value

@@ -234,7 +234,7 @@ def files_of(reference: Source, stored: Mapping[str, LazyTensor]) -> dict[str, s
     """
     paths = list(reference.shards)
     if not paths:
-        return {} if reference.default_shard_size else dict.fromkeys(stored, reference.stem + model_files.SUFFIX)
+        return {} if reference.defaults.shard_size else dict.fromkeys(stored, reference.stem + model_files.SUFFIX)
     names = [_TORCH_SHARD.sub(rf"{reference.stem}\1.safetensors", basename(path)) for path in paths]
     if not all(map(is_output_name, names)) or len(set(names)) < len(names):
         names = shard_names(reference.stem, model_files.SUFFIX, paths)

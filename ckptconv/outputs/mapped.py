@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ckptconv.formats.source import Source
 from ckptconv.options.table import NO_MAP, Options
 from ckptconv.outputs import selection
-from ckptconv.outputs.computed import Computing
+from ckptconv.outputs.computed import Computing, Elsewhere
 from ckptconv.outputs.selected import Selected
 from ckptconv.structure import keymap
 from ckptconv.structure.record import MAP_KEY
@@ -73,6 +73,7 @@ def told_of(chosen: Selected, applied: Applied | None, options: Options) -> Sele
     if not applied:
         return chosen
     record = applied.record()
+    record["name"] = Elsewhere(record["name"])  # it may be that of a file
     reported = {"made_of": {name: list(of) for name, of in applied.sources.items()}} if options.dry_run else {}
     return chosen._replace(
         applied=applied,

@@ -1,4 +1,4 @@
-"""Merges adapters into the tensors of a source, and says so. Pure."""
+"""Merges adapters into the tensors of a source, and says so."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _merged(own: Named, source: Source, options: Options) -> Named:
     base = tied.Base(source.path, own.described.tensors, own.ties, _given(source).model)
     factors = [(each, named(each.source, Options()).described.tensors) for each in _given(source).adapters]
     found = adapters.merged(base, factors)
-    dtype = options.dtype or source.default_dtype
-    widen_only = source.default_dtype == dtype == "float32"
+    dtype = options.dtype or source.defaults.dtype
+    widen_only = source.defaults.dtype == dtype == "float32"
     known: dict[tuple[int, str], LazyTensor] = {}
     made = {}
     for name, tensor in found.tensors.items():

@@ -79,7 +79,7 @@ def _states(source: Source, options: Options, rename: Rename) -> Selected:
             kept, removed = f"{owner}.{key}", f"{alias}.{key}"
             if kept in described.tensors and removed not in described.tensors:
                 owners[removed] = kept
-    dtype = "keep" if options.dtype == "keep" else source.default_dtype
+    dtype = "keep" if options.dtype == "keep" else source.defaults.dtype
     chosen = Selected(
         names,
         known,
@@ -138,7 +138,7 @@ def _tree(source: Source, options: Options, rename: Rename) -> Selected:
         tree = type(tree)((new, tree[old]) for old, new in names.items())
         described = keymap.describe(tree, leave_out=writable.leaving_out(options), tagged=True)
     bare = {new: untagged(known[old]) for old, new in names.items()}
-    dtype = options.dtype or source.default_dtype
+    dtype = options.dtype or source.defaults.dtype
     chosen = Selected(
         names,
         known,
@@ -186,7 +186,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
         raise UsageError(f"There is no tensor {where}: nothing to convert.")
     if flat and not names:
         raise UsageError(f"Nothing is left to convert: all {len(flat)} tensors are excluded.")
-    dtype = options.dtype or source.default_dtype
+    dtype = options.dtype or source.defaults.dtype
     fixed = described.fixed | selection.scales(flat) | torchao.parts_of(quantized)
     return Selected(
         names,

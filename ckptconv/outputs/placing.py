@@ -152,7 +152,7 @@ def _wanted(modules: Mapping[str, Module]) -> Iterator[tuple[str, str]]:
     for module, parts in modules.items():
         names = dict.fromkeys(f"{module}.{parameter}" for parameter in parts.whole)
         if parts.factors or parts.rows is not None:
-            names[f"{module}.weight"] = None
+            names[f"{module}.{parts.parameter}"] = None
         if any(pair.bias is not None for pair in parts.factors):
             names[f"{module}.bias"] = None
         yield from ((module, name) for name in names)

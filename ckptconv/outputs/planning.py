@@ -102,7 +102,7 @@ def _torch_output(source: Source, target: Target, options: Options) -> Output:
 
 def _safetensors_output(source: Source, target: Target, options: Options) -> Output:
     of_states = target.holds == "optimizer"
-    inputs = {**source.inputs, **source.state_inputs} if of_states else source.all_inputs()
+    inputs = source.inputs_of_all if of_states else source.all_inputs()
     source = source._replace(inputs=inputs, companions={} if of_states else source.companions)
     is_model = source.family != diffusers.FAMILY
     files, aliases, told = _safetensors_files(source, target, options) if is_model else ((), {}, Told())
@@ -147,7 +147,7 @@ def _universal_output(source: Source, target: Target, options: Options) -> Outpu
 
     found = resumable(source, options)
     files = (*universal.file_plans(found.training, found.weights, found.states), universal.latest(target.path))
-    source = source._replace(inputs={**source.inputs, **source.state_inputs})
+    source = source._replace(inputs=source.inputs_of_all)
     told = Told(idle=found.idle, notes=found.notes, warnings=found.warnings)
     return output_of("universal", [source], target, options, files, {}, told)
 
@@ -158,7 +158,7 @@ def _dcp_output(source: Source, target: Target, options: Options) -> Output:
     from ckptconv.outputs import dcp, restore, step
 
     if options.optimizer:
-        source = source._replace(inputs={**source.inputs, **source.state_inputs})
+        source = source._replace(inputs=source.inputs_of_all)
     found = dcp.contents(source, options)
     files = tuple(step.checkpoint_plans(found, options, target.layout))
     warnings = [*found.chosen.warnings, *found.warnings]
@@ -229,7 +229,8 @@ def output_of(
     told = told or Told()
     for way in computed.ways_of(sources[0]):
         plan_id = way.identified(files, sources[0], plan_id)
-    head = heading(sources, options, kind, plan_id, aliases) | computed.recorded(sources[0], told.record, target)
+    head = heading(sources, options.recorded(), kind, plan_id, aliases)
+    head.update(computed.recorded(sources[0], told.record, target))
     if options.digest:
         head["digest"] = options.digest
     told = told._replace(idle={**kinds.idle(target.kind, options), **told.idle})
@@ -291,7 +292,7 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
         if len(chosen.first.names) < len(before):
             warnings = (*warnings, *contradicted(source.config, before, chosen.first.names))
     idle, is_structured = chosen.idle(options), chosen.structured
-    if of_states and options.dtype not in (None, "keep", source.default_dtype):
+    if of_states and options.dtype not in (None, "keep", source.defaults.dtype):
         idle["--dtype"] = "changes nothing: optimizer states are not cast to it"
     fixed = described.fixed if of_states else [names[name] for name in described.fixed if name in names]
     of = source.grouping
@@ -303,7 +304,7 @@ def _safetensors_files(source: Source, target: Target, options: Options) -> _Fil
     telling, metadata, homes = chosen.telling(kept), chosen.stated(aliases), chosen.files
     # With a million tensors, each of these takes as much memory as all buffers.
     del chosen, tensors, names, described
-    limit = options.max_shard_size or source.default_shard_size
+    limit = options.max_shard_size or source.defaults.shard_size
     groups = None
     if homes and options.max_shard_size is None:
         groups = _grouped(kept, homes) or None
@@ -341,7 +342,7 @@ def _told(
     """Return what a user should know of an output with this `structure` record; `fixed` are names in the output."""
     bits = () if options.structure or not source.structured else tuple(sorted(fixed))
     is_part = options.key or options.include or options.exclude or not options.structure
-    kept = keymap.classes(structure) if source.opaque and is_part else None
+    kept = keymap.classes(structure) if source.files.opaque and is_part else None
     values = described.values if structure is not None else ()
     left = [f"left out, as it is no tensor: {some(described.values)}"] if options.for_hub and described.values else []
     return Told(idle, values, described.inert, bits, kept, warnings, tuple(left))
@@ -410,9 +411,9 @@ def _numbered(groups: list[list[str]], stem: str) -> dict[str, list[str]]:
 
 
 def heading(
-    sources: Sequence[Source], options: Options, kind: str, plan_id: str, aliases: Mapping[str, str]
+    sources: Sequence[Source], options: Mapping[str, Any], kind: str, plan_id: str, aliases: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return a manifest without its files."""
+    """Return a manifest without its files; `options` are those that decide what is in them."""
     first = sources[0]
     described: dict[str, Any] = {"format": first.format, "family": first.family}
     if first.model_rank is not None:
@@ -424,6 +425,6 @@ def heading(
         "plan": plan_id,
         "kind": kind,
         "source": described,
-        "options": options.recorded(),
+        "options": options,
         "aliases": dict(sorted(aliases.items())),
     }

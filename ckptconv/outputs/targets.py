@@ -334,7 +334,7 @@ def files_behind(source: Source) -> list[str]:
 def named_inputs(source: Source) -> list[str]:
     """Return the paths of the files that identify `source`."""
     within = _within(source)
-    return [join(within, name) for name in {**source.inputs, **source.state_inputs}]
+    return [join(within, name) for name in source.inputs_of_all]
 
 
 def _within(source: Source) -> str:

@@ -52,7 +52,7 @@ def is_inert(outputs: Sequence[Output]) -> bool:
 def _no_model(source: Source, outputs: Sequence[Output], chosen: Options) -> str:
     """Return the warning for an input whose tensors, if any, are all inside objects of opaque classes."""
     count = sum(each.tensors for each in outputs)
-    classes = f"objects of classes that are known by name only ({some(source.opaque, 3)})"
+    classes = f"objects of classes that are known by name only ({some(source.files.opaque, 3)})"
     what = (
         f"has all its tensors ({count}) inside {classes}: their names are no model's"
         if count

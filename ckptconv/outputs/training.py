@@ -145,7 +145,7 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
     if not parameters:
         raise UsageError(f"{source.path} holds no parameter, of which a universal checkpoint could be made.")
     masters = {name: masters[name] for name in parameters}
-    step = (source.step or 0) if optimizer is not None else 0
+    step = (source.of_states.step or 0) if optimizer is not None else 0
     if optimizer is None:
         states = {name: _fresh(tensor) for name, tensor in masters.items()}
     else:
@@ -179,7 +179,7 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
 def _notes(source: Source, key: str, fresh: bool, step: int, rest: int) -> tuple[str, ...]:
     notes = [f"Took the weights under {key!r}; --key names others."] if key else []
     if fresh:
-        why = "" if source.states_error is None and source.optimizer is None else ", as --fresh-optimizer says"
+        why = "" if source.of_states.error is None and source.optimizer is None else ", as --fresh-optimizer says"
         notes.append(
             f"The universal checkpoint begins with zero moments and step 0{why}. The optimizer's hyperparameters are "
             "those of the training run that loads it."

@@ -16,7 +16,7 @@ from ckptconv.pickles import attacks
 from ckptconv.pickles.containers import PYTHON, Keys, today
 from ckptconv.pickles.fastpath import HOLE, TensorPhrases
 from ckptconv.pickles.grammar.patterns import is_name
-from ckptconv.pickles.machine import _Machine, _run
+from ckptconv.pickles.machine import Machine, run
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.numpy_dtypes import DTYPE
 from ckptconv.pickles.vocabulary import Constructor, ExcessiveError, Limits, Maker, MalformedError, Phrase, Vocabulary
@@ -83,7 +83,7 @@ def survey(
     LimitError for a pickle whose parts are too large to be judged.
     """
     with no_garbage():
-        return _run(_Survey(read_at, size, vocabulary, where, limits, met, placed)).end
+        return run(_Survey(read_at, size, vocabulary, where, limits, met, placed)).end
 
 
 class _Memo:
@@ -163,7 +163,7 @@ class _NoKeys(Keys):
         pass
 
 
-class _Survey(_Machine):
+class _Survey(Machine):
     """A run over one pickle that keeps nothing."""
 
     def __init__(
@@ -294,12 +294,12 @@ class _Survey(_Machine):
             raise ExcessiveError(f"names more than {len(self.globals)} classes")
         return super()._mention(key)
 
-    def _put(self, index: int, value: Any) -> None:
+    def put(self, index: int, value: Any) -> None:
         if index > len(self.memo):
             value = _small(value)
             if len(self.spill) >= _SPILLED:
                 raise ExcessiveError(f"has more than {_SPILLED} entries of its memo out of order")
-        super()._put(index, value)
+        super().put(index, value)
 
     def call(self, function: Any, args: Any, how: str, kwargs: dict[str, Any] | None = None) -> Any:
         if args is DROPPED or type(args) is Opaque:
@@ -344,7 +344,7 @@ class _Survey(_Machine):
                 target.state[:] = [DROPPED]
         self.stack[-1] = self._built(target)
 
-    def _set_items(self, target: Any, items: list[Any]) -> None:
+    def set_items(self, target: Any, items: list[Any]) -> None:
         if len(items) % 2:
             raise MalformedError("sets a key without a value")
         if self.judge:
@@ -359,7 +359,7 @@ class _Survey(_Machine):
                 else:
                     target[DROPPED] = DROPPED
 
-    def _append(self, target: Any, items: list[Any]) -> None:
+    def append(self, target: Any, items: list[Any]) -> None:
         if self.judge:
             if target is _CONTAINER:
                 self.judge.put(items)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from ckptconv.errors import CorruptError
 from ckptconv.pickles.nodes import Opaque
 
 # Called with the arguments in the pickle: inert values of any type and number, none to be trusted. Returns the value,
@@ -109,10 +108,6 @@ class Limits(NamedTuple):
 DEFAULT_LIMITS = Limits()
 # For trees that are kept whole, by code that does not recurse.
 WHOLE_TREES = Limits(depth=10_000, int_bytes=1 << 16, cyclic=True)
-
-
-class TruncatedError(CorruptError):
-    """The data ends before the pickle does."""
 
 
 class MalformedError(Exception):

@@ -67,7 +67,7 @@ def _left(source: Source, target: Target, options: Options, parts: Collection[st
         return path, []
     paths = [*(file.path for file in source.companions.values()), *source.pointers, target.path]
     beside = {resolved_name(path)[len(here) + 1 :] for path in paths if resolved_name(path).startswith(f"{here}/")}
-    used = {FILE_NAME} | {name.partition("/")[0] for name in (*source.inputs, *source.state_inputs, *beside, *parts)}
+    used = {FILE_NAME} | {name.partition("/")[0] for name in (*source.inputs_of_all, *beside, *parts)}
     return path, [name for name in (place.names if own is None else own) if name not in used and name[0] != "."]
 
 
@@ -135,10 +135,14 @@ def _with_companions(
     source = companions.with_files(source, files, directory.options)
     if source.config is not None:
         # Weights that are like a reference are what its configuration says, unless another dtype is asked for.
-        usual = "keep" if source.reference else source.default_dtype
+        usual = "keep" if source.reference else source.defaults.dtype
         cast = options.dtype if options.dtype not in (None, "keep") else usual
         is_changed = source.quantized is not None and bool(source.quantized.formats)
-        notes += companions.notes(source.config, "" if cast == "keep" or is_changed else cast)
+        dtype = "" if cast == "keep" or is_changed else cast
+        notes += companions.notes(source.config, dtype)
+        source = source._replace(
+            warnings=[*source.warnings, *diffusers.router_warnings(source, dtype, directory.options)]
+        )
     stays = [
         f"{file.path} was left as it is, as no earlier output brought it: --overwrite takes the one of the input."
         for file in kept.values()

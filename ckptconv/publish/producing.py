@@ -79,7 +79,7 @@ class _Production:
         self._read_by = [each.plan.inputs() for each in outputs]
         self._read = list(dict.fromkeys(itertools.chain.from_iterable(self._read_by)))
         self.inputs = list(dict.fromkeys(file.stored for file in self._read))
-        self._checksums = Checksums({path: each for one in self.every for path, each in one.records.items()})
+        self._checksums = Checksums({path: each for one in self.every for path, each in one.files.records.items()})
 
     def check(self) -> None:
         """Raise an error if an output would replace what it may not, or cannot be written as planned."""
@@ -107,7 +107,7 @@ class _Production:
             self._read,
             list(self._equal()),
             list(self._alike()),
-            {path: each for one in self.every for path, each in one.digests.items()},
+            {path: each for one in self.every for path, each in one.files.digests.items()},
             self._checksums if options.checksum else None,
             [inputs_of(each, within) if asked else {} for each in self._outputs],
             self._replacing,
@@ -121,12 +121,12 @@ class _Production:
             yield from each.told.equal
         if self._has_states:
             for one in self._sources:
-                yield from one.equal_states
+                yield from one.of_states.equal
 
     def _alike(self) -> Iterator[Equal]:
         """Yield the pairs of tensors that should be the same."""
         for one in self._sources if self._has_states else ():
-            yield from one.alike_states
+            yield from one.of_states.alike
 
     @property
     def _has_states(self) -> bool:
@@ -192,7 +192,7 @@ def _check_digests(outputs: Sequence[Output], options: Options) -> None:
 
 def _opaque(sources: Sequence[Source], outputs: Sequence[Output]) -> Iterator[str]:
     """Yield the opaque classes (known by name only) that an output keeps. A `.pt` file keeps none."""
-    every = dict.fromkeys(name for one in sources for name in one.opaque)
+    every = dict.fromkeys(name for one in sources for name in one.files.opaque)
     for name in every if not outputs[0].restored else ():
         if any(each.told.kept is None or name in each.told.kept for each in outputs):
             yield name

@@ -10,24 +10,31 @@ but is written whole for an occurrence that was chosen.
 
 from __future__ import annotations
 
-import base64
-import math
-import re
-import struct
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.pickles.children import ATOMS
-from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
-from ckptconv.pickles.set_order import ordered
+from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, Size
 from ckptconv.structure import live, torchao
 from ckptconv.structure.dtype_views import stored
+from ckptconv.structure.forms import (
+    ATTRIBUTES,
+    BIG,
+    CONSTANTS,
+    FOREIGN,
+    FORMS,
+    QUANTIZED,
+    ROOT,
+    Form,
+    atom,
+    cut,
+    float_text,
+    has_known_factory,
+    words,
+)
 from ckptconv.structure.record import (
-    EXACT,
-    FACTORIES,
-    LONGEST,
     METADATA,
     NAMING,
     NESTED,
@@ -39,115 +46,9 @@ from ckptconv.structure.record import (
 from ckptconv.tensors.geometry import contiguous_strides, is_contiguous
 from ckptconv.tensors.lazy import Convert, Handle, LazyTensor, Tagged, TensorFacts, View, facts_of, same_bytes, untagged
 from ckptconv.tensors.moves import Conjugate, Negate
-from ckptconv.text import is_unicode
 
 if TYPE_CHECKING:
     from ckptconv.structure.choice import Choice
-
-# The one name that safetensors reserves.
-# Integers of this magnitude or more are written once, as long strings are.
-BIG = 1 << 256
-
-_FACTORY_NAMES = {kind: name for name, kind in FACTORIES.items()}
-
-# -------------------------------------------------------------------------------------------------- words and texts
-
-
-def _words(key: Any, whole: bool = False) -> str:
-    """Return a key as a part of a name; of a long one the end, unless `whole`."""
-    kind = type(key)
-    if kind is str:
-        text = key if whole else _cut(key)
-        return text if text.isascii() else re.sub("[\ud800-\udfff]", "\ufffd", text)
-    if kind in (bool, float, type(None)) or (kind is int and -BIG < key < BIG):
-        return str(key)
-    if kind is bytes:
-        return str(key[:SHORT], "ascii", "backslashreplace")
-    if kind in (tuple, Size):
-        return _cut(".".join(_words(part) if type(part) in ATOMS else type(part).__name__ for part in key[:SHORT]))
-    return kind.__name__
-
-
-def _cut(text: str) -> str:
-    """Return the end of a text that is too long for a name."""
-    return text if len(text) <= LONGEST else "…" + text[1 - LONGEST :]
-
-
-def _float_text(value: float) -> str:
-    """Return the shortest decimal that gives this number; for a NaN, its bits."""
-    return repr(value) if not math.isnan(value) else f"nan:{struct.pack('>d', value).hex()}"
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-# ------------------------------------------------------------------------------------------------------------- forms
-
-
-class _Form(NamedTuple):
-    """How a type is written: `tag`, fields by name, then its elements, or its keys and values."""
-
-    tag: str
-    children: Callable[[Any], Sequence[Any]]
-    fields: tuple[str, ...] = ()
-    paired: bool = False
-
-
-def _pairs(mapping: Mapping[Any, Any]) -> list[Any]:
-    return list(chain.from_iterable(mapping.items()))
-
-
-def _with_attributes(mapping: Mapping[Any, Any]) -> list[Any]:
-    return [vars(mapping) or None, *_pairs(mapping)]
-
-
-def _has_known_factory(mapping: defaultdict[Any, Any]) -> bool:
-    factory = mapping.default_factory
-    return factory is None or (isinstance(factory, type) and factory in _FACTORY_NAMES)
-
-
-def _opaque_parts(value: Opaque) -> list[Any]:
-    parts = [value.cls, value.args, value.call, value.state, value.kwargs, value.appended, value.items]
-    while len(parts) > 3 and (parts[-1] is None or parts[-1] == []):
-        parts.pop()
-    return parts
-
-
-_BOUNDS = ("start", "stop", "step")
-_QUANTIZED = "quantized"
-_FORMS: dict[type, _Form] = {
-    dict: _Form("dict", _pairs, paired=True),
-    OrderedDict: _Form("odict", _with_attributes, ("attributes",), paired=True),
-    Counter: _Form("counter", _with_attributes, ("attributes",), paired=True),
-    defaultdict: _Form(
-        "defaultdict",
-        lambda d: [d.default_factory and _FACTORY_NAMES[d.default_factory], *_pairs(d)],
-        ("factory",),
-        paired=True,
-    ),
-    list: _Form("list", lambda v: v),
-    tuple: _Form("tuple", lambda v: v),
-    Size: _Form("size", lambda v: v),
-    set: _Form("set", ordered),
-    frozenset: _Form("frozenset", ordered),
-    deque: _Form("deque", lambda d: [d.maxlen, *d], ("maxlen",)),
-    bytearray: _Form("bytearray", lambda b: (bytes(b),)),
-    range: _Form("range", lambda r: (r.start, r.stop, r.step), _BOUNDS),
-    slice: _Form("slice", lambda s: (s.start, s.stop, s.step), _BOUNDS),
-    Global: _Form("global", lambda g: g),
-    TorchConstant: _Form("torch", lambda c: c),
-    NumpyScalar: _Form("numpy.scalar", lambda s: s),
-    NumpyArray: _Form("numpy.array", lambda a: (a.dtype, a.shape, a.order, a.data)),
-    Opaque: _Form("opaque", _opaque_parts, ("cls", "args", "call", "state", "kwargs", "appended", "items")),
-    Composite: _Form("composite", lambda c: [c.kind, *_pairs(c.parts)], ("kind",), paired=True),
-}
-_ROOT = _Form("root", lambda v: v)
-_ATTRIBUTES = _Form("attributes", lambda v: v, ("attributes",))
-# Nodes that are, or may be, known by name only.
-FOREIGN = frozenset({Opaque, Global, Composite})
-# Written at each occurrence.
-_CONSTANTS = frozenset({TorchConstant, NumpyScalar})
 
 # How values inside a node are chosen: none, by their own names, all that their names do not exclude, or all.
 _LEFT_OUT, _BY_NAME, _CHOSEN, _WHOLE = range(4)
@@ -177,7 +78,7 @@ def _take_away(frame: _Frame) -> None:
     """Remove from a frame's node what was not chosen: a mapping's entries, a set's elements; a sequence gets None."""
     node, form = frame.out, frame.form
     first = len(form.fields) + 1
-    if form is _ATTRIBUTES or all(child is not _GONE for child in node):
+    if form is ATTRIBUTES or all(child is not _GONE for child in node):
         return
     if form.tag == _OPAQUE:
         # The last fields may be missing.
@@ -239,7 +140,7 @@ class _Frame:
     )  # fmt: skip
 
     def __init__(
-        self, out: list[Any], children: Sequence[Any], form: _Form, prefix: str, implied: str | None, depth: int
+        self, out: list[Any], children: Sequence[Any], form: Form, prefix: str, implied: str | None, depth: int
     ) -> None:
         self.out = out
         self.children = children
@@ -255,7 +156,7 @@ class _Frame:
         self.met: _Met | None = None  # what to list in `found`, if this is kept
         self.inert = form.tag == _OPAQUE  # whether this is inside an object known by name only
         # Whether this is inside a tensor whose parts mean nothing alone: a quantized one, or one of another class.
-        self.fixed = form.tag == _COMPOSITE and (children[0] == _QUANTIZED or children[0] not in COMPOSITES)
+        self.fixed = form.tag == _COMPOSITE and (children[0] == QUANTIZED or children[0] not in COMPOSITES)
         self.silent = False  # whether its values are not worth listing
         self.valued = False  # whether there are values in it
         self.kept = self.lost = False  # whether something in it was chosen, and something was not
@@ -271,7 +172,7 @@ class _Frame:
             return (at - 1) % 2 == 1 and self.children[at - 1] == "attributes"
         if form.paired:
             return (at - len(form.fields)) % 2 == 1
-        return form.tag in _HOLDERS or form is _ROOT
+        return form.tag in _HOLDERS or form is ROOT
 
     def values(self) -> Iterator[int]:
         """Yield the indices of the strings, numbers and the like that are values in this node."""
@@ -293,7 +194,7 @@ class _Frame:
         if index % 2 == 0:
             return f"keys.{index // 2}", None
         key = self.children[at - 1]
-        return _words(key, whole=not self.prefix), key
+        return words(key, whole=not self.prefix), key
 
 
 class RecordEncoder:
@@ -363,7 +264,7 @@ class RecordEncoder:
                     repeated.add(key)
                 seen.add(key)
                 continue
-            form = _FORMS.get(kind)
+            form = FORMS.get(kind)
             if form is None or kind is defaultdict:
                 if self._is_leaf(value):
                     if self._add_leaf(value):
@@ -403,14 +304,14 @@ class RecordEncoder:
             self.sizes[group] = max(self.sizes.get(group, 0), facts.storage_nbytes or bare.nbytes)
         return True
 
-    def _stand_in(self, value: Any) -> tuple[Any, _Form]:
+    def _stand_in(self, value: Any) -> tuple[Any, Form]:
         """Return the node that stands for a live object, and its form."""
-        if type(value) is defaultdict and _has_known_factory(value):
-            return value, _FORMS[defaultdict]
+        if type(value) is defaultdict and has_known_factory(value):
+            return value, FORMS[defaultdict]
         known = self.stand_ins.get(id(value))
         if known is None:
             known = self.stand_ins[id(value)] = (value, live.inert(value))
-        return known[1], _FORMS[type(known[1])]
+        return known[1], FORMS[type(known[1])]
 
     @staticmethod
     def _atom_key(value: Any) -> Hashable:
@@ -429,7 +330,7 @@ class RecordEncoder:
         kind = type(value)
         if kind is Global:
             return (Global, *value)
-        if kind in _CONSTANTS or (kind in (tuple, frozenset, Size) and not value):
+        if kind in CONSTANTS or (kind in (tuple, frozenset, Size) and not value):
             return None
         return id(value)
 
@@ -438,7 +339,7 @@ class RecordEncoder:
     def encode(self, tree: Any) -> Any:
         """Return the node of the tree. Fill `flat`, `nodes` and `storages` in the order of the tree."""
         top: list[Any] = []
-        stack = [_Frame(top, (tree,), _ROOT, "", None, 0)]
+        stack = [_Frame(top, (tree,), ROOT, "", None, 0)]
         while stack:
             frame = stack[-1]
             out, children = frame.out, frame.children
@@ -451,7 +352,7 @@ class RecordEncoder:
                 elif kind is str:
                     out.append(value if len(value) <= SHORT and value.isascii() else self._atom(value))
                 elif kind is float:
-                    out.append(["float", _float_text(value)])
+                    out.append(["float", float_text(value)])
                 elif kind in ATOMS:
                     out.append(self._atom(value))
                 else:
@@ -487,7 +388,7 @@ class RecordEncoder:
         """Return how values are chosen in child `at` of a frame, whose part of a name is `text`."""
         if self.choice is None:
             return _WHOLE
-        if frame.form is _ROOT:
+        if frame.form is ROOT:
             return _BY_NAME if self.choice.include else _CHOSEN
         if frame.rule == _WHOLE or not frame.of_values(at):
             return _WHOLE
@@ -503,7 +404,7 @@ class RecordEncoder:
         elif frame.silent:
             frame.valued = False
         elif not frame.valued:
-            is_value = form.tag not in _HOLDERS and form.tag != _COMPOSITE and form is not _ATTRIBUTES
+            is_value = form.tag not in _HOLDERS and form.tag != _COMPOSITE and form is not ATTRIBUTES
             frame.valued = is_value or any(True for _ in frame.values())
         if self.choice and not self._closed(frame, parent):
             return
@@ -536,12 +437,12 @@ class RecordEncoder:
             self.holding.add(frame.index)
         if frame.lost and not frame.tensors and frame.identity is not None:
             self.spoilt[frame.identity] = rule
-        if frame.form is _ATTRIBUTES or (tag == _COMPOSITE and frame.tensors):
+        if frame.form is ATTRIBUTES or (tag == _COMPOSITE and frame.tensors):
             kept = frame.holds
         elif tag == _OPAQUE and frame.lost:
             kept = frame.kept or frame.holds
         else:
-            kept = rule >= _CHOSEN or frame.kept or frame.holds or parent.form is _ROOT
+            kept = rule >= _CHOSEN or frame.kept or frame.holds or parent.form is ROOT
         if frame.lost:
             _take_away(frame)
         if kept:
@@ -559,16 +460,16 @@ class RecordEncoder:
     def _atom(self, value: Any) -> Any:
         key = self._atom_key(value)
         if key is None or key not in self.repeated:
-            return _atom(value)
+            return atom(value)
         index = self.indices.get(key)
         if index is None:
             index = self.indices[key] = len(self.nodes)
-            self.nodes.append(_atom(value))
+            self.nodes.append(atom(value))
         return ["@", index]
 
     def _open(self, value: Any, frame: _Frame, at: int) -> _Frame | None:
         """Write child `at` of `frame`; return a frame for its contents if these are still to be written."""
-        form = _FORMS.get(type(value))
+        form = FORMS.get(type(value))
         if form is None or type(value) is defaultdict:
             if id(value) in self.leaves:
                 return self._tensor(value, frame, at)
@@ -578,7 +479,7 @@ class RecordEncoder:
         identity = self._key(value)
         met: _Met | None = None
         if self.leave_out and type(value) in FOREIGN:
-            name = frame.prefix + text if frame.form is not _ROOT else "tensor"
+            name = frame.prefix + text if frame.form is not ROOT else "tensor"
             left = self.leave_out(name, value)
             # An object that is listed in `found`, but was itself excluded, is not kept for a tensor in it.
             if left is True or (left is not False and rule == _LEFT_OUT and type(value) is not Composite):
@@ -593,9 +494,9 @@ class RecordEncoder:
             if left is not False:
                 # The entry of an object covers its class.
                 met = None if frame.form.tag == _OPAQUE and at == 0 else _Met(name, value)
-                value, form = left, _FORMS[type(left)]
+                value, form = left, FORMS[type(left)]
         prefix, implied = self._prefix(frame, text), inner_prefix(frame.implied, key)
-        if frame.form is _ROOT:
+        if frame.form is ROOT:
             prefix = implied = ""
         if frame.depth >= NESTED or identity in self.repeated:
             index, inner = self._refer(value, form, identity, prefix, rule)
@@ -619,7 +520,7 @@ class RecordEncoder:
         inner.owner = (frame.out, len(frame.out) - 1)
         inner.inert |= frame.inert
         inner.fixed |= frame.fixed
-        inner.silent = not frame.of_values(at) or (form is _FORMS[dict] and _is_state_dict_metadata(frame, at))
+        inner.silent = not frame.of_values(at) or (form is FORMS[dict] and _is_state_dict_metadata(frame, at))
         return inner
 
     def _prefix(self, frame: _Frame, text: str) -> str:
@@ -631,9 +532,9 @@ class RecordEncoder:
             if told:
                 self.quantized[name] = told
             return torchao.prefix_of(name)
-        return _cut(frame.prefix + text) + "."
+        return cut(frame.prefix + text) + "."
 
-    def _refer(self, value: Any, form: _Form, identity: Hashable, prefix: str, rule: int) -> tuple[int, _Frame | None]:
+    def _refer(self, value: Any, form: Form, identity: Hashable, prefix: str, rule: int) -> tuple[int, _Frame | None]:
         """Return the index of a container in the table, and a frame for its contents if it was not there.
 
         A container that was written incomplete is written again if `rule` gives more.
@@ -656,7 +557,7 @@ class RecordEncoder:
         leaf = self.leaves[id(value)]
         facts = leaf.facts
         text, key = frame.place(at)
-        if frame.form is _ROOT:
+        if frame.form is ROOT:
             text = "tensor"
         name = self._unique(frame.prefix + text)
         bits = stored(leaf.bare)
@@ -702,7 +603,7 @@ class RecordEncoder:
             if left is not False:
                 met, attributes = _Met(place, attributes), left
         rule = _WHOLE if self.choice is None else _CHOSEN if chosen else _LEFT_OUT
-        node["attributes"], inner = self._attributes(attributes, _cut(name) + ".", rule)
+        node["attributes"], inner = self._attributes(attributes, cut(name) + ".", rule)
         if inner:
             inner.rule, inner.owner, inner.inert = rule, (node, "attributes"), inner.inert or frame.inert
             inner.met = met
@@ -716,12 +617,12 @@ class RecordEncoder:
         """Return the index of a tensor's attributes in the table, and a frame for their contents, if not yet
         written."""
         if type(value) in ATOMS:
-            self.nodes.append(_atom(value))
+            self.nodes.append(atom(value))
             self.valued_nodes.add(len(self.nodes) - 1)
             return len(self.nodes) - 1, None
         if id(value) in self.leaves:
-            return len(self.nodes), _Frame(self.nodes, (value,), _ATTRIBUTES, prefix, None, 0)
-        form = _FORMS.get(type(value))
+            return len(self.nodes), _Frame(self.nodes, (value,), ATTRIBUTES, prefix, None, 0)
+        form = FORMS.get(type(value))
         if form is None or type(value) is defaultdict:
             value, form = self._stand_in(value)
         identity = self._key(value)
@@ -757,22 +658,6 @@ class RecordEncoder:
             number += 1
         self.suffixes[name] = number + 1
         return f"{name}~{number}"
-
-
-def _atom(value: Any) -> Any:
-    """Return the node of a value without parts."""
-    kind = type(value)
-    if kind is str:
-        return value if is_unicode(value) else ["str", _base64(value.encode("utf-8", "surrogatepass"))]
-    if kind is int:
-        return value if -EXACT <= value <= EXACT else ["int", hex(value)]
-    if kind is float:
-        return ["float", _float_text(value)]
-    if kind is bytes:
-        return ["bytes", _base64(value)]
-    if kind is complex:
-        return ["complex", _float_text(value.real), _float_text(value.imag)]
-    return ["ellipsis"] if value is ... else value
 
 
 def _storage_group(tensor: LazyTensor, facts: TensorFacts) -> Hashable:

@@ -248,7 +248,7 @@ def _composite(tensor: Any) -> Any:
     if _is_wrapper(tensor):
         made = {"dtype": tensor.dtype, "shape": Size(tensor.shape), "strides": tuple(tensor.stride())}
         made |= {"storage_offset": tensor.storage_offset(), "layout": tensor.layout, "device": tensor.device}
-        made |= {"requires_grad": tensor.requires_grad, "attributes": vars(tensor)}
+        made |= {"requires_grad": tensor.requires_grad, "attributes": torch._utils._get_obj_state(tensor)}
         return Composite(_class_name(type(tensor)), made)
     kind = "meta" if tensor.device.type == "meta" else str(tensor.layout).removeprefix("torch.")
     if tensor.is_quantized:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 # CPU seconds, bytes of memory, and characters of a name; seconds for a machine that has no CPU for it.
-MOST_SECONDS, _MOST_MEMORY, _LONGEST, LONGEST_WAIT = 5, 1 << 30, 1 << 16, 20
+MOST_SECONDS, _MOST_MEMORY, _LONGEST, LONGEST_WAIT = 2, 1 << 30, 1 << 16, 20
 CHILD = """
 import json, re, resource, sys, warnings
 warnings.simplefilter("ignore")

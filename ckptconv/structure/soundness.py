@@ -113,7 +113,8 @@ def composite_fault(kind: str, parts: Mapping[str, Any]) -> str:
         return f"a part {str(unknown[0])[:40]!r}, which it does not have"
     if type(parts.get("requires_grad", False)) is not bool:
         return "requires_grad that is neither true nor false"
-    cls = parts.get("class", "tensor")
+    # A wrapper's kind is its class, whose state may have any form.
+    cls = parts.get("class", "tensor" if kind in _CHECKS else kind)
     if type(cls) is not str:
         return "a class that is not text"
     fault = attributes_fault(cls, parts.get("attributes"))

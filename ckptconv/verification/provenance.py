@@ -7,11 +7,10 @@ which is computed anew, depends on everything that decides an output.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
-import zipfile
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import CorruptError, DifferenceError, UsageError
@@ -20,15 +19,17 @@ from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import NO_MAP, OPTIONS, Options
-from ckptconv.outputs.computed import COMPUTED, command_of, ways_in, ways_of
+from ckptconv.outputs.computed import COMPUTED, Elsewhere, recorded, ways_in, ways_of
+from ckptconv.outputs.planning import heading, planned
 from ckptconv.outputs.schema import check_manifest, parse_json
 from ckptconv.outputs.targets import Target, seen_path
 from ckptconv.plan import Data, FilePlan, Literal, content_of, identify, identity
+from ckptconv.storage import LOCAL_SIGNATURE
+from ckptconv.storage.archive import Archive
 from ckptconv.storage.digests import NamedRange, digests_of
 from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote
-from ckptconv.storage.seekable import Seekable
 from ckptconv.structure.record import FILE_NAME
 from ckptconv.tensors.lazy import Stored
 from ckptconv.tensors.moves import BLOCK
@@ -43,8 +44,6 @@ _MAX_MANIFEST = 256 << 20
 # Where a manifest may say that a reference is, beside this machine's disks: a request to any other place, such as a
 # server in the same network, is not for a file to ask for.
 _STORES = ("hf://", "s3://", "s3a://", "gs://", "gcs://", "az://", "abfs://", "abfss://", "memory://")
-# The bytes that are read of an archive at a time: its directory is at the end.
-_BUFFER = 1 << 16
 # A file has no say in whether attacks are accepted.
 _IGNORED = frozenset({"inert"})
 # The most patterns, and characters of each, that are taken from a file.
@@ -145,110 +144,132 @@ def _options_of(told: Mapping[str, Any]) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------- what it is checked with
 
 
+@dataclass(eq=False, repr=False)
+class Checked:
+    """What verifying an output has found, of which its manifest must say the same.
+
+    `holds` is what is in it, as manifests call it; `inputs` are the source's as they were when this output was planned:
+    reading more of a source adds to them. `sizes` are the bytes of its files as planned, by name, `places` where they
+    are read, and `ranges` where each has which tensors. `crcs` are the CRC-32 of these, of files in which they are
+    known. `heading` returns that of the manifest of its plan.
+    """
+
+    holds: str
+    inputs: Mapping[str, Hashable]
+    sizes: dict[str, int]
+    places: Mapping[str, Location]
+    ranges: dict[str, list[NamedRange]]
+    crcs: Mapping[str, Mapping[str, int]]
+    heading: Callable[[], Mapping[str, Any]]
+
+
+def check(manifest: Manifest, source: Source, found: Checked) -> list[str]:
+    """Return warnings. Raise DifferenceError if the manifest is wrong about `source` or its output."""
+    told = manifest.told
+    for name in sorted(told["files"].keys() | found.sizes.keys()):
+        entry, tensors = told["files"].get(name), {tensor for *_, tensor in found.ranges.get(name, ())}
+        if entry is None or entry["size"] != found.sizes.get(name) or entry["tensors"].keys() != tensors:
+            raise _not_so(manifest, f"the file {name}", None if entry is None else f"{entry['size']} bytes")
+        if name in found.crcs:
+            check_checksums(manifest, name, found.crcs[name])
+    # A conversion computes checksums for all tensors or for none, and for all if it does for one of several files.
+    crcs = [crc for entry in told["files"].values() for crc in entry["tensors"].values()]
+    if None in crcs and (any(crcs) or sum(bool(entry["tensors"]) for entry in told["files"].values()) > 1):
+        raise _not_so(manifest, "the checksums", None)
+    _check_digests(manifest, found)
+    unsure = _check_inputs(manifest, source, found.inputs)
+    _check_heading(manifest, found.heading(), is_sure=not unsure)
+    if unsure:
+        since = f"{manifest.place} was written when {unsure} had another time of change"
+        return [f"{since}: what it says of its plan cannot be checked."]
+    return []
+
+
+def heading_of(
+    manifest: Manifest,
+    source: Source,
+    files: Iterable[FilePlan],
+    inputs: Mapping[str, Hashable],
+    holds: str,
+    target: Target,
+    aliases: Mapping[str, str],
+    record: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the heading of an output of `source` that consists of `files`, as the release and the options of
+    `manifest` give it; `record` is what its selection says."""
+    options = manifest.told["options"]
+    plan_id = identify(files, inputs, (manifest.told["ckptconv"], holds, source.model_rank, options))
+    for way in ways_of(source):
+        plan_id = way.identified(files, source, plan_id)
+    of_source = source._replace(inputs=inputs)
+    return heading([of_source], options, holds, plan_id, aliases) | recorded(source, record, target)
+
+
 def check_safetensors(
     manifest: Manifest,
     source: Source,
     inputs: Mapping[str, Hashable],
-    holds: str,
+    target: Target,
     found: Written,
+    record: Mapping[str, Any],
 ) -> list[str]:
-    """Return warnings. Raise DifferenceError if the manifest is wrong about `source` or its output; checksums are not
-    checked.
-
-    `inputs` are the source's as they were when this output was planned: reading more of a source adds to them.
-    """
-    names: dict[str, set[str]] = {basename(file.path): set() for file in found.files}
-    for name, home in found.homes.items():
-        names[basename(home)].add(name)
-    literals = {basename(file.path): _literal(manifest.place.at(file.path)) for file in found.files}
+    """Check the manifest of safetensors, without checksums; `record` is what their selection says."""
+    places = {basename(file.path): manifest.place.at(file.path) for file in found.files}
+    literals = {name: _literal(place) for name, place in places.items()}
     # The index was compared by content, so take its size as planned, not as found.
     sizes = {basename(file.path): file.size for file in found.files}
     sizes.update({name: len(data) for name, data in literals.items() if name.endswith(INDEX_SUFFIX)})
-    told = manifest.told
-    for name in sorted(told["files"].keys() | sizes.keys()):
-        _check_file(manifest, name, sizes.get(name), names.get(name, set()))
-    if told["aliases"] != found.aliases:
-        raise _not_so(manifest, "tied names", told["aliases"])
     ranges: dict[str, list[NamedRange]] = {}
     for name, tensor in found.tensors.items():
         offset = tensor.offset if isinstance(tensor, Stored) else 0
         ranges.setdefault(basename(found.homes[name]), []).append((offset, tensor.nbytes, name))
-    check_digests(manifest, {basename(file.path): manifest.place.at(file.path) for file in found.files}, ranges)
 
-    def plan_id() -> str:
-        files = [FilePlan(name, told["files"][name]["size"], (Literal(0, literals[name]),)) for name in told["files"]]
-        plan_id = identify(files, inputs, (told["ckptconv"], told["kind"], source.model_rank, told["options"]))
-        for way in ways_of(source):
-            plan_id = way.identified(files, source, plan_id)
-        return plan_id
+    def planned_heading() -> dict[str, Any]:
+        files = [FilePlan(name, sizes[name], (Literal(0, literals[name]),)) for name in manifest.told["files"]]
+        return heading_of(manifest, source, files, inputs, target.holds, target, found.aliases, record)
 
-    return _check_source(manifest, source, inputs, holds, plan_id)
+    return check(manifest, source, Checked(target.holds, inputs, sizes, places, ranges, {}, planned_heading))
 
 
 def check_planned(
-    manifest: Manifest,
-    source: Source,
-    inputs: Mapping[str, Hashable],
-    holds: str,
-    path: str,
-    files: Mapping[str, str],
+    manifest: Manifest, source: Source, inputs: Mapping[str, Hashable], target: Target, files: Mapping[str, str]
 ) -> list[str]:
-    """Check the manifest of files for `torch.load` likewise, with checksums. `files` maps each name to where it is
-    read.
+    """Check the manifest of files for `torch.load`, with checksums. `files` maps each name to where it is read.
 
     Their plans are computed anew: reading such a file does not give its layout.
     """
-    for name in sorted(manifest.told["files"].keys() | files.keys()):
-        entry = manifest.told["files"].get(name)
-        if entry is None or name not in files:
-            raise _not_so(manifest, f"the file {name}", None)
-        place = manifest.place.at(files[name])
-        crcs = _members(place, next(iter(entry["tensors"]), ""))
-        _check_file(manifest, name, place.entry.file.size, set(crcs))
-        check_checksums(manifest, name, crcs)
-    if "digest" in manifest.told:
-        places = {name: manifest.place.at(where) for name, where in files.items()}
-        examples = {name: next(iter(entry["tensors"]), "") for name, entry in manifest.told["files"].items()}
-        check_digests(manifest, places, {name: _ranges(places[name], each) for name, each in examples.items()})
-    if manifest.told["aliases"]:
-        raise _not_so(manifest, "tied names", manifest.told["aliases"])
-    if name := command_of(manifest.others):
-        raise _not_so(manifest, f"`ckptconv {name}`", None)
+    places = {name: manifest.place.at(where) for name, where in files.items()}
+    examples = {name: next(iter(entry["tensors"]), "") for name, entry in manifest.told["files"].items()}
+    members = {name: _members(place, examples.get(name, "")) for name, place in places.items()}
+    sizes = {name: place.entry.file.size for name, place in places.items()}
 
-    def plan_id() -> str:
-        from ckptconv.outputs.planning import planned
-
-        target = Target(path, "universal" if holds == "universal" else "torch")
+    def planned_heading() -> Mapping[str, Any]:
         as_it_was = source._replace(inputs=dict(inputs))
-        found = planned(as_it_was, target, Options(**_options_of(manifest.told))).plan.plan_id
+        found = planned(as_it_was, target, Options(**_options_of(manifest.told))).heading
         if manifest.told["ckptconv"] == __version__:
             return found
         # This is the plan of the current release: another release gave the same output another id.
-        return "" if found == manifest.told["plan"] else manifest.told["plan"]
+        return {**found, "plan": "" if found["plan"] == manifest.told["plan"] else manifest.told["plan"]}
 
-    return _check_source(manifest, source, inputs, holds, plan_id)
+    ranges = {name: list(found) for name, (found, _) in members.items()}
+    crcs = {name: found for name, (_, found) in members.items()}
+    return check(manifest, source, Checked(target.holds, inputs, sizes, places, ranges, crcs, planned_heading))
 
 
 def check_compared(
-    manifest: Manifest, source: Source, inputs: Mapping[str, Hashable], holds: str, found: Compared
+    manifest: Manifest, source: Source, inputs: Mapping[str, Hashable], target: Target, found: Compared
 ) -> list[str]:
-    """Check the manifest of an output whose files are as planned likewise."""
-    for name in sorted(manifest.told["files"].keys() | found.where.keys()):
-        plan = next((plan for plan in found.plans if plan.name == name), None)
-        parts = {part.name for part in plan.parts if isinstance(part, Data)} if plan else set()
-        _check_file(manifest, name, plan.size if plan else None, parts)
-        check_checksums(manifest, name, found.crcs.get(name, {}))
+    """Check the manifest of an output whose files are as planned."""
     data = {plan.name: [part for part in plan.parts if isinstance(part, Data)] for plan in found.plans}
     ranges = {name: [(part.offset, part.nbytes, part.name) for part in parts] for name, parts in data.items()}
-    check_digests(manifest, found.where, ranges)
-    if manifest.told["aliases"]:
-        raise _not_so(manifest, "tied names", manifest.told["aliases"])
+    sizes = {plan.name: plan.size for plan in found.plans}
 
-    def plan_id() -> str:
-        settings = manifest.told["ckptconv"], manifest.told["kind"], source.model_rank, manifest.told["options"]
-        return identify(found.plans, inputs, settings)
+    def planned_heading() -> dict[str, Any]:
+        return heading_of(manifest, source, found.plans, inputs, target.holds, target, {}, {})
 
-    return _check_source(manifest, source, inputs, holds, plan_id)
+    return check(
+        manifest, source, Checked(target.holds, inputs, sizes, found.where, ranges, found.crcs, planned_heading)
+    )
 
 
 def check_checksums(manifest: Manifest, file: str, crcs: Mapping[str, int]) -> None:
@@ -258,17 +279,13 @@ def check_checksums(manifest: Manifest, file: str, crcs: Mapping[str, int]) -> N
             raise _not_so(manifest, f"the checksum of {name!r} in {file}", crc)
 
 
-def check_digests(
-    manifest: Manifest, places: Mapping[str, Location], ranges: Mapping[str, Iterable[NamedRange]]
-) -> None:
-    """Raise DifferenceError if a digest in the manifest, of a file or of a tensor, is not so.
-
-    `places` are where the files are read, by name, and `ranges` where each has which tensors. Every file is read once.
-    """
+def _check_digests(manifest: Manifest, checked: Checked) -> None:
+    """Raise DifferenceError if a digest in the manifest, of a file or of a tensor, is not so. Every file is read
+    once."""
     algorithm: str = manifest.told.get("digest", "")
     for name, entry in manifest.told["files"].items() if algorithm else ():
-        with contextlib.closing(places[name].open_reader()) as reader:
-            found = digests_of(reader.read_at, reader.file.size, ranges.get(name, ()), algorithm)
+        with contextlib.closing(checked.places[name].open_reader()) as reader:
+            found = digests_of(reader.read_at, reader.file.size, checked.ranges.get(name, ()), algorithm)
         told = entry["digests"]
         wrong = [tensor for tensor, digest in told["tensors"].items() if found.tensors.get(tensor) != digest]
         if wrong or found.file != told["file"]:
@@ -282,47 +299,57 @@ def has_checksum(manifest: Manifest | None, file: str, name: str) -> bool:
     return bool(entry and entry["tensors"].get(name) is not None)
 
 
-def _check_file(manifest: Manifest, name: str, size: int | None, tensors: set[str]) -> None:
-    entry = manifest.told["files"].get(name)
-    if entry is None or entry["size"] != size or entry["tensors"].keys() != tensors:
-        raise _not_so(manifest, f"the file {name}", None if entry is None else f"{entry['size']} bytes")
-
-
-def _check_source(
-    manifest: Manifest,
-    source: Source,
-    inputs: Mapping[str, Hashable],
-    holds: str,
-    plan_id: Callable[[], str],
-) -> list[str]:
-    told, files = manifest.told["source"], manifest.told["files"].values()
-    # A conversion computes checksums for all tensors or for none, and for all if it does for one of several files.
-    crcs = [crc for entry in files for crc in entry["tensors"].values()]
-    if None in crcs and (any(crcs) or sum(bool(entry["tensors"]) for entry in files) > 1):
-        raise _not_so(manifest, "the checksums", None)
-    if ("like" in manifest.told) != bool(holds == "weights" and source.reference):
-        raise _not_so(manifest, "its reference", manifest.told.get("like"))
-    if command_of(manifest.others) != command_of(source.computed):
-        raise _not_so(manifest, f"`ckptconv {command_of(manifest.others) or command_of(source.computed)}`", None)
-    if manifest.kind != holds:
-        raise _not_so(manifest, "the kind of output", manifest.kind)
-    for what, one in (("format", source.format), ("family", source.family), ("model_rank", source.model_rank)):
-        if told.get(what) != one:
-            raise _not_so(manifest, f"its source's {what.replace('model_', '')}", told.get(what))
+def _check_inputs(manifest: Manifest, source: Source, inputs: Mapping[str, Hashable]) -> str:
+    """Return the first input that may be as it was, but for its time of change; "" if there is none. Raise
+    DifferenceError for one that is another."""
+    told = manifest.told["source"]["inputs"]
     place, known = manifest.place.at(source.path), {name: identity(found) for name, found in inputs.items()}
-    unsure: list[str] = []
-    for name in sorted(known.keys() | told["inputs"].keys()):
-        if known.get(name) == told["inputs"].get(name):
-            continue
-        if name not in told["inputs"] or not _may_be(place, inputs, name, told["inputs"][name]):
-            raise _not_so(manifest, f"the input {name}", told["inputs"].get(name))
-        unsure.append(name)
-    if unsure:
-        since = f"{manifest.place} was written when {unsure[0]} had another time of change"
-        return [f"{since}: what it says of its plan cannot be checked."]
-    if plan_id() != manifest.told["plan"]:
-        raise _not_so(manifest, "its plan or options", manifest.told["plan"])
-    return []
+    unsure = [name for name in sorted(known.keys() | told.keys()) if known.get(name) != told.get(name)]
+    for name in unsure:
+        if name not in told or not _may_be(place, inputs, name, told[name]):
+            raise _not_so(manifest, f"the input {name}", told.get(name))
+    return unsure[0] if unsure else ""
+
+
+# What a message calls members of a heading.
+_CALLED = {
+    "kind": "the kind of output",
+    "aliases": "tied names",
+    "like": "its reference",
+    "plan": "its plan or options",
+    "model_rank": "its source's rank",
+    **{name: f"its source's {name}" for name in ("format", "family")},
+}
+
+
+def _check_heading(manifest: Manifest, want: Mapping[str, Any], is_sure: bool) -> None:
+    """Raise DifferenceError if a member of the heading is not that of the plan, which is last: it depends on the
+    release and the options. Inputs have been compared, and digests; another release may say less, or more."""
+    told, is_ours = _members_of(manifest.told), manifest.told["ckptconv"] == __version__
+    want = _members_of(want)
+    names = told.keys() | want.keys() if is_ours else told.keys() & want.keys()
+    for name in sorted(names, key=lambda name: (name == "plan", name)):
+        if not _is_so(told.get(name), want.get(name)) and (is_sure or name != "plan"):
+            raise _not_so(manifest, _CALLED.get(name, f"its {name}"), told.get(name))
+
+
+def _members_of(heading: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of a heading that are compared, with those of its source among them."""
+    apart = ("ckptconv", "options", "files", "digest", "source", "inputs")
+    return {name: value for name, value in {**heading, **heading["source"]}.items() if name not in apart}
+
+
+def _is_so(told: Any, want: Any) -> bool:
+    """Whether a manifest says what is wanted. What says where something lay may say another place by now."""
+    if isinstance(want, Elsewhere):
+        return isinstance(told, str)
+    if isinstance(want, dict):
+        return (
+            isinstance(told, dict) and told.keys() == want.keys() and all(_is_so(told[key], want[key]) for key in want)
+        )
+    if isinstance(want, list):
+        return isinstance(told, list) and len(told) == len(want) and all(map(_is_so, told, want))
+    return bool(told == want)
 
 
 def _may_be(source: Location, inputs: Mapping[str, Hashable], name: str, told: Mapping[str, Any]) -> bool:
@@ -351,42 +378,34 @@ def _literal(place: Location) -> bytes:
     return data if place.name == FILE_NAME else (json.dumps(parse_json(data), indent=2, sort_keys=True) + "\n").encode()
 
 
-def _members(place: Location, example: str) -> dict[str, int]:
-    """Return the CRC-32 of each "tensor" that a manifest lists for a torch file: its storages by the names of their zip
-    records, or, for a file copied whole, the file."""
-    if example and "/" not in example:
-        with place.open_reader() as reader:
+def _members(place: Location, example: str) -> tuple[list[NamedRange], dict[str, int]]:
+    """Return where a torch file has each "tensor" that a manifest lists, and their CRC-32: its storages by the names of
+    their zip records, or, for a file copied whole, the file. `example` is one that the manifest lists."""
+    with contextlib.closing(place.open_reader()) as reader:
+        size = reader.file.size
+        if example and "/" not in example:
             crc = 0
-            for at in range(0, reader.file.size, BLOCK):
-                crc = zlib.crc32(reader.read_at(at, min(BLOCK, reader.file.size - at)), crc)
-        return {place.name: crc}
-    with contextlib.closing(place.open_reader()) as reader:
-        opened = io.BufferedReader(Seekable(reader), _BUFFER)
-        if not zipfile.is_zipfile(opened):
-            return {}
-        with zipfile.ZipFile(opened) as archive:
-            records = (found for found in archive.infolist() if found.file_size and "/data/" in found.filename)
-            return {found.filename: found.CRC for found in records}
+            for at in range(0, size, BLOCK):
+                crc = zlib.crc32(reader.read_at(at, min(BLOCK, size - at)), crc)
+            return [(0, size, place.name)], {place.name: crc}
+        archive = _archive(reader)
+        if archive is None:
+            return [], {}
+        archive.locate_all()
+        storages = list(_storages(archive))
+        ranges = [(archive.payloads[row], archive.sizes[row], name) for name, row in storages]
+        return ranges, {name: archive.crcs[row] for name, row in storages}
 
 
-def _ranges(place: Location, example: str) -> list[NamedRange]:
-    """Return where a torch file has the "tensors" that `_members` gives."""
-    with contextlib.closing(place.open_reader()) as reader:
-        opened = io.BufferedReader(Seekable(reader), _BUFFER)
-        if (example and "/" not in example) or not zipfile.is_zipfile(opened):
-            return [(0, reader.file.size, place.name)]
-        with zipfile.ZipFile(opened) as archive:
-            return [
-                (_data_offset(reader, found.header_offset), found.file_size, found.filename)
-                for found in archive.infolist()
-                if found.file_size and "/data/" in found.filename
-            ]
+def _archive(reader: Reader) -> Archive | None:
+    """Return a zip archive; None for another file."""
+    head = reader.read_at(0, min(len(LOCAL_SIGNATURE), reader.file.size))
+    return Archive(reader) if head == LOCAL_SIGNATURE else None
 
 
-def _data_offset(reader: Reader, header: int) -> int:
-    """Return where the bytes of a zip record begin. Source: APPNOTE.TXT 4.3.7, the local file header."""
-    lengths = reader.read_at(header + 26, 4)
-    return header + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+def _storages(archive: Archive) -> Iterator[tuple[str, int]]:
+    """Yield the name and row of each storage that is not empty."""
+    return ((name, row) for name, row in archive.rows.items() if archive.sizes[row] and "/data/" in name)
 
 
 def _not_so(manifest: Manifest, what: str, told: Any) -> DifferenceError:

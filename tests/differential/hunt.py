@@ -69,7 +69,7 @@ def read_pickle(path: Path) -> tuple[Any, Iterable[Any]]:
 
 def read_torch(path: Path) -> tuple[Any, Iterable[Any]]:
     source = open_source(path)
-    return source.weights, source.opaque
+    return source.weights, source.files.opaque
 
 
 def read_safetensors(path: Path) -> tuple[Any, Iterable[Any]]:

@@ -424,7 +424,7 @@ def ours(value: Any) -> str | Shared | tuple[str, list[Any]]:
     """A value that we read."""
     from evaluate import evaluate
 
-    from ckptconv.formats.torch.objects import Storage
+    from ckptconv.formats.torch.storages import Storage
     from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
     from ckptconv.tensors.geometry import contiguous_strides
     from ckptconv.tensors.lazy import LazyTensor, Tagged

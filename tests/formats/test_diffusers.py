@@ -197,6 +197,18 @@ def test_modules_of_sentence_transformers_are_converted_whole(sentences: Path) -
         ckptconv.convert(sentences, sentences.parent / "out.safetensors")
 
 
+def test_what_a_router_holds_is_not_cast_without_a_word(sentences: Path) -> None:
+    """sentence-transformers 6.2 loads what `SentenceTransformer.bfloat16().save_pretrained` writes of it in two dtypes,
+    and fails: "mat1 and mat2 must have the same dtype"."""
+    for types, wanted in (({"1_Pooling": "P", "2_Dense": "Dense"}, 1), ({"1_Pooling": "P"}, 0)):
+        (sentences / "router_config.json").write_text(json.dumps({"types": types}))
+        for number, options in enumerate(({"dtype": "bf16"}, {})):
+            out = sentences.parent / f"{wanted}{number}"
+            report = ckptconv.convert(sentences, out, for_hub=True, **options)  # type: ignore[arg-type]
+            told = [warning for warning in report.warnings if "2_Dense in float32" in warning]
+            assert len(told) == (wanted if options else 0)
+
+
 def test_none_of_its_modules_is_published_without_the_others(sentences: Path) -> None:
     out = sentences.parent / "out"
     calls: list[tuple[str, Callable[[], object]]] = [

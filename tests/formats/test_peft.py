@@ -73,6 +73,10 @@ CONFLICTS = {
     "the factor of another adapter": (tensors(TRAINED[0], OTHER[1]), UsageError, "2 adapters"),
     "lengths alone": (tensors("a.lora_magnitude_vector"), CorruptError, "no factors"),
     "a name without the prefix": (tensors(*SAVED, prefix="model."), UnsupportedError, "base_model.model."),
+    "a projection without its attention": (
+        tensors("a.base_layer.out_proj.lora_A.weight", "a.base_layer.out_proj.lora_B.weight"),
+        UnsupportedError, "only an nn.MultiheadAttention",
+    ),
     "a bias of the first factor": (tensors(*SAVED, "a.lora_A.bias"), UnsupportedError, "no factor of LoRA"),
     "factors in one dimension": (tensors(*SAVED, shape=(4,)), CorruptError, "where a matrix was expected"),
     "empty factors": (tensors(*SAVED, shape=(0, 4)), CorruptError, "where a matrix was expected"),

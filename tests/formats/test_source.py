@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoints import copy_of as copy_of_zero
@@ -11,7 +12,7 @@ from dcp_checkpoints import copy_of
 from safetensors.torch import load_file
 
 import ckptconv
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import Defaults, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import planned
 from ckptconv.outputs.targets import Target
@@ -68,7 +69,7 @@ def test_weights_alone_cost_nothing_that_the_optimizer_needs(tmp_path: Path) -> 
     alone, together = ckptconv.open(checkpoint).source, ckptconv.open(checkpoint, states=True).source
     assert alone.bytes_read < together.bytes_read
     assert alone.inputs == together.inputs
-    assert not alone.state_inputs
+    assert not alone.of_states.inputs
 
 
 def test_what_is_read_anyway_is_not_read_again(tmp_path: Path) -> None:
@@ -85,3 +86,24 @@ def test_the_id_of_a_plan_tells_every_input_and_setting_apart_and_not_their_orde
     assert identify([], {"b": 2, "a": 1}, "settings") == known
     others = ({"a": 3, "b": 2}, "settings"), ({"a": 1, "b": 3}, "settings"), ({"a": 1, "b": 2}, "others")
     assert len({known, *(identify([], inputs, settings) for inputs, settings in others)}) == 4
+
+
+def test_a_source_is_checked_when_it_is_made_and_when_it_is_changed() -> None:
+    sound: dict[str, Any] = {"format": "made", "family": "made", "path": "here", "weights": {}}
+    wrong: list[dict[str, Any]] = [
+        {"path": None},
+        {"inputs": ["a"]},
+        {"weights": [], "structured": False},
+        {"part": -1},
+        {"grouping": {"a": "b"}, "shards": ["c"]},
+        {"companions": {"config.json": None}},
+        {"defaults": Defaults("no dtype")},
+        {"defaults": Defaults(shard_size=0)},
+        {"files": {}},
+    ]
+    for fields in wrong:
+        with pytest.raises((TypeError, ValueError), match="its"):
+            Source(**{**sound, **fields})
+        with pytest.raises((TypeError, ValueError), match="its"):
+            Source(**sound)._replace(**fields)
+    assert len(Source._fields) <= 35

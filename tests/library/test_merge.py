@@ -14,7 +14,7 @@ import pytest
 import rank_files
 import torch
 import zero_writer as zero
-from checkpoints import DATA, ckptconv_here, contents
+from checkpoints import DATA, ckptconv, ckptconv_here, contents
 from effort import examples
 from faults import tiles
 from hypothesis import HealthCheck
@@ -159,6 +159,18 @@ def test_factors_and_rows_longer_than_any_adapter_has_are_refused(monkeypatch: p
             with pytest.raises(UnsupportedError, match=told):
                 merge(base, tuned, "out.safetensors")
     assert not Path("out.safetensors").exists()
+
+
+def test_factors_take_so_much_memory_and_no_more() -> None:
+    """What docs/merge.md says: numbers of the factors are beside the buffers that --memory bounds."""
+    save_file({"a.weight": random(2048, 2048).bfloat16()}, "base.safetensors")
+    taken = []
+    for rank in (1, 1024):
+        left, right = random(2048, rank).bfloat16(), random(rank, 2048).bfloat16()
+        path = adapter({"a.lora_A.weight": right, "a.lora_B.weight": left}, f"rank-{rank}", r=rank)
+        run = ckptconv("merge", "base.safetensors", path, f"{rank}.safetensors", "--jobs", 1, "--json")
+        taken.append(run.json["peak_rss_bytes"])
+    assert taken[1] - taken[0] < 32 << 20
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -382,7 +394,7 @@ WRONG: dict[str, tuple[Change, type[Exception], str]] = {
     "a pattern that is none": (
         lambda t, c: c.update(rank_pattern={"(": 2}),
         UnsupportedError,
-        r"The patterns of adapter_config.json are not supported: '\('",
+        r"adapter_config.json has patterns that are no regular expressions: '\('",
     ),
 }
 
@@ -507,6 +519,26 @@ def test_of_several_adapters_in_one_place_one_is_named() -> None:
         found, wanted = (load_file(f"{each}/model.safetensors") for each in (name, f"{name}-merged"))
         assert torch.equal(found["a.weight"], wanted["a.weight"])
         verify("base.safetensors", name)
+
+
+def test_a_name_that_tensors_leave_out_is_that_of_their_directory() -> None:
+    """As save_pretrained writes a second adapter, in a directory of its name beside the first."""
+    first, second = factors("a", 6, 5), {name: tensor * 3 for name, tensor in factors("a", 6, 5).items()}
+    adapter(first, "run")
+    adapter(second, "run/reference")
+    base = model()
+    found = {}
+    for path, name in (("run", ""), ("run", "default"), ("run", "reference"), ("run/reference", "reference")):
+        merge(base, path, output := f"{path}-{name}-merged".replace("/", "-"), adapter=name)
+        found[path, name] = load_file(f"{output}/model.safetensors")["a.weight"]
+        verify(base, output)
+    assert torch.equal(found["run", "default"], found["run", ""])
+    assert torch.equal(found["run", "reference"], found["run/reference", "reference"])
+    assert not torch.equal(found["run", "reference"], found["run", ""])
+    for path, name in (("run", "third"), ("run/reference", "default/.."), ("run", "../run"), ("run", "reference/")):
+        with pytest.raises(UsageError, match="has no adapter"):
+            merge(base, path, "none", adapter=name)
+    assert not Path("none").exists()
 
 
 def test_whole_tensors_of_two_adapters_are_no_sum() -> None:

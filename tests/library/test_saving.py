@@ -213,11 +213,21 @@ class Wrapped(torch.Tensor):
         return func(*(each.inner if isinstance(each, Wrapped) else each for each in args), **(kwargs or {}))
 
 
+class Stated(Wrapped):
+    """One whose state is no dict."""
+
+    def __getstate__(self) -> Any:
+        return "inner", self.inner
+
+    def __setstate__(self, state: Any) -> None:
+        self.inner = state[1]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_tensors_of_classes_that_wrap_others_are_what_a_conversion_writes(tmp_path: Path) -> None:
     jagged = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
     pair = TwoTensor(torch.ones(2, 3), torch.zeros(2, 3))
-    for number, value in enumerate((pair, jagged, Wrapped(torch.arange(3.0)))):
+    for number, value in enumerate((pair, jagged, Wrapped(torch.arange(3.0)), Stated(torch.arange(3.0)))):
         state, path = {"w": value}, tmp_path / f"{number}.pt"
         torch.save(state, path)
         report = ckptconv.convert(path, path.with_suffix(".safetensors"), fsync=False)
@@ -230,6 +240,9 @@ def test_tensors_of_classes_that_wrap_others_are_what_a_conversion_writes(tmp_pa
         (tmp_path / "saved.safetensors").unlink()
     loaded = ckptconv.load_state_dict(tmp_path / "2.pt")["w"]
     assert torch.equal(loaded.parts["attributes"]["inner"], torch.arange(3.0)), "nothing is lost"
+    for end in (".pt", ".safetensors"):
+        what, inner = ckptconv.load_state_dict(tmp_path / f"3{end}")["w"].parts["attributes"]
+        assert (what, inner.tolist()) == ("inner", [0, 1, 2])
 
 
 def test_the_metadata_of_every_program_is_taken(tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.detect import open_source
-from ckptconv.formats.torch.objects import Storage, StorageId, storage_id, vocabulary
+from ckptconv.formats.torch.objects import vocabulary
+from ckptconv.formats.torch.storages import Storage, StorageId, storage_id
 from ckptconv.pickles import fastpath, machine
 from ckptconv.pickles.vocabulary import MalformedError
 from ckptconv.tensors.moves import File

@@ -23,11 +23,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strict import assert_same
 
-from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError
+from ckptconv.errors import CkptconvError, CorruptError, LimitError, TruncatedError, UnsafeError, UnsupportedError
 from ckptconv.pickles import machine
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.refusing import refusing_attacks
-from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, TruncatedError, Vocabulary
+from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, Vocabulary
 
 PROTOCOLS = range(6)
 PICKLERS = {"c": pickle.dumps, "python": pickle._dumps}

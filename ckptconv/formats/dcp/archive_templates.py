@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckptconv.formats.torch.zip_directory import (
+from ckptconv.storage.files import Reader
+from ckptconv.storage.records import Record
+from ckptconv.storage.zip_directory import (
     DESCRIPTOR_SIGNATURE,
     END64,
     END_RECORDS,
@@ -18,8 +20,6 @@ from ckptconv.formats.torch.zip_directory import (
     ENTRY_SIGNATURE,
     LOCAL_HEADER,
 )
-from ckptconv.storage.files import Reader
-from ckptconv.storage.records import Record
 from ckptconv.tensors.lazy import Stored
 
 # A record made from the checksums of the others.

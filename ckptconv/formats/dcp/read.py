@@ -40,7 +40,16 @@ from ckptconv.formats.integrity import check_content, stated_digests
 from ckptconv.formats.optimizers import by_parameter, is_numbered
 from ckptconv.formats.optimizers import named as named_states
 from ckptconv.formats.runs import Located
-from ckptconv.formats.source import MODEL_KEYS, STATES_ARE_CONVERTED, THEIR_STATES_ARE_CONVERTED, Source, Wanted
+from ckptconv.formats.source import (
+    MODEL_KEYS,
+    STATES_ARE_CONVERTED,
+    THEIR_STATES_ARE_CONVERTED,
+    Defaults,
+    FileFacts,
+    Source,
+    StateFacts,
+    Wanted,
+)
 from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite
@@ -120,19 +129,23 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         weights=weights,
         weights_error=checkpoint.pickled_error(trees.get(".", weights)) if wanted.key in ("", ".") else None,
         optimizer=states,
-        states_error=states_error,
+        of_states=StateFacts(states_error, inputs=state_inputs),
         trees=trees,
         notes=[*([place.note] if place.note else []), *notes],
         warnings=[*checkpoint.warnings, *warnings, *(text for each in read[1:] for text in each.warnings)],
         facts={**_facts(path, checkpoint), **megatron.facts(extra.common if extra else checkpoint.values)},
-        opaque=list(dict.fromkeys(name for each in read for name in each.described.opaque)),
-        mentioned=list(dict.fromkeys(name for each in read for name in each.described.mentioned)),
-        records={path: records for each in read for path, records in records_of(each.entries.records).items()},
-        digests={path: digest for each in read for path, digest in each.digests.items()},
+        files=FileFacts.of_all(
+            FileFacts(
+                list(each.described.opaque),
+                list(each.described.mentioned),
+                records_of(each.entries.records),
+                each.digests,
+            )
+            for each in read
+        ),
         inputs=inputs,
-        state_inputs=state_inputs,
         bytes_read=sum(each.entries.bytes_read for each in read) + (extra.account.bytes_read if extra else 0),
-        default_shard_size=5 * 10**9,
+        defaults=Defaults(shard_size=5 * 10**9),
         structured=described.nested or bool(described.values) or extra is not None,
         pieces=dcp_names.FLAT_PARAMETER,
         wanted=wanted,

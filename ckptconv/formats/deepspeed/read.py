@@ -19,7 +19,7 @@ from ckptconv.formats.deepspeed.assemble import assemble, is_whole, whole
 from ckptconv.formats.deepspeed.locate import FAMILY, TagFiles
 from ckptconv.formats.deepspeed.records import MAX_RANKS, ModelFile, OptimFile, Reading
 from ckptconv.formats.deepspeed.weights import Weights
-from ckptconv.formats.source import Source, Training, Wanted
+from ckptconv.formats.source import Defaults, Source, StateFacts, Training, Wanted
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote
 from ckptconv.tensors.lazy import LazyTensor
@@ -140,7 +140,7 @@ def _read(location: Location, wanted: Wanted) -> Source:
         path=place.directory.path,
         weights=state,
         optimizer=weights.optimizer(),
-        states_error=weights.states_error,
+        of_states=StateFacts(weights.states_error, weights.equal_states, weights.alike),
         training=_training(opened.files, first.optims, weights),
         structured=False,
         owners=weights.aliases,
@@ -151,11 +151,8 @@ def _read(location: Location, wanted: Wanted) -> Source:
         warnings=weights.warnings,
         unaccounted=weights.unaccounted,
         equal=weights.equal,
-        equal_states=weights.equal_states,
-        alike_states=weights.alike,
-        model_rank=model_rank,
-        default_dtype="float32",
-        default_shard_size=5 * 10**9,
+        part=model_rank,
+        defaults=Defaults("float32", 5 * 10**9),
         **opened.reading.account.told(),
     )
 

@@ -17,11 +17,11 @@ from ckptconv.formats.deepspeed.partitions import Shape
 from ckptconv.formats.torch import LOCAL_SIGNATURE
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import Account, read_torch
-from ckptconv.formats.torch.zip_directory import END, END_SIGNATURE
 from ckptconv.formats.values import first_bytes
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
+from ckptconv.storage.zip_directory import END, END_SIGNATURE
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged, untagged
 from ckptconv.tensors.moves import File
 from ckptconv.text import brief

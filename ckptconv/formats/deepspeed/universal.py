@@ -20,7 +20,7 @@ from ckptconv.formats.deepspeed.records import Fields, ModelFile, Reading
 from ckptconv.formats.deepspeed.states import own
 from ckptconv.formats.deepspeed.weights import Weights
 from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
-from ckptconv.formats.source import Source, Training, Wanted
+from ckptconv.formats.source import Defaults, Source, Training, Wanted
 from ckptconv.storage.files import Entry
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
@@ -119,8 +119,7 @@ def read(place: Location, wanted: Wanted) -> Source | None:
         pointers=[place.join(LATEST_UNIVERSAL).path] if is_named else [],
         warnings=weights.warnings,
         unaccounted=weights.unaccounted,
-        default_dtype="float32",
-        default_shard_size=5 * 10**9,
+        defaults=Defaults("float32", 5 * 10**9),
         **reading.account.told(),
     )
 

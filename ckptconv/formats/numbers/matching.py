@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats.numbers.orders import in_order
+from ckptconv.formats.numbers.orders import in_order, of_files, wrapper
 
 # Comparisons of numbered parameters with the model's, at most.
 _MOST = 1 << 20
@@ -57,6 +57,21 @@ class Model(NamedTuple):
     orders: Sequence[Order] = ()
     why: str = ""
 
+    def called(self, names: Iterable[str]) -> list[str]:
+        """Return names of parameters as the model has them: with its wrappers' prefixes, or without others, as files
+        have PEFT's, and a tied one by the name that stands for all."""
+        known = {*self.shapes, *self.aliases}
+        before = wrapper(known)
+        # Parameters that files have not, as those of a base model beside an adapter, say nothing of wrappers.
+        plain = [name if name in known else of_files(name) for name in names]
+        left = len(wrapper(plain, known))
+
+        def saved(name: str) -> str:
+            ways = (name, *(before[:end] + name[left:] for end in range(len(before) + 1)))
+            return next((way for way in ways if way in known), name[left:])
+
+        return [self.aliases.get(own, own) for own in map(saved, plain)]
+
 
 class Numbers(NamedTuple):
     """The numbers of the parameters in each group of the optimizers at one place, and the shapes that their states
@@ -82,17 +97,19 @@ class Numbers(NamedTuple):
 
 
 class Named(NamedTuple):
-    """The names of numbers, {number: name}; what told them, as the end of "by …", "" if they had names; and what
-    identifies the files that did."""
+    """The names of numbers, {number: name}; what told them, as the end of "by …", "" if they had names; what identifies
+    the files that did; and how many are left out, as those of another model."""
 
     names: Mapping[str, str] = {}
     told: str = ""
     inputs: Mapping[str, Hashable] = {}
+    left: int = 0
 
     @property
     def notes(self) -> list[str]:
         """What a user should know of where the names are from."""
-        return [f"{NAMED} {self.told}."] if self.told else []
+        left = f" It lists no names for {self.left} of the parameters: their states are left out." if self.left else ""
+        return [f"{NAMED} {self.told}.{left}"] if self.told else []
 
 
 def named(numbers: Numbers, model: Model, where: str) -> Named:
@@ -108,6 +125,15 @@ def named(numbers: Numbers, model: Model, where: str) -> Named:
     return found
 
 
+def confirmed(recorded: Mapping[str, str], states: Collection[str], numbers: Numbers, model: Model) -> dict[str, str]:
+    """Return the names that a save records for numbers as the model has them; {} if two are of one parameter, or if one
+    with a state is none of the model's, or of another shape."""
+    found = dict(zip(recorded, model.called(recorded.values()), strict=True))
+    shapes = [(numbers.shapes.get(number), model.shapes.get(found[number])) for number in states]
+    fits = all(shape is not None and own in (None, shape) for own, shape in shapes)
+    return found if fits and len({*found.values()}) == len(found) else {}
+
+
 def attempted(numbers: Numbers, model: Model, reasons: list[str]) -> Named | None:
     """Return what `named` does; None if nothing tells the names, and add the reasons to `reasons`."""
     every = [number for group in numbers.groups for number in group]
@@ -120,7 +146,8 @@ def attempted(numbers: Numbers, model: Model, reasons: list[str]) -> Named | Non
     for order in model.orders:
         found = _by_order(numbers, model, order)
         if found is not None:
-            return Named(found, order.told if order.groups else f"{order.told}{_ASSUMED}", order.inputs)
+            told = order.told if order.groups else f"{order.told}{_ASSUMED}"
+            return Named(found, told, order.inputs, numbers.total - len(found))
         reasons.append(f"the order that is told by {order.told} fits the shapes of the states in several ways, or none")
         if is_asked:
             break
@@ -138,14 +165,13 @@ def refusal(numbers: Numbers, model: Model, where: str, why: str) -> Unsupported
 
 
 def _by_order(numbers: Numbers, model: Model, order: Order) -> dict[str, str] | None:
-    """Return the names that an order gives to numbers; None if it gives none, or several."""
-
-    def known(names: Iterable[str]) -> list[str]:
-        return [*dict.fromkeys(model.aliases.get(name, name) for name in names)]
-
+    """Return the names that an order gives to numbers; None if it gives none, or several. Those of groups for which it
+    lists no names are of another model."""
     if order.groups:
-        return _paired(numbers, [known(group) for group in order.groups], model.shapes)
-    told = known(order.names or in_order(order.architecture, [*model.shapes, *model.aliases]))
+        pairs = [*zip(numbers.groups, order.groups, strict=False)] if len(numbers.groups) == len(order.groups) else []
+        own = [(group, model.called(names)) for group, names in pairs if names]
+        return _paired(numbers._replace(groups=[group for group, _ in own]), [names for _, names in own], model.shapes)
+    told = [*dict.fromkeys(model.called(order.names or in_order(order.architecture, [*model.shapes, *model.aliases])))]
     ordered = numbers.in_order()
     asked = [[numbers.shapes.get(number) for number in group] for group in ordered.groups]
     chosen = matched(asked, [(name, model.shapes[name]) for name in told if name in model.shapes])
@@ -163,7 +189,7 @@ def _by_order(numbers: Numbers, model: Model, order: Order) -> dict[str, str] | 
 def _paired(numbers: Numbers, groups: Sequence[Sequence[str]], model: Mapping[str, Any]) -> dict[str, str] | None:
     """Return the names in `groups`, one by one; None if they are not those of the model with the states' shapes."""
     names = [name for group in groups for name in group]
-    if [*map(len, groups)] != [*map(len, numbers.groups)] or len({*names}) < len(names):
+    if not names or [*map(len, groups)] != [*map(len, numbers.groups)] or len({*names}) < len(names):
         return None
     found = _pairs(numbers, groups)
     fits = all(name in model and numbers.shapes.get(number) in (None, model[name]) for number, name in found.items())

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from ckptconv.errors import UsageError
 from ckptconv.formats import configs
 from ckptconv.formats.numbers.matching import Model, Order
-from ckptconv.formats.numbers.orders import is_kept, is_known, of_files, parameters
-from ckptconv.formats.source import wrapper
+from ckptconv.formats.numbers.orders import is_kept, is_known, parameters
 from ckptconv.plan import Input
 from ckptconv.storage import strict_json
 from ckptconv.storage.location import Location
@@ -30,8 +29,8 @@ def model_of(weights: Mapping[str, Any], orders: list[Order], tree: Any = None, 
     found, aliases = parameters(weights)
     shapes = {name: tensor.shape for name, tensor in found.items()}
     if orders and orders[0].asked:
-        return Model(shapes, aliases, [_of(weights, order) for order in orders])
-    known = [_of(weights, order) for order in orders]
+        return Model(shapes, aliases, orders)
+    known = [*orders]
     why = "names in safetensors are sorted"
     if tree is not None:
         why = "the state dict does not show that it is in the order of the model's modules"
@@ -46,22 +45,6 @@ def model_of(weights: Mapping[str, Any], orders: list[Order], tree: Any = None, 
             told = f"{config.architecture}, which {_CONFIG} names"
             known.append(Order(told, architecture=config.architecture, inputs=config.inputs))
     return Model(shapes, aliases, known, why)
-
-
-def _of(weights: Mapping[str, Any], order: Order) -> Order:
-    """Return an order with the names that `weights` have: with their wrappers' prefixes, and as files have PEFT's."""
-    before = wrapper(weights)
-
-    def known(names: Any) -> list[str]:
-        # Parameters that files have not, as those of a base model beside an adapter, say nothing of wrappers.
-        plain = [name if name in weights else of_files(name) for name in names]
-        left = len(wrapper(plain, weights))
-        return [name if name in weights else called(name[left:]) for name in plain]
-
-    def called(name: str) -> str:
-        return next((each for end in range(len(before)) if (each := before[: end + 1] + name) in weights), name)
-
-    return order._replace(names=known(order.names), groups=[known(group) for group in order.groups])
 
 
 class Configured(NamedTuple):

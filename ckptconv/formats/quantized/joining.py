@@ -21,6 +21,7 @@ from ckptconv.formats.quantized.table import (
     OF_ACTIVATIONS,
     OF_ADAPTERS,
     OF_MODULES,
+    OF_STACKS,
     TELLING,
     Format,
     Part,
@@ -92,10 +93,11 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading)
             gone.update(weight.parts.values())
     bare, unknown = [], []
     modules = {name.removesuffix(WEIGHT): name for name in weights}
+    holders = {name.rpartition(".")[0]: name for name in weights if not name.endswith(WEIGHT)}
     for name, tensor in tensors.items():
         if name in gone or name in weights:
             continue
-        beside, own = _module(name, modules)
+        beside, own = _module(name, modules, holders)
         if own == MARK or own in OF_ACTIVATIONS or _is_of_activations(name, tensor, weights):
             if weights or told.method:
                 gone.add(name)
@@ -120,16 +122,18 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading)
     return Found(weights, frozenset(gone), tuple(bare), tuple(unknown))
 
 
-def _module(name: str, modules: Mapping[str, str]) -> tuple[str, str]:
+def _module(name: str, modules: Mapping[str, str], holders: Mapping[str, str]) -> tuple[str, str]:
     """Return the quantized weight whose module a tensor is in, and what the tensor is called there; "" for none.
 
-    A weight that is not called "weight" is the module of what begins with its name.
+    A weight that is not called "weight" is the module of what begins with its name, and is beside what `holders`, the
+    modules that have such weights, hold themselves, but for parameters of the same kind.
     """
     for at in (mark.start() for mark in _END_OF_MODULE.finditer(name)):
         weight = modules.get(name[:at])
         if weight and (name[at] == "." or not weight.endswith(WEIGHT)):
             return weight, name[at + 1 :]
-    return "", ""
+    holder, _, own = name.rpartition(".")
+    return ("", "") if own.removesuffix("_bias") in OF_STACKS else (holders.get(holder, ""), own)
 
 
 def _marked(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading) -> Configuration:

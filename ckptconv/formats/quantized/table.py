@@ -370,6 +370,9 @@ MARK = "comfy_quant"
 # What a module with a quantized weight may have beside that, and is the model's own; and how adapters begin.
 OF_MODULES = frozenset(("bias", "e_score_correction_bias"))
 OF_ADAPTERS = ("lora_", "modules_to_save", "original_module")
+# Beside a quantized parameter that is not called "weight", such as stacked experts: other parameters of a module, each
+# perhaps with a bias.
+OF_STACKS = frozenset("weight gate_up_proj gate_proj up_proj down_proj w1 w2 w3 in_proj in_proj_weight".split())  # noqa: SIM905
 # Endings of names that only parts of quantized weights have: such a part without its weight is an error.
 TELLING = tuple(
     """

@@ -25,7 +25,7 @@ from ckptconv.formats.ranks.locate import FAMILY, OPTIMIZER, OTHER, FileSet, cho
 from ckptconv.formats.ranks.pieces import Piece, Pieces, Whole, is_distributed, is_partial
 from ckptconv.formats.ranks.states import by_name
 from ckptconv.formats.runs import Located
-from ckptconv.formats.source import STATES_ARE_CONVERTED, Source, Wanted
+from ckptconv.formats.source import STATES_ARE_CONVERTED, Defaults, FileFacts, Source, StateFacts, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import Account, read_torch
@@ -36,6 +36,7 @@ from ckptconv.storage.ahead import ahead
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
+from ckptconv.storage.records import Records
 from ckptconv.tensors.lazy import Equal, LazyTensor, Stored, Tagged, untagged
 from ckptconv.text import some
 
@@ -265,7 +266,7 @@ def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wa
         records={
             **model.account.records,
             **(opened.optimizer.account.records if opened.optimizer else {}),
-            **(opened.beside.records if opened.beside else {}),
+            **(opened.beside.files.records if opened.beside else {}),
         },
         inputs={**model.account.inputs, **(state_inputs if local else {})},
         state_inputs=state_inputs,
@@ -281,6 +282,10 @@ def source_of(
     states: tuple[dict[str, Any] | None, CkptconvError | None, list[Equal]],
     notes: Iterable[str],
     warnings: Iterable[str],
+    *,
+    records: Mapping[str, Records] | None = None,
+    digests: Mapping[str, str] | None = None,
+    state_inputs: Mapping[str, Hashable] | None = None,
     **fields: Any,
 ) -> Source:
     """Return what is `wanted` of the files of all ranks as a source, with `states` as `states_of` gives them; `fields`
@@ -293,7 +298,12 @@ def source_of(
         structured = True
     told = {
         **account.told(),
-        "opaque": [name for name in account.opaque if not _is_understood(name)],
+        "files": FileFacts(
+            [name for name in account.opaque if not _is_understood(name)],
+            list(account.mentioned),
+            account.records if records is None else records,
+            digests or {},
+        ),
         "warnings": [*account.warnings, *warnings],
         "notes": [
             *([located.note] if located.note else []),
@@ -301,7 +311,7 @@ def source_of(
             *(opened.by.notes if wanted.states else []),
         ],
         "pointers": located.pointers,
-        "default_shard_size": 5 * 10**9,
+        "defaults": Defaults(shard_size=5 * 10**9),
         "pieces": names_of.FLAT_PARAMETER,
         "wanted": wanted,
     }
@@ -312,8 +322,7 @@ def source_of(
         structured=structured,
         equal=equal,
         optimizer=optimizer,
-        states_error=states_error,
-        equal_states=equal_states,
+        of_states=StateFacts(states_error, equal_states, inputs=state_inputs or {}),
         **{**told, **fields},
     )
 
@@ -353,7 +362,7 @@ def everything(ranks: Ranks, key: str) -> tuple[dict[str, Any], list[Equal]]:
 def states_of(opened: RankFiles, wanted: Wanted) -> tuple[dict[str, Any] | None, CkptconvError | None, list[Equal]]:
     """Return the optimizer's states by parameter, or why they cannot be told, and what must be equal in them."""
     if opened.beside is not None:
-        return opened.beside.optimizer, opened.beside.states_error, list(opened.beside.equal_states)
+        return opened.beside.optimizer, opened.beside.of_states.error, list(opened.beside.of_states.equal)
     model = opened.model.ranks
     ranks = opened.optimizer.ranks if opened.optimizer else model
     roles = names_of.Roles.of([*ranks.paths()], [*ranks.pieces])

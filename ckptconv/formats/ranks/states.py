@@ -67,6 +67,8 @@ def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path
     ]
     recorded = recorded_names({_GROUPS: groups, _STATE: kinds})
     if recorded is not None:
+        if len({*recorded.values()}) < len(recorded):
+            raise _unknown(ranks.where, "its groups record one name for two parameters")
         return Named(recorded, "")
     if not orders and follows_modules(parameters):
         orders = [Order("the order of the ranks' state dicts", list(parameters))]

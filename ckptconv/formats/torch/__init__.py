@@ -6,7 +6,7 @@ that are made of such files."""
 
 from __future__ import annotations
 
+from ckptconv.storage import LOCAL_SIGNATURE as LOCAL_SIGNATURE
+
 # Suffixes of files that torch.save wrote.
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-# How a zip archive begins.
-LOCAL_SIGNATURE = b"PK\x03\x04"

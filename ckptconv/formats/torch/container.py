@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import Any, NamedTuple
 
-from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, UnsafeError
+from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, TruncatedError, UnsafeError
 from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.refusing import attacks_are_refused
-from ckptconv.pickles.vocabulary import PLAIN, Limits, TruncatedError, Vocabulary
+from ckptconv.pickles.vocabulary import PLAIN, Limits, Vocabulary
 from ckptconv.storage.files import BufferedReader, Reader
 from ckptconv.storage.records import Records
 from ckptconv.tensors.moves import File

@@ -7,7 +7,7 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError
 from ckptconv.formats.model_files import TORCH
-from ckptconv.formats.source import Source, Wanted
+from ckptconv.formats.source import FileFacts, Source, Wanted
 from ckptconv.formats.torch import LOCAL_SIGNATURE
 from ckptconv.formats.torch.container import SCANNED, TorchFile, is_pickle, is_stream, refuse_attack
 from ckptconv.formats.torch.modules import Taken
@@ -129,9 +129,7 @@ class Account:
     def told(self) -> dict[str, Any]:
         """Return the fields of a source that are what its files add to it; their warnings are for it to add."""
         return {
-            "opaque": list(self.opaque),
-            "mentioned": list(self.mentioned),
-            "records": self.records,
+            "files": FileFacts(list(self.opaque), list(self.mentioned), self.records),
             "inputs": self.inputs,
             "bytes_read": self.bytes_read,
         }
@@ -149,9 +147,11 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
         path=place.path,
         weights=taken.tree,
         facts={"size": torch_file.file.size},
-        opaque=[str(name) for name in taken.opaque],
-        mentioned=[str(name) for name in torch_file.globals],
-        records={torch_file.file.path: torch_file.records},
+        files=FileFacts(
+            [str(name) for name in taken.opaque],
+            [str(name) for name in torch_file.globals],
+            {torch_file.file.path: torch_file.records},
+        ),
         values=taken.values,
         notes=[*torch_file.notes, *taken.notes],
         warnings=[*torch_file.warnings, *taken.warnings],

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import functools
 import math
-import re
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from ckptconv.errors import UnsupportedError
-from ckptconv.pickles import numpy_dtypes, torch_constants
+from ckptconv.formats.torch import numpy_objects
+from ckptconv.formats.torch.storages import STORAGE_DTYPES, Places, Storage, in_order, storage_id
+from ckptconv.pickles import torch_constants
 from ckptconv.pickles.fastpath import TensorPhrases
 from ckptconv.pickles.nodes import (
     COMPOSITES,
@@ -25,7 +25,6 @@ from ckptconv.pickles.nodes import (
     Composite,
     Global,
     NumpyArray,
-    NumpyScalar,
     Opaque,
     Size,
     TorchConstant,
@@ -40,192 +39,21 @@ from ckptconv.structure.soundness import (
     is_differentiable,
 )
 from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
-from ckptconv.tensors.lazy import Convert, Inline, LazyTensor, Stored, Tagged, TensorFacts
-from ckptconv.tensors.moves import Cast, Conjugate, File, Negate, Swap
+from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, Tagged, TensorFacts
+from ckptconv.tensors.moves import Cast, Conjugate, Negate
 from ckptconv.text import brief
 
 _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
 _HOOKS = Global("collections", "OrderedDict")
 # Tensors are many and their shapes few: tensors share the tuples of up to this many shapes.
 _SHAPES_KEPT = 1024
-
-
-# --------------------------------------------------------------------------------------------------------- storages
-
-
-class Storage(Tagged):
-    """The memory that tensors are views of: `size` bytes from byte `offset` of `file`.
-
-    A pickle may contain a bare storage. It is then a leaf itself: one-dimensional, with the dtype of its class (uint8
-    for an untyped storage). Tensors have the same `identity` if, and only if, they share a storage. `meta`: it has no
-    data. `swapped`: the byte order of the file is not little-endian.
-    """
-
-    # Most storages are never leaves: `tensor` and `facts` are computed on demand, and not compared.
-    __slots__ = ("dtype", "file", "identity", "key", "meta", "offset", "size", "swapped")
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
-
-    def __init__(
-        self,
-        file: File,
-        offset: int,
-        size: int,
-        dtype: DType,
-        key: str,
-        identity: Hashable,
-        meta: bool = False,
-        swapped: bool = False,
-    ) -> None:
-        self.file = file
-        self.offset = offset
-        self.size = size
-        self.dtype = dtype  # type: ignore[misc]
-        self.key = key
-        self.identity = identity
-        self.meta = meta
-        self.swapped = swapped
-
-    @property
-    def tensor(self) -> LazyTensor:  # type: ignore[override]
-        if self.meta:
-            raise UnsupportedError(
-                f"{self.file.path} lacks the data of storage {self.key[:100]!r}, saved from the meta device.",
-                "Save the checkpoint again with its weights loaded.",
-            )
-        count = self.size // self.dtype.itemsize
-        return _in_order(Stored(self.file, self.offset, self.dtype, (count,), (1,)), self)
-
-    @property
-    def facts(self) -> TensorFacts:  # type: ignore[override]
-        return TensorFacts("storage", storage=self.identity, storage_nbytes=self.size, strides=(1,))
-
-
-class StorageId(NamedTuple):
-    """The parts of a persistent id. `key` names the storage; `numel` is its size in elements of `dtype`.
-
-    `view` is the sixth part of the id, which only the stream format has.
-    """
-
-    dtype: DType
-    key: str
-    location: str
-    numel: int
-    view: Any = None
-
-
-# For persistent ids that differ only in the key: a function from keys to the storages' file, byte offsets and
-# identities. It ends before the first that must be resolved in full; None if all must.
-Places: TypeAlias = Callable[
-    [StorageId], Callable[[Sequence[str]], tuple[File, Sequence[int], Sequence[Hashable]]] | None
-]
-
-_STORAGE_DTYPES = {
-    "Double": "float64",
-    "Float": "float32",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "Long": "int64",
-    "Int": "int32",
-    "Short": "int16",
-    "Char": "int8",
-    "Byte": "uint8",
-    "Bool": "bool",
-    "ComplexDouble": "complex128",
-    "ComplexFloat": "complex64",
-    "QUInt8": "quint8",
-    "QInt8": "qint8",
-    "QInt32": "qint32",
-    "QUInt4x2": "quint4x2",
-    "QUInt2x4": "quint2x4",
-    "Untyped": "uint8",
-    "_Untyped": "uint8",
-    # Of TorchScript, which names the storages of new dtypes too.
-    "ComplexHalf": "complex32",
-    **{name[:1].upper() + name[1:]: name for name in DTYPES if name.startswith(("float8_", "float4_", "bits"))},
-    **{f"UInt{bits}": f"uint{bits}" for bits in (16, 32, 64)},
-}
 # Tensor classes, which torch pickled by name until 0.1.10, and classes of Variables, until 0.3.
 _TENSOR_DTYPES = {
-    Global(module, f"{kind}Tensor"): DTYPES[_STORAGE_DTYPES[kind]]
+    Global(module, f"{kind}Tensor"): DTYPES[STORAGE_DTYPES[kind]]
     for module in ("torch", "torch.cuda")
     for kind in ("Double", "Float", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
 }
 _VARIABLES = (Global("torch.autograd.variable", "Variable"), Global("torch.nn.parameter", "Parameter"))
-_STORAGE_CLASS = re.compile(r"(\w+?)Storage(?:Base)?")
-
-
-def storage_dtype(cls: Any) -> DType | None:
-    """Return the dtype of a storage class, such as torch.FloatStorage or torch.cuda.HalfStorage; None for others."""
-    return _storage_dtype(cls) if type(cls) is Global else None
-
-
-@functools.lru_cache(maxsize=256)
-def _storage_dtype(cls: Global) -> DType | None:
-    named = _STORAGE_CLASS.fullmatch(cls.name) if cls.module.split(".")[0] == "torch" else None
-    return DTYPES.get(_STORAGE_DTYPES.get(named[1], "")) if named else None
-
-
-def storage_id(pid: Any) -> StorageId:
-    """Parse a persistent id ("storage", class, key, location, numel[, view]).
-
-    Raises MalformedError for any other, RefusedError for an unknown storage class.
-    """
-    if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != "storage":
-        raise MalformedError("has a persistent id that is not one of a storage")
-    _, cls, key, location, numel = pid[:5]
-    dtype = storage_dtype(cls)
-    if dtype is None:
-        raise RefusedError(f"has a storage of class {brief(cls, 200)}, which is not known")
-    # Keys are text, but integers in the oldest files.
-    if type(key) is int and -MAX_BYTES < key < MAX_BYTES:
-        key = str(key)
-    if type(key) is not str or type(location) is not str or type(numel) is not int:
-        raise MalformedError("has a persistent id whose parts are of the wrong types")
-    if not 0 <= numel < MAX_BYTES // dtype.itemsize:
-        raise MalformedError(f"has a storage of {brief(numel)} elements")
-    return StorageId(dtype, key, location, numel, pid[5] if len(pid) == 6 else None)
-
-
-class FirstDtypes:
-    """The dtype with which a pickle first refers to each of `count` storages, by the storage's number.
-
-    torch.load creates a storage when it first meets its key, and returns it for every later id with that key, whatever
-    dtype the later id states.
-    """
-
-    # One byte per storage: there may be a million.
-    _CODES: ClassVar[dict[str, int]] = {name: code for code, name in enumerate(DTYPES, 1)}
-
-    def __init__(self, count: int) -> None:
-        self._codes = bytearray(count)
-
-    def agreeing(self, dtype: DType) -> Callable[[int], bool]:
-        """Return a function: whether this is the first reference to a storage, by its number, or `dtype` is that of the
-        first; it remembers it."""
-        code, codes = self._CODES[dtype.name], self._codes
-
-        def agrees(number: int) -> bool:
-            known = codes[number]
-            if not known:
-                codes[number] = known = code
-            return known == code
-
-        return agrees
-
-    def are_first(self, dtype: DType, start: int, stop: int) -> bool:
-        """Whether these are the first references to all of the storages `start` to `stop`; if so, remember `dtype`."""
-        if any(self._codes[start:stop]):
-            return False
-        self._codes[start:stop] = bytes((self._CODES[dtype.name],)) * (stop - start)
-        return True
-
-
-def _in_order(tensor: LazyTensor, storage: Storage) -> LazyTensor:
-    """Return `tensor`, a view of `storage`, in little-endian byte order."""
-    if not storage.swapped or itemsize_of_components(tensor.dtype) == 1:
-        return tensor
-    return Convert(tensor, Swap(itemsize_of_components(tensor.dtype)), tensor.dtype)
 
 
 # ---------------------------------------------------------------------------------------------------------- tensors
@@ -330,7 +158,7 @@ class _Tensors:
                     f"has a big-endian storage {storage.key[:40]!r} of {storage.dtype} with a tensor of {dtype} in it, "
                     "whose bytes torch.load does not put in order"
                 )
-            tensor = _in_order(tensor, storage)
+            tensor = in_order(tensor, storage)
         if metadata:
             tensor = _resolved(tensor, metadata)
         facts = TensorFacts("tensor", requires_grad, None, storage.identity, storage.size, offset, strides)
@@ -645,7 +473,7 @@ def _rebuild_device_tensor(args: tuple[Any, ...]) -> Any:
         raise MalformedError("has a tensor whose requires_grad is not a bool")
     target = _dtype(dtype)
     if type(data) is NumpyArray:
-        tensor = _from_numpy(data)
+        tensor = numpy_objects.from_numpy(data)
     elif type(data) is Tagged:
         tensor = data.tensor
     else:
@@ -698,179 +526,6 @@ def _layout(args: tuple[Any, ...]) -> Any:
     return constant
 
 
-# ------------------------------------------------------------------------------------------------------------ numpy
-
-_NUMPY_DTYPE_CLASS, _NUMPY_ARRAY_CLASS = Global("numpy", "dtype"), Global("numpy", "ndarray")
-_NUMPY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")
-_TORCH_OF_NUMPY = {
-    "b1": "bool",
-    **{f"{kind}{size}": f"{name}{8 * size}" for kind, name in (("i", "int"), ("u", "uint")) for size in (1, 2, 4, 8)},
-    **{f"f{size}": f"float{8 * size}" for size in (2, 4, 8)},
-    "c8": "complex64",
-    "c16": "complex128",
-}
-
-
-def _made_dtype(args: tuple[Any, ...]) -> Opaque:
-    """Return the value of numpy.dtype("f8", align, copy), which its BUILD completes."""
-    named = args[0] if 1 <= len(args) <= 3 else None
-    if type(named) not in (str, Global, Opaque) or any(type(flag) not in (bool, int) for flag in args[1:]):
-        raise MalformedError("has a numpy.dtype that is none")
-    if type(named) is str and numpy_dtypes.is_lacking(named):
-        raise MalformedError(f"has a numpy.dtype {named!r}, which numpy lacks")
-    return Opaque(Global("numpy", "dtype"), args)
-
-
-def _made_array(cls: Global) -> Constructor:
-    """Return a constructor that takes (class, shape, element type) and gives an array that its BUILD completes."""
-
-    def construct(args: tuple[Any, ...]) -> Opaque:
-        if len(args) != 3 or type(args[0]) not in (Global, Opaque):
-            raise MalformedError("has a numpy array that is made of nothing that one is made of")
-        return Opaque(cls, args)
-
-    return construct
-
-
-def numpy_dtype(value: Any) -> tuple[str, int] | None:
-    """Return a dtype of plain elements in numpy's notation, such as "<f8", and its element size in bytes; else None.
-
-    `value` is what the pickle made of numpy.dtype("f8", align, copy) and its state (version, byte order, subdtype,
-    names, fields, size, alignment, flags; for dates and times also the unit). Raises MalformedError for a value that is
-    no dtype, and for a dtype whose statements contradict each other.
-    """
-    if type(value) is not Opaque:
-        raise MalformedError("has a numpy value whose dtype is none")
-    if value.cls != _NUMPY_DTYPE_CLASS or not value.args or type(value.args[0]) is not str:
-        return None
-    named = numpy_dtypes.parsed(value.args[0])
-    if not named:
-        return None
-    order, kind, size = named.order, named.kind, named.itemsize
-    if value.state:
-        state = value.state[-1]
-        if type(state) is not tuple:
-            raise MalformedError("has a numpy.dtype whose state is not a tuple")
-        if len(state) < 8 or any(part is not None for part in state[2:5]):
-            return None
-        order = state[1]
-        # numpy takes the size of kinds S, U and V from the state. Only what has no byte order says "|".
-        orders = ("<", ">", "=", *("|" if kind in "SV" or size == 1 else ()))
-        if type(order) is not str or order not in orders or (kind in "SUV" and state[5] != size):
-            raise MalformedError(f"has a numpy.dtype {value.args[0]!r} with a state that does not fit it")
-        # Without `copy`, the state changes nothing: numpy has one shared object for such a dtype.
-        if ">" in (order, named.order) and order != named.order and not (len(value.args) == 3 and value.args[2]):
-            raise MalformedError(f"has a numpy.dtype {value.args[0]!r} whose byte order is said twice, and differs")
-        if kind in "mM":
-            counted = _unit(state[8:])
-            if counted is None:
-                return None
-            named = named._replace(multiple=counted[0], unit=counted[1])
-    if kind in "SV" or size == 1:
-        order = "|"
-    elif order != ">":
-        order = "<"
-    return str(named._replace(order=order)), size
-
-
-def _unit(state: tuple[Any, ...]) -> tuple[int, str] | None:
-    """Return what dates or times count, such as (25, "s"); (1, "") for the generic unit, None for an unknown one.
-
-    `state` is ((metadata, (unit, multiple, divisor, event)),).
-    """
-    metadata, counted = state[0] if len(state) == 1 and type(state[0]) is tuple and len(state[0]) == 2 else (1, ())
-    if metadata or type(counted) is not tuple or len(counted) != 4 or counted[2:] != (1, 1):
-        return None
-    name, count = counted[:2]
-    name = str(name, "ascii", "replace") if type(name) is bytes else name
-    if type(name) is not str or type(count) is not int or not 1 <= count <= numpy_dtypes.MOST_COUNT:
-        return None
-    if name == "generic":
-        return 1, ""
-    return (count, name) if name in numpy_dtypes.UNITS else None
-
-
-def _raw(data: Any, nbytes: int) -> bytes | None:
-    """Return the bytes of an array, `nbytes` long, else None. Python 2 pickles a str, which may have become text."""
-    if type(data) is str:
-        data = data.encode("utf-8", "surrogatepass")
-    return bytes(data) if type(data) in (bytes, bytearray) and len(data) == nbytes else None
-
-
-def _array(shape: Any, dtype: Any, order: str, data: Any) -> Any:
-    plain = numpy_dtype(dtype)
-    if type(shape) is not tuple or len(shape) > MAX_DIMS:
-        raise MalformedError("has a numpy array whose shape is none")
-    if any(type(count) is not int or not 0 <= count < MAX_BYTES for count in shape):
-        raise MalformedError("has a numpy array whose shape is not made of counts")
-    if plain is None:
-        return NotImplemented
-    raw = _raw(data, math.prod(shape) * plain[1])
-    if raw is None:
-        found = f"{len(data)} bytes" if type(data) in (bytes, bytearray, str) else f"a {type(data).__name__}"
-        raise MalformedError(f"has a numpy array of shape {brief(shape)} with {found} for its elements")
-    return NumpyArray(plain[0], shape, order, raw)
-
-
-def _build_array(value: Opaque, state: Any) -> Any:
-    """Set the state of an array: (version, shape, dtype, is Fortran-ordered, data). numpy's oldest has no version."""
-    if type(value.args) is not tuple or value.args[:1] != (_NUMPY_ARRAY_CLASS,) or value.state:
-        return NotImplemented
-    if type(state) is tuple and len(state) == 4:
-        state = (0, *state)
-    sound = type(state) is tuple and len(state) == 5 and type(state[0]) is int and state[0] in (0, 1)
-    if not sound or type(state[3]) not in (bool, int):
-        raise MalformedError("has a numpy array whose state is not that of one")
-    array = _array(state[1], state[2], "F" if state[3] else "C", state[4])
-    return _native(array) if type(array) is NumpyArray and array.dtype[0] == ">" else array
-
-
-def _native(array: NumpyArray) -> NumpyArray:
-    """Convert a big-endian array to little-endian, as numpy does when it sets the array's state."""
-    kind, size = array.dtype[1], int(re.match("[0-9]+", array.dtype[2:])[0])  # type: ignore[index]
-    unit = 4 if kind == "U" else size // 2 if kind == "c" else size
-    data = bytearray(len(array.data))
-    for at in range(unit):
-        data[at::unit] = array.data[unit - 1 - at :: unit]
-    return NumpyArray(f"<{array.dtype[1:]}", array.shape, array.order, bytes(data))
-
-
-def _frombuffer(args: tuple[Any, ...]) -> Any:
-    """Take (data, dtype, shape, order), as protocol 5 pickles an array."""
-    if len(args) != 4 or args[3] not in ("C", "F"):
-        raise MalformedError("has a numpy array that is made of nothing that one is made of")
-    return _array(args[2], args[1], args[3], args[0])
-
-
-def _scalar(args: tuple[Any, ...]) -> Any:
-    """Take (dtype, data)."""
-    if len(args) != 2:
-        raise MalformedError("has a numpy scalar that is made of nothing that one is made of")
-    plain = numpy_dtype(args[0])
-    if plain is None:
-        return NotImplemented
-    raw = _raw(args[1], plain[1])
-    if raw is None:
-        raise MalformedError(f"has a numpy scalar of {plain[0]} that does not have {plain[1]} bytes")
-    return NumpyScalar(plain[0], raw)
-
-
-def _from_numpy(array: NumpyArray) -> LazyTensor:
-    """Return the array as a tensor. Raises MalformedError if torch lacks its dtype."""
-    name = _TORCH_OF_NUMPY.get(array.dtype[1:])
-    if name is None:
-        raise MalformedError(f"has a tensor made of a numpy array of {array.dtype[:40]}")
-    dtype = DTYPES[name]
-    data = array.data
-    if array.order == "F" and sum(count > 1 for count in array.shape) > 1:
-        import numpy as np
-
-        data = np.frombuffer(data, f"V{dtype.itemsize}").reshape(array.shape, order="F").tobytes()
-    tensor: LazyTensor = Inline(data, dtype, array.shape)
-    unit = itemsize_of_components(dtype)
-    return Convert(tensor, Swap(unit), dtype) if array.dtype[0] == ">" and unit > 1 else tensor
-
-
 # ------------------------------------------------------------------------------------------------------- vocabulary
 
 
@@ -892,15 +547,11 @@ _CONSTRUCTORS: dict[tuple[str, str], Constructor] = {
     ("torch", "Size"): _size,
     ("torch", "device"): _device,
     ("torch.serialization", "_get_layout"): _layout,
-    ("numpy", "dtype"): _made_dtype,
-    **{(cls.module, cls.name): _made_without_state(cls) for cls in (*_TENSOR_DTYPES, *_VARIABLES)},
-    **{(module, "_reconstruct"): _made_array(Global(module, "_reconstruct")) for module in _NUMPY_MODULES},
-    **{(module, "scalar"): _scalar for module in _NUMPY_MODULES},
-    **{(module.replace("multiarray", "numeric"), "_frombuffer"): _frombuffer for module in _NUMPY_MODULES},
+    **numpy_objects.CONSTRUCTORS,
 }
 _BUILDERS: dict[tuple[str, str], Builder] = {
     **{(cls.module, cls.name): _build_variable for cls in _VARIABLES},
-    **{(module, "_reconstruct"): _build_array for module in _NUMPY_MODULES},
+    **numpy_objects.BUILDERS,
 }
 
 

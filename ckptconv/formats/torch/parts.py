@@ -12,7 +12,7 @@ from typing import Any
 
 from ckptconv.errors import CorruptError
 from ckptconv.formats.model_files import TORCH
-from ckptconv.formats.source import Source, Wanted
+from ckptconv.formats.source import Defaults, Source, Wanted
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import Account, read_torch
 from ckptconv.storage.ahead import ahead
@@ -96,7 +96,7 @@ class Parts:
             wanted=wanted,
             structured=False,
             warnings=list(account.warnings),
-            default_shard_size=5 * 10**9,
+            defaults=Defaults(shard_size=5 * 10**9),
             **account.told(),
         )
 

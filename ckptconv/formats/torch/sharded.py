@@ -3,6 +3,9 @@
 Source: huggingface_hub's `serialization/_torch.py` and transformers' `save_pretrained`. The index of pytorch_model.bin
 is pytorch_model.bin.index.json: {"metadata": {"total_size": …}, "weight_map": {name of a tensor: name of a file}}. The
 files are pytorch_model-00001-of-00002.bin and so on.
+
+ColossalAI's checkpoint_io/general_checkpoint_io.py (0.5.0) saves an optimizer so: pytorch_optim.bin.index.json names
+the file of each number's state, and in its metadata, as param_groups, that of the groups.
 """
 
 from __future__ import annotations
@@ -16,13 +19,15 @@ from ckptconv.formats.model_files import INDEX, TORCH, TORCH_MODELS, is_torch_in
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import Account, read_torch
-from ckptconv.formats.weight_map import read_index
+from ckptconv.formats.weight_map import Index, read_index
 from ckptconv.storage.ahead import ahead, entries_of
 from ckptconv.storage.hub import is_hub
+from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor
-from ckptconv.text import some
+from ckptconv.text import name_of, some
 
+_GROUPS = "param_groups"
 # Names of a list that a message shows.
 _SHOWN = 5
 
@@ -50,23 +55,26 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
 
 
 def _read_index(index: Location, path: str) -> Source:
-    weight_map = _weight_map(index)
+    told = _told(index)
+    weight_map, groups = told.weight_map, told.metadata.get(_GROUPS)
     files = sorted(set(weight_map.values()))
     if files[0].endswith(".safetensors"):
         raise UnsupportedError(f"{index} is an index of safetensors files already.", "They need no conversion.")
     directory = index.parent
-    entries = entries_of(directory, files)
+    if groups is not None:
+        check_inside(name_of(groups), index.path, directory.path)
+    entries = entries_of(directory, [*files, *([] if groups is None else [name_of(groups)])])
     missing = [file for file, entry in entries.items() if entry.kind != "file"]
     if missing:
         raise CorruptError(
             f"{index} names {len(files)} files, of which {len(missing)} are not there: {_some(missing)}.",
             "Download or copy them again.",
         )
-    return _source(path, {file: directory.at(entry.file) for file, entry in entries.items()}, weight_map)
+    places = {file: directory.at(entry.file) for file, entry in entries.items()}
+    return _source(path, {file: places[file] for file in files}, weight_map, places.get(name_of(groups)))
 
 
-def _weight_map(place: Location) -> dict[str, str]:
-    """Return {tensor: file}."""
+def _told(place: Location) -> Index:
     index = read_index(place)
     if index is None:
         raise UnsupportedError(
@@ -76,7 +84,7 @@ def _weight_map(place: Location) -> dict[str, str]:
         )
     if not index.weight_map:
         raise UsageError(f"{place} names no tensors: there is nothing to convert.")
-    return index.weight_map
+    return index
 
 
 # -------------------------------------------------------------------------------------------------- names of files
@@ -112,8 +120,11 @@ def _complete_set(path: str, names: Iterable[str]) -> list[str]:
 # --------------------------------------------------------------------------------------------------------- the files
 
 
-def _source(path: str, files: Mapping[str, Location], weight_map: Mapping[str, str] | None) -> Source:
-    """Join all files into one state dict, each tensor once; `weight_map`, if given, says which file holds which."""
+def _source(
+    path: str, files: Mapping[str, Location], weight_map: Mapping[str, str] | None, groups: Location | None = None
+) -> Source:
+    """Join all files into one state dict, each tensor once; `weight_map`, if given, says which file holds which. With
+    `groups`, the file of an optimizer's groups, they hold its states by number."""
     expected: dict[str, set[str]] = {file: set() for file in files}
     for name, file in (weight_map or {}).items():
         expected[file].add(name)
@@ -124,7 +135,7 @@ def _source(path: str, files: Mapping[str, Location], weight_map: Mapping[str, s
     for file, found in zip(files, ahead(read_torch, [*files.values()]), strict=True):
         opened.append(found)
         account.add(found, file)
-        entries = _entries(found, len(files) > 1)
+        entries = _entries(found, (int if groups else str) if groups or len(files) > 1 else object)
         if weight_map is not None:
             _check_agreement(path, file, entries, expected[file])
         for name, value in entries.items():
@@ -132,11 +143,16 @@ def _source(path: str, files: Mapping[str, Location], weight_map: Mapping[str, s
                 raise CorruptError(f"{path}: {name[:100]!r} is in two files, {origin[name]} and {file}.")
             origin[name] = file
             weights[name] = value
+    whole = _joined(weights, opened)
+    if groups is not None:
+        opened.append(read_torch(groups))
+        account.add(opened[-1], groups.name)
+        whole = {"state": weights, _GROUPS: opened[-1].value}
     return Source(
         format=f"{len(files)} torch files" if len(files) > 1 else f"torch {opened[0].container}",
         family=TORCH,
         path=path,
-        weights=_joined(weights, opened),
+        weights=whole,
         facts={"files": len(files), "size": account.size},
         warnings=list(account.warnings),
         shards=list(account.records),
@@ -144,11 +160,11 @@ def _source(path: str, files: Mapping[str, Location], weight_map: Mapping[str, s
     )
 
 
-def _entries(file: TorchFile, is_part: bool) -> dict[str, Any]:
-    """Return the state dict in a file of a set."""
+def _entries(file: TorchFile, kind: type) -> dict[str, Any]:
+    """Return the state dict in a file of a set, whose keys are of a kind: names, or the numbers of an optimizer."""
     value = file.value
-    if isinstance(value, dict) and (not is_part or all(type(name) is str for name in value)):
-        return value
+    if isinstance(value, dict) and all(isinstance(name, kind) for name in value):
+        return {str(name): each for name, each in value.items()} if kind is int else value
     raise UnsupportedError(
         f"{file.file.path} is a file of a sharded checkpoint, and holds a value of type {type(value).__name__}, where "
         "a state dict was expected."

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.torch.container import STREAM_HEAD, STREAM_MAGIC, Pickles, TorchFile, first_identity, is_stream
-from ckptconv.formats.torch.objects import Storage, StorageId, storage_id, vocabulary
+from ckptconv.formats.torch.objects import vocabulary
+from ckptconv.formats.torch.storages import Storage, StorageId, storage_id
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary

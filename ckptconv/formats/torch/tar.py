@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import AGAIN, CorruptError, UnsupportedError
 from ckptconv.formats.torch.container import SCANNED, Pickles, TorchFile, first_identity, refuse_attack
-from ckptconv.formats.torch.objects import Storage, storage_dtype, vocabulary
+from ckptconv.formats.torch.objects import vocabulary
+from ckptconv.formats.torch.storages import Storage, storage_dtype
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Constructor, Limits, MalformedError
 from ckptconv.storage.files import Reader

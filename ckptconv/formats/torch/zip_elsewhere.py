@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from ckptconv.formats.torch import LOCAL_SIGNATURE
 from ckptconv.formats.torch.container import SCANNED
-from ckptconv.formats.torch.zip_directory import (
+from ckptconv.storage.files import Reader
+from ckptconv.storage.zip_directory import (
     END,
     END64,
     END64_SIGNATURE,
@@ -28,7 +29,6 @@ from ckptconv.formats.torch.zip_directory import (
     TAIL,
     find_end,
 )
-from ckptconv.storage.files import Reader
 
 _PICKLE = b"/data.pkl"
 # Bytes of a directory that are read at a time, and the most that an entry takes.

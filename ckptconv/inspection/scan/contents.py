@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError
+from ckptconv.errors import CkptconvError, CorruptError, LimitError, TruncatedError, UnsafeError, UnsupportedError
 from ckptconv.formats.dcp.locate import SUFFIX as _ENTRIES
 from ckptconv.formats.model_files import looks_like_safetensors
 from ckptconv.formats.torch import LOCAL_SIGNATURE, zip_elsewhere
@@ -48,7 +48,7 @@ from ckptconv.pickles.grammar.judge import Judge
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.survey import Passed, survey
-from ckptconv.pickles.vocabulary import ExcessiveError, TruncatedError, Vocabulary
+from ckptconv.pickles.vocabulary import ExcessiveError, Vocabulary
 from ckptconv.storage.files import Reader
 from ckptconv.storage.inside import leads_out
 from ckptconv.text import brief, some

@@ -186,7 +186,7 @@ def _verdict(path: str, kind: str, size: int, contents: ScannedContents) -> Scan
 def _safetensors(contents: ScannedContents, place: Location) -> str:
     def action() -> None:
         source = open_source(place.path, family=SAFETENSORS, storage_options=place.options)
-        suspects = [name for name in source.opaque if attacks.is_suspect(Global(*name.rpartition(".")[::2]))]
+        suspects = [name for name in source.files.opaque if attacks.is_suspect(Global(*name.rpartition(".")[::2]))]
         if suspects:
             contents.add("dangerous-name", f"{place} has a record of objects that names {some(suspects, 3, str)}.")
 

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForImageTextToText,
@@ -67,6 +68,10 @@ def vit() -> PreTrainedModel:
     return AutoModelForImageClassification.from_config(AutoConfig.for_model("vit", num_labels=3, **EYES))
 
 
+def siglip() -> PreTrainedModel:
+    return AutoModel.from_config(AutoConfig.for_model("siglip_vision_model", **EYES))
+
+
 def bert() -> PreTrainedModel:
     config = AutoConfig.for_model(
         "bert", hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2, vocab_size=20,
@@ -93,6 +98,7 @@ CASES: dict[str, tuple[Callable[[], PreTrainedModel], dict[str, Any], dict[str, 
     "paligemma": (lambda: seeing("paligemma", "gemma", "siglip_vision_model"), {"target_modules": PROJ}, {}),
     "qwen2_vl": (qwen_seeing, {"target_modules": [*PROJ, "qkv", "fc1"]}, {}),
     "vit": (vit, {"target_modules": ["q_proj", "v_proj", "fc1", "projection"], "modules_to_save": ["classifier"]}, {}),
+    "attention": (siglip, {"target_modules": ["attention", "q_proj"], "alpha_pattern": {"head.attention": 5}}, {}),
     "mixtral": (
         lambda: AutoModelForCausalLM.from_config(AutoConfig.for_model("mixtral", **TEXT, num_local_experts=3)),
         {"target_modules": ["q_proj"], "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}, {},

@@ -520,8 +520,8 @@ def test_archives_that_are_alike_are_found_where_a_full_reading_finds_them(
     monkeypatch.setattr(archive_templates.ArchivePatterns, "find", lambda *_: None)
     slow = ckptconv.open(directory).source
     assert quick.weights == slow.weights
-    assert {path: list(records) for path, records in quick.records.items()} == {
-        path: list(records) for path, records in slow.records.items()
+    assert {path: list(records) for path, records in quick.files.records.items()} == {
+        path: list(records) for path, records in slow.files.records.items()
     }
     for name, tensor in tensors.items():
         assert_holds(quick.weights[name], tensor)

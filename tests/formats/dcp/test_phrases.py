@@ -67,7 +67,7 @@ def outcome(data: bytes, *, at_once: bool) -> Any:
     with (
         mock.patch.object(metadata, "_vocabulary", return_value=words),
         mock.patch.object(phrases, "_FEW", 0),
-        mock.patch.object(machine._Machine, "build", autospec=True, side_effect=machine._Machine.build) as build,
+        mock.patch.object(machine.Machine, "build", autospec=True, side_effect=machine.Machine.build) as build,
     ):
         try:
             found: Any = vars(metadata.read_description([("here", data)], of_ranks=False))

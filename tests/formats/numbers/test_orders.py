@@ -325,3 +325,132 @@ def test_a_group_that_muon_sorted_by_size_is_told_by_its_shapes(tmp_path: Path) 
     # torch's Muon asks for all its settings.
     known = FileSystemReader(tmp_path / "dcp").read_metadata().state_dict_metadata
     assert {f"optim.param_groups.0.{key}" for key in torch.optim.Muon(matrices).param_groups[0]} <= known.keys()
+
+
+def test_names_that_a_save_records_are_the_model_s_or_tell_nothing(tmp_path: Path) -> None:
+    model = nn.ModuleDict({name: nn.Linear(4, 4, bias=False) for name in "qkvo"})
+    names = [name for name, _ in model.named_parameters()]
+    optimizer, expected = stepped(model)
+    optimizer.param_groups[1]["params"] = []
+    states = optimizer.state_dict()
+    out, order = tmp_path / "out.safetensors", tmp_path / "order.txt"
+    order.write_text("\n".join(names))
+    words = ["convert", tmp_path / "train.pt", "--optimizer", out, "--overwrite"]
+    for recorded in (
+        names,
+        [f"module.{each}" for each in names],
+        [f"other.{each}" for each in names],
+        [*names[:3], names[0]],
+        [*names[:3], "p.weight"],
+        ["1", "2", "3", "0"],
+    ):
+        states["param_groups"][0]["param_names"], states["param_groups"][1]["param_names"] = recorded, []
+        torch.save({"model": model.state_dict(), "optimizer": states}, tmp_path / "train.pt")
+        run = ckptconv_here(*words)
+        if recorded in (names, [f"module.{each}" for each in names]):
+            assert run.code == 0, run.err
+        else:
+            run.refused(5, "the names that its groups record are not the model's", "--order")
+            assert ckptconv_here(*words, "--order", order).code == 0
+        assert_same(load_file(out), expected)
+
+
+def test_an_order_leaves_out_the_optimizer_of_another_model(tmp_path: Path) -> None:
+    """The recipe of the message, followed for one of two models that are trained together."""
+    made = {name: nn.ModuleDict({each: nn.Linear(4, 4) for each in "qkvo"}) for name in ("first", "second")}
+    optimizers = {name: torch.optim.AdamW(model.parameters()) for name, model in made.items()}
+    tree: dict[str, Any] = {}
+    for at, (name, model) in enumerate(made.items()):
+        for each in model.parameters():
+            each.grad = torch.full_like(each, at + 1.0)
+        optimizers[name].step()
+        tree |= {name: model.state_dict(), f"{name}_optimizer": optimizers[name].state_dict()}
+    torch.save(tree, tmp_path / "train.pt")
+    for name, model in made.items():
+        groups = [
+            [n for p in g["params"] for n, q in model.named_parameters() if q is p]
+            for each in optimizers.values()
+            for g in each.param_groups
+        ]
+        (tmp_path / "order.json").write_text(json.dumps(groups))
+        held = optimizers[name].state
+        expected = {f"{n}.{key}": own for n, each in model.named_parameters() for key, own in held[each].items()}
+        words = ["convert", tmp_path / "train.pt", "--optimizer", tmp_path / f"{name}.safetensors"]
+        ckptconv_here(*words).refused(2, "nothing tells where its model is", "--key")
+        ckptconv_here(*words, "--key", name).refused(5, "the set of optimizers", "--order")
+        run = ckptconv_here(*words, "--key", name, "--order", tmp_path / "order.json")
+        assert run.code == 0, run.err
+        assert "lists no names for 8 of the parameters" in run.out
+        assert_same(load_file(tmp_path / f"{name}.safetensors"), expected)
+
+
+def test_lbfgs_has_no_state_of_a_parameter(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+    def loss() -> torch.Tensor:
+        optimizer.zero_grad()
+        found = model(torch.ones(1, 2)).square().sum()
+        found.backward()
+        return found
+
+    optimizer.step(loss)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "train.pt")
+    words = ["convert", tmp_path / "train.pt"]
+    ckptconv_here(*words, "--optimizer", tmp_path / "states").refused(5, "one state for all its parameters")
+    assert ckptconv_here(*words, tmp_path / "model.safetensors").code == 0
+
+
+def test_an_optimizer_without_its_model_is_of_the_input_s(tmp_path: Path) -> None:
+    """In a file with other things of a training, and as ColossalAI divides one (checkpoint_io, 0.5.0)."""
+    model = nn.ModuleDict({name: nn.Linear(4, 4) for name in "qkvo"})
+    optimizer, expected = stepped(model)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    torch.save(model.state_dict(), tmp_path / "order.pt")
+    states = optimizer.state_dict()
+    rest = {"epoch": 1, "rng": torch.get_rng_state(), "lr_scheduler": {"last_epoch": 1}}
+    torch.save({"optimizer": states, **rest}, tmp_path / "state.pt")
+    shards = tmp_path / "optimizer"
+    shards.mkdir()
+    weight_map = {at: f"pytorch_optim-{1 + at // 5:05d}.bin" for at in states["state"]}
+    for file in {*weight_map.values()}:
+        torch.save({at: states["state"][at] for at, own in weight_map.items() if own == file}, shards / file)
+    torch.save(states["param_groups"], shards / "pytorch_optim_group.bin")
+    index = {"metadata": {"param_groups": "pytorch_optim_group.bin"}, "weight_map": weight_map}
+    (shards / "pytorch_optim.bin.index.json").write_text(json.dumps(index))
+    for at, saved in enumerate((tmp_path / "state.pt", shards, shards / "pytorch_optim.bin.index.json")):
+        words = ["safetensors2dcp", tmp_path / "model.safetensors", tmp_path / f"{at}", "--optimizer", saved]
+        ckptconv_here(*words).refused(5, "--order")
+        assert ckptconv_here(*words, "--order", tmp_path / "order.pt").code == 0
+        with ckptconv.open(tmp_path / f"{at}") as checkpoint:
+            assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
+    index["metadata"]["param_groups"] = "../state.pt"
+    (shards / "pytorch_optim.bin.index.json").write_text(json.dumps(index))
+    ckptconv_here(*words).refused(3)
+    index["metadata"]["param_groups"] = "nowhere.bin"
+    (shards / "pytorch_optim.bin.index.json").write_text(json.dumps(index))
+    ckptconv_here(*words).refused(4, "nowhere.bin")
+
+
+def test_states_of_torchtune_s_modules_are_not_those_of_the_weights_that_it_exports(tmp_path: Path) -> None:
+    """Its w1, w2, w3 are gate, down, up: of square matrices, the order of Llama's modules would fit."""
+    for name, code in (("model.layers.0.self_attn.q_proj", 5), ("layers.0.attn.q_proj", 0)):
+        module = nn.Linear(4, 4, bias=False)
+        optimizer = torch.optim.AdamW(module.parameters())
+        module.weight.grad = torch.ones(4, 4)
+        optimizer.step()
+        save_file({f"{name}.weight": module.weight.detach()}, tmp_path / "model.safetensors")
+        rest = {"epochs_run": 1, "total_epochs": 2, "seed": 0, "max_steps_per_epoch": None}
+        torch.save({"optimizer": optimizer.state_dict(), **rest}, tmp_path / "recipe_state.pt")
+        words = ["--optimizer", tmp_path / "recipe_state.pt"]
+        run = ckptconv_here("safetensors2dcp", tmp_path / "model.safetensors", tmp_path / "out", *words)
+        assert run.code == code, run.err
+        assert ("torchtune" in run.err) is bool(code)
+
+
+def test_states_of_no_parameter_of_the_model_are_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
+    states = {"state": {"b": {"exp_avg": torch.zeros(2)}}, "param_groups": [{"params": ["b"]}]}
+    torch.save(states, tmp_path / "optimizer.pt")
+    words = ["safetensors2dcp", tmp_path / "model.safetensors", tmp_path / "out", "--optimizer"]
+    ckptconv_here(*words, tmp_path / "optimizer.pt").refused(5, "has states of 'b', and the model has no parameters")

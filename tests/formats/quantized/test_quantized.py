@@ -379,6 +379,7 @@ BESIDE = {
     "w.weight_offset": "beside the quantized weight 'w.weight'",
     "w.inner.matrix": "beside the quantized weight 'w.weight'",
     "up_offset": "beside the quantized weight 'up'",
+    "experts.hadamard": "beside the quantized weight 'experts.down'",
 }
 ROTATED = {"config_groups": {"u": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "input"}]}}}
 UNKNOWN_WORDS: dict[str, tuple[Mapping[str, Any], dict[str, Any]]] = {
@@ -411,11 +412,19 @@ def refused(source: Path, here: Path) -> str:
 def test_a_tensor_beside_a_quantized_weight_is_known_or_refused_by_name(tmp_path: Path) -> None:
     good = {"w.weight": codes(4, 6), "w.weight_scale": torch.tensor(0.5)}
     good |= {"up": codes(2, 4, 6), "up_scale": torch.ones(2, 1, 1)}
+    good |= {
+        f"experts.{name}": tensor.clone() for name, tensor in (("down", good["up"]), ("down_scale", good["up_scale"]))
+    }
     own = {"w.bias": torch.ones(4), "up_bias": torch.ones(4), "w.lora_A.weight": torch.ones(2, 6)}
+    own |= {
+        "experts.up_proj": torch.ones(2, 4, 6),
+        "experts.up_proj_bias": torch.ones(2, 4),
+        "router.own": torch.ones(2),
+    }
     fp8 = {"quant_method": "fp8"}
     activations = {"w.input_scale": torch.ones(6), "w.input_scale_ub": torch.ones(1)}
     source = model_directory(tmp_path / "in", {**good, **own, **activations}, fp8)
-    assert weights(source, tmp_path / "good").keys() == {"w.weight", "up", *own}
+    assert weights(source, tmp_path / "good").keys() == {"w.weight", "up", "experts.down", *own}
     for name, why in BESIDE.items():
         told = refused(model_directory(tmp_path / "in", {**good, name: torch.ones(6)}, fp8), tmp_path)
         assert repr(name) in told, name

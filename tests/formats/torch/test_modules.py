@@ -304,7 +304,7 @@ def test_objects_that_hold_modules_keep_them_as_state_dicts(tmp_path: Path) -> N
     path = saved(Trainer(nn.Linear(2, 2)), tmp_path / "model.pt")
     source = open_source(path)
     assert list(flatten(source.weights)[0]) == ["state.0.model.weight", "state.0.model.bias"]
-    assert source.opaque == [f"{Trainer.__module__}.Trainer"]
+    assert source.files.opaque == [f"{Trainer.__module__}.Trainer"]
 
 
 class Trainer:

@@ -26,11 +26,11 @@ from torch_reference import same
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch import script as torch_script
-from ckptconv.formats.torch import zip as torch_zip
 from ckptconv.formats.torch.file import read, read_torch
 from ckptconv.formats.torch.tar import is_tar
-from ckptconv.formats.torch.zip_directory import normal
+from ckptconv.storage import archive as zip_archives
 from ckptconv.storage.location import Location
+from ckptconv.storage.zip_directory import normal
 
 TREE = {"w": torch.arange(6.0).reshape(2, 3), "none": torch.zeros(0), "b": torch.ones(3, dtype=torch.bfloat16)}
 
@@ -279,9 +279,9 @@ def test_a_file_of_text_is_no_pickle(tmp_path: Path) -> None:
 
 def test_how_many_members_an_archive_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = [*M, *(Member(f"archive/./{number}") for number in range(20))]
-    monkeypatch.setattr(torch_zip, "_MAX_ODD", 10)
+    monkeypatch.setattr(zip_archives, "_MAX_ODD", 10)
     assert isinstance(refusal(zipped(odd), tmp_path), LimitError)
-    monkeypatch.setattr(torch_zip, "MAX_MEMBERS", 3)
+    monkeypatch.setattr(zip_archives, "MAX_MEMBERS", 3)
     error = refusal(zipped(M), tmp_path)
     assert isinstance(error, LimitError)
     assert "of 4 members; at most" in error.message

@@ -32,11 +32,11 @@ from torch_reference import SAVABLE, bits, numbers, same
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch import objects as torch_objects
-from ckptconv.formats.torch import zip as torch_zip
 from ckptconv.formats.torch.zip import TorchFile, read_zip
-from ckptconv.formats.torch.zip_directory import are_plain
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, Opaque, Size, TorchConstant
+from ckptconv.storage import archive as zip_archives
 from ckptconv.storage import files as storage
+from ckptconv.storage.zip_directory import are_plain
 from ckptconv.tensors import lazy as tensors
 from ckptconv.tensors import moves
 from ckptconv.tensors.dtypes import DTYPES
@@ -838,7 +838,7 @@ def test_damage_to_a_directory_comes_out_the_same_whether_entries_are_read_toget
         path.write_bytes(changed)
         told = []
         for together in (4, 1 << 30):
-            monkeypatch.setattr(torch_zip, "_ALIKE", together)
+            monkeypatch.setattr(zip_archives, "_ALIKE", together)
             told.append(refusal(path))
         assert told[0] == told[1]
         outcomes.add(told[0].partition(": ")[2][:20])
@@ -962,9 +962,9 @@ def test_other_formats_are_called_by_their_names(tmp_path):
 
 def test_limits_on_what_is_read_whole(tmp_path, monkeypatch):
     saved_and_read([1], tmp_path)
-    monkeypatch.setattr(torch_zip, "MAX_PICKLE", 6)
+    monkeypatch.setattr(zip_archives, "MAX_CONTENT", 6)
     with pytest.raises(LimitError, match=r"data\.pkl' has \d+ bytes; at most 6"):
         read(tmp_path / "model.pt")
-    monkeypatch.setattr(torch_zip, "MAX_DIRECTORY", 3)
+    monkeypatch.setattr(zip_archives, "MAX_DIRECTORY", 3)
     with pytest.raises(LimitError, match="directory"):
         read(tmp_path / "model.pt")

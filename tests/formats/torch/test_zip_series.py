@@ -12,10 +12,11 @@ import torch
 
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.torch import LOCAL_SIGNATURE
-from ckptconv.formats.torch import zip as torch_zip
 from ckptconv.formats.torch.file import read_torch
-from ckptconv.formats.torch.zip_directory import ENTRY_SIGNATURE
+from ckptconv.formats.torch.zip import check_zip
+from ckptconv.storage import archive as archives
 from ckptconv.storage.files import Buffers, MemoryReader, holding
+from ckptconv.storage.zip_directory import ENTRY_SIGNATURE
 from ckptconv.tensors.moves import File
 
 TENSORS = 600
@@ -32,7 +33,7 @@ def archive() -> bytes:
 
 def read_apart(patched: pytest.MonkeyPatch) -> None:
     """Have each member read by itself from here on."""
-    patched.setattr(torch_zip, "entries_alike", lambda *_: None)
+    patched.setattr(archives, "entries_alike", lambda *_: None)
 
 
 def found(path: Path) -> Any:
@@ -64,13 +65,13 @@ def test_series_are_found_and_give_what_single_members_give(
     path = tmp_path / "m.pt"
     path.write_bytes(archive)
     located: list[tuple[str, bool]] = []
-    alike = torch_zip.headers_alike
+    alike = archives.headers_alike
 
     def watched(window: bytes, distance: int, names: list[str], crcs: Any) -> bool:
         located.extend((name, alike(window, distance, names, crcs)) for name in (names[0], names[-1]))
         return located[-1][1]
 
-    monkeypatch.setattr(torch_zip, "headers_alike", watched)
+    monkeypatch.setattr(archives, "headers_alike", watched)
     together = found(path)
     assert [(name[-3:].encode(), is_alike) for name, is_alike in located] == [(FIRST, True), (LAST, True)]
     read_apart(monkeypatch)
@@ -81,7 +82,7 @@ def test_a_changed_record_is_seen_as_if_it_were_read_alone(archive: bytes, monke
     def refused(data: bytes) -> str:
         try:
             with holding({"m.pt": Buffers(memoryview(data))}):
-                torch_zip.check_zip(MemoryReader(File("m.pt", len(data))))
+                check_zip(MemoryReader(File("m.pt", len(data))))
         except CkptconvError as error:
             return f"{type(error).__name__}: {error}"
         return ""

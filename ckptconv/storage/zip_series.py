@@ -10,7 +10,7 @@ import array
 import sys
 from typing import NamedTuple
 
-from ckptconv.formats.torch.zip_directory import ENTRY, ENTRY_SIGNATURE, LOCAL_HEADER, ZIP64
+from ckptconv.storage.zip_directory import ENTRY, ENTRY_SIGNATURE, LOCAL_HEADER, ZIP64
 
 # Bytes of an entry of the directory that are the same in all of them: signature, flags, method; lengths of the name,
 # the extra fields and the comment, disk; and the byte of the attributes that marks a directory.

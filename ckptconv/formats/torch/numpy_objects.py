@@ -1,0 +1,200 @@
+"""Turns what numpy pickles into data: dtypes of plain elements, arrays and scalars.
+
+The names and argument lists come from `numpy/_core/multiarray.py`, `numeric.py` and `src/multiarray/descriptor.c`, from
+the first releases on.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from ckptconv.pickles import numpy_dtypes
+from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque
+from ckptconv.pickles.vocabulary import Builder, Constructor, MalformedError
+from ckptconv.structure.soundness import MAX_BYTES, MAX_DIMS
+from ckptconv.tensors.dtypes import DTYPES, itemsize_of_components
+from ckptconv.tensors.lazy import Convert, Inline, LazyTensor
+from ckptconv.tensors.moves import Swap
+from ckptconv.text import brief
+
+_NUMPY_DTYPE_CLASS, _NUMPY_ARRAY_CLASS = Global("numpy", "dtype"), Global("numpy", "ndarray")
+_NUMPY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")
+_TORCH_OF_NUMPY = {
+    "b1": "bool",
+    **{f"{kind}{size}": f"{name}{8 * size}" for kind, name in (("i", "int"), ("u", "uint")) for size in (1, 2, 4, 8)},
+    **{f"f{size}": f"float{8 * size}" for size in (2, 4, 8)},
+    "c8": "complex64",
+    "c16": "complex128",
+}
+
+
+def _made_dtype(args: tuple[Any, ...]) -> Opaque:
+    """Return the value of numpy.dtype("f8", align, copy), which its BUILD completes."""
+    named = args[0] if 1 <= len(args) <= 3 else None
+    if type(named) not in (str, Global, Opaque) or any(type(flag) not in (bool, int) for flag in args[1:]):
+        raise MalformedError("has a numpy.dtype that is none")
+    if type(named) is str and numpy_dtypes.is_lacking(named):
+        raise MalformedError(f"has a numpy.dtype {named!r}, which numpy lacks")
+    return Opaque(Global("numpy", "dtype"), args)
+
+
+def _made_array(cls: Global) -> Constructor:
+    """Return a constructor that takes (class, shape, element type) and gives an array that its BUILD completes."""
+
+    def construct(args: tuple[Any, ...]) -> Opaque:
+        if len(args) != 3 or type(args[0]) not in (Global, Opaque):
+            raise MalformedError("has a numpy array that is made of nothing that one is made of")
+        return Opaque(cls, args)
+
+    return construct
+
+
+def numpy_dtype(value: Any) -> tuple[str, int] | None:
+    """Return a dtype of plain elements in numpy's notation, such as "<f8", and its element size in bytes; else None.
+
+    `value` is what the pickle made of numpy.dtype("f8", align, copy) and its state (version, byte order, subdtype,
+    names, fields, size, alignment, flags; for dates and times also the unit). Raises MalformedError for a value that is
+    no dtype, and for a dtype whose statements contradict each other.
+    """
+    if type(value) is not Opaque:
+        raise MalformedError("has a numpy value whose dtype is none")
+    if value.cls != _NUMPY_DTYPE_CLASS or not value.args or type(value.args[0]) is not str:
+        return None
+    named = numpy_dtypes.parsed(value.args[0])
+    if not named:
+        return None
+    order, kind, size = named.order, named.kind, named.itemsize
+    if value.state:
+        state = value.state[-1]
+        if type(state) is not tuple:
+            raise MalformedError("has a numpy.dtype whose state is not a tuple")
+        if len(state) < 8 or any(part is not None for part in state[2:5]):
+            return None
+        order = state[1]
+        # numpy takes the size of kinds S, U and V from the state. Only what has no byte order says "|".
+        orders = ("<", ">", "=", *("|" if kind in "SV" or size == 1 else ()))
+        if type(order) is not str or order not in orders or (kind in "SUV" and state[5] != size):
+            raise MalformedError(f"has a numpy.dtype {value.args[0]!r} with a state that does not fit it")
+        # Without `copy`, the state changes nothing: numpy has one shared object for such a dtype.
+        if ">" in (order, named.order) and order != named.order and not (len(value.args) == 3 and value.args[2]):
+            raise MalformedError(f"has a numpy.dtype {value.args[0]!r} whose byte order is said twice, and differs")
+        if kind in "mM":
+            counted = _unit(state[8:])
+            if counted is None:
+                return None
+            named = named._replace(multiple=counted[0], unit=counted[1])
+    if kind in "SV" or size == 1:
+        order = "|"
+    elif order != ">":
+        order = "<"
+    return str(named._replace(order=order)), size
+
+
+def _unit(state: tuple[Any, ...]) -> tuple[int, str] | None:
+    """Return what dates or times count, such as (25, "s"); (1, "") for the generic unit, None for an unknown one.
+
+    `state` is ((metadata, (unit, multiple, divisor, event)),).
+    """
+    metadata, counted = state[0] if len(state) == 1 and type(state[0]) is tuple and len(state[0]) == 2 else (1, ())
+    if metadata or type(counted) is not tuple or len(counted) != 4 or counted[2:] != (1, 1):
+        return None
+    name, count = counted[:2]
+    name = str(name, "ascii", "replace") if type(name) is bytes else name
+    if type(name) is not str or type(count) is not int or not 1 <= count <= numpy_dtypes.MOST_COUNT:
+        return None
+    if name == "generic":
+        return 1, ""
+    return (count, name) if name in numpy_dtypes.UNITS else None
+
+
+def _raw(data: Any, nbytes: int) -> bytes | None:
+    """Return the bytes of an array, `nbytes` long, else None. Python 2 pickles a str, which may have become text."""
+    if type(data) is str:
+        data = data.encode("utf-8", "surrogatepass")
+    return bytes(data) if type(data) in (bytes, bytearray) and len(data) == nbytes else None
+
+
+def _array(shape: Any, dtype: Any, order: str, data: Any) -> Any:
+    plain = numpy_dtype(dtype)
+    if type(shape) is not tuple or len(shape) > MAX_DIMS:
+        raise MalformedError("has a numpy array whose shape is none")
+    if any(type(count) is not int or not 0 <= count < MAX_BYTES for count in shape):
+        raise MalformedError("has a numpy array whose shape is not made of counts")
+    if plain is None:
+        return NotImplemented
+    raw = _raw(data, math.prod(shape) * plain[1])
+    if raw is None:
+        found = f"{len(data)} bytes" if type(data) in (bytes, bytearray, str) else f"a {type(data).__name__}"
+        raise MalformedError(f"has a numpy array of shape {brief(shape)} with {found} for its elements")
+    return NumpyArray(plain[0], shape, order, raw)
+
+
+def _build_array(value: Opaque, state: Any) -> Any:
+    """Set the state of an array: (version, shape, dtype, is Fortran-ordered, data). numpy's oldest has no version."""
+    if type(value.args) is not tuple or value.args[:1] != (_NUMPY_ARRAY_CLASS,) or value.state:
+        return NotImplemented
+    if type(state) is tuple and len(state) == 4:
+        state = (0, *state)
+    sound = type(state) is tuple and len(state) == 5 and type(state[0]) is int and state[0] in (0, 1)
+    if not sound or type(state[3]) not in (bool, int):
+        raise MalformedError("has a numpy array whose state is not that of one")
+    array = _array(state[1], state[2], "F" if state[3] else "C", state[4])
+    return _native(array) if type(array) is NumpyArray and array.dtype[0] == ">" else array
+
+
+def _native(array: NumpyArray) -> NumpyArray:
+    """Convert a big-endian array to little-endian, as numpy does when it sets the array's state."""
+    kind, size = array.dtype[1], int(re.match("[0-9]+", array.dtype[2:])[0])  # type: ignore[index]
+    unit = 4 if kind == "U" else size // 2 if kind == "c" else size
+    data = bytearray(len(array.data))
+    for at in range(unit):
+        data[at::unit] = array.data[unit - 1 - at :: unit]
+    return NumpyArray(f"<{array.dtype[1:]}", array.shape, array.order, bytes(data))
+
+
+def _frombuffer(args: tuple[Any, ...]) -> Any:
+    """Take (data, dtype, shape, order), as protocol 5 pickles an array."""
+    if len(args) != 4 or args[3] not in ("C", "F"):
+        raise MalformedError("has a numpy array that is made of nothing that one is made of")
+    return _array(args[2], args[1], args[3], args[0])
+
+
+def _scalar(args: tuple[Any, ...]) -> Any:
+    """Take (dtype, data)."""
+    if len(args) != 2:
+        raise MalformedError("has a numpy scalar that is made of nothing that one is made of")
+    plain = numpy_dtype(args[0])
+    if plain is None:
+        return NotImplemented
+    raw = _raw(args[1], plain[1])
+    if raw is None:
+        raise MalformedError(f"has a numpy scalar of {plain[0]} that does not have {plain[1]} bytes")
+    return NumpyScalar(plain[0], raw)
+
+
+def from_numpy(array: NumpyArray) -> LazyTensor:
+    """Return the array as a tensor. Raises MalformedError if torch lacks its dtype."""
+    name = _TORCH_OF_NUMPY.get(array.dtype[1:])
+    if name is None:
+        raise MalformedError(f"has a tensor made of a numpy array of {array.dtype[:40]}")
+    dtype = DTYPES[name]
+    data = array.data
+    if array.order == "F" and sum(count > 1 for count in array.shape) > 1:
+        import numpy as np
+
+        data = np.frombuffer(data, f"V{dtype.itemsize}").reshape(array.shape, order="F").tobytes()
+    tensor: LazyTensor = Inline(data, dtype, array.shape)
+    unit = itemsize_of_components(dtype)
+    return Convert(tensor, Swap(unit), dtype) if array.dtype[0] == ">" and unit > 1 else tensor
+
+
+# What makes values of numpy, by the name that a pickle gives it; and what completes them.
+CONSTRUCTORS: dict[tuple[str, str], Constructor] = {
+    ("numpy", "dtype"): _made_dtype,
+    **{(module, "_reconstruct"): _made_array(Global(module, "_reconstruct")) for module in _NUMPY_MODULES},
+    **{(module, "scalar"): _scalar for module in _NUMPY_MODULES},
+    **{(module.replace("multiarray", "numeric"), "_frombuffer"): _frombuffer for module in _NUMPY_MODULES},
+}
+BUILDERS: dict[tuple[str, str], Builder] = {(module, "_reconstruct"): _build_array for module in _NUMPY_MODULES}

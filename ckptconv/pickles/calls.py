@@ -1,0 +1,338 @@
+"""The names in a pickle, and the objects that it makes by calling them: nothing that is named is imported or called.
+
+A name stays a name. It is looked up, by exact match, in the tables of a `Vocabulary`; a call of any other name becomes
+an `Opaque`, which records it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ckptconv.errors import CorruptError
+from ckptconv.pickles import attacks
+from ckptconv.pickles.containers import BUILTINS, CONSTANTS, PYTHON, TAKES_ARGUMENTS, Deques, Keys, Made, today
+from ckptconv.pickles.nodes import (
+    CALL_DEPTH,
+    Global,
+    NumpyArray,
+    NumpyScalar,
+    Opaque,
+    Replaced,
+    Size,
+    TorchConstant,
+    become,
+)
+from ckptconv.pickles.vocabulary import (
+    Builder,
+    Constructor,
+    ExcessiveError,
+    Limits,
+    MalformedError,
+    OddError,
+    Phrases,
+    Vocabulary,
+)
+from ckptconv.text import brief
+
+_BUILT_IN_PLACE = (OrderedDict, Counter)
+# Functions by which protocols 0 and 1 make objects. What they make is judged.
+_HELPERS = frozenset(("copyreg", name) for name in ("_reconstructor", "__newobj__", "__newobj_ex__"))
+# Stands for the function of a reader that finds what lies outside of the pickle.
+_PERSISTENT = Global("pickle", "persistent_load")
+_OBJECTS = tuple(Global(module, "object") for module in BUILTINS)
+# No real module or name is longer.
+_LONGEST_NAME = 1000
+# What to charge for values that a call makes by copying its arguments, which may be of any size. Arguments may be
+# shared, and each call takes only a few bytes of the pickle.
+_SIZES: dict[type, Callable[[Any], int]] = {
+    NumpyArray: lambda array: len(array.data),
+    NumpyScalar: lambda scalar: len(scalar.data),
+    Size: lambda size: 8 * len(size),
+    TorchConstant: lambda constant: len(constant.name),
+}
+# Bytes of such values, or characters of a name, that are charged as one object; and arguments of a call.
+_BYTES_EACH, _ARGUMENTS_EACH = 64, 16
+
+
+class Calls:
+    """What one pickle of `size` bytes names and makes, and the values that it works on: `stack`, and `memo`."""
+
+    def __init__(self, vocabulary: Vocabulary, limits: Limits, size: int) -> None:
+        self.vocabulary = vocabulary
+        self.limits = limits
+        self.keys = Keys(limits, size)
+        self.deques = Deques(self.charge)
+        self.made = Made(self.keys, self.deques, self.charge)
+        self.constants: dict[tuple[str, str], Any] = {**CONSTANTS, **vocabulary.constants}
+        self.builders: Mapping[tuple[str, str], Builder] = vocabulary.builders
+        self.enums = vocabulary.enums
+        self.persistent = vocabulary.persistent or self._opaque_persistent
+        # How many more containers and objects may be made. An empty one is a byte or two, and takes hundreds in memory.
+        self.room = limits.objects + size // 4
+        self.stack: list[Any] = []
+        # Picklers number entries in order, so a list holds them. An entry with an index beyond the end of the list goes
+        # to `spill`, and moves to the list when the list reaches that index.
+        self.memo: list[Any] = []
+        self.spill: dict[int, Any] = {}
+        # For objects that are complete only with their state, by identity: the memo index that they will get.
+        self.places: dict[int, int] = {}
+        # The names mentioned; what a name stands for, if that is more than a name; and the constructors of names.
+        self.globals: dict[tuple[str, str], Global] = {}
+        self.meanings: dict[tuple[str, str], Any] = {}
+        self.known: dict[Global, Constructor] = {}
+        # Names of which a call needs a BUILD to make a value; and names whose `__new__` may take arguments.
+        self.unfinished: set[Global] = set()
+        self.takes_arguments: set[Global] = set()
+        self.opaque: dict[Global, None] = {}
+        self.suspects: dict[Global, None] = {}
+        # Who judges what is made, if somebody watches.
+        self.judge = attacks.judge(size)
+        # Reads sequences of opcodes at once, if something can.
+        self.phrases: Phrases | None = None
+        # The first thing that Python's unpicklers may read differently. The pickle is refused for it at the end, when
+        # it is known whether what follows contains an attack.
+        self.oddity: CorruptError | None = None
+
+    @functools.cached_property
+    def paths(self) -> frozenset[str]:
+        """The dotted names of all constructors and constants."""
+        return frozenset(map(".".join, (*PYTHON, *self.vocabulary.constructors, *self.constants)))
+
+    def odd(self, reason: str) -> None:
+        """Record `reason` to refuse the pickle for at its end, and read on."""
+        raise NotImplementedError
+
+    def skip_embedded(self, target: Opaque) -> None:
+        """Read on behind the bytes that `target` stands for, if there are some."""
+        raise NotImplementedError
+
+    def charge(self, count: int) -> None:
+        """Count `count` objects as made; a large one counts several times. Raises ExcessiveError if there are too
+        many."""
+        self.room -= count
+        if self.room < 0:
+            raise ExcessiveError("makes more objects than its length can be about")
+
+    def find(self, module: Any, name: Any) -> Any:
+        """Return what a name stands for: a constant, or a `Global`, which is just the name."""
+        if type(module) is not str or type(name) is not str:
+            raise MalformedError("names a class by something that is not text")
+        key = module, name
+        known = self.globals.get(key)
+        if known is None:
+            known = self._mention(key)
+        return self.meanings.get(key, known) if self.meanings else known
+
+    def _mention(self, key: tuple[str, str]) -> Global:
+        """Look up a name that the pickle has not mentioned before."""
+        module, name = key
+        mentioned = Global(module[: _LONGEST_NAME + 1], name[: _LONGEST_NAME + 1])
+        # A Python 2 name also means its Python 3 successor.
+        for spelled in dict.fromkeys((key, today(key))):
+            if attacks.is_suspect(Global(*spelled)):
+                self.suspects[mentioned] = None
+            if spelled in self.constants:
+                self.meanings.setdefault(key, self.constants[spelled])
+            construct = self.constructor(spelled)
+            if construct is not None:
+                self.known.setdefault(mentioned, construct)
+            if spelled in self.builders:
+                self.unfinished.add(mentioned)
+            if spelled in TAKES_ARGUMENTS:
+                self.takes_arguments.add(mentioned)
+        is_judged = key not in self.meanings and key not in PYTHON and today(key) not in _HELPERS
+        if self.judge and is_judged and not self._is_of_script(mentioned):
+            self.judge.mention(mentioned)
+        if max(len(module), len(name)) > _LONGEST_NAME:
+            raise ExcessiveError(f"names a class by {max(len(module), len(name))} characters")
+        if mentioned not in self.known and key not in self.meanings and f"{module}.{name}" in self.paths:
+            # Python resolves dots in the name as attributes. torch compares the joined path, wherever the module ends.
+            self.odd(f"names {brief(mentioned)} with its module and its name divided elsewhere")
+        self.charge(1 + (len(module) + len(name)) // _BYTES_EACH)
+        self.globals[key] = mentioned
+        return mentioned
+
+    def _is_of_script(self, name: Any) -> bool:
+        """Whether a class is one of the program that comes with the pickle."""
+        return type(name) is Global and self.enums is not None and name.module.partition(".")[0] == self.enums
+
+    def constructor(self, name: tuple[str, str]) -> Constructor | None:
+        """Return what makes the value of a call of `name`: what the vocabulary has, else what Python's types have."""
+        construct = self.vocabulary.constructors.get(name)
+        return PYTHON[name](self.made) if construct is None and name in PYTHON else construct
+
+    def call(self, function: Any, args: Any, how: str, kwargs: dict[str, Any] | None = None) -> Any:
+        """Return the value of a call, or an `Opaque` that records it."""
+        self.charge(1)
+        if type(args) is not tuple:
+            if type(args) is Size:
+                args = tuple(args)
+            elif type(function) is Global and function.module.partition(".")[0] == self.enums:
+                args = (args,)
+            else:
+                raise MalformedError("calls something with arguments that are not a tuple")
+        if len(args) > _ARGUMENTS_EACH:
+            self.charge(len(args) // _ARGUMENTS_EACH)
+        judge = self.judge
+        if type(function) is Global:
+            construct = self.known.get(function)
+            if construct is not None:
+                if how != "reduce" and (args or kwargs) and (kwargs or function not in self.takes_arguments):
+                    self.odd(f"makes a {brief(function)} with arguments, and without calling it")
+                try:
+                    value = construct(args)
+                except OddError as reason:
+                    if not any(type(arg) is Opaque for arg in args):
+                        self.odd(str(reason))
+                    value = NotImplemented
+                if value is not NotImplemented:
+                    if judge and today((function.module, function.name)) in PYTHON:
+                        judge.put(args)
+                    elif judge:
+                        judge.call(function, args, how, kwargs)
+                    kind = type(value)
+                    if kind in _SIZES:
+                        self.charge(_SIZES[kind](value) // _BYTES_EACH)
+                    elif kind is Opaque and function in self.unfinished:
+                        self._note_place(value)
+                    return value
+            elif function.module in ("copyreg", "copy_reg"):
+                direct = _as_newobj(function.name, args)
+                if direct is not None:
+                    return self.call(direct[0], direct[1], "newobj_ex" if direct[2] else "newobj", direct[2])
+            self.opaque[function] = None
+            self.suspects.update(dict.fromkeys(attacks.ways_out(function, args)))
+        elif type(function) is Opaque:
+            inner: Any = function
+            for _ in range(CALL_DEPTH):
+                if type(inner) is not Opaque:
+                    break
+                inner = inner.cls
+            else:
+                raise ExcessiveError(f"calls the result of a call, more than {CALL_DEPTH} times over")
+        else:
+            raise MalformedError(f"calls a value of type {type(function).__name__}")
+        if judge and not self._is_of_script(function):
+            judge.call(function, args, how, kwargs)
+        coded = attacks.code_called(function, args)
+        if coded is not None:
+            self.suspects[coded] = None
+        made = Opaque(function, args, kwargs, how)
+        if type(function) is Global and function in self.unfinished:
+            self._note_place(made)
+        return made
+
+    def _note_place(self, made: Opaque) -> None:
+        """Remember the memo index that `made` will get: picklers store what they make at once."""
+        self.places[id(made)] = len(self.memo) + len(self.spill)
+
+    def build(self, state: Any) -> None:
+        """Give the object on top of the stack its state, as BUILD does."""
+        target = self.stack[-1]
+        kind = type(target)
+        if kind is Opaque:
+            if self.judge and not self._is_of_script(target.cls):
+                self.judge.build(target, state)
+            builder = self.builders.get((target.cls.module, target.cls.name)) if type(target.cls) is Global else None
+            value = builder(target, state) if builder else NotImplemented
+            place = self.places.pop(id(target), -1)
+            if value is NotImplemented:
+                target.state.append(state)
+                if self.vocabulary.embedded:
+                    self.skip_embedded(target)
+                if builder:
+                    self.opaque[target.cls] = None
+            elif type(value) is NumpyArray:
+                self.charge(len(value.data) // _BYTES_EACH)
+                become(target, value)
+            elif value is not target:
+                self._replace(target, value, place)
+        elif kind in _BUILT_IN_PLACE:
+            if type(state) is tuple and len(state) == 2 and state[1] is None:
+                state = state[0]
+            if type(state) is not dict:
+                self.odd(f"gives a value of type {kind.__name__} a state that is not a dictionary")
+                return
+            # Several objects may share a state, and each copies it.
+            self.charge(len(state))
+            if self.judge:
+                self.judge.put(state.values())
+            for name in state:
+                # `__setstate__` is refused too: Python would call it with the next state.
+                if type(name) is not str or hasattr(kind, name) or name.startswith("__"):
+                    self.odd(f"sets attribute {brief(name)} of a value of type {kind.__name__}")
+                    return
+            target.__dict__.update(state)
+        else:
+            self.odd(f"gives a state to a value of type {kind.__name__}")
+
+    def forget_phrases(self) -> None:
+        if self.phrases is not None:
+            self.phrases.forget()
+
+    def _replace(self, old: Any, new: Any, place: int) -> None:
+        """Put `new` where `old` is: on the stack, and at memo index `place` if `old` was stored there when it was made.
+
+        With every pickler, nothing else refers to `old`. If something does, `check_nesting` finds a `Replaced` and
+        refuses.
+        """
+        old.__class__ = Replaced
+        self.stack[-1] = new
+        if 0 <= place < len(self.memo):
+            if self.memo[place] is old:
+                self.memo[place] = new
+                self.forget_phrases()
+        elif self.spill.get(place) is old:
+            self.spill[place] = new
+
+    def set_items(self, target: Any, items: list[Any]) -> None:
+        """SETITEM, SETITEMS: `items` is key, value, key, value …"""
+        if len(items) % 2:
+            raise MalformedError("sets a key without a value")
+        pairs = zip(items[::2], items[1::2], strict=True)
+        if self.judge:
+            self.judge.items(target, items)
+        if isinstance(target, dict):
+            self.keys.fill(target, pairs)
+        elif type(target) is Opaque:
+            target.items.extend(pairs)
+        else:
+            self.odd(f"sets an item of a value of type {type(target).__name__}")
+
+    def append(self, target: Any, items: list[Any]) -> None:
+        if self.judge:
+            self.judge.append(target, items)
+        if type(target) is list:
+            target.extend(items)
+        elif type(target) is deque:
+            self.deques.extend(target, items)
+        elif type(target) is Opaque:
+            target.appended.extend(items)
+        else:
+            self.odd(f"appends to a value of type {type(target).__name__}")
+
+    def _opaque_persistent(self, pid: Any) -> Any:
+        if self.judge:
+            self.judge.call(_PERSISTENT, (pid,), "reduce", None)
+        return Opaque(_PERSISTENT, pid, None, "persistent")
+
+
+def _as_newobj(name: str, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...], dict[str, Any] | None] | None:
+    """Return class, arguments and keywords of an object made through a helper of `copyreg` (protocols 0 and 1), or
+    None."""
+    if name == "_reconstructor" and len(args) == 3 and args[1] in _OBJECTS and args[2] is None:
+        made, given, kwargs = args[0], (), None
+    elif name == "__newobj__" and args:
+        made, given, kwargs = args[0], args[1:], None
+    elif name == "__newobj_ex__" and len(args) == 3 and type(args[1]) is tuple and is_kwargs(args[2]):
+        made, given, kwargs = args
+    else:
+        return None
+    return (made, given, kwargs) if type(made) is Global and made.module not in ("copyreg", "copy_reg") else None
+
+
+def is_kwargs(value: Any) -> bool:
+    return type(value) is dict and all(type(name) is str for name in value)

@@ -1,0 +1,163 @@
+"""Compares files for torch.load with the trees that they must hold: a `.pt` file, or a universal checkpoint."""
+
+from __future__ import annotations
+
+import functools
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from ckptconv.errors import CkptconvError, DifferenceError
+from ckptconv.formats.source import Source
+from ckptconv.formats.torch.file import read as read_torch
+from ckptconv.options.table import Options
+from ckptconv.outputs.pipeline import selected
+from ckptconv.outputs.targets import MANIFEST
+from ckptconv.result import OutputFile
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import basename, is_remote, join
+from ckptconv.structure import keymap
+from ckptconv.structure.record import dump, parse, tensors_of
+from ckptconv.tensors.lazy import whole
+from ckptconv.text import some
+from ckptconv.verification.names import Expected, check_structure, compare_names, other_kind, rename_of
+from ckptconv.verification.output import Written
+from ckptconv.verification.pairs import Attested, Differences
+from ckptconv.verification.provenance import check_planned
+from ckptconv.verification.records import without_storages
+from ckptconv.verification.report import CheckedOutput, Verification
+from ckptconv.verification.runs import ExpectedPair
+
+_LONGEST_NAME = 4096
+
+
+def compare_torch(
+    source: Source, tree: Any, path: str, here: Location, asked: Options, done: Verification, wrong: Differences
+) -> Iterator[ExpectedPair]:
+    """Compare the `torch.load` file `path`, read at `here`, with `tree`, the value it must hold: yield the pairs of
+    tensors.
+
+    Both trees are flattened to tensors and a record in the same way, and these are compared.
+    """
+    try:
+        opened = read_torch(here)
+    except CkptconvError as error:
+        raise _unreadable(path, error.message.replace(here.path, path)) from error
+    want, want_record = keymap.flatten(tree)
+    got, got_record = keymap.flatten(opened.weights)
+    expected = Expected(want, lambda _: without_storages(want_record, want), flat=False, metadata=lambda aliases: {})
+    found = Written(path, structure=without_storages(got_record, got), structure_path=path)
+    found.tensors = got
+    found.homes = dict.fromkeys(got, path)
+    pairs = compare_names(source, expected, found, asked, wrong)
+    if not wrong:
+        check_structure(expected, found)
+    if not is_remote(here.path):
+        _check_archive(path, here.path)
+    done.outputs.append(OutputFile(path, int(opened.facts["size"]), len(got)))
+    done.tensors += len(got)
+    done.structure_records += 1
+    yield from pairs
+
+
+def _unreadable(path: str, why: str) -> DifferenceError:
+    return DifferenceError(f"{path} cannot be read: {why}", "Convert again.", what="file", file=path)
+
+
+def compare_universal(
+    source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: Attested, wrong: Differences
+) -> Iterator[ExpectedPair]:
+    """Compare a universal checkpoint: a file for each parameter's weights and each of its states, the common states,
+    and copies of the model files."""
+    from ckptconv.outputs import universal
+    from ckptconv.outputs.training import resumable
+
+    made = resumable(source, asked, rename_of(asked))
+    trees = {name: tree for name, tree, _ in universal.trees(made.training, made.weights, made.states)}
+    copies = {basename(file.path): file for file in made.training.copies}
+    names = [*trees, *copies, universal.LATEST]
+    pointer = universal.pointer(target.path)
+    at = target.at or {name: join(target.path, name) for name in names} | {universal.LATEST: pointer}
+    missing = [name for name in names if target.place.at(at[name]).kind != "file"] if target.at is None else []
+    if missing:
+        lacking = DifferenceError(f"{target.path} lacks {some(missing)}.", what="missing", file=at[missing[0]])
+        raise lacking
+    if target.at is None:
+        _check_no_more(target.place, {*names, universal.LATEST, MANIFEST})
+    for name, tree in trees.items():
+        yield from compare_torch(source, tree, join(target.path, name), target.place.at(at[name]), asked, done, wrong)
+    for name, file in copies.items():
+        want, got = whole(file), whole(target.place.at(at[name]).entry.file)
+        path = join(target.path, name)
+        done.outputs.append(OutputFile(path, got.nbytes, 0))
+        pair = ExpectedPair(want, got, path, name)
+        error = other_kind(pair)
+        if error:
+            raise error
+        yield pair
+    text = target.place.at(at[universal.LATEST]).read_text(_LONGEST_NAME)
+    if text != basename(target.path):
+        raise DifferenceError(
+            f"{pointer} names {text!r}, and not {basename(target.path)!r}.",
+            what="file",
+            file=pointer,
+            expected=basename(target.path),
+            found=text,
+        )
+    if target.manifest:
+        told = target.manifest, source, source.inputs_of_all, target.planned, at
+        attested.checks.append(functools.partial(check_planned, *told))
+
+
+def _check_no_more(directory: Location, names: set[str]) -> None:
+    """Raise DifferenceError for what is in `directory` and not one of `names`, but for empty directories."""
+    parents = {name[:at] for name in names for at, letter in enumerate(name) if letter == "/"}
+    waiting = [""]
+    while waiting:
+        above = waiting.pop()
+        place = directory.join(*above.split("/")) if above else directory
+        for name, entry in place.names.items():
+            inner = f"{above}/{name}" if above else name
+            if entry.kind == "directory" and inner in parents:
+                waiting.append(inner)
+            elif inner not in names and (entry.kind != "directory" or place.join(name).names):
+                path = place.join(name).path
+                raise DifferenceError(f"{path} is not part of the output.", "Remove it.", what="file", file=path)
+
+
+def expected_tree(source: Source, asked: Options) -> Any:
+    """Return the tree that a `.pt` file must hold."""
+    chosen = selected(source, asked, rename_of(asked), "tree")
+    tensors = {name: chosen.cast(name) for name in chosen.tensors}
+    record = chosen.described.structure
+    if record is not None and asked.opaque == "drop":
+        record = _without_classes(record)
+    return keymap.unflatten(tensors, record if asked.structure else None, live_values=False)
+
+
+def _without_classes(record: str) -> str:
+    """Return the record with tensors of unlisted subclasses made plain ones, as they are written."""
+    from ckptconv.outputs import writable
+
+    parsed = parse(record)
+    for leaf, _ in tensors_of(parsed):
+        kind = leaf.get("kind", "tensor")
+        if type(kind) is not str or (kind not in writable.KINDS and writable.is_unlisted_kind(kind)):
+            del leaf["kind"]
+    return dump(parsed.root, parsed.nodes, parsed.storages)
+
+
+def _check_archive(path: str, here: str) -> None:
+    """Check the CRC-32 of every record of a zip archive."""
+    if not zipfile.is_zipfile(here):
+        return
+    try:
+        with zipfile.ZipFile(here) as archive:
+            damaged = archive.testzip()
+    except (OSError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise _unreadable(path, f"{error}.") from error
+    if damaged is not None:
+        raise DifferenceError(
+            f"{path}: the checksum of its record {damaged!r} is wrong.", "Convert it again.", what="file", file=path
+        )
