@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import pickle
 import pydoc
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cells import of_features
 from checkpoints import DATA, ckptconv_here, contents
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,10 +33,7 @@ from ckptconv.options.table import (
     MERGING,
     OPENING,
     OPTIONS,
-    PACKING,
-    ROWS,
     Option,
-    RowOptions,
 )
 
 # For each option: what its default is, a value, and how that may be written, in Python and last as words.
@@ -179,7 +178,6 @@ def test_of_the_command_line_the_option_is_named_as_it_is_written_there(name: st
 def test_short_names_of_dtypes_are_their_names() -> None:
     for short, full in {"fp32": "float32", "float": "float32", "half": "float16", "f16": "float16"}.items():
         assert Options(dtype=short).dtype == full
-    assert RowOptions(momentum1_dtype=torch.bfloat16) == RowOptions(momentum1_dtype="bf16")
 
 
 def test_torch_is_not_imported_to_know_its_dtypes() -> None:
@@ -318,11 +316,10 @@ def flags(*tables: dict[str, Option]) -> set[str]:
 
 def test_the_command_line_has_the_options_of_the_table_and_no_others() -> None:
     here = commands()
-    rows = {name: options for name, options in here.items() if name.startswith("rows ")}
-    others = set().union(*(options for name, options in here.items() if name not in rows))
-    assert others == flags(OPTIONS, COMMAND, COMPARING, AVERAGING, MERGING)
-    assert set().union(*rows.values()) - flags(OPTIONS, COMMAND) == flags(ROWS, PACKING) - flags(OPTIONS)
-    assert rows["rows pack"] >= flags(PACKING)
+    for begin, tables in {begin: tables for each in of_features("FLAGS") for begin, tables in each.items()}.items():
+        own = [here.pop(name) for name in [*here] if name.startswith(begin)]
+        assert set().union(*own) - flags(OPTIONS, COMMAND) == flags(*tables) - flags(OPTIONS)
+    assert set().union(*here.values()) == flags(OPTIONS, COMMAND, COMPARING, AVERAGING, MERGING)
 
 
 @pytest.mark.parametrize(
@@ -389,10 +386,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "open": lambda **options: ckptconv.open("none.pt", **options),
     "load_state_dict": lambda **options: ckptconv.load_state_dict("none.pt", **options),
     "save_state_dict": lambda **options: ckptconv.save_state_dict({}, "x.safetensors", **options),
-    "split_rows": lambda **options: ckptconv.split_rows("none.pt", "out", **options),
-    "pack_rows": lambda **options: ckptconv.pack_rows("none.pt", "out", **options),
-    "check_rows": lambda **options: ckptconv.check_rows("none.pt", **options),
     "Options": Options,
+    **{name: call for calls in of_features("CALLS") for name, call in calls.items()},
 }
 
 
@@ -408,10 +403,8 @@ CALLS: dict[str, Callable[..., Any]] = {
         ("load_state_dict", "keys", "key"),
         ("open", "framwork", "framework"),
         ("save_state_dict", "metdata", "metadata"),
-        ("split_rows", "embeding_dim", "embedding_dim"),
-        ("pack_rows", "momentum_dtype", "momentum1_dtype"),
-        ("check_rows", "bucketsize", "bucket_size"),
         ("Options", "job", "jobs"),
+        *itertools.chain(*of_features("MISSPELT")),
     ],
 )
 def test_a_wrong_name_is_met_with_the_one_that_was_meant(call: str, name: str, meant: str) -> None:
@@ -441,17 +434,7 @@ def test_a_name_like_no_other_is_told_where_the_names_are() -> None:
         ("load_state_dict", "storage_options", []),
         ("load_state_dict", "dtype", "int4"),
         ("save_state_dict", "max_shard_size", "many"),
-        ("split_rows", "embedding_dim", 0),
-        ("split_rows", "decode", "yes"),
-        ("split_rows", "names", 3),
-        ("split_rows", "weight_dtype", 16),
-        ("pack_rows", "names", "weight"),
-        ("pack_rows", "names", {"weight": 3}),
-        ("pack_rows", "optimizer", 3),
-        ("pack_rows", "jobs", 0),
-        ("check_rows", "global_id_offset", 1.5),
-        ("check_rows", "bucket_size", "many"),
-        ("check_rows", "max_dim", True),
+        *itertools.chain(*of_features("WRONG_VALUES")),
     ],
 )
 def test_other_functions_check_their_options_too(call: str, name: str, value: Any) -> None:
@@ -460,10 +443,7 @@ def test_other_functions_check_their_options_too(call: str, name: str, value: An
     assert caught.value.message.startswith(name)
 
 
-def test_every_option_of_rows_and_of_opening_takes_words() -> None:
-    assert ROWS["embedding_dim"].parse("64") == 64
-    assert ROWS["names"].parse("t") == ("t",)
-    assert PACKING["names"].parse(["weight=a", "pad=b"]) == {"weight": "a", "pad": "b"}
+def test_every_option_of_opening_takes_words() -> None:
     assert OPENING["model_rank"].parse(0) == 0
 
 

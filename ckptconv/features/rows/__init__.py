@@ -4,4 +4,6 @@ In: paths of tables and what their rows consist of. Out: plans for `publish`, an
 tensor, so splitting and packing are ordinary conversions; nothing else of the package knows of rows.
 """
 
+from __future__ import annotations
+
 PAGES = ("embedding-rows.md",)

@@ -22,6 +22,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
+from ckptconv.features.rows.options import PACKING, ROWS, RowOptions
+
 SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
 TORCH = {
     "float32": torch.float32,
@@ -839,3 +841,10 @@ def test_a_weight_of_a_width_that_no_row_has_is_not_supported(width: int, tmp_pa
     torch.save({"weight": torch.ones(3, width), "weight_id": torch.arange(3)}, tmp_path / "t.pt")
     said = run("pack", "--optimizer", "adam", tmp_path / "t.pt", tmp_path / "out.pt", code=5).err
     assert said.startswith("ckptconv: The weight has the shape [3, 0]" if not width else "ckptconv: An embedding dim")
+
+
+def test_its_options_take_words() -> None:
+    assert ROWS["embedding_dim"].parse("64") == 64
+    assert ROWS["names"].parse("t") == ("t",)
+    assert PACKING["names"].parse(["weight=a", "pad=b"]) == {"weight": "a", "pad": "b"}
+    assert RowOptions(momentum1_dtype=torch.bfloat16) == RowOptions(momentum1_dtype="bf16")

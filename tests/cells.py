@@ -1,0 +1,15 @@
+"""What features add to the tables that tests of the trunk go through: `cells.py` in the folder of their tests."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+FEATURES = Path(__file__).parent / "features"
+
+
+def of_features(name: str) -> list[Any]:
+    """Return what each feature has under this name."""
+    modules = [import_module(f"features.{path.parent.name}.cells") for path in sorted(FEATURES.glob("*/cells.py"))]
+    return [getattr(module, name) for module in modules if hasattr(module, name)]
