@@ -552,6 +552,9 @@ class ScannedContents:
         inner.read(lambda: read_from(reader, limits=LIMITS), depth)
         try:
             members = list(members_of(reader))
+        except LimitError as error:
+            members = []
+            self.add("excessive", error.message)
         except (tarfile.TarError, CkptconvError, ValueError, OSError, EOFError) as error:
             members = []
             if self.expected and not inner.findings:
