@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ckptconv.errors import CkptconvError, LimitError
-from ckptconv.formats.torch import zip_elsewhere
 from ckptconv.formats.torch.container import LongError, Pickles
 from ckptconv.formats.torch.zip import PICKLE
 from ckptconv.pickles.vocabulary import WHOLE_TREES
+from ckptconv.storage import zip_elsewhere
 from ckptconv.storage.files import Reader
 from ckptconv.storage.seekable import Seekable
 
