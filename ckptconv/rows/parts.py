@@ -11,9 +11,9 @@ from ckptconv.options.table import RowOptions
 from ckptconv.rows.columns import check_rows, column
 from ckptconv.rows.layout import METADATA_KEY, PAD, Field, RowLayout, make, optimizer_named, parse
 from ckptconv.rows.tables import RowsContents
-from ckptconv.tensors.computing import Join
+from ckptconv.tensors.computing import Join, Joined
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Concat, Joined, LazyTensor, View, Zeros
+from ckptconv.tensors.lazy import Concat, LazyTensor, View, Zeros
 from ckptconv.text import some
 
 DEFAULT_NAME = "weight"

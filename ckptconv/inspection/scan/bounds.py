@@ -9,16 +9,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckptconv.errors import CkptconvError
-from ckptconv.formats.torch import zip_elsewhere
+from ckptconv.errors import CkptconvError, LimitError
 from ckptconv.formats.torch.container import LongError, Pickles
 from ckptconv.formats.torch.zip import PICKLE
 from ckptconv.pickles.vocabulary import WHOLE_TREES
+from ckptconv.storage import zip_elsewhere
 from ckptconv.storage.files import Reader
 from ckptconv.storage.seekable import Seekable
 
 # The most members of a tar archive that are looked at.
 MEMBERS = 100_000
+# The most bytes of headers before a member of a tar archive, and values that hold for all of its members: tarfile reads
+# a header as a whole, however long, and copies these values for each member.
+_HEADERS, _FOR_ALL = 1 << 20, 1_000
 # Longer pickles are judged without being held.
 LONGEST = 1 << 19
 LIMITS = WHOLE_TREES._replace(objects=300_000)
@@ -94,8 +97,36 @@ def has_long(reader: Reader) -> bool:
 
 
 def members_of(reader: Reader) -> Iterator[tuple[str, int, int]]:
-    """Yield name, offset and size of the regular files in a tar archive, as Python's tarfile finds them."""
-    with tarfile.open(fileobj=io.BufferedReader(Seekable(reader)), mode="r:") as archive:
-        for member in itertools.islice(archive, MEMBERS + 1):
-            if member.isreg() and not member.issparse():
-                yield member.name, member.offset_data, member.size
+    """Yield name, offset and size of the regular files in a tar archive, as Python's tarfile finds them.
+
+    Raises LimitError for headers that take much more than those of other archives, and what tarfile raises.
+    """
+    file = _Headers(Seekable(reader))
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            for member in itertools.islice(archive, MEMBERS + 1):
+                # tarfile would keep all members.
+                archive.members = []  # type: ignore[attr-defined]
+                if len(archive.pax_headers) > _FOR_ALL:
+                    raise LimitError(f"{reader.file.path} has more than {_FOR_ALL} values for all of its members.")
+                if member.isreg() and not member.issparse():
+                    yield member.name, member.offset_data, member.size
+                file.left = _HEADERS
+    except (_LongError, RecursionError):
+        raise LimitError(f"{reader.file.path} has a member whose headers are longer than what is looked at.") from None
+
+
+class _LongError(Exception):
+    """The headers of a member take more bytes than are read."""
+
+
+class _Headers(io.BufferedReader):
+    """A tar archive, of which tarfile reads nothing but headers. `left`: how many more bytes of them are read."""
+
+    left = _HEADERS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= self.left:
+            raise _LongError
+        self.left -= size
+        return super().read(size)

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, TruncatedError, UnsafeError, UnsupportedError
 from ckptconv.formats.dcp.locate import SUFFIX as _ENTRIES
 from ckptconv.formats.model_files import looks_like_safetensors
-from ckptconv.formats.torch import LOCAL_SIGNATURE, zip_elsewhere
 from ckptconv.formats.torch.container import SCANNED, LongError, Pickles, is_stream
 from ckptconv.formats.torch.file import read_from
 from ckptconv.formats.torch.objects import without_tensors
@@ -49,6 +48,7 @@ from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.survey import Passed, survey
 from ckptconv.pickles.vocabulary import ExcessiveError, Vocabulary
+from ckptconv.storage import LOCAL_SIGNATURE, zip_elsewhere
 from ckptconv.storage.files import Reader
 from ckptconv.storage.inside import leads_out
 from ckptconv.text import brief, some
@@ -550,10 +550,12 @@ class ScannedContents:
         """Read torch's tar archives as torch's; of other ones look at each member."""
         inner = self._inner()
         inner.read(lambda: read_from(reader, limits=LIMITS), depth)
+        members: list[tuple[str, int, int]] = []
         try:
             members = list(members_of(reader))
+        except LimitError as error:
+            self.add("excessive", error.message)
         except (tarfile.TarError, CkptconvError, ValueError, OSError, EOFError) as error:
-            members = []
             if self.expected and not inner.findings:
                 inner.add(
                     "unreadable", f"{reader.file.path} is a tar archive that cannot be read: {brief(str(error))}."

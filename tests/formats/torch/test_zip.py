@@ -32,6 +32,7 @@ from torch_reference import SAVABLE, bits, numbers, same
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch import objects as torch_objects
+from ckptconv.formats.torch import storages as torch_storages
 from ckptconv.formats.torch.zip import TorchFile, read_zip
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, Opaque, Size, TorchConstant
 from ckptconv.storage import archive as zip_archives
@@ -45,7 +46,7 @@ from ckptconv.tensors.moves import File
 
 F32 = DTYPES["float32"]
 # Ten elements at byte 8 of a file that is not there.
-STORAGE = torch_objects.Storage(File("a.pt", 100), 8, 40, F32, "0", 0)
+STORAGE = torch_storages.Storage(File("a.pt", 100), 8, 40, F32, "0", 0)
 
 
 def read(path: Path, *span: int) -> TorchFile:
@@ -374,13 +375,13 @@ def test_wrapper_subclasses_keep_what_they_wrap():
 
 
 def test_storages_without_data_and_dtypes_without_storages():
-    meta = torch_objects.Storage(File("a.pt", 100), 0, 0, F32, "0", None, meta=True)
+    meta = torch_storages.Storage(File("a.pt", 100), 0, 0, F32, "0", None, meta=True)
     value = make("_rebuild_tensor_v2", meta, 0, (1000,), (1,), True, OrderedDict())
     assert (value.kind, value.parts["shape"], value.parts["requires_grad"]) == ("meta", (1000,), True)
     with pytest.raises(torch_objects.RefusedError, match=r"torch\.int3"):
         make("_rebuild_tensor_v3", STORAGE, 0, (1,), (1,), False, None, TorchConstant("dtype", "int3"))
     with pytest.raises(torch_objects.RefusedError, match="FooStorage"):
-        torch_objects.storage_id(("storage", Global("torch", "FooStorage"), "0", "cpu", 1))
+        torch_storages.storage_id(("storage", Global("torch", "FooStorage"), "0", "cpu", 1))
 
 
 def test_bare_storages_are_flat_tensors(tmp_path):
@@ -714,7 +715,7 @@ def test_constructors_stand_any_arguments(args):
 @examples(50)
 def test_persistent_ids_may_be_anything(pid):
     with contextlib.suppress(torch_objects.MalformedError):
-        assert torch_objects.storage_id(pid).numel >= 0
+        assert torch_storages.storage_id(pid).numel >= 0
 
 
 def test_storage_classes():
@@ -726,15 +727,15 @@ def test_storage_classes():
         ("torch", "BFloat16Storage", "bfloat16"),
         ("torch", "QInt8Storage", "qint8"),
     ):
-        assert torch_objects.storage_dtype(Global(module, name)).name == dtype
+        assert torch_storages.storage_dtype(Global(module, name)).name == dtype
     for module, name in (
         ("os", "FloatStorage"),
         ("torch", "Storage"),
         ("torch", "FooStorage"),
         ("torchx", "FloatStorage"),
     ):
-        assert torch_objects.storage_dtype(Global(module, name)) is None
-    assert torch_objects.storage_dtype("FloatStorage") is None
+        assert torch_storages.storage_dtype(Global(module, name)) is None
+    assert torch_storages.storage_dtype("FloatStorage") is None
 
 
 @pytest.fixture(scope="module")
