@@ -648,6 +648,12 @@ MUTANTS = [
         "tests/outputs/test_ways.py",
     ),
     Mutant(
+        "formats/beside",
+        "inputs={**source.of_states.inputs, **read}",
+        "inputs=read",
+        "tests/formats/numbers/test_orders.py -k is_an_input",
+    ),
+    Mutant(
         "formats/source",
         "            return cls(*values)",
         "            return tuple.__new__(cls, values)",
@@ -655,8 +661,8 @@ MUTANTS = [
     ),
     Mutant(
         "verification/provenance",
-        "        if crc is not None and int(crc, 16) != crcs.get(name):",
-        "        if False:",
+        "            if crc is not None and int(crc, 16) != file.crcs.get(tensor):",
+        "            if False:",
         "tests/verification tests/publish/test_digests.py",
     ),
     Mutant(

@@ -106,4 +106,8 @@ def test_a_source_is_checked_when_it_is_made_and_when_it_is_changed() -> None:
             Source(**{**sound, **fields})
         with pytest.raises((TypeError, ValueError), match="its"):
             Source(**sound)._replace(**fields)
+    for name, default in Source._field_defaults.items():
+        if default is not None:
+            with pytest.raises(TypeError, match=f"^{name} of its Source"):
+                Source(**{**sound, name: object()})
     assert len(Source._fields) <= 35

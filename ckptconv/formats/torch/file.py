@@ -122,6 +122,7 @@ class Account:
         self.mentioned: dict[str, None] = {}
         self.warnings: dict[str, None] = {}
         self.records: dict[str, Records] = {}
+        self.digests: dict[str, str] = {}
         self.inputs: dict[str, Hashable] = {}
         self.bytes_read = self.size = 0
 
@@ -135,13 +136,14 @@ class Account:
         self.bytes_read += file.bytes_read
         self.size += file.file.size
 
+    @property
+    def files(self) -> FileFacts:
+        """What they have beside tensors."""
+        return FileFacts(list(self.opaque), list(self.mentioned), self.records, self.digests)
+
     def told(self) -> dict[str, Any]:
         """Return the fields of a source that are what its files add to it; their warnings are for it to add."""
-        return {
-            "files": FileFacts(list(self.opaque), list(self.mentioned), self.records),
-            "inputs": self.inputs,
-            "bytes_read": self.bytes_read,
-        }
+        return {"files": self.files, "inputs": self.inputs, "bytes_read": self.bytes_read}
 
 
 def read(place: Location, wanted: Wanted | None = None) -> Source:
