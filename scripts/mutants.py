@@ -768,6 +768,42 @@ MUTANTS = [
         "tests/formats/numbers/test_orders.py",
     ),
     Mutant(
+        "formats/numbers/matching",
+        "return found if fits and len({*found.values()}) == len(found) else {}",
+        "return found if fits else {}",
+        "tests/formats/numbers/test_orders.py -k records",
+    ),
+    Mutant(
+        "formats/numbers/matching",
+        "fits = all(shape is not None and own in (None, shape) for own, shape in shapes)",
+        "fits = True",
+        "tests/formats/numbers/test_orders.py -k records",
+    ),
+    Mutant(
+        "formats/numbers/matching",
+        "for group, names in pairs if names]",
+        "for group, names in pairs]",
+        "tests/formats/numbers/test_orders.py -k another_model",
+    ),
+    Mutant(
+        "formats/optimizers",
+        "model = model._replace(orders=[order for order in model.orders if order.asked])",
+        "model = model._replace(orders=model.orders)",
+        "tests/formats/numbers/test_orders.py -k records",
+    ),
+    Mutant(
+        "formats/opening",
+        '"key": options.key,',
+        '"key": "" if set(holds) == {"optimizer"} else options.key,',
+        "tests/formats/numbers/test_orders.py -k another_model",
+    ),
+    Mutant(
+        "formats/states",
+        "if entries(other.weights).keys() >= _TORCHTUNE and not is_own:",
+        "if False:",
+        "tests/formats/numbers/test_orders.py -k torchtune",
+    ),
+    Mutant(
         "outputs/training",
         'keys = dict.fromkeys(key for name in group["params"] for key in kept[name])',
         "keys = dict.fromkeys(key for own in kept.values() for key in own)",
