@@ -127,10 +127,11 @@ def router_warnings(source: Source, dtype: str, options: Mapping[str, object]) -
     types = (configs.known(place.parent.join(_ROUTER)) or {}).get("types")
     if not isinstance(types, Mapping) or place.name not in types:
         return []
-    return [
+    told = (
         f"sentence-transformers loads {source.component} in float32, whatever its dtype is, and the Transformer in "
         f"{dtype}, as both are parts of a Router: give the model one dtype when it is loaded, model.to(torch.{dtype})."
-    ]
+    )
+    return [told]
 
 
 def _models(place: Location, found: Sequence[str]) -> list[str]:
