@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import io
 import itertools
+import posixpath
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckptconv.errors import CkptconvError
+from ckptconv.errors import CkptconvError, UnsafeError
 from ckptconv.formats.torch import zip_elsewhere
 from ckptconv.formats.torch.container import LongError, Pickles
 from ckptconv.formats.torch.zip import PICKLE
 from ckptconv.pickles.vocabulary import WHOLE_TREES
 from ckptconv.storage.files import Reader
+from ckptconv.storage.inside import leads_out
 from ckptconv.storage.seekable import Seekable
+from ckptconv.text import brief
 
 # The most members of a tar archive that are looked at.
 MEMBERS = 100_000
@@ -94,8 +97,15 @@ def has_long(reader: Reader) -> bool:
 
 
 def members_of(reader: Reader) -> Iterator[tuple[str, int, int]]:
-    """Yield name, offset and size of the regular files in a tar archive, as Python's tarfile finds them."""
+    """Yield name, offset and size of the files in a tar archive, as Python's tarfile finds them; -1 is the size of one
+    with holes, whose bytes lie elsewhere. Raises UnsafeError for one, or a link, that leads out of the archive."""
     with tarfile.open(fileobj=io.BufferedReader(Seekable(reader)), mode="r:") as archive:
         for member in itertools.islice(archive, MEMBERS + 1):
-            if member.isreg() and not member.issparse():
-                yield member.name, member.offset_data, member.size
+            aim = posixpath.join(posixpath.dirname(member.name), member.linkname) if member.issym() else member.linkname
+            why = leads_out(posixpath.normpath(member.name)) or (aim and leads_out(posixpath.normpath(aim)))
+            if why and (member.isreg() or member.islnk() or member.issym()):
+                raise UnsafeError(
+                    f"{reader.file.path} has the member {brief(member.name)}, which leads out: {why}.", ""
+                )
+            if member.isreg():
+                yield member.name, member.offset_data, -1 if member.issparse() else member.size
