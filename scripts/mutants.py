@@ -753,7 +753,7 @@ MUTANTS = [
         "pickles/grammar/judge",
         "if id(target) in self._entered and items:",
         "if id(target) in self._entered and not items:",
-        "tests/inspection/test_traps.py -k known_name",
+        "tests/inspection/test_traps.py -k unfamiliar",
     ),
     Mutant(
         "pickles/grammar/judge",

@@ -120,6 +120,10 @@ UNFAMILIAR = {
         f"{each} of large numbers": called(name("operator", each), number(10), number(10**12))
         for each in ("mul", "pow", "lshift")
     },
+    "a list of data that gets a function": (
+        b"]q\x000" + called(name("torch.jit._pickle", "build_intlist"), b"h\0")
+        + b"0h\0" + name("builtins", "max") + b"a"
+    ),
     "a long text": called(called(name("builtins", "getattr"), text("x"), text("zfill")), number(10**12)),
     "an endless list": called(name("builtins", "list"), called(name("itertools", "count"))),
 }  # fmt: skip

@@ -212,7 +212,7 @@ def _arrow_array(matcher: Matcher, value: Any) -> bool:
 
 
 def _is_raw(args: Any) -> bool:
-    return type(args) is tuple and len(args) == 1 and type(args[0]) is bytes
+    return type(args) is tuple and len(args) == 1 and type(args[0]) in (bytes, bytearray)
 
 
 # Of pyarrow's types, how many buffers there are, and the bits of an element, or of a place in the last buffer.
