@@ -17,8 +17,9 @@ from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
 from ckptconv.formats.weight_map import read_index
+from ckptconv.inspection.scan.beginnings import CLOSED
 from ckptconv.inspection.scan.bounds import LONGEST
-from ckptconv.inspection.scan.contents import CLOSED, HEAD, SUFFIXES, ScannedContents
+from ckptconv.inspection.scan.contents import HEAD, SUFFIXES, ScannedContents
 from ckptconv.inspection.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst
 from ckptconv.options.table import SCANNING, checked, filled
 from ckptconv.pickles import attacks
