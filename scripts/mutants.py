@@ -852,7 +852,7 @@ MUTANTS = [
         "tests/inspection/test_traps.py -k exhausts",
     ),
     Mutant(
-        "pickles/machine",
+        "pickles/calls",
         "                    self.opaque[function] = None\n                raise MalformedError",
         "                    pass\n                raise MalformedError",
         "tests/inspection/test_traps.py -k in_a_list",
@@ -871,8 +871,8 @@ MUTANTS = [
     ),
     Mutant(
         "inspection/scan/bounds",
-        "            if why and (",
-        "            if False and (",
+        "    if why and (",
+        "    if False and (",
         "tests/inspection/test_traps.py -k stay_inside",
     ),
 ]

@@ -158,8 +158,8 @@ def _keys(*keys: bytes) -> bytes:
 
 # A list that holds a list twice, which holds a list twice, and so on.
 LISTS = b"](K\1K\1eq\0" + b"".join(b"0](h%ch%ceq%c" % (each, each, each + 1) for each in range(28))
-# What takes all time or memory, or crashes, when Python, numpy, torch, pandas or shapely load it: most were seen to, the
-# others are variants of these.
+# What takes all time or memory, or crashes, when Python, numpy, torch, pandas or shapely load it: most were seen to do,
+# the others are variants of these.
 EXHAUSTING = {
     "a key that is a result of tuples without end": _keys(RESULT + b")" + b"\x85" * 200_000 + b"NN\x87\x81"),
     "fractions of one hash": _keys(
