@@ -72,7 +72,8 @@ LIBRARIES = {
     "transformers.tokenization_utils_base transformers.tokenization_utils_fast transformers.tokenization_utils "
     "transformers.feature_extraction_utils transformers.image_processing_base",
     "trl": "trl.trainer",
-    "ultralytics": "ultralytics.nn ultralytics.utils",
+    # Other modules of its networks install packages when they are imported.
+    "ultralytics": "ultralytics.nn.modules ultralytics.nn.tasks ultralytics.utils",
     "xgboost-cpu": "xgboost",
 }
 # The models of transformers of which whole objects are saved, not states alone.

@@ -2,9 +2,9 @@
 
     module_orders.py [--old DIRECTORY] [--write]
 
-Each model is built without memory, as configured by default, with biases, and with nothing tied. What it saves must
-have the names of its parameters. Of an architecture that an earlier release in DIRECTORY has too, both must have one
-order. The exit code is 1 if the file differs and is not written.
+Each model is built without memory, as configured by default, with biases, and with nothing tied. It must save its
+parameters, each as it is, under their own names or others. Of an architecture that an earlier release in DIRECTORY has
+too, both must have one order. The exit code is 1 if the file differs and is not written.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Tree = dict[str, Any]
 
 
 def names_of(architecture: str, kind: str, change: dict[str, Any]) -> list[str] | None:
-    """Return the names of a model's parameters in its order; None if it saves them under others."""
+    """Return the names under which a model's parameters are saved, in its order; None if it saves other tensors."""
     import torch
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -62,8 +62,9 @@ def names_of(architecture: str, kind: str, change: dict[str, Any]) -> list[str] 
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError:
         return names
-    stored = revert_weight_conversion(model, dict(model.named_parameters()))
-    return names if {*names} == {*stored} else None
+    stored = {id(each): name for name, each in revert_weight_conversion(model, dict(model.named_parameters())).items()}
+    own = [stored.get(id(each), "") for each in model.parameters()]
+    return own if all(own) and len(own) == len(stored) else None
 
 
 def grown(tree: Tree, names: list[str]) -> Tree:
@@ -152,7 +153,7 @@ def orders() -> dict[str, Tree]:
                     for change in ({}, {"bias": True}, {"tie_": False}):
                         names = names_of(architecture, kind, change)
                         if names is None:
-                            raise ValueError("what it saves has other names")
+                            raise ValueError("it saves other tensors than its parameters")
                         for own in layered(names):
                             tree = grown(tree, own)
                         if position_sorted(tree, names) != names:

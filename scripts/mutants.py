@@ -413,6 +413,12 @@ MUTANTS = [
         "tests/formats/torch/test_zip.py -k names",
     ),
     Mutant(
+        "inspection/scan/bounds",
+        "if size is None or not 0 <= size <= self.left:",
+        "if size is None:",
+        "tests/inspection/test_scan.py -k headers",
+    ),
+    Mutant(
         "storage/zip_series",
         "if any(block[_PACKED + at :: size] != block[_SIZE + at :: size] for at in range(4)):",
         "if False:",
@@ -642,6 +648,12 @@ MUTANTS = [
         "tests/outputs/test_ways.py",
     ),
     Mutant(
+        "formats/beside",
+        "inputs={**source.of_states.inputs, **read}",
+        "inputs=read",
+        "tests/formats/numbers/test_orders.py -k is_an_input",
+    ),
+    Mutant(
         "formats/source",
         "            return cls(*values)",
         "            return tuple.__new__(cls, values)",
@@ -649,8 +661,8 @@ MUTANTS = [
     ),
     Mutant(
         "verification/provenance",
-        "        if crc is not None and int(crc, 16) != crcs.get(name):",
-        "        if False:",
+        "            if crc is not None and int(crc, 16) != file.crcs.get(tensor):",
+        "            if False:",
         "tests/verification tests/publish/test_digests.py",
     ),
     Mutant(
@@ -756,10 +768,112 @@ MUTANTS = [
         "tests/formats/numbers/test_orders.py",
     ),
     Mutant(
+        "formats/numbers/matching",
+        "return found if fits and len({*found.values()}) == len(found) else {}",
+        "return found if fits else {}",
+        "tests/formats/numbers/test_orders.py -k records",
+    ),
+    Mutant(
+        "formats/numbers/matching",
+        "fits = all(shape is not None and own in (None, shape) for own, shape in shapes)",
+        "fits = True",
+        "tests/formats/numbers/test_orders.py -k records",
+    ),
+    Mutant(
+        "formats/numbers/matching",
+        "for group, names in pairs if names]",
+        "for group, names in pairs]",
+        "tests/formats/numbers/test_orders.py -k another_model",
+    ),
+    Mutant(
+        "formats/optimizers",
+        "model = model._replace(orders=[order for order in model.orders if order.asked])",
+        "model = model._replace(orders=model.orders)",
+        "tests/formats/numbers/test_orders.py -k records",
+    ),
+    Mutant(
+        "formats/opening",
+        '"key": options.key,',
+        '"key": "" if set(holds) == {"optimizer"} else options.key,',
+        "tests/formats/numbers/test_orders.py -k another_model",
+    ),
+    Mutant(
+        "formats/states",
+        "if entries(other.weights).keys() >= _TORCHTUNE and not is_own:",
+        "if False:",
+        "tests/formats/numbers/test_orders.py -k torchtune",
+    ),
+    Mutant(
         "outputs/training",
         'keys = dict.fromkeys(key for name in group["params"] for key in kept[name])',
         "keys = dict.fromkeys(key for own in kept.values() for key in own)",
         "tests/outputs/test_training.py -k several_optimizers",
+    ),
+    Mutant(
+        "pickles/grammar/judge",
+        "if id(target) in self._entered and items:",
+        "if id(target) in self._entered and not items:",
+        "tests/inspection/test_traps.py -k unfamiliar",
+    ),
+    Mutant(
+        "pickles/grammar/judge",
+        "        self._steps -= nbytes // _BYTES_A_STEP\n",
+        "",
+        "tests/inspection/test_traps.py -k exhausts",
+    ),
+    Mutant(
+        "pickles/grammar/patterns",
+        "return is_raw and count <= matcher.size",
+        "return is_raw",
+        "tests/inspection/test_traps.py -k exhausts",
+    ),
+    Mutant(
+        "pickles/grammar/patterns",
+        "type(value) is bytes and _is_wkb(value)",
+        "type(value) is bytes",
+        "tests/inspection/test_traps.py -k exhausts",
+    ),
+    Mutant(
+        "pickles/containers",
+        "            self.weigh(key)\n",
+        "",
+        "tests/inspection/test_traps.py -k exhausts",
+    ),
+    Mutant(
+        "pickles/containers",
+        "hashes.append(hash(decimal.Decimal(part)))",
+        "hashes.append(hash(part))",
+        "tests/inspection/test_traps.py -k exhausts",
+    ),
+    Mutant(
+        "pickles/survey",
+        "            self.keys.weigh(args)\n",
+        "",
+        "tests/inspection/test_traps.py -k exhausts",
+    ),
+    Mutant(
+        "pickles/calls",
+        "                    self.opaque[function] = None\n                raise MalformedError",
+        "                    pass\n                raise MalformedError",
+        "tests/inspection/test_traps.py -k in_a_list",
+    ),
+    Mutant(
+        "inspection/scan/contents",
+        "if not (kind or inner.findings):",
+        "if False:",
+        "tests/inspection/test_traps.py -k was_not_read",
+    ),
+    Mutant(
+        "inspection/scan/programs",
+        "if key in _SPECS and isinstance(value, str):",
+        "if False:",
+        "tests/inspection/test_traps.py -k imports_nothing",
+    ),
+    Mutant(
+        "inspection/scan/bounds",
+        "    if why and (",
+        "    if False and (",
+        "tests/inspection/test_traps.py -k stay_inside",
     ),
 ]
 

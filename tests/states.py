@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
 from ckptconv.tensors.dtypes import DTYPES
+
+
+@contextmanager
+def deep() -> Iterator[None]:
+    """Let torch.save recurse."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def tensors(count: int) -> list[torch.Tensor]:

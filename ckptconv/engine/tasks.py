@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias, TypeGuard
 from ckptconv.plan import Checked, Copied, Data, FilePlan, Literal, Trailer
 from ckptconv.storage.coalesce import blocks
 from ckptconv.storage.prefetch import Range, is_read_far
-from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Stored, StridedRows, Tagged, View, strided_rows
+from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Stored, Tagged, View
 from ckptconv.tensors.moves import BLOCK, Assembled, File, Move, Runs
 from ckptconv.tensors.tiling import is_interleaved, joined_tiles
 
@@ -291,3 +291,49 @@ def _read_by(moves: Iterable[Move]) -> Iterator[Range]:
             yield Range(file, source.offset, stop)
         else:
             yield from (Range(file, block.offset, block.stop) for block in blocks(source))
+
+
+class StridedRows(NamedTuple):
+    """Where a tensor is that takes the same bytes from each of several consecutive rows of equal length.
+
+    `rows` are (file, number of rows, bytes from one to the next), one for each part of a joined tensor. `offsets` are
+    the first byte of each part. Tensors with the same `rows` may share them.
+    """
+
+    rows: tuple[tuple[File, int, int], ...]
+    offsets: tuple[int, ...]
+
+    def beside(self, other: StridedRows) -> bool:
+        """Whether both are in the same rows, this one not before the other."""
+        return self.rows == other.rows and all(
+            0 <= mine - theirs < distance
+            for mine, theirs, (_, _, distance) in zip(self.offsets, other.offsets, self.rows, strict=True)
+        )
+
+
+def strided_rows(tensor: LazyTensor) -> StridedRows | None:
+    """Return the strided rows of `tensor`, one index of its first dimension to a row.
+
+    Return None for a tensor that is dense or in another order.
+    """
+    if isinstance(tensor, Tagged):
+        return strided_rows(tensor.tensor)
+    if isinstance(tensor, (View, Convert)):
+        return strided_rows(tensor.tensor) if tensor.shape[:1] == tensor.tensor.shape[:1] else None
+    if isinstance(tensor, Concat):
+        parts = [found for part in tensor.parts if (found := strided_rows(part)) is not None]
+        if not parts or len(parts) < len(tensor.parts):
+            return None
+        if tensor.dim:
+            first = min(parts, key=lambda part: part.offsets)
+            return first if all(part.beside(first) for part in parts) else None
+        rows, offsets = ([*itertools.chain(*each)] for each in zip(*parts, strict=True))
+        return StridedRows(tuple(rows), tuple(offsets))
+    if not isinstance(tensor, Stored) or not tensor.shape or not tensor.numel:
+        return None
+    item = tensor.dtype.itemsize
+    distance = tensor.strides[0] * item
+    width = item + sum((n - 1) * step for n, step in zip(tensor.shape[1:], tensor.strides[1:], strict=True)) * item
+    if width >= distance:
+        return None
+    return StridedRows(((tensor.file, tensor.shape[0], distance),), (tensor.offset,))

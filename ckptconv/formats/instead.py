@@ -2,8 +2,10 @@
 holds, or by the names in it. Each row says what program makes something of it that is read. Pure.
 
 Source: onnx/onnx.proto; flax/serialization.py; mindspore/train/serialization.py and its checkpoint.proto; tensorizer's
-serialization.py; extension/flat_tensor and schema/program.fbs of ExecuTorch; huggingface_hub/serialization/_dduf.py;
-paddle/distributed/flex_checkpoint; tensorflow/core/util/tensor_bundle; orbax/checkpoint.
+serialization.py; of ExecuTorch extension/flat_tensor/serialize, where flat_tensor.fbs has the identifier FT01, which
+flatbuffers put at byte 4, and flat_tensor_header.h the FH01 that follows it, and schema/program.fbs;
+huggingface_hub/serialization/_dduf.py; paddle/distributed/flex_checkpoint; tensorflow/core/util/tensor_bundle, and
+cc/saved_model/constants.h, of whose saved_model.pb or .pbtxt proto_splitter makes a .cpb; orbax/checkpoint.
 """
 
 from __future__ import annotations
@@ -118,7 +120,7 @@ _ARCHIVES = (
 _DIRECTORIES: tuple[tuple[str, str, str], ...] = (
     (r"\d+\.metadata", "a checkpoint of Paddle (FlexCheckpoint)", _PADDLE),
     (r"_CHECKPOINT_METADATA|manifest\.ocdbt|_METADATA", "a checkpoint of Orbax", _ORBAX),
-    (r"saved_model\.pb(?:txt)?", "a SavedModel of TensorFlow", _TF),
+    (r"saved_model\.(?:pb|pbtxt|cpb)", "a SavedModel of TensorFlow", _TF),
     (r".+\.data-\d{5}-of-\d{5}", "a checkpoint of TensorFlow", _TF),
     (r"flax_model(?:-\d{5}-of-\d{5})?\.msgpack(?:\.index\.json)?", "a model of Flax", _FLAX),
     (r".+\.mlmodel", "a package of Core ML", _FOR_DEVICES),

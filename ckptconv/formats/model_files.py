@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable
 
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
-from ckptconv.formats.torch import LOCAL_SIGNATURE
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.plan import NUMBERED
+from ckptconv.storage import LOCAL_SIGNATURE
 
 SAFETENSORS, TORCH = "safetensors", "torch"
 # A model saved by one process with torch.distributed.checkpoint's HuggingFaceStorageWriter is an ordinary set.

@@ -159,19 +159,6 @@ class Defaults(NamedTuple):
     shard_size: int | None = None
 
 
-# The types of some fields, which formats of other packages may mistake.
-_KINDS: Mapping[str, type] = {
-    "format": str,
-    "family": str,
-    "path": str,
-    "inputs": Mapping,
-    "computed": Mapping,
-    "of_states": StateFacts,
-    "files": FileFacts,
-    "defaults": Defaults,
-}
-
-
 class _Fields(NamedTuple):
     """The fields of a `Source`."""
 
@@ -210,6 +197,15 @@ class _Fields(NamedTuple):
     computed: Mapping[str, Any] = {}
     wanted: Wanted = _ALL
     reread: Callable[[Wanted], Source] | None = None
+
+
+# What fields are that must be there, as formats of other packages may mistake them.
+_ABSTRACT: Mapping[type, Any] = {dict: Mapping, tuple: Sequence}
+_KINDS: Mapping[str, Any] = {"format": str, "family": str, "path": str} | {
+    name: _ABSTRACT.get(type(value), type(value))
+    for name, value in _Fields._field_defaults.items()
+    if value is not None
+}
 
 
 class Source(_Fields):

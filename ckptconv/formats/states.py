@@ -37,9 +37,8 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
         other.check_weights()
         if not alone:
             raise _none(path)
-        if entries(other.weights).keys() >= _TORCHTUNE and not any(
-            _OF_TORCHTUNE in name for name in weights_in(source)
-        ):
+        is_own = any(_OF_TORCHTUNE in name for name in weights_in(source))
+        if entries(other.weights).keys() >= _TORCHTUNE and not is_own:
             raise UnsupportedError(
                 f"{path} has the states of torchtune's own modules, and {source.path} has its weights under other "
                 "names, and rows of them in another order.",

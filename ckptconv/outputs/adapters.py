@@ -14,9 +14,9 @@ from ckptconv.outputs.placing import Placed, placed
 from ckptconv.outputs.tied import EMBEDDINGS, HEAD, Base, Head, is_saved, moves_head, rows_of, untied
 from ckptconv.structure.maps.memory import InFiles
 from ckptconv.tensors import casting
-from ckptconv.tensors.computing import MOST_COLUMNS, MOST_RANK, Axis, LowRank, Magnitude, Tiled, WeightedSum
+from ckptconv.tensors.computing import MOST_COLUMNS, MOST_RANK, Axis, Joined, LowRank, Magnitude, Tiled, WeightedSum
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
-from ckptconv.tensors.lazy import Concat, Joined, LazyTensor, View, untagged
+from ckptconv.tensors.lazy import Concat, LazyTensor, View, untagged
 from ckptconv.tensors.slices import Span, as_stored, extent, sliced
 from ckptconv.text import count_of, some
 

@@ -23,9 +23,9 @@ from ckptconv.storage.strict_json import OrNull
 from ckptconv.structure import torchao
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors import casting
-from ckptconv.tensors.computing import WeightedSum
+from ckptconv.tensors.computing import Joined, WeightedSum
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
-from ckptconv.tensors.lazy import Joined, LazyTensor, same_bytes, untagged
+from ckptconv.tensors.lazy import LazyTensor, same_bytes, untagged
 from ckptconv.text import count_of, some
 
 _F64 = DTYPES["float64"]

@@ -20,9 +20,9 @@ from ckptconv.outputs.selected import Selected
 from ckptconv.plan import FilePlan, Literal, identify
 from ckptconv.storage.location import Location
 from ckptconv.storage.overwriting import UNIT
-from ckptconv.tensors.computing import Overlay, Xor
+from ckptconv.tensors.computing import Joined, Overlay, Xor
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Joined, LazyTensor, Stored, View
+from ckptconv.tensors.lazy import LazyTensor, Stored, View
 from ckptconv.tensors.moves import File, Packed
 from ckptconv.text import some
 

@@ -225,16 +225,13 @@ def output_of(
 ) -> Output:
     """Return the output that consists of `files`, with its plan id. `kind` is the manifest's word for it."""
     inputs = {name: found for source in sources for name, found in source.inputs.items()}
-    plan_id = identify(files, inputs, (__version__, kind, sources[0].model_rank, options.recorded()))
     told = told or Told()
-    for way in computed.ways_of(sources[0]):
-        plan_id = way.identified(files, sources[0], plan_id)
-    head = heading(sources, options.recorded(), kind, plan_id, aliases)
-    head.update(computed.recorded(sources[0], told.record, target))
+    first = sources[0]._replace(inputs=inputs)
+    head = heading(first, target, options.recorded(), kind, files, aliases, told.record)
     if options.digest:
         head["digest"] = options.digest
     told = told._replace(idle={**kinds.idle(target.kind, options), **told.idle})
-    return Output(target, Plan(files, plan_id), aliases, head, restored, told, inputs=inputs)
+    return Output(target, Plan(files, head["plan"]), aliases, head, restored, told, inputs=inputs)
 
 
 def check_size(output: Output, options: Options) -> None:
@@ -411,20 +408,32 @@ def _numbered(groups: list[list[str]], stem: str) -> dict[str, list[str]]:
 
 
 def heading(
-    sources: Sequence[Source], options: Mapping[str, Any], kind: str, plan_id: str, aliases: Mapping[str, str]
+    source: Source,
+    target: Target,
+    options: Mapping[str, Any],
+    kind: str,
+    files: Iterable[FilePlan],
+    aliases: Mapping[str, str],
+    record: Mapping[str, Any],
+    version: str = __version__,
 ) -> dict[str, Any]:
-    """Return a manifest without its files; `options` are those that decide what is in them."""
-    first = sources[0]
-    described: dict[str, Any] = {"format": first.format, "family": first.family}
-    if first.model_rank is not None:
-        described["model_rank"] = first.model_rank
-    inputs = {name: identity(found) for source in sources for name, found in source.inputs.items()}
-    described["inputs"] = dict(sorted(inputs.items()))
-    return {
-        "ckptconv": __version__,
+    """Return the manifest, without its files, of an output that consists of `files`, as that `version` writes it.
+
+    `options` are those that decide what is in them, and `record` is what their selection says.
+    """
+    plan_id = identify(files, source.inputs, (version, kind, source.model_rank, options))
+    for way in computed.ways_of(source):
+        plan_id = way.identified(files, source, plan_id)
+    described: dict[str, Any] = {"format": source.format, "family": source.family}
+    if source.model_rank is not None:
+        described["model_rank"] = source.model_rank
+    described["inputs"] = {name: identity(found) for name, found in sorted(source.inputs.items())}
+    head = {
+        "ckptconv": version,
         "plan": plan_id,
         "kind": kind,
         "source": described,
         "options": options,
         "aliases": dict(sorted(aliases.items())),
     }
+    return head | computed.recorded(source, record, target)

@@ -173,6 +173,9 @@ class Calls:
             elif type(function) is Global and function.module.partition(".")[0] == self.enums:
                 args = (args,)
             else:
+                if type(function) is Global:
+                    # Python's unpickler in Python takes them.
+                    self.opaque[function] = None
                 raise MalformedError("calls something with arguments that are not a tuple")
         if len(args) > _ARGUMENTS_EACH:
             self.charge(len(args) // _ARGUMENTS_EACH)

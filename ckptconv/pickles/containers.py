@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import decimal
 import struct
+import sys
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable
@@ -54,6 +57,8 @@ class Keys:
         self.seen: dict[int, tuple[Any, dict[int, int]]] = {}
         # By identity, containers with keys that Python may take for equal though they differ here.
         self._doubtful: dict[int, Any] = {}
+        # By identity of tuples and objects in keys: these, how many states they have got, their parts and levels.
+        self.weights: dict[int, tuple[Any, int, int, int]] = {}
         # By identity, tensors that are keys, and the `Opaque` that stands for each.
         self._tensors: dict[int, tuple[LazyTensor, Opaque]] = {}
 
@@ -68,19 +73,49 @@ class Keys:
         if kind is Opaque:
             if key.call == "reduce":
                 self._doubtful[id(container)] = container
+            self.weigh(key)
+            self._count(container, hash(_numbers_in(key)))
             return key
         if isinstance(key, LazyTensor):
             return self._tensor(key)
         scalars = self._spend(container, key)
         if key not in container:
-            hashes = self.seen.setdefault(id(container), (container, {}))[1]
-            code = hash(_as_python(key)) if scalars else hash(key)
-            hashes[code] = count = hashes.get(code, 0) + 1
-            if count > self.limits.same_hash:
-                raise ExcessiveError(f"has more than {self.limits.same_hash} keys with the same hash in one container")
+            self._count(container, hash(_as_python(key)) if scalars else hash(key))
         elif any(map(_is_nan, scalars)):
             raise MalformedError("has a numpy NaN as a key twice, which may be two keys or one")
         return key
+
+    def _count(self, container: Any, code: int) -> None:
+        hashes = self.seen.setdefault(id(container), (container, {}))[1]
+        hashes[code] = count = hashes.get(code, 0) + 1
+        # Objects without numbers are told apart by what is no number.
+        if count > self.limits.same_hash and code != _NO_NUMBERS:
+            raise ExcessiveError(f"has more than {self.limits.same_hash} keys with the same hash in one container")
+
+    def weigh(self, key: Any) -> None:
+        """Check that an object, or a tuple, is hashed soon: a class may hash what its objects are made of, and each
+        part as often as it occurs.
+        """
+        # Tuples and objects being walked: what is left of their parts, how many these are, and their levels.
+        path: list[list[Any]] = [[key, _hashed(key), 1, 1]]
+        while path:
+            here, parts, weight, levels = path[-1]
+            if max(len(path), levels) > self.limits.key_depth:
+                raise ExcessiveError(f"has a key nested more than {self.limits.key_depth} levels deep")
+            if weight > self.limits.key_nodes:
+                raise ExcessiveError(f"has a key made of more than {self.limits.key_nodes} parts")
+            if parts:
+                part = parts.pop()
+                known = self.weights.get(id(part))
+                if known and known[1] == (len(part.state) if type(part) is Opaque else 0):
+                    path[-1][2:] = weight + known[2], max(levels, known[3] + 1)
+                elif not any(part is each for each, *_ in path):
+                    path.append([part, _hashed(part), 1, 1])
+                continue
+            path.pop()
+            self.weights[id(here)] = here, len(here.state) if type(here) is Opaque else 0, weight, levels
+            if path:
+                path[-1][2:] = path[-1][2] + weight, max(path[-1][3], levels + 1)
 
     def _tensor(self, tensor: LazyTensor) -> Opaque:
         """Return the `Opaque` that stands for a tensor as a key. Each has its own: torch compares them by identity."""
@@ -150,6 +185,41 @@ class Keys:
             forms = {_as_python(key, made_of, units) for key in container}
             if len(forms) < len(container) or len(units) > 1 or not forms.isdisjoint(made_of):
                 raise MalformedError("has keys that differ, and may be one to Python")
+
+
+# The hash of an object without numbers.
+_NO_NUMBERS = hash(())
+# Longer texts are no numbers.
+_DIGITS = 5_000
+
+
+def _hashed(part: Any) -> list[Any]:
+    """Return the tuples and objects by which a tuple or an object may be hashed."""
+    if type(part) is not Opaque:
+        parts = list(part)
+    else:
+        parts = [*part.args] if isinstance(part.args, tuple) else []
+        for state in part.state:
+            parts += state.values() if type(state) is dict else [state]
+    return [each for each in parts if type(each) in (tuple, frozenset, Opaque)]
+
+
+def _numbers_in(key: Opaque) -> tuple[int, ...]:
+    """Return the hashes of the numbers that an object is made of, by which its class may hash it.
+
+    Those of numbers in texts are Python's for a Decimal or a Fraction of them.
+    """
+    parts = [*key.args] if isinstance(key.args, tuple) else []
+    for state in key.state:
+        parts += state.values() if type(state) is dict else state if type(state) is tuple else ()
+    if [type(part) for part in parts] == [int, int] and parts[1] % sys.hash_info.modulus:
+        return (parts[0] * pow(parts[1], -1, sys.hash_info.modulus) % sys.hash_info.modulus,)
+    hashes = [hash(part) for part in parts if type(part) in (int, float)]
+    for part in parts:
+        if type(part) is str and len(part) < _DIGITS:
+            with contextlib.suppress(ArithmeticError, ValueError):
+                hashes.append(hash(decimal.Decimal(part)))
+    return tuple(hashes)
 
 
 # An object is compared with others if its call has at most `_MADE_OF` arguments, all of these types.

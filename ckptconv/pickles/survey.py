@@ -33,6 +33,10 @@ _MARKS, _VALUES, _FEW = 20_000, 50_000, 8
 _ENTRIES, _TEXTS, _TEXT = 6_000_000, 1 << 24, 80
 # The most names, characters of all, and entries of the memo that are out of order.
 _NAMES, _NAMED, _SPILLED = 20_000, 1 << 21, 10_000
+# Keys that are told apart at once, bits of such numbers, and the most others that are remembered.
+_PLAIN_KEYS, _WORD, _ENTRIES_SEEN = frozenset({str, bytes, int, bool, type(None)}), 60, 100_000
+# The most levels of objects in a key.
+_LEVELS = 16
 # The most objects that are kept with their arguments, and what these may have.
 _OBJECTS, _PARTS, _CHARACTERS = 20_000, 16, 100
 # Bytes from which on they are not kept.
@@ -52,7 +56,9 @@ _IN_FILES, _FILE = "_StorageInfo", "relative_path"
 _ITEMS, _APPENDED = 64, 16
 # What makes values that later calls are judged by.
 _MADE = frozenset({("_codecs", "encode"), ("numpy", "dtype")})
-_WITH_ARGUMENTS = frozenset({"getattr", "dtype"})
+_WITH_ARGUMENTS = frozenset({"getattr", "dtype", "Decimal", "Fraction"})
+# Names that are of no use without their arguments.
+_NUMBERS = frozenset({"Decimal", "Fraction"})
 # What torch's pickler calls for a tensor, and for its hooks; a tensor, and a storage.
 _TENSOR = Global("torch._utils", "_rebuild_tensor_v2"), Global("collections", "OrderedDict")
 _A_TENSOR, _A_STORAGE = Opaque(_TENSOR[0]), Opaque(Global("pickle", "persistent_load"))
@@ -148,7 +154,11 @@ class _Memo:
 
 
 class _NoKeys(Keys):
-    """Keys that are not kept."""
+    """Keys that are not kept. `levels`: of what stands for objects, by identity, how deep they are nested."""
+
+    def __init__(self, limits: Limits, size: int) -> None:
+        super().__init__(limits, size)
+        self.levels: dict[int, int] = {}
 
     def fill(self, target: Any, pairs: Any) -> None:
         pass
@@ -161,6 +171,18 @@ class _NoKeys(Keys):
 
     def check(self) -> None:
         pass
+
+    def look(self, target: Any, keys: list[Any]) -> None:
+        """Raise what `admit` raises for keys of `target`."""
+        for key in keys:
+            if type(key) not in _PLAIN_KEYS or (type(key) is int and key.bit_length() > _WORD):
+                self.admit(target, key)
+            if self.levels.get(id(key), 0) > _LEVELS:
+                raise ExcessiveError(f"has a key made of objects nested more than {_LEVELS} levels deep")
+        if len(self.seen) > _ENTRIES_SEEN or sum(len(hashes) for _, hashes in self.seen.values()) > _ENTRIES_SEEN:
+            self.seen.clear()
+        self.weights.clear()
+        self._doubtful.clear()
 
 
 class _Survey(Machine):
@@ -178,8 +200,10 @@ class _Survey(Machine):
     ) -> None:
         words = vocabulary._replace(builders={}, phrases=None, persistent=self._a_storage)
         super().__init__(read_at(0, min(_WINDOW, total)), words, where, 0, limits, lean=False)
-        self.keys = _NoKeys(limits, 0)
-        self.shared: dict[tuple[Global, str, bool], Opaque] = {}
+        self.keys: _NoKeys = _NoKeys(limits, total)
+        self.shared: dict[tuple[Global, str, bool, int], Opaque] = {}
+        # Of each class, the most levels of its objects with states.
+        self.deepest: dict[Global, int] = {}
         self.memo = _Memo(self._built)  # type: ignore[assignment]
         self.phrases = TensorPhrases(_maker, is_exact=False)
         self.read_at, self.total, self.met, self.placed = read_at, total, met, placed
@@ -198,16 +222,26 @@ class _Survey(Machine):
         value = _CONTAINER if today(name) in PYTHON else self._token(Global(*name), "reduce")
         return lambda args: value
 
-    def _token(self, root: Global, how: str, is_built: bool = False) -> Opaque:
-        """Return what stands for all objects that a call of `root` makes."""
-        state = [()] if is_built else []
-        return self.shared.setdefault((root, how, is_built), Opaque(root, (), None, how, state))
+    def _token(self, root: Global, how: str, is_built: bool = False, parts: Any = (), level: int = 0) -> Opaque:
+        """Return what stands for all objects that a call of `root` makes, and that are as deeply nested."""
+        levels = self.keys.levels
+        level = min(max((level, *(1 + levels.get(id(part), 0) for part in parts))), _LEVELS + 1)
+        if is_built:
+            # The memo has them without their states.
+            level = self.deepest[root] = max(level, self.deepest.get(root, 0))
+        key = root, how, is_built, level
+        made = self.shared.get(key)
+        if made is None:
+            made = self.shared[key] = Opaque(root, (), None, how, [()] if is_built else [])
+            levels[id(made)] = level
+        return made
 
-    def _built(self, made: Opaque) -> Opaque:
+    def _built(self, made: Opaque, state: Any = ()) -> Opaque:
         """Return what stands for an object that has got its state."""
-        return (
-            made if made.state or made.args or type(made.cls) is not Global else self._token(made.cls, made.call, True)
-        )
+        if made.state or made.args or type(made.cls) is not Global:
+            return made
+        parts = state.values() if type(state) is dict else state if type(state) is tuple else ()
+        return self._token(made.cls, made.call, True, parts, self.keys.levels.get(id(made), 0))
 
     # ---- reading on
 
@@ -304,6 +338,10 @@ class _Survey(Machine):
     def call(self, function: Any, args: Any, how: str, kwargs: dict[str, Any] | None = None) -> Any:
         if args is DROPPED or type(args) is Opaque:
             args = (DROPPED,)
+        elif type(args) is tuple and any(type(arg) is tuple for arg in args):
+            # Objects may be hashed and freed by what they are made of.
+            self.keys.weigh(args)
+            self.keys.weights.clear()
         if type(args) is tuple and type(function) is Global:
             for arg in args[:_PARTS]:
                 if isinstance(arg, bytes):
@@ -316,7 +354,9 @@ class _Survey(Machine):
             self.objects += 1
             made.kwargs = None
             return made
-        return self._token(root, how)
+        if self.judge and root.name in _NUMBERS:
+            self.judge.unknown_calls["more numbers than are kept"] = None
+        return self._token(root, how, parts=args)
 
     def build(self, state: Any) -> None:
         target = self.stack[-1]
@@ -342,7 +382,7 @@ class _Survey(Machine):
             parts = state if target.cls == DTYPE and type(state) is tuple else (state,)
             if not all(type(part) is dict or _is_small(part) for part in parts):
                 target.state[:] = [DROPPED]
-        self.stack[-1] = self._built(target)
+        self.stack[-1] = self._built(target, state)
 
     def set_items(self, target: Any, items: list[Any]) -> None:
         if len(items) % 2:
@@ -352,6 +392,7 @@ class _Survey(Machine):
                 self.judge.put(items)
             else:
                 self.judge.items(target, items)
+        self.keys.look(target, items[::2])
         if type(target) is dict:
             for key, value in zip(items[::2], items[1::2], strict=True):
                 if type(key) is str and len(key) <= _CHARACTERS and (len(target) < _ITEMS or key in target):

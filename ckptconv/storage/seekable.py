@@ -10,7 +10,7 @@ from ckptconv.storage.files import Reader
 
 
 class Seekable(io.RawIOBase):
-    """A reader as `zipfile` and `tarfile` take a file."""
+    """A reader as `tarfile` takes a file."""
 
     def __init__(self, reader: Reader) -> None:
         super().__init__()

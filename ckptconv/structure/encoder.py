@@ -11,9 +11,9 @@ but is written whole for an occurrence that was chosen.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.pickles.children import ATOMS
 from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, Size
@@ -64,15 +64,6 @@ _COMPOSITE = "composite"
 
 # ----------------------------------------------------------------------------------------------------------- writing
 
-# What replaces a field of an object that was not chosen.
-_EMPTY: dict[str, Callable[[], Any]] = {
-    "args": lambda: ["tuple"],
-    "state": lambda: ["list"],
-    "kwargs": lambda: None,
-    "appended": lambda: ["list"],
-    "items": lambda: ["list"],
-}
-
 
 def _take_away(frame: _Frame) -> None:
     """Remove from a frame's node what was not chosen: a mapping's entries, a set's elements; a sequence gets None."""
@@ -83,7 +74,8 @@ def _take_away(frame: _Frame) -> None:
     if form.tag == _OPAQUE:
         # The last fields may be missing.
         named = zip(form.fields, node[1:], strict=False)
-        node[1:] = [_EMPTY[field]() if child is _GONE else child for field, child in named]
+        empty: dict[str, Any] = {"args": ["tuple"], "kwargs": None}
+        node[1:] = [empty.get(field, ["list"]) if child is _GONE else child for field, child in named]
         return
     fields = [None if child is _GONE else child for child in node[1:first]]
     children: Iterable[Any] = node[first:]
@@ -106,13 +98,6 @@ def _is_state_dict_metadata(frame: _Frame, at: int) -> bool:
         and all(type(version) in (int, type(None)) for version in facts.values())
         for name, facts in modules.items()
     )  # fmt: skip
-
-
-class _Met(NamedTuple):
-    """An `Opaque`, `Global` or `Composite`, and the name that a tensor in its place would have."""
-
-    name: str
-    value: Any
 
 
 class _Leaf:
@@ -153,7 +138,7 @@ class _Frame:
         self.owner: tuple[Any, Any] = (None, None)  # where this node is: the list or dict, and the index or key
         self.identity: Hashable = None
         self.index: int | None = None  # of the node, if it is in the table
-        self.met: _Met | None = None  # what to list in `found`, if this is kept
+        self.met: Mapping[str, Any] = {}  # what to list in `found`, if this is kept
         self.inert = form.tag == _OPAQUE  # whether this is inside an object known by name only
         # Whether this is inside a tensor whose parts mean nothing alone: a quantized one, or one of another class.
         self.fixed = form.tag == _COMPOSITE and (children[0] == QUANTIZED or children[0] not in COMPOSITES)
@@ -408,16 +393,12 @@ class RecordEncoder:
             frame.valued = is_value or any(True for _ in frame.values())
         if self.choice and not self._closed(frame, parent):
             return
-        self._note(frame.met)
+        self.found.update(frame.met)
         self.foreign |= form.tag == _OPAQUE
         if frame.valued:
             if frame.index is not None:
                 self.valued_nodes.add(frame.index)
             self._mark(parent)
-
-    def _note(self, met: _Met | None) -> None:
-        if met:
-            self.found[met.name] = met.value
 
     def _mark(self, frame: _Frame) -> None:
         """Record that the child opened last in a frame contains values."""
@@ -477,7 +458,7 @@ class RecordEncoder:
         text, key = frame.place(at)
         rule = self._rule(frame, at, text)
         identity = self._key(value)
-        met: _Met | None = None
+        met: Mapping[str, Any] = {}
         if self.leave_out and type(value) in FOREIGN:
             name = frame.prefix + text if frame.form is not ROOT else "tensor"
             left = self.leave_out(name, value)
@@ -493,7 +474,7 @@ class RecordEncoder:
                 return None
             if left is not False:
                 # The entry of an object covers its class.
-                met = None if frame.form.tag == _OPAQUE and at == 0 else _Met(name, value)
+                met = {} if frame.form.tag == _OPAQUE and at == 0 else {name: value}
                 value, form = left, FORMS[type(left)]
         prefix, implied = self._prefix(frame, text), inner_prefix(frame.implied, key)
         if frame.form is ROOT:
@@ -506,7 +487,7 @@ class RecordEncoder:
                 return None
             frame.out.append(["@", index])
             if inner is None:
-                self._note(met)
+                self.found.update(met)
                 frame.kept |= frame.of_values(at)
                 frame.lost |= identity in self.spoilt
                 if index in self.valued_nodes:
@@ -594,21 +575,21 @@ class RecordEncoder:
         attributes = facts.attributes
         if attributes is None:
             return None
-        met: _Met | None = None
+        met: Mapping[str, Any] = {}
         if self.leave_out and type(attributes) in FOREIGN:
             place, left = f"{name}.attributes", self.leave_out(f"{name}.attributes", attributes)
             if left is True:
                 self.found.update({place: attributes} if chosen else {})
                 return None
             if left is not False:
-                met, attributes = _Met(place, attributes), left
+                met, attributes = {place: attributes}, left
         rule = _WHOLE if self.choice is None else _CHOSEN if chosen else _LEFT_OUT
         node["attributes"], inner = self._attributes(attributes, cut(name) + ".", rule)
         if inner:
             inner.rule, inner.owner, inner.inert = rule, (node, "attributes"), inner.inert or frame.inert
             inner.met = met
         elif chosen:
-            self._note(met)
+            self.found.update(met)
             if node["attributes"] in self.valued_nodes:
                 self._mark(frame)
         return inner

@@ -19,8 +19,6 @@ from ckptconv.storage import strict_json
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor
 
-# How many lists and objects of what it says may be inside one another.
-_DEEPEST = 64
 _NAMES, _PLAIN = "tensor_names", "Tensor"
 _ORDINARY = json.dumps({"_type": _PLAIN})
 _MX, _NVFP4 = "torchao.prototype.mx_formats.mx_tensor", "torchao.prototype.mx_formats.nvfp4_tensor"

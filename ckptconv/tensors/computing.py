@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.tensors.dtypes import DType
-from ckptconv.tensors.geometry import bands, boxes_of, cells, contiguous_strides, is_contiguous, tiles
-from ckptconv.tensors.lazy import Computed, LazyTensor, Picked, Stored, TileOf, untagged
-from ckptconv.tensors.moves import DTypeName, Kernel, Order
+from ckptconv.tensors.geometry import bands, boxes_of, cells, contiguous_strides, is_contiguous, tiles, trim
+from ckptconv.tensors.lazy import Composed, LazyTensor, Picked, Stored, untagged
+from ckptconv.tensors.moves import BLOCK, Assembled, DTypeName, Kernel, Move, Order, Runs
 
 # Bytes of an input of a tile, if whole rows or columns of it are needed.
 _MOST_NEEDED = 8 << 20
@@ -195,6 +195,90 @@ class Axis(NamedTuple):
         if not self.num:
             return 0, extent
         return min(start * self.num // self.den, extent), min(-(-stop * self.num // self.den), extent)
+
+
+class Computed(Composed):
+    """A tensor computed of several others, tile by tile: a tile needs only parts of them."""
+
+    __slots__ = ()
+    # Bytes at a multiple of which each input begins in the source of a tile.
+    ALIGNMENT = 1
+
+    @property
+    def computed(self) -> bool:
+        return True
+
+    def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[TileOf]:
+        """Yield tiles of at most `most` elements that cover elements `first` to `last`."""
+        raise NotImplementedError
+
+    def _kernel(self, tile: TileOf, offsets: Sequence[int]) -> Kernel:
+        """Return the kernel that makes `tile` of inputs at these `offsets`."""
+        raise NotImplementedError
+
+    def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
+        item = self.dtype.itemsize
+        if start >= stop:
+            return
+        if stop - start != self.nbytes:
+            order = "output"
+        for tile in self._tiles(start // item, -(-stop // item), max(limit // self._widest, 1), order):
+            moves: list[Move] = []
+            offsets = []
+            at = 0
+            for inner, low, high in tile.inputs:
+                at += -at % self.ALIGNMENT
+                offsets.append(at)
+                made = inner.moves(low, high, "output", limit)
+                moves.extend(move._replace(target=move.target.shifted(at - low)) for move in made)
+                at += high - low
+            whole = Move(tile.target, None, Assembled(tuple(moves), at), (self._kernel(tile, offsets),))
+            yield from trim(whole, start, stop)
+
+    @property
+    def _widest(self) -> int:
+        """The bytes of an element, or those that are read for it if they are more."""
+        return self.dtype.itemsize
+
+
+class TileOf(NamedTuple):
+    """A tile: where it goes, its box (index and number of elements along each dimension), and its inputs, each a tensor
+    and the interval of its bytes; the boxes of these, where they matter."""
+
+    target: Runs
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    inputs: Sequence[tuple[LazyTensor, int, int]]
+    boxes: Sequence[tuple[LazyTensor, tuple[int, ...], tuple[int, ...]]] = ()
+
+
+class Joined(Computed):
+    """Tensors of one shape combined by `kernel`, element by element, into elements of `dtype`."""
+
+    __slots__ = ("dtype", "kernel", "parts")
+
+    def __init__(self, parts: tuple[LazyTensor, ...], kernel: Kernel, dtype: DType) -> None:
+        self.parts = parts
+        self.kernel = kernel
+        self.dtype = dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.parts[0].shape
+
+    @property
+    def _widest(self) -> int:
+        return max(self.dtype.itemsize, sum(part.dtype.itemsize for part in self.parts))
+
+    def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[TileOf]:
+        item = self.dtype.itemsize
+        for low in range(first, last, most):
+            high = min(low + most, last)
+            inputs = [(part, low * part.dtype.itemsize, high * part.dtype.itemsize) for part in self.parts]
+            yield TileOf(Runs(low * item, (high - low) * item), (low,), (high - low,), inputs)
+
+    def _kernel(self, tile: TileOf, offsets: Sequence[int]) -> Kernel:
+        return self.kernel
 
 
 class Tiled(Computed):

@@ -15,15 +15,14 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, get_type_hints
 
 from ckptconv.tensors.casting import Rounded
-from ckptconv.tensors.computing import Axis, Tiled
+from ckptconv.tensors.computing import Axis, Joined, Tiled
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import contiguous_strides
-from ckptconv.tensors.kernels import CONVERTING, JOINING, TILING, tile_dtype
+from ckptconv.tensors.kernels import CONVERTING, JOINING
 from ckptconv.tensors.lazy import (
     Concat,
     Convert,
     Inline,
-    Joined,
     LazyTensor,
     Narrow,
     Partitioned,
@@ -34,6 +33,7 @@ from ckptconv.tensors.lazy import (
     Zeros,
 )
 from ckptconv.tensors.moves import DTypeName, File, Kernel
+from ckptconv.tensors.tile_kernels import TILING, tile_dtype
 
 # Expressions inside one another, dimensions, and elements of a tensor: no more than any real checkpoint has.
 MAX_DEPTH, MAX_DIMS, MAX_ELEMENTS = 32, 64, 1 << 63

@@ -1,59 +1,32 @@
-"""The kernels: gathers, casts, byte swaps, sign flips, tiles. Block by block, with numpy.
+"""The kernels: gathers, casts, byte swaps, sign flips, sums. Block by block, with numpy.
 
 A kernel works on the bits, as unsigned views, so that no value passes through arithmetic that could change it; only
 tiles are computed, as `dequantize` says. numpy is imported when the first kernel runs; a conversion that only copies
 never imports it.
-
-A cast rounds the stored value once, to nearest, ties to even. NaN stays NaN, with its sign, the leading bits of its
-payload, and the quiet bit set, the same on every machine. Only bfloat16 → float32 keeps all bits unchanged, because a
-bfloat16 is the upper half of a float32. A value that rounds beyond the largest finite number becomes infinite, and is
-counted.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import UsageError
 from ckptconv.process import go_on
-from ckptconv.tensors import quantize as quantizing
-from ckptconv.tensors.computing import (
-    MOST_COLUMNS,
-    MOST_RANK,
-    Bits,
-    Dequantize,
-    Join,
-    LowRank,
-    Magnitude,
-    Overlay,
-    Quantize,
-    Rescale,
-    Tile,
-    WeightedSum,
-    Xor,
-)
-from ckptconv.tensors.dequantize import GivenPart, Rounding, dequantize
-from ckptconv.tensors.dequantize import fits as fits_codes
+from ckptconv.tensors.casts import cast, sign_of
+from ckptconv.tensors.computing import Bits, Join, Overlay, Tile, WeightedSum, Xor
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType, can_cast, itemsize_of_components
-from ckptconv.tensors.float_formats import FORMATS, SCALES, float32_table, numpy_module, scratch
-from ckptconv.tensors.low_rank import added, lengthened, rounded
+from ckptconv.tensors.float_formats import FORMATS, SCALES, numpy_module, scratch
 from ckptconv.tensors.moves import Cast, Conjugate, Cut, Gather, Kernel, Negate, Runs, Swap
-from ckptconv.tensors.quantize import made_dtype, quantize, rescale, rescaled_dtype
 from ckptconv.tensors.rounding import numbers
 
 if TYPE_CHECKING:
-    from ckptconv.tensors.computing import Tiled
     from ckptconv.tensors.float_formats import Array
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 # The sizes of words, and the kinds of dtypes that have signs.
 _WORDS, _SIGNED = (1, 2, 4, 8), frozenset("iufc")
-# Elements to cast at a time: a block and its temporaries stay in the second-level cache.
-_BLOCK = 1 << 16
 # Elements that are summed at a time: with the sum, and what is added to it, they stay in the second-level cache.
 _SUMMED = 1 << 15
 # The tile of a transpose: bytes along the rows of the source, and elements along those of the result, so that both stay
@@ -149,6 +122,8 @@ def _result_size(kernel: Kernel, size: int) -> int:
     if isinstance(kernel, Gather):
         return math.prod(kernel.shape) * kernel.itemsize
     if isinstance(kernel, Tile):
+        from ckptconv.tensors.tile_kernels import tile_dtype
+
         return math.prod(kernel.counts) * DTYPES[kernel.cast or tile_dtype(kernel.kernel)].itemsize
     before, after = _ELEMENTS[type(kernel)].sizes(kernel)
     if size % before:
@@ -339,7 +314,7 @@ def _negate(kernel: Negate, data: memoryview, out: memoryview) -> int:
     if dtype.kind in "iu":
         np.negative(source, out=result)
     elif dtype.kind in "fc" and dtype.name not in SCALES:
-        np.bitwise_xor(source, source.dtype.type(_sign(source)), out=result)
+        np.bitwise_xor(source, source.dtype.type(sign_of(source)), out=result)
         if dtype.name in FORMATS and FORMATS[dtype.name].specials == "fnuz":
             # In this format the bits of minus zero are NaN: keep zero and NaN as they are.
             special = (source & 0x7F) == 0
@@ -356,301 +331,17 @@ def _conjugate(kernel: Conjugate, data: memoryview, out: memoryview) -> int:
     if dtype.kind == "c":
         parts = np.frombuffer(out, f"u{itemsize_of_components(dtype)}")
         imaginary = parts[1::2]
-        np.bitwise_xor(imaginary, parts.dtype.type(_sign(parts)), out=imaginary)
+        np.bitwise_xor(imaginary, parts.dtype.type(sign_of(parts)), out=imaginary)
     return 0
-
-
-def _sign(bits: Array) -> int:
-    return 1 << (8 * bits.itemsize - 1)
-
-
-# ------------------------------------------------------------------------------------------------------------- casts
-
-
-def _cast(kernel: Cast, data: memoryview, out: memoryview) -> int:
-    source, target = kernel
-    if not can_cast(source, target):
-        raise UsageError(f"Tensors of {source} cannot be cast to {target}.")
-    if source == target:
-        out[:] = data
-        return 0
-    np = numpy_module()
-    steps = _steps(source, target)
-    before, after = DTYPES[source].itemsize, DTYPES[target].itemsize
-    elements = np.frombuffer(data, f"u{before}")
-    result = np.frombuffer(out, f"u{after}")
-    block = min(_BLOCK, len(elements))
-    between = scratch("cast", 4 * block).view("u4") if len(steps) > 1 else None
-    room = scratch("cast too", 4 * block).view("u4")
-    overflows = 0
-    # Overflow is counted; numpy's warnings of invalid NaNs and inexact subnormals are expected.
-    with np.errstate(all="ignore"):
-        for start in range(0, len(elements), block or 1):
-            values = elements[start : start + block]
-            for step in steps[:-1]:
-                assert between is not None
-                overflows += step(values, between[: len(values)], room[: len(values)])
-                values = between[: len(values)]
-            overflows += steps[-1](values, result[start : start + block], room[: len(values)])
-    return overflows
-
-
-# A step of a cast: takes the source bits, the result bits, and scratch space of as many uint32. Returns how many finite
-# values became infinite.
-_Step: TypeAlias = "Callable[[Array, Array, Array], int]"
-
-
-@functools.cache
-def _steps(source: str, target: str) -> tuple[_Step, ...]:
-    """Return the steps of a cast: at most one exact step to float32, then at most one that may round."""
-    direct: dict[tuple[str, str], _Step] = {
-        ("bfloat16", "float32"): _upper_half,
-        ("float32", "bfloat16"): _round_to_bfloat16,
-        ("float64", "bfloat16"): _round_twice_to_bfloat16,
-        ("float16", "float32"): functools.partial(_by_hardware, "float16", "float32"),
-        ("float32", "float16"): functools.partial(_by_hardware, "float32", "float16"),
-        ("float32", "float64"): functools.partial(_by_hardware, "float32", "float64"),
-        ("float64", "float32"): functools.partial(_by_hardware, "float64", "float32"),
-        ("float64", "float16"): functools.partial(_by_hardware, "float64", "float16"),
-    }
-    if (source, target) in direct:
-        return (direct[source, target],)
-    first = direct.get((source, "float32")) or functools.partial(_look_up, float32_table(source))
-    return (first,) if target == "float32" else (first, direct["float32", target])
-
-
-def _upper_half(source: Array, result: Array, scratch: Array) -> int:
-    result[...] = source
-    result <<= 16
-    return 0
-
-
-def _round_to_bfloat16(source: Array, result: Array, scratch: Array) -> int:
-    _nearest_upper_half(source, result, scratch)
-    return _mend("float32", "bfloat16", source, result)
-
-
-def _nearest_upper_half(source: Array, result: Array, scratch: Array) -> None:
-    # Adding half a step, less one where the result would be even, carries into the upper half when it has to round up.
-    numpy_module().right_shift(source, 16, out=scratch)
-    scratch &= 1
-    scratch += 0x7FFF
-    scratch += source
-    scratch >>= 16
-    result[...] = scratch
-
-
-def _round_twice_to_bfloat16(source: Array, result: Array, scratch: Array) -> int:
-    """Round float64 → float32 → bfloat16, such that the first rounding does not affect the second."""
-    np = numpy_module()
-    values, halfway = source.view("f8"), scratch.view("f4")
-    halfway[...] = values
-    # Only a float32 exactly between two bfloat16 can mislead: move it to the side of the original value.
-    (ties,) = np.nonzero((scratch & 0xFFFF) == 0x8000)
-    if len(ties):
-        was, became = np.abs(values[ties]), np.abs(halfway[ties].astype("f8"))
-        scratch[ties] += (was > became).astype("u4") - (was < became).astype("u4")
-    _nearest_upper_half(scratch, result, np.empty_like(scratch))
-    return _mend("float64", "bfloat16", source, result)
-
-
-def _by_hardware(before: str, after: str, source: Array, result: Array, scratch: Array) -> int:
-    """Convert as numpy does, in one correct rounding, with the processor's instruction or without."""
-    result.view(after)[...] = source.view(before)
-    return _mend(before, after, source, result)
-
-
-def _look_up(table: Array, source: Array, result: Array, scratch: Array) -> int:
-    numpy_module().take(table, source, out=result, mode="clip")
-    return 0
-
-
-def _mend(before: str, after: str, source: Array, result: Array) -> int:
-    """Set the results of NaNs, which differ between hardware and libraries. Return the number of overflows."""
-    np = numpy_module()
-    source_format, format_ = FORMATS[before], FORMATS[after]
-    widening = format_.mantissa >= source_format.mantissa
-    least = source_format.infinity if widening else format_.overflow(source_format)
-    sign = _sign(source)
-    # As signed integers, the maximum is the largest positive value; as unsigned, it is the negative value of largest
-    # magnitude, if there is a negative one.
-    if max(int(source.view(f"i{source.itemsize}").max()), int(source.max()) & (sign - 1)) < least:
-        return 0
-    magnitude = source & source.dtype.type(sign - 1)
-    (nans,) = np.nonzero(magnitude > source_format.infinity)
-    if len(nans):
-        distance = format_.mantissa - source_format.mantissa
-        payload = magnitude[nans].astype("u8") & ((1 << source_format.mantissa) - 1)
-        payload = payload << distance if distance > 0 else payload >> -distance
-        signs = (source[nans] >> (8 * source.itemsize - 1)).astype("u8") << (8 * result.itemsize - 1)
-        result[nans] = signs | payload | (format_.infinity | format_.quiet)
-    if widening:
-        return 0
-    return int(np.count_nonzero((magnitude >= least) & (magnitude < source_format.infinity)))
 
 
 # --------------------------------------------------------------------------------------------------------------- tiles
 
 
-class TileMaker(NamedTuple):
-    """How a kernel makes a tile: its name in JSON, the dtype of its elements, or what tells it, the function that fills
-    an array of them, and whether a tensor is one that it makes.
-
-    `fill` takes the tile, the bits of its inputs (unsigned integers in the shapes of the boxes), and the array. It
-    returns how many finite values became infinite in a cast.
-    """
-
-    name: str
-    dtype: str | Callable[[Any], str]
-    fill: Callable[[Tile, Sequence[Array], Array], int]
-    fits: Callable[[Tiled], bool]
-
-
-def _low_rank(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
-    assert isinstance(tile.kernel, LowRank)
-    if not tile.cast:
-        added(tile.kernel, tile.boxes, arrays, out)
-        return 0
-    cast = functools.partial(_cast_array, Cast(tile_dtype(tile.kernel), tile.cast))
-    return rounded(tile.kernel, tile.boxes, arrays, tile.cast, out.view(f"u{out.itemsize}"), cast)
-
-
-def _cast_array(cast: Cast, values: Array) -> tuple[Array, int]:
-    """Return the bits of an array after a cast, and how many finite values became infinite."""
-    made, overflows = apply((cast,), numpy_module().ascontiguousarray(values).data)
-    return numpy_module().frombuffer(made, f"u{DTYPES[cast.target].itemsize}").reshape(values.shape), overflows
-
-
-def _magnitude(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
-    lengthened(tile.boxes, arrays, tile.starts, out)
-    return 0
-
-
-def _dequantized(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
-    assert isinstance(tile.kernel, Dequantize)
-    bits = out.view(f"u{out.itemsize}")
-    return dequantize(tile.kernel, tile.boxes, arrays, tile.starts, bits, _rounding(tile.cast or "float32"))
-
-
-def _quantized(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
-    assert isinstance(tile.kernel, Quantize)
-    quantize(tile.kernel, tile.boxes, arrays, tile.starts, out)
-    return 0
-
-
-def _rescaled(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
-    assert isinstance(tile.kernel, Rescale)
-    rescale(tile.kernel, tile.boxes, arrays, tile.starts, out)
-    return 0
-
-
-@functools.cache
-def _rounding(dtype: str) -> Rounding:
-    """Return how float32 that was just made, and is still in the cache, becomes `dtype`."""
-
-    def into(values: Array, out: Array) -> int:
-        room = scratch("cast too", values.nbytes).view("u4")
-        return step(values.reshape(-1).view("u4"), out.reshape(-1), room)
-
-    step = _steps("float32", dtype)[0] if dtype != "float32" else _copy
-    return Rounding(dtype, into)
-
-
-def _copy(source: Array, result: Array, scratch: Array) -> int:
-    result[...] = source
-    return 0
-
-
-def _fits_codes(tensor: Tiled) -> bool:
-    given = zip(tensor.parts, tensor.axes, strict=True)
-    parts = [GivenPart(part.dtype.name, axes, part.shape) for part, axes in given]
-    assert isinstance(tensor.kernel, Dequantize)
-    return fits_codes(tensor.kernel, parts, len(tensor.shape))
-
-
-def _fits_blocks(tensor: Tiled) -> bool:
-    kernel, dims = tensor.kernel, len(tensor.shape)
-    assert isinstance(kernel, Quantize)
-    if len(tensor.parts) != 1 or dims < 2 or not quantizing.fits(kernel, tensor.parts[0].dtype.name):
-        return False
-    axes, whole = quantizing.layout(kernel, dims)
-    return tuple(map(tuple, tensor.axes[0])) == axes and tensor.whole == whole
-
-
-def _fits_powers(tensor: Tiled) -> bool:
-    kernel, parts = tensor.kernel, tensor.parts
-    assert isinstance(kernel, Rescale)
-    if kernel.made not in ("scales", "global") or tensor.axes != quantizing.rescaled_axes(kernel) or tensor.whole:
-        return False
-    *codes, every = parts
-    if every.numel > quantizing.MOST_SCALES:
-        return False
-    if kernel.made == "global":
-        return tensor.shape == (1,) and every.dtype.name == "float8_e8m0fnu"
-    rows, groups = every.shape
-    alike = codes[1].shape == (rows, groups) and codes[0].shape == (rows, 16 * groups) and len(tensor.shape) == 2
-    return alike and [part.dtype.name for part in parts] == ["uint8", "float8_e8m0fnu", "float8_e8m0fnu"]
-
-
-def _fits_factors(tensor: Tiled) -> bool:
-    if len(tensor.shape) != 2 or len(tensor.parts) != 3 or not _are_numbers(tensor):
-        return False
-    left, right = tensor.parts[1:]
-    along = [[(axis.dim, axis.num, axis.den) for axis in axes] for axes in tensor.axes]
-    if [len(axes) for axes in along] != [2, 2, 2]:
-        return False
-    dims = along[1][0][0], along[2][1][0]
-    inner = left.shape[1] == right.shape[0] <= MOST_RANK and along[1][1][1] == along[2][0][1] == 0
-    return (
-        inner
-        and along[0] == [(0, 1, 1), (1, 1, 1)]
-        and {along[1][0], along[2][1]} == {(dim, 1, 1) for dim in (0, 1)}
-        and (dims in ((0, 1), (1, 0)))
-    )
-
-
-def _fits_rows(tensor: Tiled) -> bool:
-    if len(tensor.shape) != 2 or len(tensor.parts) != 2 or not _are_numbers(tensor):
-        return False
-    along = [[(axis.dim, axis.num) for axis in axes] for axes in tensor.axes]
-    ones = all(axis.den == 1 for axes in tensor.axes for axis in axes)
-    stop = tensor.starts[1] + tensor.shape[1]
-    return ones and along == [[(0, 1), (1, 0)], [(0, 1)]] and stop <= tensor.parts[0].shape[1] <= MOST_COLUMNS
-
-
-def _are_numbers(tensor: Tiled) -> bool:
-    return not tensor.whole and all(part.dtype.name in SUMMED for part in tensor.parts)
-
-
-# What makes the tiles of a `Tiled`.
-TILING: dict[type[Any], TileMaker] = {
-    Dequantize: TileMaker("dequantize", "float32", _dequantized, _fits_codes),
-    Quantize: TileMaker("quantize", made_dtype, _quantized, _fits_blocks),
-    Rescale: TileMaker("rescale", rescaled_dtype, _rescaled, _fits_powers),
-    LowRank: TileMaker("low rank", "float64", _low_rank, _fits_factors),
-    Magnitude: TileMaker("magnitude", "float64", _magnitude, _fits_rows),
-}
-
-
-def tile_dtype(kernel: Kernel) -> str:
-    """Return the dtype of the elements that `kernel` makes."""
-    dtype = TILING[type(kernel)].dtype
-    return dtype if isinstance(dtype, str) else dtype(kernel)
-
-
 def _tile(tile: Tile, data: memoryview, out: memoryview) -> int:
-    np = numpy_module()
-    arrays = []
-    for box in tile.boxes:
-        item = DTYPES[box.dtype].itemsize
-        count = math.prod(box.counts)
-        if box.offset + count * item > len(data):
-            raise ValueError(f"{tile} leaves its {len(data)} bytes")
-        arrays.append(np.frombuffer(data, f"u{item}", count, box.offset).reshape(box.counts))
-    maker = TILING[type(tile.kernel)]
-    dtype = DTYPES[tile.cast or tile_dtype(tile.kernel)]
-    code = f"f{dtype.itemsize}" if dtype.name in ("float64", "float32", "float16") else f"u{dtype.itemsize}"
-    return maker.fill(tile, arrays, np.frombuffer(out, code).reshape(tile.counts))
+    from ckptconv.tensors.tile_kernels import fill  # most checkpoints have no tensor that is computed
+
+    return fill(tile, data, out)
 
 
 # ------------------------------------------------------------------------------------------------------------- table
@@ -715,7 +406,7 @@ def _fits_layers(before: Sequence[DType], after: DType, layers: int, size: int) 
 CONVERTING: dict[type[Any], ElementMaker] = {
     Cast: ElementMaker(
         "cast",
-        _cast,
+        cast,
         lambda kernel: (DTYPES[kernel.source].itemsize, DTYPES[kernel.target].itemsize),
         lambda kernel, before, after: (
             kernel == (before[0].name, after.name) and before[0] != after and can_cast(*kernel)

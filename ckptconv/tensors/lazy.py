@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
@@ -509,90 +509,6 @@ class Convert(Derived):
         return (*kernels, self.kernel)
 
 
-class Computed(Composed):
-    """A tensor computed of several others, tile by tile: a tile needs only parts of them."""
-
-    __slots__ = ()
-    # Bytes at a multiple of which each input begins in the source of a tile.
-    ALIGNMENT = 1
-
-    @property
-    def computed(self) -> bool:
-        return True
-
-    def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[TileOf]:
-        """Yield tiles of at most `most` elements that cover elements `first` to `last`."""
-        raise NotImplementedError
-
-    def _kernel(self, tile: TileOf, offsets: Sequence[int]) -> Kernel:
-        """Return the kernel that makes `tile` of inputs at these `offsets`."""
-        raise NotImplementedError
-
-    def moves(self, start: int, stop: int, order: Order = "output", limit: int = BLOCK) -> Iterator[Move]:
-        item = self.dtype.itemsize
-        if start >= stop:
-            return
-        if stop - start != self.nbytes:
-            order = "output"
-        for tile in self._tiles(start // item, -(-stop // item), max(limit // self._widest, 1), order):
-            moves: list[Move] = []
-            offsets = []
-            at = 0
-            for inner, low, high in tile.inputs:
-                at += -at % self.ALIGNMENT
-                offsets.append(at)
-                made = inner.moves(low, high, "output", limit)
-                moves.extend(move._replace(target=move.target.shifted(at - low)) for move in made)
-                at += high - low
-            whole = Move(tile.target, None, Assembled(tuple(moves), at), (self._kernel(tile, offsets),))
-            yield from trim(whole, start, stop)
-
-    @property
-    def _widest(self) -> int:
-        """The bytes of an element, or those that are read for it if they are more."""
-        return self.dtype.itemsize
-
-
-class TileOf(NamedTuple):
-    """A tile: where it goes, its box (index and number of elements along each dimension), and its inputs, each a tensor
-    and the interval of its bytes; the boxes of these, where they matter."""
-
-    target: Runs
-    starts: tuple[int, ...]
-    counts: tuple[int, ...]
-    inputs: Sequence[tuple[LazyTensor, int, int]]
-    boxes: Sequence[tuple[LazyTensor, tuple[int, ...], tuple[int, ...]]] = ()
-
-
-class Joined(Computed):
-    """Tensors of one shape combined by `kernel`, element by element, into elements of `dtype`."""
-
-    __slots__ = ("dtype", "kernel", "parts")
-
-    def __init__(self, parts: tuple[LazyTensor, ...], kernel: Kernel, dtype: DType) -> None:
-        self.parts = parts
-        self.kernel = kernel
-        self.dtype = dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        return self.parts[0].shape
-
-    @property
-    def _widest(self) -> int:
-        return max(self.dtype.itemsize, sum(part.dtype.itemsize for part in self.parts))
-
-    def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[TileOf]:
-        item = self.dtype.itemsize
-        for low in range(first, last, most):
-            high = min(low + most, last)
-            inputs = [(part, low * part.dtype.itemsize, high * part.dtype.itemsize) for part in self.parts]
-            yield TileOf(Runs(low * item, (high - low) * item), (low,), (high - low,), inputs)
-
-    def _kernel(self, tile: TileOf, offsets: Sequence[int]) -> Kernel:
-        return self.kernel
-
-
 class Inline(Virtual):
     """A tensor whose bytes are held in the expression itself."""
 
@@ -730,49 +646,3 @@ def same_bytes(tensor: LazyTensor) -> Hashable:
     while isinstance(inner, (Convert, View)):
         inner = inner.tensor
     return tensor if isinstance(inner, Stored) else id(tensor)
-
-
-class StridedRows(NamedTuple):
-    """Where a tensor is that takes the same bytes from each of several consecutive rows of equal length.
-
-    `rows` are (file, number of rows, bytes from one to the next), one for each part of a joined tensor. `offsets` are
-    the first byte of each part. Tensors with the same `rows` may share them.
-    """
-
-    rows: tuple[tuple[File, int, int], ...]
-    offsets: tuple[int, ...]
-
-    def beside(self, other: StridedRows) -> bool:
-        """Whether both are in the same rows, this one not before the other."""
-        return self.rows == other.rows and all(
-            0 <= mine - theirs < distance
-            for mine, theirs, (_, _, distance) in zip(self.offsets, other.offsets, self.rows, strict=True)
-        )
-
-
-def strided_rows(tensor: LazyTensor) -> StridedRows | None:
-    """Return the strided rows of `tensor`, one index of its first dimension to a row.
-
-    Return None for a tensor that is dense or in another order.
-    """
-    if isinstance(tensor, Tagged):
-        return strided_rows(tensor.tensor)
-    if isinstance(tensor, (View, Convert)):
-        return strided_rows(tensor.tensor) if tensor.shape[:1] == tensor.tensor.shape[:1] else None
-    if isinstance(tensor, Concat):
-        parts = [found for part in tensor.parts if (found := strided_rows(part)) is not None]
-        if not parts or len(parts) < len(tensor.parts):
-            return None
-        if tensor.dim:
-            first = min(parts, key=lambda part: part.offsets)
-            return first if all(part.beside(first) for part in parts) else None
-        rows, offsets = ([*itertools.chain(*each)] for each in zip(*parts, strict=True))
-        return StridedRows(tuple(rows), tuple(offsets))
-    if not isinstance(tensor, Stored) or not tensor.shape or not tensor.numel:
-        return None
-    item = tensor.dtype.itemsize
-    distance = tensor.strides[0] * item
-    width = item + sum((n - 1) * step for n, step in zip(tensor.shape[1:], tensor.strides[1:], strict=True)) * item
-    if width >= distance:
-        return None
-    return StridedRows(((tensor.file, tensor.shape[0], distance),), (tensor.offset,))

@@ -12,7 +12,6 @@ from ckptconv.tensors.geometry import contiguous_strides, reshaped_strides
 from ckptconv.tensors.lazy import (
     Concat,
     Convert,
-    Joined,
     LazyTensor,
     Narrow,
     Partitioned,
@@ -70,10 +69,10 @@ def strided(tensor: LazyTensor, starts: Sequence[int], axes: Sequence[Steps]) ->
         return strided(tensor.tensor, starts, axes)
     if isinstance(tensor, Convert):
         return tensor.replaced(tensor=strided(tensor.tensor, starts, axes))
+    from ckptconv.tensors.computing import Joined, Tiled  # few are
+
     if isinstance(tensor, Joined):
         return tensor.replaced(parts=tuple(strided(part, starts, axes) for part in tensor.parts))
-    from ckptconv.tensors.computing import Tiled  # few are
-
     if isinstance(tensor, Tiled) and (box := _box(tensor, starts, axes)) is not None:
         return viewed(box, shape)
     if isinstance(tensor, Narrow):

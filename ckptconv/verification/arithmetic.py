@@ -13,6 +13,7 @@ from ckptconv.tensors.computing import (
     Bits,
     Dequantize,
     Join,
+    Joined,
     LowRank,
     Magnitude,
     Overlay,
@@ -23,7 +24,7 @@ from ckptconv.tensors.computing import (
 )
 from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
 from ckptconv.tensors.float_formats import numpy_module
-from ckptconv.tensors.lazy import Convert, Joined
+from ckptconv.tensors.lazy import Convert
 from ckptconv.tensors.moves import Cast, Conjugate, Negate, Swap
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ckptconv.storage.files import Reader
 from ckptconv.storage.prefetch import Range
-from ckptconv.tensors.computing import Quantize, Tiled
+from ckptconv.tensors.computing import Joined, Quantize, Tiled
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.geometry import contiguous_strides
@@ -24,7 +24,6 @@ from ckptconv.tensors.lazy import (
     Concat,
     Convert,
     Inline,
-    Joined,
     LazyTensor,
     Narrow,
     Partitioned,

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import CorruptError, DifferenceError, UsageError
@@ -19,11 +18,11 @@ from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.source import Source
 from ckptconv.options.kinds import Rules
 from ckptconv.options.table import NO_MAP, OPTIONS, Options
-from ckptconv.outputs.computed import COMPUTED, Elsewhere, recorded, ways_in, ways_of
+from ckptconv.outputs.computed import COMPUTED, Elsewhere, ways_in
 from ckptconv.outputs.planning import heading, planned
 from ckptconv.outputs.schema import check_manifest, parse_json
 from ckptconv.outputs.targets import Target, seen_path
-from ckptconv.plan import Data, FilePlan, Literal, content_of, identify, identity
+from ckptconv.plan import Data, FilePlan, Literal, content_of, identity
 from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.archive import Archive
 from ckptconv.storage.digests import NamedRange, digests_of
@@ -31,7 +30,6 @@ from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote
 from ckptconv.structure.record import FILE_NAME
-from ckptconv.tensors.lazy import Stored
 from ckptconv.tensors.moves import BLOCK
 from ckptconv.verification import AGAIN, STALE
 from ckptconv.verification.output import Written
@@ -144,148 +142,135 @@ def _options_of(told: Mapping[str, Any]) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------- what it is checked with
 
 
-@dataclass(eq=False, repr=False)
-class Checked:
-    """What verifying an output has found, of which its manifest must say the same.
+class FoundFile(NamedTuple):
+    """A file of an output: its `size` as planned, the `place` where it is read, where it has which tensors, and their
+    CRC-32, as far as known."""
 
-    `holds` is what is in it, as manifests call it; `inputs` are the source's as they were when this output was planned:
-    reading more of a source adds to them. `sizes` are the bytes of its files as planned, by name, `places` where they
-    are read, and `ranges` where each has which tensors. `crcs` are the CRC-32 of these, of files in which they are
-    known. `heading` returns that of the manifest of its plan.
+    size: int
+    place: Location
+    ranges: Sequence[NamedRange]
+    crcs: Mapping[str, int]
+
+
+def check(
+    manifest: Manifest,
+    source: Source,
+    files: Mapping[str, FoundFile],
+    planned_heading: Callable[[], Mapping[str, Any]],
+) -> list[str]:
+    """Return warnings. Raise DifferenceError if the manifest is wrong about `source` or its output, which has `files`
+    by name.
+
+    The inputs of `source` are as they were when this output was planned: reading more of it adds to them.
+    `planned_heading` returns the heading of the manifest that its plan has; it is called once the files are known to be
+    those.
     """
-
-    holds: str
-    inputs: Mapping[str, Hashable]
-    sizes: dict[str, int]
-    places: Mapping[str, Location]
-    ranges: dict[str, list[NamedRange]]
-    crcs: Mapping[str, Mapping[str, int]]
-    heading: Callable[[], Mapping[str, Any]]
-
-
-def check(manifest: Manifest, source: Source, found: Checked) -> list[str]:
-    """Return warnings. Raise DifferenceError if the manifest is wrong about `source` or its output."""
     told = manifest.told
-    for name in sorted(told["files"].keys() | found.sizes.keys()):
-        entry, tensors = told["files"].get(name), {tensor for *_, tensor in found.ranges.get(name, ())}
-        if entry is None or entry["size"] != found.sizes.get(name) or entry["tensors"].keys() != tensors:
+    for name in sorted(told["files"].keys() | files.keys()):
+        entry, file = told["files"].get(name), files.get(name)
+        known = {tensor for *_, tensor in file.ranges} if file else set()
+        if not (entry and file) or entry["size"] != file.size or entry["tensors"].keys() != known:
             raise _not_so(manifest, f"the file {name}", None if entry is None else f"{entry['size']} bytes")
-        if name in found.crcs:
-            check_checksums(manifest, name, found.crcs[name])
+        for tensor, crc in entry["tensors"].items():
+            if crc is not None and int(crc, 16) != file.crcs.get(tensor):
+                raise _not_so(manifest, f"the checksum of {tensor!r} in {name}", crc)
     # A conversion computes checksums for all tensors or for none, and for all if it does for one of several files.
     crcs = [crc for entry in told["files"].values() for crc in entry["tensors"].values()]
     if None in crcs and (any(crcs) or sum(bool(entry["tensors"]) for entry in told["files"].values()) > 1):
         raise _not_so(manifest, "the checksums", None)
-    _check_digests(manifest, found)
-    unsure = _check_inputs(manifest, source, found.inputs)
-    _check_heading(manifest, found.heading(), is_sure=not unsure)
+    _check_digests(manifest, files)
+    unsure = _check_inputs(manifest, source)
+    _check_heading(manifest, planned_heading(), is_sure=not unsure)
     if unsure:
         since = f"{manifest.place} was written when {unsure} had another time of change"
         return [f"{since}: what it says of its plan cannot be checked."]
     return []
 
 
-def heading_of(
+def _heading(
     manifest: Manifest,
     source: Source,
-    files: Iterable[FilePlan],
-    inputs: Mapping[str, Hashable],
-    holds: str,
     target: Target,
+    files: Iterable[FilePlan],
     aliases: Mapping[str, str],
     record: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the heading of an output of `source` that consists of `files`, as the release and the options of
-    `manifest` give it; `record` is what its selection says."""
-    options = manifest.told["options"]
-    plan_id = identify(files, inputs, (manifest.told["ckptconv"], holds, source.model_rank, options))
-    for way in ways_of(source):
-        plan_id = way.identified(files, source, plan_id)
-    of_source = source._replace(inputs=inputs)
-    return heading([of_source], options, holds, plan_id, aliases) | recorded(source, record, target)
+    """Return the heading of an output that consists of `files`, as the release and with the options that `manifest`
+    names."""
+    version, options = manifest.told["ckptconv"], manifest.told["options"]
+    return heading(source, target, options, target.holds, files, aliases, record, version)
 
 
 def check_safetensors(
     manifest: Manifest,
     source: Source,
-    inputs: Mapping[str, Hashable],
     target: Target,
     found: Written,
     record: Mapping[str, Any],
+    known: Callable[[str], Mapping[str, int]],
 ) -> list[str]:
-    """Check the manifest of safetensors, without checksums; `record` is what their selection says."""
-    places = {basename(file.path): manifest.place.at(file.path) for file in found.files}
-    literals = {name: _literal(place) for name, place in places.items()}
-    # The index was compared by content, so take its size as planned, not as found.
-    sizes = {basename(file.path): file.size for file in found.files}
-    sizes.update({name: len(data) for name, data in literals.items() if name.endswith(INDEX_SUFFIX)})
-    ranges: dict[str, list[NamedRange]] = {}
+    """Check the manifest of safetensors; `record` is what their selection says, and `known` returns the CRC-32 of the
+    tensors in the file of a path, as far as they were computed."""
+    ranges: dict[str, list[NamedRange]] = {file.path: [] for file in found.files}
     for name, tensor in found.tensors.items():
-        offset = tensor.offset if isinstance(tensor, Stored) else 0
-        ranges.setdefault(basename(found.homes[name]), []).append((offset, tensor.nbytes, name))
+        ranges[found.homes[name]].append((getattr(tensor, "offset", 0), tensor.nbytes, name))
+    literals = {file.path: _literal(manifest.place.at(file.path)) for file in found.files}
+    files = {
+        # The index was compared by content, so take its size as planned, not as found.
+        basename(path): FoundFile(
+            len(literals[path]) if path.endswith(INDEX_SUFFIX) else size,
+            manifest.place.at(path),
+            ranges[path],
+            known(path),
+        )
+        for path, size, *_ in found.files
+    }
 
     def planned_heading() -> dict[str, Any]:
-        files = [FilePlan(name, sizes[name], (Literal(0, literals[name]),)) for name in manifest.told["files"]]
-        return heading_of(manifest, source, files, inputs, target.holds, target, found.aliases, record)
+        headers = {basename(path): literal for path, literal in literals.items()}
+        plans = [FilePlan(name, files[name].size, (Literal(0, headers[name]),)) for name in manifest.told["files"]]
+        return _heading(manifest, source, target, plans, found.aliases, record)
 
-    return check(manifest, source, Checked(target.holds, inputs, sizes, places, ranges, {}, planned_heading))
+    return check(manifest, source, files, planned_heading)
 
 
-def check_planned(
-    manifest: Manifest, source: Source, inputs: Mapping[str, Hashable], target: Target, files: Mapping[str, str]
-) -> list[str]:
-    """Check the manifest of files for `torch.load`, with checksums. `files` maps each name to where it is read.
+def check_planned(manifest: Manifest, source: Source, target: Target, where: Mapping[str, str]) -> list[str]:
+    """Check the manifest of files for `torch.load`. `where` maps the name of each to where it is read.
 
     Their plans are computed anew: reading such a file does not give its layout.
     """
-    places = {name: manifest.place.at(where) for name, where in files.items()}
-    examples = {name: next(iter(entry["tensors"]), "") for name, entry in manifest.told["files"].items()}
-    members = {name: _members(place, examples.get(name, "")) for name, place in places.items()}
-    sizes = {name: place.entry.file.size for name, place in places.items()}
+    told = manifest.told
+    examples = {name: next(iter(entry["tensors"]), "") for name, entry in told["files"].items()}
+    files = {name: _members(manifest.place.at(path), examples.get(name, "")) for name, path in where.items()}
 
     def planned_heading() -> Mapping[str, Any]:
-        as_it_was = source._replace(inputs=dict(inputs))
-        found = planned(as_it_was, target, Options(**_options_of(manifest.told))).heading
-        if manifest.told["ckptconv"] == __version__:
+        found = planned(source, target, Options(**_options_of(told))).heading
+        if told["ckptconv"] == __version__:
             return found
         # This is the plan of the current release: another release gave the same output another id.
-        return {**found, "plan": "" if found["plan"] == manifest.told["plan"] else manifest.told["plan"]}
+        return {**found, "plan": "" if found["plan"] == told["plan"] else told["plan"]}
 
-    ranges = {name: list(found) for name, (found, _) in members.items()}
-    crcs = {name: found for name, (_, found) in members.items()}
-    return check(manifest, source, Checked(target.holds, inputs, sizes, places, ranges, crcs, planned_heading))
+    return check(manifest, source, files, planned_heading)
 
 
-def check_compared(
-    manifest: Manifest, source: Source, inputs: Mapping[str, Hashable], target: Target, found: Compared
-) -> list[str]:
+def check_compared(manifest: Manifest, source: Source, target: Target, found: Compared) -> list[str]:
     """Check the manifest of an output whose files are as planned."""
     data = {plan.name: [part for part in plan.parts if isinstance(part, Data)] for plan in found.plans}
     ranges = {name: [(part.offset, part.nbytes, part.name) for part in parts] for name, parts in data.items()}
-    sizes = {plan.name: plan.size for plan in found.plans}
-
-    def planned_heading() -> dict[str, Any]:
-        return heading_of(manifest, source, found.plans, inputs, target.holds, target, {}, {})
-
-    return check(
-        manifest, source, Checked(target.holds, inputs, sizes, found.where, ranges, found.crcs, planned_heading)
-    )
+    files = {
+        plan.name: FoundFile(plan.size, found.where[plan.name], ranges[plan.name], found.crcs.get(plan.name, {}))
+        for plan in found.plans
+    }
+    return check(manifest, source, files, lambda: _heading(manifest, source, target, found.plans, {}, {}))
 
 
-def check_checksums(manifest: Manifest, file: str, crcs: Mapping[str, int]) -> None:
-    """Raise DifferenceError if a CRC-32 in the manifest for a tensor of `file` is not that in `crcs`."""
-    for name, crc in manifest.told["files"][file]["tensors"].items():
-        if crc is not None and int(crc, 16) != crcs.get(name):
-            raise _not_so(manifest, f"the checksum of {name!r} in {file}", crc)
-
-
-def _check_digests(manifest: Manifest, checked: Checked) -> None:
+def _check_digests(manifest: Manifest, files: Mapping[str, FoundFile]) -> None:
     """Raise DifferenceError if a digest in the manifest, of a file or of a tensor, is not so. Every file is read
     once."""
     algorithm: str = manifest.told.get("digest", "")
     for name, entry in manifest.told["files"].items() if algorithm else ():
-        with contextlib.closing(checked.places[name].open_reader()) as reader:
-            found = digests_of(reader.read_at, reader.file.size, checked.ranges.get(name, ()), algorithm)
+        with contextlib.closing(files[name].place.open_reader()) as reader:
+            found = digests_of(reader.read_at, reader.file.size, files[name].ranges, algorithm)
         told = entry["digests"]
         wrong = [tensor for tensor, digest in told["tensors"].items() if found.tensors.get(tensor) != digest]
         if wrong or found.file != told["file"]:
@@ -293,20 +278,14 @@ def _check_digests(manifest: Manifest, checked: Checked) -> None:
             raise _not_so(manifest, f"the {algorithm} of {what}", told["tensors"][wrong[0]] if wrong else told["file"])
 
 
-def has_checksum(manifest: Manifest | None, file: str, name: str) -> bool:
-    """Return whether a manifest has a CRC-32 for the tensor `name` in `file`."""
-    entry = manifest.told["files"].get(file) if manifest else None
-    return bool(entry and entry["tensors"].get(name) is not None)
-
-
-def _check_inputs(manifest: Manifest, source: Source, inputs: Mapping[str, Hashable]) -> str:
+def _check_inputs(manifest: Manifest, source: Source) -> str:
     """Return the first input that may be as it was, but for its time of change; "" if there is none. Raise
     DifferenceError for one that is another."""
     told = manifest.told["source"]["inputs"]
-    place, known = manifest.place.at(source.path), {name: identity(found) for name, found in inputs.items()}
+    place, known = manifest.place.at(source.path), {name: identity(found) for name, found in source.inputs.items()}
     unsure = [name for name in sorted(known.keys() | told.keys()) if known.get(name) != told.get(name)]
     for name in unsure:
-        if name not in told or not _may_be(place, inputs, name, told[name]):
+        if name not in told or not _may_be(place, source.inputs, name, told[name]):
             raise _not_so(manifest, f"the input {name}", told.get(name))
     return unsure[0] if unsure else ""
 
@@ -378,23 +357,23 @@ def _literal(place: Location) -> bytes:
     return data if place.name == FILE_NAME else (json.dumps(parse_json(data), indent=2, sort_keys=True) + "\n").encode()
 
 
-def _members(place: Location, example: str) -> tuple[list[NamedRange], dict[str, int]]:
-    """Return where a torch file has each "tensor" that a manifest lists, and their CRC-32: its storages by the names of
-    their zip records, or, for a file copied whole, the file. `example` is one that the manifest lists."""
+def _members(place: Location, example: str) -> FoundFile:
+    """Return a torch file with each "tensor" that a manifest lists: its storages by the names of their zip records, or,
+    for a file copied whole, the file. `example` is one that the manifest lists."""
     with contextlib.closing(place.open_reader()) as reader:
         size = reader.file.size
         if example and "/" not in example:
             crc = 0
             for at in range(0, size, BLOCK):
                 crc = zlib.crc32(reader.read_at(at, min(BLOCK, size - at)), crc)
-            return [(0, size, place.name)], {place.name: crc}
+            return FoundFile(size, place, [(0, size, place.name)], {place.name: crc})
         archive = _archive(reader)
         if archive is None:
-            return [], {}
+            return FoundFile(size, place, [], {})
         archive.locate_all()
         storages = list(_storages(archive))
         ranges = [(archive.payloads[row], archive.sizes[row], name) for name, row in storages]
-        return ranges, {name: archive.crcs[row] for name, row in storages}
+        return FoundFile(size, place, ranges, {name: archive.crcs[row] for name, row in storages})
 
 
 def _archive(reader: Reader) -> Archive | None:

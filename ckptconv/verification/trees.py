@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -106,8 +105,8 @@ def compare_universal(
             found=text,
         )
     if target.manifest:
-        told = target.manifest, source, source.inputs_of_all, target.planned, at
-        attested.checks.append(functools.partial(check_planned, *told))
+        as_planned = source._replace(inputs=source.inputs_of_all)
+        attested.later(check_planned, target.manifest, as_planned, target.planned, at)
 
 
 def _check_no_more(directory: Location, names: set[str]) -> None:

@@ -7,7 +7,6 @@ elements. No code that moves or casts the bytes of a conversion takes part.
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections import Counter
@@ -312,9 +311,7 @@ def _compare(
     if how == "torch" and entry.kind == "file":
         yield from compare_torch(source, expected_tree(source, asked), target.path, here, asked, done, wrong)
         if target.manifest and not is_remote(here.path):
-            places = {target.place.name: here.path}
-            of_torch = target.manifest, source, dict(source.inputs), target.planned, places
-            attested.checks.append(functools.partial(check_planned, *of_torch))
+            attested.later(check_planned, target.manifest, source, target.planned, {target.place.name: here.path})
         return
     is_file = target.path.endswith(SUFFIX) and (entry.kind == "file" or target.at is not None)
     if not (is_file or entry.kind == "directory" or target.at is not None):
@@ -340,9 +337,9 @@ def _compare(
         check_structure(expected, found)
         check_shards(found, asked)
     if target.manifest:
-        inputs = source.all_inputs() if of_weights else source.inputs_of_all
-        told = target.manifest, source, inputs, target.planned, found, expected.record
-        attested.checks.append(functools.partial(check_safetensors, *told))
+        as_planned = source._replace(inputs=source.all_inputs() if of_weights else source.inputs_of_all)
+        told = as_planned, target.planned, found, expected.record, attested.known
+        attested.later(check_safetensors, target.manifest, *told)
         attested.expect(target.manifest, found)
     counted = Counter(found.homes.values())
     done.outputs.extend(OutputFile(file.path, file.size, counted[file.path]) for file in found.files)
@@ -430,10 +427,9 @@ def _paired(
     """Yield the pairs of an output that is compared with its plan."""
     done.outputs.extend(OutputFile(join(found.path, plan.name), plan.size, plan.tensors) for plan in found.plans)
     done.tensors += found.tensors
-    attested.checks.append(functools.partial(_check_frames, found, attested))
+    attested.later(_check_frames, found, attested)
     if target.manifest:
-        told = target.manifest, source, dict(source.inputs), target.planned, found
-        attested.checks.append(functools.partial(check_compared, *told))
+        attested.later(check_compared, target.manifest, source, target.planned, found)
     for pair in found.pairs:
         error = other_kind(pair)
         if error:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ckptconv.pickles.grammar.table import TABLES
 
-from .assemble import called, dotted, dtype, listed, mapped, name, number, raw, several, text
+from .assemble import NONE, called, dotted, dtype, listed, mapped, name, number, raw, several, text
 
 # Of what a regular expression takes, when the first characters of its classes do not do.
 _TEXTS = (
@@ -34,6 +34,17 @@ _LEAVES: dict[str, Callable[[random.Random], bytes]] = {
     ),
     "dtype": lambda rng: dtype(rng.choice(("f8", "O8"))),
     "array_state": lambda rng: several(number(1), several(number(1)), dtype("O8"), b"\x89", listed(b"N")),
+    "masked_state": lambda rng: several(
+        number(1), several(number(1)), dtype("f8"), b"\x89", raw(bytes(8)), raw(bytes(1)), NONE
+    ),
+    "numbers": lambda rng: called(
+        name("numpy._core.numeric", "_frombuffer"), raw(bytes(8)), dtype("f8"), several(number(1)), text("C")
+    ),
+    "arrow_array": lambda rng: several(
+        called(name("pyarrow.lib", "type_for_alias"), text("int64")), number(1), number(0), number(0),
+        listed(NONE, called(name("pyarrow.lib", "py_buffer"), raw(bytes(8)))), b"]", NONE,
+    ),
+    "wkb": lambda rng: raw(b"\1\1\0\0\0" + bytes(16)),
     "plain_dtype": lambda rng: dtype("f8"),
     "a_scalar": lambda rng: called(
         name("numpy._core.multiarray", "scalar"), dtype("f8"), raw(bytes(8)),

@@ -9,7 +9,6 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -50,14 +49,12 @@ def flags_of(command: str) -> set[str]:
     return {flag for each in parameters if each.param_type_name == "option" for flag in each.opts}
 
 
-@pytest.mark.parametrize("command", ["pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"])
-def test_it_has_every_option_of_the_command_for_a_format(command: str) -> None:
-    assert flags_of(command) - flags_of("convert") == set()
-
-
-@pytest.mark.parametrize("command", ["virtual", "serve"])
-def test_what_opens_a_checkpoint_is_an_option_of_virtual_ones_too(command: str) -> None:
-    assert {"--tag", "--exclude-frozen-parameters", "--master", "--unstack", "--raw", "--inert"} <= flags_of(command)
+def test_it_has_every_option_of_the_commands_for_a_format() -> None:
+    for command in ("pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"):
+        assert flags_of(command) - flags_of("convert") == set(), command
+    opening = {"--tag", "--exclude-frozen-parameters", "--master", "--unstack", "--raw", "--inert"}
+    for command in ("virtual", "serve"):
+        assert opening <= flags_of(command), command
 
 
 def a_set(directory: Path) -> None:
@@ -80,20 +77,22 @@ MAKERS: dict[str, tuple[Callable[[Path], object], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("output", ["out", "out.safetensors"])
-@pytest.mark.parametrize("kind", MAKERS)
-def test_it_does_what_the_command_for_a_format_does(kind: str, output: str, place: Path) -> None:
-    make, name, command = MAKERS[kind]
-    make(place / name)
-    for where in ("special", "obvious"):
-        (place / where).mkdir()
-    for options in ([], ["--dtype", "bf16", "--max-shard-size", "10MB", "--tied", "duplicate"]):
-        special = succeeding(command, name, f"special/{output}", "--json", *options).json
-        obvious = succeeding("convert", name, f"obvious/{output}", "--json", *options).json
-        assert contents(place / "special") == contents(place / "obvious")
-        assert obvious.pop("command") == "convert"
-        assert special.keys() - {"command"} == obvious.keys()
-        succeeding("verify", name, f"obvious/{output}", *options)
+def test_it_does_what_the_command_for_a_format_does(place: Path) -> None:
+    many = ["--dtype", "bf16", "--max-shard-size", "10MB", "--tied", "duplicate"]
+    for kind, (make, name, command) in MAKERS.items():
+        source = place / kind / name
+        source.parent.mkdir()
+        make(source)
+        for output, options in (("out", []), ("out.safetensors", []), ("out", many)):
+            special, obvious = (place / f"{way} {kind} {output} {len(options)}" for way in ("special", "obvious"))
+            special.mkdir()
+            obvious.mkdir()
+            told = succeeding(command, source, special / output, "--json", *options).json
+            other = succeeding("convert", source, obvious / output, "--json", *options).json
+            assert contents(special) == contents(obvious), (kind, output)
+            assert other.pop("command") == "convert"
+            assert told.keys() - {"command"} == other.keys(), kind
+            succeeding("verify", source, obvious / output, *options)
 
 
 def test_the_index_of_a_set_stands_for_the_set(place: Path) -> None:
@@ -129,16 +128,6 @@ def test_without_an_output_it_is_beside_the_input(place: Path) -> None:
     assert Path("../zero-safetensors").is_dir()
 
 
-def test_a_command_that_writes_no_pt_file_replaces_none(place: Path) -> None:
-    torch.save(NESTED, "a.pt")
-    torch.save(NESTED, "b.pt")
-    before = contents(place)
-    err = refused(2, "pt2safetensors", "a.pt", "b.pt")
-    assert "b.pt is given as OUTPUT, and is an existing checkpoint" in err
-    assert "convert INPUT... --output-dir DIR" in err
-    assert contents(place) == before
-
-
 def test_a_prefix_of_wrappers_is_told(place: Path) -> None:
     names = {"_orig_mod.module.a": torch.ones(2), "_orig_mod.module.b": torch.ones(2)}
     torch.save(names, "flat.pt")
@@ -159,26 +148,21 @@ def test_a_prefix_of_wrappers_is_told(place: Path) -> None:
         assert told not in succeeding("convert", name).out
 
 
-def test_an_input_is_never_its_own_output(place: Path) -> None:
+def test_an_output_that_cannot_be_written_is_refused_with_what_to_do(place: Path) -> None:
     save_file(WEIGHTS, "a.safetensors")
-    os.link("a.safetensors", "linked.safetensors")
-    os.symlink("a.safetensors", "soft.safetensors")
-    (place / "d").mkdir()
-    save_file(WEIGHTS, "d/model.safetensors")
+    for name in ("a.pt", "b.pt"):
+        torch.save(NESTED, name)
+    succeeding("convert", "a.pt", "b.pt", "--output-dir", "o")
     before = contents(place)
-    for source, output in [
-        ("a.safetensors", "a.safetensors"),
-        ("a.safetensors", "./d/../a.safetensors"),
-        ("a.safetensors", "linked.safetensors"),
-        ("a.safetensors", "soft.safetensors"),
-        ("d", "d"),
-        ("d/model.safetensors", "d"),
-    ]:
-        err = refused(2, "convert", source, output, "--dtype", "bf16")
-        assert "the input itself. Nothing was written. Write it to another place; rename it afterwards" in err
-    err = refused(2, "convert", "a.safetensors")
-    assert "is in safetensors already, so an OUTPUT is needed" in err
-    assert contents(place) == before
+    for command, code, said in (
+        ("convert a.safetensors ./a.safetensors", 2, "Write it to another place; rename it afterwards"),
+        ("convert a.safetensors", 2, "is in safetensors already, so an OUTPUT is needed"),
+        ("pt2safetensors a.pt b.pt", 2, "is an existing checkpoint"),
+        ("pt2safetensors a.pt b.pt", 2, "convert INPUT... --output-dir DIR"),
+        ("convert a.pt b.pt --output-dir o --no-clobber", 1, "--no-clobber"),
+    ):
+        assert said in refused(code, *command.split())
+        assert contents(place) == before, command
 
 
 def test_a_directory_of_several_checkpoints_is_said_to_hold_them(place: Path) -> None:
@@ -275,22 +259,23 @@ WAYS: dict[str, tuple[list[str], Callable[[dict[str, torch.Tensor]], dict[str, t
 }
 
 
-@pytest.mark.parametrize("source", ["in.safetensors", "in", "in/model.safetensors.index.json"])
-@pytest.mark.parametrize("way", WAYS)
-def test_safetensors_are_changed_as_the_library_would(way: str, source: str, place: Path) -> None:
-    options, expected = WAYS[way]
+def test_safetensors_are_changed_as_the_library_would(place: Path) -> None:
     save_file(WEIGHTS, "in.safetensors", metadata={"format": "pt"})
-    if source != "in.safetensors":
-        succeeding("convert", "in.safetensors", "in", "--max-shard-size", "20")
-        assert len(list(Path("in").glob("model-*-of-00003.safetensors"))) == 3
-    save_file(expected(WEIGHTS), "by_hand.safetensors", metadata={"format": "pt"})
-    succeeding("convert", source, "out.safetensors", "--verify", *options)
-    assert Path("out.safetensors").read_bytes() == Path("by_hand.safetensors").read_bytes()
-    succeeding("verify", source, "out.safetensors", *options)
-    succeeding("convert", source, "shards", "--max-shard-size", "1", "--verify", *options)
-    succeeding("verify", source, "shards")  # the options are in its manifest
-    succeeding("convert", "shards", "again.safetensors")
-    assert Path("again.safetensors").read_bytes() == Path("by_hand.safetensors").read_bytes()
+    succeeding("convert", "in.safetensors", "in", "--max-shard-size", "20")
+    assert len(list(Path("in").glob("model-*-of-00003.safetensors"))) == 3
+    for number, (way, (options, expected)) in enumerate(WAYS.items()):
+        save_file(expected(WEIGHTS), "by_hand.safetensors", metadata={"format": "pt"})
+        by_hand = Path("by_hand.safetensors").read_bytes()
+        is_all = way in ("as it is", "all at once")
+        for source in ("in.safetensors", "in", "in/model.safetensors.index.json")[: 3 if is_all else 2]:
+            shards = f"{number}-{len(source)}"
+            succeeding("convert", source, "out.safetensors", "--verify", *options)
+            assert Path("out.safetensors").read_bytes() == by_hand, (way, source)
+            succeeding("verify", source, "out.safetensors", *options)
+            succeeding("convert", source, shards, "--max-shard-size", "1", "--verify", *options)
+            succeeding("verify", source, shards)  # the options are in its manifest
+            succeeding("convert", shards, "again.safetensors")
+            assert Path("again.safetensors").read_bytes() == by_hand, (way, source)
 
 
 def test_a_set_keeps_its_files_unless_other_sizes_are_asked_for(place: Path) -> None:
@@ -395,21 +380,21 @@ def test_a_complex_tensor_is_not_cast_whatever_it_is_called(place: Path) -> None
     assert back["s"]["w"].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("change", [lambda all_: all_.pop("s.y"), lambda all_: all_.update(extra=torch.ones(1))])
-def test_a_structure_record_that_does_not_fit_is_refused_or_left_out(change: Any, place: Path) -> None:
+def test_a_structure_record_that_does_not_fit_is_refused_or_left_out(place: Path) -> None:
     torch.save(NESTED, "in.pt")
     succeeding("convert", "in.pt", "in.safetensors")
-    tensors = load_file("in.safetensors")
-    change(tensors)
-    save_file(tensors, "in.safetensors", metadata=metadata_of(place / "in.safetensors"))
-    err = refused(4, "convert", "in.safetensors", "out.safetensors")
-    assert "--no-structure converts the tensors without the record" in err
-    run = succeeding("convert", "in.safetensors", "out.safetensors", "--no-structure", "--verify")
-    assert "its structure record was left out" in run.err
-    assert metadata_of(place / "out.safetensors") == {"format": "pt"}
-    found = load_file("out.safetensors")
-    assert found.keys() == tensors.keys()
-    assert all(torch.equal(bits(found[name]), bits(tensors[name])) for name in tensors)
+    whole = load_file("in.safetensors")
+    less = {name: tensor for name, tensor in whole.items() if name != "s.y"}
+    for tensors in (less, {**whole, "extra": torch.ones(1)}):
+        save_file(tensors, "in.safetensors", metadata=metadata_of(place / "in.safetensors"))
+        err = refused(4, "convert", "in.safetensors", "out.safetensors")
+        assert "--no-structure converts the tensors without the record" in err
+        run = succeeding("convert", "in.safetensors", "out.safetensors", "--no-structure", "--verify")
+        assert "its structure record was left out" in run.err
+        assert metadata_of(place / "out.safetensors") == {"format": "pt"}
+        found = load_file("out.safetensors")
+        assert found.keys() == tensors.keys()
+        assert all(torch.equal(bits(found[name]), bits(tensors[name])) for name in tensors)
 
 
 # ------------------------------------------------------------------------------------------------------ several at once
@@ -437,8 +422,7 @@ def mixed(place: Path) -> list[str]:
     return sorted(f"in/{name}" for name in os.listdir(place / "in"))
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_of_twenty_the_broken_ones_do_not_stop_the_others(jobs: int, place: Path) -> None:
+def test_of_twenty_the_broken_ones_do_not_stop_the_others(place: Path) -> None:
     words = mixed(place)
     assert len(words) == 20
     (place / "alone").mkdir()
@@ -446,41 +430,39 @@ def test_of_twenty_the_broken_ones_do_not_stop_the_others(jobs: int, place: Path
         name = os.path.basename(word)
         output = f"alone/{name}" if Path(word).is_dir() else f"alone/{os.path.splitext(name)[0]}.safetensors"
         assert ckptconv_here("convert", word, output).code == CODES.get(name, 0)
-    run = ckptconv_here("convert", *words, "--output-dir", "out/deep", "--jobs", jobs)
-    assert run.code == 3
-    assert contents(place / "alone") == contents(place / "out" / "deep")
-    lines = run.out.splitlines()
-    assert lines[0].split() == ["input", "what", "it", "was", "output", "size", "time"]
-    assert [line.split()[0] for line in lines[1:21]] == words, "in the order in which they were given"
-    assert [line for line in lines if line.startswith("values are recorded beside the tensors of in/m0.pt, in/m1.pt")]
-    assert lines[-1].startswith("17 of 20 inputs converted, 3 failed: wrote ")
-    kinds = {line.split()[0]: line.split()[1] for line in lines[1:-1]}
-    assert [kinds[f"in/{name}"] for name in CODES] == ["unsafe", "corrupt", "unsupported"]
-    assert "this file is an attack" in run.err
-    assert run.err.splitlines()[-1] == "ckptconv: 3 of 20 inputs could not be converted."
+    for jobs in (1, 2):
+        out = f"out{jobs}/deep"
+        run = ckptconv_here("convert", *words, "--output-dir", out, "--jobs", jobs)
+        said = run.refused(3, "this file is an attack")
+        assert said.splitlines()[-1] == "ckptconv: 3 of 20 inputs could not be converted."
+        assert contents(place / "alone") == contents(place / out), jobs
+        lines = run.out.splitlines()
+        assert lines[0].split() == ["input", "what", "it", "was", "output", "size", "time"]
+        assert [line.split()[0] for line in lines[1:21]] == words, "in the order in which they were given"
+        assert [line for line in lines if line.startswith("values are recorded beside the tensors of in/m0.pt, in/m1.")]
+        assert lines[-1].startswith("17 of 20 inputs converted, 3 failed: wrote ")
+        kinds = {line.split()[0]: line.split()[1] for line in lines[1:-1]}
+        assert [kinds[f"in/{name}"] for name in CODES] == ["unsafe", "corrupt", "unsupported"], jobs
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
-def test_with_json_several_are_one_object(jobs: int, place: Path) -> None:
+def test_with_json_several_are_one_object(place: Path) -> None:
     torch.save(NESTED, "a.pt")
     Path("b.pt").write_bytes(CUT)
     save_file(WEIGHTS, "c.safetensors")
-    run = ckptconv_here(
-        "convert", "a.pt", "b.pt", "c.safetensors", "none.pt", "--output-dir", "o", "--json", "--jobs", jobs
-    )
-    assert run.code == 4
-    told = run.json
-    assert not told["ok"]
-    assert told["command"] == "convert"
-    assert told["error"]["exit_code"] == 4
-    assert [each["input"] for each in told["results"]] == ["a.pt", "b.pt", "c.safetensors", "none.pt"]
-    assert [each["ok"] for each in told["results"]] == [True, False, True, False]
-    assert [each["error"]["kind"] for each in told["results"] if not each["ok"]] == ["corrupt", "usage"]
+    words = ["a.pt", "b.pt", "c.safetensors", "none.pt"]
     alone = succeeding("convert", "a.pt", "again.safetensors", "--json").json
-    assert alone.keys() - {"version", "command"} == told["results"][0].keys()
-    assert (told["inputs"], told["converted"], told["failed"]) == (4, 2, 2)
-    for total in ("tensors", "bytes_written", "bytes_read", "input_bytes"):
-        assert told[total] == sum(each[total] for each in told["results"] if each["ok"])
+    for jobs in (1, 3):
+        run = ckptconv_here("convert", *words, "--output-dir", f"o{jobs}", "--json", "--jobs", jobs)
+        told = run.json
+        assert run.code == told["error"]["exit_code"] == 4
+        assert (told["ok"], told["command"]) == (False, "convert")
+        assert [each["input"] for each in told["results"]] == words, jobs
+        assert [each["ok"] for each in told["results"]] == [True, False, True, False], jobs
+        assert [each["error"]["kind"] for each in told["results"] if not each["ok"]] == ["corrupt", "usage"]
+        assert alone.keys() - {"version", "command"} == told["results"][0].keys()
+        assert (told["inputs"], told["converted"], told["failed"]) == (4, 2, 2)
+        for total in ("tensors", "bytes_written", "bytes_read", "input_bytes"):
+            assert told[total] == sum(each[total] for each in told["results"] if each["ok"]), total
     run = succeeding("convert", "a.pt", "--output-dir", "o", "--json", "-q")
     assert run.json["ok"]
     assert len(run.json["results"]) == 1, "one input is told of as several are"
@@ -501,15 +483,19 @@ def test_a_directory_in_which_nothing_was_made_does_not_stay(place: Path) -> Non
     assert "file is no directory" in refused(2, "convert", "a.pt", "--output-dir", "file")
 
 
-@pytest.mark.parametrize(
-    "option",
-    ["--optimizer=o", "--universal=u", "--manifest=m", "--depfile=d", "--part=0/2", "--dask=tcp://127.0.0.1:1"],
-)
-def test_options_for_one_output_are_refused_for_several(option: str, place: Path) -> None:
+def test_options_for_one_output_are_refused_for_several(place: Path) -> None:
     torch.save(NESTED, "a.pt")
-    assert f"{option.partition('=')[0]} is for one conversion" in refused(
-        2, "convert", "a.pt", "--output-dir", "o", option
+    options = (
+        "--optimizer=o",
+        "--universal=u",
+        "--manifest=m",
+        "--depfile=d",
+        "--part=0/2",
+        "--dask=tcp://127.0.0.1:1",
     )
+    for option in options:
+        said = refused(2, "convert", "a.pt", "--output-dir", "o", option)
+        assert f"{option.partition('=')[0]} is for one conversion" in said
     assert "by itself" in refused(2, "convert", "-", "a.pt", "--output-dir", "o")
     assert os.listdir() == ["a.pt"]
 
@@ -558,19 +544,6 @@ def test_checkpoints_for_training_are_made_of_one_input_or_several(place: Path) 
     assert "needs an OUTPUT" in refused(2, "convert", "a.pt", "--to", "dcp")
 
 
-def test_a_second_run_replaces_what_the_first_made(place: Path) -> None:
-    torch.save(NESTED, "a.pt")
-    save_file(WEIGHTS, "b.safetensors")
-    command = ("convert", "a.pt", "b.safetensors", "--output-dir", "o")
-    succeeding(*command)
-    before = contents(place)
-    succeeding(*command)
-    assert contents(place) == before
-    run = ckptconv_here(*command, "--no-clobber")
-    assert run.code == 1
-    assert contents(place) == before
-
-
 # ------------------------------------------------------------------------------------------------------- its pure parts
 
 # What names of files may have in them, and what leads elsewhere.
@@ -611,39 +584,37 @@ def test_no_two_outputs_have_one_name_and_none_leads_out_of_the_directory(
         assert place not in {resolve(word) for word in words}
 
 
-@pytest.mark.parametrize("template", ["..", "../{stem}", "/{stem}", "{stem}/..", "", "{stem}//x", ".", "a/./b"])
-def test_templates_do_not_lead_out(template: str) -> None:
-    if template:
-        with pytest.raises(UsageError, match="no name in out"):
-            output_paths([InputWord("a.pt")], "out", template)
+def test_what_is_no_template_or_leads_out_is_refused() -> None:
+    fields = r"no template.*\{stem\}, \{name\}, \{parent\}, \{number\}"
+    for said, templates in (
+        ("no name in out", ["..", "../{stem}", "/{stem}", "{stem}/..", "{stem}//x", ".", "a/./b"]),
+        (fields, ["{stem", "{}", "{0}", "{other}", "{stem.upper}", "{stem!r}", "{number:03}", "}"]),
+    ):
+        for template in templates:
+            with pytest.raises(UsageError, match=said):
+                output_paths([InputWord("a.pt")], "out", template)
 
 
-@pytest.mark.parametrize("template", ["{stem", "{}", "{0}", "{other}", "{stem.upper}", "{stem!r}", "{number:03}", "}"])
-def test_what_is_no_template_is_told_which_fields_there_are(template: str) -> None:
-    with pytest.raises(UsageError, match=r"no template.*\{stem\}, \{name\}, \{parent\}, \{number\}"):
-        output_paths([InputWord("a.pt")], "out", template)
+NAMED = [
+    ("x/epoch=3.ckpt", False, "", "out/epoch=3.safetensors"),
+    ("x/pytorch_model-00001-of-00002.bin", False, "", "out/model-00001-of-00002.safetensors"),
+    ("x/pytorch_model.bin.index.json", False, "", "out/x"),
+    ("runs/step-1.5/", True, "", "out/step-1.5"),
+    ("runs/step-1.5/", True, "{parent}-{stem}", "out/runs-step-1.5"),
+    ("s3://bucket/dir/x.pt", False, "{parent}-{name}.safetensors", "out/dir-x.pt.safetensors"),
+    ("https://host/a%20b/x.pt?download=1", False, "", "out/x.safetensors"),
+    ("hf://org/model@v1/", True, "", "out/model"),
+    ("hf://org/model@refs/pr/1", True, "{stem}-{name}", "out/model-1"),
+    ("hf://org/model@v%2F1", True, "{name}", "out/model@v%2F1"),
+    ("hf://org/model@v1/x@2.pt", False, "", "out/x@2.safetensors"),
+    ("hf://org/model@v1/pytorch_model.bin.index.json", False, "", "out/model"),
+    ("a/model@v1", True, "", "out/model@v1"),
+]
 
 
-@pytest.mark.parametrize(
-    ("word", "is_directory", "template", "expected"),
-    [
-        ("x/epoch=3.ckpt", False, "", "out/epoch=3.safetensors"),
-        ("x/pytorch_model-00001-of-00002.bin", False, "", "out/model-00001-of-00002.safetensors"),
-        ("x/pytorch_model.bin.index.json", False, "", "out/x"),
-        ("runs/step-1.5/", True, "", "out/step-1.5"),
-        ("runs/step-1.5/", True, "{parent}-{stem}", "out/runs-step-1.5"),
-        ("s3://bucket/dir/x.pt", False, "{parent}-{name}.safetensors", "out/dir-x.pt.safetensors"),
-        ("https://host/a%20b/x.pt?download=1", False, "", "out/x.safetensors"),
-        ("hf://org/model@v1/", True, "", "out/model"),
-        ("hf://org/model@refs/pr/1", True, "{stem}-{name}", "out/model-1"),
-        ("hf://org/model@v%2F1", True, "{name}", "out/model@v%2F1"),
-        ("hf://org/model@v1/x@2.pt", False, "", "out/x@2.safetensors"),
-        ("hf://org/model@v1/pytorch_model.bin.index.json", False, "", "out/model"),
-        ("a/model@v1", True, "", "out/model@v1"),
-    ],
-)
-def test_names_are_made_of_what_an_input_is_called(word: str, is_directory: bool, template: str, expected: str) -> None:
-    assert output_paths([InputWord(word, is_directory)], "out", template) == [expected]
+def test_names_are_made_of_what_an_input_is_called() -> None:
+    for word, is_directory, template, expected in NAMED:
+        assert output_paths([InputWord(word, is_directory)], "out", template) == [expected]
 
 
 def test_an_output_does_not_take_the_place_of_an_input() -> None:
@@ -655,17 +626,16 @@ def test_an_output_does_not_take_the_place_of_an_input() -> None:
     assert free == "./c.safetensors"
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_inputs_whose_outputs_would_have_one_name_do_not_keep_the_others(jobs: str, place: Path) -> None:
+def test_inputs_whose_outputs_would_have_one_name_do_not_keep_the_others(place: Path) -> None:
     """As with `convert *`, where LICENSE.txt and LICENSE.md are no checkpoints anyway."""
     torch.save(NESTED, "a.pt")
     for name in ("b.txt", "b.md", "b.log"):
         Path(name).write_text("no checkpoint")
-    run = ckptconv_here("convert", "a.pt", "b.log", "b.md", "b.txt", "--output-dir", "o", "--jobs", jobs)
-    assert run.code == 2
-    assert run.err.count("b.log, b.md and b.txt would all be o/b.safetensors") == 1
-    assert "3 of 4 inputs could not be converted" in run.err
-    assert [name for name in os.listdir("o") if name.endswith(".safetensors")] == ["a.safetensors"]
+    for jobs in ("1", "2"):
+        run = ckptconv_here("convert", "a.pt", "b.log", "b.md", "b.txt", "--output-dir", f"o{jobs}", "--jobs", jobs)
+        said = run.refused(2, "3 of 4 inputs could not be converted")
+        assert said.count(f"b.log, b.md and b.txt would all be o{jobs}/b.safetensors") == 1
+        assert [name for name in os.listdir(f"o{jobs}") if name.endswith(".safetensors")] == ["a.safetensors"]
 
 
 def test_the_exit_code_is_the_worst() -> None:
@@ -685,15 +655,14 @@ def test_threads_and_memory_are_shared() -> None:
     assert shares({"jobs": 2, "memory": 6 * mib}, 3, far=True) == (2, {"jobs": 1, "memory": 3 * mib})
 
 
-@pytest.mark.parametrize("width", [60, 80, 200, None])
-def test_the_table_fits_the_terminal(width: int | None) -> None:
+def test_the_table_fits_the_terminal() -> None:
     error = CorruptError("long/" * 20 + "x.pt is cut. And more.", "Copy it.")
-    report = ckptconv.Report(
-        "in", [ckptconv.result.OutputFile("out/" * 20 + "x", 10, 1)], "torch zip", 1, {}, {}, [], []
-    )
-    lines = list(table([Outcome("in/" * 30 + "x.pt", report), Outcome("y.pt", error=error), Outcome("z")], width))
-    assert len(lines) == 4
-    assert all(width is None or len(line) <= width for line in lines)
+    output = ckptconv.result.OutputFile("out/" * 20 + "x", 10, 1)
+    report = ckptconv.Report("in", [output], "torch zip", 1, {}, {}, [], [])
+    for width in (60, 80, 200, None):
+        lines = list(table([Outcome("in/" * 30 + "x.pt", report), Outcome("y.pt", error=error), Outcome("z")], width))
+        assert len(lines) == 4
+        assert all(width is None or len(line) <= width for line in lines), width
     assert first_sentence(error.message).endswith("x.pt is cut")
 
 
@@ -735,8 +704,9 @@ def stopped(place: Path, number: signal.Signals, jobs: int, *options: str) -> tu
     return process.wait(), out, err
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize(
+    ("jobs", "number", "code"), [(1, signal.SIGTERM, 143), (2, signal.SIGTERM, 143), (2, signal.SIGINT, 130)]
+)
 def test_a_signal_stops_all_and_nothing_half_made_is_left(
     jobs: int, number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
@@ -792,20 +762,20 @@ def test_a_worker_that_dies_fails_its_input_alone(place: Path, monkeypatch: pyte
     assert sorted(os.listdir("o")) == ["a.safetensors", "c.safetensors"]
 
 
-@pytest.mark.parametrize("name", ["out.gguf", "out.onnx", "out.npz", "out.safetensor", "out.tar.gz"])
-def test_an_output_with_an_ending_that_none_has_is_refused(name: str, tmp_path: Path) -> None:
-    torch.save({"w": torch.zeros(3)}, tmp_path / "x.pt")
-    run = ckptconv_here("convert", tmp_path / "x.pt", tmp_path / name)
-    stem = str(tmp_path / name).rpartition(".")[0]
-    run.refused(2, f"{tmp_path / name} ends in .", f"{stem}.safetensors?", f"give {tmp_path / name}/", "Nothing was")
-    assert not (tmp_path / name).exists()
-    assert ckptconv_here("convert", tmp_path / "x.pt", f"{tmp_path / name}/").code == 0
-    assert (tmp_path / name / "model.safetensors").exists()
-    assert ckptconv_here("convert", tmp_path / "x.pt", tmp_path / name).code == 0
+def test_an_output_with_an_ending_that_none_has_is_refused(place: Path) -> None:
+    torch.save({"w": torch.zeros(3)}, "x.pt")
+    for name in ("out.gguf", "out.onnx", "out.npz", "out.safetensor", "out.tar.gz"):
+        run = ckptconv_here("convert", "x.pt", name)
+        stem = name.rpartition(".")[0]
+        run.refused(2, f"{name} ends in .", f"{stem}.safetensors?", f"give {name}/", "Nothing was")
+        assert not Path(name).exists()
+        succeeding("convert", "x.pt", f"{name}/")
+        assert Path(name, "model.safetensors").exists()
+        succeeding("convert", "x.pt", name)
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.1", "run.v2", ".hidden", "a.b-c"])
-def test_a_directory_may_have_a_version_in_its_name(name: str, tmp_path: Path) -> None:
-    torch.save({"w": torch.zeros(3)}, tmp_path / "x.pt")
-    assert ckptconv_here("convert", tmp_path / "x.pt", tmp_path / name).code == 0
-    assert (tmp_path / name / "model.safetensors").exists()
+def test_a_directory_may_have_a_version_in_its_name(place: Path) -> None:
+    torch.save({"w": torch.zeros(3)}, "x.pt")
+    for name in ("llama-3.1-8b", "llama-3.1", "run.v2", ".hidden", "a.b-c"):
+        succeeding("convert", "x.pt", name)
+        assert Path(name, "model.safetensors").exists(), name

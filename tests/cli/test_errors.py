@@ -76,28 +76,26 @@ ERRORS: dict[str, tuple[int, Callable[[], bytes | None], list[str], str, str]] =
 }
 
 
-@pytest.mark.parametrize("kind", ERRORS)
-def test_the_whole_text(kind: str, tmp_path: Path) -> None:
-    code, make, arguments, message, hint = ERRORS[kind]
-    path, output = tmp_path / "model.pt", tmp_path / "out.safetensors"
-    data = make()
-    if data is not None:
-        path.write_bytes(data)
-    if kind == "failed":
-        output.write_bytes(b"something")
-    run = ckptconv_here("pt2safetensors", path, output, *arguments)
-    message = message.format(path=path, out=output)
-    if kind != "unsafe":  # which says it in its own words
-        message += " Nothing was written."
-    assert (run.code, run.out) == (code, "")
-    assert run.err == f"ckptconv: {message}{' ' if hint else ''}{hint}\n"
-    described = ckptconv_here("pt2safetensors", path, output, *arguments, "--json").json
-    call = {"version": 1, "command": "pt2safetensors", "input": str(path)}
-    assert described == {
-        **call,
-        "ok": False,
-        "error": {"exit_code": code, "kind": kind, "message": message, "hint": hint},
-    }
+def test_the_whole_text(tmp_path: Path) -> None:
+    for kind, (code, make, arguments, message, hint) in ERRORS.items():
+        place = tmp_path / kind
+        place.mkdir()
+        path, output = place / "model.pt", place / "out.safetensors"
+        data = make()
+        if data is not None:
+            path.write_bytes(data)
+        if kind == "failed":
+            output.write_bytes(b"something")
+        run = ckptconv_here("pt2safetensors", path, output, *arguments)
+        message = message.format(path=path, out=output)
+        if kind != "unsafe":  # which says it in its own words
+            message += " Nothing was written."
+        assert (run.code, run.out) == (code, ""), kind
+        assert run.err == f"ckptconv: {message}{' ' if hint else ''}{hint}\n"
+        described = ckptconv_here("pt2safetensors", path, output, *arguments, "--json").json
+        error = {"exit_code": code, "kind": kind, "message": message, "hint": hint}
+        call = {"version": 1, "command": "pt2safetensors", "input": str(path)}
+        assert described == {**call, "ok": False, "error": error}
 
 
 def test_a_flipped_bit(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import ckptconv_here
+from checkpoints import ckptconv_here, done
 from safetensors.torch import save_file
 from terminal import on_terminal
 
@@ -57,21 +57,18 @@ def test_options_stand_in_groups_in_one_order() -> None:
         assert all(option.group == LIBRARY or option.about.endswith((".", "?")) for option in table.values())
 
 
-@pytest.mark.parametrize(
-    ("command", "dtype", "size"),
-    [
+def test_a_command_tells_its_own_defaults_and_no_others() -> None:
+    for command, dtype, size in (
         ("zero-to-fp32", "float32", "5GB"),
         ("pt2safetensors", "keep", "files as the input has them"),
         ("dcp2safetensors", "keep", "5GB"),
         ("verify", "what the manifest says", "what the manifest says"),
-    ],
-)
-def test_a_command_tells_its_own_defaults_and_no_others(command: str, dtype: str, size: str) -> None:
-    told = help_of(command, "--help")
-    assert f"keep leaves them as they are. [default: {dtype}]" in told
-    assert f"such as 5GB or 2GiB. [default: {size}]" in told
-    others = {"zero-to-fp32", "dcp2safetensors"} - {command}
-    assert not [name for name in others if f"for {name}" in told]
+    ):
+        told = help_of(command, "--help")
+        assert f"keep leaves them as they are. [default: {dtype}]" in told, command
+        assert f"such as 5GB or 2GiB. [default: {size}]" in told, command
+        others = {"zero-to-fp32", "dcp2safetensors"} - {command}
+        assert not [name for name in others if f"for {name}" in told], command
 
 
 def test_the_short_help_is_short_and_leads_to_the_long_one() -> None:
@@ -91,60 +88,46 @@ def test_the_short_help_of_convert_has_what_people_use() -> None:
     assert sorted(names) == sorted(common.split())
 
 
-@pytest.mark.parametrize("words", [["convert"], ["rows", "split"], []])
-def test_help_is_a_command_too(words: list[str]) -> None:
-    assert ckptconv_here("help", *words).out == ckptconv_here(*words, "--help").out
+def test_help_is_a_command_too() -> None:
+    for words in (["convert"], ["rows", "split"], []):
+        assert ckptconv_here("help", *words).out == ckptconv_here(*words, "--help").out
 
 
-def test_the_output_can_be_named_by_an_option(tmp_path: Path) -> None:
-    torch.save({"w": torch.ones(2)}, tmp_path / "x.pt")
-    made, back = tmp_path / "a.safetensors", tmp_path / "b.pt"
-    assert ckptconv_here("convert", "-o", made, tmp_path / "x.pt").code == 0
-    assert ckptconv_here("pt2safetensors", tmp_path / "x.pt", "--output", tmp_path / "c.safetensors").code == 0
-    assert ckptconv_here("safetensors2pt", made, "-o", back).code == 0
-    assert ckptconv_here("safetensors2dcp", made, f"--output={tmp_path / 'dcp'}").code == 0
-    assert all(path.exists() for path in (made, back, tmp_path / "c.safetensors", tmp_path / "dcp"))
-
-
-def test_commands_that_read_several_have_that_option_too(tmp_path: Path) -> None:
+def test_the_output_can_be_named_by_an_option() -> None:
     for name, value in (("a", 1.0), ("b", 3.0)):
-        save_file({"w": torch.full((4, 4), value)}, tmp_path / f"{name}.safetensors")
+        save_file({"w": torch.full((4, 4), value)}, f"{name}.safetensors")
     table = torch.arange(12 * 64).to(torch.uint8).reshape(12, 64)
     table[:, :8] = torch.arange(12).reshape(12, 1).view(torch.uint8)
-    torch.save({"embeddings.t.weight": table.view(torch.float32)}, tmp_path / "in.pt")
-    layout = ("--embedding-dim", 8, "--optimizer", "exact_row_wise_adagrad")
-    a, b = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
-    assert ckptconv_here("diff", a, b, "--delta", tmp_path / "delta").code == 0
+    torch.save({"embeddings.t.weight": table.view(torch.float32)}, "in.pt")
+    done(ckptconv_here("diff", "a.safetensors", "b.safetensors", "--delta", "delta"))
     for words in (
-        ["average", a, b, "-o", tmp_path / "average.safetensors"],
-        ["patch", a, tmp_path / "delta", "-o", tmp_path / "patched.safetensors"],
-        ["virtual", a, "-o", tmp_path / "a.virtual.json"],
-        ["rows", "split", *layout, "in.pt", "-o", tmp_path / "parts"],
-        ["rows", "pack", tmp_path / "parts", "-o", tmp_path / "kv.pt"],
+        "convert model.pt -o made.safetensors",
+        "pt2safetensors model.pt --output made-too.safetensors",
+        "safetensors2pt made.safetensors -o back.pt",
+        "safetensors2dcp made.safetensors --output dcp",
+        "average a.safetensors b.safetensors -o average.safetensors",
+        "patch a.safetensors delta -o patched.safetensors",
+        "virtual a.safetensors -o a.virtual.json",
+        "rows split --embedding-dim 8 --optimizer exact_row_wise_adagrad in.pt -o parts",
+        "rows pack parts -o kv.pt",
     ):
-        run = ckptconv_here(*words)
-        assert run.code == 0, run.err
-        assert Path(words[-1]).exists()
+        done(ckptconv_here(*words.split()))
+        assert Path(words.split()[-1]).exists(), words
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["patch", "a", "b"], "needs a BASE, at least one DELTA"),
-        (["average", "a"], "needs at least one STEP"),
-        (["merge", "a", "b"], "at least one ADAPTER"),
-        (["virtual", "a"], "OUTPUT is missing"),
-        (["rows", "split", "a"], "rows split needs a TABLE and an OUTPUT"),
-        (["convert", "a.pt", "b.safetensors", "-o", "c.safetensors"], "OUTPUT is given twice"),
-        (["convert", "a.pt", "b.pt", "-o", "out", "--output-dir", "d"], "-o names one output"),
-        (["safetensors2pt", "a.safetensors"], "OUTPUT is missing"),
-        (["safetensors2dcp", "a.safetensors"], "OUTPUT is missing"),
-    ],
-)
-def test_one_output_is_needed_and_no_two(words: list[str], told: str) -> None:
-    done = ckptconv_here(*words)
-    assert done.code == 2
-    assert told in done.err
+def test_one_output_is_needed_and_no_two() -> None:
+    for words, told in (
+        ("patch a b", "needs a BASE, at least one DELTA"),
+        ("average a", "needs at least one STEP"),
+        ("merge a b", "at least one ADAPTER"),
+        ("virtual a", "OUTPUT is missing"),
+        ("rows split a", "rows split needs a TABLE and an OUTPUT"),
+        ("convert a.pt b.safetensors -o c.safetensors", "OUTPUT is given twice"),
+        ("convert a.pt b.pt -o out --output-dir d", "-o names one output"),
+        ("safetensors2pt a.safetensors", "OUTPUT is missing"),
+        ("safetensors2dcp a.safetensors", "OUTPUT is missing"),
+    ):
+        ckptconv_here(*words.split()).refused(2, told)
 
 
 def test_the_program_alone_shows_its_commands() -> None:
@@ -177,12 +160,12 @@ MEANT = {
 }
 
 
-@pytest.mark.parametrize("word", MEANT)
-def test_another_name_of_a_command_leads_to_it(word: str) -> None:
-    run = ckptconv_here(word, "model.pt")
-    assert run.code == 2
-    assert run.err == f"ckptconv: No such command '{word}'. Did you mean ckptconv {MEANT[word]}?\n"
-    assert ckptconv_here(*MEANT[word].split(), "--help").code == 0
+def test_another_name_of_a_command_leads_to_it() -> None:
+    for word, meant in MEANT.items():
+        run = ckptconv_here(word, "model.pt")
+        assert run.code == 2
+        assert run.err == f"ckptconv: No such command '{word}'. Did you mean ckptconv {meant}?\n"
+        done(ckptconv_here(*meant.split(), "--help"))
 
 
 def test_a_slip_leads_to_the_command_that_is_like_it() -> None:
@@ -237,12 +220,10 @@ def test_words_without_a_meaning_have_none() -> None:
         assert meant_by(word) == ""
 
 
-@pytest.mark.parametrize("path", ["model.pt", "absent.safetensors", "my model.ckpt", "s3://bucket/model", "runs/7b/"])
-def test_a_path_in_the_place_of_a_command_leads_to_convert(path: str) -> None:
-    quoted = f"'{path}'" if " " in path else path
-    run = ckptconv_here(path)
-    assert run.code == 2
-    assert f"{path} is not a command. ckptconv convert {quoted} converts it; " in run.err
+def test_a_path_in_the_place_of_a_command_leads_to_convert() -> None:
+    for path in ("model.pt", "absent.safetensors", "my model.ckpt", "s3://bucket/model", "runs/7b/"):
+        quoted = f"'{path}'" if " " in path else path
+        ckptconv_here(path).refused(2, f"{path} is not a command. ckptconv convert {quoted} converts it; ")
 
 
 # -------------------------------------------------------------------------------------------------------- environment
@@ -272,33 +253,22 @@ def test_variables_are_defaults_that_options_override(monkeypatch: pytest.Monkey
     assert not taken.keys() & {"jobs", "memory", "spool_dir", "storage_options"}
 
 
-@pytest.mark.parametrize(("value", "shown"), [("0", False), ("off", False), ("1", True), ("TRUE", True), ("", True)])
-def test_progress_can_be_turned_off_by_a_variable(value: str, shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CKPTCONV_PROGRESS", value)
+def test_progress_can_be_turned_off_by_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckptconv.cli.console.INTERVAL", -1)
-    run = ckptconv_here("pt2safetensors", "model.pt")
-    assert run.code == 0
-    assert (" left" in run.err) == shown
-    assert " left" not in ckptconv_here("pt2safetensors", "model.pt", "--no-progress").err
+    for value, shown in (("0", False), ("off", False), ("1", True), ("TRUE", True), ("", True)):
+        monkeypatch.setenv("CKPTCONV_PROGRESS", value)
+        assert (" left" in done(ckptconv_here("pt2safetensors", "model.pt")).err) == shown, value
+        assert " left" not in ckptconv_here("pt2safetensors", "model.pt", "--no-progress").err, value
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("CKPTCONV_JOBS", "many"),
-        ("CKPTCONV_MEMORY", "5 apples"),
-        ("CKPTCONV_STORAGE_OPTIONS", "{"),
-        ("CKPTCONV_PROGRESS", "maybe"),
-    ],
-)
-def test_a_wrong_value_is_met_with_the_name_of_its_variable(
-    name: str, value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, value)
-    run = ckptconv_here("pt2safetensors", "model.pt", "--json")
-    assert run.code == 2
-    assert run.json["error"]["message"].startswith(name)
-    assert run.json["input"] == "model.pt"
+def test_a_wrong_value_is_met_with_the_name_of_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("JOBS", "many"), ("MEMORY", "5 apples"), ("STORAGE_OPTIONS", "{"), ("PROGRESS", "maybe")):
+        with monkeypatch.context() as patch:
+            patch.setenv(f"CKPTCONV_{name}", value)
+            run = ckptconv_here("pt2safetensors", "model.pt", "--json")
+        assert run.code == 2, name
+        assert run.json["error"]["message"].startswith(f"CKPTCONV_{name}")
+        assert run.json["input"] == "model.pt"
 
 
 def test_a_directory_that_is_not_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,9 +317,8 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(
-    ("environment", "terminal", "file"),
-    [
+def test_where_there_are_colours() -> None:
+    cases: list[tuple[dict[str, str], bool, bool]] = [
         ({"TERM": "xterm"}, True, False),
         ({}, True, False),
         ({"TERM": "dumb"}, False, False),
@@ -357,18 +326,17 @@ class Terminal(io.StringIO):
         ({"TERM": "xterm", "NO_COLOR": ""}, True, False),
         ({"TERM": "dumb", "FORCE_COLOR": "1"}, True, True),
         ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False, False),
-    ],
-)
-def test_where_there_are_colours(environment: dict[str, str], terminal: bool, file: bool) -> None:
-    assert has_colours(Terminal(), environment) == terminal
-    assert has_colours(io.StringIO(), environment) == file
+    ]
+    for environment, terminal, file in cases:
+        assert has_colours(Terminal(), environment) == terminal, environment
+        assert has_colours(io.StringIO(), environment) == file, environment
 
 
-@pytest.mark.parametrize("arguments", [["inspect", "model.pt"], ["inspect", "-h"], ["--help"]])
-def test_colours_on_a_real_terminal(arguments: list[str]) -> None:
-    assert "\x1b[1m" in on_terminal(80, *arguments, TERM="xterm")
-    for environment in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}):
-        assert "\x1b" not in on_terminal(80, *arguments, **environment)
+def test_colours_on_a_real_terminal() -> None:
+    for arguments in (["inspect", "model.pt"], ["inspect", "-h"], ["--help"]):
+        assert "\x1b[1m" in on_terminal(80, *arguments, TERM="xterm"), arguments
+        for environment in ({"TERM": "dumb"}, {"TERM": "xterm", "NO_COLOR": "1"}):
+            assert "\x1b" not in on_terminal(80, *arguments, **environment), arguments
 
 
 def test_colours_where_they_are_demanded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,13 +388,13 @@ TYPED = {
 }
 
 
-@pytest.mark.parametrize(("line", "words"), TYPED.items())
-def test_a_line_is_completed_where_it_ends(line: str, words: list[str]) -> None:
-    answer = answered({"_CKPTCONV_COMPLETE": "complete_fish", "_TYPER_COMPLETE_ARGS": line})
-    assert answer is not None
-    assert [each.partition("\t")[0] for each in answer[0].split("\n") if each] == words
-    asks = {"_CKPTCONV_COMPLETE": "complete_fish", "_TYPER_COMPLETE_ARGS": line}
-    assert answered({**asks, "_TYPER_COMPLETE_FISH_ACTION": "is-args"}) == ("", int(not words))
+def test_a_line_is_completed_where_it_ends() -> None:
+    for line, words in TYPED.items():
+        asks = {"_CKPTCONV_COMPLETE": "complete_fish", "_TYPER_COMPLETE_ARGS": line}
+        answer = answered(asks)
+        assert answer is not None
+        assert [each.partition("\t")[0] for each in answer[0].split("\n") if each] == words, line
+        assert answered({**asks, "_TYPER_COMPLETE_FISH_ACTION": "is-args"}) == ("", int(not words)), line
 
 
 def test_each_shell_is_told_in_its_own_words() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import ckptconv_here
+from checkpoints import ckptconv_here, done
 from jsonschema import Draft202012Validator
 from safetensors.torch import load_file
 
@@ -25,30 +25,22 @@ d = 2
 """
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my.toml").write_text(MAP)
-    torch.save(
-        {"layers.0.qkv": torch.arange(48.0).reshape(12, 4), "layers.0._extra_state": torch.ones(2)}, tmp_path / "m.pt"
-    )
-    return tmp_path
+@pytest.fixture(autouse=True)
+def _here(place: Path) -> None:
+    (place / "my.toml").write_text(MAP)
+    torch.save({"layers.0.qkv": torch.arange(48.0).reshape(12, 4), "layers.0._extra_state": torch.ones(2)}, "m.pt")
 
 
 def test_show_prints_a_map_as_it_is(place: Path) -> None:
-    run = ckptconv_here("maps", "show", "my.toml")
-    assert (run.code, run.out) == (0, MAP)
+    assert done(ckptconv_here("maps", "show", "my.toml")).out == MAP
 
 
 def test_check_says_what_a_map_has(place: Path) -> None:
-    run = ckptconv_here("maps", "check", "my.toml")
-    assert (run.code, run.out) == (0, "my.toml: 1 rule, one ⇄ other; sizes: g, k, d\n")
-
-
-def test_check_says_which_rules_go_before_which(place: Path) -> None:
+    told = done(ckptconv_here("maps", "check", "my.toml")).out
+    assert told == "my.toml: 1 rule, one ⇄ other; sizes: g, k, d\n"
     (place / "rest.toml").write_text(f'{MAP}[[rule]]\none = "layers.{{l}}.{{name}}"\nother = "x{{l}}.{{name}}"\n')
-    run = ckptconv_here("maps", "check", "rest.toml")
-    assert run.out.endswith("rest.toml:3, rule 1 goes before rest.toml:10, rule 2\n")
+    told = done(ckptconv_here("maps", "check", "rest.toml")).out
+    assert told.endswith("rest.toml:3, rule 1 goes before rest.toml:10, rule 2\n")
 
 
 def test_check_with_a_checkpoint_says_what_becomes_of_it(place: Path) -> None:
@@ -63,39 +55,29 @@ def test_check_with_a_reference_says_what_it_lacks(place: Path) -> None:
     torch.save({"l0.q": k, "l0.k": q}, place / "fits.pt")
     torch.save({"l0.q": k, "l0.k": q, "l1.q": k.clone()}, place / "more.pt")
     words = "maps", "check", "my.toml", "m.pt", "--size", "g=2", "--like"
-    assert ckptconv_here(*words, "fits.pt").code == 0
-    run = ckptconv_here(*words, "more.pt")
-    assert run.code == 1
-    assert "l1.q" in run.err
+    done(ckptconv_here(*words, "fits.pt"))
+    ckptconv_here(*words, "more.pt").refused(1, "l1.q")
 
 
-@pytest.mark.parametrize(
-    ("words", "fields"),
-    [
-        ([], set()),
-        (["show", "my.toml"], {"text"}),
-        (["check", "my.toml"], {"precedence", "source"}),
-        (["check", "my.toml", "m.pt", "--size", "g=2"], {"precedence", "source", "direction", "made_of", "warnings"}),
-    ],
-)
-def test_what_is_printed_as_json_is_of_its_schema(place: Path, words: list[str], fields: set[str]) -> None:
-    found = ckptconv_here("maps", *words, "--json").json
-    schema = Path(ckptconv.cli.__file__).with_name("schemas") / "maps.json"
-    Draft202012Validator(json.loads(schema.read_text("utf-8"))).validate(found)
-    assert found.keys() == {"version", "ok", "command", "maps", *fields}
-    assert len(found["maps"]) == 1 or not words
-    if "made_of" in fields:
-        assert found["made_of"] == {"l0.q": ["layers.0.qkv"], "l0.k": ["layers.0.qkv"]}
+def test_what_is_printed_as_json_is_of_its_schema(place: Path) -> None:
+    schema = json.loads((Path(ckptconv.cli.__file__).with_name("schemas") / "maps.json").read_text("utf-8"))
+    for words, fields in (
+        ("", set()),
+        ("show my.toml", {"text"}),
+        ("check my.toml", {"precedence", "source"}),
+        ("check my.toml m.pt --size g=2", {"precedence", "source", "direction", "made_of", "warnings"}),
+    ):
+        found = ckptconv_here("maps", *words.split(), "--json").json
+        Draft202012Validator(schema).validate(found)
+        assert found.keys() == {"version", "ok", "command", "maps", *fields}, words
+        assert len(found["maps"]) == 1 or not words
+    assert found["made_of"] == {"l0.q": ["layers.0.qkv"], "l0.k": ["layers.0.qkv"]}
 
 
 def test_what_a_check_finds_is_an_error(place: Path) -> None:
-    run = ckptconv_here("maps", "check", "my.toml", "m.pt")
-    assert run.code == 2
-    assert "Give --size g=NUMBER" in run.err
+    ckptconv_here("maps", "check", "my.toml", "m.pt").refused(2, "Give --size g=NUMBER")
     for name, told in {"nothing": "no map 'nothing'", "./nothing.toml": "does not exist", "../": "is no file"}.items():
-        run = ckptconv_here("maps", "check", name)
-        assert run.code == 2
-        assert told in run.err
+        ckptconv_here("maps", "check", name).refused(2, told)
 
 
 def test_tensors_of_several_dtypes_become_one_if_they_are_given_the_same(place: Path) -> None:
@@ -103,17 +85,14 @@ def test_tensors_of_several_dtypes_become_one_if_they_are_given_the_same(place: 
     q, k = torch.randn(4, 6).bfloat16(), torch.randn(4, 6)
     torch.save({"q": q, "k": k}, place / "mixed.pt")
     words = "convert", "mixed.pt", "joined.safetensors", "--map", "join.toml"
-    run = ckptconv_here(*words)
-    assert run.code == 2
-    assert "bfloat16, float32" in run.err
-    assert "--dtype float32" in run.err
-    assert ckptconv_here(*words, "--dtype", "float32", "--verify").code == 0
+    ckptconv_here(*words).refused(2, "bfloat16, float32", "--dtype float32")
+    done(ckptconv_here(*words, "--dtype", "float32", "--verify"))
     assert torch.equal(load_file(place / "joined.safetensors")["qk"], torch.cat([q.float(), k]).T)
 
 
 def test_a_file_says_by_which_map_it_is_verified(place: Path) -> None:
-    assert ckptconv_here("convert", "m.pt", "m.safetensors", "--map", "my.toml", "--size", "g=2").code == 0
-    assert ckptconv_here("verify", "m.pt", "m.safetensors").code == 0
+    done(ckptconv_here("convert", "m.pt", "m.safetensors", "--map", "my.toml", "--size", "g=2"))
+    done(ckptconv_here("verify", "m.pt", "m.safetensors"))
     torch.save({"layers.0.qkv": torch.zeros(12, 4)}, place / "m.pt")
     assert ckptconv_here("verify", "m.pt", "m.safetensors").code == 1
 

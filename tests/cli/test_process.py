@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import json
 import os
 import pty
@@ -17,13 +18,15 @@ import sys
 import termios
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from checkpoints import ckptconv, ckptconv_forked, ckptconv_here
+from checkpoints import ckptconv, ckptconv_forked, ckptconv_here, done
+from crashes import failing
 from effort import TIMES
 from prepared import PROGRAM, Process, prepared
 from safetensors.torch import load_file, save_file
@@ -114,8 +117,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def weights(output: Path) -> dict[str, torch.Tensor]:
+    """The tensors of an output of one file, in a directory or not."""
+    return load_file(output / "model.safetensors" if output.is_dir() else output)
+
+
 def is_small(output: Path) -> bool:
-    tensors = load_file(output)
+    tensors = weights(output)
     return len(tensors) == 10 and all(
         tensor.shape == (750, 1000) and bool((tensor == float(name[5])).all()) for name, tensor in tensors.items()
     )
@@ -183,12 +191,12 @@ def test_memory_stays_below_64_mib_whatever_the_size_and_128_are_enough_for_all_
             assert torch.equal(tensor, expected[name])
 
 
-@pytest.mark.parametrize("memory", ["1MiB", "64MiB"])
-def test_memory_is_bounded_for_any_number_of_threads(memory: str, small: Path, tmp_path: Path) -> None:
-    options = ["--jobs", 32, "--memory", memory, "--json"]
-    report = ckptconv("pt2safetensors", small, tmp_path / "out.safetensors", *options).json
-    assert report["peak_rss_bytes"] < 64 * MIB + (0 if memory == "1MiB" else 64 * MIB)
-    assert is_small(tmp_path / "out.safetensors")
+def test_memory_is_bounded_for_any_number_of_threads(small: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.safetensors"
+    for memory, bound in (("1MiB", 64), ("64MiB", 128)):
+        report = ckptconv("pt2safetensors", small, output, "--jobs", 32, "--memory", memory, "--json").json
+        assert report["peak_rss_bytes"] < bound * MIB, memory
+        assert is_small(output)
 
 
 def test_too_little_memory_ends_in_a_paragraph(small: Path, tmp_path: Path) -> None:
@@ -296,23 +304,23 @@ OPENED = (
 )
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_a_file_imports_the_rooms_on_its_way_and_no_format_but_its_own(suffix: str, tmp_path: Path) -> None:
-    path, output, tensors = tmp_path / f"a{suffix}", tmp_path / "b.safetensors", {"a": torch.ones(3)}
-    if suffix == ".pt":
-        torch.save(tensors, path)
-    else:
-        save_file(tensors, path)
-    code, _, err = ended(interpreter("-c", OPENED, path))
-    assert code == 0, err
-    (of_conversion,) = imported(["convert", path, output if suffix == ".pt" else tmp_path / "b.pt"])
-    for found, needless in ((set(json.loads(err)), BESIDE | ABOVE), (of_conversion, BESIDE | {"library"})):
-        modules = {name.removeprefix("ckptconv.") for name in found if name.startswith("ckptconv.")}
-        assert not {name.partition(".")[0] for name in modules} & needless
-        assert {name for name in modules if name.startswith(tuple(OTHERS.split()))} <= RECOGNIZING
-        readers = {"formats.torch.file", "formats.safetensors"} & modules
-        assert readers == {"formats.torch.file" if suffix == ".pt" else "formats.safetensors"}
-    assert not {*json.loads(err)} & (SLOW if suffix == ".pt" else SLOW | OF_PICKLES)
+def test_a_file_imports_the_rooms_on_its_way_and_no_format_but_its_own(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(3)}, tmp_path / "a.pt")
+    save_file({"a": torch.ones(3)}, tmp_path / "a.safetensors")
+    for name, output, reader, slow in (
+        ("a.pt", "b.safetensors", "formats.torch.file", SLOW),
+        ("a.safetensors", "b.pt", "formats.safetensors", SLOW | OF_PICKLES),
+    ):
+        code, _, err = ended(interpreter("-c", OPENED, tmp_path / name))
+        assert code == 0, err
+        of_opening = set(json.loads(err))
+        (of_conversion,) = imported(["convert", tmp_path / name, tmp_path / output])
+        for found, needless in ((of_opening, BESIDE | ABOVE), (of_conversion, BESIDE | {"library"})):
+            modules = {module.removeprefix("ckptconv.") for module in found if module.startswith("ckptconv.")}
+            assert not {module.partition(".")[0] for module in modules} & needless, name
+            assert {module for module in modules if module.startswith(tuple(OTHERS.split()))} <= RECOGNIZING, name
+            assert {"formats.torch.file", "formats.safetensors"} & modules == {reader}
+        assert not of_opening & slow, name
 
 
 @pytest.fixture
@@ -343,27 +351,25 @@ def where_it_lies(tensor: torch.Tensor, content: bytes) -> tuple[int, int]:
     return start, start + len(data)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_no_byte_of_an_optimizer_state_is_read(
-    stage: int, tmp_path: Path, reads: dict[str, list[tuple[int, int]]]
-) -> None:
-    example = make_example.Example(params=400_000, ranks=2, stage=stage)
-    make_example.write(example, tmp_path / "run")
-    run = ckptconv_here("zero-to-fp32", tmp_path / "run", tmp_path / "out.safetensors")
-    assert run.code == 0, run.err
-    assert make_example.differences(example, tmp_path / "out.safetensors") == []
-    moments = 0
-    for path in tmp_path.rglob("*optim_states.pt"):
-        content = path.read_bytes()
-        with make_example.stand_ins():
-            state = torch.load(path, weights_only=False)["optimizer_state_dict"]
-        inner = state["optimizer_state_dict"] if stage == 3 else state["base_optimizer_state"]
-        for values in inner["state"].values():
-            for name in ("exp_avg", "exp_avg_sq"):
-                start, stop = where_it_lies(values[name], content)
-                moments += stop - start
-                assert not [at for at in reads[str(path)] if at[0] < stop and at[1] > start]
-    assert moments > 2 * 4 * 390_000
+def test_no_byte_of_an_optimizer_state_is_read(tmp_path: Path, reads: dict[str, list[tuple[int, int]]]) -> None:
+    for stage in (1, 2, 3):
+        run, output = tmp_path / f"stage{stage}", tmp_path / f"{stage}.safetensors"
+        example = make_example.Example(params=400_000, ranks=2, stage=stage)
+        make_example.write(example, run)
+        done(ckptconv_here("zero-to-fp32", run, output))
+        assert make_example.differences(example, output) == []
+        moments = 0
+        for path in run.rglob("*optim_states.pt"):
+            content = path.read_bytes()
+            with make_example.stand_ins():
+                state = torch.load(path, weights_only=False)["optimizer_state_dict"]
+            inner = state["optimizer_state_dict"] if stage == 3 else state["base_optimizer_state"]
+            for values in inner["state"].values():
+                for name in ("exp_avg", "exp_avg_sq"):
+                    start, stop = where_it_lies(values[name], content)
+                    moments += stop - start
+                    assert not [at for at in reads[str(path)] if at[0] < stop and at[1] > start], stage
+        assert moments > 2 * 4 * 390_000, stage
 
 
 def test_a_part_of_a_large_file_costs_what_it_weighs(model: Path, tmp_path: Path) -> None:
@@ -376,36 +382,28 @@ def test_a_part_of_a_large_file_costs_what_it_weighs(model: Path, tmp_path: Path
 
 # ------------------------------------------------------------------------------------------------------ interruption
 
-OUTPUTS = ["out.safetensors", "out"]
+
+def test_a_signal_ends_it_with_nothing_left(small: Path, tmp_path: Path) -> None:
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        for jobs, output in ((1, "out.safetensors"), (4, "out")):
+            process = begun(python(UNTIL_A_SIGNAL, "pt2safetensors", small, tmp_path / output, "--jobs", jobs))
+            process.send_signal(number)
+            found, out, err = ended(process)
+            assert (found, out) == (code, ""), output
+            assert err.splitlines()[-1] == f"ckptconv: Stopped by {number.name}. Nothing was put under a final name."
+            assert os.listdir(tmp_path) == [], output
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_it_with_nothing_left(
-    number: signal.Signals, code: int, output: str, small: Path, tmp_path: Path
-) -> None:
-    for jobs in (1, 4):
-        process = begun(python(UNTIL_A_SIGNAL, "pt2safetensors", small, tmp_path / output, "--jobs", jobs))
-        process.send_signal(number)
-        found, out, err = ended(process)
-        assert found == code
-        assert not out
-        assert err.splitlines()[-1] == f"ckptconv: Stopped by {number.name}. Nothing was put under a final name."
-        assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("output", OUTPUTS)
-def test_a_signal_leaves_the_old_output_as_it_was(output: str, small: Path, tmp_path: Path) -> None:
-    old = tmp_path / "old.pt"
-    torch.save({"old": torch.ones(3)}, old)
-    assert ckptconv_here("pt2safetensors", old, tmp_path / output).code == 0
-    before = sorted(tmp_path.rglob("*"))
-    process = begun(python(UNTIL_A_SIGNAL, "pt2safetensors", small, tmp_path / output, "--max-shard-size", "50MB"))
-    process.send_signal(signal.SIGTERM)
-    assert ended(process)[0] == 143
-    assert sorted(tmp_path.rglob("*")) == before
-    stored = tmp_path / output
-    assert list(load_file(stored / "model.safetensors" if stored.is_dir() else stored)) == ["old"]
+def test_a_signal_leaves_the_old_output_as_it_was(small: Path, tmp_path: Path) -> None:
+    torch.save({"old": torch.ones(3)}, tmp_path / "old.pt")
+    for output in (tmp_path / "out.safetensors", tmp_path / "out"):
+        done(ckptconv_here("pt2safetensors", tmp_path / "old.pt", output))
+        before = sorted(tmp_path.rglob("*"))
+        process = begun(python(UNTIL_A_SIGNAL, "pt2safetensors", small, output, "--max-shard-size", "50MB"))
+        process.send_signal(signal.SIGTERM)
+        assert ended(process)[0] == 143
+        assert sorted(tmp_path.rglob("*")) == before
+        assert list(weights(output)) == ["old"]
 
 
 def test_with_json_an_interruption_is_one_object_too(small: Path, tmp_path: Path) -> None:
@@ -417,7 +415,7 @@ def test_with_json_an_interruption_is_one_object_too(small: Path, tmp_path: Path
     assert error["kind"] == "interrupted"
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
+@pytest.mark.parametrize("output", ["out.safetensors", "out"])
 def test_a_signal_at_any_time_leaves_all_or_nothing_and_the_code_says_which(
     output: str, small: Path, tmp_path: Path
 ) -> None:
@@ -439,8 +437,7 @@ def test_a_signal_at_any_time_leaves_all_or_nothing_and_the_code_says_which(
         process.send_signal(signal.SIGTERM)
         code, _, err = ended(process)
         if code == 0:
-            stored = directory / output
-            assert is_small(stored / "model.safetensors" if stored.is_dir() else stored)
+            assert is_small(directory / output)
         else:
             # Python itself is ended before it can say a word.
             assert code in (143, -signal.SIGTERM), err
@@ -490,22 +487,17 @@ def test_two_signals_at_any_time_are_one_end(small: Path, tmp_path: Path) -> Non
             assert os.listdir(output.parent) == []
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_signals_while_something_went_wrong_are_an_end_too(options: list[str], tmp_path: Path) -> None:
-    code = MEANWHILE.format(function="usual", place="failures.failure_of")
-    code, out, err = ended(python(code, "pt2safetensors", tmp_path / "missing.pt", *options))
-    assert code in (130, 143)
-    assert re.fullmatch(ENDED, err.splitlines()[-1])
-    assert [json.loads(line)["error"]["exit_code"] for line in out.splitlines()] == [code] * len(options)
-
-
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_signals_while_something_is_told_come_too_late(options: list[str], tmp_path: Path) -> None:
-    code = MEANWHILE.format(function="usual", place="console.Printer.failed")
-    code, out, err = ended(python(code, "pt2safetensors", tmp_path / "missing.pt", *options))
-    assert code == 2
-    assert "does not exist" in err
-    assert [json.loads(line)["error"]["exit_code"] for line in out.splitlines()] == [2] * len(options)
+def test_signals_while_something_went_wrong_are_an_end_too_and_while_it_is_told_too_late(tmp_path: Path) -> None:
+    for place, codes, said in (
+        ("failures.failure_of", (130, 143), ENDED),
+        ("console.Printer.failed", (2,), ".* does not exist.*"),
+    ):
+        for options in ([], ["--json"]):
+            disturbed = MEANWHILE.format(function="usual", place=place)
+            code, out, err = ended(python(disturbed, "pt2safetensors", tmp_path / "missing.pt", *options))
+            assert code in codes, place
+            assert re.fullmatch(said, err.splitlines()[-1]), place
+            assert [json.loads(line)["error"]["exit_code"] for line in out.splitlines()] == [code] * len(options)
 
 
 def test_signals_while_it_is_cleaned_up_change_nothing(small: Path, tmp_path: Path) -> None:
@@ -521,117 +513,73 @@ def test_signals_while_it_is_cleaned_up_change_nothing(small: Path, tmp_path: Pa
         assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
-@pytest.mark.parametrize("same", [True, False], ids=["the same again", "something else"])
-def test_a_kill_leaves_no_output_and_the_next_run_succeeds_and_cleans_up(
-    output: str, same: bool, small: Path, tmp_path: Path
-) -> None:
-    process = begun(python(HELD, "pt2safetensors", small, tmp_path / output, stdin=subprocess.PIPE))
-    process.kill()
-    process.communicate()
-    left = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert left
-    assert all(".ckptconv-" in str(path.relative_to(tmp_path)) for path in left)
-    options = [] if same else ["--exclude", "layer0.*"]
-    assert ckptconv_here("pt2safetensors", small, tmp_path / output, *options).code == 0
-    stored = tmp_path / output
-    found = load_file(stored / "model.safetensors" if stored.is_dir() else stored)
-    assert len(found) == (10 if same else 9)
-    names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert names <= {"out.safetensors", "model.safetensors", "ckptconv.structure.json", ".ckptconv-manifest.json"}
+def test_a_kill_leaves_no_output_and_the_next_run_succeeds_and_cleans_up(small: Path, tmp_path: Path) -> None:
+    for name, options in itertools.product(("out.safetensors", "out"), ([], ["--exclude", "layer0.*"])):
+        place = tmp_path / f"{name} {len(options)}"
+        place.mkdir()
+        output = place / name
+        process = begun(python(HELD, "pt2safetensors", small, output, stdin=subprocess.PIPE))
+        process.kill()
+        process.communicate()
+        left = [path for path in place.rglob("*") if path.is_file()]
+        assert left, place
+        assert all(".ckptconv-" in str(path.relative_to(place)) for path in left), place
+        done(ckptconv_here("pt2safetensors", small, output, *options))
+        assert len(weights(output)) == (9 if options else 10), place
+        names = {path.name for path in place.rglob("*") if path.is_file()}
+        assert names <= {"out.safetensors", "model.safetensors", "ckptconv.structure.json", ".ckptconv-manifest.json"}
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
-def test_of_two_at_once_one_is_told_to_wait_and_the_other_is_not_disturbed(
-    output: str, small: Path, tmp_path: Path
-) -> None:
-    first = begun(python(HELD, "pt2safetensors", small, tmp_path / output, stdin=subprocess.PIPE))
-    second = ckptconv_forked("pt2safetensors", small, tmp_path / output)
-    assert second.code == 1
-    assert "another process" in second.err
-    assert ended(first)[0] == 0
-    stored = tmp_path / output
-    assert is_small(stored / "model.safetensors" if stored.is_dir() else stored)
-    hidden = {path.name for path in tmp_path.rglob("*") if path.name.startswith(".")}
-    assert hidden <= {".ckptconv-manifest.json"}
+def test_of_two_at_once_one_is_told_to_wait_and_the_other_is_not_disturbed(small: Path, tmp_path: Path) -> None:
+    for output in (tmp_path / "out.safetensors", tmp_path / "out"):
+        first = begun(python(HELD, "pt2safetensors", small, output, stdin=subprocess.PIPE))
+        ckptconv_forked("pt2safetensors", small, output).refused(1, "another process")
+        assert ended(first)[0] == 0
+        assert is_small(output)
+        hidden = {path.name for path in tmp_path.rglob("*") if path.name.startswith(".")}
+        assert hidden <= {".ckptconv-manifest.json"}, output
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
-def test_a_limit_on_the_size_of_files_ends_in_a_paragraph(output: str, small: Path, tmp_path: Path) -> None:
-    limited = LIMITED.format("RLIMIT_FSIZE", limit=MIB)
-    code, out, err = ended(python(limited, "pt2safetensors", small, tmp_path / output))
-    assert code == 1
-    assert not out
-    assert len(err.splitlines()) == 1
-    assert "ulimit -f" in err
-    assert os.listdir(tmp_path) == []
-    code, _, err = ended(python(limited, "pt2safetensors", small, tmp_path / "shards", "--max-shard-size", "500kB"))
-    assert code == 1
+def refusing(monkeypatch: pytest.MonkeyPatch, call: str, number: int, after: int) -> AbstractContextManager[None]:
+    """The system refuses `call` once it has been made `after` times."""
+    return failing(monkeypatch, call, after, OSError(number, os.strerror(number)))
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, call: str, number: int, after: int) -> None:
-    """Have the system refuse `call` once it has been made `after` times."""
-    usual = getattr(os, call)
-    made = 0
-
-    def refused(*arguments: Any, **options: Any) -> Any:
-        nonlocal made
-        made += 1
-        if made > after:
-            raise OSError(number, os.strerror(number))
-        return usual(*arguments, **options)
-
-    monkeypatch.setattr(os, call, refused)
+FAILING = [
+    ("pwrite", errno.ENOSPC, 5, ["cannot be written", "no space left", "Free some space"]),
+    ("pwrite", errno.EDQUOT, 0, ["quota"]),
+    ("pwrite", errno.EIO, 20, ["input/output error"]),
+    ("ftruncate", errno.EFBIG, 0, ["ulimit -f"]),
+    ("fsync", errno.EIO, 0, ["cannot be written", "input/output error"]),
+    ("preadv", errno.EIO, 7, ["model.pt cannot be read", "input/output error"]),
+    ("pread", errno.ESTALE, 1, ["model.pt cannot be read", "stale"]),
+    ("replace", errno.EACCES, 0, ["permission denied"]),
+]
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
-@pytest.mark.parametrize(
-    ("call", "number", "after", "words"),
-    [
-        ("pwrite", errno.ENOSPC, 5, ["cannot be written", "no space left", "Free some space"]),
-        ("pwrite", errno.EDQUOT, 0, ["quota"]),
-        ("pwrite", errno.EIO, 20, ["input/output error"]),
-        ("ftruncate", errno.EFBIG, 0, ["ulimit -f"]),
-        ("fsync", errno.EIO, 0, ["cannot be written", "input/output error"]),
-        ("preadv", errno.EIO, 7, ["model.pt cannot be read", "input/output error"]),
-        ("pread", errno.ESTALE, 1, ["model.pt cannot be read", "stale"]),
-        ("replace", errno.EACCES, 0, ["permission denied"]),
-    ],
-)
 def test_a_disk_that_fails_ends_in_a_paragraph_with_nothing_left(
-    call: str,
-    number: int,
-    after: int,
-    words: list[str],
-    output: str,
-    small: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failing(monkeypatch, call, number, after)
-    run = ckptconv_here("pt2safetensors", small, tmp_path / output)
-    monkeypatch.undo()
-    assert run.code == 1, run.err
-    assert len(run.err.splitlines()) == 1
-    for word in words:
-        assert word in run.err
-    assert os.listdir(tmp_path) == []
+    for output in ("out.safetensors", "out"):
+        for call, number, after, words in FAILING:
+            with refusing(monkeypatch, call, number, after):
+                run = ckptconv_here("pt2safetensors", small, tmp_path / output)
+            said = run.refused(1, *words)
+            assert len(said.splitlines()) == 1, (call, output)
+            assert os.listdir(tmp_path) == [], (call, output)
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
 def test_a_file_system_that_cannot_sync_is_none_the_worse(
-    output: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
-        failing(monkeypatch, "fsync", number, 0)
-        run = ckptconv_here("pt2safetensors", small, tmp_path / output)
-        monkeypatch.undo()
-        assert run.code == 0, run.err
+    for output in ("out.safetensors", "out"):
+        for number in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            with refusing(monkeypatch, "fsync", number, 0):
+                done(ckptconv_here("pt2safetensors", small, tmp_path / output))
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
 def test_what_has_its_name_is_done_even_if_its_directory_cannot_be_synced(
-    output: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = os.fsync
 
@@ -641,10 +589,9 @@ def test_what_has_its_name_is_done_even_if_its_directory_cannot_be_synced(
         usual(fd)
 
     monkeypatch.setattr(os, "fsync", of_files_only)
-    assert ckptconv_here("pt2safetensors", small, tmp_path / output).code == 0
-    monkeypatch.undo()
-    stored = tmp_path / output
-    assert is_small(stored / "model.safetensors" if stored.is_dir() else stored)
+    for output in (tmp_path / "out.safetensors", tmp_path / "out"):
+        done(ckptconv_here("pt2safetensors", small, output))
+        assert is_small(output)
 
 
 # ------------------------------------------------------------------------------------------------- what is said where
@@ -679,12 +626,11 @@ def test_the_bar_says_which_file_is_being_made(small: Path, tmp_path: Path) -> N
     assert -1 < places[0] < places[1] < places[2]
 
 
-@pytest.mark.parametrize("option", ["-q", "--quiet", "--no-progress"])
-def test_progress_can_be_had_off(option: str, small: Path, tmp_path: Path) -> None:
-    code, out, err = ended(python(EAGER, "pt2safetensors", small, tmp_path / "out.safetensors", option))
-    assert code == 0
-    assert not err
-    assert bool(out) == (option == "--no-progress")
+def test_progress_can_be_had_off(small: Path, tmp_path: Path) -> None:
+    for option in ("--quiet", "--no-progress"):
+        code, out, err = ended(python(EAGER, "pt2safetensors", small, tmp_path / "out.safetensors", option))
+        assert (code, err) == (0, ""), option
+        assert bool(out) == (option == "--no-progress")
 
 
 def test_short_runs_say_nothing_on_stderr(small: Path, tmp_path: Path) -> None:
@@ -728,59 +674,59 @@ def test_over_several_inputs_there_is_one_bar(small: Path, tmp_path: Path) -> No
     assert "/30.0M" in shown
 
 
-@pytest.mark.parametrize(("size", "term"), [((24, 80), "dumb"), ((0, 0), "xterm"), ((0, 80), "xterm")])
-def test_a_terminal_that_cannot_have_a_bar_gets_lines(
-    size: tuple[int, int], term: str, small: Path, tmp_path: Path
-) -> None:
+def test_a_terminal_that_cannot_have_a_bar_gets_lines(small: Path, tmp_path: Path) -> None:
     """Emacs has such, and containers and servers that run jobs do; nothing at all would be shown there."""
     arguments = ["pt2safetensors", small, tmp_path / "out.safetensors", "--jobs", 1]
-    code, _, shown = on_a_terminal(EAGER, *arguments, size=size, TERM=term)
-    assert code == 0
-    lines = shown.split("\r\n")[:-1]
-    assert len(lines) > 3
-    assert all(re.fullmatch(LINE, line) for line in lines)
+    for size, term in (((24, 80), "dumb"), ((0, 0), "xterm"), ((0, 80), "xterm")):
+        code, _, shown = on_a_terminal(EAGER, *arguments, size=size, TERM=term)
+        assert code == 0, size
+        lines = shown.split("\r\n")[:-1]
+        assert len(lines) > 3, size
+        assert all(re.fullmatch(LINE, line) for line in lines), size
 
 
-@pytest.mark.parametrize("columns", [48, 60, 71, 72, 200])
-def test_a_bar_has_room_for_figures_at_every_width(columns: int, small: Path, tmp_path: Path) -> None:
+def test_a_bar_has_room_for_figures_at_every_width(small: Path, tmp_path: Path) -> None:
     arguments = ["pt2safetensors", small, tmp_path / "out", "--max-shard-size", "12MB", "--verify"]
-    code, _, shown = on_a_terminal(EAGER, *arguments, size=(24, columns))
-    assert code == 0
-    drawn = [line for line in shown.split("\r") if "%|" in line]
-    assert all(len(line.rstrip()) < columns and line.rstrip().endswith("B/s]") for line in drawn)
-    assert ("model-00002-of-00003" in shown) == ("verifying" in shown) == (columns >= 72)
+    for columns in (48, 60, 71, 72, 200):
+        code, _, shown = on_a_terminal(EAGER, *arguments, size=(24, columns))
+        assert code == 0, columns
+        drawn = [line for line in shown.split("\r") if "%|" in line]
+        assert all(len(line.rstrip()) < columns and line.rstrip().endswith("B/s]") for line in drawn), columns
+        assert ("model-00002-of-00003" in shown) == ("verifying" in shown) == (columns >= 72), columns
 
 
 def test_on_a_terminal_quiet_is_quiet_too(small: Path, tmp_path: Path) -> None:
     assert on_a_terminal(EAGER, "pt2safetensors", small, tmp_path / "out.safetensors", "-q") == (0, "", "")
 
 
-@pytest.mark.parametrize(
-    ("redirection", "json_"),
-    [
-        *[(each, "") for each in ("| true", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-", ">/dev/full", "2>/dev/full")],
-        *[(each, "--json") for each in ("| true", ">&-", ">&- 2>&-", ">/dev/full")],
-    ],
-)
-def test_whatever_becomes_of_the_report_0_means_that_the_output_is_there(
-    redirection: str, json_: str, tmp_path: Path
-) -> None:
-    torch.save({"a": torch.ones(3)}, tmp_path / "model.pt")
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1" if json_ else ""}
-    command = f"set -o pipefail; {sys.executable} -m ckptconv pt2safetensors {json_} model.pt {redirection}"
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+def in_bash(place: Path, command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line of bash in a directory."""
+    words = ["bash", "-c", f"set -o pipefail; {command}"]
+    return subprocess.run(
+        words, cwd=place, env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0
-    assert "Traceback" not in done.stderr
-    assert "Exception ignored" not in done.stderr
-    assert list(load_file(tmp_path / "model.safetensors")) == ["a"]
-    if redirection == ">/dev/full":
-        assert "no space left" in done.stderr
-    elif redirection == "2>/dev/full":
-        assert done.stdout
-    else:
-        assert not done.stderr
+
+
+def test_whatever_becomes_of_the_report_0_means_that_the_output_is_there(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(3)}, tmp_path / "model.pt")
+    output = tmp_path / "model.safetensors"
+    for number, redirection in enumerate(
+        ("| true", ">&-", ">&- 2>&-", ">/dev/full", "2>&-", "<&- >&- 2>&-", "2>/dev/full")
+    ):
+        for json_ in ("", "--json") if number < 4 else ("",):
+            command = f"{sys.executable} -m ckptconv pt2safetensors {json_} model.pt {redirection}"
+            done = in_bash(tmp_path, command, PYTHONUNBUFFERED="1" if json_ else "")
+            assert done.returncode == 0, command
+            assert "Traceback" not in done.stderr, command
+            assert "Exception ignored" not in done.stderr, command
+            assert list(load_file(output)) == ["a"], command
+            output.unlink()
+            if redirection == ">/dev/full":
+                assert "no space left" in done.stderr, command
+            elif redirection == "2>/dev/full":
+                assert done.stdout, command
+            else:
+                assert not done.stderr, command
 
 
 def test_a_reader_of_the_log_that_goes_away_does_not_end_the_work(small: Path, tmp_path: Path) -> None:
@@ -793,16 +739,12 @@ def test_a_reader_of_the_log_that_goes_away_does_not_end_the_work(small: Path, t
     assert is_small(tmp_path / "out.safetensors")
 
 
-@pytest.mark.parametrize("colours", [{}, {"FORCE_COLOR": "1"}])
-def test_inspect_into_a_pager_that_is_left_early(tmp_path: Path, colours: dict[str, str]) -> None:
+def test_inspect_into_a_pager_that_is_left_early(tmp_path: Path) -> None:
     torch.save({f"{'long name ' * 20}{n}": torch.ones(1) for n in range(1000)}, tmp_path / "model.pt")
-    command = f"set -o pipefail; {sys.executable} -m ckptconv inspect -v model.pt | head -1"
-    environment = {**os.environ, **colours}
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert len(done.stdout.splitlines()) == 1
+    for colours in ({}, {"FORCE_COLOR": "1"}):
+        done = in_bash(tmp_path, f"{sys.executable} -m ckptconv inspect -v model.pt | head -1", **colours)
+        assert (done.returncode, done.stderr) == (0, ""), colours
+        assert len(done.stdout.splitlines()) == 1, colours
 
 
 def test_names_are_shown_in_any_encoding(tmp_path: Path) -> None:
@@ -818,18 +760,20 @@ def test_names_are_shown_in_any_encoding(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------- start-up
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["-h"], ["convert", "--help"], ["help", "rows", "split"], []])
-@pytest.mark.parametrize(
-    "asked", [{}, {"_CKPTCONV_COMPLETE": "complete_bash", "COMP_WORDS": "x con", "COMP_CWORD": "1"}]
-)
-def test_what_is_only_told_needs_no_command_line_library(arguments: list[str], asked: dict[str, str]) -> None:
-    code = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); "
-    code += "from ckptconv.cli.main import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **asked})
-    assert done.stdout, done.stderr
+def test_what_is_only_told_needs_no_command_line_library() -> None:
+    code = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); " + RUN
     needless = {"typer", "click", "dataclasses", "inspect", "typing", "shutil", "ckptconv.options.table"}
-    assert (HEAVY | needless).isdisjoint(done.stderr.split())
+    completing = {"_CKPTCONV_COMPLETE": "complete_bash", "COMP_WORDS": "x con", "COMP_CWORD": "1"}
+    asked: list[tuple[list[str], dict[str, str]]] = [
+        *((words.split(), {}) for words in ("--version", "-h", "convert --help", "help rows split", "")),
+        ([], completing),
+    ]
+    for arguments, environment in asked:
+        command = [sys.executable, "-c", code, *arguments]
+        env = {**os.environ, **environment}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+        assert done.stdout, (arguments, done.stderr)
+        assert (HEAVY | needless).isdisjoint(done.stderr.split()), arguments
 
 
 def test_the_version_tells_what_else_has_a_part() -> None:

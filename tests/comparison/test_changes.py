@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cmath
+import itertools
 import math
 import random
 from fractions import Fraction
@@ -148,44 +149,51 @@ def test_numbers_at_the_ends_of_what_there_is() -> None:
     assert compared(tiny[0], tiny[1], double).max_rel == 0.5
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("bits", [0x0FFF, 0x3FFF, 0xFFFF], ids=["tiny", "up to 2", "any, and what is not finite"])
-def test_sums_of_squares_are_exact_but_for_one_rounding_after_another(name: str, bits: int) -> None:
-    dice, dtype = random.Random(3), DTYPES[name]
-    for count in (1, 2, 700, 5_000):
-        words = [dice.randrange(bits + 1) << 8 * (dtype.itemsize - 2) | dice.randrange(2) for _ in range(count)]
-        data = memoryview(b"".join(word.to_bytes(dtype.itemsize, "little") for word in words))
-        values = torch.frombuffer(bytearray(data), dtype=getattr(torch, name)).double().tolist()
-        exact = sum((Fraction(value) ** 2 for value in values if math.isfinite(value)), Fraction(0))
-        assert abs(squares_of(data, dtype) - exact) <= exact / 2**44
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.view(torch.uint8).numpy().tobytes())
 
 
-@pytest.mark.parametrize("share", [1, 50], ids=["all differ", "few differ"])
-@pytest.mark.parametrize("factor", [-(1 + 2**-22), 1.4])
-def test_of_numbers_that_differ_nearly_alike_the_largest_difference_is_found(factor: float, share: int) -> None:
+def found_in(a: torch.Tensor, b: torch.Tensor) -> Measured:
+    """What differs between two tensors of one dtype."""
+    dtype = DTYPES[str(a.dtype).removeprefix("torch.")]
+    return compared(bytes_of(a), bytes_of(b), (dtype, dtype))
+
+
+def test_sums_of_squares_are_exact_but_for_one_rounding_after_another() -> None:
+    # Tiny numbers, those up to 2, and any, also what is not finite.
+    for name, bits in itertools.product(("bfloat16", "float16", "float32"), (0x0FFF, 0x3FFF, 0xFFFF)):
+        dice, dtype = random.Random(3), DTYPES[name]
+        for count in (1, 2, 700, 5_000):
+            words = [dice.randrange(bits + 1) << 8 * (dtype.itemsize - 2) | dice.randrange(2) for _ in range(count)]
+            data = memoryview(b"".join(word.to_bytes(dtype.itemsize, "little") for word in words))
+            values = torch.frombuffer(bytearray(data), dtype=getattr(torch, name)).double().tolist()
+            exact = sum((Fraction(value) ** 2 for value in values if math.isfinite(value)), Fraction(0))
+            assert abs(squares_of(data, dtype) - exact) <= exact / 2**44, (name, bits, count)
+
+
+def test_of_numbers_that_differ_nearly_alike_the_largest_difference_is_found() -> None:
     """In float32 many of these differences and shares are the same."""
-    dice, dtype = random.Random(5), (DTYPES["float32"], DTYPES["float32"])
-    a = torch.tensor([dice.uniform(1, 2) for _ in range(4_000)])
-    b = torch.where(torch.arange(len(a)) % share == 0, a * factor, a)
-    found = compared(*(memoryview(each.numpy().tobytes()) for each in (a, b)), dtype)
-    pairs = [(Fraction(x), Fraction(y)) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
-    assert found.max_abs == max(abs(y - x) for x, y in pairs)
-    assert found.max_rel == max(float(abs(y - x) / max(abs(x), abs(y))) for x, y in pairs)
-    assert found.elements == sum(x != y for x, y in pairs)
+    for factor, share in itertools.product((-(1 + 2**-22), 1.4), (1, 50)):
+        dice = random.Random(5)
+        a = torch.tensor([dice.uniform(1, 2) for _ in range(4_000)])
+        b = torch.where(torch.arange(len(a)) % share == 0, a * factor, a)
+        found = found_in(a, b)
+        pairs = [(Fraction(x), Fraction(y)) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+        assert found.max_abs == max(abs(y - x) for x, y in pairs), (factor, share)
+        assert found.max_rel == max(float(abs(y - x) / max(abs(x), abs(y))) for x, y in pairs), (factor, share)
+        assert found.elements == sum(x != y for x, y in pairs), (factor, share)
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "float16", "float8_e4m3fn"])
-def test_of_short_numbers_the_largest_share_is_found_to_the_last_bit(name: str) -> None:
-    dtype, drawn = getattr(torch, name), torch.Generator().manual_seed(3)
-    for _ in range(20):
-        a = torch.randn(500, generator=drawn).to(dtype)
-        b = (a.double() * (1 + torch.rand(500, generator=drawn).double() / 3)).to(dtype)
-        found = compared(
-            *(memoryview(each.view(torch.uint8).numpy().tobytes()) for each in (a, b)), (DTYPES[name],) * 2
-        )
-        x, y = a.double(), b.double()
-        assert found.max_rel == float(((y - x).abs() / torch.maximum(x.abs(), y.abs())).nan_to_num().max())
-        assert found.max_abs == float((y - x).abs().max())
+def test_of_short_numbers_the_largest_share_is_found_to_the_last_bit() -> None:
+    for name in ("bfloat16", "float16", "float8_e4m3fn"):
+        dtype, drawn = getattr(torch, name), torch.Generator().manual_seed(3)
+        for _ in range(20):
+            a = torch.randn(500, generator=drawn).to(dtype)
+            b = (a.double() * (1 + torch.rand(500, generator=drawn).double() / 3)).to(dtype)
+            found, x, y = found_in(a, b), a.double(), b.double()
+            share = (y - x).abs() / torch.maximum(x.abs(), y.abs())
+            assert found.max_rel == float(share.nan_to_num().max()), name
+            assert found.max_abs == float((y - x).abs().max()), name
 
 
 def _changed(a: torch.Tensor, case: str, drawn: torch.Generator) -> torch.Tensor:
@@ -200,46 +208,45 @@ def _changed(a: torch.Tensor, case: str, drawn: torch.Generator) -> torch.Tensor
     return (a.double() * factors[case]).to(a.dtype)
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "float16", "float32", "float64"])
-@pytest.mark.parametrize(
-    "case",
-    ["positive", "few change sign", "many change sign", "many change sign, none nearly to its opposite"],
-)
-def test_sizes_are_found_whatever_changes_sign_or_is_zero(name: str, case: str) -> None:
-    dtype, drawn = DTYPES[name], torch.Generator().manual_seed(7)
-    for count, zeros, every in ((4_001, 0, 1), (4_001, 5, 1), (4_000, 1, 1), (2, 0, 1), (4_000, 0, 51)):
-        a = torch.randn(count, generator=drawn).to(getattr(torch, name))
-        b = torch.where(torch.arange(count) % every == 0, _changed(a, case, drawn), a)
-        if zeros:
-            a[::zeros] = 0
-            b[:: 3 * zeros] = -0.0
-        one, other = (memoryview(each.view(torch.uint8).numpy().tobytes()) for each in (a, b))
-        found = compared(one, other, (dtype, dtype))
-        x, y = a.double(), b.double()
-        distance = (y - x).abs()
-        assert found.max_abs == float(distance.max())
-        assert found.max_rel == float((distance / torch.maximum(x.abs(), y.abs())).nan_to_num(0.0).max())
-        item = dtype.itemsize
-        bits = [one[n * item :][:item] != other[n * item :][:item] for n in range(count)]
-        assert (found.elements, found.first) == (sum(bits), bits.index(True))
-        assert found.same_value == sum(each and not d for each, d in zip(bits, distance.tolist(), strict=True))
-        for norm, numbers in zip(map(root, found.squares), (y - x, x, y), strict=True):
-            assert math.isclose(norm, math.hypot(*numbers.tolist()), rel_tol=1e-12)
+def test_sizes_are_found_whatever_changes_sign_or_is_zero() -> None:
+    cases = ("positive", "few change sign", "many change sign", "many change sign, none nearly to its opposite")
+    sizes = ((4_001, 0, 1), (4_001, 5, 1), (4_000, 1, 1), (2, 0, 1), (4_000, 0, 51))
+    for name, case in itertools.product(("bfloat16", "float16", "float32", "float64"), cases):
+        drawn = torch.Generator().manual_seed(7)
+        for count, zeros, every in sizes:
+            a = torch.randn(count, generator=drawn).to(getattr(torch, name))
+            b = torch.where(torch.arange(count) % every == 0, _changed(a, case, drawn), a)
+            if zeros:
+                a[::zeros] = 0
+                b[:: 3 * zeros] = -0.0
+            found, x, y = found_in(a, b), a.double(), b.double()
+            distance = (y - x).abs()
+            tried = (name, case, count, zeros, every)
+            assert found.max_abs == float(distance.max()), tried
+            largest = (distance / torch.maximum(x.abs(), y.abs())).nan_to_num(0.0).max()
+            assert found.max_rel == float(largest), tried
+            one, other = bytes_of(a), bytes_of(b)
+            item = DTYPES[name].itemsize
+            differ = [one[n * item :][:item] != other[n * item :][:item] for n in range(count)]
+            assert (found.elements, found.first) == (sum(differ), differ.index(True)), tried
+            same = sum(each and not d for each, d in zip(differ, distance.tolist(), strict=True))
+            assert found.same_value == same, tried
+            for norm, numbers in zip(map(root, found.squares), (y - x, x, y), strict=True):
+                assert math.isclose(norm, math.hypot(*numbers.tolist()), rel_tol=1e-12), tried
 
 
-@pytest.mark.parametrize("name", ["bfloat16", "float32"])
-def test_of_numbers_near_to_their_opposites_the_nearest_has_not_always_the_largest_share(name: str) -> None:
-    a = torch.ones(100, dtype=getattr(torch, name))
-    b = a * -0.90625
-    b[50] = -1.1015625
-    data = [memoryview(each.view(torch.uint8).numpy().tobytes()) for each in (a, b)]
-    assert compared(data[0], data[1], (DTYPES[name],) * 2).max_rel == 2.1015625 / 1.1015625
+def test_of_numbers_near_to_their_opposites_the_nearest_has_not_always_the_largest_share() -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        a = torch.ones(100, dtype=dtype)
+        b = a * -0.90625
+        b[50] = -1.1015625
+        assert found_in(a, b).max_rel == 2.1015625 / 1.1015625, dtype
 
 
 def test_what_differs_behind_a_long_run_of_equal_elements_is_found() -> None:
-    a, kinds = torch.ones(100_001), (DTYPES["float32"], DTYPES["float32"])
+    a = torch.ones(100_001)
     for at in (0, 6_249, 6_250, 99_999, 100_000):
         b = a.clone()
         b[at] = 3
-        found = compared(*(memoryview(each.numpy().tobytes()) for each in (a, b)), kinds)
+        found = found_in(a, b)
         assert (found.elements, found.first, found.max_abs, found.max_rel) == (1, at, 2, 2 / 3)

@@ -50,22 +50,22 @@ def compared(one: Path, other: Path, **options: Any) -> tuple[Difference, dict[s
     return found, {tensor.name: tensor for tensor in found.tensors}
 
 
-@pytest.mark.parametrize("way", ROUNDING_WAYS)
-def test_a_release_that_was_quantized_of_it_is_reproduced(way: str, model: Path) -> None:
-    for pair in ((model, model.parent / way), (model.parent / way, model)):
-        found, tensors = compared(*pair)
-        told = found.quantization
-        assert told is not None
-        assert (told.tensors, told.reproduced, told.beyond, told.equal) == (4, 4, 0, 0)
-        assert told.scales == 4 * (2 * 3 if "block" in way else 160 * 9)
-        # The largest number of a group of int4 may be one step beyond the largest code.
-        assert 0.49 < told.largest <= (1.02 if way == "int4-g32" else 0.5 + 2**-16)
-        assert 0.2 < told.mean < 0.26
-        steps = tensors[NAMES[0]].steps
-        assert steps is not None
-        assert (steps.reproduced, steps.scales_differ) == (True, 0)
-        assert (steps.first is None) == (way != "int4-g32")
-        assert steps.side == "ab"[pair[0] is model]
+def test_a_release_that_was_quantized_of_it_is_reproduced(model: Path) -> None:
+    for way in ROUNDING_WAYS:
+        for pair in ((model, model.parent / way), (model.parent / way, model)):
+            found, tensors = compared(*pair)
+            told = found.quantization
+            assert told is not None
+            assert (told.tensors, told.reproduced, told.beyond, told.equal) == (4, 4, 0, 0), way
+            assert told.scales == 4 * (2 * 3 if "block" in way else 160 * 9), way
+            # The largest number of a group of int4 may be one step beyond the largest code.
+            assert 0.49 < told.largest <= (1.02 if way == "int4-g32" else 0.5 + 2**-16), way
+            assert 0.2 < told.mean < 0.26, way
+            steps = tensors[NAMES[0]].steps
+            assert steps is not None
+            assert (steps.reproduced, steps.scales_differ) == (True, 0), way
+            assert (steps.first is None) == (way != "int4-g32"), way
+            assert steps.side == "ab"[pair[0] is model], way
 
 
 def test_weights_of_codes_are_equal_to_what_was_made_of_them(model: Path, tmp_path: Path) -> None:
@@ -139,61 +139,50 @@ FAULTS: dict[Callable[..., None], set[str]] = {
 }
 
 
-@pytest.mark.parametrize("way", ROUNDING_WAYS)
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_found_and_counted_and_located(
-    fault: Callable[..., None], way: str, model: Path, tmp_path: Path
-) -> None:
-    source = model.parent / way
-    tensors = load_file(source / "model.safetensors")
-    suffixes = ("_packed", "_scale") if way == "int4-g32" else ("", "_scale_inv")
-    fault(tensors, *(NAMES[0] + suffix for suffix in suffixes))
-    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
-    save_file(tensors, tmp_path / "model.safetensors")
-    found, every = compared(model, tmp_path)
-    assert found.quantization is not None
-    assert found.quantization.beyond == len(FAULTS[fault])
-    assert found.quantization.reproduced == 4 - len(FAULTS[fault])
-    assert {name for name, tensor in every.items() if tensor.steps and not tensor.steps.reproduced} == FAULTS[fault]
-    steps = every[NAMES[0]].steps
-    assert steps is not None
-    assert not steps.reproduced
-    assert steps.largest > 0.5
-    if fault is one_code:
-        where = [7, 11]
-        assert steps.scales_differ == 0
-        assert way == "int4-g32" or (steps.beyond, steps.first, steps.worst) == (1, where, where)
-    if fault is a_scale_of_another_block:
-        assert steps.scales_differ == 1
-        assert steps.first is not None
-        if way != "int4-g32":
-            assert steps.first[1] // (128 if "block" in way else 32) == 1
-            assert steps.beyond <= (128 * 128 if "block" in way else 32)
+def test_a_fault_is_found_and_counted_and_located(model: Path, tmp_path: Path) -> None:
+    for fault, names in FAULTS.items():
+        for way in ROUNDING_WAYS:
+            case = (fault.__name__, way)
+            source = model.parent / way
+            tensors = load_file(source / "model.safetensors")
+            suffixes = ("_packed", "_scale") if way == "int4-g32" else ("", "_scale_inv")
+            fault(tensors, *(NAMES[0] + suffix for suffix in suffixes))
+            (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+            save_file(tensors, tmp_path / "model.safetensors")
+            found, every = compared(model, tmp_path)
+            assert found.quantization is not None
+            assert found.quantization.beyond == len(names), case
+            assert found.quantization.reproduced == 4 - len(names), case
+            assert {name for name, tensor in every.items() if tensor.steps and not tensor.steps.reproduced} == names
+            steps = every[NAMES[0]].steps
+            assert steps is not None
+            assert not steps.reproduced, case
+            assert steps.largest > 0.5, case
+            if fault is one_code:
+                where = [7, 11]
+                assert steps.scales_differ == 0, case
+                assert way == "int4-g32" or (steps.beyond, steps.first, steps.worst) == (1, where, where), case
+            if fault is a_scale_of_another_block:
+                assert steps.scales_differ == 1, case
+                assert steps.first is not None
+                if way != "int4-g32":
+                    assert steps.first[1] // (128 if "block" in way else 32) == 1, case
+                    assert steps.beyond <= (128 * 128 if "block" in way else 32), case
 
 
-@pytest.mark.parametrize("way", ROUNDING_WAYS)
-def test_another_step_of_training_is_further_than_half_a_step(way: str, model: Path) -> None:
-    found, every = compared(model.parent / "later", model.parent / way)
-    assert found.quantization is not None
-    assert (found.quantization.reproduced, found.quantization.beyond) == (0, 4)
-    for name in NAMES:
-        steps = every[name].steps
-        assert steps is not None
-        assert 0.5 < steps.largest < 4
-        assert steps.scales_differ or way == "fp8-block-ue8m0"
+def test_another_step_of_training_is_further_than_half_a_step(model: Path) -> None:
+    for way in ROUNDING_WAYS:
+        found, every = compared(model.parent / "later", model.parent / way)
+        assert found.quantization is not None
+        assert (found.quantization.reproduced, found.quantization.beyond) == (0, 4), way
+        for name in NAMES:
+            steps = every[name].steps
+            assert steps is not None
+            assert 0.5 < steps.largest < 4, (way, name)
+            assert steps.scales_differ or way == "fp8-block-ue8m0", (way, name)
 
 
-@pytest.mark.parametrize("way", ["fp8-block", "int4-g32"])
-@pytest.mark.parametrize("fault", [False, True])
-def test_weights_that_a_map_joins_are_reproduced_too(way: str, fault: bool, model: Path, tmp_path: Path) -> None:
-    weights = load_file(model / "model.safetensors")
-    if fault:
-        weights[NAMES[1]][5] *= 1.5
-    fused = {
-        f"model.layers.{n}.fused.weight": torch.cat([weights[each] for each in NAMES[2 * n : 2 * n + 2]])
-        for n in range(2)
-    }
-    save_file({**fused, "model.norm.weight": weights["model.norm.weight"]}, tmp_path / "fused.safetensors")
+def test_weights_that_a_map_joins_are_reproduced_too(model: Path, tmp_path: Path) -> None:
     rules = tmp_path / "my.toml"
     there = ", ".join(f'"{LAYER.format("{l}", part)} : a b"' for part in ("gate", "up"))
     rules.write_text(f"""
@@ -202,47 +191,60 @@ keep = ["model.norm.weight"]
 left = "model.layers.{{l}}.fused.weight : (a + a) b"
 right = [{there}]
 """)
-    found, every = compared(model.parent / way, tmp_path / "fused.safetensors", map=rules)
-    assert found.quantization is not None
-    assert (found.quantization.reproduced, found.quantization.beyond) == ((1, 1) if fault else (2, 0))
-    others = {tensor.name for tensor in every.values() if tensor.steps and not tensor.steps.reproduced}
-    assert others == ({"model.layers.0.fused.weight"} if fault else set())
+    for fault in (False, True):
+        weights = load_file(model / "model.safetensors")
+        if fault:
+            weights[NAMES[1]][5] *= 1.5
+        fused = {
+            f"model.layers.{n}.fused.weight": torch.cat([weights[each] for each in NAMES[2 * n : 2 * n + 2]])
+            for n in range(2)
+        }
+        save_file({**fused, "model.norm.weight": weights["model.norm.weight"]}, tmp_path / "fused.safetensors")
+        for way in ("fp8-block", "int4-g32"):
+            found, every = compared(model.parent / way, tmp_path / "fused.safetensors", map=rules)
+            assert found.quantization is not None
+            expected = (1, 1) if fault else (2, 0)
+            assert (found.quantization.reproduced, found.quantization.beyond) == expected, (way, fault)
+            others = {tensor.name for tensor in every.values() if tensor.steps and not tensor.steps.reproduced}
+            assert others == ({"model.layers.0.fused.weight"} if fault else set()), (way, fault)
 
 
 # --------------------------------------------------------------------------------------------------------- arithmetic
 
 
-@pytest.mark.parametrize(("codes", "count"), [("float8_e4m3fn", 127), ("float8_e5m2", 124), ("e2m1", 8)])
-def test_codes_are_one_step_apart_and_what_lies_between_is_divided_evenly(codes: str, count: int) -> None:
-    if codes == "e2m1":
-        values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    else:
-        values = torch.arange(count, dtype=torch.uint8).view(getattr(torch, codes)).double().numpy()
-    assert (index(codes, values) == np.arange(count)).all()
-    assert (index(codes, -values) == -np.arange(count)).all()
-    between = values[:-1] + 0.25 * np.diff(values)
-    assert np.allclose(index(codes, between), np.arange(count - 1) + 0.25)
+def test_codes_are_one_step_apart_and_what_lies_between_is_divided_evenly() -> None:
+    every = {
+        codes: torch.arange(count, dtype=torch.uint8).view(getattr(torch, codes)).double().numpy()
+        for codes, count in (("float8_e4m3fn", 127), ("float8_e5m2", 124))
+    }
+    every["e2m1"] = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    for codes, values in every.items():
+        count = len(values)
+        assert (index(codes, values) == np.arange(count)).all(), codes
+        assert (index(codes, -values) == -np.arange(count)).all(), codes
+        between = values[:-1] + 0.25 * np.diff(values)
+        assert np.allclose(index(codes, between), np.arange(count - 1) + 0.25), codes
     assert index("int", np.array([2.25])) == 2.25
 
 
-@pytest.mark.parametrize(
-    "name", ["ct-pack-int4-g128-asym", "gptq", "awq", "ct-nvfp4", "gpt-oss-mxfp4", "ct-pack-int3", "deepseek-v4"]
-)
-def test_steps_are_those_of_each_format(name: str, tmp_path: Path) -> None:
-    source = QUANTIZED / name
-    ckptconv.convert(source, tmp_path / "x", dequantize=True, dtype="fp32")
-    tensors = load_file(tmp_path / "x" / "model.safetensors")
-    moved = {each: tensor * (1 + 2**-6) if tensor.dim() > 1 else tensor for each, tensor in tensors.items()}
-    save_file(moved, tmp_path / "moved.safetensors")
-    found, _ = compared(source, tmp_path / "moved.safetensors", dtype="fp32")
-    told = found.quantization
-    assert told is not None
-    # So little changes no code of four bits.
-    assert told.tensors == told.within_half_step + told.reproduced > 0
-    largest = {"ct-nvfp4": 3 / 64, "gpt-oss-mxfp4": 3 / 64, "deepseek-v4": 15 / 64}.get(name)
-    if largest:  # the largest code, that many of its own last place from 0
-        assert told.largest == pytest.approx(largest, rel=1e-3)
-    assert 0 < told.mean < told.largest < 0.5
+def test_steps_are_those_of_each_format(tmp_path: Path) -> None:
+    # The largest code, that many of its own last place from 0.
+    largest = {"ct-nvfp4": 3 / 64, "gpt-oss-mxfp4": 3 / 64, "deepseek-v4": 15 / 64}
+    others = ("ct-pack-int4-g128-asym", "gptq", "awq", "ct-pack-int3")
+    for name in (*largest, *others):
+        source, output = QUANTIZED / name, tmp_path / name
+        ckptconv.convert(source, output, dequantize=True, dtype="fp32")
+        tensors = load_file(output / "model.safetensors")
+        moved = {each: tensor * (1 + 2**-6) if tensor.dim() > 1 else tensor for each, tensor in tensors.items()}
+        save_file(moved, tmp_path / "moved.safetensors")
+        found, _ = compared(source, tmp_path / "moved.safetensors", dtype="fp32")
+        told = found.quantization
+        assert told is not None
+        # So little changes no code of four bits.
+        assert told.tensors == told.within_half_step + told.reproduced > 0, name
+        if name in largest:
+            assert told.largest == pytest.approx(largest[name], rel=1e-3), name
+        assert 0 < told.mean < told.largest < 0.5, name
 
 
 def test_tables_have_no_steps(tmp_path: Path) -> None:

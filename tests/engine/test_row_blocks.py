@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ckptconv.engine.execute import carry_out
-from ckptconv.engine.tasks import RowBlock, Window, tasks
+from ckptconv.engine.tasks import RowBlock, Window, strided_rows, tasks
 from ckptconv.outputs import safetensors, torch_zip
 from ckptconv.plan import Checked, Data, FilePlan, Literal, Trailer
 from ckptconv.storage.files import Readers, look
 from ckptconv.storage.writing import LocalWriter
 from ckptconv.tensors.computing import Axis, Bits, LowRank, Tile, Tiled
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Stored, View, Zeros, strided_rows
+from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Stored, View, Zeros
 from ckptconv.tensors.moves import Cast
 
 U8, U4 = DTYPES["uint8"], DTYPES["uint32"]

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import DATA, ZERO, ckptconv_here, contents
+from checkpoints import DATA, ZERO, ckptconv_here, contents, done
+from effort import every
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -169,7 +170,7 @@ PARTS: dict[str, tuple[Make, str]] = {
 }
 
 
-@pytest.mark.parametrize("family", PARTS)
+@every("family", PARTS)
 def test_one_file_of_many_is_not_a_model(family: str, tmp_path: Path) -> None:
     make, instead = PARTS[family]
     path = make(tmp_path)
@@ -177,12 +178,11 @@ def test_one_file_of_many_is_not_a_model(family: str, tmp_path: Path) -> None:
     run = ckptconv_here("convert", path, tmp_path / "o.safetensors", *QUIETLY)
     run.refused(5, path, instead.format(path), "Or convert what is in it with --alone.")
     assert contents(tmp_path) == before
-    shown = ckptconv_here("inspect", path, "--json")
-    assert shown.code == 0, shown.err
+    shown = done(ckptconv_here("inspect", path, "--json"))
     assert any(str(path) in each and "--alone" in each for each in shown.json["warnings"])
 
 
-@pytest.mark.parametrize("family", ["ZeRO-3, model", "a shard", "Megatron, tensors", "Meta", "a layer"])
+@every("family", ["ZeRO-3, model", "a shard", "Megatron, tensors", "Meta", "a layer"])
 def test_it_is_converted_if_it_is_asked_for_alone(family: str, tmp_path: Path) -> None:
     path = PARTS[family][0](tmp_path)
     run = ckptconv_here("convert", path, tmp_path / "o", "--alone", "--opaque", "drop", "--no-fsync", "--json")
@@ -249,18 +249,17 @@ WHOLE: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@every("name", WHOLE)
 def test_a_file_that_is_whole_is_converted(name: str, tmp_path: Path) -> None:
     path = WHOLE[name](tmp_path)
-    run = ckptconv_here("convert", path, tmp_path / "o.safetensors", "--no-fsync", "--json")
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("convert", path, tmp_path / "o.safetensors", "--no-fsync", "--json"))
     assert run.json["warnings"] == []
     idle = ckptconv_here("convert", path, tmp_path / "o.safetensors", "--alone", "--no-fsync", "--json")
     assert idle.json["warnings"] == [f"--alone is of no use: {path} is not one file of many."]
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
+@every(
+    "make, words",
     [
         (of_zero("z2_bf16_w2", "mp_rank_00_model_states.pt"), "in other files. Those come with: ckptconv zero-to-fp32"),
         (making(STATE, "model_rank0.pt"), "nothing in it says that it is a part"),
@@ -268,14 +267,11 @@ def test_a_file_that_is_whole_is_converted(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_may_be_all_is_converted_with_a_warning(make: Make, words: str, tmp_path: Path) -> None:
-    run = ckptconv_here("convert", make(tmp_path), tmp_path / "o.safetensors", "--no-fsync", "--json")
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("convert", make(tmp_path), tmp_path / "o.safetensors", "--no-fsync", "--json"))
     assert words in run.json["warnings"][0]
 
 
-@pytest.mark.parametrize(
-    "family", ["a shard of safetensors", "Meta, alone", "Megatron, alone", "DCP's safetensors, of another name"]
-)
+@every("family", ["a shard of safetensors", "Meta, alone", "Megatron, alone", "DCP's safetensors, of another name"])
 def test_a_directory_with_one_of_them_lacks_the_others(family: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     path = PARTS[family][0](tmp_path / "in")
@@ -372,8 +368,7 @@ def test_an_index_says_that_its_files_are_all(tmp_path: Path) -> None:
     save_file(STATE, tmp_path / "model-00001-of-00002.safetensors")
     index = {"weight_map": dict.fromkeys(STATE, "model-00001-of-00002.safetensors")}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    run = ckptconv_here("convert", tmp_path, tmp_path / "o.safetensors", *QUIETLY)
-    assert run.code == 0, run.err
+    done(ckptconv_here("convert", tmp_path, tmp_path / "o.safetensors", *QUIETLY))
 
 
 def test_what_a_file_of_a_directory_holds_is_an_error_of_the_directory(tmp_path: Path) -> None:

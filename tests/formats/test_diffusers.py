@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import contents
+from effort import every
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -234,8 +235,8 @@ def test_a_model_with_one_module_of_weights_is_one_file_if_nothing_is_copied(sen
     assert "1_Pooling" in note
 
 
-@pytest.mark.parametrize(
-    ("modules", "error"),
+@every(
+    "modules, error",
     [
         ([{"path": "9_Dense", "type": "Dense"}], "no such folder"),
         ([{"path": "../x", "type": "Dense"}], "does not lie in its directory"),
@@ -258,7 +259,7 @@ def test_models_of_open_clip_keep_their_names(tmp_path: Path) -> None:
     assert files(output) == {"open_clip_model.safetensors", "open_clip_config.json"}
 
 
-@pytest.mark.parametrize("name", ["open_clip", "timm"])
+@every("name", ["open_clip", "timm"])
 def test_programs_that_read_one_file_get_one(tmp_path: Path, name: str) -> None:
     (tmp_path / "one").mkdir()
     torch.save(UNET, tmp_path / "one" / f"{'open_clip_' if name == 'open_clip' else ''}pytorch_model.bin")
@@ -282,8 +283,8 @@ def test_what_is_there_stays_with_no_clobber(pipeline: Path) -> None:
     assert contents(output) == before
 
 
-@pytest.mark.parametrize(
-    ("output", "options", "told"),
+@every(
+    "output, options, told",
     [
         ("out.safetensors", {}, "which becomes a directory"),
         ("out.pt", {}, "which becomes a directory"),
@@ -307,8 +308,8 @@ def test_other_commands_name_its_models(pipeline: Path) -> None:
         ckptconv.open(pipeline)
 
 
-@pytest.mark.parametrize(
-    ("index", "error"),
+@every(
+    "index, error",
     [
         ('{"unet": ["diffusers", "X"], "other": ["diffusers", "X"]}', "no folders of 'other'"),
         ('{"../pipeline": ["diffusers", "X"]}', "no folders of '../pipeline'"),

@@ -7,8 +7,8 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-import pytest
 from checkpoints import ckptconv_here
+from effort import every
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +49,7 @@ DIRECTORIES = {
     ("0_0.distcp", "0.metadata"): "Paddle",
     ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt"): "orbax.checkpoint",
     ("saved_model.pb",): "SavedModel",
+    ("saved_model.cpb", "fingerprint.pb"): "SavedModel",
     ("ckpt-1.index", "ckpt-1.data-00000-of-00001"): "tf.train",
     ("flax_model.msgpack", "config.json"): "flax.serialization",
 }
@@ -70,7 +71,7 @@ def test_an_archive_of_another_program_is_called_what_it_is(tmp_path: Path) -> N
         ckptconv_here("convert", tmp_path / name, tmp_path / "out.safetensors").refused(5, name, word)
 
 
-@pytest.mark.parametrize("command", ["convert", "dcp2safetensors"])
+@every("command", ["convert", "dcp2safetensors"])
 def test_a_directory_of_another_program_is_called_what_it_is(command: str, tmp_path: Path) -> None:
     for number, (names, word) in enumerate(DIRECTORIES.items()):
         run, steps = tmp_path / f"run{number}", tmp_path / f"steps{number}"

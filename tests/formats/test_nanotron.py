@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
-from checkpoints import ckptconv_here
+from checkpoints import ckptconv_here, done
+from effort import every
 from safetensors.torch import load_file, save_file
 
 EMBEDDING = torch.arange(48.0).reshape(8, 6)
@@ -52,8 +52,7 @@ def written(step: Path) -> Path:
 
 def test_parts_are_joined_as_their_slices_say(tmp_path: Path) -> None:
     step = written(tmp_path / "10")
-    run = ckptconv_here("convert", step, tmp_path / "out.safetensors", "--verify")
-    assert run.code == 0, run.err
+    done(ckptconv_here("convert", step, tmp_path / "out.safetensors", "--verify"))
     found = load_file(tmp_path / "out.safetensors")
     assert found.keys() == NAMES.keys()
     for name, tensor in NAMES.items():
@@ -69,8 +68,8 @@ def test_a_file_of_a_step_is_one_of_many(tmp_path: Path) -> None:
     assert ckptconv_here("convert", path, tmp_path / "out.safetensors", "--alone").code == 0
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"),
+@every(
+    "damage, words",
     [
         ("missing", "lacks the parts of"),
         ("beyond", "are no slices"),

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from effort import every
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -87,14 +88,14 @@ CONFLICTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CONFLICTS)
+@every("case", CONFLICTS)
 def test_what_two_readers_would_read_differently_is_refused(case: str) -> None:
     given, kind, words = CONFLICTS[case]
     with pytest.raises(kind, match=words):
         parsed("x", given)
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bool", "complex64", "int32", "uint8"])
+@every("dtype", ["float8_e4m3fn", "bool", "complex64", "int32", "uint8"])
 def test_factors_are_floats_of_16_bits_and_more(dtype: str) -> None:
     given = {f"{PREFIX}{name}": Zeros(DTYPES[dtype], (2, 2)) for name in SAVED}
     with pytest.raises(UnsupportedError, match=rf"is {dtype}"):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from counting import counted
-from effort import examples
+from effort import every, examples
 from evaluate import evaluate
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,72 +117,36 @@ def test_four_bit_elements_come_in_pairs(tmp_path: Path) -> None:
 
 # -------------------------------------------------------------------------------------------------------- broken files
 
+# One of each kind: tests/attacks/headers.py has more, and what stands in a header is compared with the library below.
 BROKEN: dict[str, tuple[Any, bytes, str]] = {
     # name: (header, data, what is said of it)
     "not an object": ("[1, 2]", b"", "begins with"),
-    "an array behind a brace": ('{"a": [', b"", "not JSON"),
     "not JSON": ("{nonsense", b"", "not JSON"),
-    "cut JSON": ('{"a": {"dtype": "F32", "sh', b"", "not JSON"),
-    "two objects": ("{}{}", b"", "not JSON"),
     "NaN": ('{"a": NaN}', b"", "NaN"),
-    "Infinity": ('{"a": {"dtype": "F32", "shape": [Infinity], "data_offsets": [0, 4]}}', b"1234", "Infinity"),
     "deep": ('{"a":' * 100_000, b"", "too deep"),
     "not UTF-8": (b'{"\xff": 1}', b"", "not UTF-8"),
     "a lone surrogate": ('{"\\ud800": ' + json.dumps(entry(0, 4)) + "}", b"1234", "surrogate"),
-    "a lone surrogate in the metadata": ('{"__metadata__": {"a": "\\ud800"}}', b"", "surrogate"),
     "a name twice": (
         f'{{"a": {json.dumps(entry(0, 4))}, "a": {json.dumps(entry(4, 8))}}}',
         b"12345678",
         "'a' twice",
     ),
-    "metadata twice": ('{"__metadata__": {}, "__metadata__": {}}', b"", "twice"),
-    "a key of the metadata twice": ('{"__metadata__": {"a": "b", "a": "c"}}', b"", "twice"),
-    "a field twice": (
-        '{"a": {"dtype": "F32", "dtype": "I32", "shape": [1], "data_offsets": [0, 4]}}',
-        b"1234",
-        "twice",
-    ),
     "metadata that is no object": ({"__metadata__": [1]}, b"", "metadata"),
-    "metadata that is no text": ({"__metadata__": {"a": 1}}, b"", "metadata"),
     "no offsets": ({"a": {"dtype": "F32", "shape": [1]}}, b"1234", "data_offsets"),
     "no dtype": ({"a": {"shape": [1], "data_offsets": [0, 4]}}, b"1234", "dtype"),
     "a tensor that is a list": ({"a": [1]}, b"", "dtype, shape"),
-    "a tensor that is a number": ({"a": 5}, b"", "dtype, shape"),
     "one offset": ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}, b"1234", "two counts"),
-    "a negative offset": ({"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}, b"1234", "two counts"),
-    "an offset that is no integer": (
-        {"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4.0]}},
-        b"1234",
-        "two counts",
-    ),
-    "an offset that is a truth": (
-        {"a": {"dtype": "U8", "shape": [1], "data_offsets": [False, True]}},
-        b"1",
-        "two counts",
-    ),
-    "offsets the wrong way round": ({"a": entry(4, 0, shape=[1])}, b"1234", ""),
     "a negative extent": ({"a": entry(0, 4, shape=[-1])}, b"1234", "list of counts"),
-    "an extent that is no integer": ({"a": entry(0, 4, shape=[1.0])}, b"1234", "list of counts"),
-    "a shape that is a number": ({"a": entry(0, 4) | {"shape": 1}}, b"1234", ""),
-    "a dtype that is a number": ({"a": entry(0, 4) | {"dtype": 5}}, b"1234", "dtype"),
     "a size that is not the shape's": ({"a": entry(0, 8, shape=[1])}, b"12345678", "has 8 bytes"),
     "an overflow of the size": ({"a": entry(0, 4, shape=[1 << 62, 4])}, b"1234", "more elements"),
-    "an overflow to the right size": ({"a": entry(0, 4, shape=[1 << 32, 1 << 32, 1])}, b"1234", "more elements"),
-    "an overflow that is empty": ({"a": entry(0, 0, shape=[1 << 40, 1 << 40, 0])}, b"", "more elements"),
-    "a huge number": ({"a": entry(0, 4, shape=[10**4000])}, b"1234", "list of counts"),
-    "a huge offset": ({"a": entry(0, 10**4000, shape=[1])}, b"1234", "two counts"),
-    "a number too long to read": ('{"a": ' + "9" * 5000 + "}", b"", "not JSON"),
-    "a hole at the start": ({"a": entry(4, 8)}, b"12345678", "hole"),
     "a hole in between": ({"a": entry(0, 4), "b": entry(8, 12)}, b"x" * 12, "hole"),
     "an overlap": ({"a": entry(0, 8), "b": entry(4, 12)}, b"x" * 12, "overlaps"),
-    "two names on one range": ({"a": entry(0, 8), "b": entry(0, 8)}, b"x" * 8, "overlaps"),
     "trailing bytes": ({"a": entry(0, 4)}, b"12345", "ends? at byte 4"),
-    "data without tensors": ({}, b"12345", "end at byte 0"),
     "data that is cut short": ({"a": entry(0, 8)}, b"1234", "cut short"),
 }
 
 
-@pytest.mark.parametrize(("header", "data", "reason"), BROKEN.values(), ids=BROKEN)
+@every("header, data, reason", BROKEN.values(), ids=BROKEN)
 def test_what_breaks_a_rule_is_corrupt(header: Any, data: bytes, reason: str, tmp_path: Path) -> None:
     path = written(tmp_path, header, data)
     with pytest.raises(CorruptError, match=rf"x\.safetensors.*{reason}") as caught:
@@ -204,7 +168,7 @@ def test_lengths_of_headers_that_cannot_be(tmp_path: Path) -> None:
             safetensors.read(Location(str(tmp_path / "x.safetensors")))
 
 
-@pytest.mark.parametrize(("code", "reason"), [("F6_E2M3", "six bits"), ("F6_E3M2", "six bits"), ("Q3", "not known")])
+@every("code, reason", [("F6_E2M3", "six bits"), ("F6_E3M2", "six bits"), ("Q3", "not known")])
 def test_dtypes_that_torch_lacks(code: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=rf"'a'.*{code}.*{reason}"):
         safetensors.read(Location(str(written(tmp_path, {"a": entry(0, 6, code, [8])}, b"123456"))))
@@ -267,7 +231,7 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@every("place", PLACES)
 def test_a_header_is_taken_where_the_library_takes_it(place: str, tmp_path: Path) -> None:
     """Whatever stands in it, and wherever; torch counts to 2^63, where the library counts further."""
     for text in [*NUMBERS, *DEEP, *NESTED, " ", "\n\t", "\f", "\0"]:
@@ -341,9 +305,7 @@ def test_a_set_is_read_by_its_directory_or_its_index(tmp_path: Path) -> None:
         assert list(tensors_of(path)) == ["a", "b"]
 
 
-@pytest.mark.parametrize(
-    "name", ["../x.safetensors", "/etc/passwd", "a/../../x.safetensors", "..", "C:\\x", "s3://b/x", ""]
-)
+@every("name", ["../x.safetensors", "/etc/passwd", "a/../../x.safetensors", "..", "C:\\x", "s3://b/x", ""])
 def test_an_index_may_not_lead_out_of_its_directory(name: str, tmp_path: Path) -> None:
     with pytest.raises(UnsafeError, match="does not lie in its directory"):
         safetensors.read(Location(str(a_set(tmp_path, b=name))))

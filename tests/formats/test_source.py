@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from checkpoints import copy_of as copy_of_zero
 from dcp_checkpoints import copy_of
+from effort import every
 from safetensors.torch import load_file
 
 import ckptconv
@@ -28,7 +29,7 @@ def test_no_field_can_be_set(tmp_path: Path) -> None:
             setattr(source, name, None)
 
 
-@pytest.mark.parametrize("options", [Options(), Options(key="optim"), Options(key=".")], ids=["", "key", "all"])
+@every("options", [Options(), Options(key="optim"), Options(key=".")], ids=["", "key", "all"])
 def test_outputs_are_planned_when_the_checkpoint_is_gone(options: Options, tmp_path: Path) -> None:
     checkpoint = copy_of(CASE, tmp_path)
     source = ckptconv.open(checkpoint, key=options.key, states=True).source
@@ -106,4 +107,8 @@ def test_a_source_is_checked_when_it_is_made_and_when_it_is_changed() -> None:
             Source(**{**sound, **fields})
         with pytest.raises((TypeError, ValueError), match="its"):
             Source(**sound)._replace(**fields)
+    for name, default in Source._field_defaults.items():
+        if default is not None:
+            with pytest.raises(TypeError, match=f"^{name} of its Source"):
+                Source(**{**sound, name: object()})
     assert len(Source._fields) <= 35

@@ -12,7 +12,8 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from checkpoints import ZERO, assert_same, ckptconv_here, contents, load_with_aliases, tag_of
+from checkpoints import ZERO, assert_same, ckptconv_here, contents, done, load_with_aliases, tag_of
+from effort import every
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -29,8 +30,7 @@ def zero(tmp_path: Path) -> Path:
 
 
 def described(source: Path, output: Path, *options: object) -> Path:
-    run = ckptconv_here("virtual", source, output, "--quiet", "--no-fsync", *options)
-    assert run.code == 0, run.err
+    done(ckptconv_here("virtual", source, output, "--quiet", "--no-fsync", *options))
     return output
 
 
@@ -69,9 +69,9 @@ def test_nested_state_comes_back_whole(tmp_path: Path) -> None:
         assert back["tied"][0].data_ptr() == back["tied"][1].data_ptr()
 
 
-@pytest.mark.parametrize("command", ["pt2safetensors", "zero-to-fp32", "dcp2safetensors"])
+@every("command", ["pt2safetensors", "zero-to-fp32", "dcp2safetensors"])
 def test_every_command_reads_it(command: str, zero: Path, tmp_path: Path) -> None:
-    made = described(zero, tmp_path / "x.virtual.json")
+    made = described(zero, zero.with_name(f"{command}.virtual.json"))
     assert ckptconv_here(command, made, tmp_path / "out.safetensors").code == 0
     assert load_file(tmp_path / "out.safetensors")
     assert ckptconv_here("verify", zero, tmp_path / "out.safetensors").code == 0
@@ -220,10 +220,10 @@ CHANGES: dict[str, tuple[Change, type[CkptconvError], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", CHANGES)
+@every("case", CHANGES)
 def test_a_damaged_or_hostile_description_is_refused(case: str, zero: Path, tmp_path: Path) -> None:
     change, kind, message = CHANGES[case]
-    made = described(zero, tmp_path / "x.virtual.json")
+    made = described(zero, zero.with_name(f"{case}.virtual.json"))
     told = json.loads(made.read_text())
     change(told)
     made.write_text(json.dumps(told))
@@ -234,7 +234,7 @@ def test_a_damaged_or_hostile_description_is_refused(case: str, zero: Path, tmp_
     assert not (tmp_path / "out.safetensors").exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"ckptconv.virtual": 1}', '{"ckptconv.virtual": 1, "x": NaN}'])
+@every("text", ["", "{", "[]", "3", '{"ckptconv.virtual": 1}', '{"ckptconv.virtual": 1, "x": NaN}'])
 def test_what_is_no_description_is_corrupt(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.virtual.json").write_text(text)
     assert ckptconv_here("inspect", tmp_path / "x.virtual.json").code == 4
@@ -308,7 +308,7 @@ def test_a_description_of_shards_becomes_the_shards_that_its_files_become(tmp_pa
     assert one == other
 
 
-@pytest.mark.parametrize("structure", [True, False])
+@every("structure", [True, False])
 def test_tensors_that_are_stored_twice_stay_so(structure: bool, tmp_path: Path) -> None:
     weight, number = torch.arange(6.0).reshape(2, 3), torch.tensor(7)
     state = {"a": weight, "b": weight.view(2, 3), "c": weight, "n": number, "m": number[...]}

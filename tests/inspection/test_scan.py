@@ -201,6 +201,28 @@ def test_an_attack_is_found_wherever_it_is(around: str, file: str, tmp_path: Pat
     assert verdict(tmp_path / file, AROUND[around](SOUND)) in ("safe", "")
 
 
+def tar_header(kind: bytes, data: bytes = b"") -> bytes:
+    header = tarfile.TarInfo("m")
+    header.type, header.size = kind, len(data)
+    return header.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
+
+
+def test_headers_of_tar_archives_are_bounded(tmp_path: Path) -> None:
+    values = b"".join(b"12 k%05d=v\n" % number for number in range(2_000))
+    member, end = tar_header(b"0", SOUND), bytes(2 * tarfile.BLOCKSIZE)
+    headers = {
+        "values that are copied for each member": tar_header(b"g", values),
+        "a header that is read as a whole": tar_header(b"x", bytes(2 << 20)),
+        "headers that add up": 2 * tar_header(b"x", bytes(600 << 10)),
+        "headers of headers": 600 * tar_header(b"x"),
+    }
+    for what, header in headers.items():
+        for file in ("model.pt", "notes.txt"):
+            assert verdict(tmp_path / file, header + member + end) == "suspicious", (what, file)
+    usual = tar_header(b"g", values[: 12 * 100]) + tar_header(b"L", b"name" * 100)
+    assert verdict(tmp_path / "notes.txt", usual + tar_header(b"0", ATTACK) + end) == "attack"
+
+
 @pytest.mark.parametrize("protocol", range(6))
 def test_an_attack_of_any_protocol_is_found(protocol: int, tmp_path: Path) -> None:
     class Evil:

@@ -54,16 +54,16 @@ def refused(call: Callable[[Any], object], value: Any, said: str) -> None:
     assert [path.name for path in Path().iterdir()] == ["model.pt"]
 
 
-@pytest.mark.parametrize("call", PATHS)
-@pytest.mark.parametrize("value", NO_PATHS)
-def test_what_is_no_path(call: str, value: str) -> None:
-    refused(PATHS[call], *NO_PATHS[value])
+def test_what_is_no_path() -> None:
+    for call in PATHS.values():
+        for value, said in NO_PATHS.values():
+            refused(call, value, said)
 
 
-@pytest.mark.parametrize("call", ["finish", "check_rows", "pack_rows", "split_rows"])
-def test_no_paths_and_an_empty_one(call: str) -> None:
-    refused(PATHS[call], [], "No path was given.")
-    refused(PATHS[call], [""], "A path is empty.")
+def test_no_paths_and_an_empty_one() -> None:
+    for call in ("finish", "check_rows", "pack_rows", "split_rows"):
+        refused(PATHS[call], [], "No path was given.")
+        refused(PATHS[call], [""], "A path is empty.")
 
 
 OTHERS: dict[str, tuple[Callable[[Any], object], Any, str]] = {
@@ -84,6 +84,6 @@ OTHERS: dict[str, tuple[Callable[[Any], object], Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("place", OTHERS)
-def test_other_values(place: str) -> None:
-    refused(*OTHERS[place])
+def test_other_values() -> None:
+    for call, value, said in OTHERS.values():
+        refused(call, value, said)

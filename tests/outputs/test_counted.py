@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from effort import every
 from safetensors.torch import save_file
 
 import ckptconv
@@ -27,8 +27,8 @@ def told(config: Mapping[str, Any], *left: str) -> str:
     return " ".join(contradicted(config, NAMES, kept))
 
 
-@pytest.mark.parametrize(
-    ("config", "left", "expected"),
+@every(
+    "config, left, expected",
     [
         ({"num_hidden_layers": 5}, ["layers.4."], "num_hidden_layers 5, and the output has 4 of 5 model.layers.N"),
         ({"a": {"n_layer": 5}}, ["layers.4."], "a.n_layer 5"),

@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from checkpoints import ZERO, assert_same, ckptconv_here, contents, load_with_aliases
+from checkpoints import ZERO, assert_same, ckptconv_here, contents, done, load_with_aliases
 from dcp_checkpoints import DCP, checkpoint_of
 from dcp_writer import one, shards
+from effort import every
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -70,8 +71,7 @@ def assert_equal(one: Any, other: Any) -> None:
 
 
 def made(source: object, output: Path, *options: object) -> Path:
-    run = ckptconv_here("safetensors2dcp", source, output, *options, "--no-fsync")
-    assert run.code == 0, run.err
+    done(ckptconv_here("safetensors2dcp", source, output, *options, "--no-fsync"))
     return output
 
 
@@ -98,8 +98,8 @@ def a_tied_state(path: Path) -> dict[str, Any]:
     return state
 
 
-@pytest.mark.parametrize("renamed", [(), ("--rename", "emb=low", "--rename", r"n\.=z.")], ids=["same", "renamed"])
-@pytest.mark.parametrize("source", ["t.pt", "kept", "renamed"])
+@every("renamed", [(), ("--rename", "emb=low", "--rename", r"n\.=z.")], ids=["same", "renamed"])
+@every("source", ["t.pt", "kept", "renamed"])
 def test_every_place_of_a_tied_tensor_has_its_own_key(source: str, renamed: tuple[str, ...], tmp_path: Path) -> None:
     state = a_tied_state(tmp_path / "t.pt")
     ckptconv.convert(tmp_path / "t.pt", tmp_path / "kept")
@@ -116,8 +116,8 @@ def test_every_place_of_a_tied_tensor_has_its_own_key(source: str, renamed: tupl
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("dtype", ["keep", "bf16"])
-@pytest.mark.parametrize("chunks", [1, 3])
+@every("dtype", ["keep", "bf16"])
+@every("chunks", [1, 3])
 def test_tied_tensors_are_stored_once_and_stay_tied(chunks: int, dtype: str, tmp_path: Path) -> None:
     source = ZERO / "z2_bf16_w2" / "checkpoint"
     once = made(source, tmp_path / "once", "--chunks", chunks, "--dtype", dtype, "--verify")
@@ -132,7 +132,7 @@ def test_tied_tensors_are_stored_once_and_stay_tied(chunks: int, dtype: str, tmp
 # --------------------------------------------------------------------------------------------------------- the layout
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 5, 40])
+@every("chunks", [1, 2, 5, 40])
 def test_dcp_load_fills_a_state_dict(chunks: int, tmp_path: Path) -> None:
     tensors = a_model(tmp_path / "m.safetensors")
     made(tmp_path / "m.safetensors", tmp_path / "out", "--model-key", "model", "--chunks", chunks, "--verify")
@@ -169,7 +169,7 @@ def test_every_rank_has_files_and_none_is_larger_than_asked(tmp_path: Path) -> N
 LIKE = ["fsdp2_w2_nested", "fsdp2_w4_bf16", "tp_fsdp_2x2", "hsdp_2x2", "torch2.3.1_dtensor_w2", "file_per_item_w2"]
 
 
-@pytest.mark.parametrize("case", LIKE)
+@every("case", LIKE)
 def test_like_another_checkpoint_it_has_the_same_keys_chunks_and_files(case: str, tmp_path: Path) -> None:
     like = checkpoint_of(case)
     with_states = ["--optimizer", like] if any("optim" in key for key in described(like).state_dict_metadata) else []
@@ -203,7 +203,7 @@ def test_like_safetensors_shards_files_have_the_names_of_torch(tmp_path: Path) -
     assert len(list(again.glob("shard-*"))) == count
 
 
-@pytest.mark.parametrize("to", ["dcp", "dcp-hf"])
+@every("to", ["dcp", "dcp-hf"])
 def test_the_checkpoint_that_it_is_like_is_not_replaced(to: str, tmp_path: Path) -> None:
     """A run that was killed while it replaced it would have nothing to be like."""
     a_model(tmp_path / "m.safetensors")
@@ -255,7 +255,7 @@ def names_in(data: bytes) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("case", ["fsdp2_w2_nested", "torch2.3.1_dtensor_w2", "torch2.15src_fsdp2_w2"])
+@every("case", ["fsdp2_w2_nested", "torch2.3.1_dtensor_w2", "torch2.15src_fsdp2_w2"])
 def test_the_description_names_only_what_every_release_names(case: str, tmp_path: Path) -> None:
     like = checkpoint_of(case)
     out = made(like, tmp_path / "out", "--key", ".")
@@ -339,7 +339,7 @@ def test_states_of_other_optimizers_get_what_torch_asks_for(tmp_path: Path) -> N
     assert found["param_groups"][0]["betas"] == (0.9, 0.99)
 
 
-@pytest.mark.parametrize("wrapped", ["module.", "_orig_mod.module."])
+@every("wrapped", ["module.", "_orig_mod.module."])
 def test_states_of_a_wrapped_model_have_the_names_of_its_weights(wrapped: str, tmp_path: Path) -> None:
     """An optimizer is made of DistributedDataParallel's parameters, and the file has the weights of what is in it."""
     weights = {"a.weight": torch.rand(3, 2), "module.b": torch.rand(2)}
@@ -354,7 +354,7 @@ def test_states_of_a_wrapped_model_have_the_names_of_its_weights(wrapped: str, t
     assert loaded(out)["optimizer"]["state"].keys() == weights.keys()
 
 
-@pytest.mark.parametrize("states", [{"exp_avg": 2}, {"state1": 2, "absmax1": 1, "qmap1": 256}], ids=["torch", "8 bits"])
+@every("states", [{"exp_avg": 2}, {"state1": 2, "absmax1": 1, "qmap1": 256}], ids=["torch", "8 bits"])
 def test_a_step_stays_a_number_beside_states_that_torch_does_not_have(states: dict[str, int], tmp_path: Path) -> None:
     """bitsandbytes keeps its step as a number, and dcp.load refuses a tensor in its place."""
     state = {"step": 7, **{name: torch.rand(size) for name, size in states.items()}}
@@ -388,7 +388,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@every("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_unused_parameters_get_on_request_the_states_that_torch_loads_and_goes_on_from(
     optimizer: Callable[[Any], torch.optim.Optimizer], tmp_path: Path
 ) -> None:
@@ -410,7 +410,7 @@ def test_unused_parameters_get_on_request_the_states_that_torch_loads_and_goes_o
     assert_equal(found.state_dict(), model.state_dict())
 
 
-@pytest.mark.parametrize("saved", ["nested", "alone", "dcp"])
+@every("saved", ["nested", "alone", "dcp"])
 def test_plain_sgd_has_groups_and_no_states(saved: str, tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
     own = torch.optim.SGD(model.parameters(), lr=0.25)
@@ -444,8 +444,8 @@ def test_unused_parameters_are_named_where_they_get_no_states(tmp_path: Path) ->
     assert "unused.weight" not in loaded(tmp_path / "out")["optimizer"]["state"]
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "why"),
+@every(
+    "optimizer, why",
     [
         (torch.optim.Rprop, "'step_size'|'prev'"),
         (lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, dampening=0.1), "'momentum_buffer'"),
@@ -461,7 +461,7 @@ def test_states_that_do_not_begin_with_zeros_are_not_made_up(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("case", ["z3_fp32_w4", "z2_bf16_frozen_w2", "z1_bf16_w2"])
+@every("case", ["z3_fp32_w4", "z2_bf16_frozen_w2", "z1_bf16_w2"])
 def test_from_deepspeed_it_is_what_becomes_safetensors(case: str, tmp_path: Path) -> None:
     source = ZERO / case / "checkpoint"
     assert ckptconv_here("zero-to-fp32", source, tmp_path / "direct", "--optimizer", tmp_path / "states").code == 0
@@ -471,7 +471,7 @@ def test_from_deepspeed_it_is_what_becomes_safetensors(case: str, tmp_path: Path
     assert_same(load_with_aliases(tmp_path / "again"), load_with_aliases(tmp_path / "states"))
 
 
-@pytest.mark.parametrize("case", [case.name for case in sorted(DCP.iterdir()) if case.name != "olmocore_fsdp2_w2"])
+@every("case", [case.name for case in sorted(DCP.iterdir()) if case.name != "olmocore_fsdp2_w2"])
 def test_cut_in_another_way_it_is_the_same(case: str, tmp_path: Path) -> None:
     source = checkpoint_of(case)
     left = "--exclude", "*float4*", "--exclude", "*complex32*"
@@ -485,17 +485,16 @@ def test_cut_in_another_way_it_is_the_same(case: str, tmp_path: Path) -> None:
 def test_names_and_dtypes_are_changed_as_elsewhere(tmp_path: Path) -> None:
     torch.save({"net": {"module.w": torch.ones(2), "b": torch.ones(1)}, "epoch": 1}, tmp_path / "m.pt")
     options = "--rename", r"^net\.(module\.)?=", "--dtype", "bf16", "--exclude", "*.b"
-    run = ckptconv_here("safetensors2dcp", tmp_path / "m.pt", tmp_path / "out", *options, "--verify", "--no-fsync")
-    assert run.code == 0, run.err
+    done(ckptconv_here("safetensors2dcp", tmp_path / "m.pt", tmp_path / "out", *options, "--verify", "--no-fsync"))
     assert_equal(loaded(tmp_path / "out"), {"w": torch.ones(2).bfloat16(), "epoch": 1})
-    run = ckptconv_here("safetensors2dcp", tmp_path / "m.pt", tmp_path / "bare", "--no-structure", "--no-fsync")
+    made(tmp_path / "m.pt", tmp_path / "bare", "--no-structure")
     assert loaded(tmp_path / "bare").keys() == {"net.module.w", "net.b"}
 
 
 # ------------------------------------------------------------------------------------------------- safetensors shards
 
 
-@pytest.mark.parametrize("chunks", [1, 3])
+@every("chunks", [1, 3])
 def test_safetensors_shards_are_read_by_torch_and_by_us(chunks: int, tmp_path: Path) -> None:
     tensors = {name: each for name, each in a_model(tmp_path / "m.safetensors").items() if name != "empty"}
     options = "--to", "dcp-hf", "--chunks", chunks, "--exclude", "empty", "--verify"
@@ -581,7 +580,7 @@ def test_a_second_run_replaces_the_first(tmp_path: Path) -> None:
     ckptconv_here("safetensors2dcp", NESTED, out, "--no-clobber").refused(1, "--no-clobber")
 
 
-@pytest.mark.parametrize("to", ["dcp", "dcp-hf"])
+@every("to", ["dcp", "dcp-hf"])
 def test_no_changed_byte_goes_unnoticed(to: str, tmp_path: Path) -> None:
     states = str(NESTED) if to == "dcp" else ""
     settings: dict[str, Any] = {"to": to, "optimizer": states}
@@ -627,8 +626,8 @@ def test_a_checkpoint_of_training_is_never_replaced(tmp_path: Path) -> None:
     assert contents(there).items() >= before.items()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
+@every(
+    "options, words",
     [
         (["--chunks", "2", "--like", NESTED], "--chunks and --like"),
         (["--to", "dcp-hf", "--max-shard-size", "1GB"], "--max-shard-size"),

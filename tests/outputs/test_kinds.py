@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from checkpoints import DATA, ZERO, assert_same, contents
+from effort import every
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -167,8 +168,8 @@ def convert(kind: str, source: str, options: Mapping[str, Any]) -> ckptconv.Repo
 BASES: dict[Any, Any] = {}
 
 
-@pytest.mark.parametrize("kind", ASKED)
 @pytest.mark.parametrize("option", MATRIX)
+@every("kind", ASKED)
 def test_an_option_is_heeded_or_refused_or_said_to_have_no_effect(
     option: str, kind: str, make: Callable[..., Any]
 ) -> None:
@@ -202,7 +203,7 @@ def test_the_matrix_has_every_option_and_every_kind() -> None:
     assert {len(row.kinds) for row in MATRIX.values()} == {len(KINDS)}
 
 
-@pytest.mark.parametrize("option", ["tied", "quantize", "requantize", "include", "copy_config"])
+@every("option", ["tied", "quantize", "requantize", "include", "copy_config"])
 def test_of_several_outputs_one_refuses_an_option_where_none_heeds_it(option: str) -> None:
     by_kind = dict(zip(ASKED, MATRIX[option].kinds, strict=True))
     options = Options(**dict(MATRIX[option].beside), **MATRIX[option].given)
@@ -215,7 +216,7 @@ def test_of_several_outputs_one_refuses_an_option_where_none_heeds_it(option: st
                 check_options(kinds, options)
 
 
-@pytest.mark.parametrize("name", ["x.pt", "x.pth", "x.bin", "x.ckpt", "x.virtual.json"])
+@every("name", ["x.pt", "x.pth", "x.bin", "x.ckpt", "x.virtual.json"])
 def test_optimizer_states_are_not_written_under_the_name_of_another_kind(
     name: str, place: Path, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import DATA
+from effort import every
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -34,7 +35,7 @@ def model(here: Path, **more: torch.Tensor) -> Path:
     return here
 
 
-@pytest.mark.parametrize("way", ROUNDING_WAYS)
+@every("way", ROUNDING_WAYS)
 def test_weights_are_quantized_and_the_configuration_says_so(way: str, tmp_path: Path) -> None:
     source, out = model(tmp_path / "m"), tmp_path / "q"
     report = ckptconv.convert(source, out, quantize=way, verify=True)
@@ -139,8 +140,8 @@ def test_a_scale_that_was_changed_is_found(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- requantizing
 
 
-@pytest.mark.parametrize(
-    ("name", "way"),
+@every(
+    "name, way",
     [
         ("gpt-oss-mxfp4", "fp8-block"),
         ("ct-mxfp4", "fp8-block"),
@@ -162,8 +163,8 @@ def test_another_format_gives_back_the_same_numbers(name: str, way: str, tmp_pat
     assert all(torch.equal(before[each].view(torch.int32), after[each].view(torch.int32)) for each in before)
 
 
-@pytest.mark.parametrize(
-    ("name", "way"),
+@every(
+    "name, way",
     [
         ("block-fp8-f32", "mxfp8"),
         ("mxfp8", "fp8-block"),
@@ -217,7 +218,7 @@ def of_mxfp4(here: Path, exponents: list[int], codes: int = 0x21) -> Path:
     return here
 
 
-@pytest.mark.parametrize("least", [-20, -119, 100])
+@every("least", [-20, -119, 100])
 def test_scales_of_nvfp4_may_be_seventeen_powers_of_two_apart(least: int, tmp_path: Path) -> None:
     source = of_mxfp4(tmp_path / "s", [least, least + 3, least + 17])
     ckptconv.convert(source, tmp_path / "q", requantize="nvfp4", verify=True)
@@ -236,7 +237,7 @@ def test_scales_of_nvfp4_may_be_seventeen_powers_of_two_apart(least: int, tmp_pa
     assert load_file(tmp_path / "y" / "model.safetensors")["a.weight_scale"].float().tolist() == [[0, 0], [256, 256]]
 
 
-@pytest.mark.parametrize("name", ["block-fp8-e8m0", "gpt-oss-mxfp4"])
+@every("name", ["block-fp8-e8m0", "gpt-oss-mxfp4"])
 def test_nvfp4_is_made_of_rows_of_mxfp4_alone(name: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="has no codes of MXFP4, row by row"):
         ckptconv.convert(QUANTIZED / name, tmp_path / "q", requantize="nvfp4")

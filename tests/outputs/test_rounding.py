@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from checkpoints import DATA
+from effort import every
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
@@ -26,6 +26,8 @@ from ckptconv.tensors.moves import File
 Array = NDArray[Any]
 QUANTIZED = DATA / "quantized"
 CASES = sorted(path.name for path in QUANTIZED.iterdir() if (path / "expected.safetensors").exists())
+# Those of which codes are made as well: one of each kind of arithmetic.
+MADE_CODES = ["bnb-nf4", "bnb-nf4-nested", "gpt-oss-mxfp4", "gptq", "block-fp8-f32"]
 # The digits, and the exponent of the smallest normal number, of each dtype.
 FORMATS = {"float32": (24, -126), "bfloat16": (8, -126), "float16": (11, -14)}
 
@@ -60,7 +62,7 @@ def adapter_of(name: str, shape: tuple[int, ...], place: Path) -> tuple[Path, Ar
     return place, numbers(left) @ numbers(right)
 
 
-@pytest.mark.parametrize("case", CASES)
+@every("case", CASES)
 def test_a_weight_of_every_dialect_is_rounded_once_on_every_way(case: str, tmp_path: Path) -> None:
     exact = products(case, tmp_path)
     expected = load_file(QUANTIZED / case / "expected.safetensors")
@@ -88,6 +90,8 @@ def test_a_weight_of_every_dialect_is_rounded_once_on_every_way(case: str, tmp_p
         ckptconv.merge(source, adapter, tmp_path / "merged", dequantize=True, verify=True, fsync=False)
         merged = load_file(tmp_path / "merged" / "model.safetensors")[name]
         assert np.array_equal(numbers(merged), nearest(numbers(exact[name]) + more, "bfloat16"), equal_nan=True), name
+        if case not in MADE_CODES:
+            continue
         # Codes of what is merged are those of float32, to which it is rounded first: bfloat16 would give others.
         ckptconv.merge(source, adapter, tmp_path / "single", dequantize=True, dtype="fp32", fsync=False)
         options: dict[str, Any] = {"quantize": "fp8-block", "fsync": False}
@@ -102,7 +106,7 @@ def parts_of(name: str) -> tuple[str, str]:
     return name, f"{name}_scale_inv"
 
 
-@pytest.mark.parametrize("case", ["bnb-nf4", "bnb-nf4-nested", "gpt-oss-mxfp4", "gptq", "block-fp8-f32"])
+@every("case", MADE_CODES)
 def test_codes_are_made_of_the_product(case: str, tmp_path: Path) -> None:
     products(case, tmp_path)
     ckptconv.convert(QUANTIZED / case, tmp_path / "codes", dequantize=True, quantize="fp8-block", fsync=False)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import huggingface_hub
@@ -20,7 +17,6 @@ from ckptconv.engine.execute import carry_out
 from ckptconv.errors import CkptconvError, FailedError, UsageError
 from ckptconv.outputs import safetensors as output
 from ckptconv.plan import FilePlan, Literal, pack, shard_names
-from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.storage.files import Readers, look
 from ckptconv.storage.writing import LocalWriter
 from ckptconv.tensors.dtypes import DTYPES
@@ -139,140 +135,6 @@ def test_the_index_is_sorted_and_counts_tensor_bytes() -> None:
         "weight_map": {"a": "f2", "z": "f1"},
     }
     assert part.data.endswith(b"}\n")
-
-
-# ------------------------------------------------------------------------------------------------ staging and commit
-
-
-def is_ours(name: str) -> bool:
-    return name.startswith("model")
-
-
-def stage(directory: Path) -> LocalStaging:
-    return LocalStaging(str(directory), "plan", index="model.index", is_ours=is_ours)
-
-
-def publish(directory: Path, files: dict[str, bytes]) -> None:
-    with stage(directory) as staging:
-        for name, content in files.items():
-            writer = staging.create(name, len(content))
-            writer.write_at(0, memoryview(content))
-        staging.commit(list(files))
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
-
-
-def test_a_directory_output_replaces_the_earlier_one_and_leaves_other_files_alone(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "config.json").write_bytes(b"theirs")
-    first = {"model-1": b"1", "model-2": b"2", "model.index": b"two"}
-    publish(tmp_path / "out", first)
-    assert contents(tmp_path / "out") == {**first, "config.json": b"theirs"}
-    publish(tmp_path / "out", {"model": b"one"})
-    assert contents(tmp_path / "out") == {"model": b"one", "config.json": b"theirs"}
-
-
-def test_an_interrupted_conversion_leaves_the_earlier_output_and_no_trace(tmp_path: Path) -> None:
-    publish(tmp_path / "out", {"model": b"old"})
-    staging = stage(tmp_path / "out")
-    with staging:
-        staging.create("model", 3).write_at(0, memoryview(b"new"))
-        staging.__exit__(RuntimeError, RuntimeError(), None)
-    assert contents(tmp_path / "out") == {"model": b"old"}
-
-
-def test_directories_made_for_an_output_that_failed_are_removed_again(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), stage(tmp_path / "a" / "b"):
-        raise RuntimeError
-    assert not (tmp_path / "a").exists()
-
-
-@pytest.mark.parametrize("fatal", range(12))
-def test_a_kill_during_commit_leaves_no_index_rather_than_a_wrong_one_and_the_next_run_completes_it(
-    tmp_path: Path, fatal: int
-) -> None:
-    """The process dies at its n-th change to the directory: every state in between is looked at."""
-    old = {"model-1": b"old 1", "model-2": b"old 2", "model.index": b"old index"}
-    new = {"model-1": b"new 1", "model-3": b"new 3", "model.index": b"new index"}
-    publish(tmp_path / "out", old)
-    steps = 0
-
-    def dying(call: Callable[..., None]) -> Callable[..., None]:
-        def step(*arguments: object, **options: object) -> None:
-            nonlocal steps
-            steps += 1
-            if steps == fatal:
-                os._exit(9)
-            call(*arguments, **options)
-
-        return step
-
-    pid = os.fork()
-    if not pid:
-        os.replace, os.unlink = dying(os.replace), dying(os.unlink)
-        try:
-            publish(tmp_path / "out", new)
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
-    found = {name: data for name, data in contents_of_files(tmp_path / "out").items() if not name.startswith(".")}
-    if found.get("model.index") == b"old index":
-        assert found == old
-    elif found.get("model.index") == b"new index":
-        assert found == new
-    else:
-        assert "model.index" not in found
-    publish(tmp_path / "out", new)
-    assert contents(tmp_path / "out") == new
-
-
-def contents_of_files(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
-
-
-def test_staging_of_a_dead_process_is_cleaned_and_that_of_a_living_one_is_not(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    dead = LocalStaging(str(out), "dead", index="model.index", is_ours=is_ours)
-    dead.__enter__()
-    dead.create("model", 4)
-    dead.close()
-    assert (out / ".ckptconv-dead" / "model").stat().st_size == 4
-    with LocalStaging(str(out), "living", index="model.index", is_ours=is_ours) as living:
-        living.create("model", 1)
-        publish(out, {"model": b"new"})
-        assert sorted(path.name for path in out.iterdir()) == [".ckptconv-living", "model"]
-
-
-def test_two_processes_cannot_stage_the_same_plan_at_once(tmp_path: Path) -> None:
-    with stage(tmp_path / "out"):
-        with pytest.raises(FailedError, match="another process"), stage(tmp_path / "out"):
-            pass
-        assert (tmp_path / "out" / ".ckptconv-plan").exists()
-    target = str(tmp_path / "x.safetensors")
-    with LocalStaging(target, "plan") as first:
-        first.create("", 1)
-        with pytest.raises(FailedError, match="another process"), LocalStaging(target, "plan") as second:
-            second.create("", 1)
-        first.commit([""])
-    assert (tmp_path / "x.safetensors").exists()
-
-
-def test_new_files_follow_the_umask(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        publish(tmp_path / "out", {"model": b"x"})
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "out" / "model").stat().st_mode) == 0o640
-
-
-def test_an_output_that_cannot_fit_is_refused_before_the_first_byte(tmp_path: Path) -> None:
-    with pytest.raises(FailedError, match="bytes free"), LocalStaging(str(tmp_path / "x"), "plan") as staging:
-        staging.create("", 1 << 60)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_plan_whose_parts_leave_a_hole_is_never_carried_out(tmp_path: Path) -> None:

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from checkpoints import ckptconv_here
-from effort import examples
+from checkpoints import ckptconv_here, done
+from effort import every, examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -155,8 +154,7 @@ def test_what_comes_back_is_what_was_chosen_under_its_own_keys(
         # Globs that match nothing, and names that would be one, are told.
         assume(run.code == 0 or (run.code == 2 and ("matches none" in run.err or "the same name" in run.err)))
         assume(run.code == 0)
-        run = ckptconv_here("safetensors2pt", place / output, place / "y.pt")
-        assert run.code == 0, run.err
+        done(ckptconv_here("safetensors2pt", place / output, place / "y.pt"))
         expected = without(part, include, exclude)
         again = torch.load(place / "y.pt", weights_only=False)
         if dtype == "keep":
@@ -179,11 +177,9 @@ def test_the_way_back_chooses_too(tmp_path: Path) -> None:
         (["--no-structure"], {"model.a": torch.ones(2), "model.b.0": torch.zeros(2), "optimizer.0.m": torch.ones(2)}),
         (["--dtype", "float16"], cast(state, torch.float16)),
     ]:
-        run = ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "y.pt", *options)
-        assert run.code == 0, run.err
+        done(ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "y.pt", *options))
         assert_same(expected, torch.load(tmp_path / "y.pt", weights_only=True))
-        run = ckptconv_here("verify", tmp_path / "x.safetensors", tmp_path / "y.pt", *options)
-        assert run.code == 0, run.err
+        done(ckptconv_here("verify", tmp_path / "x.safetensors", tmp_path / "y.pt", *options))
     for options in (["--key", "nothing"], ["--include", "nothing"], ["--exclude", "*"]):
         run = ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "y.pt", *options)
         assert run.code == 2, run.err
@@ -196,7 +192,7 @@ def test_names_that_would_be_one_are_both_told(tmp_path: Path) -> None:
     assert all(name in run.err for name in ("'x.a'", "'x.b'", "'x.c'"))
 
 
-@pytest.mark.parametrize("output", ["x.safetensors", "x"])
+@every("output", ["x.safetensors", "x"])
 def test_names_given_on_the_way_there_stand_in_the_file_and_keys_in_the_record(output: str, tmp_path: Path) -> None:
     state = {"model.a": torch.ones(2), "model.b": torch.zeros(2)}
     torch.save(state, tmp_path / "x.pt")
@@ -266,10 +262,9 @@ ALONE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("options", "output"),
+@every(
+    "options, output",
     [(options, output) for at, options in enumerate(ALONE) for output in ("x.safetensors", ("x", "x/parts")[at % 2])],
-    ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_what_was_not_chosen_is_in_no_file_that_is_written(options: list[str], output: str, tmp_path: Path) -> None:
     torch.save(training(), tmp_path / "x.pt")
@@ -278,10 +273,11 @@ def test_what_was_not_chosen_is_in_no_file_that_is_written(options: list[str], o
     target = made / output.partition("/")[0]
     split = ["--max-shard-size", "30"] if "/" in output else []
     options = [*options, *split]
-    run = ckptconv_here(
-        "pt2safetensors", tmp_path / "x.pt", target, "--verify", "--manifest", made / "m.json", *options, "--json"
+    run = done(
+        ckptconv_here(
+            "pt2safetensors", tmp_path / "x.pt", target, "--verify", "--manifest", made / "m.json", *options, "--json"
+        )
     )
-    assert run.code == 0, run.err
     assert SECRET.encode() not in everywhere(made)
     assert run.json["recorded"] == (["epoch"] if "[" in "".join(options) else [])
     assert run.json["opaque"] == []
@@ -304,8 +300,7 @@ def test_the_way_back_leaves_out_what_was_not_chosen(tmp_path: Path) -> None:
     made = tmp_path / "made"
     made.mkdir()
     for options in ALONE:
-        run = ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", made / "y.pt", "--verify", *options)
-        assert run.code == 0, run.err
+        done(ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", made / "y.pt", "--verify", *options))
         assert SECRET.encode() not in everywhere(made), options
 
 
@@ -363,7 +358,7 @@ def test_values_shared_many_times_are_written_a_few_times() -> None:
         assert len(structure or "") < 20_000
 
 
-@pytest.mark.parametrize("command", ["pt2safetensors", "safetensors2pt"])
+@every("command", ["pt2safetensors", "safetensors2pt"])
 def test_a_glob_that_excludes_nothing_is_told(command: str, tmp_path: Path) -> None:
     torch.save({"model": {"bias": torch.ones(2), "lr": 1}}, tmp_path / "x.pt")
     assert ckptconv_here("pt2safetensors", tmp_path / "x.pt").code == 0
@@ -379,7 +374,7 @@ def test_a_glob_that_excludes_nothing_is_told(command: str, tmp_path: Path) -> N
 # ----------------------------------------------------------------------------------------------------- what is no model
 
 
-@pytest.mark.parametrize("state", [Thing(w=torch.ones(2)), {"a": Thing(w=torch.ones(2))}, {"a": Thing(b=b"x"), "n": 1}])
+@every("state", [Thing(w=torch.ones(2)), {"a": Thing(w=torch.ones(2))}, {"a": Thing(b=b"x"), "n": 1}])
 def test_tensors_inside_inert_objects_alone_are_no_success(state: Any, tmp_path: Path) -> None:
     torch.save(state, tmp_path / "x.pt")
     run = ckptconv_here("pt2safetensors", tmp_path / "x.pt", "--verify")
@@ -399,11 +394,10 @@ def test_an_object_beside_tensors_is_no_concern(tmp_path: Path) -> None:
     assert "verified" in run.out
 
 
-@pytest.mark.parametrize("output", ["x.safetensors", "x"])
+@every("output", ["x.safetensors", "x"])
 def test_an_empty_state_dict_is_converted_and_verified(output: str, tmp_path: Path) -> None:
     torch.save({}, tmp_path / "x.pt")
-    run = ckptconv_here("pt2safetensors", tmp_path / "x.pt", tmp_path / output, "--verify")
-    assert run.code == 0, run.err
+    done(ckptconv_here("pt2safetensors", tmp_path / "x.pt", tmp_path / output, "--verify"))
     assert ckptconv_here("verify", tmp_path / "x.pt", tmp_path / output).code == 0
 
 
@@ -414,8 +408,8 @@ def test_an_alias_of_an_alias_leads_to_the_name_that_is_stored() -> None:
     assert untie({"a": first, "b": first, "c": other}, {"c": "b"}) == {"b": "a", "c": "a"}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "usual", "widened"),
+@every(
+    "dtype, usual, widened",
     [
         ("bfloat16", "float32", "float32"),
         ("float32", "float32", "float32"),

@@ -9,9 +9,9 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
 import torch
 from checkpoints import assert_same
+from effort import every
 
 from ckptconv.engine.execute import carry_out
 from ckptconv.engine.tasks import Window, tasks
@@ -39,7 +39,7 @@ def rewritten(tmp_path: Path, state: dict[str, torch.Tensor], jobs: int) -> Path
     return tmp_path / "again.pt"
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
+@every("jobs", [1, 3])
 def test_torch_loads_what_was_saved_and_every_checksum_is_right(tmp_path: Path, jobs: int) -> None:
     state = {
         "large": torch.randn(1000, 700),
@@ -117,14 +117,14 @@ def kept(tmp_path: Path, sizes: Sequence[int], memory: int, positioned: bool) ->
     return writer
 
 
-@pytest.mark.parametrize("positioned", [True, False], ids=["file", "stream"])
+@every("positioned", [True, False], ids=["file", "stream"])
 def test_small_members_are_written_together_with_what_follows_them(tmp_path: Path, positioned: bool) -> None:
     writer = kept(tmp_path, [100] * 1000, 1 << 20, positioned)
     assert len(writer.written) < 12
 
 
-@pytest.mark.parametrize("positioned", [True, False], ids=["file", "stream"])
-@pytest.mark.parametrize("size", [*range(4060, 4100), 8170, 9000])
+@every("positioned", [True, False], ids=["file", "stream"])
+@every("size", [*range(4060, 4100), 8170, 9000])
 def test_a_member_that_ends_near_the_end_of_a_window_is_followed_by_its_checksum(
     size: int, positioned: bool, tmp_path: Path
 ) -> None:
@@ -135,7 +135,7 @@ def test_a_member_that_ends_near_the_end_of_a_window_is_followed_by_its_checksum
     assert positioned or writer.written == sorted(writer.written)
 
 
-@pytest.mark.parametrize("positioned", [True, False], ids=["file", "stream"])
+@every("positioned", [True, False], ids=["file", "stream"])
 def test_the_checksum_of_a_member_of_several_windows_is_not_for_any_of_them_to_tell(positioned: bool) -> None:
     """Each may be made by another worker."""
     file = File("nowhere", 1 << 20)

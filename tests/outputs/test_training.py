@@ -11,7 +11,8 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from checkpoints import ZERO, assert_same, ckptconv_here, load_with_aliases
+from checkpoints import ZERO, assert_same, ckptconv_here, done, load_with_aliases
+from effort import every
 from safetensors.torch import load_file, save_file
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
@@ -33,8 +34,8 @@ def network() -> torch.nn.Sequential:
 
 def trained(named: bool = False, groups: int = 1) -> tuple[torch.nn.Sequential, torch.optim.AdamW]:
     model = network()
-    every: list[Any] = list(model.named_parameters() if named else model.parameters())
-    parts = [{"params": every[number::groups], "lr": 0.1 * (number + 1)} for number in range(groups)]
+    parameters: list[Any] = list(model.named_parameters() if named else model.parameters())
+    parts = [{"params": parameters[number::groups], "lr": 0.1 * (number + 1)} for number in range(groups)]
     optimizer = torch.optim.AdamW(parts)
     for _ in range(STEPS):
         model(torch.randn(4, 5)).pow(2).sum().backward()
@@ -68,8 +69,7 @@ def loaded(path: Path) -> Any:
 def read_back(directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Return the weights and the states, by name, that a universal checkpoint is read as."""
     weights, states = directory.with_suffix(".safetensors"), directory.with_suffix(".states.safetensors")
-    run = ckptconv_here("zero-to-fp32", directory, weights, "--optimizer", states)
-    assert run.code == 0, run.err
+    done(ckptconv_here("zero-to-fp32", directory, weights, "--optimizer", states))
     return load_with_aliases(weights), load_file(states)
 
 
@@ -93,8 +93,7 @@ def refused(run: Any, code: int, *words: str) -> None:
 
 def test_weights_become_fp32_masters_with_zero_moments_at_step_0(tmp_path: Path) -> None:
     state, out = hugging_face(tmp_path / "hf"), tmp_path / "universal"
-    run = ckptconv_here("convert", tmp_path / "hf", "--universal", out, "--verify")
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("convert", tmp_path / "hf", "--universal", out, "--verify"))
     assert "begins with zero moments and step 0" in run.out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "latest_universal", "universal"]
     assert (tmp_path / "latest_universal").read_text() == "universal"
@@ -127,8 +126,7 @@ def test_every_stage_finds_what_it_loads(tmp_path: Path) -> None:
     files = {}
     for stage in ("", 1, 2, 3):
         out = tmp_path / f"u{stage}"
-        run = ckptconv_here("convert", tmp_path / "hf", "--universal", out, *(["--zero-stage", stage] if stage else []))
-        assert run.code == 0, run.err
+        done(ckptconv_here("convert", tmp_path / "hf", "--universal", out, *(["--zero-stage", stage] if stage else [])))
         files[stage] = sorted(path.name for path in out.iterdir() if path.is_file() and path.suffix == ".pt")
         assert ckptconv_here("verify", tmp_path / "hf", "--universal", out).code == 0
     assert files == {"": [MODEL, MODEL_3], 1: [MODEL], 2: [MODEL], 3: [MODEL_3]}
@@ -155,11 +153,10 @@ def test_deepspeed_s_loader_finds_every_entry_it_asks_for(tmp_path: Path) -> Non
     assert common["optimizer_state_dict"]["param_groups"] == [{"params": [0]}]
 
 
-@pytest.mark.parametrize(("named", "groups"), [(False, 1), (True, 2)], ids=["numbered", "named"])
+@every("named, groups", [(False, 1), (True, 2)], ids=["numbered", "named"])
 def test_a_training_checkpoint_of_torch_goes_on_with_its_moments(named: bool, groups: int, tmp_path: Path) -> None:
     state, out = training_saved(tmp_path / "t.pt", named, groups), tmp_path / "u"
-    run = ckptconv_here("pt2safetensors", tmp_path / "t.pt", "--universal", out, "--verify")
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("pt2safetensors", tmp_path / "t.pt", "--universal", out, "--verify"))
     assert "goes on at step 3" in run.out
     weights, states = read_back(out)
     assert_same(weights, state["model"])
@@ -181,8 +178,7 @@ def test_a_distributed_checkpoint_goes_on_with_its_moments(tmp_path: Path) -> No
     states, optim = get_state_dict(model, optimizer)
     save({"model": states, "optim": optim}, checkpoint_id=tmp_path / "dcp", no_dist=True)
     out = tmp_path / "u"
-    run = ckptconv_here("dcp2safetensors", tmp_path / "dcp", "--universal", out, "--verify")
-    assert run.code == 0, run.err
+    done(ckptconv_here("dcp2safetensors", tmp_path / "dcp", "--universal", out, "--verify"))
     weights, moments = read_back(out)
     assert_same(weights, dict(model.state_dict()))
     assert_same(moments, by_name({"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
@@ -203,8 +199,9 @@ def test_zero_3_keeps_the_run_s_own_settings_where_groups_differ(tmp_path: Path)
     training_saved(tmp_path / "t.pt", named=True, groups=2)
     for stage, kept in (("", []), ("3", []), ("1", [0.1, 0.2])):
         options = ["--zero-stage", stage] if stage else []
-        run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / f"u{stage}", *options, "--verify")
-        assert run.code == 0, run.err
+        run = done(
+            ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / f"u{stage}", *options, "--verify")
+        )
         common = loaded(tmp_path / f"u{stage}" / COMMON)
         assert hyperparameters(common) == [[0.1, 0.2], kept]
         assert ("2 groups of parameters differ in lr. ZeRO-3" in run.err) is (not kept)
@@ -218,7 +215,7 @@ def test_zero_3_takes_the_settings_of_a_single_group(tmp_path: Path) -> None:
     assert hyperparameters(loaded(tmp_path / "u" / COMMON)) == [[0.1], [0.1]]
 
 
-@pytest.mark.parametrize(("case", "stages"), [("z3_bf16_w2", "for ZeRO-3"), ("z2_bf16_w2", "for ZeRO-1 and 2")])
+@every("case, stages", [("z3_bf16_w2", "for ZeRO-3"), ("z2_bf16_w2", "for ZeRO-1 and 2")])
 def test_that_of_a_zero_checkpoint_says_for_which_stages_it_is(case: str, stages: str, tmp_path: Path) -> None:
     run = ckptconv_here("zero-to-fp32", ZERO / case / "checkpoint", "--universal", tmp_path / "u")
     assert f"The universal checkpoint is {stages}, as INPUT is: --zero-stage" in run.out
@@ -235,8 +232,8 @@ def test_a_zero_checkpoint_is_made_for_another_stage(tmp_path: Path) -> None:
     assert loaded(tmp_path / "u3" / COMMON)["optimizer_state_dict"]["state"][0]["step"] == 3
 
 
-@pytest.mark.parametrize(
-    ("parameter", "state", "code"),
+@every(
+    "parameter, state, code",
     [
         ("optimizer_state.pt", "exp_avg", 5),
         ("w", "fp32", 5),
@@ -264,8 +261,7 @@ def test_a_name_that_no_file_of_its_own_can_have_is_refused(
 def test_names_are_chosen_and_changed_as_for_weights(tmp_path: Path) -> None:
     state = training_saved(tmp_path / "t.pt")
     options = ["--rename", "^0=first", "--exclude", "1.*", "--dtype", "bf16"]
-    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", *options)
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", *options))
     assert "--dtype changes nothing in a universal checkpoint" in run.err
     weights, states = read_back(tmp_path / "u")
     assert sorted(weights) == ["2.bias", "2.weight", "count", "first.bias", "first.weight"]
@@ -291,8 +287,7 @@ def test_numbers_that_could_be_of_several_parameters_are_refused(tmp_path: Path)
     run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
     refused(run, 5, "numbers its 6 parameters", "the model has 7 tensors", "--fresh-optimizer", "named_parameters()")
     assert [path.name for path in tmp_path.iterdir()] == ["t.pt"]
-    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--fresh-optimizer")
-    assert run.code == 0, run.err
+    done(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--fresh-optimizer"))
     # With names there is no doubt, and what is not the optimizer's is no parameter.
     state = training_saved(tmp_path / "t.pt", named=True)
     state["model"]["running_mean"] = torch.zeros(7)
@@ -301,12 +296,11 @@ def test_numbers_that_could_be_of_several_parameters_are_refused(tmp_path: Path)
     assert loaded(tmp_path / "u" / MODEL)["module"].keys() == {"count", "running_mean"}
 
 
-@pytest.mark.parametrize(("named", "groups"), [(False, 1), (True, 1), (True, 2)])
+@every("named, groups", [(False, 1), (True, 1), (True, 2)])
 def test_states_beside_weights_have_the_same_names_in_every_output(named: bool, groups: int, tmp_path: Path) -> None:
     state = training_saved(tmp_path / "t.pt", named, groups)
     expected = by_name(state)
-    run = ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "states.safetensors", "--verify")
-    assert run.code == 0, run.err
+    done(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "states.safetensors", "--verify"))
     assert_same(load_file(tmp_path / "states.safetensors"), expected)
     with ckptconv.open(tmp_path / "t.pt") as checkpoint:
         assert_same({name: each.torch() for name, each in checkpoint.optimizer.items()}, expected)
@@ -317,8 +311,7 @@ def test_states_beside_weights_have_the_same_names_in_every_output(named: bool, 
         ("apart", [tmp_path / "model.pt", "--model-key", "model", "--optimizer", tmp_path / "optimizer.pt"]),
         ("other", [tmp_path / "model.pt", "--model-key", "model", "--optimizer", tmp_path / "t.pt"]),
     ):
-        run = ckptconv_here("safetensors2dcp", *arguments[:1], tmp_path / out, *arguments[1:], "--verify")
-        assert run.code == 0, run.err
+        done(ckptconv_here("safetensors2dcp", *arguments[:1], tmp_path / out, *arguments[1:], "--verify"))
         model, optimizer = trained(named, groups)
         wanted: dict[str, Any] = {"model": model.state_dict()}
         wanted["optimizer"] = get_optimizer_state_dict(model, optimizer)
@@ -380,8 +373,7 @@ def muon_saved(path: Path) -> dict[str, torch.Tensor]:
 
 def test_two_optimizers_in_a_file_share_the_parameters(tmp_path: Path) -> None:
     expected = muon_saved(tmp_path / "t.pt")
-    run = ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors", "--verify")
-    assert run.code == 0, run.err
+    done(ckptconv_here("convert", tmp_path / "t.pt", "--optimizer", tmp_path / "s.safetensors", "--verify"))
     assert_same(load_file(tmp_path / "s.safetensors"), expected)
     saved = torch.load(tmp_path / "t.pt")
     muon, adamw = saved.pop("optimizers")
@@ -393,8 +385,7 @@ def test_two_optimizers_in_a_file_share_the_parameters(tmp_path: Path) -> None:
     ):
         torch.save(state, tmp_path / f"{name}.pt")
         states = tmp_path / f"{name}.safetensors"
-        run = ckptconv_here("convert", tmp_path / f"{name}.pt", *words, "--optimizer", states)
-        assert run.code == 0, run.err
+        done(ckptconv_here("convert", tmp_path / f"{name}.pt", *words, "--optimizer", states))
         assert_same(load_file(states), expected)
 
 
@@ -402,13 +393,11 @@ def test_two_optimizers_go_on_in_torch_by_way_of_every_checkpoint(tmp_path: Path
     """Of torch.distributed.checkpoint, of torch_checkpointing, and of safetensors in between."""
     expected = muon_saved(tmp_path / "t.pt")
     words = ["--key", "model", "--model-key", "model", "--optimizer", tmp_path / "t.pt", "--optimizer-key", "optim"]
-    run = ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "dcp", *words, "--verify")
-    assert run.code == 0, run.err
+    done(ckptconv_here("safetensors2dcp", tmp_path / "t.pt", tmp_path / "dcp", *words, "--verify"))
     states = ["--optimizer", tmp_path / "states"]
     assert ckptconv_here("dcp2safetensors", tmp_path / "dcp", tmp_path / "model", *states).code == 0
     step = ["--to", "torch-checkpointing", "--chunks", 2, *states, "--verify"]
-    run = ckptconv_here("safetensors2dcp", tmp_path / "model", tmp_path / "step", *step)
-    assert run.code == 0, run.err
+    done(ckptconv_here("safetensors2dcp", tmp_path / "model", tmp_path / "step", *step))
     with ckptconv.open(tmp_path / "step") as checkpoint:
         assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
     saved = torch.load(tmp_path / "t.pt")
@@ -428,8 +417,7 @@ def test_two_optimizers_go_on_in_torch_by_way_of_every_checkpoint(tmp_path: Path
 
 def test_states_of_several_optimizers_stay_those_of_their_groups(tmp_path: Path) -> None:
     expected = muon_saved(tmp_path / "t.pt")
-    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--verify")
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--verify"))
     for words in ("ZeRO-3 loads 'exp_avg', 'exp_avg_sq' of each parameter, and nothing else", "for ZeRO-1 and 2 alone"):
         assert words in run.err
     assert "fail in the first step with Muon" in run.err
@@ -444,8 +432,7 @@ def test_deepspeed_has_one_number_of_steps_for_a_group(tmp_path: Path) -> None:
     state = training_saved(tmp_path / "t.pt")
     state["optimizer"]["state"][1]["step"] = torch.tensor(1.0)
     torch.save(state, tmp_path / "t.pt")
-    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--verify")
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--verify"))
     assert "'0.bias' have made fewer steps than the 3 of others of their group" in run.err
     assert {float(loaded(path)) for path in (tmp_path / "u" / "zero").glob("*/step.pt")} == {3.0}
     assert loaded(tmp_path / "u" / MODEL)["global_steps"] == 3
@@ -494,13 +481,12 @@ def test_a_model_beside_an_optimizer_is_named_if_its_key_is_not_a_usual_one(tmp_
     for options in ([], ["--fresh-optimizer"], ["--key", "."]):
         run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", *options)
         refused(run, 2, "an optimizer under 'optimizer'", "Name the model with --key; there are: 'nets', 'optimizer'")
-    run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--key", "nets.main")
-    assert run.code == 0, run.err
+    done(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--key", "nets.main"))
     assert_same(read_back(tmp_path / "u")[1], by_name(state))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
+@every(
+    "key, value",
     [
         ("param_groups", [{"params": [[1], {"a": 1}]}]),
         ("param_groups", [{}] * 2000),
@@ -509,7 +495,6 @@ def test_a_model_beside_an_optimizer_is_named_if_its_key_is_not_a_usual_one(tmp_
         ("state", {0: 3, "x": {"step": "three"}, 1: {"step": torch.zeros(3)}}),
         ("state", {0: {"step": float("nan"), "exp_avg": None}}),
     ],
-    ids=str,
 )
 def test_an_optimizer_that_makes_no_sense_is_an_error_of_one_sentence(key: str, value: Any, tmp_path: Path) -> None:
     state = training_saved(tmp_path / "t.pt")

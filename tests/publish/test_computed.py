@@ -45,77 +45,78 @@ def weights(found: dict[str, bytes]) -> dict[str, bytes]:
     return {name: data for name, data in found.items() if name != MANIFEST}
 
 
-@pytest.mark.parametrize("job", SOME)
 def test_killed_at_any_moment_it_leaves_nothing_bad_and_goes_on(
-    job: str, here: Path, whole: dict[str, dict[str, bytes]], tmp_path: Path
+    here: Path, whole: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
-    make, source = JOBS[job]
-    chance, wanted = random.Random(job), whole[job]
-    out = tmp_path / "out"
-    killed = 0
-    for at in (25, chance.randint(30, 50), chance.randint(50, 68)):
+    for job in SOME:
+        make, source = JOBS[job]
+        chance, wanted = random.Random(job), whole[job]
+        out = tmp_path / job
+        killed = 0
+        for at in (25, chance.randint(30, 50), chance.randint(50, 68)):
 
-        def work(at: int = at) -> None:
-            counted(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
-            make(here, source, out, jobs=1, **SHARDS)
+            def work(at: int = at, make: Any = make, source: str = source, out: Path = out) -> None:
+                counted(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+                make(here, source, out, jobs=1, **SHARDS)
 
-        killed += in_child(work) == -signal.SIGKILL
-        found = contents(out) if out.exists() else {}
-        assert all(wanted[name] == data for name, data in found.items() if name != MANIFEST)
-        assert "model.safetensors.index.json" not in found or weights(found) == weights(wanted)
-    assert killed
+            killed += in_child(work) == -signal.SIGKILL
+            found = contents(out) if out.exists() else {}
+            assert all(wanted[name] == data for name, data in found.items() if name != MANIFEST), (job, at)
+            assert "model.safetensors.index.json" not in found or weights(found) == weights(wanted), (job, at)
+        assert killed, job
 
-    def last() -> None:
-        make(here, source, out, before_commit=lambda: os.kill(os.getpid(), signal.SIGKILL), **SHARDS)
+        def last(make: Any = make, source: str = source, out: Path = out) -> None:
+            make(here, source, out, before_commit=lambda: os.kill(os.getpid(), signal.SIGKILL), **SHARDS)
 
-    assert in_child(last) == -signal.SIGKILL
-    assert make(here, source, out, **SHARDS).reused >= 2
-    assert weights(contents(out)) == weights(wanted)
-    assert not [path for path in out.iterdir() if path.is_dir()]
+        assert in_child(last) == -signal.SIGKILL, job
+        assert make(here, source, out, **SHARDS).reused >= 2, job
+        assert weights(contents(out)) == weights(wanted), job
+        assert not [path for path in out.iterdir() if path.is_dir()], job
 
 
-@pytest.mark.parametrize("job", SOME)
 def test_a_full_disk_is_said_and_a_dry_run_tells_the_size(
-    job: str, here: Path, whole: dict[str, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, whole: dict[str, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make, source = JOBS[job]
     full = OSError(28, "No space left on device")
-    with failing(monkeypatch, "pwrite", 2, full), pytest.raises(FailedError, match="no space left"):
-        make(here, source, tmp_path / "out", **SHARDS)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-    told = make(here, source, tmp_path / "dry", dry_run=True, **SHARDS)
-    assert not (tmp_path / "dry").exists()
-    stored = {name: len(data) for name, data in whole[job].items() if name.endswith(".safetensors")}
-    assert {Path(each.path).name: each.bytes for each in told.outputs if each.path.endswith(".safetensors")} == stored
+    for job in SOME:
+        make, source = JOBS[job]
+        with failing(monkeypatch, "pwrite", 2, full), pytest.raises(FailedError, match="no space left"):
+            make(here, source, tmp_path / "out", **SHARDS)
+        told = make(here, source, tmp_path / "dry", dry_run=True, **SHARDS)
+        stored = {name: len(data) for name, data in whole[job].items() if name.endswith(".safetensors")}
+        sizes = {Path(each.path).name: each.bytes for each in told.outputs if each.path.endswith(".safetensors")}
+        assert sizes == stored, job
+        assert not [path for path in tmp_path.rglob("*") if path.is_file()], job
 
 
-@pytest.mark.parametrize("job", SOME)
 def test_parts_make_the_whole_and_the_manifest_tells_verify_all(
-    job: str, here: Path, whole: dict[str, dict[str, bytes]], tmp_path: Path
+    here: Path, whole: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
-    make, source = JOBS[job]
-    for part in ("0/2", "1/2"):
-        make(here, source, tmp_path / "out", part=part, **SHARDS)
-    finish(tmp_path / "out")
-    assert weights(contents(tmp_path / "out")) == weights(whole[job])
-    told = json.loads((tmp_path / "out" / MANIFEST).read_text())
     ways = {"fp8-block": "fp8-block", "requantize": "mxfp8", "merge-mxfp8": "mxfp8", "average-int4": "int4-g32"}
-    assert told.get("quantized") == ({ways[job]: 4} if job in ways else None)
-    assert ("average" in told, "adapters" in told) == ("average" in job, job in ("dora", "merge-mxfp8"))
-    assert verify(here / source, tmp_path / "out").bytes_compared
+    for job in SOME:
+        make, source = JOBS[job]
+        out = tmp_path / job
+        for part in ("0/2", "1/2"):
+            make(here, source, out, part=part, **SHARDS)
+        finish(out)
+        assert weights(contents(out)) == weights(whole[job]), job
+        told = json.loads((out / MANIFEST).read_text())
+        assert told.get("quantized") == ({ways[job]: 4} if job in ways else None), job
+        assert ("average" in told, "adapters" in told) == ("average" in job, job in ("dora", "merge-mxfp8")), job
+        assert verify(here / source, out).bytes_compared, job
 
 
-@pytest.mark.parametrize("job", SOME)
 def test_a_virtual_checkpoint_has_the_same_files(
-    job: str, here: Path, whole: dict[str, dict[str, bytes]], tmp_path: Path
+    here: Path, whole: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
-    make, source = JOBS[job]
-    report = make(here, source, tmp_path / "x.virtual.json", **SHARDS)
-    assert any("quantization_config" in each for each in report.warnings) == ("config.json" in whole[job])
-    with VirtualFiles(tmp_path / "x.virtual.json") as files:
-        assert {name: files.read_bytes(name) for name in files} == {
-            name: data for name, data in weights(whole[job]).items() if name != "config.json"
-        }
+    for job in SOME:
+        make, source = JOBS[job]
+        report = make(here, source, tmp_path / f"{job}.virtual.json", **SHARDS)
+        warned = any("quantization_config" in each for each in report.warnings)
+        assert warned == ("config.json" in whole[job]), job
+        expected = {name: data for name, data in weights(whole[job]).items() if name != "config.json"}
+        with VirtualFiles(tmp_path / f"{job}.virtual.json") as files:
+            assert {name: files.read_bytes(name) for name in files} == expected, job
 
 
 @pytest.fixture(scope="module")
@@ -127,13 +128,13 @@ def there(here: Path, s3: S3) -> str:
     return f"s3://{BUCKET}/{name}"
 
 
-@pytest.mark.parametrize("job", SOME)
-def test_sources_and_output_may_be_on_a_store(job: str, there: str, whole: dict[str, dict[str, bytes]], s3: S3) -> None:
-    make, source = JOBS[job]
-    name = fresh()
-    make(there, source, f"s3://{BUCKET}/{name}", storage_options=s3.options, verify=True, **SHARDS)
-    found = {key.rpartition("/")[2]: s3.get(key) for key in s3.keys(f"{name}/")}
-    assert weights(found) == weights(whole[job])
+def test_sources_and_output_may_be_on_a_store(there: str, whole: dict[str, dict[str, bytes]], s3: S3) -> None:
+    for job in SOME:
+        make, source = JOBS[job]
+        name = fresh()
+        make(there, source, f"s3://{BUCKET}/{name}", storage_options=s3.options, verify=True, **SHARDS)
+        found = {key.rpartition("/")[2]: s3.get(key) for key in s3.keys(f"{name}/")}
+        assert weights(found) == weights(whole[job]), job
 
 
 @pytest.fixture(scope="module")
@@ -149,19 +150,15 @@ def hub(tmp_path_factory: pytest.TempPathFactory, here: Path) -> Iterator[Hub]:
         yield served
 
 
-@pytest.mark.parametrize("job", SOME)
 def test_sources_may_be_in_a_repository_of_the_hub(
-    job: str,
-    here: Path,
-    whole: dict[str, dict[str, bytes]],
-    hub: Hub,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    whole: dict[str, dict[str, bytes]], hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    make, source = JOBS[job]
-    make("hf://org/computed", source, tmp_path / "out", storage_options=hub.options, verify=True, **SHARDS)
-    assert weights(contents(tmp_path / "out")).keys() >= weights(whole[job]).keys()
-    shards = {name: data for name, data in whole[job].items() if name.endswith((".safetensors", ".index.json"))}
-    assert {name: contents(tmp_path / "out")[name] for name in shards} == shards
+    for job in SOME:
+        make, source = JOBS[job]
+        make("hf://org/computed", source, tmp_path / job, storage_options=hub.options, verify=True, **SHARDS)
+        made = contents(tmp_path / job)
+        assert weights(made).keys() >= weights(whole[job]).keys(), job
+        shards = {name: data for name, data in whole[job].items() if name.endswith((".safetensors", ".index.json"))}
+        assert {name: made[name] for name in shards} == shards, job

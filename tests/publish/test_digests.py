@@ -10,6 +10,7 @@ import struct
 import sys
 import threading
 import zipfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,24 +99,20 @@ def written(directory: Path) -> dict[str, bytes]:
 # ------------------------------------------------------------------------------------------------- of every output
 
 
-@pytest.mark.parametrize(
-    ("source", "options"),
-    [
+def test_every_file_and_tensor_has_the_digest_of_its_bytes(shards: Path, mixed: Path, tmp_path: Path) -> None:
+    conversions: list[tuple[Path, dict[str, Any]]] = [
         (RUN, {"max_shard_size": 50_000}),
         (DCP, {}),
-        ("mixed", {"jobs": 4}),
-        ("mixed", {"dtype": "bf16", "jobs": 1}),
-        ("mixed", {"max_shard_size": 4_000_000, "jobs": 2}),
-        ("shards", {"max_shard_size": SHARD, "fsync": False}),
-    ],
-)
-def test_every_file_and_tensor_has_the_digest_of_its_bytes(
-    source: Any, options: dict[str, Any], tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    path = request.getfixturevalue(source) if isinstance(source, str) else source
-    convert(path, tmp_path / "out", digest="sha256", **options)
-    assert_digested((tmp_path / "out" / MANIFEST).read_text(), written(tmp_path / "out"))
-    verify(path, tmp_path / "out")
+        (mixed, {"jobs": 4}),
+        (mixed, {"dtype": "bf16", "jobs": 1}),
+        (mixed, {"max_shard_size": 4_000_000, "jobs": 2}),
+        (shards, {"max_shard_size": SHARD, "fsync": False}),
+    ]
+    for number, (source, options) in enumerate(conversions):
+        out = tmp_path / str(number)
+        convert(source, out, digest="sha256", **options)
+        assert_digested((out / MANIFEST).read_text(), written(out))
+        verify(source, out)
 
 
 def test_a_single_file_has_them_in_its_manifest(mixed: Path, tmp_path: Path) -> None:
@@ -166,9 +163,8 @@ def test_a_universal_checkpoint_and_optimizer_states_have_them(tmp_path: Path) -
 # ---------------------------------------------------------------------------------------------- however it was made
 
 
-@pytest.mark.parametrize("before", ["", "sha256"])
 def test_a_conversion_that_goes_on_gives_the_same_manifest(
-    before: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop() -> None:
         raise FailedError("It was stopped.")
@@ -177,25 +173,28 @@ def test_a_conversion_that_goes_on_gives_the_same_manifest(
     digests_of = base.digests_of
     monkeypatch.setattr(base, "digests_of", lambda *args: read.append(args[1]) or digests_of(*args))
     options: Any = {"max_shard_size": SHARD}
-    with pytest.raises(FailedError, match="stopped"):
-        convert(shards, tmp_path / "out", digest=before, before_commit=stop, **options)
-    assert convert(shards, tmp_path / "out", digest="sha256", **options).reused == 7
-    assert_digested((tmp_path / "out" / MANIFEST).read_text(), written(tmp_path / "out"))
-    # What has no digest in its record is read once.
-    assert len(read) == (0 if before else 7)
     convert(shards, tmp_path / "whole", digest="sha256", **options)
-    assert (tmp_path / "out" / MANIFEST).read_bytes() == (tmp_path / "whole" / MANIFEST).read_bytes()
+    # What has no digest in its record is read once.
+    for before, count in (("sha256", 0), ("", 7)):
+        out = tmp_path / f"out{before}"
+        with pytest.raises(FailedError, match="stopped"):
+            convert(shards, out, digest=before, before_commit=stop, **options)
+        assert convert(shards, out, digest="sha256", **options).reused == 7
+        assert_digested((out / MANIFEST).read_text(), written(out))
+        assert len(read) == count
+        assert (out / MANIFEST).read_bytes() == (tmp_path / "whole" / MANIFEST).read_bytes()
 
 
-@pytest.mark.parametrize("first", ["", "sha256"])
-def test_parts_give_what_a_whole_run_gives(first: str, mixed: Path, tmp_path: Path) -> None:
+def test_parts_give_what_a_whole_run_gives(mixed: Path, tmp_path: Path) -> None:
     options: Any = {"max_shard_size": 4_000_000}
-    for number, digest in enumerate((first, "sha256")):
-        convert(mixed, tmp_path / "parts" / "out", part=(number, 2), digest=digest, **options)
-    finish(tmp_path / "parts" / "out", attest=tmp_path / "parts.jsonl")
     convert(mixed, tmp_path / "out", digest="sha256", attest=tmp_path / "whole.jsonl", **options)
-    assert (tmp_path / "parts" / "out" / MANIFEST).read_bytes() == (tmp_path / "out" / MANIFEST).read_bytes()
-    assert (tmp_path / "parts.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    for first in ("", "sha256"):
+        parts, told = tmp_path / f"parts{first}" / "out", tmp_path / f"parts{first}.jsonl"
+        for number, digest in enumerate((first, "sha256")):
+            convert(mixed, parts, part=(number, 2), digest=digest, **options)
+        finish(parts, attest=told)
+        assert (parts / MANIFEST).read_bytes() == (tmp_path / "out" / MANIFEST).read_bytes()
+        assert told.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
 def test_the_process_that_writes_a_file_digests_it(shards: Path, tmp_path: Path) -> None:
@@ -233,12 +232,6 @@ def test_a_conversion_that_fails_leaves_no_thread(mixed: Path, tmp_path: Path) -
 # -------------------------------------------------------------------------------------------------------- verifying
 
 
-def changed(path: Path, change: Any) -> None:
-    told = json.loads(path.read_text())
-    change(told)
-    path.write_text(json.dumps(told))
-
-
 def test_verify_finds_a_byte_that_only_a_digest_tells(shards: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     convert(shards, out, max_shard_size=SHARD, digest="sha256")
@@ -250,51 +243,53 @@ def test_verify_finds_a_byte_that_only_a_digest_tells(shards: Path, tmp_path: Pa
         verify(shards, out)
 
 
-@pytest.mark.parametrize("what", ["file", "tensor"])
-@pytest.mark.parametrize("to", ["out", "back.pt", "dcp"])
-def test_verify_finds_a_digest_that_is_not_so(what: str, to: str, mixed: Path, tmp_path: Path) -> None:
-    options: Any = {"digest": "sha256"} | ({"to": "dcp"} if to == "dcp" else {})
-    source, manifest = mixed, tmp_path / to / MANIFEST
-    if to == "back.pt":
-        source, manifest = tmp_path / "m.safetensors", tmp_path / "m.json"
-        convert(mixed, source)
-        options["manifest"] = manifest
-    convert(source, tmp_path / to, **options)
-
-    def change(told: Any) -> None:
-        for entry in told["files"].values():
-            digests = entry["digests"]
-            if digests["tensors"]:
-                first = next(iter(digests["tensors"]))
-                target, key = (digests, "file") if what == "file" else (digests["tensors"], first)
-                target[key] = "0" * 64
-
-    changed(manifest, change)
-    asked: Any = {"manifest": manifest} if to == "back.pt" else {}
-    with pytest.raises(DifferenceError, match=r"the sha256 of .* is not so"):
-        verify(source, tmp_path / to, **asked)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda told: told.update(digest="md5"),
-        lambda told: told.update(digest=["sha256"]),
-        lambda told: told.pop("digest"),
-        lambda told: told["files"]["model.safetensors"].pop("digests"),
-        lambda told: told["files"]["model.safetensors"]["digests"].pop("file"),
-        lambda told: told["files"]["model.safetensors"]["digests"].update(file="0" * 63),
-        lambda told: told["files"]["model.safetensors"]["digests"].update(tensors=[]),
-        lambda told: told["files"]["model.safetensors"]["digests"]["tensors"].update(more="0" * 64),
-        lambda told: told["files"]["model.safetensors"]["digests"]["tensors"].update(large=3),
-        lambda told: told["files"]["model.safetensors"]["digests"].update(sha512="0" * 64),
-    ],
-)
-def test_digests_that_nothing_writes_are_refused(change: Any, mixed: Path, tmp_path: Path) -> None:
+def test_verify_finds_a_digest_that_is_not_so(mixed: Path, tmp_path: Path) -> None:
+    convert(mixed, tmp_path / "m.safetensors")
     convert(mixed, tmp_path / "out", digest="sha256")
-    changed(tmp_path / "out" / MANIFEST, change)
-    with pytest.raises(DifferenceError, match="is no sound manifest"):
-        verify(mixed, tmp_path / "out")
+    convert(mixed, tmp_path / "dcp", digest="sha256", to="dcp")
+    convert(tmp_path / "m.safetensors", tmp_path / "back.pt", digest="sha256", manifest=tmp_path / "m.json")
+    outputs: list[tuple[Path, str, Path, dict[str, Any]]] = [
+        (mixed, "out", tmp_path / "out" / MANIFEST, {}),
+        (mixed, "dcp", tmp_path / "dcp" / MANIFEST, {}),
+        (tmp_path / "m.safetensors", "back.pt", tmp_path / "m.json", {"manifest": tmp_path / "m.json"}),
+    ]
+    for source, output, manifest, asked in outputs:
+        sound = manifest.read_text()
+        for what in ("file", "tensor"):
+            told = json.loads(sound)
+            for entry in told["files"].values():
+                digests = entry["digests"]
+                for first in [*digests["tensors"]][:1]:
+                    target, key = (digests, "file") if what == "file" else (digests["tensors"], first)
+                    target[key] = "0" * 64
+            manifest.write_text(json.dumps(told))
+            with pytest.raises(DifferenceError, match=r"the sha256 of .* is not so"):
+                verify(source, tmp_path / output, **asked)
+
+
+UNSOUND: list[Callable[[dict[str, Any], dict[str, Any]], object]] = [
+    lambda told, entry: told.update(digest="md5"),
+    lambda told, entry: told.update(digest=["sha256"]),
+    lambda told, entry: told.pop("digest"),
+    lambda told, entry: entry.pop("digests"),
+    lambda told, entry: entry["digests"].pop("file"),
+    lambda told, entry: entry["digests"].update(file="0" * 63),
+    lambda told, entry: entry["digests"].update(tensors=[]),
+    lambda told, entry: entry["digests"]["tensors"].update(more="0" * 64),
+    lambda told, entry: entry["digests"]["tensors"].update(large=3),
+    lambda told, entry: entry["digests"].update(sha512="0" * 64),
+]
+
+
+def test_digests_that_nothing_writes_are_refused(mixed: Path, tmp_path: Path) -> None:
+    convert(mixed, tmp_path / "out", digest="sha256")
+    sound = (tmp_path / "out" / MANIFEST).read_text()
+    for change in UNSOUND:
+        told = json.loads(sound)
+        change(told, told["files"]["model.safetensors"])
+        (tmp_path / "out" / MANIFEST).write_text(json.dumps(told))
+        with pytest.raises(DifferenceError, match="is no sound manifest"):
+            verify(mixed, tmp_path / "out")
 
 
 def test_a_record_with_unknown_digests_is_refused() -> None:
@@ -422,25 +417,24 @@ def digests_in(directory: Path, prefix: str = "") -> dict[str, str]:
     return {f"{prefix}{path.relative_to(directory)}": sha256(path.read_bytes()) for path in files}
 
 
-@pytest.mark.parametrize("source", ["mixed", "run", "dcp"])
-def test_every_input_has_the_digest_that_sha256sum_prints(
-    source: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    path = {"run": RUN, "dcp": DCP}.get(source) or request.getfixturevalue(source)
-    kinds: Any = {"optimizer": tmp_path / "states"} if source == "run" else {}
-    total: list[int] = []
-    done: list[int] = []
-    asked: Any = {"digest": "sha256", "on_total": total.append, "progress": done.append, **kinds}
-    report = convert(path, tmp_path / "out", attest=tmp_path / "out.jsonl", **asked)
-    found = dependencies(tmp_path / "out.jsonl")
-    assert found
-    known = digests_in(path if path.is_dir() else path.parent)
-    assert found == {name: next(known[each] for each in known if each.endswith(name)) for name in found}
-    assert sum(done) == total[0]
-    # Nothing but the statements depends on it.
-    plain = convert(path, tmp_path / "plain", digest="sha256")
-    assert (tmp_path / "plain" / MANIFEST).read_bytes() == (tmp_path / "out" / MANIFEST).read_bytes()
-    assert report.bytes_read > plain.bytes_read
+def test_every_input_has_the_digest_that_sha256sum_prints(mixed: Path, tmp_path: Path) -> None:
+    for number, path in enumerate((mixed, RUN, DCP)):
+        place = tmp_path / str(number)
+        place.mkdir()
+        kinds: Any = {"optimizer": place / "states"} if path is RUN else {}
+        total: list[int] = []
+        done: list[int] = []
+        asked: Any = {"digest": "sha256", "on_total": total.append, "progress": done.append, **kinds}
+        report = convert(path, place / "out", attest=place / "out.jsonl", **asked)
+        found = dependencies(place / "out.jsonl")
+        assert found, path
+        known = digests_in(path if path.is_dir() else path.parent)
+        assert found == {name: next(known[each] for each in known if each.endswith(name)) for name in found}
+        assert sum(done) == total[0], path
+        # Nothing but the statements depends on it.
+        plain = convert(path, place / "plain", digest="sha256")
+        assert (place / "plain" / MANIFEST).read_bytes() == (place / "out" / MANIFEST).read_bytes()
+        assert report.bytes_read > plain.bytes_read, path
 
 
 def test_a_reference_and_companions_are_inputs(mixed: Path, tmp_path: Path) -> None:
@@ -515,12 +509,13 @@ def test_parts_are_attested_where_their_inputs_are(mixed: Path, tmp_path: Path) 
     assert dependencies(told) == {"source.pt": sha256(source.read_bytes())}
 
 
-@pytest.mark.parametrize(
-    "inputs", [[], {"a": "b"}, {"a": ["b", 1]}, {"a": [1, 1, ""]}, {"a": ["\0", 1, ""]}, {"a": ["b", -1, ""]}]
-)
-def test_a_description_with_unknown_inputs_is_refused(inputs: Any, mixed: Path, tmp_path: Path) -> None:
+def test_a_description_with_unknown_inputs_is_refused(mixed: Path, tmp_path: Path) -> None:
     convert(mixed, tmp_path / "out", digest="sha256", part=(0, 1))
     (described,) = (tmp_path / "out").glob(".ckptconv-*/.plan.json")
-    changed(described, lambda told: told.update(inputs=inputs))
-    with pytest.raises(CorruptError, match="is damaged"):
-        finish(tmp_path / "out")
+    told = json.loads(described.read_text())
+    unknown: list[Any] = [[], {"a": "b"}]
+    unknown += [{"a": entry} for entry in (["b", 1], [1, 1, ""], ["\0", 1, ""], ["b", -1, ""])]
+    for inputs in unknown:
+        described.write_text(json.dumps({**told, "inputs": inputs}))
+        with pytest.raises(CorruptError, match="is damaged"):
+            finish(tmp_path / "out")

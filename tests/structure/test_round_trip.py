@@ -15,12 +15,10 @@ import numbers
 import pathlib
 import pickle
 import random
-import sys
 import tempfile
 import types
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +26,8 @@ import numpy as np
 import pytest
 import torch
 from attacks.corpus import CASES
-from checkpoints import DATA, Run, ckptconv, ckptconv_here, torch_loaded
-from effort import TIMES, examples
+from checkpoints import DATA, Run, ckptconv, ckptconv_here, done, torch_loaded
+from effort import TIMES, every, examples
 from huggingface_hub import save_torch_state_dict
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +35,7 @@ from safetensors.torch import load_file, save_file
 from states import (
     POOL,
     STATES,
+    deep,
 )
 from strict import assert_same
 from trees import containers, keys_with, tie_into_a_cycle
@@ -46,17 +45,6 @@ from ckptconv import convert
 from ckptconv.errors import UnsafeError
 
 
-@contextmanager
-def deep() -> Iterator[None]:
-    """Let torch.save recurse."""
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(20_000)
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(limit)
-
-
 def saved(tmp_path: Path, state: Any, name: str = "x.pt", **options: Any) -> Path:
     with deep():
         torch.save(state, tmp_path / name, **options)
@@ -64,9 +52,7 @@ def saved(tmp_path: Path, state: Any, name: str = "x.pt", **options: Any) -> Pat
 
 
 def run(*arguments: object) -> Run:
-    done = ckptconv_here(*arguments, "--no-fsync")
-    assert done.code == 0, done.err
-    return done
+    return done(ckptconv_here(*arguments, "--no-fsync"))
 
 
 def back(path: Path, *options: object, output: str = "x.safetensors", name: str = "back.pt") -> Path:
@@ -89,8 +75,8 @@ def check(path: Path, again: Path) -> None:
     assert_same(expected, torch_loaded(again, weights_only=True))
 
 
-@pytest.mark.parametrize("output", ["x.safetensors", "x"])
-@pytest.mark.parametrize("name", STATES)
+@every("output", ["x.safetensors", "x"])
+@every("name", STATES)
 @pytest.mark.filterwarnings("ignore")  # of tensors that are in beta, or deprecated
 def test_what_torch_loads_is_the_same_there_and_back(name: str, output: str, tmp_path: Path) -> None:
     path = saved(tmp_path, STATES[name]())
@@ -107,8 +93,8 @@ WITHOUT_TENSORS = ["floats", "bytes, bytearray", "integers of any size", "set, f
 WITH_TENSORS = ["numpy", "deque", "one storage under different views", "parameters, gradients, attributes", "a cycle"]
 
 
-@pytest.mark.parametrize(
-    ("name", "protocol"),
+@every(
+    "name, protocol",
     [*itertools.product(WITHOUT_TENSORS, range(6)), *itertools.product(WITH_TENSORS, range(1, 6))],
 )
 def test_every_pickle_protocol(name: str, protocol: int, tmp_path: Path) -> None:
@@ -116,7 +102,7 @@ def test_every_pickle_protocol(name: str, protocol: int, tmp_path: Path) -> None
     check(path, back(path))
 
 
-@pytest.mark.parametrize("name", ["one storage under different views", "parameters, gradients, attributes", "a cycle"])
+@every("name", ["one storage under different views", "parameters, gradients, attributes", "a cycle"])
 def test_the_stream_format(name: str, tmp_path: Path) -> None:
     path = saved(tmp_path, STATES[name](), _use_new_zipfile_serialization=False)
     check(path, back(path))
@@ -217,8 +203,8 @@ TRAININGS = [
 ]
 
 
-@pytest.mark.parametrize("output", ["x.safetensors", "x"])
-@pytest.mark.parametrize(("optimizer", "scheduler"), TRAININGS)
+@every("output", ["x.safetensors", "x"])
+@every("optimizer, scheduler", TRAININGS)
 def test_a_training_goes_on_to_the_same_weights(optimizer: str, scheduler: str, output: str, tmp_path: Path) -> None:
     def parts() -> tuple[Any, Any, Any]:
         model = a_model()
@@ -418,7 +404,7 @@ def one_process() -> Iterator[Any]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("zipped", [True, False])
+@every("zipped", [True, False])
 def test_distributed_tensors_of_one_process_are_whole(zipped: bool, one_process: Any, tmp_path: Path) -> None:
     from torch.distributed._shard import sharded_tensor, sharding_spec
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -496,7 +482,7 @@ def test_files_in_olmos_map_become_the_nested_dict(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- other pt files
 
 
-@pytest.mark.parametrize("path", sorted((DATA / "torch").glob("*/*.pt")), ids=lambda p: f"{p.parent.name}-{p.stem}")
+@every("path", sorted((DATA / "torch").glob("*/*.pt")))
 def test_files_of_old_releases_come_back(path: Path, tmp_path: Path) -> None:
     kind = path.name.split(".")[0]
     run("pt2safetensors", path, tmp_path / "x.safetensors")
@@ -537,10 +523,9 @@ def test_memory_stays_small_in_both_directions(tmp_path: Path) -> None:
         ("pt2safetensors", path, tmp_path / "x.safetensors"),
         ("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "y.pt"),
     ):
-        done = ckptconv(*arguments, "--json", "--no-fsync")
-        assert done.code == 0, done.err
-        assert done.json["bytes_written"] > 70e6
-        assert done.json["peak_rss_bytes"] < 64 << 20
+        run = done(ckptconv(*arguments, "--json", "--no-fsync"))
+        assert run.json["bytes_written"] > 70e6
+        assert run.json["peak_rss_bytes"] < 64 << 20
     assert_same(state, torch_loaded(tmp_path / "y.pt", weights_only=True))
 
 
@@ -551,9 +536,8 @@ def test_many_tensors_take_little_each(tmp_path: Path) -> None:
         ("pt2safetensors", path, tmp_path / "x.safetensors"),
         ("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "y.pt"),
     ):
-        done = ckptconv(*arguments, "--json", "--no-fsync")
-        assert done.code == 0, done.err
-        assert done.json["peak_rss_bytes"] < (48 << 20) + 2048 * count
+        run = done(ckptconv(*arguments, "--json", "--no-fsync"))
+        assert run.json["peak_rss_bytes"] < (48 << 20) + 2048 * count
 
 
 # ----------------------------------------------------------------------------------------------- storages by themselves
@@ -568,10 +552,8 @@ def memory_of(value: Any) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex128]
-)
-@pytest.mark.parametrize("zipped", [True, False])
+@every("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex128])
+@every("zipped", [True, False])
 def test_typed_storages_stay_storages_and_share_their_memory(dtype: torch.dtype, zipped: bool, tmp_path: Path) -> None:
     tensor = torch.arange(6).to(dtype)
     state = {

@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptconv.tensors import computing, lazy, moves
-from ckptconv.tensors.computing import Axis, Bits, Dequantize, Join, Overlay, Tiled, Xor
+from ckptconv.tensors.computing import Axis, Bits, Dequantize, Join, Joined, Overlay, Tiled, Xor
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.expressions import EXPRESSIONS, MAX_DEPTH, Decoder, Encoder
 from ckptconv.tensors.lazy import (
     Concat,
     Convert,
     Inline,
-    Joined,
     LazyTensor,
     Narrow,
     Partitioned,
@@ -86,7 +85,7 @@ def test_every_expression_comes_back_as_it_was() -> None:
 def test_every_class_of_expression_has_a_name() -> None:
     known = {**vars(lazy), **vars(computing)}.values()
     classes = {each for each in known if isinstance(each, type) and issubclass(each, LazyTensor)}
-    abstract = {LazyTensor, lazy.Derived, lazy.Composed, lazy.Computed, lazy.Virtual}
+    abstract = {LazyTensor, lazy.Derived, lazy.Composed, computing.Computed, lazy.Virtual}
     assert {kind.made for kind in EXPRESSIONS.values()} == classes - abstract - {Tagged}
     assert {type(each) for each in EVERY} == {kind.made for kind in EXPRESSIONS.values()}
 

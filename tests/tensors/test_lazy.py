@@ -12,14 +12,13 @@ from evaluate import evaluate
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from ckptconv.tensors.computing import Bits, Join, Overlay, Xor
+from ckptconv.tensors.computing import Bits, Join, Joined, Overlay, Xor
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import contiguous_strides, is_contiguous, reshaped_strides, tiles
 from ckptconv.tensors.lazy import (
     Concat,
     Convert,
     Inline,
-    Joined,
     LazyTensor,
     Narrow,
     Partitioned,

@@ -12,12 +12,13 @@ from faults import one_bit, spoiled
 from ckptconv.engine.worker import Worker
 from ckptconv.plan import Data
 from ckptconv.storage.files import Readers
-from ckptconv.tensors import computing, kernels, moves
+from ckptconv.tensors import computing, kernels, moves, tile_kernels
 from ckptconv.tensors.computing import (
     Axis,
     Bits,
     Dequantize,
     Join,
+    Joined,
     LowRank,
     Magnitude,
     Overlay,
@@ -29,7 +30,7 @@ from ckptconv.tensors.computing import (
 )
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.expressions import KERNELS, Decoder, Encoder
-from ckptconv.tensors.lazy import Convert, Inline, Joined, LazyTensor
+from ckptconv.tensors.lazy import Convert, Inline, LazyTensor
 from ckptconv.tensors.moves import Cast, Conjugate, Negate, Swap
 from ckptconv.verification.evaluate import Evaluator
 
@@ -97,7 +98,7 @@ SAMPLES: dict[type[Any], LazyTensor] = {
 
 
 def test_no_kernel_is_left_out() -> None:
-    assert SAMPLES.keys() == {*KERNELS.values()} == {*kernels.FUNCTIONS, *kernels.TILING} - OF_MOVES
+    assert SAMPLES.keys() == {*KERNELS.values()} == {*kernels.FUNCTIONS, *tile_kernels.TILING} - OF_MOVES
 
 
 def made(tensor: LazyTensor) -> bytes:
@@ -121,7 +122,7 @@ def test_its_form_in_json_makes_it_again(kernel: type[Any]) -> None:
 def test_its_evaluator_finds_a_fault(kernel: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = SAMPLES[kernel]
     assert made(tensor) == evaluated(tensor)
-    runs = computing.Tile if kernel in kernels.TILING else kernel
+    runs = computing.Tile if kernel in tile_kernels.TILING else kernel
     spoiled(runs, one_bit)(monkeypatch)
     assert made(tensor) != evaluated(tensor)
 

@@ -31,22 +31,10 @@ from ckptconv import convert
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UnsupportedError, UsageError
 from ckptconv.storage.files import Reader, Readers
 from ckptconv.structure import regexes
-from ckptconv.tensors.computing import Bits, Join, Overlay, Xor
+from ckptconv.tensors.computing import Bits, Join, Joined, Overlay, Xor
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
-from ckptconv.tensors.lazy import (
-    Concat,
-    Convert,
-    Inline,
-    Joined,
-    LazyTensor,
-    Narrow,
-    Partitioned,
-    Picked,
-    Stored,
-    View,
-    Zeros,
-)
+from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Picked, Stored, View, Zeros
 from ckptconv.tensors.moves import Cast, File, Negate, Swap
 from ckptconv.verification import arithmetic
 from ckptconv.verification import evaluate as reference

@@ -30,7 +30,7 @@ from ckptconv.storage import strict_json
 from ckptconv.tensors.dtypes import DTYPES, DType
 
 # The metadata entry that records the layout of rows that were split.
-METADATA_KEY = "ckptconv.features.rows"
+METADATA_KEY = "ckptconv.rows"
 VERSION = 1
 HEADER = 16
 WEIGHT_DTYPES = ("float32", "float16")

@@ -11,9 +11,9 @@ from ckptconv.features.rows.layout import METADATA_KEY, PAD, Field, RowLayout, m
 from ckptconv.features.rows.options import RowOptions
 from ckptconv.features.rows.tables import RowsContents
 from ckptconv.options.kinds import MOST_ITEMS
-from ckptconv.tensors.computing import Join
+from ckptconv.tensors.computing import Join, Joined
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Concat, Joined, LazyTensor, View, Zeros
+from ckptconv.tensors.lazy import Concat, LazyTensor, View, Zeros
 from ckptconv.text import some
 
 DEFAULT_NAME = "weight"

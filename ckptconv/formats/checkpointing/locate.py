@@ -17,8 +17,8 @@ from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.ranks.locate import parsed
 from ckptconv.formats.runs import STEP_METADATA
 from ckptconv.formats.source import MODEL_KEYS
-from ckptconv.formats.torch import LOCAL_SIGNATURE
 from ckptconv.formats.torch import file as torch_file
+from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.location import Location
 
 FAMILY = model_files.TORCH

@@ -94,7 +94,6 @@ def _read(path: str, located: Located, wanted: Wanted) -> Source:
         family=FAMILY,
         path=path,
         facts=step.facts(path),
-        digests=step.digests,
         reread=functools.partial(_read, path, located),
     )
 
@@ -103,8 +102,8 @@ def _read(path: str, located: Located, wanted: Wanted) -> Source:
 class _Step:
     """A step: what its directory and its metadata say, and what was read of it.
 
-    `digests` are the SHA-256 of files by path, as a manifest states them; `unread` are items of which only one rank's
-    file was read, or none, and whether that has tensors; `undescribed` are tensors of which the metadata says nothing.
+    `unread` are items of which only one rank's file was read, or none, and whether that has tensors; `undescribed` are
+    tensors of which the metadata says nothing.
     """
 
     directory: Location
@@ -113,7 +112,6 @@ class _Step:
     files: Files
     world: int = 1
     version: str = ""
-    digests: dict[str, str] = field(default_factory=dict)
     unread: dict[str, bool] = field(default_factory=dict)
     large: list[str] = field(default_factory=list)
     undescribed: list[str] = field(default_factory=list)
@@ -152,7 +150,7 @@ class _Step:
             if file.size > most:
                 raise CorruptError(f"{file.path} has {file.size} bytes; at most {most} are read.")
             data = reader.read_at(0, file.size)
-        check_content(file.path, data, self.digests)
+        check_content(file.path, data, self.files.account.digests)
         self.files.account.bytes_read += len(data)
         self.files.account.inputs[name] = Input(file, (file.size, zlib.crc32(data)))
         return data
@@ -161,7 +159,8 @@ class _Step:
         """Read the SHA-256 of the files, and check that they are there."""
         if MANIFEST in self.directory.names:
             data = self._bytes(MANIFEST, MAX_VALUE)
-            self.digests = stated_digests(self.directory, MANIFEST, data, {"version": 1, "granularity": "file"})
+            stated = stated_digests(self.directory, MANIFEST, data, {"version": 1, "granularity": "file"})
+            self.files.account.digests.update(stated)
 
     # -------------------------------------------------------------------------------------------------------- reading
 

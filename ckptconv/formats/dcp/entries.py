@@ -24,9 +24,9 @@ from ckptconv.formats.dcp.chunks import ChunkTile
 from ckptconv.formats.dcp.chunks import join as join_tiles
 from ckptconv.formats.dcp.locate import SHARDING
 from ckptconv.formats.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, Shape, named, named_in
-from ckptconv.formats.torch import LOCAL_SIGNATURE as ZIP
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.zip import read_zip
+from ckptconv.storage import LOCAL_SIGNATURE as ZIP
 from ckptconv.storage import strict_json
 from ckptconv.storage.files import BufferedReader, Reader
 from ckptconv.storage.location import Location

@@ -134,15 +134,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         notes=[*([place.note] if place.note else []), *notes],
         warnings=[*checkpoint.warnings, *warnings, *(text for each in read[1:] for text in each.warnings)],
         facts={**_facts(path, checkpoint), **megatron.facts(extra.common if extra else checkpoint.values)},
-        files=FileFacts.of_all(
-            FileFacts(
-                list(each.described.opaque),
-                list(each.described.mentioned),
-                records_of(each.entries.records),
-                each.digests,
-            )
-            for each in read
-        ),
+        files=FileFacts.of_all(each.files for each in read),
         inputs=inputs,
         bytes_read=sum(each.entries.bytes_read for each in read) + (extra.account.bytes_read if extra else 0),
         defaults=Defaults(shard_size=5 * 10**9),
@@ -278,6 +270,12 @@ class Described:
         """What is model, and what optimizer."""
         paths = self.described.paths
         return dcp_names.Roles.of(paths.values(), [paths[name] for name in self.described.tensors])
+
+    @property
+    def files(self) -> FileFacts:
+        """What its files have beside tensors."""
+        named = list(self.described.opaque), list(self.described.mentioned)
+        return FileFacts(*named, records_of(self.entries.records), self.digests)
 
     @classmethod
     def open(cls, place: Location) -> Described:

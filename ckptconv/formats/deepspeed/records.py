@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, TypeVar
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.deepspeed.locate import described, identity
 from ckptconv.formats.deepspeed.partitions import Shape
-from ckptconv.formats.torch import LOCAL_SIGNATURE
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.file import Account, read_torch
 from ckptconv.formats.values import first_bytes
 from ckptconv.pickles.nodes import Global, Opaque
+from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.storage.zip_directory import END, END_SIGNATURE

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.formats.numbers.orders import in_order, of_files, wrapper
+from ckptconv.text import some
 
 # Comparisons of numbered parameters with the model's, at most.
 _MOST = 1 << 20
@@ -148,10 +149,17 @@ def attempted(numbers: Numbers, model: Model, reasons: list[str]) -> Named | Non
         if found is not None:
             told = order.told if order.groups else f"{order.told}{_ASSUMED}"
             return Named(found, told, order.inputs, numbers.total - len(found))
-        reasons.append(f"the order that is told by {order.told} fits the shapes of the states in several ways, or none")
+        reasons.append(_misfit(model, order))
         if is_asked:
             break
     return None
+
+
+def _misfit(model: Model, order: Order) -> str:
+    """Return why an order tells nothing."""
+    unknown = [name for name in model.called(itertools.chain(order.names, *order.groups)) if name not in model.shapes]
+    left = f"; {some(unknown)} are no names of the weights, and it must have the names in their file" if unknown else ""
+    return f"the order that is told by {order.told} fits the shapes of the states in several ways, or none{left}"
 
 
 def refusal(numbers: Numbers, model: Model, where: str, why: str) -> UnsupportedError:

@@ -36,7 +36,6 @@ from ckptconv.storage.ahead import ahead
 from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
-from ckptconv.storage.records import Records
 from ckptconv.tensors.lazy import Equal, LazyTensor, Stored, Tagged, untagged
 from ckptconv.text import some
 
@@ -263,11 +262,6 @@ def _read(path: str, located: Located, chosen: FileSet, found: list[FileSet], wa
         family=FAMILY,
         path=path,
         facts={**facts, **{name: value for name, value in settings.items() if name not in facts}},
-        records={
-            **model.account.records,
-            **(opened.optimizer.account.records if opened.optimizer else {}),
-            **(opened.beside.files.records if opened.beside else {}),
-        },
         inputs={**model.account.inputs, **(state_inputs if local else {})},
         state_inputs=state_inputs,
         bytes_read=sum(each.account.bytes_read for each in (model, opened.optimizer) if each),
@@ -282,15 +276,14 @@ def source_of(
     states: tuple[dict[str, Any] | None, CkptconvError | None, list[Equal]],
     notes: Iterable[str],
     warnings: Iterable[str],
-    *,
-    records: Mapping[str, Records] | None = None,
-    digests: Mapping[str, str] | None = None,
     state_inputs: Mapping[str, Hashable] | None = None,
     **fields: Any,
 ) -> Source:
     """Return what is `wanted` of the files of all ranks as a source, with `states` as `states_of` gives them; `fields`
     are the rest of its fields, and those that its files alone do not tell."""
     ranks, account = opened.model.ranks, opened.model.account
+    every = [each.account.files for each in (opened.model, opened.optimizer) if each]
+    files = FileFacts.of_all([*every, *([opened.beside.files] if opened.beside else [])])
     weights, equal, structured = weights_of(ranks, opened.weights, opened.roles.model)
     trees: dict[str, Any] = {}
     if wanted.key:
@@ -298,12 +291,7 @@ def source_of(
         structured = True
     told = {
         **account.told(),
-        "files": FileFacts(
-            [name for name in account.opaque if not _is_understood(name)],
-            list(account.mentioned),
-            account.records if records is None else records,
-            digests or {},
-        ),
+        "files": files._replace(opaque=[name for name in files.opaque if not _is_understood(name)]),
         "warnings": [*account.warnings, *warnings],
         "notes": [
             *([located.note] if located.note else []),

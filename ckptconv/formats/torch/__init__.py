@@ -1,12 +1,10 @@
 """Files that torch.save and torch.jit.save wrote, in each of their containers.
 
-In: the place of a file, or of the index of several. `zip`, `stream` and `tar` read a container, `objects` what
-torch writes into pickles, `script` the modules of TorchScript. Out: a `Source`, or a `TorchFile` for the formats
-that are made of such files."""
+In: the place of a file, or of the index of several. `zip`, `stream` and `tar` read a container, `storages`,
+`objects` and `numpy_objects` what torch writes into pickles, `script` the modules of TorchScript. Out: a `Source`, or a
+`TorchFile` for the formats that are made of such files."""
 
 from __future__ import annotations
-
-from ckptconv.storage import LOCAL_SIGNATURE as LOCAL_SIGNATURE
 
 # Suffixes of files that torch.save wrote.
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")

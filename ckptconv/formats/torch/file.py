@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError
 from ckptconv.formats.model_files import TORCH
 from ckptconv.formats.source import FileFacts, Source, Wanted
-from ckptconv.formats.torch import LOCAL_SIGNATURE
 from ckptconv.formats.torch.container import SCANNED, TorchFile, is_pickle, is_stream, refuse_attack
 from ckptconv.formats.torch.modules import Taken
 from ckptconv.formats.torch.modules import taken as modules_taken
@@ -16,6 +15,7 @@ from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import attacks_are_refused
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
 from ckptconv.plan import Input
+from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.records import Records
@@ -76,7 +76,7 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
         from ckptconv.formats.torch.zip import read_zip
 
         return read_zip(reader, limits=limits)
-    from ckptconv.formats.torch.zip_elsewhere import ends_as_zip
+    from ckptconv.storage.zip_elsewhere import ends_as_zip
 
     if ends_as_zip(reader):
         raise CorruptError(
@@ -90,12 +90,21 @@ def _refuse_attack(reader: Reader, head: bytes) -> None:
     if not attacks_are_refused():
         return
     if head.startswith(LOCAL_SIGNATURE):
-        from ckptconv.formats.torch.zip_elsewhere import pickles_for_torch
-
-        for pickle in pickles_for_torch(reader):
+        for pickle in _pickles_in_zip(reader):
             refuse_attack(pickle, reader.file.path)
     else:
         refuse_attack(reader.read_at(0, min(SCANNED, reader.file.size)), reader.file.path)
+
+
+def _pickles_in_zip(reader: Reader) -> Iterator[bytes]:
+    """Yield the beginning of each member that torch may take for data.pkl."""
+    from ckptconv.storage import zip_elsewhere
+
+    entries = list(zip_elsewhere.entries(reader))
+    top, slash, _ = entries[0].name.partition(b"/") if entries else (b"", b"", b"")
+    for entry in entries:
+        if slash and entry.name.lower() == (top + b"/data.pkl").lower():
+            yield zip_elsewhere.content(reader, entry, SCANNED)
 
 
 def fingerprint(torch_file: TorchFile) -> Input:
@@ -113,6 +122,7 @@ class Account:
         self.mentioned: dict[str, None] = {}
         self.warnings: dict[str, None] = {}
         self.records: dict[str, Records] = {}
+        self.digests: dict[str, str] = {}
         self.inputs: dict[str, Hashable] = {}
         self.bytes_read = self.size = 0
 
@@ -126,13 +136,14 @@ class Account:
         self.bytes_read += file.bytes_read
         self.size += file.file.size
 
+    @property
+    def files(self) -> FileFacts:
+        """What they have beside tensors."""
+        return FileFacts(list(self.opaque), list(self.mentioned), self.records, self.digests)
+
     def told(self) -> dict[str, Any]:
         """Return the fields of a source that are what its files add to it; their warnings are for it to add."""
-        return {
-            "files": FileFacts(list(self.opaque), list(self.mentioned), self.records),
-            "inputs": self.inputs,
-            "bytes_read": self.bytes_read,
-        }
+        return {"files": self.files, "inputs": self.inputs, "bytes_read": self.bytes_read}
 
 
 def read(place: Location, wanted: Wanted | None = None) -> Source:

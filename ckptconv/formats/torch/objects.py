@@ -548,6 +548,7 @@ _CONSTRUCTORS: dict[tuple[str, str], Constructor] = {
     ("torch", "device"): _device,
     ("torch.serialization", "_get_layout"): _layout,
     **numpy_objects.CONSTRUCTORS,
+    **{(cls.module, cls.name): _made_without_state(cls) for cls in (*_TENSOR_DTYPES, *_VARIABLES)},
 }
 _BUILDERS: dict[tuple[str, str], Builder] = {
     **{(cls.module, cls.name): _build_variable for cls in _VARIABLES},

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.instead import plain_pickle, what_archive_it_is, what_it_is
-from ckptconv.formats.torch import LOCAL_SIGNATURE
 from ckptconv.formats.torch.container import (
     SCANNED,
     SCRIPT_ATTRIBUTES,
@@ -30,6 +29,7 @@ from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.storages import FirstDtypes, Storage, StorageId, storage_id
 from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
+from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.archive import DEFLATED, METHODS, STORED, Archive
 from ckptconv.storage.files import Reader
 from ckptconv.storage.records import Records

@@ -1,4 +1,4 @@
-"""How pickles and arrays of numpy begin."""
+"""How pickles, arrays of numpy, and archives that are not opened begin."""
 
 from __future__ import annotations
 
@@ -11,6 +11,18 @@ from ckptconv.formats.instead import begins_as_pickle
 _PLAIN_IN_NPY = re.compile(r"[<>|=]?[?biufcmMSaUV][0-9]*(?:\[\w+\])?")
 # numpy itself reads no longer header unless it is told to.
 _MOST_NPY = 10_000
+# How archives and compressed files begin that are not opened here.
+CLOSED = {
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
+    b"Rar!\x1a\x07": "a RAR archive",
+    b"MSCF\0\0\0\0": "a cabinet archive",
+    b"\x28\xb5\x2f\xfd": "compressed by zstandard",
+    b"\x04\x22\x4d\x18": "compressed by LZ4",
+    # A frame that both skip.
+    **{bytes([first]) + b"\x2a\x4d\x18": "compressed by zstandard or LZ4" for first in range(0x50, 0x60)},
+    b"LZIP": "compressed by lzip",
+    b"ZF0x": "compressed by an old joblib",
+}
 
 
 def is_pickle(head: bytes, size: int) -> bool:

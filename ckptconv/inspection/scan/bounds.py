@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import io
 import itertools
+import posixpath
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckptconv.errors import CkptconvError
-from ckptconv.formats.torch import zip_elsewhere
+from ckptconv.errors import CkptconvError, LimitError, UnsafeError
 from ckptconv.formats.torch.container import LongError, Pickles
 from ckptconv.formats.torch.zip import PICKLE
 from ckptconv.pickles.vocabulary import WHOLE_TREES
+from ckptconv.storage import zip_elsewhere
 from ckptconv.storage.files import Reader
+from ckptconv.storage.inside import leads_out
 from ckptconv.storage.seekable import Seekable
+from ckptconv.text import brief
 
 # The most members of a tar archive that are looked at.
 MEMBERS = 100_000
+# The most bytes of headers before a member of a tar archive, and values that hold for all of its members: tarfile reads
+# a header as a whole, however long, and copies these values for each member.
+_HEADERS, _FOR_ALL = 1 << 20, 1_000
 # Longer pickles are judged without being held.
 LONGEST = 1 << 19
 LIMITS = WHOLE_TREES._replace(objects=300_000)
@@ -94,8 +100,46 @@ def has_long(reader: Reader) -> bool:
 
 
 def members_of(reader: Reader) -> Iterator[tuple[str, int, int]]:
-    """Yield name, offset and size of the regular files in a tar archive, as Python's tarfile finds them."""
-    with tarfile.open(fileobj=io.BufferedReader(Seekable(reader)), mode="r:") as archive:
-        for member in itertools.islice(archive, MEMBERS + 1):
-            if member.isreg() and not member.issparse():
-                yield member.name, member.offset_data, member.size
+    """Yield name, offset and size of the files in a tar archive, as Python's tarfile finds them; -1 is the size of one
+    with holes, whose bytes lie elsewhere.
+
+    Raises UnsafeError for one, or a link, that leads out of the archive, LimitError for headers that take much more
+    than those of other archives, and what tarfile raises.
+    """
+    file = _Headers(Seekable(reader))
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            for member in itertools.islice(archive, MEMBERS + 1):
+                # tarfile would keep all members.
+                archive.members = []  # type: ignore[attr-defined]
+                if len(archive.pax_headers) > _FOR_ALL:
+                    raise LimitError(f"{reader.file.path} has more than {_FOR_ALL} values for all of its members.")
+                _check_inside(member, reader.file.path)
+                if member.isreg():
+                    yield member.name, member.offset_data, -1 if member.issparse() else member.size
+                file.left = _HEADERS
+    except (_LongError, RecursionError):
+        raise LimitError(f"{reader.file.path} has a member whose headers are longer than what is looked at.") from None
+
+
+def _check_inside(member: tarfile.TarInfo, path: str) -> None:
+    aim = posixpath.join(posixpath.dirname(member.name), member.linkname) if member.issym() else member.linkname
+    why = leads_out(posixpath.normpath(member.name)) or (aim and leads_out(posixpath.normpath(aim)))
+    if why and (member.isreg() or member.islnk() or member.issym()):
+        raise UnsafeError(f"{path} has the member {brief(member.name)}, which leads out: {why}.", "")
+
+
+class _LongError(Exception):
+    """The headers of a member take more bytes than are read."""
+
+
+class _Headers(io.BufferedReader):
+    """A tar archive, of which tarfile reads nothing but headers. `left`: how many more bytes of them are read."""
+
+    left = _HEADERS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= self.left:
+            raise _LongError
+        self.left -= size
+        return super().read(size)

@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, TruncatedError, UnsafeError, UnsupportedError
 from ckptconv.formats.dcp.locate import SUFFIX as _ENTRIES
 from ckptconv.formats.model_files import looks_like_safetensors
-from ckptconv.formats.torch import LOCAL_SIGNATURE, zip_elsewhere
 from ckptconv.formats.torch.container import SCANNED, LongError, Pickles, is_stream
 from ckptconv.formats.torch.file import read_from
 from ckptconv.formats.torch.objects import without_tensors
 from ckptconv.formats.torch.tar import is_tar
 from ckptconv.formats.torch.zip import check_zip
-from ckptconv.inspection.scan.beginnings import header_in, is_pickle, is_plain, place_of_header
+from ckptconv.inspection.scan.beginnings import CLOSED, header_in, is_pickle, is_plain, place_of_header
 from ckptconv.inspection.scan.bounds import (
     LIMITS,
     LONGEST,
@@ -49,6 +48,7 @@ from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.survey import Passed, survey
 from ckptconv.pickles.vocabulary import ExcessiveError, Vocabulary
+from ckptconv.storage import LOCAL_SIGNATURE, zip_elsewhere
 from ckptconv.storage.files import Reader
 from ckptconv.storage.inside import leads_out
 from ckptconv.text import brief, some
@@ -177,7 +177,7 @@ class ScannedContents:
         """Read a file as a pickle from its first byte, whatever it is, and look at what follows."""
         readings = Readings()
         end = 0
-        with attacks.watched(readings.add, Judge), contextlib.suppress(CkptconvError):
+        with attacks.watched(readings.add, Judge), self._noting_limits(reader):
             end = self._load(reader, 0, reader.file.path, depth)
         if end:
             self._following(reader, end, depth)
@@ -197,12 +197,19 @@ class ScannedContents:
         inner = self._inner()
         try:
             return at + self._survey(reader, at, where, without_tensors(), inner, depth)
-        except LimitError:
-            self.add("not-opened", f"{where} may be a pickle, and is too long to tell.")
-            raise
         finally:
             inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING}
             self._take(inner)
+
+    @contextlib.contextmanager
+    def _noting_limits(self, reader: Reader) -> Iterator[None]:
+        """Read what may be no pickle: errors say nothing, but that it was not read to where it ends."""
+        try:
+            yield
+        except LimitError as error:
+            self.add("not-opened", f"{reader.file.path} may be a pickle, and exceeds a limit: {error.message}")
+        except CkptconvError:
+            pass
 
     def _judge_calls(self, readings: Readings, depth: int) -> None:
         for reading in readings.all():
@@ -213,7 +220,7 @@ class ScannedContents:
     def _following(self, reader: Reader, at: int, depth: int) -> None:
         """Look at what follows a pickle: whoever reads one after another takes it for one, however it begins."""
         readings = Readings()
-        with attacks.watched(readings.add, Judge), contextlib.suppress(CkptconvError):
+        with attacks.watched(readings.add, Judge), self._noting_limits(reader):
             for count in range(2, _PICKLES):
                 if at >= reader.file.size:
                     break
@@ -293,15 +300,16 @@ class ScannedContents:
 
     def _held(self, reader: Reader, depth: int, is_loaded: bool) -> None:
         """Look at bytes in a pickle. `is_loaded`: loading the pickle loads them too."""
-        inner = self._inner(expected=False)
-        inner.look(reader, depth + 1)
-        worse = [each for each in inner.findings if each.rule in _RUNNING]
-        if is_loaded:
-            self._keep(worse)
-            self._need(inner.classes)
-        else:
-            for each in worse:
-                self.add("hidden", each.message)
+        inner = self._inner(expected=is_loaded)
+        kind = inner.look(reader, depth + 1)
+        if not is_loaded:
+            for each in inner.findings:
+                if each.rule in _RUNNING:
+                    self.add("hidden", each.message)
+            return
+        self._take(inner)
+        if not (kind or inner.findings):
+            self.add("not-opened", f"{reader.file.path} are loaded, and are nothing that is read here.")
 
     def _pickles(self, reader: Reader, depth: int) -> str:
         """Read pickles one after another, up to the end or to something else."""
@@ -394,7 +402,7 @@ class ScannedContents:
     def _plainly(self, reader: Reader, depth: int) -> None:
         """Look at a pickle of joblib as Python reads it, for what would run."""
         readings = Readings()
-        with attacks.watched(readings.add, Judge), contextlib.suppress(CkptconvError):
+        with attacks.watched(readings.add, Judge), self._noting_limits(reader):
             self._load(reader, 0, reader.file.path, depth)
         for reading in readings.all():
             self._judge(reading._replace(where=f"{reader.file.path} (read without joblib)", broken=True), depth)
@@ -542,7 +550,7 @@ class ScannedContents:
             self.add("not-opened", f"{path} is a description that cannot be read.")
             return
         for text in texts.evaluated:
-            self.add("unknown-call", f"{path} has an expression that is no arithmetic: {brief(text)}.")
+            self.add("unknown-call", f"{path} evaluates, calls or imports what is not known: {brief(text)}.")
         for pickled in texts.pickled:
             self._held(InMemory(pickled, f"{path}: a pickle in it"), depth, is_loaded=True)
 
@@ -550,10 +558,14 @@ class ScannedContents:
         """Read torch's tar archives as torch's; of other ones look at each member."""
         inner = self._inner()
         inner.read(lambda: read_from(reader, limits=LIMITS), depth)
+        members: list[tuple[str, int, int]] = []
         try:
             members = list(members_of(reader))
+        except LimitError as error:
+            self.add("excessive", error.message)
+        except UnsafeError as error:
+            inner.add("path-outside", error.message)
         except (tarfile.TarError, CkptconvError, ValueError, OSError, EOFError) as error:
-            members = []
             if self.expected and not inner.findings:
                 inner.add(
                     "unreadable", f"{reader.file.path} is a tar archive that cannot be read: {brief(str(error))}."
@@ -568,7 +580,10 @@ class ScannedContents:
         for name, start, size in members[:MEMBERS]:
             path = f"{reader.file.path} ({brief(name, 200)[1:-1]})"
             member = self._inner(name.endswith(SUFFIXES))
-            known |= bool(member.look(PartReader(reader, path, start, size), depth + 1))
+            if size < 0:
+                member.add("not-opened", f"{path} is stored with holes.")
+            else:
+                known |= bool(member.look(PartReader(reader, path, start, size), depth + 1))
             self._take(member)
         return "tar archive" if known or self.expected else ""
 
@@ -625,18 +640,6 @@ _STREAM = _Kind(lambda head, size: is_stream(head), ScannedContents._torch)
 _PICKLE = _Kind(is_pickle, ScannedContents._pickles)
 # Kinds that are read as pickles from their first byte.
 _OF_PICKLES = (_STREAM, _PICKLE)
-# How archives and compressed files begin that are not opened here.
-CLOSED = {
-    b"7z\xbc\xaf\x27\x1c": "a 7z archive",
-    b"Rar!\x1a\x07": "a RAR archive",
-    b"MSCF\0\0\0\0": "a cabinet archive",
-    b"\x28\xb5\x2f\xfd": "compressed by zstandard",
-    b"\x04\x22\x4d\x18": "compressed by LZ4",
-    # A frame that both skip.
-    **{bytes([first]) + b"\x2a\x4d\x18": "compressed by zstandard or LZ4" for first in range(0x50, 0x60)},
-    b"LZIP": "compressed by lzip",
-    b"ZF0x": "compressed by an old joblib",
-}
 # In this order: a file is of the first kind that it matches; it is looked at as each of the others too.
 _KINDS: tuple[_Kind, ...] = (
     _ZIP,

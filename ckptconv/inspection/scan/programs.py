@@ -41,6 +41,14 @@ _MOST_NODES, _MOST_TEXT = 2_000, 20_000
 _SERIALIZED = ":serialized:"
 # Keys of JSON whose texts are evaluated.
 _EVALUATED = frozenset({"expr_str", "expr", "guards_code"})
+# What a node of a graph calls: an operator, a function of Python's arithmetic, or of torch's on symbols.
+_TARGET = re.compile(
+    r"torch\.ops\.\w+\.(?P<operator>\w+)(\.\w+)?|torch\.sym_\w+|#\w+(:\w+)*|torch\._sym_sqrt|math\.[a-z]\w*|"
+    r"_operator\.(abs|add|and_|eq|floordiv|ge|getitem|gt|invert|le|lshift|lt|mod|mul|ne|neg|not_|or_|pos|pow|rshift|sub|"
+    r"truediv|xor)"
+)
+# Keys of JSON, in text that is JSON too, that name modules which are imported; and these modules.
+_SPECS, _IMPORTED, _HARMLESS = ("in_spec", "out_spec"), ("default_factory_module", "fqn"), frozenset({"builtins"})
 
 
 class Programs(NamedTuple):
@@ -117,6 +125,10 @@ def texts_in(data: bytes) -> Texts | None:
                     for text in value if isinstance(value, list) else [value]:
                         if isinstance(text, str) and not is_arithmetic(text):
                             evaluated[text] = None
+                if key == "target" and "inputs" in node and isinstance(value, str) and not _is_target(value):
+                    evaluated[value] = None
+                if key in _SPECS and isinstance(value, str):
+                    evaluated.update(dict.fromkeys(_imported_by(value)))
                 if key == _SERIALIZED and isinstance(value, str):
                     try:
                         pickled.append(base64.b64decode(value))
@@ -124,6 +136,34 @@ def texts_in(data: bytes) -> Texts | None:
                         return None
                 todo.append(value)
     return Texts(list(evaluated), pickled)
+
+
+def _is_target(text: str) -> bool:
+    """Whether a node calls an operator that torch has and that accesses no files, or arithmetic."""
+    target = _TARGET.fullmatch(text)
+    name = target["operator"] if target else None
+    # Operators of higher order stand in no list.
+    is_known = name is None or name in operators() or text.startswith("torch.ops.higher_order.")
+    return target is not None and is_known and name not in _OF_FILES
+
+
+def _imported_by(spec: str) -> list[str]:
+    """Return the modules that reading a description of a tree imports, and that are not Python's builtins."""
+    names: list[str] = []
+    todo: list[Any] = [spec]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, str) and node[:1] in ("[", "{"):
+            try:
+                todo.append(json.loads(node))
+            except (ValueError, RecursionError):
+                names.append(node[:_MOST_TEXT])
+        elif isinstance(node, list):
+            todo += node
+        elif isinstance(node, dict):
+            names += [str(node[key]) for key in _IMPORTED if key in node and node[key] not in _HARMLESS]
+            todo += node.values()
+    return names
 
 
 def is_arithmetic(text: str) -> bool:

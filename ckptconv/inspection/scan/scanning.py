@@ -16,16 +16,17 @@ from ckptconv.formats.detect import open_source
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
-from ckptconv.formats.torch import LOCAL_SIGNATURE
 from ckptconv.formats.weight_map import read_index
+from ckptconv.inspection.scan.beginnings import CLOSED
 from ckptconv.inspection.scan.bounds import LONGEST
-from ckptconv.inspection.scan.contents import CLOSED, HEAD, SUFFIXES, ScannedContents
+from ckptconv.inspection.scan.contents import HEAD, SUFFIXES, ScannedContents
 from ckptconv.inspection.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst
 from ckptconv.options.table import SCANNING, checked, filled
 from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.process import no_garbage
+from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.hub import pinned
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location

@@ -17,6 +17,8 @@ from ckptconv.text import brief
 
 # How many parts of values are looked at in a pickle, beside as many as it has bytes; and containers that may count.
 _STEPS, _COUNTING = 2_000_000, 50_000
+# Bytes that a call may copy, as many as are looked at with one part of a value.
+_BYTES_A_STEP = 8
 # Calls that make a function of what they are given, and do not call it.
 _INERT = frozenset(
     Global(module, name)
@@ -56,6 +58,10 @@ class Judge:
         if type(container) is not tuple:
             self._entered[id(container)] = container
         return self._steps > 0 and len(self._entered) < _COUNTING
+
+    def copy(self, nbytes: int) -> bool:
+        self._steps -= nbytes // _BYTES_A_STEP
+        return self._steps > 0
 
     def is_value(self, name: Global) -> bool:
         entry = self.grammar.entry(name)

@@ -33,6 +33,7 @@ _TEXT, _BITS, _LONG = 1 << 16, 63, 4096
 _MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES = (list, deque)
 _SETS = (set, frozenset)
+_SIZED = frozenset({str, bytes, bytearray})
 _SCALARS = frozenset(
     {str, bytes, bytearray, bool, int, float, complex, type(None), type(...), range, Size, TorchConstant, NumpyScalar,
      NumpyArray, Composite}
@@ -46,6 +47,9 @@ class Matcher(Protocol):
 
     def enter(self, container: Any) -> bool:
         """Note that what is in `container` counts. Return whether there is room to look at it."""
+
+    def copy(self, nbytes: int) -> bool:
+        """Note that a call may copy so many bytes. Return whether that many were to be expected."""
 
     def is_value(self, name: Global) -> bool:
         """Whether a class may be mentioned as a value."""
@@ -112,22 +116,21 @@ def _any(matcher: Matcher, value: Any, is_held: bool = False) -> bool:
 
 
 def _data(matcher: Matcher, value: Any) -> bool:
-    """Whether a value holds plain data alone, however deep."""
-    todo, seen = [value], set()
+    """Whether a value holds plain data alone, however deep. Shared parts count as often as they are met, as calls may
+    copy or compare them."""
+    todo = [value]
     while todo:
         value = todo.pop()
         kind = type(value)
         if kind in _SCALARS or isinstance(value, (LazyTensor, bytes)):
-            continue
-        if kind is Opaque:
+            if kind in _SIZED and not matcher.copy(len(value)):
+                return False
+        elif kind is Opaque:
             if not matcher.is_data(value):
                 return False
         elif kind is slice:
             todo += (value.start, value.stop, value.step)
         elif kind in _MAPPINGS or kind in _SEQUENCES or kind in _SETS or kind is tuple:
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
             if not matcher.enter(value):
                 return False
             todo += value
@@ -147,14 +150,26 @@ def _array_state(matcher: Matcher, value: Any) -> bool:
         return False
     if type(order) not in (bool, int) or not _dtype(matcher, dtype, is_plain=type(data) is not list):
         return False
+    count = math.prod(shape)
     if type(data) is not list:
-        # numpy compares their length with the shape.
-        return isinstance(data, (str, bytes, bytearray)) or _made_by(frozenset({"_codecs.encode"}))(matcher, data)
+        # numpy compares their length with the shape, unless elements have no bytes.
+        is_raw = isinstance(data, (str, bytes, bytearray)) or _made_by(frozenset({"_codecs.encode"}))(matcher, data)
+        return is_raw and count <= matcher.size
     # Before it has room for all elements, numpy does not compare their number. Of a list that was not kept, its number
     # is at most the bytes of the pickle.
-    count = math.prod(shape)
     is_kept = not data or type(data[-1]) is not Opaque or data[-1].cls != UNKNOWN_VALUE
     return _each(list, _any)(matcher, data) and (count == len(data) if is_kept else count <= matcher.size)
+
+
+def _masked_state(matcher: Matcher, value: Any) -> bool:
+    """Whether a value is the state of a masked array: that of its data, the bytes of its mask, and what fills it."""
+    return (
+        type(value) is tuple
+        and len(value) == 7
+        and _array_state(matcher, value[:5])
+        and isinstance(value[5], (str, bytes, bytearray))
+        and _data(matcher, value[6])
+    )
 
 
 def _dtype(matcher: Matcher, value: Any, *, is_plain: bool = False) -> bool:
@@ -162,6 +177,66 @@ def _dtype(matcher: Matcher, value: Any, *, is_plain: bool = False) -> bool:
         return not (numpy_dtypes.element(value).has_objects and is_plain)
     except ValueError:
         return False
+
+
+def _numbers(matcher: Matcher, value: Any) -> bool:
+    """Whether a value is an array without objects."""
+    if type(value) is not Opaque:
+        return type(value) is NumpyArray
+    state = value.state[-1] if value.state else value.args
+    dtype = (
+        state.get("dtype") if type(state) is dict else state[-3] if type(state) is tuple and len(state) > 3 else None
+    )
+    return _made_by(_ARRAYS)(matcher, value) and _dtype(matcher, dtype, is_plain=True)
+
+
+def _arrow_array(matcher: Matcher, value: Any) -> bool:
+    """Whether a value is what pyarrow makes an array of: a type, three counts, and as many buffers as the type has, the
+    last but one of as many bytes as there are elements. pyarrow itself takes them as they are."""
+    if type(value) is not tuple or len(value) != 7 or type(value[0]) is not Opaque or type(value[4]) is not list:
+        return False
+    alias, (length, nulls, offset), buffers = value[0].args[:1], value[1:4], value[4]
+    if alias not in _ARROW or not matcher.enter(buffers):
+        return False
+    count, width = _ARROW[alias]
+    sizes = [
+        -1 if each is None else len(each.args[0])
+        for each in buffers
+        if each is None or (_made_by(_BUFFER)(matcher, each) and _is_raw(each.args))
+    ]
+    are_counts = all(type(each) is int and 0 <= each < 1 << 48 for each in (length, offset)) and type(nulls) is int
+    if not are_counts or len(sizes) != len(buffers) or len(sizes) != count or value[5] != [] or value[6] is not None:
+        return False
+    need = length + offset
+    return sizes[1] * 8 >= (need + (count == 3)) * width and sizes[0] * 8 >= (need if sizes[0] >= 0 else sizes[0] * 8)
+
+
+def _is_raw(args: Any) -> bool:
+    return type(args) is tuple and len(args) == 1 and type(args[0]) in (bytes, bytearray)
+
+
+# Of pyarrow's types, how many buffers there are, and the bits of an element, or of a place in the last buffer.
+_ARROW = {
+    (alias,): told
+    for aliases, told in (
+        ("bool", (2, 1)),
+        ("int8 uint8", (2, 8)),
+        ("int16 uint16 halffloat", (2, 16)),
+        ("int32 uint32 float date32[day]", (2, 32)),
+        ("int64 uint64 double date64[ms]", (2, 64)),
+        ("string binary", (3, 32)),
+        ("large_string large_binary", (3, 64)),
+    )
+    for alias in aliases.split()
+}
+_BUFFER = frozenset({"pyarrow.lib.py_buffer"})
+_ARRAYS = frozenset({"numpy._core.multiarray._reconstruct", "joblib.numpy_pickle.NumpyArrayWrapper"})
+
+
+def _is_wkb(data: bytes) -> bool:
+    """Whether bytes describe a geometry that is not nested too deep: GEOS reads parts by recursion."""
+    kind = int.from_bytes(data[1:5], "little" if data[:1] == b"\1" else "big")
+    return len(data) < 1 << 15 or (kind & 0xFFFFFF) % 1000 in (1, 2, 3)
 
 
 def _of(*kinds: type) -> Pattern:
@@ -177,8 +252,8 @@ _KINDS: dict[str, Pattern] = {
     "any": _any,
     "held": lambda matcher, value: _any(matcher, value, is_held=True),
     "data": _data,
-    "text": lambda matcher, value: type(value) is str and len(value) <= _TEXT,
-    "bytes": lambda matcher, value: isinstance(value, bytes),
+    "text": lambda matcher, value: type(value) is str and len(value) <= _TEXT and matcher.copy(len(value)),
+    "bytes": lambda matcher, value: isinstance(value, bytes) and matcher.copy(getattr(value, "length", len(value))),
     "bytearray": _of(bytearray),
     "bool": _of(bool),
     "int": _int_of(_BITS),
@@ -187,11 +262,15 @@ _KINDS: dict[str, Pattern] = {
     "complex": _of(complex),
     "dtype": _dtype,
     "array_state": _array_state,
+    "masked_state": _masked_state,
+    "arrow_array": _arrow_array,
+    "wkb": lambda matcher, value: type(value) is bytes and _is_wkb(value),
     "plain_dtype": lambda matcher, value: _dtype(matcher, value, is_plain=True),
     "slice": lambda matcher, value: type(value) is slice and _data(matcher, value),
     "size": _of(Size),
     "a_tensor": lambda matcher, value: isinstance(value, LazyTensor) or type(value) is Composite,
-    "an_array": _of(NumpyArray),
+    "an_array": lambda matcher, value: type(value) is NumpyArray and matcher.copy(len(value.data)),
+    "numbers": _numbers,
     "a_scalar": _of(NumpyScalar),
     # A class by its name. Whether it was reviewed is asked where it is mentioned.
     "some_class": lambda matcher, value: type(value) is Global and is_class(value),

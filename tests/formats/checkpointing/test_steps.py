@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from checkpoints import DATA, Run, assert_same, ckptconv_here, load_with_aliases
+from checkpoints import DATA, Run, assert_same, ckptconv_here, done, load_with_aliases
+from effort import every
 from rank_files import placed, playing
 from safetensors.torch import load_file, save_file
 from step_files import REPLICA, SHARD, dtensor
@@ -92,7 +92,7 @@ def convert(step: Path, output: Path, *options: object) -> Run:
 # ------------------------------------------------------------------------------------------------- what comes out
 
 
-@pytest.mark.parametrize("case", ["2d-2x2-st", "rect-2-st"])
+@every("case", ["2d-2x2-st", "rect-2-st"])
 def test_weights_are_what_the_live_model_held(case: str, tmp_path: Path) -> None:
     assert convert(REAL / case / "step-2", tmp_path / "out", "--verify").code == 0
     assert_same(load_with_aliases(tmp_path / "out"), load_file(REAL / case / "expected.safetensors"))
@@ -104,7 +104,7 @@ def test_states_are_those_of_the_live_optimizer(tmp_path: Path) -> None:
     assert_same(load_with_aliases(states), load_file(REAL / "2d-2x2-st" / "optimizer.safetensors"))
 
 
-@pytest.mark.parametrize("make", [in_safetensors, in_torch, lambda step: in_torch(step, described=False)])
+@every("make", [in_safetensors, in_torch, lambda step: in_torch(step, described=False)])
 def test_items_of_either_kind_are_joined(make: Callable[[Path], Path], tmp_path: Path) -> None:
     step = make(tmp_path / "run" / "step-7")
     assert convert(step, tmp_path / "out").code == 0
@@ -125,7 +125,7 @@ def test_version_1_is_the_same_by_path(tmp_path: Path) -> None:
     assert_same(load_with_aliases(tmp_path / "out"), EXPECTED)
 
 
-@pytest.mark.parametrize("make", [in_torch, in_safetensors])
+@every("make", [in_torch, in_safetensors])
 def test_plain_tensors_of_pipeline_stages_are_taken(make: Callable[[Path], Path], tmp_path: Path) -> None:
     """The library's metadata says of a plain tensor that all ranks have it if rank 0 has, and else nothing."""
     step = make(tmp_path / "step-1")
@@ -243,8 +243,8 @@ def files(tree: Mapping[str, Any]) -> Any:
     return tree["metadata"]["model"]["rank_to_layout_info"]
 
 
-@pytest.mark.parametrize(
-    ("how", "code", "words"),
+@every(
+    "how, code, words",
     [
         (lambda tree: tree.update(version="3.0"), 5, "version"),
         (lambda tree: tree.update(world_size=1 << 40), 4, "world_size"),
@@ -277,7 +277,7 @@ def test_metadata_that_lies_is_refused(how: Any, code: int, words: str, tmp_path
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
+@every(
     "how",
     [
         lambda tree: data(tree).update(placements=[{"type": "Shard", "dim": 1}]),
@@ -302,7 +302,7 @@ def test_a_pickle_that_runs_code_is_an_attack(tmp_path: Path) -> None:
     convert(step, tmp_path / "out").refused(3, "metadata.pkl")
 
 
-@pytest.mark.parametrize("size", [0, 10, 400])
+@every("size", [0, 10, 400])
 def test_metadata_that_is_cut_is_corrupt(size: int, tmp_path: Path) -> None:
     step = in_safetensors(tmp_path / "step-1")
     (step / "metadata.pkl").write_bytes((step / "metadata.pkl").read_bytes()[:size])
@@ -354,7 +354,7 @@ def test_an_order_of_cuts_that_is_not_told_is_not_guessed(tmp_path: Path) -> Non
     convert(step, tmp_path / "out").refused(5, "0.1.0", "order")
 
 
-@pytest.mark.parametrize("offset", [0, 5])
+@every("offset", [0, 5])
 def test_rectangles_that_overlap_or_leave_a_hole_are_refused(offset: int, tmp_path: Path) -> None:
     def boxes(tree: dict[str, Any]) -> None:
         own = groups(tree)
@@ -376,13 +376,12 @@ def test_rectangles_that_overlap_or_leave_a_hole_are_refused(offset: int, tmp_pa
 # ------------------------------------------------------------------------------------------------- and back
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@every("ranks", [1, 2, 4])
 def test_a_step_that_was_written_reads_back(ranks: int, tmp_path: Path) -> None:
     real = REAL / "2d-2x2-st" / "step-2"
     options = ("--to", "torch-checkpointing", "--optimizer", real, "--no-fsync")
     step, states = tmp_path / "step-2", tmp_path / "states.safetensors"
-    run = ckptconv_here("safetensors2dcp", real, step, *options, "--chunks", ranks, "--verify")
-    assert run.code == 0, run.err
+    done(ckptconv_here("safetensors2dcp", real, step, *options, "--chunks", ranks, "--verify"))
     assert ckptconv_here("verify", real, step, "--optimizer", real).code == 0
     assert convert(step, tmp_path / "out", "--optimizer", states).code == 0
     assert_same(load_with_aliases(tmp_path / "out"), load_file(REAL / "2d-2x2-st" / "expected.safetensors"))

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dist_checkpoint
-from checkpoints import bits, ckptconv_here
+from checkpoints import bits, ckptconv_here, done
 from dcp_checkpoints import DCP, checkpoint_of, converted, expected_of, refused
+from effort import every
 from safetensors import safe_open
 from safetensors.torch import load_file
 from strict import assert_same
@@ -60,7 +61,7 @@ def described(tensor: torch.Tensor) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------- what real writers wrote
 
 
-@pytest.mark.parametrize("case", CASES)
+@every("case", CASES)
 def test_every_tensor_is_what_torch_reads(case: str) -> None:
     tree = ckptconv.open(checkpoint_of(case), key=".").source.tree(".")
     found = {
@@ -83,7 +84,7 @@ def leaves_of(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ..
     return [(path, tree)]
 
 
-@pytest.mark.parametrize("case", CASES)
+@every("case", CASES)
 def test_the_model_is_converted_under_its_own_names(case: str, tmp_path: Path) -> None:
     output = tmp_path / "model.safetensors"
     converted(checkpoint_of(case), output, "--checksum")
@@ -98,11 +99,10 @@ def test_the_model_is_converted_under_its_own_names(case: str, tmp_path: Path) -
             if model[name]["dtype"] in ("complex32", "complex128", "float4_e2m1fn_x2"):
                 continue
             assert described(tensor) == model[name], name
+    done(ckptconv_here("verify", checkpoint_of(case), output))
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if (DCP / case / "expected.pt").exists() and case != "noflatten_nodist"]
-)
+@every("case", [case for case in CASES if (DCP / case / "expected.pt").exists() and case != "noflatten_nodist"])
 def test_the_whole_nested_state_comes_back_as_torch_loads_it(case: str, tmp_path: Path) -> None:
     expected = torch.load(DCP / case / "expected.pt", weights_only=False)
     # What holds a tensor was pickled as a whole, and objects of classes that are not known stay inert.
@@ -139,10 +139,9 @@ def assert_alike(got: Any, expected: Any, where: str = "") -> None:
         assert got == expected, where
 
 
-@pytest.mark.parametrize("case", CASES)
+@every("case", CASES)
 def test_inspect_tells_what_there_is_and_reads_no_tensor(case: str) -> None:
-    run = ckptconv_here("inspect", checkpoint_of(case), "--json")
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("inspect", checkpoint_of(case), "--json"))
     assert run.json["format"].endswith("torch.distributed.checkpoint")
     assert run.json["facts"]["tensors"] == len(expected_of(case)["tensors"])
     assert {row["name"] for row in run.json["tensors"]}
@@ -161,17 +160,16 @@ def test_the_optimizer_is_written_by_parameter(tmp_path: Path) -> None:
     assert_alike(tree["state"], saved["state"])
 
 
-@pytest.mark.parametrize("case", CASES)
+@every("case", CASES)
 def test_what_was_converted_verifies(case: str, tmp_path: Path) -> None:
-    # The whole of each, and of one half of the cases another choice than of the other.
-    for options in ((), [("--key", "."), ("--dtype", "float16")][CASES.index(case) % 2]):
-        converted(checkpoint_of(case), tmp_path / "model", *options)
-        run = ckptconv_here("verify", checkpoint_of(case), tmp_path / "model", *options)
-        assert run.code == 0, run.err
+    # One half of the cases with another choice than the other; and the states of each.
+    choices = [[("--key", "."), ("--dtype", "float16")][CASES.index(case) % 2]]
     if any(name.startswith("optim") for name in expected_of(case)["tensors"]):
-        converted(checkpoint_of(case), "--optimizer", tmp_path / "states")
-        run = ckptconv_here("verify", checkpoint_of(case), "--optimizer", tmp_path / "states")
-        assert run.code == 0, run.err
+        choices.append(("--optimizer", str(tmp_path / "states")))
+    for options in choices:
+        output = [] if "--optimizer" in options else [tmp_path / "model"]
+        converted(checkpoint_of(case), *output, *options)
+        done(ckptconv_here("verify", checkpoint_of(case), *output, *options))
 
 
 def test_an_optimizer_that_numbers_its_parameters_keeps_the_numbers(tmp_path: Path) -> None:
@@ -235,7 +233,7 @@ def test_the_metadata_stands_for_its_directory(tmp_path: Path) -> None:
     assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "other.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize("command", ["dcp2safetensors", "pt2safetensors", "inspect"])
+@every("command", ["dcp2safetensors", "pt2safetensors", "inspect"])
 def test_a_single_file_of_it_is_explained(command: str, tmp_path: Path) -> None:
     outputs = () if command == "inspect" else (tmp_path / "out.safetensors",)
     run = ckptconv_here(command, checkpoint_of("fsdp2_w2_nested") / "__0_0.distcp", *outputs)
@@ -243,8 +241,8 @@ def test_a_single_file_of_it_is_explained(command: str, tmp_path: Path) -> None:
     assert "dcp2safetensors" in run.err or "Name the directory" in run.err
 
 
-@pytest.mark.parametrize("command", ["pt2safetensors", "zero-to-fp32", "safetensors2pt"])
-@pytest.mark.parametrize("name", [".", ".metadata"])
+@every("command", ["pt2safetensors", "zero-to-fp32", "safetensors2pt"])
+@every("name", [".", ".metadata"])
 def test_other_commands_name_the_right_one(command: str, name: str, tmp_path: Path) -> None:
     checkpoint = checkpoint_of("fsdp2_w2_nested")
     output = tmp_path / ("out.pt" if command == "safetensors2pt" else "out.safetensors")

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dist_checkpoint
-from checkpoints import bits, ckptconv_here
+from checkpoints import bits, ckptconv_here, done
 from dcp_writer import Box, Checkpoint, cut, entry_of, grid, one, shards, whole
-from effort import TIMES, examples
+from effort import TIMES, every, examples
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -128,7 +128,7 @@ GRIDS = {
 }
 
 
-@pytest.mark.parametrize(("shape", "cuts"), GRIDS.values(), ids=GRIDS)
+@every("shape, cuts", GRIDS.values(), ids=GRIDS)
 def test_a_grid(shape: tuple[int, ...], cuts: dict[int, list[int]], tmp_path: Path) -> None:
     tensor = random_tensor(shape, torch.float32)
     boxes = grid(shape, cuts)
@@ -136,8 +136,8 @@ def test_a_grid(shape: tuple[int, ...], cuts: dict[int, list[int]], tmp_path: Pa
     assert_holds(opened(one(tensor, boxes, order=order), tmp_path / "c")["w"], tensor, 2048)
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-@pytest.mark.parametrize("ranks", [1, 3, 8])
+@every("dim", [0, 1])
+@every("ranks", [1, 3, 8])
 def test_shards_some_of_which_are_empty(dim: int, ranks: int, tmp_path: Path) -> None:
     tensor = random_tensor((7, 5), torch.float32)
     boxes = shards((7, 5), dim, ranks)
@@ -151,7 +151,7 @@ def test_interleaved_blocks(tmp_path: Path) -> None:
     assert_holds(opened(one(tensor, boxes), tmp_path / "c")["w"], tensor)
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1, 1, 1)])
+@every("shape", [(), (0,), (3, 0, 2), (1, 1, 1)])
 def test_scalars_and_empty_tensors(shape: tuple[int, ...], tmp_path: Path) -> None:
     tensor = random_tensor(shape, torch.float32)
     assert_holds(opened(one(tensor), tmp_path / "c")["w"], tensor)
@@ -198,7 +198,7 @@ def save(state: dict[str, Any], directory: Path, **options: Any) -> None:
     dist_checkpoint.save(state, storage_writer=writer, no_dist=True)
 
 
-@pytest.mark.parametrize(
+@every(
     "options",
     [
         {},
@@ -213,8 +213,7 @@ def test_what_torch_saves_here(options: dict[str, Any], tmp_path: Path) -> None:
     if "serialization_format" in options:
         state["model"]["turned"] = state["model"]["turned"].contiguous()
     save(state, tmp_path / "c", **options)
-    run = ckptconv_here("dcp2safetensors", tmp_path / "c", tmp_path / "m", "--optimizer", tmp_path / "o", "--checksum")
-    assert run.code == 0, run.err
+    done(ckptconv_here("dcp2safetensors", tmp_path / "c", tmp_path / "m", "--optimizer", tmp_path / "o", "--checksum"))
     found = load_file(tmp_path / "m" / "model.safetensors")
     assert {name: tensor.tolist() for name, tensor in found.items()} == {
         name: tensor.tolist() for name, tensor in state["model"].items()
@@ -285,7 +284,7 @@ OVERLAPS: dict[str, list[Box]] = {
 }
 
 
-@pytest.mark.parametrize("boxes", OVERLAPS.values(), ids=OVERLAPS)
+@every("boxes", OVERLAPS.values(), ids=OVERLAPS)
 def test_chunks_that_overlap(boxes: list[Box], tmp_path: Path) -> None:
     refused(one(random_tensor((6, 4), torch.float32), boxes).write(tmp_path / "c"))
 
@@ -312,7 +311,7 @@ ODD: dict[str, list[Box]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("boxes", ODD.values(), ids=ODD)
+@every("boxes", ODD.values(), ids=ODD)
 def test_chunks_that_no_sharding_makes(boxes: list[Box], tmp_path: Path) -> None:
     checkpoint = one(random_tensor((200, 200), torch.uint8), boxes)
     assert "in a way that no sharding makes" in refused(checkpoint.write(tmp_path / "c"), 5)
@@ -342,7 +341,7 @@ def test_a_chunk_that_was_moved_never_passes(
     refused(one(tensor, moved).write(tmp_path_factory.mktemp("moved") / "c"))
 
 
-@pytest.mark.parametrize("wrong", [torch.zeros(2, 4, dtype=torch.int32), torch.zeros(4, 2), torch.zeros(2, 5), 5])
+@every("wrong", [torch.zeros(2, 4, dtype=torch.int32), torch.zeros(4, 2), torch.zeros(2, 5), 5])
 def test_an_entry_that_is_not_what_the_metadata_says(wrong: Any, tmp_path: Path) -> None:
     made = iter([wrong])
     checkpoint = one(random_tensor((6, 4), torch.float32), ROWS, save=lambda part: next(made, part))
@@ -429,9 +428,7 @@ def test_a_checksum_that_is_wrong_is_found_where_it_is_asked_for(tmp_path: Path)
 # ------------------------------------------------------------------------------------------------------------ hostile
 
 
-@pytest.mark.parametrize(
-    "name", ["/etc/passwd", "../secret.distcp", "a/../../b", "C:\\x", "..\\x", "", "s3://b/x", "\0"]
-)
+@every("name", ["/etc/passwd", "../secret.distcp", "a/../../b", "C:\\x", "..\\x", "", "s3://b/x", "\0"])
 def test_names_that_lead_elsewhere(name: str, tmp_path: Path) -> None:
     checkpoint = rows()
     checkpoint.places[0][1].relative_path = name
@@ -503,7 +500,7 @@ def test_damaged_metadata_is_refused_or_harmless(
 # ---------------------------------------------------------------------------------------------- archives that are alike
 
 
-@pytest.mark.parametrize("size", [1, 5000])
+@every("size", [1, 5000])
 def test_archives_that_are_alike_are_found_where_a_full_reading_finds_them(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ import torch.distributed.checkpoint as dist_checkpoint
 from checkpoints import ckptconv_here
 from dcp_checkpoints import checkpoint_of, converted, copy_of, expected_of, refused
 from dcp_writer import Checkpoint, one, shards
+from effort import every
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.distributed._shard.sharded_tensor import metadata as sharded_metadata
@@ -111,7 +112,7 @@ def test_a_model_in_one_file_is_not_mistaken_for_what_lies_below_it(tmp_path: Pa
     assert weights(tmp_path / "hub", tmp_path) == ONES
 
 
-@pytest.mark.parametrize("case", ["fsdp2_w2_nested", "hf_sharded_w2", "zstd_w2", "safetensors_fmt_w2"])
+@every("case", ["fsdp2_w2_nested", "hf_sharded_w2", "zstd_w2", "safetensors_fmt_w2"])
 def test_a_checkpoint_far_away(case: str, tmp_path: Path) -> None:
     far = fsspec.filesystem("memory")
     for path in checkpoint_of(case).iterdir():
@@ -134,8 +135,8 @@ def with_more() -> Checkpoint:
     return made
 
 
-@pytest.mark.parametrize(
-    ("options", "notes", "warnings"),
+@every(
+    "options, notes, warnings",
     [
         ([], ["'optimizer' (1 tensor, 1 value)"], ["'ema' (1 tensor)"]),
         (["--key", "."], [], []),
@@ -172,9 +173,7 @@ def test_a_wrapper_s_prefix_is_told_and_kept(tmp_path: Path) -> None:
     assert "--strip-prefix module." in converted(checkpoint_of("ddp_w2"), tmp_path / "out.safetensors").out
 
 
-@pytest.mark.parametrize(
-    "options", [["--strip-prefix", "module."], ["--rename", r"^module\.="], ["--key", "."], ["--key", "model"]]
-)
+@every("options", [["--strip-prefix", "module."], ["--rename", r"^module\.="], ["--key", "."], ["--key", "model"]])
 def test_a_prefix_is_not_told_of_to_who_chooses_the_names(options: list[str], tmp_path: Path) -> None:
     run = converted(checkpoint_of("ddp_w2"), tmp_path / "out.safetensors", *options)
     assert "Every name begins with" not in run.out
@@ -229,8 +228,8 @@ def adam(checkpoint: Checkpoint, path: tuple[Any, ...], parameters: str = "w", v
     checkpoint.add_value((*path, "param_groups", 0, "params"), list(parameters))
 
 
-@pytest.mark.parametrize("above", [("app",), ("trainer", "app"), ("runs", 0)])
-@pytest.mark.parametrize("name", ["optim", "optimizer", "opt"])
+@every("above", [("app",), ("trainer", "app"), ("runs", 0)])
+@every("name", ["optim", "optimizer", "opt"])
 def test_a_model_and_its_optimizer_are_told_apart_at_any_depth(
     above: tuple[Any, ...], name: str, tmp_path: Path
 ) -> None:
@@ -293,7 +292,7 @@ def test_modules_that_are_nested_beside_tensors_at_the_top_are_weights(tmp_path:
     assert set(weights(checkpoint.write(tmp_path / "c"), tmp_path)) == {"temperature", "encoder.w"}
 
 
-@pytest.mark.parametrize("first", ["optimizer", "chained_1.optimizer"])
+@every("first", ["optimizer", "chained_1.optimizer"])
 def test_megatron_s_states_are_named_as_all_others(first: str, tmp_path: Path) -> None:
     """It puts the state before the parameter, and tells no paths."""
     checkpoint = Checkpoint(paths=None)
@@ -314,7 +313,7 @@ def test_megatron_s_states_are_named_as_all_others(first: str, tmp_path: Path) -
     assert "state.exp_avg.embed.weight" in weights(directory, tmp_path, "--key", first)
 
 
-@pytest.mark.parametrize("name", ["_flat_param", "layers.0._flat_param", "flat_param", "m._fsdp.flat_param_0"])
+@every("name", ["_flat_param", "layers.0._flat_param", "flat_param", "m._fsdp.flat_param_0"])
 def test_flat_parameters_are_refused(name: str, tmp_path: Path) -> None:
     checkpoint = Checkpoint()
     checkpoint.add(("model", "norm.weight"), torch.ones(0))
@@ -340,8 +339,8 @@ def test_lists_and_keys_with_dots_come_back(tmp_path: Path) -> None:
     assert loaded == {"a.b": {"c": {"deep": [1, (2, None)]}}, "1": {"2": b"x"}}
 
 
-@pytest.mark.parametrize(
-    ("one_path", "other"),
+@every(
+    "one_path, other",
     [(("a",), ("a", "b")), (("a", 0), ("a", "b")), (("a", 10**9), ("a", 0)), (("a", -1), ("a", 0)), (("a",), ("a",))],
 )
 def test_paths_that_contradict_each_other(one_path: Any, other: Any, tmp_path: Path) -> None:
@@ -374,8 +373,8 @@ def test_metadata_that_was_not_copied(tmp_path: Path) -> None:
     assert "begins with a dot" in refused(directory, tmp_path / "out.safetensors", 4)
 
 
-@pytest.mark.parametrize("name", ["metadata", ".metadata.1", "0a1b2c"])
-@pytest.mark.parametrize("command", ["dcp2safetensors", "pt2safetensors", "inspect"])
+@every("name", ["metadata", ".metadata.1", "0a1b2c"])
+@every("command", ["dcp2safetensors", "pt2safetensors", "inspect"])
 def test_metadata_under_another_name(command: str, name: str, tmp_path: Path) -> None:
     directory = model().write(tmp_path / "c")
     (directory / "README").write_text("The metadata of a run.")
@@ -393,7 +392,7 @@ def test_metadata_under_another_name(command: str, name: str, tmp_path: Path) ->
     assert weights(directory, tmp_path) == ONES
 
 
-@pytest.mark.parametrize("data", [b"", b"not a pickle", pickle.dumps({}), pickle.dumps([1]), pickle.dumps(torch.Size)])
+@every("data", [b"", b"not a pickle", pickle.dumps({}), pickle.dumps([1]), pickle.dumps(torch.Size)])
 def test_metadata_that_is_none(data: bytes, tmp_path: Path) -> None:
     directory = model().write(tmp_path / "c")
     (directory / ".metadata").write_bytes(data)
@@ -401,7 +400,7 @@ def test_metadata_that_is_none(data: bytes, tmp_path: Path) -> None:
     assert run.code in (4, 5)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@every("rank", [0, 1])
 def test_every_rank_s_metadata_is_needed(rank: int, tmp_path: Path) -> None:
     directory = copy_of("no_collectives_w2", tmp_path)
     (directory / f"__{rank}.metadata").unlink()
@@ -452,7 +451,7 @@ def test_places_as_another_writer_tells_them(tmp_path: Path) -> None:
     assert "complex" in refused(checkpoint.write(tmp_path / "c"), tmp_path / "no.safetensors", 5)
 
 
-@pytest.mark.parametrize("what", ["a tensor", "a dtype", "a layout"])
+@every("what", ["a tensor", "a dtype", "a layout"])
 def test_what_is_not_known_is_named(what: str, tmp_path: Path) -> None:
     checkpoint = model()
     described: Any = checkpoint.tensors["model.w"]
@@ -498,7 +497,7 @@ def test_one_file_of_a_shard_is_missed(tmp_path: Path) -> None:
     assert "lack" in refused(directory, tmp_path / "out.safetensors", 4)
 
 
-@pytest.mark.parametrize("info", ["", "{", "[]", '{"up.bias": 5}', '{"up.bias": {"saved_offsets": [-1]}}'])
+@every("info", ["", "{", "[]", '{"up.bias": 5}', '{"up.bias": {"saved_offsets": [-1]}}'])
 def test_shards_that_do_not_say_where_they_belong(info: str, tmp_path: Path) -> None:
     directory = copy_of("hf_sharded_w2", tmp_path)
     path = directory / "shard-00002-model-00001-of-00002.safetensors"
@@ -528,7 +527,7 @@ def _packed(tensor: torch.Tensor, **options: Any) -> Checkpoint:
     return checkpoint
 
 
-@pytest.mark.parametrize("rows", [2, 40_000])
+@every("rows", [2, 40_000])
 def test_packed_entries_are_unpacked_on_the_way(rows: int, tmp_path: Path) -> None:
     tensor = torch.arange(rows * 8, dtype=torch.float32).reshape(rows, 8)
     directory = _packed(tensor).write(tmp_path / "c")

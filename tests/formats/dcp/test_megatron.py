@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from checkpoints import DATA, assert_same, ckptconv_here
+from checkpoints import DATA, assert_same, ckptconv_here, done
 from dcp_checkpoints import converted, refused
 from dcp_writer import Checkpoint, grid
+from effort import every
 from formats.test_every_format import FormatSuite
 from safetensors.torch import load_file
 
@@ -89,13 +89,13 @@ class TestFormat(FormatSuite):
 # --------------------------------------------------------------------------------------------- weights, masters, states
 
 
-@pytest.mark.parametrize("case", [*CASES, *BUFFERS])
+@every("case", [*CASES, *BUFFERS])
 def test_weights_are_those_of_the_live_model(case: str, tmp_path: Path) -> None:
     converted(unpacked(case, tmp_path), tmp_path / "o.safetensors", "--verify")
     assert_same(load_file(tmp_path / "o.safetensors"), archive(case)[1]["model"])
 
 
-@pytest.mark.parametrize("case", CASES)
+@every("case", CASES)
 def test_layers_are_unstacked_on_request_weights_and_states_alike(case: str, tmp_path: Path) -> None:
     held = archive(case)[1]
     checkpoint = unpacked(case, tmp_path)
@@ -103,12 +103,11 @@ def test_layers_are_unstacked_on_request_weights_and_states_alike(case: str, tmp
     converted(checkpoint, output, "--unstack", "--optimizer", tmp_path / "s.safetensors")
     assert_same(load_file(next(output.glob("*.safetensors"))), one_for_each_layer(held["model"]))
     assert_same(states(tmp_path / "s.safetensors"), one_for_each_layer(held["states"]))
-    run = ckptconv_here("verify", checkpoint, output, "--json")
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("verify", checkpoint, output, "--json"))
     assert run.json["bytes_compared"] > 0
 
 
-@pytest.mark.parametrize("case", CASES)
+@every("case", CASES)
 def test_masters_take_the_place_of_weights_on_request(case: str, tmp_path: Path) -> None:
     held = archive(case)[1]
     converted(unpacked(case, tmp_path), tmp_path / "o.safetensors", "--master", "--verify")
@@ -125,15 +124,15 @@ def test_the_same_is_loaded_on_request(tmp_path: Path) -> None:
     assert_same({k: v for k, v in loaded.items() if k not in values}, one_for_each_layer(held["masters"]))
 
 
-@pytest.mark.parametrize("case", CASES)
+@every("case", CASES)
 def test_states_are_named_after_parameters_and_have_their_shapes(case: str, tmp_path: Path) -> None:
     held = archive(case)[1]
     converted(unpacked(case, tmp_path), "--optimizer", tmp_path / "o.safetensors", "--verify")
     assert_same(states(tmp_path / "o.safetensors"), held["states"])
 
 
-@pytest.mark.parametrize("case", BUFFERS)
-@pytest.mark.parametrize("asked", ["--master", "--optimizer"])
+@every("case", BUFFERS)
+@every("asked", ["--master", "--optimizer"])
 def test_states_in_buffers_without_names_are_refused(case: str, asked: str, tmp_path: Path) -> None:
     checkpoint = unpacked(case, tmp_path)
     output = tmp_path / "o.safetensors"
@@ -160,8 +159,8 @@ def test_what_has_no_master_is_taken_as_stored_and_named(tmp_path: Path) -> None
     assert "Without a master, and taken as they are stored: 'expert_bias'" in run.out
 
 
-@pytest.mark.parametrize(
-    ("rows", "experts", "transposed"),
+@every(
+    "rows, experts, transposed",
     [(4, 2, True), (2, 2, True), (2, 1, True), (2, 1, False), (4, 1, False)],
     ids=["grouped", "grouped-glu", "one of a rank", "sequential-glu", "sequential"],
 )
@@ -185,7 +184,7 @@ def test_experts_that_are_transposed_when_saved_have_states_that_are_not(
 # ------------------------------------------------------------------------------------------------------ other values
 
 
-@pytest.mark.parametrize("case", ["reshardable_tp2_dp2", "hashed_tp2_dp2"])
+@every("case", ["reshardable_tp2_dp2", "hashed_tp2_dp2"])
 def test_values_beside_the_tensors_are_in_the_record_and_shown(case: str, tmp_path: Path) -> None:
     """Up to release 0.18 they are in common.pt, from 0.19 on in an object among the tensors."""
     checkpoint = unpacked(case, tmp_path)
@@ -203,7 +202,7 @@ def test_values_beside_the_tensors_are_in_the_record_and_shown(case: str, tmp_pa
     assert not any("warning" in key and told[key] for key in told)
 
 
-@pytest.mark.parametrize("case", ["reshardable_tp2_dp2", "hashed_tp2_dp2"])
+@every("case", ["reshardable_tp2_dp2", "hashed_tp2_dp2"])
 def test_on_the_way_back_values_have_the_keys_under_which_its_loader_looks_for_them(case: str, tmp_path: Path) -> None:
     checkpoint = unpacked(case, tmp_path)
     with ckptconv.open(checkpoint) as opened:
@@ -252,8 +251,8 @@ def test_a_common_pt_is_that_of_the_manifest(tmp_path: Path) -> None:
     refused(checkpoint, tmp_path / "p.safetensors", 4)
 
 
-@pytest.mark.parametrize(
-    ("manifest", "code", "word"),
+@every(
+    "manifest, code, word",
     [
         ("{", 4, "not sound"),
         ("[]", 5, "known are manifests"),
@@ -295,7 +294,7 @@ def test_an_attack_in_common_pt_is_refused_and_does_not_run(tmp_path: Path) -> N
     assert "system" in refused(checkpoint, tmp_path / "o.safetensors", 3)
 
 
-@pytest.mark.parametrize(("content", "code"), [(b"", 4), (b"\x80\x02K\x01.", 5), (b"PK\x03\x04" + b"\0" * 90, 4)])
+@every("content, code", [(b"", 4), (b"\x80\x02K\x01.", 5), (b"PK\x03\x04" + b"\0" * 90, 4)])
 def test_a_common_pt_that_torch_did_not_write_is_refused(content: bytes, code: int, tmp_path: Path) -> None:
     checkpoint = with_common({}, tmp_path)
     (checkpoint / "common.pt").write_bytes(content)
@@ -333,7 +332,7 @@ def with_common(values: Any, tmp_path: Path) -> Path:
     return checkpoint
 
 
-@pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 1, 5), (1, 1, 1, 12), ()])
+@every("shape", [(5,), (3, 4), (2, 1, 5), (1, 1, 1, 12), ()])
 def test_a_state_that_cannot_have_its_parameter_s_shape_is_corrupt(shape: tuple[int, ...], tmp_path: Path) -> None:
     made = megatron({"w": torch.ones(4, 3)})
     made.add(("optimizer.state.exp_avg.w",), torch.ones(shape))
@@ -366,7 +365,7 @@ def test_a_layer_that_is_there_twice_is_corrupt(tmp_path: Path) -> None:
     assert "one layer of it" in refused(checkpoint.write(tmp_path / "c"), tmp_path / "o.safetensors", 4, "--unstack")
 
 
-@pytest.mark.parametrize("layers", [0, 1 << 40])
+@every("layers", [0, 1 << 40])
 def test_a_number_of_layers_that_no_model_has_is_corrupt(layers: int, tmp_path: Path) -> None:
     made = megatron({"w": torch.ones(2)})
     made.add(("layers.a",), torch.empty(layers, 0), [])
@@ -406,7 +405,7 @@ def test_another_backend_is_refused(tmp_path: Path) -> None:
     assert "--ckpt-format torch_dist" in refused(checkpoint, tmp_path / "o.safetensors", 5)
 
 
-@pytest.mark.parametrize("below", ["", "iter_0000001"])
+@every("below", ["", "iter_0000001"])
 def test_a_directory_for_each_tensor_is_refused(below: str, tmp_path: Path) -> None:
     """As the backend of zarr wrote them, without .metadata."""
     directory = tmp_path / "run/iter_0000001"
@@ -419,7 +418,7 @@ def test_a_directory_for_each_tensor_is_refused(below: str, tmp_path: Path) -> N
         run.refused(5, "'zarr'", "--ckpt-format torch_dist")
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "{", '{"sharded_backend": 3}', '{"a": 1, "a": 2}'])
+@every("text", ["{}", "[]", "{", '{"sharded_backend": 3}', '{"a": 1, "a": 2}'])
 def test_another_program_s_metadata_json_means_nothing(text: str, tmp_path: Path) -> None:
     checkpoint = Checkpoint()
     checkpoint.add(("model", "w"), torch.ones(2))
@@ -429,7 +428,7 @@ def test_another_program_s_metadata_json_means_nothing(text: str, tmp_path: Path
     assert set(load_file(tmp_path / "o.safetensors")) == {"w"}
 
 
-@pytest.mark.parametrize("option", ["--master", "--unstack"])
+@every("option", ["--master", "--unstack"])
 def test_for_others_the_options_are_of_no_use(option: str, tmp_path: Path) -> None:
     checkpoint = Checkpoint()
     checkpoint.add(("model", "layers.w"), torch.ones(2))
@@ -441,7 +440,7 @@ def test_for_others_the_options_are_of_no_use(option: str, tmp_path: Path) -> No
 # ------------------------------------------------------------------------------------------------------ where it is
 
 
-@pytest.mark.parametrize(
+@every(
     "below",
     [
         "iter_0000020",
@@ -465,7 +464,7 @@ def test_a_checkpoint_is_found_where_frameworks_put_it(below: str, tmp_path: Pat
     assert set(load_file(tmp_path / "o.safetensors")) == {"w"}
 
 
-@pytest.mark.parametrize(("latest", "taken"), [("1", "iter_0000001"), ("release\n", "release"), ("2", "iter_0000002")])
+@every("latest, taken", [("1", "iter_0000001"), ("release\n", "release"), ("2", "iter_0000002")])
 def test_megatron_s_file_says_which_step_is_the_last(latest: str, taken: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     for step in ("iter_0000001", "iter_0000002", "release"):
@@ -477,7 +476,7 @@ def test_megatron_s_file_says_which_step_is_the_last(latest: str, taken: str, tm
         assert opened.source.pointers == (str(run / "latest_checkpointed_iteration.txt"),)
 
 
-@pytest.mark.parametrize("latest", ["7", "", "../iter_0000001", "release", "x" * 64, "-1"])
+@every("latest", ["7", "", "../iter_0000001", "release", "x" * 64, "-1"])
 def test_a_step_that_is_not_there_is_not_replaced_by_another(latest: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     megatron({"w": torch.ones(2)}).write(run / "iter_0000001")
@@ -522,7 +521,7 @@ def of_ranks(run: Path, *ranks: str) -> Path:
     return run
 
 
-@pytest.mark.parametrize("below", ["", "iter_0000005"])
+@every("below", ["", "iter_0000005"])
 def test_the_file_of_a_single_rank_is_converted(below: str, tmp_path: Path) -> None:
     run = of_ranks(tmp_path / "run", "mp_rank_00")
     done = ckptconv_here("pt2safetensors", run / below, tmp_path / "o.safetensors", "--key", "model", "--no-fsync")
@@ -531,7 +530,7 @@ def test_the_file_of_a_single_rank_is_converted(below: str, tmp_path: Path) -> N
     shutil.rmtree(run)
 
 
-@pytest.mark.parametrize("ranks", [("mp_rank_00", "mp_rank_01"), ("mp_rank_00_000", "mp_rank_00_001")])
+@every("ranks", [("mp_rank_00", "mp_rank_01"), ("mp_rank_00_000", "mp_rank_00_001")])
 def test_files_of_several_ranks_are_refused(ranks: tuple[str, ...], tmp_path: Path) -> None:
     run = ckptconv_here("convert", of_ranks(tmp_path / "run", *ranks), tmp_path / "o.safetensors")
     assert run.code == 5
@@ -554,7 +553,7 @@ hf = "model.layers.{l}.mlp.down_proj.weight : h f"
 """
 
 
-@pytest.mark.parametrize("rules", [APART, STACKED], ids=["a name for each layer", "a stack of layers"])
+@every("rules", [APART, STACKED], ids=["a name for each layer", "a stack of layers"])
 def test_a_map_finds_layers_as_it_names_them(rules: str, tmp_path: Path) -> None:
     run, map_, out = unpacked("float16_pp2", tmp_path), tmp_path / "map.toml", tmp_path / "o.safetensors"
     map_.write_text(rules)

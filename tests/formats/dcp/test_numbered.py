@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dist_checkpoint
 from dcp_checkpoints import converted, refused
+from effort import every
 from safetensors.torch import load_file
 
 MODEL = {"weight": torch.arange(32.0).reshape(8, 4), "bias": torch.arange(8.0), "count": torch.tensor(3)}
@@ -29,7 +30,7 @@ def adam(*lengths: int) -> dict[str, torch.Tensor]:
 
 
 # Two ranks have 20 elements of a flat parameter each; torch may keep different ranks' pieces of the two states.
-@pytest.mark.parametrize("states", [(adam(20, 20), adam(8, 8)), (adam(20, 12),), (adam(20, 20),)])
+@every("states", [(adam(20, 20), adam(8, 8)), (adam(20, 12),), (adam(20, 20),)])
 def test_pieces_of_a_flat_parameter_are_refused_and_the_model_is_converted(
     states: tuple[dict[str, torch.Tensor], ...], tmp_path: Path
 ) -> None:

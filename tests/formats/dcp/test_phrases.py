@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-import pytest
 import torch
-from effort import examples
+from effort import every, examples
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -98,7 +97,7 @@ def test_entries_are_the_same_at_once_and_opcode_by_opcode(tensors: Any, values:
     agree(pickle.dumps(described(tensors, values), protocol))
 
 
-@pytest.mark.parametrize("protocol", [4, 5])
+@every("protocol", [4, 5])
 def test_of_entries_that_are_alike_few_are_read_opcode_by_opcode(protocol: int) -> None:
     data = pickle.dumps(like_a_model(1000), protocol)
     found, steps = outcome(data, at_once=True)
@@ -152,7 +151,7 @@ def without_frames(data: bytes) -> bytes:
     return data[:2] + data[11:]
 
 
-@pytest.mark.parametrize("form", [bytes, without_frames])
+@every("form", [bytes, without_frames])
 def test_damage_comes_out_the_same_at_once_and_opcode_by_opcode(form: Callable[[bytes], bytes]) -> None:
     data = form(pickle.dumps(like_a_model(12), 4))
     outcomes = [agree(damaged(data, number)) for number in range(80)]

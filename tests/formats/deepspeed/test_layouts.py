@@ -16,7 +16,7 @@ import pytest
 import torch
 from checkpoints import assert_same, bits, ckptconv_here, load_with_aliases
 from counting import counted
-from effort import examples
+from effort import every, examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -97,16 +97,16 @@ def refused(checkpoint: Path, kind: type[CkptconvError], *words: str, **options:
 # ------------------------------------------------------------------------------------------- stages, ranks, releases
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-@pytest.mark.parametrize("stage", [None, 1, 2, 3])
+@every("world", [1, 2, 3, 5])
+@every("stage", [None, 1, 2, 3])
 def test_weights_and_states_are_exact_at_every_stage_for_any_number_of_ranks(
     stage: int | None, world: int, tmp_path: Path
 ) -> None:
     assert check_model(tmp_path, dense(), Save(stage=stage, world=world)) == []
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-@pytest.mark.parametrize("release", RELEASES)
+@every("stage", [2, 3])
+@every("release", RELEASES)
 def test_every_release_is_read(release: str, stage: int, tmp_path: Path) -> None:
     """One group: before 0.5.0 nothing told which parameters were in which."""
     one_group = dense()
@@ -116,8 +116,8 @@ def test_every_release_is_read(release: str, stage: int, tmp_path: Path) -> None
     check_model(tmp_path, one_group, Save(stage=stage, release=RELEASES[release]))
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("release", [name for name in RELEASES if name >= "0.5.0" or name.startswith("0.1")])
+@every("stage", [1, 2, 3])
+@every("release", [name for name in RELEASES if name >= "0.5.0" or name.startswith("0.1")])
 def test_several_groups_of_every_release_since_0_5_0_are_read(release: str, stage: int, tmp_path: Path) -> None:
     check_model(tmp_path, dense(), Save(stage=stage, world=3, release=RELEASES[release]))
 
@@ -137,7 +137,7 @@ def test_groups_that_nothing_tells_apart_are_refused(tmp_path: Path) -> None:
     refused(checkpoint, CorruptError, "3 parameters of 3 elements", "groups of 2, 2 elements")
 
 
-@pytest.mark.parametrize("release", ["0.5.4", "0.8.2", "0.13.0", "0.19.8"])
+@every("release", ["0.5.4", "0.8.2", "0.13.0", "0.19.8"])
 def test_more_padding_than_a_partition_holds_is_told_from_weights(release: str, tmp_path: Path) -> None:
     """Three elements on four ranks, padded to eight: releases noted that in different ways."""
     model = Model([{"w": values(3, seed=1)}, {"v": values(1, seed=2)}, {"u": values(seed=3)}])
@@ -145,8 +145,8 @@ def test_more_padding_than_a_partition_holds_is_told_from_weights(release: str, 
         check_model(tmp_path / str(world), model, Save(stage=2, world=world, release=RELEASES[release]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@every("dtype", [torch.float16, torch.float32])
+@every("stage", [0, 1, 2, 3])
 def test_other_precisions_are_read(stage: int, dtype: torch.dtype, tmp_path: Path) -> None:
     model = dense()
     if stage == 0:
@@ -163,8 +163,8 @@ def test_half_precision_masters_are_widened(tmp_path: Path) -> None:
         check(tmp_path / str(stage), checkpoint, expected(model), states)
 
 
-@pytest.mark.parametrize("step", [3, torch.tensor(3.0), torch.tensor(3)])
-@pytest.mark.parametrize("stage", [1, 3])
+@every("step", [3, torch.tensor(3.0), torch.tensor(3)])
+@every("stage", [1, 3])
 def test_steps_are_kept_as_numbers_or_tensors(stage: int, step: Any, tmp_path: Path) -> None:
     checkpoint = write(tmp_path / "checkpoint", dense(), Save(stage=stage, step=step))
     source = open_source(checkpoint)
@@ -184,7 +184,7 @@ def test_a_checkpoint_without_optimizer_states_is_weights_alone(tmp_path: Path) 
 # ----------------------------------------------------------------------------------------------------------- variants
 
 
-@pytest.mark.parametrize("align", [2, 4, 8])
+@every("align", [2, 4, 8])
 def test_aligned_parameters_do_not_shift_those_behind_them(align: int, tmp_path: Path) -> None:
     for world in (1, 2, 3):
         check_model(tmp_path / str(world), dense(), Save(world=world, align=align, dtype=torch.float32))
@@ -202,7 +202,7 @@ def test_alignment_paddings_that_contradict_are_refused(tmp_path: Path) -> None:
     refused(larger, CorruptError, "group 0", "121", "163")
 
 
-@pytest.mark.parametrize("align", [1, 4])
+@every("align", [1, 4])
 def test_round_robin_changes_no_weight(align: int, tmp_path: Path) -> None:
     for world in (2, 3):
         check_model(tmp_path / str(world), dense(), Save(world=world, round_robin=True, align=align))
@@ -213,12 +213,12 @@ def test_elastic_checkpoints_hold_lean_states(tmp_path: Path) -> None:
         check_model(tmp_path / str(world), dense(), Save(world=world, elastic=True))
 
 
-@pytest.mark.parametrize("size", [1, 10, 30])
+@every("size", [1, 10, 30])
 def test_sub_groups_are_read_in_order(size: int, tmp_path: Path) -> None:
     check_model(tmp_path, dense(), Save(stage=3, world=3, sub_group=size))
 
 
-@pytest.mark.parametrize("noted", [True, False])
+@every("noted", [True, False])
 def test_mics_shards_are_those_of_the_first_ranks(noted: bool, tmp_path: Path) -> None:
     """What ranks beyond a shard group saved, if anything, are copies; the configuration says so."""
     checkpoint = write(tmp_path / "checkpoint", dense(), Save(stage=3, zero={"mics_shard_size": 2} if noted else {}))
@@ -232,7 +232,7 @@ def test_mics_shards_are_those_of_the_first_ranks(noted: bool, tmp_path: Path) -
         refused(checkpoint, CorruptError, "2 ranks share the weights", "files of 4", "ranks 2, 3", "another save", "kB")
 
 
-@pytest.mark.parametrize("stage", [None, 1, 2, 3])
+@every("stage", [None, 1, 2, 3])
 def test_frozen_parameters_are_found_where_each_stage_keeps_them(stage: int | None, tmp_path: Path) -> None:
     model = replace(dense(), frozen=frozen(), tied={"head.weight": "emb.weight", "ice.copy": "ice.weight"})
     check_model(tmp_path, model, Save(stage=stage, world=3))
@@ -241,14 +241,14 @@ def test_frozen_parameters_are_found_where_each_stage_keeps_them(stage: int | No
     check(tmp_path, tmp_path / "checkpoint", kept, expected_states(model), **options)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@every("stage", [1, 2, 3])
 def test_frozen_parameters_that_were_left_out_when_saving_are_not_missed(stage: int, tmp_path: Path) -> None:
     model = replace(dense(), frozen=frozen())
     checkpoint = write(tmp_path / "checkpoint", model, Save(stage=stage, exclude_frozen=True))
     check(tmp_path, checkpoint, expected(dense()), expected_states(dense()))
 
 
-@pytest.mark.parametrize("release", ["0.5.0", "0.6.0", "0.9.0"])
+@every("release", ["0.5.0", "0.6.0", "0.9.0"])
 def test_frozen_parameters_of_zero_3_that_old_releases_lost_are_named(release: str, tmp_path: Path) -> None:
     before = [name for name in RELEASES if [*map(int, name.split("."))] <= [*map(int, release.split("."))]]
     save = Save(stage=3, release=replace(RELEASES[before[-1]], version=release))
@@ -258,7 +258,7 @@ def test_frozen_parameters_of_zero_3_that_old_releases_lost_are_named(release: s
     check(tmp_path, checkpoint, expected(dense()), exclude=["ice.*"])
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@every("stage", [1, 2, 3])
 def test_parameters_without_elements_keep_their_shapes(stage: int, tmp_path: Path) -> None:
     """No optimizer has them, and having no address they look tied to each other."""
     empty = {"void": torch.zeros(0, 3), "nothing": torch.zeros(0), "gap": torch.zeros(2, 0)}
@@ -267,14 +267,14 @@ def test_parameters_without_elements_keep_their_shapes(stage: int, tmp_path: Pat
     check(tmp_path, checkpoint, {**expected(dense()), **empty}, expected_states(dense()))
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@every("stage", [1, 2, 3])
 def test_parameters_without_elements_of_older_releases_lie_in_the_groups(stage: int, tmp_path: Path) -> None:
     model = dense()
     model.groups[0] = {"void": torch.zeros(0), **model.groups[0], "nothing": torch.zeros(0)}
     check_model(tmp_path, model, Save(stage=stage, release=RELEASES["0.13.0"]))
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@every("stage", [1, 2, 3])
 def test_what_a_client_adds_changes_nothing(stage: int, tmp_path: Path) -> None:
     """It is merged into the model file, and may take the place of what DeepSpeed has put there."""
     client = {
@@ -373,16 +373,22 @@ def matrices() -> Model:
 MUON = frozenset({0})
 
 
-@pytest.mark.parametrize("align", [1, 8])
-@pytest.mark.parametrize("world", [1, 2, 3, 5, 50])
-@pytest.mark.parametrize("stage", [1, 2])
+# Each two of a stage, a number of ranks and an alignment.
+@every(
+    "stage, world, align",
+    [
+        *((stage, 2, align) for stage in (1, 2) for align in (1, 8)),
+        *((1 + at % 2, world, 8 if at in (0, 3) else 1) for at, world in enumerate((1, 3, 5, 50))),
+        *((2 - at % 2, world, 1 if at in (0, 3) else 8) for at, world in enumerate((1, 3, 5, 50))),
+    ],
+)
 def test_muon_s_momentum_is_that_of_whole_parameters(stage: int, world: int, align: int, tmp_path: Path) -> None:
     model = matrices()
     checkpoint = write(tmp_path / "checkpoint", model, Save(stage=stage, world=world, align=align, muon=MUON))
     assert check(tmp_path, checkpoint, expected(model), expected_states(model, MUON)) == []
 
 
-@pytest.mark.parametrize("muon", [frozenset({1}), frozenset({0, 1})])
+@every("muon", [frozenset({1}), frozenset({0, 1})])
 def test_any_group_may_be_muon_s(muon: frozenset[int], tmp_path: Path) -> None:
     model = matrices()
     checkpoint = write(tmp_path / "checkpoint", model, Save(world=3, muon=muon))
@@ -402,7 +408,7 @@ def test_muon_s_momentum_goes_into_a_universal_checkpoint(tmp_path: Path) -> Non
     check(tmp_path, universal, expected(model), expected_states(model, MUON))
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@every("world", [2, 3])
 def test_muon_s_momentum_is_cut_like_the_weights_where_it_is_offloaded(world: int, tmp_path: Path) -> None:
     model = matrices()
     save = Save(world=world, muon=MUON, zero={"offload_optimizer": {"device": "cpu"}})
@@ -436,7 +442,7 @@ def test_muon_s_momentum_that_may_be_either_is_refused_without_the_weights(tmp_p
     check(tmp_path, checkpoint, expected(model))
 
 
-@pytest.mark.parametrize("said", [["momentum_buffer"], [["momentum_buffer"]], {0: ["momentum_buffer"]}])
+@every("said", [["momentum_buffer"], [["momentum_buffer"]], {0: ["momentum_buffer"]}])
 def test_what_is_said_of_whole_states_counts(said: Any, tmp_path: Path) -> None:
     model = in_doubt()
     save = Save(align=4, muon=MUON, optim={"whole_param_optimizer_states": said})
@@ -458,7 +464,7 @@ def test_elastic_checkpoints_lose_the_end_of_muon_s_momentum(tmp_path: Path) -> 
     check(tmp_path, checkpoint, expected(model))
 
 
-@pytest.mark.parametrize("more", [-1, 1, 2])
+@every("more", [-1, 1, 2])
 def test_a_state_is_as_long_as_its_partition_or_with_the_padding_that_is_noted(more: int, tmp_path: Path) -> None:
     checkpoint = write(tmp_path / "checkpoint", matrices(), Save(stage=1))
     (path,) = (checkpoint / TAG).glob("*zero_pp_rank_1_mp_rank_00_optim_states.pt")
@@ -503,8 +509,8 @@ RANKS = [(1, 2), (2, 2), (2, 4), (4, 4), (4, 8)]
 
 
 # Of all ranks with all releases the pairs: each with two of the others, and the newest with all.
-@pytest.mark.parametrize(
-    ("stage", "release", "ep", "world"),
+@every(
+    "stage, release, ep, world",
     [
         (*each, *ranks)
         for number, each in enumerate(EXPERTS)
@@ -516,7 +522,7 @@ def test_experts_get_their_global_numbers(stage: int | None, ep: int, world: int
     check_model(tmp_path, mixture(ep), Save(stage=stage, world=world, release=RELEASES[release]))
 
 
-@pytest.mark.parametrize(("release", "round_robin"), [("0.6.0", False), ("0.8.0", False), ("0.13.0", True)])
+@every("release, round_robin", [("0.6.0", False), ("0.8.0", False), ("0.13.0", True)])
 def test_experts_that_nothing_tells_apart_are_refused(release: str, round_robin: bool, tmp_path: Path) -> None:
     """From 0.6.0 to 0.19.2 no shapes were listed, and from 0.8.2 fragments were, wrong under round robin."""
     save = Save(release=RELEASES[release], round_robin=round_robin)
@@ -557,7 +563,7 @@ def test_experts_of_a_layer_may_be_spread_over_several_groups(tmp_path: Path) ->
     check_model(tmp_path / "nr", replace(model, groups=[*model.groups[:2], *by_number], ep={2: 2, 3: 2}), Save(world=2))
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@every("stage", [1, 2])
 def test_frozen_experts_and_buffers_of_experts_come_from_the_expert_files(stage: int, tmp_path: Path) -> None:
     model = mixture(2)
     model.frozen = {expert(layer, n, "ice"): values(2, 2, seed=500 + n) for layer in range(2) for n in range(4)}
@@ -600,12 +606,12 @@ def fused(ep: int = 2) -> Model:
     return replace(model, ep={2: ep}, fused=FUSED)
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@every("world", [2, 4])
 def test_fused_experts_are_joined_in_the_order_of_their_numbers(world: int, tmp_path: Path) -> None:
     check_model(tmp_path, fused(), Save(world=world))
 
 
-@pytest.mark.parametrize("stage", [1, 2])
+@every("stage", [1, 2])
 def test_frozen_fused_experts_come_from_the_expert_files(stage: int, tmp_path: Path) -> None:
     model = fused()
     ice = {name: model.groups[2].pop(name) for name in list(model.groups[2]) if name.endswith("w2")}
@@ -664,9 +670,9 @@ def write_pipeline(directory: Path, parts: list[Model], layers: dict[int, Tensor
     return directory
 
 
-@pytest.mark.parametrize("release", ["0.7.0", "0.13.0", "0.19.8"])
-@pytest.mark.parametrize(("count", "world"), [(2, 1), (2, 2), (3, 2)])
-@pytest.mark.parametrize("stage", [None, 1])
+@every("release", ["0.7.0", "0.13.0", "0.19.8"])
+@every("count, world", [(2, 1), (2, 2), (3, 2)])
+@every("stage", [None, 1])
 def test_stages_of_a_pipeline_are_one_model(
     stage: int | None, count: int, world: int, release: str, tmp_path: Path
 ) -> None:
@@ -685,7 +691,7 @@ def test_tied_masters_of_two_stages_must_be_equal(tmp_path: Path) -> None:
     refused(checkpoint, CorruptError, "tied_modules.embed.weight", "stored twice", "differ")
 
 
-@pytest.mark.parametrize("asked", ["optimizer", "universal"])
+@every("asked", ["optimizer", "universal"])
 def test_states_of_tied_masters_must_be_equal_where_they_are_asked_for(asked: str, tmp_path: Path) -> None:
     parts, layers, whole = stages(2)
     save = Save(stage=1, world=1)
@@ -745,7 +751,7 @@ def test_layers_are_all_there_is_of_a_pipeline_without_zero(tmp_path: Path) -> N
     check(tmp_path, checkpoint, {**weights, "0.weight": tied, "3.weight": tied})
 
 
-@pytest.mark.parametrize(("count", "world"), [(2, 1), (3, 2)])
+@every("count, world", [(2, 1), (3, 2)])
 def test_a_pipeline_without_zero_in_bf16_lists_no_shapes(count: int, world: int, tmp_path: Path) -> None:
     """BF16_Optimizer has the masters then, and their shapes are those in the layer files."""
     parts, layers, whole = stages(count)
@@ -836,9 +842,9 @@ def write_slices(directory: Path, parts: list[Model], save: Save) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("where", ["model", "optim"])
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("stage", [None, 1, 2, 3])
+@every("where", ["model", "optim"])
+@every("ranks", [1, 2])
+@every("stage", [None, 1, 2, 3])
 def test_slices_are_merged_as_universal_checkpoint_info_says(
     stage: int | None, ranks: int, where: str, tmp_path: Path
 ) -> None:
@@ -946,8 +952,8 @@ def test_affine_maps_place_every_block(tmp_path: Path) -> None:
         merge_one(tmp_path / "3", slices, {"affine_map": {"version": 1, "params": {"^w$": hole}}})
 
 
-@pytest.mark.parametrize(
-    ("info", "kind", "words"),
+@every(
+    "info, kind, words",
     [
         (
             {"autotp_unsupported_parameter_patterns": {"^w$": "interleaved heads"}},
@@ -1077,7 +1083,7 @@ def test_pipelines_of_tensor_parallel_ranks_are_merged_and_united(tmp_path: Path
     assert {name[0] for name in got} == {"0", "1"}
 
 
-@pytest.mark.parametrize("release", ["0.13.0", "0.19.8"])
+@every("release", ["0.13.0", "0.19.8"])
 def test_missing_and_stale_model_parallel_ranks_are_named(release: str, tmp_path: Path) -> None:
     save = Save(release=RELEASES[release])
     for number, (left, words) in enumerate(
@@ -1093,7 +1099,7 @@ def test_missing_and_stale_model_parallel_ranks_are_named(release: str, tmp_path
 # -------------------------------------------------------------------------------------------------- what is incomplete
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@every("stage", [1, 2, 3])
 def test_weights_on_nvme_are_refused_with_that_reason(stage: int, tmp_path: Path) -> None:
     key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
     zero = {"offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}
@@ -1149,8 +1155,8 @@ def test_frozen_parts_of_another_save_are_not_mixed(tmp_path: Path) -> None:
     refused(checkpoint, CorruptError, name, "shapes of frozen parameters", "not of one save")
 
 
-@pytest.mark.parametrize(
-    ("optim", "words"),
+@every(
+    "optim, words",
     [
         ({"base_optimizer_state": {"state": [], "param_groups": []}}, "base_optimizer_state.state is not a dict"),
         ({"base_optimizer_state": {"state": {0: 1}, "param_groups": []}}, "base_optimizer_state.state is not a dict"),
@@ -1168,8 +1174,8 @@ def test_entries_that_no_optimizer_has_are_named(optim: dict[str, Any], words: s
     refused(checkpoint, CorruptError, "optim_states.pt", words)
 
 
-@pytest.mark.parametrize(
-    ("client", "words"),
+@every(
+    "client, words",
     [
         ({"buffer_names": [1]}, "buffer_names holds something other than names"),
         ({"shared_params": {"a": 1}}, "shared_params holds something other than pairs of names"),
@@ -1208,7 +1214,7 @@ def test_stages_of_a_pipeline_are_not_ranks_to_be_converted_one_by_one(tmp_path:
     refused(checkpoint, UsageError, "pipeline-parallel checkpoint: its stages are one model", per_rank=True)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@every("stage", [1, 2, 3])
 def test_a_partition_of_the_wrong_length_is_named(stage: int, tmp_path: Path) -> None:
     key = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
     checkpoint = write(tmp_path / "checkpoint", dense(), Save(stage=stage, world=3))
@@ -1219,7 +1225,7 @@ def test_a_partition_of_the_wrong_length_is_named(stage: int, tmp_path: Path) ->
     refused(checkpoint, CorruptError, "30" if stage == 3 else "group 0")
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@every("stage", [1, 2, 3])
 def test_shapes_that_name_more_than_there_is_are_refused_with_both_numbers(stage: int, tmp_path: Path) -> None:
     larger = dense()
     larger.groups[0]["more"] = values(50)
@@ -1236,7 +1242,7 @@ def moved(tag: Path, source: str, target: str) -> None:
     shutil.copy(tag / source, tag / target)
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@every("stage", [2, 3])
 def test_files_in_each_others_places_are_named_by_what_they_were_written_as(stage: int, tmp_path: Path) -> None:
     """Everything in them fits; an archive tells its first name."""
     tag = write(tmp_path / "checkpoint", dense(), Save(stage=stage, world=3)) / TAG
@@ -1276,7 +1282,7 @@ def test_model_files_of_zero_3_that_no_weight_depends_on_are_missed_and_must_be_
     refused(tag, CorruptError, one.name, "empty")
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@every("stage", [2, 3])
 def test_a_model_file_of_another_step_is_named(stage: int, tmp_path: Path) -> None:
     """The tag says which of the two is right, unless it says neither."""
     checkpoint = write(tmp_path / "checkpoint", dense(), Save(stage=stage, client={"global_steps": 2}))
@@ -1314,7 +1320,7 @@ def test_many_parameters_on_many_ranks_are_planned_at_once(tmp_path: Path) -> No
     assert taken < 100 * 100 * 24
 
 
-@pytest.mark.parametrize("stage", [None, 2])
+@every("stage", [None, 2])
 def test_shapes_that_fit_into_the_padding_are_told_by_what_the_ranks_note(stage: int | None, tmp_path: Path) -> None:
     """Seven elements on four ranks are padded to eight."""
     model, more = Model([{"w": values(7)}]), Model([{"w": values(7), "more": values(1)}])
@@ -1410,8 +1416,8 @@ def test_a_lightning_checkpoint_is_taken_as_it_is(tmp_path: Path) -> None:
     assert "--strip-prefix _forward_module.model." in hint
 
 
-@pytest.mark.parametrize(
-    ("names", "prefix"),
+@every(
+    "names, prefix",
     [
         (["module.a", "module.b.c"], "module."),
         (["model.a", "model.b"], "model."),

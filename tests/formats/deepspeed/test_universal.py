@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
-from checkpoints import ZERO, assert_same, ckptconv_here, copy_of, load_with_aliases, tag_of
+from checkpoints import ZERO, assert_same, ckptconv_here, copy_of, done, load_with_aliases, tag_of
+from effort import every
 from zero_writer import Model, Save, values, write
 
 CASES = sorted(
@@ -17,22 +17,20 @@ CASES = sorted(
 def universal_of(case: str, tmp_path: Path) -> Path:
     directory = tmp_path / "steps" / "global_step3_universal"
     directory.parent.mkdir()
-    run = ckptconv_here("zero-to-fp32", ZERO / case / "checkpoint", "--universal", directory)
-    assert run.code == 0, run.err
+    done(ckptconv_here("zero-to-fp32", ZERO / case / "checkpoint", "--universal", directory))
     return directory
 
 
-@pytest.mark.parametrize("case", CASES)
+@every("case", CASES)
 def test_what_is_written_converts_to_the_same_weights_and_states(case: str, tmp_path: Path) -> None:
-    directory = universal_of(case, tmp_path)
-    outputs = {}
-    for name, source in (("direct", ZERO / case / "checkpoint"), ("universal", directory)):
-        weights, states = tmp_path / f"{name}.safetensors", tmp_path / f"{name}.optimizer.safetensors"
-        run = ckptconv_here("zero-to-fp32", source, weights, "--optimizer", states)
-        assert run.code == 0, run.err
-        outputs[name] = load_with_aliases(weights), load_with_aliases(states)
-    assert_same(outputs["universal"][0], outputs["direct"][0])
-    assert_same(outputs["universal"][1], outputs["direct"][1])
+    source, universal = ZERO / case / "checkpoint", tmp_path / "universal"
+    outputs = []
+    for checkpoint, options in ((source, ["--universal", universal]), (universal, [])):
+        weights, states = (tmp_path / f"{len(outputs)}.{name}.safetensors" for name in ("weights", "states"))
+        done(ckptconv_here("zero-to-fp32", checkpoint, weights, "--optimizer", states, *options))
+        outputs.append((load_with_aliases(weights), load_with_aliases(states)))
+    for got, expected in zip(*outputs, strict=True):
+        assert_same(got, expected)
 
 
 def test_a_universal_checkpoint_is_of_one_tag(tmp_path: Path) -> None:
@@ -97,17 +95,14 @@ def test_zero_3_has_flat_tensors_and_its_steps_among_the_common_entries(tmp_path
 def test_it_is_found_by_the_directory_that_names_it(tmp_path: Path) -> None:
     directory = universal_of("z2_bf16_w2", tmp_path)
     for place in (directory, directory.parent):
-        run = ckptconv_here("zero-to-fp32", place, tmp_path / "model.safetensors", "--json")
-        assert run.code == 0, run.err
+        run = done(ckptconv_here("zero-to-fp32", place, tmp_path / "model.safetensors", "--json"))
         assert run.json["input"] == str(directory)
-    run = ckptconv_here("zero-to-fp32", directory.parent, tmp_path / "model.safetensors", "-t", directory.name)
-    assert run.code == 0, run.err
+    done(ckptconv_here("zero-to-fp32", directory.parent, tmp_path / "model.safetensors", "-t", directory.name))
 
 
 def test_an_earlier_one_is_replaced_whole_and_another_directory_is_not(tmp_path: Path) -> None:
     directory = universal_of("z2_bf16_w2", tmp_path)
-    run = ckptconv_here("zero-to-fp32", ZERO / "z2_bf16_sgd_w2/checkpoint", "--universal", directory)
-    assert run.code == 0, run.err
+    done(ckptconv_here("zero-to-fp32", ZERO / "z2_bf16_sgd_w2/checkpoint", "--universal", directory))
     assert (directory / "zero/l1.weight/momentum_buffer.pt").exists()
     assert not (directory / "zero/l1.weight/exp_avg.pt").exists()
     assert sorted(path.name for path in directory.parent.iterdir()) == [directory.name, "latest_universal"]
@@ -155,9 +150,7 @@ def test_nothing_is_left_of_one_that_failed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint"]
 
 
-@pytest.mark.parametrize(
-    ("name", "code"), [("l\ud800", 5), ("é" * 130, 5), ("a/b", 3), ("..", 3), ("a\0b", 3)], ids=repr
-)
+@every("name, code", [("l\ud800", 5), ("é" * 130, 5), ("a/b", 3), ("..", 3), ("a\0b", 3)])
 def test_a_parameter_whose_name_no_directory_can_have_is_told(name: str, code: int, tmp_path: Path) -> None:
     for stage in (1, 3):
         model = Model([{name: values(3, 2), "other": values(4)}])

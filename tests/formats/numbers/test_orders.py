@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import ckptconv_here
+from effort import every
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.checkpoint import FileSystemReader
@@ -220,8 +221,8 @@ def test_the_catalogue_puts_names_in_order_only_if_it_knows_them_all() -> None:
     assert not orders.is_known("NoSuchModel")
 
 
-@pytest.mark.parametrize(
-    ("text", "code", "words"),
+@every(
+    "text, code, words",
     [
         ("", 2, "no list of names"),
         ("[1, 2]", 2, "no list of names"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import DATA
+from effort import every
 from hub_server import hub_server
 from huggingface_hub import constants
 from remote import S3, fresh, proxy_to
@@ -65,7 +66,7 @@ def test_a_repository_of_the_hub_becomes_weights_with_its_configuration(
     assert told["dtype"] == "bfloat16"
 
 
-@pytest.mark.parametrize("case", ["gptq", "ct-pack-int4-g32"])
+@every("case", ["gptq", "ct-pack-int4-g32"])
 def test_workers_in_processes_of_their_own_make_the_same(case: str, tmp_path: Path) -> None:
     ckptconv.convert(QUANTIZED / case, tmp_path / "here", dequantize=True, max_shard_size="20KB")
     with ProcessPoolExecutor(2, get_context("spawn")) as workers:

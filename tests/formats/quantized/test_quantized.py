@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import DATA
+from effort import every
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -59,7 +60,7 @@ def weights(source: Path, output: Path, **options: Any) -> dict[str, torch.Tenso
     return load_file(output / "model.safetensors")
 
 
-@pytest.mark.parametrize("case", CASES)
+@every("case", CASES)
 def test_a_conversion_makes_what_its_program_makes(case: str, tmp_path: Path) -> None:
     made = weights(QUANTIZED / case, tmp_path / "out", copy_config=True)
     assert bits(made) == bits(load_file(QUANTIZED / case / "expected.safetensors"))
@@ -70,7 +71,7 @@ def test_a_conversion_makes_what_its_program_makes(case: str, tmp_path: Path) ->
     assert "expert_dtype" not in config
 
 
-@pytest.mark.parametrize("case", CASES)
+@every("case", CASES)
 def test_an_opened_checkpoint_has_the_same_weights_and_slices(case: str) -> None:
     expected = load_file(QUANTIZED / case / "expected.safetensors")
     with ckptconv.open(QUANTIZED / case, dequantize=True) as opened:
@@ -79,7 +80,7 @@ def test_an_opened_checkpoint_has_the_same_weights_and_slices(case: str) -> None
             assert bits({"": opened[name][cut]}) == bits({"": tensor[cut]})
 
 
-@pytest.mark.parametrize("case", ["bnb-nf4", "bnb-nf4-nested"])
+@every("case", ["bnb-nf4", "bnb-nf4-nested"])
 def test_bitsandbytes_is_the_product_in_float32_rounded_once(case: str, tmp_path: Path) -> None:
     given = load_file(QUANTIZED / case / "model.safetensors")
     scales = given["m.weight.absmax"]
@@ -107,7 +108,7 @@ def test_float32_is_the_product_itself(tmp_path: Path) -> None:
     assert torch.equal(made.half().bfloat16(), rounded)
 
 
-@pytest.mark.parametrize("case", ["float8", "int8", "intx"])
+@every("case", ["float8", "int8", "intx"])
 def test_tensors_of_torchao_are_weights_in_both_its_files(case: str, tmp_path: Path) -> None:
     parts = load_file(DATA / "torchao" / f"{case}.safetensors")
     codes, zero = (parts.get(f"0._weight_{part}", torch.zeros(1)).float() for part in ("qdata", "zero_point"))
@@ -361,7 +362,7 @@ REFUSED: dict[str, tuple[dict[str, torch.Tensor], Mapping[str, Any] | None, type
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@every("case", REFUSED)
 def test_what_is_no_quantized_weight_is_refused_by_name(case: str, tmp_path: Path) -> None:
     tensors, quantization, error, name = REFUSED[case]
     source = model_directory(tmp_path / "in", tensors, quantization)
@@ -580,7 +581,7 @@ SHAPES: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("case", SHAPES)
+@every("case", SHAPES)
 def test_small_weights_are_weights_too(case: str, tmp_path: Path) -> None:
     tensors = SHAPES[case]()
     block = FP8 if "x.weight_scale_inv" in tensors else {"quant_method": "fp8"}
@@ -637,7 +638,7 @@ def test_state_dicts_of_torch_are_dequantized_where_they_lie(tmp_path: Path) -> 
 # ------------------------------------------------------------------------------------------------------- other outputs
 
 
-@pytest.mark.parametrize("case", ["deepseek-v4", "ct-nvfp4", "gptq", "gpt-oss-mxfp4"])
+@every("case", ["deepseek-v4", "ct-nvfp4", "gptq", "gpt-oss-mxfp4"])
 def test_whatever_is_written_holds_the_same_weights(case: str, tmp_path: Path) -> None:
     source, plain = QUANTIZED / case, tmp_path / "plain"
     expected = bits(load_file(source / "expected.safetensors"))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from effort import every
 
 from ckptconv.formats.ranks.locate import parsed, sets_of
 
 
-@pytest.mark.parametrize(
-    ("name", "stem", "rank", "world"),
+@every(
+    "name, stem, rank, world",
     [
         ("model_world_size_16_rank_3.pt", "model_world_size_16_rank_{}.pt", 3, 16),
         ("pytorch_model_fsdp_rank0.bin", "pytorch_model_fsdp_rank{}.bin", 0, None),
@@ -31,7 +31,7 @@ def test_a_number_after_a_word_for_a_rank_is_one(name: str, stem: str, rank: int
     assert parsed(name) == (stem, rank, world)
 
 
-@pytest.mark.parametrize(
+@every(
     "name",
     [
         "model.pt", "franks_2.pt", "epoch_3.pt", "model_rank.pt", "model_rank0.safetensors", "rank_0.json",

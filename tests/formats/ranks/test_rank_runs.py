@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import dcp_checkpoints
-import pytest
 import torch
-from checkpoints import assert_same, ckptconv_here, load_with_aliases
+from checkpoints import assert_same, ckptconv_here, done, load_with_aliases
+from effort import every
 from rank_files import converted, placed, refused, write
 from torch.distributed.tensor import Shard
 
@@ -42,8 +42,7 @@ def test_a_step_s_directory_stands_for_the_actor_and_names_the_critic(tmp_path: 
     save(step / "actor")
     save(step / "critic", 2)
     torch.save({"position": 3}, step / "data.pt")
-    run = ckptconv_here("convert", step, tmp_path / "out", "--no-fsync")
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("convert", step, tmp_path / "out", "--no-fsync"))
     assert "Took actor." in run.out + run.err
     assert f"{step / 'critic'} is another model" in run.out + run.err
     assert value_of(tmp_path / "out") == 1
@@ -51,8 +50,8 @@ def test_a_step_s_directory_stands_for_the_actor_and_names_the_critic(tmp_path: 
     assert value_of(tmp_path / "critic") == 2
 
 
-@pytest.mark.parametrize(
-    ("pointer", "text", "model"),
+@every(
+    "pointer, text, model",
     [
         ("latest_checkpointed_iteration.txt", "20", "actor"),
         ("latest_ckpt_global_step.txt", "20", "policy"),
@@ -74,7 +73,7 @@ def test_a_run_s_directory_stands_for_the_step_that_its_file_names(
     assert [each["name"] for each in told["tensors"]] == ["weight"]
 
 
-@pytest.mark.parametrize("text", ["40", "", "[" * 2000])
+@every("text", ["40", "", "[" * 2000])
 def test_a_step_that_is_not_there_is_corrupt(text: str, tmp_path: Path) -> None:
     save(tmp_path / "run" / "global_step_10" / "actor")
     (tmp_path / "run" / "checkpoint_tracker.json").write_text(text)
@@ -127,7 +126,7 @@ def test_files_that_are_only_numbered_are_of_several_steps_otherwise(tmp_path: P
     assert "convert more than one" in ckptconv_here("convert", tmp_path / "run", tmp_path / "out").err
 
 
-@pytest.mark.parametrize("name", ["model.{}.pt", "model_{}-of-2.pt", "rank-0000{}-of-00002.pt"])
+@every("name", ["model.{}.pt", "model_{}-of-2.pt", "rank-0000{}-of-00002.pt"])
 def test_a_model_is_told_from_each_rank_s_random_state(name: str, tmp_path: Path) -> None:
     save(tmp_path / "run", name=name)
     for rank in (0, 1):

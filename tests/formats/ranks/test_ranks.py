@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import assert_same, ckptconv_here, load_with_aliases, metadata_of
+from effort import every
 from rank_files import CASES, RANKS, converted, placed, playing, refused, write
 from safetensors.torch import load_file
 from torch.distributed._shard.metadata import ShardMetadata
@@ -44,7 +45,7 @@ EXPECTED = {"weight": WEIGHT, "small": torch.ones(1, 3), "buffer": torch.arange(
 # ------------------------------------------------------------------------------------------------- what comes out
 
 
-@pytest.mark.parametrize("case", CASES)
+@every("case", CASES)
 def test_weights_and_states_are_what_the_live_model_held(case: str, tmp_path: Path) -> None:
     states = tmp_path / "states.safetensors"
     converted(RANKS / case / "checkpoint", tmp_path / "out", "--optimizer", states)
@@ -52,8 +53,8 @@ def test_weights_and_states_are_what_the_live_model_held(case: str, tmp_path: Pa
     assert_same(load_with_aliases(states), load_file(RANKS / case / "optimizer.safetensors"))
 
 
-@pytest.mark.parametrize(
-    ("shape", "placements"),
+@every(
+    "shape, placements",
     [
         ((4,), (Shard(0),)),
         ((3,), (Shard(1),)),
@@ -109,7 +110,7 @@ def test_a_whole_state_of_training_gives_its_model_and_shows_the_rest(tmp_path: 
     assert any("differ between the ranks, and are those of rank 0: 'rank'" in each for each in everything["warnings"])
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@every("rank", [0, 1])
 def test_one_of_the_files_stands_for_the_set(rank: int, tmp_path: Path) -> None:
     source = write(tmp_path / "in", (2,), sharded)
     converted(source / f"model_rank{rank}.pt", tmp_path / "out")
@@ -156,7 +157,7 @@ def _of_layouts(mesh: DeviceMesh) -> dict[str, Any]:
     return {**told, "_rank": mesh.get_rank()}
 
 
-@pytest.mark.parametrize("state", [_of_old, _of_listed, _of_layouts])
+@every("state", [_of_old, _of_listed, _of_layouts])
 def test_the_meshes_of_other_releases_are_read(state: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceMesh, "__getstate__", state)
     source = write(tmp_path / "in", (2, 2), lambda mesh, rank: {"weight": placed(WEIGHT, mesh, Shard(1), Shard(0))})
@@ -165,7 +166,7 @@ def test_the_meshes_of_other_releases_are_read(state: Any, tmp_path: Path, monke
     assert_same(load_with_aliases(tmp_path / "out"), {"weight": WEIGHT})
 
 
-@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()])
+@every("placement", [Shard(0), Shard(1), Replicate()])
 def test_a_single_rank_s_file_may_have_any_name(placement: Any, tmp_path: Path) -> None:
     weight = torch.arange(12.0).reshape(4, 3)
 
@@ -240,8 +241,8 @@ def _states(**changes: Any) -> Callable[[Any, int], dict[str, Any]]:
     return lambda mesh, rank: {**sharded(mesh, rank), **{name: make(mesh) for name, make in changes.items()}}
 
 
-@pytest.mark.parametrize(
-    ("spoil", "named"),
+@every(
+    "spoil, named",
     [
         (_lost, ["lacks that of rank 1"]),
         (_doubled, ["model_rank0.pt and model_rank1.pt both say that they are of rank 0"]),
@@ -313,7 +314,7 @@ def test_flat_parameters_without_shapes_are_refused_with_advice(tmp_path: Path) 
     assert "SHARDED_STATE_DICT" in told
 
 
-@pytest.mark.parametrize("in_one_file", [False, True])
+@every("in_one_file", [False, True])
 def test_flat_parameters_without_views_are_divided_in_the_optimizer_s_order(in_one_file: bool, tmp_path: Path) -> None:
     """FSDP1 without use_orig_params: the root's flat parameter, and that of a module in it."""
     root, inner = torch.arange(9.0), torch.arange(6.0) + 9
@@ -348,7 +349,7 @@ def test_flat_parameters_without_views_are_divided_in_the_optimizer_s_order(in_o
     refused(save(tmp_path / "less", ["a", "up.w"]), tmp_path / "none", 5)
 
 
-@pytest.mark.parametrize("lost", [("up.weight",), ("down.weight",), ("head.weight", "tied.weight")], ids="-".join)
+@every("lost", [("up.weight",), ("down.weight",), ("head.weight", "tied.weight")])
 def test_a_flat_parameter_of_which_a_model_lacks_more_than_padding_is_not_whole(
     lost: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from attacks.assemble import (
     FALSE,
@@ -26,7 +25,8 @@ from attacks.assemble import (
     text,
     zipped,
 )
-from checkpoints import ckptconv_here, torch_loaded
+from checkpoints import ckptconv_here, done, torch_loaded
+from effort import every
 from safetensors.torch import load_file
 from torch_reference import same
 
@@ -75,19 +75,18 @@ def state_dict(value: bytes) -> bytes:
     return streamed(mapped(text("w"), value, text("tied"), value))
 
 
-@pytest.mark.parametrize("case", SOUND)
+@every("case", SOUND)
 def test_what_torch_reads_of_them_is_what_we_read(case: str, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     path.write_bytes(state_dict(SOUND[case]))
     same(read_torch(str(path)).value, torch_loaded(path))
 
 
-@pytest.mark.parametrize("case", SOUND)
+@every("case", SOUND)
 def test_they_are_converted_and_go_back(case: str, tmp_path: Path) -> None:
     path, flat, back = (tmp_path / file for file in ("model.pt", "model.safetensors", "back.pt"))
     path.write_bytes(state_dict(SOUND[case]))
-    run = ckptconv_here("pt2safetensors", path, flat, "--verify", "--json")
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("pt2safetensors", path, flat, "--verify", "--json"))
     assert run.json["opaque"] == []
     assert list(run.json["aliases"]) == ["tied"]
     theirs = torch_loaded(path)
@@ -124,8 +123,7 @@ def test_archives_may_hold_them_too(tmp_path: Path) -> None:
 def test_tensors_of_a_gpu_are_those_of_the_processor(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     path.write_bytes(streamed(mapped(text("w"), typed("FloatTensor", module="torch.cuda"))))
-    run = ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--json")
-    assert run.code == 0, run.err
+    done(ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--json"))
     assert load_file(tmp_path / "out.safetensors")["w"].shape == (2, 3)
 
 
@@ -146,7 +144,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
+@every("case", WRONG)
 def test_states_that_fit_no_release_are_corrupt(case: str, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     path.write_bytes(streamed(mapped(text("w"), WRONG[case])))

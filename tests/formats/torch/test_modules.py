@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ckptconv_here
-from effort import examples
+from checkpoints import ckptconv_here, done
+from effort import every, examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from torch import nn
@@ -197,15 +197,14 @@ def compare(ours: Any, theirs: Any) -> None:
         same(ours[name], value, name)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@every("kind", MODELS)
 def test_a_module_is_its_state_dict(kind: str, tmp_path: Path) -> None:
     model = MODELS[kind]()
     theirs = model.state_dict()
     for name, how in (("model.pt", {}), ("old.pt", {"_use_new_zipfile_serialization": False})):
         path = saved(model, tmp_path / name, **how)
         compare(load_state_dict(path), theirs)
-    run = ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--verify", "--json")
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--verify", "--json"))
     assert run.json["opaque"] == []
     compare(load_state_dict(tmp_path / "out.safetensors"), theirs)
     assert ckptconv_here("verify", path, tmp_path / "out.safetensors").code == 0
@@ -241,8 +240,7 @@ def a_run() -> dict[str, Any]:
 def test_modules_anywhere_are_taken_and_the_rest_stays(tmp_path: Path) -> None:
     run = a_run()
     path = saved(run, tmp_path / "run.pt")
-    report = ckptconv_here("pt2safetensors", path, tmp_path / "run.safetensors", "--json")
-    assert report.code == 0, report.err
+    report = done(ckptconv_here("pt2safetensors", path, tmp_path / "run.safetensors", "--json"))
     assert "2 more" not in report.json["notes"][0]
     found = load_state_dict(tmp_path / "run.safetensors")
     assert list(found) == list(run)
@@ -259,14 +257,12 @@ def test_modules_anywhere_are_taken_and_the_rest_stays(tmp_path: Path) -> None:
 def test_a_key_takes_one_of_several(tmp_path: Path) -> None:
     run = a_run()
     path = saved(run, tmp_path / "run.pt")
-    report = ckptconv_here("pt2safetensors", path, tmp_path / "ema.safetensors", "--key", "ema", "--verify", "--json")
-    assert report.code == 0, report.err
+    done(ckptconv_here("pt2safetensors", path, tmp_path / "ema.safetensors", "--key", "ema", "--verify", "--json"))
     compare(load_state_dict(tmp_path / "ema.safetensors"), run["ema"].state_dict())
 
 
 def test_inspect_shows_modules_by_name_and_values_beside_them(tmp_path: Path) -> None:
-    run = ckptconv_here("inspect", saved(a_run(), tmp_path / "run.pt"), "--json")
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("inspect", saved(a_run(), tmp_path / "run.pt"), "--json"))
     assert {"model.embed.weight", "ema.one.bias"} <= {row["name"] for row in run.json["tensors"]}
     values = run.json["values"]
     assert (values["epoch"], values["train_args.lr0"]) == (7, 0.01)
@@ -283,16 +279,14 @@ def test_values_are_shown_in_a_few_printable_characters(tmp_path: Path) -> None:
     for _ in range(100):
         deep = {"k" * 10_000: deep}
     deep.update({"\x1b[31m": "\x1b[0m", "w": torch.ones(1), "big": 1 << 20_000, "many": ["x" * 100_000]})
-    run = ckptconv_here("inspect", saved(deep, tmp_path / "run.pt"))
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("inspect", saved(deep, tmp_path / "run.pt")))
     assert "\x1b" not in run.out
     assert len(run.out) < 10_000
 
 
 def test_raw_takes_the_objects(tmp_path: Path) -> None:
     path = saved(nn.Sequential(nn.Linear(2, 2)), tmp_path / "model.pt")
-    run = ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--raw", "--json")
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--raw", "--json"))
     assert "no converted model. Without --raw, whole modules" in run.json["warnings"][0]
     source = open_source(path, raw=True)
     assert "state.0._modules.0.state.0._parameters.weight" in flatten(source.weights)[0]
@@ -323,8 +317,7 @@ def test_a_lazy_module_has_no_weights_yet(tmp_path: Path) -> None:
     run = ckptconv_here("pt2safetensors", saved(model, tmp_path / "model.pt"))
     assert run.code == 5
     assert "never initialized" in run.err
-    run = ckptconv_here("pt2safetensors", tmp_path / "model.pt", "--exclude", "0.*")
-    assert run.code == 0, run.err
+    done(ckptconv_here("pt2safetensors", tmp_path / "model.pt", "--exclude", "0.*"))
     same(load_state_dict(tmp_path / "model.safetensors")["1.weight"], model[1].weight.detach())
 
 
@@ -467,7 +460,7 @@ def test_the_module_inside_a_compiled_one_has_the_name_that_torch_gives_it() -> 
     assert taken({"whole": empty}, (compiled,), "file").tree == {"whole": empty}
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
+@every("kind", HOSTILE)
 def test_modules_without_a_state_dict_are_refused(kind: str, tmp_path: Path) -> None:
     make, error, reason = HOSTILE[kind]
     usual = sys.getrecursionlimit()

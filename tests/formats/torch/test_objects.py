@@ -6,7 +6,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from attacks.assemble import (
     DATA,
@@ -30,6 +29,7 @@ from attacks.assemble import (
     text,
     zipped,
 )
+from effort import every
 from evaluate import evaluate
 from torch_reference import bits
 
@@ -223,7 +223,7 @@ def elements(value: Any) -> Any:
     return None
 
 
-@pytest.mark.parametrize("odd", ODD)
+@every("odd", ODD)
 def test_what_torch_reads_otherwise_is_refused(odd: str, tmp_path: Path) -> None:
     path = written(ODD[odd], tmp_path)
     reader = open_reader(str(path))

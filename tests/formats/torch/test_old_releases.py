@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import DATA, ckptconv_here, torch_loaded
+from checkpoints import DATA, ckptconv_here, done, torch_loaded
+from effort import every
 from evaluate import evaluate
 from torch_reference import bits, same
 
@@ -14,10 +15,6 @@ from ckptconv.formats.torch.file import read_torch
 
 RELEASES = sorted(path for path in (DATA / "torch").iterdir() if path.is_dir())
 FILES = sorted(path for release in RELEASES for path in release.glob("*.pt"))
-
-
-def names(path: Path) -> str:
-    return f"{path.parent.name}-{path.stem}"
 
 
 def of_kind(*kinds: str) -> list[Path]:
@@ -29,12 +26,12 @@ def test_there_are_files_of_several_releases() -> None:
     assert len(FILES) == 24
 
 
-@pytest.mark.parametrize("path", of_kind("training"), ids=names)
+@every("path", of_kind("training"))
 def test_training_checkpoints(path: Path) -> None:
     same(read_torch(str(path)).value, torch_loaded(path))
 
 
-@pytest.mark.parametrize("path", of_kind("tensors"), ids=names)
+@every("path", of_kind("tensors"))
 def test_tensors(path: Path) -> None:
     # The same tensors are in both formats, and torch cannot read 8-bit floats from a stream, though it writes them.
     ours, theirs = read_torch(str(path)).value, torch_loaded(path.parent / "tensors.pt")
@@ -47,7 +44,7 @@ def test_tensors(path: Path) -> None:
             same(ours[name], tensor)
 
 
-@pytest.mark.parametrize("path", of_kind("module"), ids=names)
+@every("path", of_kind("module"))
 def test_whole_modules_are_kept_as_data_with_their_tensors(path: Path) -> None:
     file, model = read_torch(str(path)), torch_loaded(path)
     assert "torch.nn.modules.linear.Linear" in map(str, file.opaque)
@@ -57,7 +54,7 @@ def test_whole_modules_are_kept_as_data_with_their_tensors(path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("path", of_kind("scripted", "traced"), ids=names)
+@every("path", of_kind("scripted", "traced"))
 def test_scripts(path: Path) -> None:
     ours, theirs = read_torch(str(path)).value, torch.jit.load(str(path)).state_dict()
     assert [name for name in ours if not name.startswith("CONSTANTS.")] == list(theirs)
@@ -65,7 +62,6 @@ def test_scripts(path: Path) -> None:
         same(ours[name], tensor)
 
 
-@pytest.mark.parametrize("path", of_kind("training", "scripted", "traced", "module"), ids=names)
+@every("path", of_kind("training", "scripted", "traced", "module"))
 def test_all_are_converted(path: Path, tmp_path: Path) -> None:
-    run = ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors")
-    assert run.code == 0, run.err
+    done(ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors"))

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoints import DATA, ckptconv_here
+from checkpoints import DATA, ckptconv_here, done
+from effort import every
 from evaluate import evaluate
 from safetensors.numpy import load_file
 
@@ -70,7 +71,7 @@ def of_meta(ours: Arrays, place: Path, ranks: int = 2) -> Path:
     return place
 
 
-@pytest.mark.parametrize("name", ["meta-llama3", "meta-llama2"])
+@every("name", ["meta-llama3", "meta-llama2"])
 def test_files_of_meta_are_joined(name: str, tmp_path: Path) -> None:
     ours, hf, config = case(f"{name}-tp2")
     check(meta.read(Location(str(of_meta(ours, tmp_path))), Wanted(parts=True)), name, config, hf)
@@ -157,8 +158,8 @@ def read(run: Path) -> Source:
     return megatron.read(Location(str(run)), Wanted(parts=True))
 
 
-@pytest.mark.parametrize(
-    ("name", "ranks"),
+@every(
+    "name, ranks",
     [
         ("megatron-llama", {}),
         ("megatron-llama", {"tensor": 2}),
@@ -171,7 +172,6 @@ def read(run: Path) -> Source:
         ("megatron-qwen3_moe", {"pipeline": 2, "expert": 3}),
         ("megatron-mixtral", {"tensor": 2, "expert": 3}),
     ],
-    ids=lambda value: value if isinstance(value, str) else ",".join(f"{key}={size}" for key, size in value.items()),
 )
 def test_ranks_of_megatron_are_joined(name: str, ranks: dict[str, int], tmp_path: Path) -> None:
     ours, hf, config = case(name)
@@ -205,8 +205,8 @@ def damaged(change: Callable[[dict[str, object]], object]) -> Callable[[Path], N
     return do
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "words"),
+@every(
+    "change, error, words",
     [
         (lambda run: (run / "iter_0000005/mp_rank_00/model_optim_rng.pt").unlink(), CorruptError, "lacks the file"),
         (damaged(lambda model: model.pop("output_layer.weight")), CorruptError, "only one has 'output_layer.weight'"),
@@ -252,8 +252,8 @@ def test_experts_that_are_shared_out_otherwise_are_refused(tmp_path: Path) -> No
 # ------------------------------------------------------------------------------------------------------- conversions
 
 
-@pytest.mark.parametrize(
-    ("name", "recorded", "write"),
+@every(
+    "name, recorded, write",
     [
         ("meta-llama3", "meta-llama3-tp2", of_meta),
         ("megatron-llama", "megatron-llama", lambda ours, place: of_megatron(ours, place, tensor=2, pipeline=2)),
@@ -300,13 +300,11 @@ def test_an_output_of_joined_files_is_verified_by_the_map_that_it_records(tmp_pa
     ranks = of_meta(ours, tmp_path / "ranks")
     (ranks / "config.json").write_text(json.dumps(config))
     for output in ("out", "one.safetensors"):
-        made = ckptconv_here("convert", ranks, tmp_path / output, "--map", "meta-llama3", "--no-fsync")
-        assert made.code == 0, made.err
+        done(ckptconv_here("convert", ranks, tmp_path / output, "--map", "meta-llama3", "--no-fsync"))
     (ranks / "config.json").unlink()  # the record has the sizes
     for output in ("out", "one.safetensors"):
-        done = ckptconv_here("verify", ranks, tmp_path / output, "--json")
-        assert done.code == 0, done.err
-        assert done.json["bytes_compared"] > 0
+        run = done(ckptconv_here("verify", ranks, tmp_path / output, "--json"))
+        assert run.json["bytes_compared"] > 0
     state = torch.load(ranks / "consolidated.01.pth")
     state["layers.0.attention.wo.weight"].view(torch.int16)[0, 0] ^= 1
     torch.save(state, ranks / "consolidated.01.pth")

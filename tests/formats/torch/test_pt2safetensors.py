@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import collections
 import io
 import json
 import os
 import pickle
 import random
 import stat
-import subprocess
-import sys
 import tarfile
 import zipfile
 from collections import OrderedDict
@@ -26,22 +23,20 @@ from checkpoints import (
     assert_same,
     bits,
     ckptconv,
-    ckptconv_forked,
     ckptconv_here,
+    done,
     load_with_aliases,
     metadata_of,
     torch_file,
     torch_loaded,
 )
-from effort import examples
+from effort import every, examples
 from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from strict import assert_same as assert_same_tree
 
 import ckptconv as library
-from ckptconv.conversion import convert
-from ckptconv.errors import CorruptError
 from ckptconv.tensors.dtypes import DTYPES
 
 INDEX = "model.safetensors.index.json"
@@ -51,9 +46,7 @@ STRUCTURE_FILE = "ckptconv.structure.json"
 
 
 def converted(*arguments: object) -> Run:
-    run = ckptconv_here("pt2safetensors", *arguments)
-    assert run.code == 0, run.err
-    return run
+    return done(ckptconv_here("pt2safetensors", *arguments))
 
 
 def rebuilt(output: Path) -> Any:
@@ -136,21 +129,6 @@ def a_lightning_checkpoint() -> Any:
 
 
 @checkpoint
-def an_adam_with_everything() -> Any:
-    return trained(torch.optim.Adam, amsgrad=True, weight_decay=0.1)[1].state_dict()
-
-
-@checkpoint
-def parameters_and_buffers() -> Any:
-    return {
-        "parameter": torch.nn.Parameter(torch.ones(3)),
-        "frozen": torch.nn.Parameter(torch.ones(3), requires_grad=False),
-        "buffer": torch.nn.Buffer(torch.arange(3)),
-        "leaf": torch.ones(2, requires_grad=True),
-    }
-
-
-@checkpoint
 def every_dtype() -> Any:
     return {
         name: torch.arange(48, dtype=torch.uint8).repeat(dtype.itemsize).view(getattr(torch, name)).reshape(2, 3, 8)
@@ -223,13 +201,6 @@ def tied_weights() -> Any:
 
 
 @checkpoint
-def one_tensor_in_many_places() -> Any:
-    tensor = torch.ones(3)
-    pair = [tensor, torch.zeros(2)]
-    return {"first": tensor, "list": pair, "list again": pair, "tuple": (tensor, tensor)}
-
-
-@checkpoint
 def negated() -> Any:
     return {"neg": torch._neg_view(torch.arange(6.0)), "imag": torch.tensor([1 + 2j, 3 - 4j]).conj().imag}
 
@@ -243,38 +214,6 @@ def conjugated() -> Any:
 def names_of_all_sorts() -> Any:
     names = ["", "a.b", "a", "größe", "重み", "a b", 'quote"', "back\\slash", "tab\t", "new\nline", "\x7f", "x" * 300]
     return {name: torch.full((2,), float(number)) for number, name in enumerate(names)}
-
-
-@checkpoint
-def keys_that_are_not_text() -> Any:
-    return {0: torch.ones(2), 1: {2: torch.zeros(3)}, (3, "x"): torch.ones(1), None: [torch.zeros(1)], 0.5: 5}
-
-
-@checkpoint
-def containers() -> Any:
-    return {
-        "ordered": OrderedDict(b=torch.ones(1), a=torch.zeros(1)),
-        "defaults": collections.defaultdict(list, {"x": [torch.ones(2)]}),
-        "counter": collections.Counter("abracadabra"),
-        "deque": collections.deque([1, torch.zeros(2)], maxlen=5),
-        "set": {1, "two", 3.0},
-        "bytes": b"\0\xff",
-        "size": torch.Size([1, 2]),
-        "dtype": torch.bfloat16,
-        "device": torch.device("cuda:1"),
-        "big": 10**40,
-        "tensors": (torch.ones(1), [torch.ones(2), {"k": torch.ones(3)}]),
-    }
-
-
-@checkpoint
-def a_tensor_alone() -> Any:
-    return torch.arange(12.0).reshape(3, 4)
-
-
-@checkpoint
-def a_list_of_tensors() -> Any:
-    return [torch.ones(2), torch.zeros(3, dtype=torch.int8)]
 
 
 @checkpoint
@@ -297,7 +236,7 @@ def is_state_dict(tree: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@every("name", CHECKPOINTS)
 def test_what_is_written_is_what_torch_would_load(name: str, tmp_path: Path) -> None:
     path = torch_file(tmp_path, CHECKPOINTS[name]())
     converted(path)
@@ -305,7 +244,7 @@ def test_what_is_written_is_what_torch_would_load(name: str, tmp_path: Path) -> 
     assert sorted(os.listdir(tmp_path)) == ["model.pt", "model.safetensors"]
 
 
-@pytest.mark.parametrize("name", ["a_training_checkpoint", "every_dtype", "strided_views", "shapes"])
+@every("name", ["a_training_checkpoint", "every_dtype", "strided_views", "shapes"])
 def test_a_directory_holds_the_same_and_so_do_shards(name: str, tmp_path: Path) -> None:
     path = torch_file(tmp_path, CHECKPOINTS[name]())
     converted(path, tmp_path / "whole")
@@ -324,26 +263,6 @@ def resaved(path: Path, change: Callable[[str, bytes], bytes], method: int = zip
             archive.writestr(name, change(name.partition("/")[2], data))
 
 
-def swapped(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor whose bytes, in the other order, are those of `tensor`."""
-    unit = DTYPES[str(tensor.dtype)[6:]].itemsize // (2 if tensor.is_complex() else 1)
-    return bits(tensor).view(-1, unit).flip(1).reshape(-1).view(tensor.dtype).view(tensor.shape)
-
-
-def has_a_byte_order(dtype: torch.dtype) -> bool:
-    """Whether torch puts the bytes of such a tensor in order: others it keeps in storages of bytes."""
-    return dtype.itemsize == 1 or dtype in torch.storage._dtype_to_storage_type_map()
-
-
-@pytest.mark.parametrize("name", ["every_dtype", "special_values", "a_state_dict"])
-def test_a_file_of_a_big_endian_machine(name: str, tmp_path: Path) -> None:
-    original = {key: tensor.clone() for key, tensor in CHECKPOINTS[name]().items() if has_a_byte_order(tensor.dtype)}
-    path = torch_file(tmp_path, {key: swapped(tensor) for key, tensor in original.items()})
-    resaved(path, lambda member, data: b"big" if member == "byteorder" else data)
-    converted(path)
-    assert_same(load_with_aliases(tmp_path / "model.safetensors"), original)
-
-
 def test_tied_weights_of_a_big_endian_machine_are_stored_once(tmp_path: Path) -> None:
     path = torch_file(tmp_path, tied_weights())
     resaved(path, lambda member, data: b"big" if member == "byteorder" else data)
@@ -351,7 +270,7 @@ def test_tied_weights_of_a_big_endian_machine_are_stored_once(tmp_path: Path) ->
     assert_same(load_with_aliases(tmp_path / "model.safetensors"), torch_loaded(path))
 
 
-@pytest.mark.parametrize("location", ["cuda:0", "cuda:7", "mps", "xpu:1", "hpu"])
+@every("location", ["cuda:0", "cuda:7", "mps", "xpu:1", "hpu"])
 def test_tensors_that_were_on_another_device(location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.serialization, "location_tag", lambda storage: location)
     path = torch_file(tmp_path, a_training_checkpoint())
@@ -359,23 +278,6 @@ def test_tensors_that_were_on_another_device(location: str, tmp_path: Path, monk
     assert location.encode() in path.read_bytes()
     converted(path)
     check(path, tmp_path / "model.safetensors")
-
-
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_every_pickle_protocol(protocol: int, tmp_path: Path) -> None:
-    path = torch_file(tmp_path, a_training_checkpoint(), pickle_protocol=protocol)
-    converted(path)
-    check(path, tmp_path / "model.safetensors")
-
-
-def test_a_file_renamed_since_and_one_saved_to_a_buffer(tmp_path: Path) -> None:
-    torch_file(tmp_path, a_state_dict(), "before.pt").rename(tmp_path / "after.ckpt")
-    buffer = io.BytesIO()
-    torch.save(a_state_dict(), buffer)
-    (tmp_path / "buffer").write_bytes(buffer.getvalue())
-    for name in ("after.ckpt", "buffer"):
-        converted(tmp_path / name)
-        check(tmp_path / name, (tmp_path / name).with_suffix(".safetensors"))
 
 
 def test_an_archive_packed_again_without_alignment(tmp_path: Path) -> None:
@@ -495,7 +397,7 @@ def test_the_order_of_a_plain_dict_is_kept_through_casts_and_shards(tmp_path: Pa
         assert list(rebuilt(tmp_path / output)) == ["b", "c", "a"]
 
 
-@pytest.mark.parametrize("order", ["ab", "ba"])
+@every("order", ["ab", "ba"])
 def test_renamed_tensors_of_a_plain_dict_keep_their_keys_too_whatever_their_order(order: str, tmp_path: Path) -> None:
     path = torch_file(tmp_path, {f"x.{key}": torch.ones(ord(key)) for key in order})
     converted(path, "--strip-prefix", "x.")
@@ -526,8 +428,8 @@ def test_a_replacement_is_split_at_the_last_equals_sign(tmp_path: Path) -> None:
     assert list(load_file(tmp_path / "model.safetensors")) == ["c"]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
+@every(
+    "options, words",
     [
         (["--key", "modle"], ["no key 'modle'", "'model'"]),
         (["--key", "model.nope"], ["under 'model'", "conv.weight"]),
@@ -536,23 +438,10 @@ def test_a_replacement_is_split_at_the_last_equals_sign(tmp_path: Path) -> None:
         (["--exclude", "*"], ["excluded"]),
         (["--rename", r"\d=0"], ["the same name"]),
         (["--rename", ".*="], ["leaves nothing of the name"]),
-        (["--rename", "nothing"], ["REGEX=REPLACEMENT"]),
-        (["--rename", "(=x"], ["not a regular expression"]),
         (["--rename", r"model=\9"], [r"model=\9"]),
         (["--rename", "^.*$=__metadata__", "--include", "rng.torch"], ["__metadata__"]),
-        (["--dtype", "int8"], ["--dtype", "bf16"]),
-        (["--tied", "maybe"], ["--tied", "alias"]),
-        (["--max-shard-size", "5XB"], ["--max-shard-size", "5GB"]),
-        (["--max-shard-size", "0"], ["--max-shard-size"]),
         (["--max-shard-size", "1kB"], ["--max-shard-size", "directory"]),
-        (["--memory", "lots"], ["--memory"]),
-        (["--jobs", "0"], ["--jobs"]),
-        (["--storage-options", "[1]"], ["--storage-options"]),
-        (["--storage-options", "{"], ["--storage-options", "JSON"]),
-        (["--no-such-option"], ["--no-such-option"]),
-        (["one", "too", "many"], ["many"]),
     ],
-    ids=lambda value: " ".join(value) if value and value[0].startswith("--") else None,
 )
 def test_what_makes_no_sense_is_a_usage_error(options: list[str], words: list[str], tmp_path: Path) -> None:
     path = torch_file(tmp_path, a_training_checkpoint())
@@ -568,7 +457,7 @@ def test_the_longest_error_is_still_one_paragraph(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------- what it is
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@every("dtype", ["float32", "float16", "bfloat16"])
 def test_floats_are_cast_and_nothing_else(dtype: str, tmp_path: Path) -> None:
     target = getattr(torch, dtype)
     kept = {"i": torch.arange(5), "b": torch.tensor([True, False]), "c": torch.tensor([1 + 2j])}
@@ -610,8 +499,8 @@ def test_tied_names_are_stored_once_or_each(tmp_path: Path) -> None:
     assert_same_tree(torch_loaded(path), rebuilt(tmp_path / "model.safetensors"))
 
 
-@pytest.mark.parametrize(
-    ("weight", "scale"),
+@every(
+    "weight, scale",
     [
         ("q.weight", "q.weight_scale_inv"),
         ("q.weight", "q.weight_scale"),
@@ -725,8 +614,8 @@ def test_a_file_larger_than_the_shard_size_asks_for_a_directory(tmp_path: Path) 
 # ----------------------------------------------------------------------------------------------- where it is written
 
 
-@pytest.mark.parametrize(
-    ("name", "output"),
+@every(
+    "name, output",
     [
         ("model.pt", "model.safetensors"),
         ("model.pth", "model.safetensors"),
@@ -745,8 +634,7 @@ def test_without_an_output_it_stands_beside_the_input(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     torch_file(tmp_path, {"a": torch.ones(1)}).rename(tmp_path / name)
-    run = ckptconv_here("pt2safetensors", "--json", "--", name)
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("pt2safetensors", "--json", "--", name))
     assert [written["path"] for written in run.json["outputs"]] == [output]
     assert sorted(os.listdir(tmp_path)) == sorted([name, output])
     # What a terminal gets of a name depends on the process.
@@ -764,7 +652,7 @@ def test_beside_a_configuration_it_has_the_name_that_from_pretrained_looks_for(t
         assert [written["path"] for written in run.json["outputs"]] == [str(tmp_path / name)]
 
 
-@pytest.mark.parametrize("name", ["x" * 243, "ü" * 121])
+@every("name", ["x" * 243, "ü" * 121])
 def test_a_name_may_be_as_long_as_the_system_allows(name: str, tmp_path: Path) -> None:
     path = torch_file(tmp_path, {"a": torch.ones(1)})
     for output in (tmp_path / f"{name}.safetensors", tmp_path / name):
@@ -881,43 +769,6 @@ def test_a_directory_may_be_named_like_a_file_if_it_says_so(tmp_path: Path) -> N
     assert sorted(os.listdir(tmp_path / "out.bin")) == [MANIFEST, "model.safetensors"]
 
 
-def test_the_input_is_never_replaced(tmp_path: Path) -> None:
-    """A torch file may be named anything."""
-    path = torch_file(tmp_path, {"a": torch.ones(1)}, "model.safetensors")
-    (tmp_path / "link.safetensors").symlink_to(path)
-    refused(2, "the input itself", path)
-    refused(2, "the input itself", path, path)
-    refused(2, "the input itself", path, tmp_path / "link.safetensors")
-    refused(2, "the input itself", path, tmp_path)
-    refused(2, "the input itself", path, tmp_path, "--max-shard-size", "1")
-    converted(path, tmp_path / "new.safetensors")
-
-
-def test_as_a_library_it_may_be_called_again_and_again(tmp_path: Path) -> None:
-    path = torch_file(tmp_path, {"a": torch.ones(1)})
-    code = (
-        "import sys, ckptconv.conversion\n"
-        "for _ in range(2): print(ckptconv.convert(sys.argv[1]).outputs[0].tensors)\n"
-        "from ckptconv import *\n"
-        "assert all(callable(item) for item in (convert, open, flatten, unflatten))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("1\n1\n", "")
-    assert_same(load_file(tmp_path / "model.safetensors"), {"a": torch.ones(1)})
-
-
-def test_an_input_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
-    path = torch_file(tmp_path, {"a": torch.ones(1_000_000)})
-
-    def change(count: int) -> None:
-        with open(path, "ab") as file:
-            file.write(b"more")
-
-    with pytest.raises(CorruptError, match="changed"):
-        convert(path, progress=change)
-    assert os.listdir(tmp_path) == ["model.pt"]
-
-
 # ---------------------------------------------------------------------------------------------------- what is shown
 
 
@@ -972,30 +823,6 @@ def test_json_is_one_object_and_nothing_else(tmp_path: Path) -> None:
     assert report["warnings"] == []
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--json"], ["--json", "--jobs"], ["--json", "--bad"], ["--json", "a", "b", "c"]]
-)
-def test_usage_errors_are_json_too(arguments: list[str]) -> None:
-    run = ckptconv_here("pt2safetensors", *arguments)
-    assert run.code == 2
-    assert run.json["ok"] is False
-    assert run.json["error"]["kind"] == "usage"
-    assert run.json["error"]["exit_code"] == 2
-    assert run.err.count("\n") == 1
-
-
-def test_a_command_that_is_not_one() -> None:
-    run = ckptconv_here("pt2safetensor", "x")
-    assert run.code == 2
-    assert "pt2safetensors" in run.err
-
-
-def test_underscores_are_hyphens(tmp_path: Path) -> None:
-    path = torch_file(tmp_path, {"x.a": torch.ones(1)})
-    run = converted(path, "--strip_prefix=x.", "--no_fsync", "--no_progress", "--max_shard_size", "5GB", "--dry_run")
-    assert "would write" in run.out
-
-
 def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
     path = torch_file(tmp_path, {"\x1b[2J\x07": torch.ones(1), "two\nlines\r": torch.zeros(1)})
     run = ckptconv_here("inspect", path)
@@ -1004,20 +831,6 @@ def test_names_cannot_steer_the_terminal(tmp_path: Path) -> None:
     assert r"two\nlines\r" in run.out
     error = refused(2, path, "--key", "\x1b[2J")
     assert "\x1b" not in error
-
-
-def test_inspect_shows_what_is_there_and_reads_no_data(tmp_path: Path) -> None:
-    path = torch_file(tmp_path, {**{f"t{n}": torch.ones(n + 1) for n in range(30)}, "data": torch.zeros(1_000_000)})
-    run = ckptconv_here("inspect", path)
-    assert run.code == 0
-    assert "t19" in run.out
-    assert "t20" not in run.out
-    assert "11 more" in run.out
-    assert "t29" in ckptconv_here("inspect", path, "--verbose").out
-    summary = ckptconv_here("inspect", path, "--json").json
-    assert summary["ok"] is True
-    assert summary["bytes_read"] < 100_000
-    assert summary["tensors"][30] == {"name": "data", "dtype": "float32", "shape": [1_000_000], "bytes": 4_000_000}
 
 
 # ------------------------------------------------------------------------------------------- what is not a checkpoint
@@ -1052,6 +865,8 @@ NOT_CHECKPOINTS: dict[str, tuple[bytes | Callable[[], bytes], int, list[str]]] =
         b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n", 4, ["git-lfs", "git lfs pull"],
     ),
     "a web page": (b"\n<!DOCTYPE html><html>Sign in</html>", 4, ["web page"]),
+    "an error of S3": (b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', 4, ["XML"]),
+    "noise": (bytes(range(7, 200)), 4, ["not a torch checkpoint"]),
     "a tar archive": (tar_bytes, 5, ["tar"]),
     "another zip archive": (zip_bytes, 5, ["zip archive", "readme.txt"]),
     "a TorchScript archive without a tensor": (script_bytes, 5, ["TorchScript", "state_dict()"]),
@@ -1064,7 +879,7 @@ NOT_CHECKPOINTS: dict[str, tuple[bytes | Callable[[], bytes], int, list[str]]] =
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("name", NOT_CHECKPOINTS)
+@every("name", NOT_CHECKPOINTS)
 def test_what_is_not_a_checkpoint_is_told_by_what_it_is(name: str, tmp_path: Path) -> None:
     content, code, words = NOT_CHECKPOINTS[name]
     path = tmp_path / "model.pt"
@@ -1084,8 +899,8 @@ def test_inputs_that_are_no_files(tmp_path: Path) -> None:
     assert ckptconv_here("pt2safetensors", "").code == 2
 
 
-@pytest.mark.parametrize("tree", [{}, {"epoch": 3}, [], None, 5, "text", {"a": {"b": [1, 2.5, None]}}])
-@pytest.mark.parametrize("output", ["out.safetensors", "out"])
+@every("tree", [{}, {"epoch": 3}, [], None, 5, "text", {"a": {"b": [1, 2.5, None]}}])
+@every("output", ["out.safetensors", "out"])
 def test_a_state_without_a_tensor_is_kept_by_its_record(tree: Any, output: str, tmp_path: Path) -> None:
     run = converted(torch_file(tmp_path, tree), tmp_path / output)
     assert "holds no tensor" in run.err
@@ -1101,23 +916,14 @@ def test_a_part_without_a_tensor_or_one_of_which_all_is_excluded_is_a_slip(tmp_p
     refused(2, "matches none of the 0 names", torch_file(tmp_path, {"epoch": 3}), "--include", "*")
 
 
-def test_storages_compressed_in_uncommon_ways_are_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_members_compressed_in_uncommon_ways_are_refused_with_what_to_do(tmp_path: Path) -> None:
     path = torch_file(tmp_path, {"a": torch.zeros(1000)})
     resaved(path, lambda member, data: data, zipfile.ZIP_BZIP2)
     refused(5, "compressed", "zip -0", path)
 
 
-def test_compressed_storages_are_inflated(tmp_path: Path) -> None:
-    path = torch_file(tmp_path, a_training_checkpoint())
-    expected = torch_loaded(path)
-    resaved(path, lambda member, data: data, zipfile.ZIP_DEFLATED)
-    converted(path)
-    assert_same_tree(expected, rebuilt(tmp_path / "model.safetensors"))
-    assert sorted(os.listdir(tmp_path)) == ["model.pt", "model.safetensors"]
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("dtype", ["complex128", "complex32", "quint8", "qint32"])
+@every("dtype", ["complex128", "complex32", "quint8", "qint32"])
 def test_a_dtype_that_safetensors_lacks_comes_back_with_the_record(dtype: str, tmp_path: Path) -> None:
     target = getattr(torch, dtype)
     quantized = dtype.startswith("q")
@@ -1173,22 +979,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return torch_file(tmp_path_factory.mktemp("whole"), a_training_checkpoint()).read_bytes()
 
 
-def test_a_truncated_file_is_corrupt_wherever_it_was_cut(whole: bytes, tmp_path: Path) -> None:
-    chance = random.Random(0)
-    directory = whole.rindex(b"PK\x05\x06")
-    cuts = {0, 1, 3, 4, 29, 30, 64, 1000, len(whole) // 2, *range(directory - 60, len(whole), 3), len(whole) - 1}
-    cuts |= {chance.randrange(len(whole)) for _ in range(80)}
-    path = tmp_path / "model.pt"
-    for cut in sorted(cuts):
-        path.write_bytes(whole[:cut])
-        run = ckptconv_here("pt2safetensors", path)
-        assert run.code == 4, (cut, run.err)
-        assert str(path) in run.err
-        assert len(run.err.splitlines()) == 1
-        assert not run.out
-        assert os.listdir(tmp_path) == ["model.pt"]
-
-
 def test_a_file_with_a_piece_missing_or_added_is_corrupt(whole: bytes, tmp_path: Path) -> None:
     chance = random.Random(1)
     path = tmp_path / "model.pt"
@@ -1206,35 +996,3 @@ def test_bytes_appended_to_a_file_are_corrupt(whole: bytes, tmp_path: Path) -> N
     for more in (b"\0", b"x" * 70_000):
         path.write_bytes(whole + more)
         refused(4, path)
-
-
-def test_a_damaged_description_ends_in_a_paragraph_never_in_a_traceback(whole: bytes, tmp_path: Path) -> None:
-    """Bytes are changed where the description is: the pickle, local headers, the directory."""
-    chance = random.Random(2)
-    start, end = whole.index(b"PK\x03\x04"), whole.index(b"PK\x07\x08")
-    directory = whole.index(b"PK\x01\x02")
-    path = tmp_path / "model.pt"
-    for _ in range(150):
-        damaged = bytearray(whole)
-        span = (start, end) if chance.random() < 0.5 else (directory, len(whole))
-        for _ in range(chance.choice([1, 1, 3])):
-            damaged[chance.randrange(*span)] = chance.randrange(256)
-        path.write_bytes(damaged)
-        run = ckptconv_here("pt2safetensors", path, "--dry-run")
-        assert run.code in (0, 3, 4, 5), run.err
-        assert len(run.err.splitlines()) <= 1
-
-
-@pytest.mark.parametrize("command", ["pt2safetensors", "inspect"])
-def test_nothing_that_a_pickle_names_is_run(command: str, tmp_path: Path) -> None:
-    path = torch_file(tmp_path, {"a": torch.ones(1), "attack": Attack(tmp_path / "ran")})
-    assert ckptconv_forked(command, path).code == 3
-    assert not (tmp_path / "ran").exists()
-
-
-class Attack:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.system, (f"touch {self.path}",)

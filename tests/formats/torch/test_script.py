@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from checkpoints import assert_same, ckptconv_here, load_with_aliases
+from checkpoints import assert_same, ckptconv_here, done, load_with_aliases
+from effort import every
 from evaluate import evaluate
 from torch import nn
 from torch_reference import bits, same
@@ -172,12 +173,12 @@ def same_value(ours: Any, theirs: Any) -> None:
         assert ours == theirs
 
 
-@pytest.mark.parametrize("make", MODULES.values(), ids=MODULES)
+@every("make", MODULES.values(), ids=MODULES)
 def test_scripted_modules(make: Callable[[], nn.Module], tmp_path: Path) -> None:
     compare(script(make(), tmp_path / "model.pt"))
 
 
-@pytest.mark.parametrize("name", ["linear", "half", "mlp", "tied", "lstm"])
+@every("name", ["linear", "half", "mlp", "tied", "lstm"])
 def test_traced_modules(name: str, tmp_path: Path) -> None:
     module = MODULES[name]().eval()
     example = torch.arange(4) if name == "tied" else torch.ones(2, 3).to(next(module.parameters()).dtype)
@@ -208,8 +209,7 @@ def test_deflated_archives(tmp_path: Path) -> None:
 
 def test_the_command_line_converts_the_weights(tmp_path: Path) -> None:
     path = script(Tied(), tmp_path / "model.pt")
-    run = ckptconv_here("pt2safetensors", path, "--json")
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("pt2safetensors", path, "--json"))
     assert run.json["format"] == "torch script archive"
     assert run.json["aliases"] == {"head.weight": "embed.weight", "two.weight": "one.weight", "two.bias": "one.bias"}
     assert "plain" in run.json["notes"][0]
@@ -234,8 +234,7 @@ def test_frozen_modules_have_their_weights_in_the_program(tmp_path: Path) -> Non
         assert name.startswith("CONSTANTS.c")
         assert any(tuple(tensor.shape) == tuple(theirs.shape) for theirs in constants)
     assert "CONSTANTS.c0" in ours.notes[0]
-    run = ckptconv_here("pt2safetensors", path, "--verify", "--checksum")
-    assert run.code == 0, run.err
+    done(ckptconv_here("pt2safetensors", path, "--verify", "--checksum"))
     found = load_with_aliases(tmp_path / "frozen.safetensors")
     assert all(any(torch.equal(tensor, theirs) for theirs in constants) for tensor in found.values())
 
@@ -274,8 +273,8 @@ def quantized(kind: str) -> nn.Module:
         return converted
 
 
-@pytest.mark.parametrize("kind", ["static", "dynamic"])
-@pytest.mark.parametrize("how", ["scripted", "traced", "mobile"])
+@every("kind", ["static", "dynamic"])
+@every("how", ["scripted", "traced", "mobile"])
 def test_quantized_modules(kind: str, how: str, tmp_path: Path) -> None:
     model, path = quantized(kind), tmp_path / "model.pt"
     with warnings.catch_warnings():
@@ -292,15 +291,14 @@ def test_quantized_modules(kind: str, how: str, tmp_path: Path) -> None:
     if kind == "static":
         expected |= {"conv.weight", "conv.bias", "bare.weight", "conv.scale", "conv.zero_point", "quant.scale"}
     assert expected <= names
-    run = ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--verify", "--json")
-    assert run.code == 0, run.err
+    done(ckptconv_here("pt2safetensors", path, tmp_path / "out.safetensors", "--verify", "--json"))
     assert ckptconv_here("safetensors2pt", tmp_path / "out.safetensors", tmp_path / "back.pt").code == 0
     back = torch.load(tmp_path / "back.pt", weights_only=True)
     weight = back[f"{layer}._packed_params._packed_params"]["weight"]
     assert torch.equal(weight.int_repr(), (model.fc if kind == "static" else model[0]).weight().int_repr())
 
 
-@pytest.mark.parametrize("kind", ["static", "dynamic"])
+@every("kind", ["static", "dynamic"])
 def test_frozen_quantized_modules(kind: str, tmp_path: Path) -> None:
     model, path = quantized(kind), tmp_path / "model.pt"
     with warnings.catch_warnings():
@@ -334,8 +332,7 @@ class Holding(nn.Module):
 def test_attributes_that_hold_tensors(tmp_path: Path) -> None:
     file = compare(script(Holding(), tmp_path / "model.pt"))
     assert set(file.value) == {"many", "named", "maybe", "pair", "plain"}
-    run = ckptconv_here("pt2safetensors", tmp_path / "model.pt", "--verify", "--json")
-    assert run.code == 0, run.err
+    done(ckptconv_here("pt2safetensors", tmp_path / "model.pt", "--verify", "--json"))
     names = set(load_with_aliases(tmp_path / "model.safetensors"))
     assert names == {"many.0", "many.1", "named.a", "maybe", "pair.0", "plain"}
 
@@ -428,8 +425,8 @@ PACKED = b"c__torch__.torch.classes.quantized\nPacked\n)\x81)b"
 HELD = b"c__torch__.torch.classes.quantized\nLinearPackedParamsBase\n)\x81(" + TENSOR + TENSOR + b"tb"
 
 
-@pytest.mark.parametrize(
-    ("state", "kind", "reason"),
+@every(
+    "state, kind, reason",
     [
         (attributes(p=TENSOR, child=b"h\x00"), CorruptError, "child, that contains itself"),
         (attributes(p=TENSOR, child=b"]q\x01(h\x01e"), CorruptError, "child, that contains itself"),
@@ -591,7 +588,7 @@ class Old(nn.Module):
         self.register_buffer("empty", torch.empty(0, 3))
 
 
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
+@every("version", [1, 2, 3, 4, 5])
 def test_archives_with_model_json(version: int, tmp_path: Path) -> None:
     model = Old()
     path = Described(model, version).write(tmp_path / "model.pt")
@@ -608,8 +605,7 @@ def test_archives_with_model_json(version: int, tmp_path: Path) -> None:
 def test_archives_with_model_json_are_converted(tmp_path: Path) -> None:
     model = Old()
     path = Described(model, 5).write(tmp_path / "model.pt")
-    run = ckptconv_here("pt2safetensors", path, "--json")
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("pt2safetensors", path, "--json"))
     assert run.json["aliases"]["head.weight"] == "embed.weight"
     assert_same(load_with_aliases(tmp_path / "model.safetensors"), model.state_dict())
     assert ckptconv_here("inspect", path).code == 0
@@ -651,8 +647,8 @@ def change(where: str, value: object) -> Callable[[dict[str, Any]], None]:
     return apply
 
 
-@pytest.mark.parametrize(
-    ("where", "value", "kind", "reason"),
+@every(
+    "where, value, kind, reason",
     [
         ("tensors.0.offset", "1", CorruptError, "goes beyond"),
         ("tensors.0.offset", "-1", CorruptError, "offset"),

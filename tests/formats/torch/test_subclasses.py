@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ckptconv_here, metadata_of
+from checkpoints import ckptconv_here, done, metadata_of
+from effort import every
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from strict import assert_same
@@ -62,8 +63,7 @@ def test_torchao_s_names_of_the_parts(torchao: Any, tmp_path: Path) -> None:
     """Those of torchao.prototype.safetensors."""
     state = quantized(torchao.Float8Tensor)
     torch.save(state, tmp_path / "m.pt")
-    run = ckptconv_here("pt2safetensors", tmp_path / "m.pt", "--verify", "--json")
-    assert run.code == 0, run.err
+    done(ckptconv_here("pt2safetensors", tmp_path / "m.pt", "--verify", "--json"))
     found, weight = load_file(tmp_path / "m.safetensors"), state["layers.0.weight"]
     assert found.keys() == {"layers.0._weight_qdata", "layers.0._weight_scale", "layers.0.bias"}
     assert torch.equal(found["layers.0._weight_qdata"].view(torch.uint8), weight.qdata.view(torch.uint8))
@@ -74,8 +74,7 @@ def test_the_way_back_gives_the_tensors_of_the_class(torchao: Any, tmp_path: Pat
     state = quantized(torchao.Float8Tensor)
     torch.save(state, tmp_path / "m.pt")
     assert ckptconv_here("pt2safetensors", tmp_path / "m.pt").code == 0
-    back = ckptconv_here("safetensors2pt", tmp_path / "m.safetensors", tmp_path / "back.pt", "--opaque", "keep")
-    assert back.code == 0, back.err
+    done(ckptconv_here("safetensors2pt", tmp_path / "m.safetensors", tmp_path / "back.pt", "--opaque", "keep"))
     weight, theirs = torch.load(tmp_path / "back.pt", weights_only=False)["layers.0.weight"], state["layers.0.weight"]
     assert type(weight) is torchao.Float8Tensor
     assert (weight.dtype, weight.shape, weight.block_size) == (theirs.dtype, theirs.shape, theirs.block_size)
@@ -83,12 +82,11 @@ def test_the_way_back_gives_the_tensors_of_the_class(torchao: Any, tmp_path: Pat
     assert torch.equal(weight.scale, theirs.scale)
 
 
-@pytest.mark.parametrize("kind", ["Float8Tensor", "Another"])
+@every("kind", ["Float8Tensor", "Another"])
 def test_a_cast_leaves_the_parts_as_they_are(kind: str, torchao: Any, tmp_path: Path) -> None:
     state = quantized(getattr(torchao, kind))
     torch.save(state, tmp_path / "m.pt")
-    run = ckptconv_here("pt2safetensors", tmp_path / "m.pt", "--dtype", "bf16", "--verify", "--json")
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("pt2safetensors", tmp_path / "m.pt", "--dtype", "bf16", "--verify", "--json"))
     assert "2 tensors are parts of quantized ones, and were not cast to bfloat16" in run.json["warnings"][0]
     dtypes = {
         name.rpartition(".")[2][-5:]: tensor.dtype for name, tensor in load_file(tmp_path / "m.safetensors").items()
@@ -96,10 +94,18 @@ def test_a_cast_leaves_the_parts_as_they_are(kind: str, torchao: Any, tmp_path: 
     assert dtypes == {"qdata": torch.float8_e4m3fn, "scale": torch.float32, "bias": torch.bfloat16}
     assert ckptconv_here("verify", tmp_path / "m.pt", tmp_path / "m.safetensors", "--dtype", "bf16").code == 0
     opaque = "keep" if kind == "Float8Tensor" else "drop"
-    back = ckptconv_here(
-        "safetensors2pt", tmp_path / "m.safetensors", tmp_path / "b.pt", "--opaque", opaque, "--dtype", "fp16", "--json"
+    back = done(
+        ckptconv_here(
+            "safetensors2pt",
+            tmp_path / "m.safetensors",
+            tmp_path / "b.pt",
+            "--opaque",
+            opaque,
+            "--dtype",
+            "fp16",
+            "--json",
+        )
     )
-    assert back.code == 0, back.err
     words = "not cast to float16" if opaque == "keep" else "left out"
     assert words in " ".join(back.json["warnings"])
 
@@ -122,8 +128,7 @@ def told(path: Path) -> dict[str, Any]:
 
 
 def converted(source: Path, output: Path, *options: str) -> Path:
-    run = ckptconv_here("convert", source, output, "--verify", *options)
-    assert run.code == 0, run.err
+    done(ckptconv_here("convert", source, output, "--verify", *options))
     return output
 
 
@@ -134,26 +139,24 @@ def same_tensors(one: Path, other: Path) -> bool:
     )
 
 
-@pytest.mark.parametrize("case", CASES)
+@every("case", CASES)
 def test_the_metadata_is_that_which_torchao_writes(case: str, tmp_path: Path) -> None:
     output = converted(THEIRS / f"{case}.pt", tmp_path / "m.safetensors")
     assert told(output) == told(THEIRS / f"{case}.safetensors")
     assert same_tensors(output, THEIRS / f"{case}.safetensors")
 
 
-@pytest.mark.parametrize("case", CASES)
+@every("case", CASES)
 def test_what_torchao_wrote_becomes_its_tensors_again(case: str, tmp_path: Path) -> None:
     """As the pickle of the same tensors has them."""
     back = tmp_path / "back.pt"
-    run = ckptconv_here("safetensors2pt", THEIRS / f"{case}.safetensors", back, "--verify")
-    assert run.code == 0, run.err
+    done(ckptconv_here("safetensors2pt", THEIRS / f"{case}.safetensors", back, "--verify"))
     again = converted(back, tmp_path / "again.safetensors")
     assert told(again) == told(THEIRS / f"{case}.safetensors")
     assert same_tensors(again, THEIRS / f"{case}.safetensors")
-    plain = ckptconv_here(
-        "safetensors2pt", THEIRS / f"{case}.safetensors", tmp_path / "p.pt", "--verify", "--no-structure"
+    done(
+        ckptconv_here("safetensors2pt", THEIRS / f"{case}.safetensors", tmp_path / "p.pt", "--verify", "--no-structure")
     )
-    assert plain.code == 0, plain.err
     assert all(type(tensor) is torch.Tensor for tensor in torch.load(tmp_path / "p.pt", weights_only=True).values())
 
 
@@ -174,16 +177,14 @@ def test_the_metadata_follows_the_names(tmp_path: Path) -> None:
     assert all(told(shard) == told(theirs) for shard in shards)
 
 
-@pytest.mark.parametrize(
-    "options", [("--exclude", "*_scale"), ("--rename", "_weight_scale=scale"), ("--include", "*.bias")]
-)
+@every("options", [("--exclude", "*_scale"), ("--rename", "_weight_scale=scale"), ("--include", "*.bias")])
 def test_a_tensor_that_lacks_a_part_is_not_described(options: tuple[str, str], tmp_path: Path) -> None:
     for source in ("int8.pt", "int8.safetensors"):
         output = converted(THEIRS / source, tmp_path / "m.safetensors", *options)
         assert "tensor_names" not in metadata_of(output) or "0.weight" not in told(output)
 
 
-@pytest.mark.parametrize("begin", ["0.", "0.__", "0.weight_", "0._weight", "_weight_", "0._"])
+@every("begin", ["0.", "0.__", "0.weight_", "0._weight", "_weight_", "0._"])
 def test_parts_whose_names_torchao_does_not_take_for_a_tensor_s_are_not_described(begin: str, tmp_path: Path) -> None:
     output = converted(THEIRS / "int8.pt", tmp_path / "m.safetensors", "--rename", rf"^0\._weight_={begin}")
     assert f"{begin}qdata" in load_file(output)
@@ -203,16 +204,15 @@ def test_names_of_tied_tensors_are_left_to_whoever_reads_the_aliases(torchao: An
 
 
 def test_a_cast_leaves_the_parts_in_torchao_s_files_as_they_are(tmp_path: Path) -> None:
-    run = ckptconv_here("convert", THEIRS / "int8.safetensors", tmp_path / "m.safetensors", "--dtype", "fp16", "--json")
-    assert run.code == 0, run.err
+    run = done(
+        ckptconv_here("convert", THEIRS / "int8.safetensors", tmp_path / "m.safetensors", "--dtype", "fp16", "--json")
+    )
     assert "1 tensor is part of a quantized one, and was not cast" in " ".join(run.json["warnings"])
     dtypes = {name: tensor.dtype for name, tensor in load_file(tmp_path / "m.safetensors").items()}
     assert (dtypes["0._weight_scale"], dtypes["0.bias"]) == (torch.float32, torch.float16)
 
 
-@pytest.mark.parametrize(
-    "value", [Path("of no known class"), 10**5000, "x" * 10**6, [1] * 300], ids=["class", "number", "text", "many"]
-)
+@every("value", [Path("of no known class"), 10**5000, "x" * 10**6, [1] * 300], ids=["class", "number", "text", "many"])
 def test_what_torchao_cannot_load_is_not_described(value: Any, torchao: Any, tmp_path: Path) -> None:
     state = quantized(torchao.Float8Tensor)
     state["layers.0.weight"].mm_config = value
@@ -237,16 +237,15 @@ def test_what_torchao_cannot_load_is_not_described(value: Any, torchao: Any, tmp
 def test_metadata_that_lies_leaves_the_parts_as_they_are(entry: str, tmp_path: Path) -> None:
     tensors = {"0._weight_qdata": torch.zeros(2, 2, dtype=torch.int8), "0._weight_scale": torch.ones(2)}
     save_file(tensors, tmp_path / "m.safetensors", {"tensor_names": '["0.weight"]', "0.weight": entry})
-    run = ckptconv_here("safetensors2pt", tmp_path / "m.safetensors", tmp_path / "m.pt", "--verify")
-    assert run.code == 0, run.err
+    done(ckptconv_here("safetensors2pt", tmp_path / "m.safetensors", tmp_path / "m.pt", "--verify"))
     assert torch.load(tmp_path / "m.pt", weights_only=True).keys() == tensors.keys()
 
 
 ADAPTERS = THEIRS.parent / "adapters"
 
 
-@pytest.mark.parametrize(
-    ("file", "kept"),
+@every(
+    "file, kept",
     [
         ("dora.bin", set()),
         ("int8.pt", {"SCB"}),
@@ -257,8 +256,7 @@ ADAPTERS = THEIRS.parent / "adapters"
 def test_files_of_peft_and_bitsandbytes(file: str, kept: set[str], tmp_path: Path) -> None:
     """They come back as they were; a cast leaves alone what values are quantized with."""
     converted(ADAPTERS / file, tmp_path / "m.safetensors")
-    back = ckptconv_here("safetensors2pt", tmp_path / "m.safetensors", tmp_path / "back.pt")
-    assert back.code == 0, back.err
+    done(ckptconv_here("safetensors2pt", tmp_path / "m.safetensors", tmp_path / "back.pt"))
     theirs = torch.load(ADAPTERS / file, weights_only=True)
     assert_same(torch.load(tmp_path / "back.pt", weights_only=True), theirs)
     cast = load_file(converted(ADAPTERS / file, tmp_path / "c.safetensors", "--dtype", "bf16"))
@@ -282,8 +280,7 @@ def test_a_cast_leaves_what_bitsandbytes_scales_with_as_it_is(tmp_path: Path) ->
         "c.absmax": torch.ones(2),
     }
     torch.save(state, tmp_path / "m.pt")
-    run = ckptconv_here("pt2safetensors", tmp_path / "m.pt", "--dtype", "bf16", "--verify", "--json")
-    assert run.code == 0, run.err
+    run = done(ckptconv_here("pt2safetensors", tmp_path / "m.pt", "--dtype", "bf16", "--verify", "--json"))
     assert "4 tensors" in run.json["warnings"][0]
     found = load_file(tmp_path / "m.safetensors")
     assert all(torch.equal(found[name], tensor) for name, tensor in alone.items())

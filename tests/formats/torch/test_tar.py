@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from containers import ContainerSuite, refusal
-from effort import TIMES
+from effort import TIMES, every
 from evaluate import evaluate
 from tar_writer import CLASSES, Part, Writer, pack, storages, tensors
 from torch import nn
@@ -45,7 +45,7 @@ read, check = TestTar().read, TestTar().check
 # ---------------------------------------------------------------------------------------------- what torch could save
 
 
-@pytest.mark.parametrize("dtype", CLASSES, ids=str)
+@every("dtype", CLASSES)
 def test_every_dtype_of_the_time(dtype: torch.dtype, tmp_path: Path) -> None:
     tensor = numbers(dtype, 3, 5)
     check({"plain": tensor, "row": tensor[1], "column": tensor[:, 2], "scalar": tensor[2, 3]}, tmp_path)
@@ -60,7 +60,7 @@ def test_bare_storages_and_parts_of_storages(tmp_path: Path) -> None:
     same(ours["tensor"], theirs["tensor"])
 
 
-@pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+@every("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
 def test_every_form_of_tar(form: int, tmp_path: Path) -> None:
     check([torch.randn(3)], tmp_path, form=form)
 
@@ -177,7 +177,7 @@ def test_the_files_made_here_are_what_torch_reads(tmp_path: Path) -> None:
     same(read(path).value, torch.load(path, weights_only=False))
 
 
-@pytest.mark.parametrize(("changes", "reason"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+@every("changes, reason", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
 def test_every_contradiction_is_found(changes: dict[str, bytes], reason: str, tmp_path: Path) -> None:
     refused = refusal(pack(GOOD | changes, tmp_path / "model.tar"))
     assert reason in refused

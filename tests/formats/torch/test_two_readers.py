@@ -19,7 +19,7 @@ from attacks.assemble import Member, mapped, members, name, pickled, streamed, t
 from attacks.corpus import DONE, W_STREAM, M, P
 from attacks.readers import READERS, THREE, entry, record, tar
 from checkpoints import ckptconv_here
-from effort import examples
+from effort import every, examples
 from hypothesis import given
 from hypothesis import strategies as st
 from torch_reference import same
@@ -108,7 +108,7 @@ TOOLS: dict[str, Callable[[bytes, Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("pack", TOOLS.values(), ids=TOOLS)
+@every("pack", TOOLS.values(), ids=TOOLS)
 def test_archives_of_every_tool_are_read(pack: Callable[[bytes, Path], Any], tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     pack(tree_saved(), path)
@@ -118,7 +118,7 @@ def test_archives_of_every_tool_are_read(pack: Callable[[bytes, Path], Any], tmp
         same(read_torch(str(path)).value, loaded(path))
 
 
-@pytest.mark.parametrize("alignment", [64, 4096])
+@every("alignment", [64, 4096])
 def test_every_alignment_of_storages_is_read(alignment: int, tmp_path: Path) -> None:
     config = pytest.importorskip("torch.utils.serialization").config
     path = tmp_path / "model.pt"
@@ -134,7 +134,7 @@ def test_what_is_left_out_by_skip_data_is_read_as_it_is(tmp_path: Path) -> None:
     same(read_torch(str(path)).value, loaded(path))
 
 
-@pytest.mark.parametrize("case", [case for case in READERS.values() if case.exit == DONE], ids=lambda case: case.file)
+@every("case", [case for case in READERS.values() if case.exit == DONE])
 def test_what_of_the_corpus_is_converted_is_what_torch_reads(case: Any, tmp_path: Path) -> None:
     path = tmp_path / case.file
     path.write_bytes(case.make(""))
@@ -206,7 +206,7 @@ def test_a_tar_archive_is_what_tarfile_takes_for_one(data: st.DataObject) -> Non
     assert is_tar(bytes(block))
 
 
-@pytest.mark.parametrize("name", [b"\x7f\x80", b"\xff"], ids=repr)
+@every("name", [b"\x7f\x80", b"\xff"])
 def test_the_checksum_of_a_tar_header_may_be_that_of_signed_bytes(name: bytes) -> None:
     header = entry(name, signed=True)
     tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
@@ -246,8 +246,8 @@ def test_it_is_said_what_is_read_in_two_ways(tmp_path: Path) -> None:
         assert reason in error.message, error.message
 
 
-@pytest.mark.parametrize(
-    ("file", "what"),
+@every(
+    "file, what",
     [
         ("apple_double", "is an AppleDouble file"),
         ("protocol_0", "is a plain pickle"),
@@ -287,8 +287,8 @@ def test_how_many_members_an_archive_may_have(tmp_path: Path, monkeypatch: pytes
     assert "of 4 members; at most" in error.message
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
+@every(
+    "given, expected",
     [
         ("data/0", "data/0"),
         ("Data/0", "data/0"),

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from ckptconv.errors import CkptconvError
-from ckptconv.formats.torch import LOCAL_SIGNATURE
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.formats.torch.zip import check_zip
+from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage import archive as archives
 from ckptconv.storage.files import Buffers, MemoryReader, holding
 from ckptconv.storage.zip_directory import ENTRY_SIGNATURE

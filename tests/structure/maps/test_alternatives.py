@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from effort import every
 
 from ckptconv.errors import UsageError
 from ckptconv.structure.maps.compile import Applied, apply_map
@@ -39,7 +40,7 @@ def applied(text: str, shapes: dict[str, Sequence[int]], target: str = "") -> Ap
     return apply_map(parse_map(text, "test.toml"), tensors, target=target)
 
 
-@pytest.mark.parametrize(
+@every(
     "shapes",
     [
         {"blocks.0.experts.w0": (2, 3), "blocks.0.experts.w1": (2, 3), "head": (4,)},
@@ -77,7 +78,7 @@ def test_a_name_of_two_rules_belongs_to_the_one_that_is_complete() -> None:
     assert [*applied(MIXED, hf, "ours").tensors] == ["0.norm", "0.dense", "1.moe_norm", "1.router"]
 
 
-@pytest.mark.parametrize("more", [{}, {"0.mlp": (2, 3), "0.gate": (4, 3)}], ids=["none", "both"])
+@every("more", [{}, {"0.mlp": (2, 3), "0.gate": (4, 3)}], ids=["none", "both"])
 def test_a_name_of_two_rules_is_refused_if_none_or_both_are_complete(more: dict[str, Sequence[int]]) -> None:
     with pytest.raises(UsageError, match=r"two have the name '0\.post_norm'"):
         applied(MIXED, {"0.post_norm": (3,), **more}, "ours")

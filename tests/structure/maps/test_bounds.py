@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import every
 from mapping import Checkpoint, numbered
 
 from ckptconv.errors import LimitError, UsageError
@@ -40,8 +41,8 @@ def test_what_a_size_refers_to_may_be_many_sizes_away() -> None:
     assert resolve({**chain, "s99": (1,)})["s0"] == 100
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
+@every(
+    "text, told",
     [
         (f"{RULE}[sizes]\n" + "".join(f"s{at} = 's{at + 1}'\n" for at in range(3000)), "3000 sizes"),
         (f"{RULE}[sizes]\ns = {[1] * 17}", "17 alternatives"),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from effort import every
 from evaluate import evaluate
 from safetensors.numpy import load_file
 
@@ -41,11 +42,6 @@ class Case:
         self.back |= load_file(back) if back.exists() else {}
 
 
-@pytest.fixture(params=CASES)
-def case(request: pytest.FixtureRequest) -> Case:
-    return Case(request.param)
-
-
 def lazy(arrays: Mapping[str, np.ndarray], path: Path) -> dict[str, LazyTensor]:
     """Write arrays to a file; return the lazy tensors that are these arrays."""
     data = b"".join(np.ascontiguousarray(array).tobytes() for array in arrays.values())
@@ -64,14 +60,18 @@ def check(result: Applied, expected: Mapping[str, np.ndarray]) -> None:
         np.testing.assert_array_equal(np.frombuffer(evaluate(tensor), "i2").reshape(tensor.shape), expected[name], name)
 
 
-def test_the_map_makes_what_the_framework_makes(case: Case, tmp_path: Path) -> None:
+@every("name", CASES)
+def test_the_map_makes_what_the_framework_makes(name: str, tmp_path: Path) -> None:
+    case = Case(name)
     _ours, hf = case.map.sides
     there = apply_map(case.map, lazy(case.ours, tmp_path / "ours"), config=case.config, target=hf)
     check(there, case.hf)
     assert set(there.dropped) == case.lost
 
 
-def test_the_map_makes_of_that_what_the_framework_had(case: Case, tmp_path: Path) -> None:
+@every("name", CASES)
+def test_the_map_makes_of_that_what_the_framework_had(name: str, tmp_path: Path) -> None:
+    case = Case(name)
     ours, hf = case.map.sides
     # What only the way there tells: how many ranks there were, and how much padding.
     told = apply_map(case.map, lazy(case.ours, tmp_path / "ours"), config=case.config, target=hf).sizes
@@ -101,7 +101,7 @@ OTHER_NAMES = (
 )
 
 
-@pytest.mark.parametrize(("name", "others"), OTHER_NAMES, ids=[name for name, _ in OTHER_NAMES])
+@every("name, others", OTHER_NAMES)
 def test_the_map_reads_other_names_too(name: str, others: Mapping[str, str], tmp_path: Path) -> None:
     case = Case(name)
     renamed = {}
@@ -117,8 +117,8 @@ def test_every_map_has_a_recorded_case() -> None:
     assert {Case(name).map.name for name in CASES} == {*catalogue()}
 
 
-@pytest.mark.parametrize(("one", "other"), [("meta-llama3", "meta-llama2"), ("meta-llama2", "meta-llama3")])
-@pytest.mark.parametrize("told", ["params.json", "nothing", "params.json, of the embeddings alone"])
+@every("one, other", [("meta-llama3", "meta-llama2"), ("meta-llama2", "meta-llama3")])
+@every("told", ["params.json", "nothing", "params.json, of the embeddings alone"])
 def test_the_files_of_one_llama_are_no_other(one: str, other: str, told: str, tmp_path: Path) -> None:
     case = Case(f"{one}-tp2")
     params = {"dim": 24, "n_heads": 6, "vocab_size": 38 if one == "meta-llama3" else -1}

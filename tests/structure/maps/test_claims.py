@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from effort import every
 from mapping import Checkpoint, numbered, same, values
 
 from ckptconv.errors import UsageError
@@ -55,8 +56,8 @@ def test_a_name_of_one_part_does_not_decide_how_many_parts_an_index_has(tmp_path
     there_and_back(tmp_path, text, {f"decoder.{name}": f"model.{name}" for name in names})
 
 
-@pytest.mark.parametrize(
-    ("special", "general"),
+@every(
+    "special, general",
     [
         ("x.y", "x.{a}"),
         ("x.{a}.y", "x.{a}.{b}"),
@@ -100,8 +101,8 @@ def test_what_is_kept_or_dropped_by_name_is_not_taken_by_a_rule_that_has_all(tmp
     assert ([*made.tensors], [*made.dropped]) == (["model.x", "lm_head"], ["inv_freq"])
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "told"),
+@every(
+    "text, name, told",
     [
         (
             '[[rule]]\na = "x.{p}"\nb = "y.{p}"\n[[rule]]\na = "z"\nb = "y.w"\n',
@@ -145,7 +146,7 @@ def test_an_error_names_the_rules_that_took_the_tensors(tmp_path: Path) -> None:
         apply_map(parse_map(text, "test.toml"), tensors, target="b")
 
 
-@pytest.mark.parametrize("special", ["0", "1{e}"])
+@every("special", ["0", "1{e}"])
 def test_a_number_in_a_template_tells_names_from_those_of_other_numbers(tmp_path: Path, special: str) -> None:
     """Names that differ in numbers alone are of one template, unless another has one of the numbers."""
     text = f'[[rule]]\na = "x.{{e}}.w"\nb = "y.{{e}}.w"\n[[rule]]\na = "x.{special}.w"\nb = "z.{special}.w"\n'

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from effort import every
 from mapping import Checkpoint, numbered, same, values
 
 from ckptconv.errors import CkptconvError, CorruptError, UsageError
@@ -145,8 +146,8 @@ def test_padding_is_dropped_and_zero_on_the_way_back(tmp_path: Path) -> None:
     assert result.sizes["1._"] == 3
 
 
-@pytest.mark.parametrize(
-    ("text", "there", "sizes", "error", "told"),
+@every(
+    "text, there, sizes, error, told",
     [
         (QKV, {LINEAR_QKV: (10, 4)}, {"g": 3, "d": 1}, UsageError, "linear_qkv"),
         (QKV, {LINEAR_QKV: (12, 4)}, {}, UsageError, "--size"),
@@ -174,8 +175,8 @@ def test_what_does_not_fit_is_an_error_that_names_it(
         apply_map(parse_map(text, "test.toml"), tensors, sizes=sizes)
 
 
-@pytest.mark.parametrize(
-    ("text", "there", "told"),
+@every(
+    "text, there, told",
     [
         ('[[rule]]\na = "x : e f"\nb = "y.{e} : f"', {"x": (1 << 40, 0)}, "more than"),
         ('[[rule]]\na = "x : e"\nb = "y : (e + _)"\n[sizes]\n_ = 9000000000000000000', {"x": (8,)}, "be counted"),
@@ -241,8 +242,8 @@ def test_names_that_count_from_a_number_on(tmp_path: Path) -> None:
     assert result.sizes["count"] == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
+@every(
+    "name, told",
     [("mtp.layers.0.norm.weight", "--size count=NUMBER"), ("mtp.layers.x.norm.weight", r"mtp\.layers\.x")],
 )
 def test_what_names_add_has_to_be_known_where_it_is_used(tmp_path: Path, name: str, told: str) -> None:
@@ -275,7 +276,7 @@ def test_an_index_stands_for_several_parts_where_no_rule_has_the_name_otherwise(
     there_and_back(tmp_path, text, there, {names[name]: array for name, array in there.items()})
 
 
-@pytest.mark.parametrize("name", ["h.0.mlp.scale", "h.0.1.scale", "base.0.q.lora_A.default.weight"])
+@every("name", ["h.0.mlp.scale", "h.0.1.scale", "base.0.q.lora_A.default.weight"])
 def test_an_index_stands_for_one_part_where_names_say_so(tmp_path: Path, name: str) -> None:
     """So that a rule that is missing is noticed: a layer is no layer and what is below it."""
     text = '[[rule]]\na = "h.{l}.{p}"\nb = "layers.{l}.{p}"\n'

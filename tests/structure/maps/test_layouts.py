@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
-import pytest
+from effort import every
 from mapping import Checkpoint, numbered, same, values
 
 from ckptconv.structure.maps.compile import apply_map
@@ -94,8 +94,8 @@ def _grouped(given: Arrays) -> dict[str, np.ndarray]:
     return {f"{expert}.{name}": w[:, expert, half].T for expert in range(3) for half, name in enumerate(("gate", "up"))}
 
 
-@pytest.mark.parametrize(
-    ("given", "rule", "make", "told"),
+@every(
+    "given, rule, make, told",
     [
         (
             {"gate_up": (3, 5, 8), "bias": (3, 8)},

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-import pytest
 from checkpoints import DATA
+from effort import every
 
 from ckptconv.structure.maps.compile import apply_map
 from ckptconv.structure.maps.file import from_catalogue
@@ -31,7 +31,7 @@ FILES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "memory", "file"), FILES)
+@every("kind, memory, file", FILES)
 def test_other_names_are_in_files(kind: str, memory: str, file: str) -> None:
     assert next(family(kind, memory).in_files(memory)) == InFiles((file,))
 
@@ -68,7 +68,7 @@ def test_every_line_of_the_table_is_a_rule() -> None:
             assert rule.files is None or all(rule.files.names) or rule.files.names == ("",)
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "deepseek_v3"])
+@every("kind", ["mixtral", "qwen3_moe", "deepseek_v3"])
 def test_they_are_the_names_that_the_map_makes(kind: str) -> None:
     files: dict[str, LazyTensor] = {}
     module = "model.layers.3.mlp.experts"

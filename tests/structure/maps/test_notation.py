@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from effort import every
 
 from ckptconv.errors import UsageError
 from ckptconv.structure.maps.file import matches, parse_map
@@ -10,8 +11,8 @@ from ckptconv.structure.maps.notation import expand, make_rules, parse_tensor, w
 from ckptconv.structure.maps.sizes import Expression, resolve
 
 
-@pytest.mark.parametrize(
-    ("text", "axes"),
+@every(
+    "text, axes",
     [
         ("a.weight : (g (q + k + v) d) h", "(g (q + k + v) d) h"),
         ("a.weight: h", "h"),
@@ -37,8 +38,8 @@ def test_sums_are_expanded_from_left_to_right() -> None:
     assert ["".join(axis.name for axis in piece) for piece in expand(dim)] == ["ac", "ad", "bc", "bd"]
 
 
-@pytest.mark.parametrize(
-    ("text", "at", "told"),
+@every(
+    "text, at, told",
     [
         ("x : (a b", 5, "not closed"),
         ("x : a) b", 6, "closes nothing"),
@@ -69,8 +70,8 @@ def rule(left: str | list[str], right: str | list[str]) -> None:
     make_rules("m.toml, rule 3", 3, ("a", "b"), [[each] if isinstance(each, str) else each for each in (left, right)])
 
 
-@pytest.mark.parametrize(
-    ("left", "right", "told"),
+@every(
+    "left, right, told",
     [
         ("x : (a + b) c", "y : a c", "consists of 2 pieces, the other of 1"),
         ("x : a b", "y : a c", "only the first has b, only the second c"),
@@ -92,8 +93,8 @@ def test_sides_that_do_not_hold_the_same_are_refused(left: str | list[str], righ
     assert caught.value.message.startswith("m.toml, rule 3")
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
+@every(
+    "text, told",
     [
         ("", "has no rules"),
         ("rule = 3", "has no rules"),
@@ -125,7 +126,7 @@ def test_globs_are_of_one_side_or_of_both() -> None:
     )
 
 
-@pytest.mark.parametrize("key", ["names", "both"])
+@every("key", ["names", "both"])
 def test_globs_of_both_sides_stand_under_a_key(key: str) -> None:
     assert parse_map(f"[[rule]]\na = 'x'\nb = 'y'\n[keep]\n{key} = ['k']", "m").keep == (("k",), ("k",))
 
@@ -152,8 +153,8 @@ def test_a_glob_is_compared_with_endings_of_a_name() -> None:
 CONFIG = {"hidden_size": 64, "num_attention_heads": 4, "text": {"heads": 2}, "head_dim": None, "wide": 3.0}
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
+@every(
+    "text, value",
     [
         ("hidden_size / num_attention_heads", 16),
         ("text.heads * 2", 4),
@@ -177,7 +178,7 @@ def test_a_size_may_be_called_as_the_configuration_calls_it() -> None:
     assert resolve(sizes, {}) == {}
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     ["", "a b", "a +", "(a", "a)", "__import__('os')", "a ** b", "a[0]", "1.5", "lambda: 1", "(" * 30, "1" * 300, "-1"],
 )
@@ -186,8 +187,8 @@ def test_what_is_no_expression_is_refused(text: str) -> None:
         Expression(text)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "told"),
+@every(
+    "sizes, told",
     [
         ({"n": ("hidden_size / 7",)}, "whole number"),
         ({"n": ("hidden_size / 0",)}, "divides by zero"),

@@ -1,6 +1,6 @@
 """Finds what other readers see in a file that is refused or not read as a zip archive: an attack, or a second format.
 
-`zip.py` refuses whatever two readers read differently. This module reads the file as torch does (miniz, in
+`archive` refuses whatever two readers read differently. This module reads the file as torch does (miniz, in
 `mz_zip_reader_read_central_dir`), which checks less. Nothing that it finds is converted.
 """
 
@@ -12,8 +12,7 @@ import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckptconv.formats.torch import LOCAL_SIGNATURE
-from ckptconv.formats.torch.container import SCANNED
+from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.files import Reader
 from ckptconv.storage.zip_directory import (
     END,
@@ -30,7 +29,6 @@ from ckptconv.storage.zip_directory import (
     find_end,
 )
 
-_PICKLE = b"/data.pkl"
 # Bytes of a directory that are read at a time, and the most that an entry takes.
 _WINDOW, _LONGEST = 1 << 20, ENTRY.size + 3 * 0xFFFF
 # Bytes of deflated data that may come before the first that they stand for.
@@ -74,15 +72,6 @@ def start_of_last(reader: Reader, end: int) -> int | None:
     # What a directory says of its place counts from the beginning of its own archive.
     begin = end - above - size - start
     return begin if begin >= 0 and _part(reader, begin, len(LOCAL_SIGNATURE)) == LOCAL_SIGNATURE else None
-
-
-def pickles_for_torch(reader: Reader) -> Iterator[bytes]:
-    """Yield the beginning of each member that torch may take for data.pkl."""
-    found = list(entries(reader))
-    top, slash, _ = found[0].name.partition(b"/") if found else (b"", b"", b"")
-    for entry in found:
-        if slash and entry.name.lower() == (top + _PICKLE).lower():
-            yield content(reader, entry)
 
 
 class _Found(NamedTuple):
@@ -147,7 +136,7 @@ def payload_of(reader: Reader, entry: ZipEntry) -> int | None:
     return entry.header + LOCAL_HEADER.size + int(name_length) + int(extra_length)
 
 
-def content(reader: Reader, entry: ZipEntry, most: int = SCANNED) -> bytes:
+def content(reader: Reader, entry: ZipEntry, most: int) -> bytes:
     """Return at most the first `most` bytes of a member's content; empty if it cannot be found."""
     start = payload_of(reader, entry)
     if start is None:
