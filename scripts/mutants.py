@@ -290,7 +290,7 @@ MUTANTS = [
         "tensors/kernels",
         "    values &= values.dtype.type((1 << kernel.width) - 1)\n",
         "",
-        "tests/tensors tests/rows",
+        "tests/tensors tests/features/rows",
     ),
     Mutant(
         "tensors/kernels",
@@ -726,10 +726,10 @@ MUTANTS = [
         "tests/formats/ranks/test_ranks.py",
     ),
     Mutant(
-        "rows/buckets",
+        "features/rows/buckets",
         "base = offset if least.min() >= offset else 0",
         "base = offset",
-        "tests/rows",
+        "tests/features/rows",
     ),
     Mutant(
         "formats/numbers/matching",

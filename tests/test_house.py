@@ -29,7 +29,8 @@ def test_no_modules_import_each_other() -> None:
 def test_the_house_stays_as_low_as_it_is() -> None:
     entries = [path for path in PACKAGE.iterdir() if path.name != "__pycache__"]
     assert len(entries) <= 25
-    assert max(house.floors(house.rooms()).values()) <= 11
+    # Features stand on all of the trunk.
+    assert max(house.floors(house.rooms()).values()) <= 12
 
 
 def test_every_folder_says_what_flows_in_and_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import of_features
 from checkpoints import ckptconv_here, done
 
 from ckptconv.text import parse_path
@@ -116,7 +118,6 @@ REFUSED: list[tuple[str, int, str]] = [
     # The command itself
     ("pt2safetensors --max_shard_siz 1 model.pt", 2, "Did you mean --max-shard-size?"),
     ("transform model.pt", 2, "There are: convert, pt2safetensors, ;zero-to-fp32"),
-    ("rows join", 2, "There are: split, pack, check."),
     ("--json", 2, "no option --json of ckptconv itself;ckptconv COMMAND --json"),
     ("-q inspect model.pt", 2, "no option -q of ckptconv itself;ckptconv COMMAND -q"),
     (
@@ -124,7 +125,6 @@ REFUSED: list[tuple[str, int, str]] = [
         2,
         "no option --max-shard-size of ckptconv itself;ckptconv COMMAND --max-shard-size",
     ),
-    ("rows --tensor t split", 2, "of ckptconv rows itself;ckptconv rows COMMAND --tensor"),
     ("version", 2, "No such command 'version'. Did you mean ckptconv --version?"),
     # Also where it is nearly the name of a command, which is suggested else.
     *(
@@ -149,7 +149,7 @@ REFUSED: list[tuple[str, int, str]] = [
         2,
         "'--max-shard-size' requires an argument;See ckptconv pt2safetensors --help.",
     ),
-    ("rows split model.pt --jobs", 2, "'--jobs' requires an argument;See ckptconv rows split --help."),
+    *itertools.chain(*of_features("SAID")),
 ]
 
 
@@ -222,13 +222,13 @@ def test_a_universal_checkpoint_is_told_of_in_a_few_lines(tmp_path: Path) -> Non
 
 COMMANDS = [
     *["convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "inspect", "verify", "finish"],
-    *["rows split", "rows pack", "rows check"],
+    *itertools.chain(*of_features("COMMANDS")),
 ]
 
 
 def test_help_has_examples_says_what_each_argument_is_and_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    for command in ("", "rows", *COMMANDS):
+    for command in ("", *itertools.chain(*of_features("GROUPS")), *COMMANDS):
         run = done(ckptconv_here(*command.split(), "--help"))
         lines = run.out.splitlines()
         assert max(map(len, lines)) <= 80, command

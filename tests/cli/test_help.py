@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cells import of_features
 from checkpoints import ckptconv_here, done
 from safetensors.torch import save_file
 from terminal import on_terminal
@@ -23,7 +25,7 @@ from ckptconv.cli.failures import meant_by
 from ckptconv.cli.help import read
 from ckptconv.cli.terminal import has_colours
 from ckptconv.options import GROUPS
-from ckptconv.options.table import COMMAND, LIBRARY, OPTIONS, PACKING, ROWS, UsageError
+from ckptconv.options.table import COMMAND, LIBRARY, OPTIONS, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +54,8 @@ def test_options_stand_in_groups_in_one_order() -> None:
     lines = ckptconv_here("zero-to-fp32", "--help").out.splitlines()
     headings = [line.removesuffix(":") for line in lines if line.endswith(":") and not line.startswith(" ")]
     assert headings == ["Arguments", *GROUPS, "Examples"]
-    for table in (OPTIONS, ROWS, PACKING, COMMAND):
+    of_commands = (tables for each in of_features("FLAGS") for tables in each.values())
+    for table in (OPTIONS, COMMAND, *itertools.chain(*of_commands)):
         assert {option.group for option in table.values()} <= {*GROUPS, LIBRARY}
         assert all(option.group == LIBRARY or option.about.endswith((".", "?")) for option in table.values())
 
@@ -79,7 +82,7 @@ def test_the_short_help_is_short_and_leads_to_the_long_one() -> None:
     assert short.count("  ckptconv zero-to-fp32") == 1
     assert short.splitlines()[-1] == f"--help for all {long.count(chr(10) + '  -')} options."
     assert ckptconv_here("zero-to-fp32", "-h", "--help").out == long
-    assert "--help for all" in help_of("rows", "-h")
+    assert "--help for all" in help_of("maps", "-h")
 
 
 def test_the_short_help_of_convert_has_what_people_use() -> None:
@@ -89,16 +92,13 @@ def test_the_short_help_of_convert_has_what_people_use() -> None:
 
 
 def test_help_is_a_command_too() -> None:
-    for words in (["convert"], ["rows", "split"], []):
+    for words in (["convert"], ["maps", "show"], []):
         assert ckptconv_here("help", *words).out == ckptconv_here(*words, "--help").out
 
 
 def test_the_output_can_be_named_by_an_option() -> None:
     for name, value in (("a", 1.0), ("b", 3.0)):
         save_file({"w": torch.full((4, 4), value)}, f"{name}.safetensors")
-    table = torch.arange(12 * 64).to(torch.uint8).reshape(12, 64)
-    table[:, :8] = torch.arange(12).reshape(12, 1).view(torch.uint8)
-    torch.save({"embeddings.t.weight": table.view(torch.float32)}, "in.pt")
     done(ckptconv_here("diff", "a.safetensors", "b.safetensors", "--delta", "delta"))
     for words in (
         "convert model.pt -o made.safetensors",
@@ -108,9 +108,11 @@ def test_the_output_can_be_named_by_an_option() -> None:
         "average a.safetensors b.safetensors -o average.safetensors",
         "patch a.safetensors delta -o patched.safetensors",
         "virtual a.safetensors -o a.virtual.json",
-        "rows split --embedding-dim 8 --optimizer exact_row_wise_adagrad in.pt -o parts",
-        "rows pack parts -o kv.pt",
     ):
+        done(ckptconv_here(*words.split()))
+        assert Path(words.split()[-1]).exists(), words
+    for make, words in itertools.chain(*of_features("NAMED")):
+        _ = make and make()
         done(ckptconv_here(*words.split()))
         assert Path(words.split()[-1]).exists(), words
 
@@ -121,7 +123,6 @@ def test_one_output_is_needed_and_no_two() -> None:
         ("average a", "needs at least one STEP"),
         ("merge a b", "at least one ADAPTER"),
         ("virtual a", "OUTPUT is missing"),
-        ("rows split a", "rows split needs a TABLE and an OUTPUT"),
         ("convert a.pt b.safetensors -o c.safetensors", "OUTPUT is given twice"),
         ("convert a.pt b.pt -o out --output-dir d", "-o names one output"),
         ("safetensors2pt a.safetensors", "OUTPUT is missing"),
@@ -153,7 +154,6 @@ MEANT = {
     "ls": "inspect",
     "check": "verify",
     "compare": "diff",
-    "split": "rows split",
     "quantize": "convert --quantize fp8-block",
     "dequantize": "convert --dequantize",
     "merge-weights": "merge",
@@ -169,7 +169,7 @@ def test_another_name_of_a_command_leads_to_it() -> None:
 
 
 def test_a_slip_leads_to_the_command_that_is_like_it() -> None:
-    for words, meant in ((["zero-to-fp23"], "zero-to-fp32"), (["inspct"], "inspect"), (["rows", "splt"], "rows split")):
+    for words, meant in ((["zero-to-fp23"], "zero-to-fp32"), (["inspct"], "inspect"), (["maps", "shw"], "maps show")):
         run = ckptconv_here(*words)
         assert run.err == f"ckptconv: No such command '{words[-1]}'. Did you mean ckptconv {meant}?\n"
 
@@ -362,7 +362,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 """
 COMPLETED = {
     "ckptconv pt2": ["pt2safetensors"],
-    "ckptconv rows ''": ["split", "pack", "check"],
+    "ckptconv maps ''": ["show", "check"],
     "ckptconv pt2safetensors --dtype b": ["bfloat16", "bf16"],
     "ckptconv zero-to-fp32 'my\\ run' --ta": ["--tag"],
     "ckptconv pt2safetensors mod": [],
@@ -371,7 +371,7 @@ COMPLETED = {
 
 # Of a line that ends where the cursor is, what may stand there.
 TYPED = {
-    "ckptconv rows ": ["split", "pack", "check"],
+    "ckptconv maps ": ["show", "check"],
     "ckptconv --show-completion --v": ["--version"],
     "ckptconv convert --dtype=bf1": ["bf16"],
     "ckptconv convert --tied ": ["alias", "duplicate"],

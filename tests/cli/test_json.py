@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from attacks.corpus import CASES
+from cells import of_features
 from checkpoints import COMMAND, DATA, ZERO, Run, ckptconv_here, done
 from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
@@ -50,19 +53,10 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save({"model": {"w": torch.ones(3), "v": torch.ones(2, 2)}, "epoch": 3}, "model.pt")
 
 
-def table() -> None:
-    """Ten used rows of 64 float16 items with Adagrad's state, and their ids."""
-    rows = torch.zeros(10, 76, dtype=torch.float16)
-    rows.view(torch.int64)[:, 0] = torch.arange(10)
-    rows.view(torch.uint8)[:, 15] = 0x80
-    torch.save({"emb.t.weight": rows, "emb.t.weight_id": torch.arange(10)[:, None]}, "kv.pt")
-
-
 # ------------------------------------------------------------------------------------------------------------- success
 
 Z3 = ZERO / "z3_bf16_w2" / "checkpoint"
 FSDP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
-ROWS = ["--embedding-dim", "64", "--optimizer", "adagrad", "kv.pt"]
 # Each command, and what it is called with, one after another.
 WAYS: dict[str, list[list[Any]]] = {
     "convert": [["model.pt", "other.safetensors"], [Z3, "out", "--dry-run"], ["model.safetensors", "again.pt"]],
@@ -82,7 +76,6 @@ WAYS: dict[str, list[list[Any]]] = {
         [FSDP],
         ["model.safetensors", "--html", "page.html"],
         ["model.pt", "--stats"],
-        ["kv.pt"],
     ],
     "diff": [["model.pt", "model.safetensors"], [Z3, Z3, "--optimizer", "--top", "2"], [Z3, Z3, "--delta", "d"]],
     "patch": [["model.safetensors", "delta", "patched"]],
@@ -91,24 +84,22 @@ WAYS: dict[str, list[list[Any]]] = {
     "virtual": [["model.pt", "model.virtual.json"]],
     "verify": [["model.pt", "model.safetensors"]],
     "finish": [["parts"]],
-    "rows split": [[*ROWS, "split"]],
-    "rows pack": [["split", "again.pt"]],
-    "rows check": [ROWS, ["split"]],
 }
 
 
 def test_what_a_command_prints_is_of_its_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table()
     for before in (
         ["pt2safetensors", "model.pt"],
         ["pt2safetensors", "--part", "0/1", "model.pt", "parts"],
         ["diff", "model.pt", "model.safetensors", "--delta", "delta"],
-        ["rows", "split", *ROWS, "split"],
+        *itertools.chain(*of_features("BEFORE")),
     ):
-        done(ckptconv_here(*before))
-    for command, calls in WAYS.items():
+        _ = before() if callable(before) else done(ckptconv_here(*before))
+    for command, calls in itertools.chain(WAYS.items(), *(ways.items() for ways in of_features("WAYS"))):
         # Each command has a directory of its own, as the first has made it.
-        monkeypatch.chdir(shutil.copytree(tmp_path, tmp_path.parent / f"{tmp_path.name} {command}"))
+        monkeypatch.chdir(
+            shutil.copytree(tmp_path, tempfile.mkdtemp(prefix=command, dir=tmp_path.parent), dirs_exist_ok=True)
+        )
         for arguments in calls:
             found = check(done(ckptconv_here(*command.split(), *arguments, "--json", "-q")), SCHEMA_OF[command])
             assert found["command"] == command
@@ -138,7 +129,7 @@ def with_json(group: Any, path: str = "") -> Iterator[str]:
 def test_every_command_has_a_schema() -> None:
     elsewhere = {"serve", "scan", "maps", "maps show", "maps check"}
     assert set(SCHEMA_OF) == set(with_json(COMMAND))
-    assert set(SCHEMA_OF) == {*WAYS, *elsewhere}, "what these print is tried where they are"
+    assert set(SCHEMA_OF) == {*WAYS, *elsewhere}.union(*of_features("WAYS")), "what these print is tried where they are"
     for name, schema in SCHEMAS.items():
         Draft202012Validator.check_schema(schema)
         assert schema["$id"] == f"urn:ckptconv:1:{name}"
@@ -189,14 +180,17 @@ INPUTS = {"cut.pt": (4, "corrupt"), "attack.pt": (3, "unsafe"), "packed.pt": (5,
 
 def test_what_a_command_prints_of_a_bad_input_is_of_the_schema_of_errors() -> None:
     broken()
-    for command in (*SOURCES, "rows split", "rows pack", "rows check"):
-        output = [] if command in ("inspect", "rows check") else ["out.pt" if command == "safetensors2pt" else "out"]
+    readers = {name: (name != "inspect", name in ("pt2safetensors", "inspect")) for name in SOURCES}
+    for more in of_features("READERS"):
+        readers |= more
+    for command, (writes, reads_first) in readers.items():
+        output = ["out.pt" if command == "safetensors2pt" else "out"] if writes else []
         for name, expected in INPUTS.items():
             run = ckptconv_here(*command.split(), name, *output, "--json", "-q")
             found = check(run, "error")
             assert (found["command"], found["input"]) == (command, name)
             assert found["error"]["exit_code"] == run.code, (command, name)
-            if command in ("pt2safetensors", "inspect", "rows split", "rows check"):
+            if reads_first:
                 assert (run.code, found["error"]["kind"]) == expected, (command, name)
             assert not os.path.lexists("out"), (command, name)
 
@@ -212,8 +206,7 @@ def test_wrong_usage_names_command_and_input_as_far_as_they_are_known() -> None:
         ("pt2safetensors --key", "pt2safetensors", None),
         ("pt2safetensors", "pt2safetensors", None),
         ("zero-to-fp32 model.pt", "zero-to-fp32", "model.pt"),
-        ("rows check a.pt b.pt --bucket-size x", "rows check", "a.pt"),
-        ("rows", None, None),
+        *itertools.chain(*of_features("USAGE")),
         ("finish nothing", "finish", "nothing"),
         ("model.pt", None, None),
         ("zero2fp32", None, None),
@@ -264,15 +257,13 @@ def test_what_differs_is_a_report_too() -> None:
         }
 
 
-def test_rows_that_are_wrong_are_a_report_too() -> None:
-    table()
-    state = torch.load("kv.pt")
-    state["emb.t.weight"].view(torch.int64)[3, 0] = 4
-    torch.save(state, "kv.pt")
-    run = ckptconv_here("rows", "check", *ROWS, "--json")
-    found = check(run, "error")
-    assert (run.code, found["error"]["kind"]) == (1, "difference")
-    assert found["error"]["difference"]["findings"]
+def test_the_report_of_a_difference_that_a_feature_finds_is_of_the_schema() -> None:
+    for make, words in itertools.chain(*of_features("DIFFERING")):
+        make()
+        run = ckptconv_here(*words, "--json")
+        found = check(run, "error")
+        assert (run.code, found["error"]["kind"]) == (1, "difference")
+        assert found["error"]["difference"]["findings"]
 
 
 def test_an_interruption_while_it_works(monkeypatch: pytest.MonkeyPatch) -> None:

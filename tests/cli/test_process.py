@@ -297,7 +297,7 @@ OTHERS += "tensors.computing formats.quantized. formats.averaging formats.adapte
 SLOW = {"dataclasses", "inspect", "signal", "queue", "hashlib", "difflib", "tempfile", "subprocess", "random", "numpy"}
 OF_PICKLES = {"ckptconv.pickles.machine", "ckptconv.pickles.attacks", "ckptconv.pickles.vocabulary"}
 # Rooms that a conversion, and a checkpoint that is opened, have no use for.
-BESIDE = {"verification", "comparison", "inspection", "rows"}
+BESIDE = {"verification", "comparison", "inspection", "features"}
 ABOVE = {"engine", "publish", "conversion", "cli", "result"}
 OPENED = (
     "import json, sys, ckptconv; list(ckptconv.open(sys.argv[1])); print(json.dumps([*sys.modules]), file=sys.stderr)"
@@ -765,7 +765,7 @@ def test_what_is_only_told_needs_no_command_line_library() -> None:
     needless = {"typer", "click", "dataclasses", "inspect", "typing", "shutil", "ckptconv.options.table"}
     completing = {"_CKPTCONV_COMPLETE": "complete_bash", "COMP_WORDS": "x con", "COMP_CWORD": "1"}
     asked: list[tuple[list[str], dict[str, str]]] = [
-        *((words.split(), {}) for words in ("--version", "-h", "convert --help", "help rows split", "")),
+        *((words.split(), {}) for words in ("--version", "-h", "convert --help", "help maps show", "")),
         ([], completing),
     ]
     for arguments, environment in asked:

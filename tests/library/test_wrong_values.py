@@ -3,12 +3,14 @@ UsageError that shows the value, before anything is written."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cells import of_features
 
 import ckptconv
 
@@ -25,11 +27,9 @@ PATHS: dict[str, Callable[[Any], object]] = {
     "patch": lambda value: ckptconv.patch(value, "delta", "out"),
     "patch's deltas": lambda value: ckptconv.patch("model.pt", [value], "out"),
     "patch's output": lambda value: ckptconv.patch("model.pt", "delta", value),
-    "split_rows": lambda value: ckptconv.split_rows(value, "out", embedding_dim=64, optimizer="adagrad"),
-    "pack_rows": lambda value: ckptconv.pack_rows(value, "out"),
-    "check_rows": ckptconv.check_rows,
     "VirtualFiles": ckptconv.VirtualFiles,
     "save_state_dict": lambda value: ckptconv.save_state_dict({"a": torch.ones(1)}, value),
+    **{name: call for calls in of_features("PATHS") for name, call in calls.items()},
 }
 # {what is no path: how the message shows it}
 NO_PATHS: dict[str, tuple[Any, str]] = {
@@ -61,7 +61,7 @@ def test_what_is_no_path() -> None:
 
 
 def test_no_paths_and_an_empty_one() -> None:
-    for call in ("finish", "check_rows", "pack_rows", "split_rows"):
+    for call in ("finish", *itertools.chain(*of_features("SEVERAL"))):
         refused(PATHS[call], [], "No path was given.")
         refused(PATHS[call], [""], "A path is empty.")
 

@@ -64,7 +64,6 @@ def right(path: Path, size: int, done: list[int]) -> None:
     ckptconv.verify(path, progress=Bar())
     ckptconv.inspect(path, progress=Bar)
     ckptconv.finish(path, progress=Tasks())
-    ckptconv.check_rows(path, progress=Tasks)
     ckptconv.convert(path, progress=done.append, on_total=print, before_commit=lambda: None)
     same: ckptconv.Verification = ckptconv.verify(path, "out", dtype="fp32")
     print(same.bytes_compared + 1)
@@ -85,10 +84,8 @@ def right(path: Path, size: int, done: list[int]) -> None:
     ckptconv.save_state_dict({}, path, metadata={"a": "b"}, max_shard_size="1GB", progress=True)
     flat, structure = ckptconv.flatten({"a": 1})
     ckptconv.unflatten(flat, structure)
-    ckptconv.split_rows(path, "out", embedding_dim=64, optimizer="adam", names=["t"], fsync=False)
     try:
-        ckptconv.pack_rows([path], "out", names={"weight": "w"}, max_dim=8)
-        ckptconv.check_rows(path, bucket_size=8)
+        ckptconv.verify(path)
     except ckptconv.DifferenceError as error:
         print(error.difference["what"], error.exit_code + 1)
     except (ckptconv.NoTensorError, ckptconv.StoppedError) as error:
@@ -116,8 +113,6 @@ def wrong(path: Path) -> None:
     ckptconv.inspect(path, jobs=3)  # type: ignore[call-arg]
     ckptconv.VirtualFiles(path, dtype=16)  # type: ignore[arg-type]
     ckptconv.VirtualFiles(path, max_shard="5GB")  # type: ignore[call-arg]
-    ckptconv.split_rows(path, "out", embeding_dim=64)  # type: ignore[call-arg]
-    ckptconv.check_rows(path, bucket_size="many")  # type: ignore[arg-type]
     print(ckptconv.convert(path).bytes)  # type: ignore[attr-defined]
     print(ckptconv.inspect(path).tensors[0].size)  # type: ignore[attr-defined]
     ckptconv.load(path)  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 import fsspec
 import pytest
 import torch
+from cells import of_features
 from checkpoints import COMMAND, DATA, ZERO, Run, ckptconv_here, done
 from safetensors.torch import load_file, save, save_file
 from typer.core import TyperGroup
@@ -27,7 +29,7 @@ DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 # What is read, and not written; and what is written to a directory of its own, under names that are not taken.
 READ = {"order", "spool_dir", "like", "map", "minus"}
 # The commands that write nothing.
-READING = {"verify", "serve", "rows check", "maps", "maps show", "maps check"}
+READING = {"verify", "serve", "maps", "maps show", "maps check"}.union(*of_features("READING"))
 
 
 def tensors(seed: int) -> dict[str, torch.Tensor]:
@@ -93,15 +95,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.symlink("hf/model.safetensors", here / "linked.safetensors")
     os.link(here / "g1.safetensors", here / "hard.safetensors")
     os.symlink("a.pt", here / "linked.pt")
-    for name in ("kv1", "kv2"):
-        torch.save({"t": torch.zeros(2, 76, dtype=torch.float16)}, here / f"{name}.pt")
     model = torch.nn.Linear(4, 3)
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, here / "train.pt")
     convert(here / "a.pt", here / "parts", part="0/1", digest="sha256")
-    ckptconv.split_rows(here / "kv1.pt", here / "rows", embedding_dim=64, optimizer="adagrad")
+    for scene in of_features("scene"):
+        scene(here)
     ckptconv.diff(here / "g1.safetensors", here / "g2.safetensors", delta=here / "d1", delta_version=1)
     ckptconv.diff(here / "g2.safetensors", here / "g3.safetensors", delta=here / "d2", delta_version=2)
     (here / "out").mkdir()
@@ -163,13 +164,6 @@ patch g1.safetensors d1 hf
 patch g1.safetensors d1 g3.safetensors
 patch g1.safetensors d1 d2 -o g1.safetensors
 patch g1.safetensors d1 d2 -o new.safetensors --manifest notes.md
-rows split kv1.pt g1.safetensors --embedding-dim 64 --optimizer adagrad
-rows split kv1.pt hf --embedding-dim 64 --optimizer adagrad
-rows split kv1.pt -o dcp --embedding-dim 64 --optimizer adagrad
-rows pack rows g1.safetensors
-rows pack rows a.pt
-rows pack rows -o rows
-rows pack rows -o hf
 inspect --html a.pt b.pt
 inspect --html b.pt b.pt
 inspect --html notes.md a.pt
@@ -300,7 +294,7 @@ finish parts --manifest notes.md
 finish parts --attest notes.md
 finish parts --manifest a.pt
 virtual g1.safetensors x.virtual.json --manifest a.pt
-"""
+""" + "".join(of_features("REFUSED"))
 
 # What such an error says.
 REASONS = (
@@ -352,9 +346,8 @@ DONE: dict[str, set[str]] = {
     "diff --html page.html g1.safetensors g1.safetensors --overwrite": {"page.html"},
     "virtual a.pt new.virtual.json": set(),
     "safetensors2dcp g1.safetensors configured": set(),
-    "rows split kv1.pt new --embedding-dim 64 --optimizer adagrad": set(),
-    "rows pack rows -o a.pt": {"a.pt"},
     "finish parts --manifest notes.md --overwrite": {"notes.md"},
+    **{words: changed for more in of_features("DONE") for words, changed in more.items()},
 }
 
 
@@ -431,7 +424,7 @@ def test_every_command_and_option_that_writes_a_path_is_tried() -> None:
     """A new one has to be added to REFUSED."""
     rows = [words.split() for words in REFUSED.strip().splitlines()]
     # safetensors2dcp and diff read optimizer states from there, or read a map there; -o is tried as OUTPUT too.
-    reading = {("safetensors2dcp", "optimizer"), ("rows", "map")}
+    reading = {("safetensors2dcp", "optimizer")}.union(*of_features("READ_THERE"))
     lacking = []
     for path, command in _commands().items():
         words = path.split()
@@ -466,8 +459,6 @@ average g1.safetensors g2.safetensors new
 average g1.safetensors g2.safetensors new.safetensors
 merge base ad1 new
 patch g1.safetensors d1 new
-rows split kv1.pt new --embedding-dim 64 --optimizer adagrad
-rows pack rows new
 inspect --html new.html a.pt
 scan --sarif new.sarif a.pt
 diff --html new.html g1.safetensors g1.safetensors
@@ -481,7 +472,7 @@ virtual a.pt new.virtual.json
 dcp2safetensors dcp new
 zero-to-fp32 zero new
 pt2safetensors bin
-"""
+""" + "".join(of_features("AGAIN"))
 # Without marks, as on some file systems, these have nothing but their bytes: if those change, they have to be named.
 BY_BYTES = {"convert a.pt", "convert a.pt b.pt --output-dir fresh", "convert a.pt new --for-hub"}
 BY_BYTES |= {"average g1.safetensors g2.safetensors new.safetensors"}
@@ -592,8 +583,6 @@ def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
         lambda: ckptconv.average(["step1", "step2"], "step3"),
         lambda: ckptconv.merge("base", "ad1", "ad2"),
         lambda: ckptconv.patch("g1.safetensors", "d1", "hf"),
-        lambda: ckptconv.split_rows("kv1.pt", "hf", embedding_dim=64, optimizer="adagrad"),
-        lambda: ckptconv.pack_rows("rows", "hf"),
         lambda: ckptconv.save_state_dict(state, "hf"),
         lambda: ckptconv.save_state_dict(state, "new", manifest="a.pt"),
         lambda: ckptconv.diff("g1.safetensors", "g2.safetensors", delta="hf"),
@@ -604,6 +593,7 @@ def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
         lambda: convert("zero", "new", universal="uni"),
         lambda: convert("a.pt", "step1", to="dcp"),
         lambda: ckptconv.finish("parts", manifest="a.pt"),
+        *itertools.chain(*of_features("WRITING")),
     ]
     before = tree(world)
     for number, call in enumerate(calls):
