@@ -9,7 +9,8 @@
     │   └── OutOfRangeError     2    a tensor has no such index; an IndexError too
     ├── UnsafeError             3    the input carries an attack, or points out of its place
     ├── CorruptError            4    the input contradicts itself, is truncated, or lacks a part
-    │   └── LimitError          4    it asks for more than any honest file of its size needs
+    │   ├── LimitError          4    it asks for more than any honest file of its size needs
+    │   └── TruncatedError      4    it ends before what it describes does
     ├── UnsupportedError        5    a layout that is recognised and not converted
     └── StoppedError     130, 143    a signal ended the work
 

@@ -360,7 +360,7 @@ def test_a_companion_that_changes_meanwhile_spoils_the_output(source: Path, tmp_
             if name.startswith("model"):
                 (source / "config.json").write_bytes(b'{"other": true}')
 
-    with pytest.raises(CorruptError, match=r"config\.json (changed while it was read|ends at byte 15)"):
+    with pytest.raises(CorruptError, match=r"config\.json (changed while it was read|ends at byte (0|15))"):
         convert(source, tmp_path / "out", copy_config=True, progress=Changing(), before_commit=change)
     assert not (tmp_path / "out").exists()
 
