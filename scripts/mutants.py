@@ -10,6 +10,7 @@ do not.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -290,7 +291,7 @@ MUTANTS = [
         "tensors/kernels",
         "    values &= values.dtype.type((1 << kernel.width) - 1)\n",
         "",
-        "tests/tensors tests/features/rows",
+        "tests/tensors tests/verification/test_kernels.py",
     ),
     Mutant(
         "tensors/kernels",
@@ -726,12 +727,6 @@ MUTANTS = [
         "tests/formats/ranks/test_ranks.py",
     ),
     Mutant(
-        "features/rows/buckets",
-        "base = offset if least.min() >= offset else 0",
-        "base = offset",
-        "tests/features/rows",
-    ),
-    Mutant(
         "formats/numbers/matching",
         "    is_only = last.ways == 1\n",
         "    is_only = True\n",
@@ -876,6 +871,9 @@ MUTANTS = [
         "tests/inspection/test_traps.py -k stay_inside",
     ),
 ]
+# Those of features stand in the folders of their tests.
+for _path in sorted(ROOT.glob("tests/features/*/mutants.json")):
+    MUTANTS += [Mutant(*fault) for fault in json.loads(_path.read_text("utf-8"))]
 
 
 def faults() -> Iterator[str]:
