@@ -2,6 +2,7 @@
 
     python scripts/house.py            writes the picture in CONTRIBUTING.md anew
     python scripts/house.py --check    changes nothing; exit code 1 where the picture or an import is out of order
+    python scripts/house.py --without [NAME]   copies the checkout without a feature (without.py), or lists them
 
 A room is a folder or a module directly in ckptconv/. It imports only from rooms below it in `ORDER`.
 """
@@ -144,6 +145,11 @@ def written(page: str) -> str:
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["--without"]:
+        import without
+
+        without.main(sys.argv[2:])
+        return
     wrong = [*upwards(), *(f"These import each other: {', '.join(found)}." for found in cycles())]
     page = PAGE.read_text("utf-8")
     if "--check" not in sys.argv:

@@ -14,12 +14,13 @@ import importlib
 import importlib.metadata
 import json
 import os
+import runpy
 import struct
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,6 @@ LIBRARIES = (
     *("zlib-ng", "zstandard"),
 )
 # A row of four items without a state: an id, a word of metadata, the weight.
-ROW = struct.Struct("<qq4f")
 
 
 class Smoke:
@@ -133,17 +133,6 @@ def virtual(smoke: Smoke) -> None:
     smoke.same("written.safetensors", "described.safetensors")
 
 
-def rows(smoke: Smoke) -> None:
-    """rows split, pack and check."""
-    table = b"".join(ROW.pack(n, 1 << 32, *(n + i / 4 for i in range(4))) for n in range(5))
-    write_safetensors(smoke.place / "kv.safetensors", {"table": ("F32", [5, 8], table)})
-    layout = ["--embedding-dim", "4", "--optimizer", "none"]
-    smoke.run("rows", "check", *layout, "kv.safetensors")
-    smoke.run("rows", "split", *layout, "kv.safetensors", "parts.safetensors", "--verify")
-    smoke.run("rows", "pack", "parts.safetensors", "again.safetensors")
-    smoke.run("rows", "check", "parts.safetensors", "--json")
-
-
 def look(smoke: Smoke) -> None:
     """inspect, scan, help, completion."""
     for path in ("model.pt", "model.safetensors", ZERO, DCP):
@@ -155,7 +144,7 @@ def look(smoke: Smoke) -> None:
         *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"),
         *("verify", "finish", "inspect", "scan", "virtual", "serve"),
     ]
-    for words in ([], *([each] for each in commands), ["rows"], ["rows", "split"], ["rows", "pack"], ["rows", "check"]):
+    for words in ([], *([each] for each in commands)):
         if "Usage" not in smoke.run(*words, "--help"):
             raise SystemExit(f"The help of {words} says nothing of its usage.")
     if "--dtype" not in smoke.run("pt2safetensors", "--help"):
@@ -253,11 +242,17 @@ def version_of(name: str) -> str:
         return "none"
 
 
+def of_features() -> Iterator[Callable[[Smoke], None]]:
+    """Yield what tries the commands of each feature: `run` of smoke.py in the folder of its tests."""
+    for path in sorted(Path(__file__).resolve().parents[1].glob("tests/features/*/smoke.py")):
+        yield runpy.run_path(str(path))["run"]
+
+
 def main() -> None:
     print(f"Python {sys.version.split()[0]}: {', '.join(f'{name} {version_of(name)}' for name in LIBRARIES)}")
     with tempfile.TemporaryDirectory() as directory:
         smoke = Smoke(Path(directory))
-        for work in (convert, any_input, checkpoints, virtual, rows, look, extras):
+        for work in (convert, any_input, checkpoints, virtual, *of_features(), look, extras):
             work(smoke)
         library(smoke.place)
         print(f"  {smoke.count} commands and the library did what they should")

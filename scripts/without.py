@@ -1,7 +1,7 @@
 """Copies the checkout without one feature: its code, options, command, tests, pages, and its lines in registries.
 
-    python scripts/without.py NAME [DIRECTORY]      makes the copy; in build/without/NAME if no directory is given
-    python scripts/without.py --names               lists the features
+    python scripts/house.py --without NAME [DIRECTORY]      makes the copy; in build/without/NAME by default
+    python scripts/house.py --without                       lists the features
 
 What is left is written anew from its own tables: help, manual pages, schemas, types of keywords, the picture of rooms.
 """
@@ -37,11 +37,18 @@ def copy(name: str, into: Path) -> None:
     pages = pages_of(name)
     gone = [f"{FEATURES / name}/", f"tests/features/{name}/", *(f"docs/{page}" for page in pages)]
     public = list(public_names(name))
-    mentions = re.compile("|".join([
-        rf"\bfeatures[./]{name}\b",
-        *(rf"\]\((\.\./)?(docs/)?{re.escape(page)}(#[^)]*)?\)|: {re.escape(page)}$" for page in pages),
-        *(rf"^(\s+\"?{each}\"?,|    \"{each}\": .*|::: ckptconv\.{each})$" for each in public),
-    ]))  # fmt: skip
+    mentions = re.compile(
+        "|".join(
+            [
+                rf"\bfeatures[./]{name}\b",
+                *(rf"^(\||- |\d+\. ).*\bdocs/{page}|^(\||- ).*\({page}|: {page}$" for page in pages),
+                *(rf"^(\s+\"?{each}\"?,|    \"{each}\": .*|::: ckptconv\.{each})$" for each in public),
+            ]
+        ),
+        re.MULTILINE,
+    )
+    # In a sentence the words stay, and the link goes.
+    links = re.compile("|".join(rf"\[([^\]]*)\]\([^)\s]*{page}(?:#[^)]*)?\)" for page in pages) or "(?!)")
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for path in listed.rstrip("\0").split("\0"):
@@ -50,9 +57,10 @@ def copy(name: str, into: Path) -> None:
         target = into / path
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / path, target, follow_symlinks=False)
-        if path.endswith(LINES) and mentions.search(text := target.read_text("utf-8"), re.MULTILINE):
-            kept = [line for line in text.splitlines(keepends=True) if not mentions.search(line.rstrip("\n"))]
-            target.write_text("".join(kept), "utf-8")
+        if path.endswith(LINES):
+            lines = target.read_text("utf-8").splitlines(keepends=True)
+            kept = "".join(line for line in lines if not mentions.search(line.rstrip("\n")))
+            target.write_text(links.sub(r"\1", kept), "utf-8")
     for maker in MAKERS:
         subprocess.run(
             [sys.executable, maker], cwd=into, check=True, env={"PYTHONPATH": str(into)}, capture_output=True
@@ -74,15 +82,11 @@ def public_names(name: str) -> Iterator[str]:
         yield from re.findall(rf'^    "(\w+)": {home}\.{name}\.', text, re.MULTILINE)
 
 
-def main() -> None:
-    if sys.argv[1:] in ([], ["--names"]):
+def main(words: list[str]) -> None:
+    if not words:
         print(*names(), sep="\n")
         return
-    name, *rest = sys.argv[1:]
+    name, *rest = words
     into = Path(*rest) if rest else ROOT / "build" / "without" / name
     copy(name, into.resolve())
     print(into)
-
-
-if __name__ == "__main__":
-    main()
