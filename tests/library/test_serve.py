@@ -121,6 +121,15 @@ def raw(address: Server, data: bytes) -> bytes:
 # ----------------------------------------------------------------------------------------------------- huggingface_hub
 
 
+@pytest.fixture
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let huggingface_hub ask servers, whatever tests of other modules have said."""
+    constants = pytest.importorskip("huggingface_hub").constants
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+
+@pytest.mark.usefixtures("online")
 @pytest.mark.parametrize("case", SOURCES)
 def test_huggingface_hub_downloads_what_a_conversion_writes(case: str, place: Path, tmp_path: Path) -> None:
     hub = pytest.importorskip("huggingface_hub")
@@ -139,6 +148,7 @@ def test_huggingface_hub_downloads_what_a_conversion_writes(case: str, place: Pa
             assert hashlib.sha256(Path(path).read_bytes()).digest() == digest
 
 
+@pytest.mark.usefixtures("online")
 def test_huggingface_hub_is_told_of_the_files(served: Server, whole: bytes) -> None:
     hub = pytest.importorskip("huggingface_hub")
     api = hub.HfApi(endpoint=served.url)
