@@ -102,13 +102,17 @@ def on_s3(s3: S3) -> Store:
     return OnS3(s3, fresh())
 
 
-@pytest.fixture(params=["s3", "memory", "local"])
+@pytest.fixture(params=["s3", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """An output on S3, in the memory of this process, and on a disk that is reached through fsspec."""
+    """An output on S3, in the memory of this process, or on a disk that is reached through fsspec (`ON_A_DISK`)."""
     if request.param == "s3":
         found: Store = request.getfixturevalue("on_s3")
         return found
     return Store(f"memory://{fresh()}/out" if request.param == "memory" else f"local://{tmp_path}/out", {})
+
+
+# Where the times of files and workers that see them matter.
+ON_A_DISK = pytest.mark.parametrize("store", ["s3", "memory", "local"], indirect=True)
 
 
 def uploads(store: Store, s3: S3) -> list[str]:
@@ -132,6 +136,7 @@ def is_model(shown: dict[str, bytes]) -> bool:
 # ------------------------------------------------------------------------------------------------- parts, and finish
 
 
+@ON_A_DISK
 def test_parts_and_finish_make_what_one_run_makes(model: Path, expected: dict[str, bytes], store: Store) -> None:
     for number in (1, 0, 2):
         report = store.part(model, number, 3)
@@ -229,27 +234,26 @@ def test_the_index_is_put_there_last(model: Path, on_s3: Store, s3: S3) -> None:
     assert len(written) == 1
 
 
-@pytest.mark.parametrize("refused", ["PUT", "DELETE", "DELETE of the rest"])
 def test_a_finish_that_is_killed_goes_on(
-    refused: str, model: Path, other: Path, expected: dict[str, bytes], on_s3: Store, s3: S3
+    model: Path, other: Path, expected: dict[str, bytes], on_s3: Store, s3: S3
 ) -> None:
     """While it writes the index, before that when it removes what is old, and after that when it cleans up."""
-    on_s3.whole(other)
-    for number in range(2):
-        on_s3.part(model, number)
-    method, _, rest = refused.partition(" ")
-    with proxy_to(s3) as proxy:
-        proxy.rule = lambda asked: (
-            "403" if asked.method == method and bool(rest) == ("/.ckptconv-" in asked.path) else ""
-        )
-        if rest:
-            on_s3.through(proxy).finish()
-        else:
-            with pytest.raises(FailedError, match=r"denied|403|orbidden"):
+    for method, rest in (("PUT", False), ("DELETE", False), ("DELETE", True)):
+        on_s3.whole(other)
+        for number in range(2):
+            on_s3.part(model, number)
+        with proxy_to(s3) as proxy:
+            proxy.rule = lambda asked, method=method, rest=rest: (
+                "403" if asked.method == method and rest == ("/.ckptconv-" in asked.path) else ""
+            )
+            if rest:
                 on_s3.through(proxy).finish()
-    assert is_model(on_s3.shown()) == bool(rest)
-    on_s3.finish()
-    assert on_s3.contents() == expected
+            else:
+                with pytest.raises(FailedError, match=r"denied|403|orbidden"):
+                    on_s3.through(proxy).finish()
+        assert is_model(on_s3.shown()) == rest, method
+        on_s3.finish()
+        assert on_s3.contents() == expected, (method, rest)
 
 
 def test_a_part_run_twice_sends_nothing_again(model: Path, expected: dict[str, bytes], store: Store) -> None:
@@ -289,6 +293,7 @@ def test_outputs_of_a_deepspeed_checkpoint(store: Store, tmp_path: Path) -> None
 # ---------------------------------------------------------------------------------------- leftovers that do not count
 
 
+@ON_A_DISK
 def test_a_shard_that_was_replaced_since_is_not_taken_for_that_of_the_part(
     model: Path, expected: dict[str, bytes], store: Store
 ) -> None:
@@ -324,37 +329,32 @@ def test_a_conversion_of_the_whole_replaces_parts_and_their_records(
     assert store.contents() == expected
 
 
-@pytest.mark.parametrize("what", ["name", "plan", "parts", "version", "size", "not JSON", "record of another"])
-def test_what_is_read_back_is_checked_before_it_is_used(
-    what: str, model: Path, expected: dict[str, bytes], on_s3: Store
-) -> None:
+# What is put into a description, and into the record of a shard.
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("/.plan.json", {"files": [["../../elsewhere", 1, 1]]}),
+    ("/.plan.json", {"plan": "../x"}),
+    ("/.plan.json", {"parts": 10**20}),
+    ("/.record-", {"version": ["x"]}),
+    ("/.record-", {"size": "1"}),
+    ("/.record-", {"name": "model-00099-of-00006.safetensors"}),
+]
+
+
+def test_what_is_read_back_is_checked_before_it_is_used(model: Path, expected: dict[str, bytes], on_s3: Store) -> None:
     on_s3.part(model, 0, 1)
-    names = on_s3.contents()
-    description = next(name for name in names if name.endswith("/.plan.json"))
-    record = next(name for name in names if "/.record-" in name)
-    name = description if what in ("name", "plan", "parts", "not JSON") else record
-    told = json.loads(names[name])
-    if what == "name":
-        told["files"][0][0] = "../../elsewhere"
-    elif what == "plan":
-        told["plan"] = "../x"
-    elif what == "parts":
-        told["parts"] = 10**20
-    elif what == "version":
-        told["version"] = ["x"]
-    elif what == "size":
-        told["size"] = "1"
-    elif what == "record of another":
-        told["name"] = "model-00099-of-00006.safetensors"
-    on_s3.put(name, b"[" * 9999 if what == "not JSON" else json.dumps(told).encode())
-    with pytest.raises(CorruptError):
-        on_s3.finish()
-    assert not is_model(on_s3.shown())
-    on_s3.part(model, 0, 1)
+    for kind, change in (*WRONG, ("/.plan.json", None)):
+        names = on_s3.contents()
+        name = next(name for name in names if kind in name)
+        on_s3.put(name, b"[" * 9999 if change is None else json.dumps({**json.loads(names[name]), **change}).encode())
+        with pytest.raises(CorruptError):
+            on_s3.finish()
+        assert not is_model(on_s3.shown()), change
+        on_s3.part(model, 0, 1)
     on_s3.finish()
     assert on_s3.contents() == expected
 
 
+@ON_A_DISK
 def test_finish_reads_everything_again_if_it_is_asked_to(
     model: Path, expected: dict[str, bytes], store: Store, tmp_path: Path
 ) -> None:
@@ -402,13 +402,14 @@ def test_what_fails_for_good_takes_its_shards_and_records_back(
 # ---------------------------------------------------------------------------------------- one file, and an executor
 
 
-@pytest.mark.parametrize("name", ["out.safetensors", "out"])
-def test_an_output_of_one_file_is_refused_in_parts(name: str, model: Path, store: Store) -> None:
-    with pytest.raises(UsageError, match="is one file"):
-        convert(model, f"{store.url}/{name}", part=(0, 2), storage_options=store.options)
+def test_an_output_of_one_file_is_refused_in_parts(model: Path, store: Store) -> None:
+    for name in ("out.safetensors", "out"):
+        with pytest.raises(UsageError, match="is one file"):
+            convert(model, f"{store.url}/{name}", part=(0, 2), storage_options=store.options)
     assert not store.contents()
 
 
+@ON_A_DISK
 @pytest.mark.parametrize("make", [lambda: ThreadPoolExecutor(2), lambda: ProcessPoolExecutor(1, get_context("spawn"))])
 def test_an_executor_makes_shards_where_it_sees_the_store(
     make: Any, model: Path, other: Path, expected: dict[str, bytes], store: Store

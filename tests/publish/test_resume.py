@@ -92,19 +92,18 @@ os.replace = dying
 # -------------------------------------------------------------------------------------------------------- going on
 
 
-@pytest.mark.parametrize("options", [[], ["--no-fsync"], ["--jobs", "2"]], ids=" ".join)
-def test_after_a_kill_only_what_is_left_is_done(model: Path, tmp_path: Path, options: list[str]) -> None:
+def test_after_a_kill_only_what_is_left_is_done(model: Path, tmp_path: Path) -> None:
     convert(model, tmp_path / "expected")
-    done = dying(AT_SHARD.format("00004-", "SIGKILL"), "pt2safetensors", model, tmp_path / "out", *SHARDED, *options)
-    assert done.returncode == -signal.SIGKILL
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [staging(tmp_path / "out")[0].name]
-    run = convert(model, tmp_path / "out", "--json", *options)
-    assert run.code == 0, run.err
-    report = run.json
-    assert report["reused"] == 3
-    assert report["bytes_written"] < sum(output["bytes"] for output in report["outputs"]) - 3_000_000
-    assert contents(tmp_path / "out") == contents(tmp_path / "expected")
-    assert not staging(tmp_path / "out")
+    for options in ("", "--no-fsync", "--jobs 2"):
+        out, words = tmp_path / f"out{options}", options.split()
+        done = dying(AT_SHARD.format("00004-", "SIGKILL"), "pt2safetensors", model, out, *SHARDED, *words)
+        assert done.returncode == -signal.SIGKILL, options
+        assert [path.name for path in out.iterdir()] == [staging(out)[0].name], options
+        report = convert(model, out, "--json", *words).json
+        assert report["reused"] == 3, options
+        assert report["bytes_written"] < sum(output["bytes"] for output in report["outputs"]) - 3_000_000, options
+        assert contents(out) == contents(tmp_path / "expected"), options
+        assert not staging(out), options
 
 
 def test_after_a_kill_files_that_are_like_a_reference_are_taken_over(model: Path, tmp_path: Path) -> None:
@@ -120,26 +119,20 @@ def test_after_a_kill_files_that_are_like_a_reference_are_taken_over(model: Path
     assert ckptconv_here("verify", model, tmp_path / "out").code == 0
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_keeps_what_is_finished_and_says_where(
-    model: Path, tmp_path: Path, number: signal.Signals, code: int
-) -> None:
-    done = dying(AT_SHARD.format("00004-", number.name), "pt2safetensors", model, tmp_path / "out", *SHARDED)
-    assert done.returncode == code
-    (kept,) = staging(tmp_path / "out")
-    assert f"kept in {kept}: the same command goes on from there" in done.stderr
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {kept.name}
-    shards = [path for path in kept.iterdir() if path.suffix == ".safetensors"]
-    assert all(load_file(shard) for shard in shards)
-    report = convert(model, tmp_path / "out", "--json").json
-    assert report["reused"] == len(shards) >= 1
-    assert is_model(tmp_path / "out")
-
-
-def test_the_report_says_how_much_was_taken_over(model: Path, tmp_path: Path) -> None:
-    dying(AT_SHARD.format("00005-", "SIGTERM"), "pt2safetensors", model, tmp_path / "out", *SHARDED, "--no-fsync")
-    run = convert(model, tmp_path / "out", "--no-fsync")
-    assert "4 files were taken over from an interrupted run" in run.out
+def test_a_signal_keeps_what_is_finished_and_says_where(model: Path, tmp_path: Path) -> None:
+    for name, code in (("SIGTERM", 143), ("SIGINT", 130)):
+        out = tmp_path / name
+        done = dying(AT_SHARD.format("00004-", name), "pt2safetensors", model, out, *SHARDED)
+        assert done.returncode == code
+        (kept,) = staging(out)
+        assert f"kept in {kept}: the same command goes on from there" in done.stderr
+        assert {path.name for path in out.iterdir()} == {kept.name}
+        shards = [path for path in kept.iterdir() if path.suffix == ".safetensors"]
+        assert all(load_file(shard) for shard in shards)
+        run = convert(model, out)
+        assert f"{len(shards)} files were taken over from an interrupted run" in run.out
+        assert len(shards) > 1
+        assert is_model(out)
 
 
 def test_a_signal_before_anything_is_finished_leaves_nothing(model: Path, tmp_path: Path) -> None:
@@ -149,74 +142,64 @@ def test_a_signal_before_anything_is_finished_leaves_nothing(model: Path, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("at", range(COUNT + 2))
-def test_a_kill_in_the_commit_is_completed_without_doing_the_work_again(model: Path, tmp_path: Path, at: int) -> None:
+def test_a_kill_in_the_commit_is_completed_without_doing_the_work_again(model: Path, tmp_path: Path) -> None:
     convert(model, tmp_path / "expected")
-    out = tmp_path / "out"
     torch.save({"old": torch.ones(2), "older": torch.ones(2)}, tmp_path / "old.pt")
-    convert(tmp_path / "old.pt", out, "--max-shard-size", "8")
-    (out / "old").mkdir()
-    assert (out / INDEX).exists()
-    done = dying(AT_RENAME.format(at), "pt2safetensors", model, out, *SHARDED)
-    assert done.returncode == -signal.SIGKILL
-    assert not (out / INDEX).exists()
-    report = convert(model, out, "--json").json
-    assert report["reused"] == COUNT
-    assert contents(out) == contents(tmp_path / "expected")
-    assert not staging(out)
+    for at in (0, 1, COUNT, COUNT + 1):
+        out = tmp_path / f"out{at}"
+        convert(tmp_path / "old.pt", out, "--max-shard-size", "8")
+        (out / "old").mkdir()
+        assert (out / INDEX).exists()
+        assert dying(AT_RENAME.format(at), "pt2safetensors", model, out, *SHARDED).returncode == -signal.SIGKILL, at
+        assert not (out / INDEX).exists(), at
+        assert convert(model, out, "--json").json["reused"] == COUNT, at
+        assert contents(out) == contents(tmp_path / "expected"), at
+        assert not staging(out), at
 
 
 def test_a_record_decides_and_not_that_a_file_is_there(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     convert(model, tmp_path / "expected")
-    spoilings: list[Callable[[Path], Any]] = [
-        lambda path: path.unlink(),
-        lambda path: path.write_bytes(path.read_bytes()[:100]),
-        lambda path: path.write_bytes(b"\0" * path.stat().st_size),
-        lambda path: path.write_bytes(b"[]"),
+    spoilings: list[tuple[str, Callable[[Path], Any]]] = [
+        (".record-*", lambda path: path.unlink()),
+        (".record-*", lambda path: path.write_bytes(path.read_bytes()[:100])),
+        (".record-*", lambda path: path.write_bytes(b"\0" * path.stat().st_size)),
+        (".record-*", lambda path: path.write_bytes(b"[]")),
+        ("model-00001-*", lambda path: os.truncate(path, 100)),
     ]
-    for spoil in spoilings:
+    for kind, spoil in spoilings:
         dying(AT_SHARD.format("00004-", "SIGTERM"), "pt2safetensors", model, out, *SHARDED, "--no-fsync")
-        records = sorted(staging(out)[0].glob(".record-*"))
-        assert len(records) == 3
-        spoil(records[0])
+        assert len([*staging(out)[0].glob(".record-*")]) == 3
+        spoil(min(staging(out)[0].glob(kind)))
         assert convert(model, out, "--json").json["reused"] == 2
         assert contents(out) == contents(tmp_path / "expected")
         shutil.rmtree(out)
 
 
-def test_a_staged_file_that_was_cut_is_made_again(model: Path, tmp_path: Path) -> None:
-    dying(AT_SHARD.format("00004-", "SIGTERM"), "pt2safetensors", model, tmp_path / "out", *SHARDED, "--no-fsync")
-    os.truncate(staging(tmp_path / "out")[0] / "model-00001-of-00005.safetensors", 100)
-    assert convert(model, tmp_path / "out", "--json").json["reused"] == 2
-    assert is_model(tmp_path / "out")
-
-
-@pytest.mark.parametrize(("options", "reused"), [([], 3), (["--no-fsync"], 2)], ids=["fsync", "no-fsync"])
-def test_what_was_not_synced_is_read_again_before_it_counts(
-    options: list[str], reused: int, model: Path, tmp_path: Path
-) -> None:
+def test_what_was_not_synced_is_read_again_before_it_counts(model: Path, tmp_path: Path) -> None:
     """A crash of the machine leaves zeros in a file that no fsync was waited for."""
-    dying(AT_SHARD.format("00004-", "SIGKILL"), "pt2safetensors", model, tmp_path / "out", *SHARDED, *options)
-    shard = staging(tmp_path / "out")[0] / "model-00002-of-00005.safetensors"
-    found = shard.stat()
-    lost = shard.read_bytes()
-    shard.write_bytes(lost[:-4096] + bytes(4096))
-    os.utime(shard, ns=(found.st_atime_ns, found.st_mtime_ns))
-    assert convert(model, tmp_path / "out", "--json").json["reused"] == reused
-    assert is_model(tmp_path / "out") == bool(options)
+    for options, reused in (((), 3), (("--no-fsync",), 2)):
+        out = tmp_path / f"out{reused}"
+        dying(AT_SHARD.format("00004-", "SIGKILL"), "pt2safetensors", model, out, *SHARDED, *options)
+        shard = staging(out)[0] / "model-00002-of-00005.safetensors"
+        found = shard.stat()
+        shard.write_bytes(shard.read_bytes()[:-4096] + bytes(4096))
+        os.utime(shard, ns=(found.st_atime_ns, found.st_mtime_ns))
+        assert convert(model, out, "--json").json["reused"] == reused
+        assert is_model(out) == bool(options)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [["--dtype", "bfloat16"], ["--exclude", "layer9"], ["--rename", "layer0=layer", "--rename", "layer$=layer0"]],
-    ids=["dtype", "exclude", "rename"],
-)
-def test_leftovers_of_another_plan_are_removed_and_never_used(model: Path, tmp_path: Path, other: list[str]) -> None:
-    dying(AT_SHARD.format("00004-", "SIGTERM"), "pt2safetensors", model, tmp_path / "out", *SHARDED)
-    assert staging(tmp_path / "out")
-    assert convert(model, tmp_path / "out", "--json", *other).json["reused"] == 0
-    assert not staging(tmp_path / "out")
+def test_leftovers_of_another_plan_are_removed_and_never_used(model: Path, tmp_path: Path) -> None:
+    for number, other in enumerate(("--dtype bfloat16", "--exclude layer9", "")):
+        out = tmp_path / str(number)
+        dying(AT_SHARD.format("00004-", "SIGTERM"), "pt2safetensors", model, out, *SHARDED)
+        assert staging(out)
+        if not other:  # an input that was written anew
+            torch.save({f"layer{n}": torch.full((125, 1000), float(n + 1)) for n in range(2 * COUNT)}, model)
+        assert convert(model, out, "--json", *other.split()).json["reused"] == 0, other
+        assert not staging(out), other
+    index = json.loads((out / INDEX).read_text())["weight_map"]
+    assert load_file(out / index["layer0"])["layer0"][0, 0] == 1
 
 
 def test_names_that_are_swapped_make_another_plan(tmp_path: Path) -> None:
@@ -231,14 +214,6 @@ def test_names_that_are_swapped_make_another_plan(tmp_path: Path) -> None:
     assert run.json["reused"] == 0
     stored = {k: v for file in (tmp_path / "out").glob("*.safetensors") for k, v in load_file(file).items()}
     assert (stored["a"][0], stored["b"][0], stored["c"][0]) == (1, 0, 2)
-
-
-def test_an_input_that_was_written_anew_makes_another_plan(model: Path, tmp_path: Path) -> None:
-    dying(AT_SHARD.format("00004-", "SIGTERM"), "pt2safetensors", model, tmp_path / "out", *SHARDED)
-    torch.save({f"layer{n}": torch.full((125, 1000), float(n + 1)) for n in range(2 * COUNT)}, model)
-    assert convert(model, tmp_path / "out", "--json").json["reused"] == 0
-    index = json.loads((tmp_path / "out" / INDEX).read_text())["weight_map"]
-    assert load_file(tmp_path / "out" / index["layer0"])["layer0"][0, 0] == 1
 
 
 def test_a_universal_checkpoint_goes_on_too(tmp_path: Path) -> None:
