@@ -34,14 +34,14 @@ def imports() -> Iterator[tuple[str, str, str, str]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         words = path.relative_to(ROOT).with_suffix("").parts
         module, room = ".".join(words), words[1]
-        for node in _nodes(path):
+        for node in nodes_of(path):
             for name in _imported(node, words):
                 if name.split(".")[0] == "ckptconv":
                     yield room, _room_of(name), module, name
 
 
 @functools.cache
-def _nodes(path: Path) -> list[ast.Import | ast.ImportFrom]:
+def nodes_of(path: Path) -> list[ast.Import | ast.ImportFrom]:
     """The statements of a module that import something, wherever they stand."""
     found: list[ast.Import | ast.ImportFrom] = []
     todo: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
@@ -98,7 +98,7 @@ def cycles() -> list[tuple[str, ...]]:
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
     for path in PACKAGE.rglob("*.py"):
         words = path.relative_to(ROOT).with_suffix("").parts
-        names = [name for node in _nodes(path) for name in _imported(node, words)]
+        names = [name for node in nodes_of(path) for name in _imported(node, words)]
         into = {name if name in modules else name.rpartition(".")[0] for name in names}
         edges[".".join(words)] = into & modules
     reached = {module: _reached(module, edges) for module in edges}

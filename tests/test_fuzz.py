@@ -72,7 +72,7 @@ def test_cases_follow_from_the_seed_in_every_process() -> None:
 
 # A kind of cases, a rule taken out of ours, and what has to be found then.
 FAULTS = [
-    ("pickle", opcodes, "_python2", lambda data: data, "another value"),  # text of Python 2 is bytes
+    ("pickle", opcodes, "python2", lambda data: data, "another value"),  # text of Python 2 is bytes
     ("pickle", machine, "attacks_are_refused", lambda: False, "attack passes"),
     ("tensors", torch_objects, "_resolved", lambda tensor, _: tensor, "another value"),  # nothing is conjugate
     ("zip", torch_objects, "in_order", lambda tensor, _: tensor, "another value"),  # nothing is big-endian
@@ -109,7 +109,7 @@ def test_errors_that_are_none_of_ours_are_found(
 
 
 def test_the_smallest_case_shows_the_same_fault(hunter: Hunter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opcodes, "_python2", lambda data: data)
+    monkeypatch.setattr(opcodes, "python2", lambda data: data)
     case = Case([b"]", b"(", b"K\1", b"U\1a", b"N", b"e", b"."])
     (finding,), _ = hunter.read("pickle", case.data())
     small, _ = hunter.smaller("pickle", case, finding)

@@ -100,7 +100,7 @@ WRONG = [
 def test_a_wrong_import_is_seen(
     module: str, line: str, check: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = house._nodes
+    usual = house.nodes_of
     wrong = [node for node in ast.walk(ast.parse(line)) if isinstance(node, ast.Import | ast.ImportFrom)]
-    monkeypatch.setattr(house, "_nodes", lambda path: usual(path) + (wrong if path == PACKAGE / module else []))
+    monkeypatch.setattr(house, "nodes_of", lambda path: usual(path) + (wrong if path == PACKAGE / module else []))
     assert check()

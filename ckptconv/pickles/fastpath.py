@@ -43,7 +43,7 @@ _AT_ONCE = 1024
 _Spelled: TypeAlias = tuple[
     bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, int, int, int, int, int
 ]
-# The groups of `_phrase` that store in the memo, and that of the storage's key.
+# The groups of `phrase_of` that store in the memo, and that of the storage's key.
 _PUTS, _KEY, _LOCATION_PUT = (1, 6, 9, 11, 14, 16, 19, 20, 21), 5, 9
 
 
@@ -51,7 +51,7 @@ _PUTS, _KEY, _LOCATION_PUT = (1, 6, 9, 11, 14, 16, 19, 20, 21), 5, 9
 # makes the tensor. For an entry of a dict, they begin after the key: first comes its LONG_BINPUT, unless the key was in
 # the memo before, then the function. So is the key of a storage that several tensors share.
 @functools.cache  # a short pickle has none, and compiling this takes as long as reading it
-def _phrase() -> re.Pattern[bytes]:
+def phrase_of() -> re.Pattern[bytes]:
     return re.compile(
         rb"(?:(r....)?(%(get)b))?\(\((%(get)b%(get)b)(?:X(.)\0\0\0([0-9]{1,20})(r....)|(%(get)b))"
         rb"(%(get)b|X.\0\0\0[a-z]{1,16}(?::[0-9]{1,4})?)(r....)?(%(int)b)t(r....)Q"
@@ -220,7 +220,7 @@ class TensorPhrases:
         """Make the tensor of the phrase at `pos`, after the key of a dict unless it is the `first`. Return its kind, or
         None, and the position after it."""
         name, at = (None, pos) if first else _name(data, pos, memo)
-        found = None if name is HOLE or len(memo) < _SHORT else _phrase().match(data, at)
+        found = None if name is HOLE or len(memo) < _SHORT else phrase_of().match(data, at)
         if not found:
             return None, pos
         (

@@ -313,7 +313,7 @@ def _text_index(machine: State) -> int:
     return index
 
 
-def _python2(data: bytes) -> Any:
+def python2(data: bytes) -> Any:
     """Return a Python 2 string, which may be text or bytes: str if it is UTF-8, as torch.load assumes, else bytes."""
     try:
         return str(data, "utf-8")
@@ -329,7 +329,7 @@ def _string(machine: State) -> Any:
         # Python only warns, and reads something else.
         machine.odd("has a string with an invalid escape")
         return ""
-    return _python2(codecs.escape_decode(line[1:-1])[0])
+    return python2(codecs.escape_decode(line[1:-1])[0])
 
 
 def _unicode(machine: State) -> str:
@@ -380,8 +380,8 @@ RARE: dict[int, Callable[[State], None]] = {
     ord("V"): _push(_unicode),
     0x8D: _push(lambda m: str(m.take(m.number(_u64, 8)), "utf-8", "surrogatepass")),
     ord("S"): _push(_string),
-    ord("T"): _push(lambda m: _python2(m.take(m.number(_i32, 4)))),
-    ord("U"): _push(lambda m: _python2(m.take(m.take(1)[0]))),
+    ord("T"): _push(lambda m: python2(m.take(m.number(_i32, 4)))),
+    ord("U"): _push(lambda m: python2(m.take(m.take(1)[0]))),
     ord("B"): _push(lambda m: m.take(m.number(_u32, 4))),
     ord("C"): _push(lambda m: m.take(m.take(1)[0])),
     0x8E: _push(lambda m: m.take(m.number(_u64, 8))),

@@ -51,11 +51,11 @@ from ckptconv.text import brief
 # A million tensors take a tenth of these bytes, and half of these members.
 MAX_DIRECTORY, MAX_MEMBERS = 1 << 30, 2_000_000
 # Entries of the directory that are read together if they are alike.
-_ALIKE = 256
+ALIKE = 256
 # Members whose local headers are compared together, at most.
 _MOST_ALIKE = 1024
 # The most members whose names are not plain: torch gives storages plain names.
-_MAX_ODD = 100_000
+MAX_ODD = 100_000
 # The most bytes of a member that is read whole; a million tensors take a seventh of this.
 MAX_CONTENT = 1 << 30
 # Descriptions of checkpoints deflate to a fifth; only extreme repetition shrinks further.
@@ -211,9 +211,9 @@ class Archive:
         while index < count:
             if index >= alone:
                 if size := self._read_alike(directory, at, count - index):
-                    index, at = index + _ALIKE, at + size
+                    index, at = index + ALIKE, at + size
                     continue
-                alone = index + _ALIKE
+                alone = index + ALIKE
             if at + ENTRY.size > len(directory):
                 raise self.corrupt(f"its directory ends after {index} of {count} members")
             (
@@ -260,13 +260,13 @@ class Archive:
         """Read a number of entries of the directory together, from byte `at` on, and return how many bytes they are; 0
         if there are fewer, or not all are of one length and as torch writes them."""
         size = ENTRY.size + int.from_bytes(directory[at + 28 : at + 30], "little")
-        block = directory[at : at + _ALIKE * size]
-        alike = entries_alike(block, size) if most >= _ALIKE and len(block) == _ALIKE * size else None
+        block = directory[at : at + ALIKE * size]
+        alike = entries_alike(block, size) if most >= ALIKE and len(block) == ALIKE * size else None
         if alike is None or alike.flags & _UNREADABLE:
             return 0
         rows, known = self.rows, len(self.rows)
-        rows.update(zip(alike.names, range(known, known + _ALIKE), strict=True))
-        if len(rows) != known + _ALIKE:
+        rows.update(zip(alike.names, range(known, known + ALIKE), strict=True))
+        if len(rows) != known + ALIKE:
             names = Counter([*itertools.islice(rows, known), *alike.names])
             raise self._two_named(next(name for name in alike.names if names[name] > 1))
         self._note_series(alike, known)
@@ -274,8 +274,8 @@ class Archive:
         self.sizes += alike.sizes
         self.packed += alike.sizes
         self.crcs += alike.crcs
-        self.methods.frombytes(bytes(self.methods.itemsize * _ALIKE))
-        self.flags += array.array("H", [alike.flags]) * _ALIKE
+        self.methods.frombytes(bytes(self.methods.itemsize * ALIKE))
+        self.flags += array.array("H", [alike.flags]) * ALIKE
         return len(block)
 
     def _note_series(self, alike: Alike, row: int) -> None:
@@ -286,9 +286,9 @@ class Archive:
         digits = len(alike.names[0]) - len(alike.head)
         last = self.series.pop() if self.series else Series("", 0, row, row)
         if last[:2] == (alike.head, digits) and last.stop == row:
-            self.series.append(last._replace(stop=row + _ALIKE))
+            self.series.append(last._replace(stop=row + ALIKE))
         else:
-            self.series += [*([last] if last.head else []), Series(alike.head, digits, row, row + _ALIKE)]
+            self.series += [*([last] if last.head else []), Series(alike.head, digits, row, row + ALIKE)]
 
     def _two_named(self, name: str) -> CorruptError:
         return self.corrupt(f"it has two members named {brief(name)}")
@@ -330,9 +330,9 @@ class Archive:
         return name, flags | _UTF8 if name.encode() == raw else flags
 
     def _check_odd(self, count: int) -> None:
-        if count > _MAX_ODD:
+        if count > MAX_ODD:
             raise LimitError(
-                f"{self.name} has more than {_MAX_ODD} members whose names other readers may take for others."
+                f"{self.name} has more than {MAX_ODD} members whose names other readers may take for others."
             )
 
     def _rooms(self) -> array.array[int]:

@@ -17,7 +17,7 @@ NUMBER, CHANGE = 4, 5
 # Bytes of the layout for each byte of the tensor.
 UNIT = 2
 # Bytes of the tensor, and changes, that are laid out at a time.
-_BLOCK = 1 << 16
+BLOCK = 1 << 16
 
 
 def laid_out(
@@ -38,12 +38,12 @@ def laid_out(
     behind.skip(NUMBER + NUMBER * count)
     left, last = count, -1
     positions, values = np.empty(0, "i8"), np.empty(0, "u1")
-    for start in range(0, size, _BLOCK):
-        stop = min(start + _BLOCK, size)
+    for start in range(0, size, BLOCK):
+        stop = min(start + BLOCK, size)
         made = np.zeros(stop - start, "<u2")
         while True:
             if not len(positions) and left:
-                taken = min(left, _BLOCK)
+                taken = min(left, BLOCK)
                 positions = np.frombuffer(ahead.take(NUMBER * taken), "<u4").astype("i8")
                 values = np.frombuffer(behind.take(taken), "u1")
                 if positions[0] <= last or (positions[1:] <= positions[:-1]).any():

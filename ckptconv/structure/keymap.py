@@ -108,7 +108,7 @@ def describe(
     lacks the keys of those not chosen; a sequence has None in their place. The result has all tensors.
     """
     choice = choice or None
-    plain = _plain_tensors(tree, tagged)
+    plain = plain_tensors(tree, tagged)
     if plain is not None:
         kept = plain if choice is None else {name: tensor for name, tensor in plain.items() if name in choice}
         in_order = not keep_order or _in_file_order(kept)
@@ -154,7 +154,7 @@ def unflatten(
     if live_values is None:
         live_values = live.is_imported() and not any(isinstance(leaf, LazyTensor) for leaf in flat.values())
     record = parse(structure)
-    made = _plain_dict(record, flat)
+    made = plain_dict(record, flat)
     if made is not None:
         return made
     from ckptconv.structure.decoder import RecordDecoder  # most need none
@@ -229,7 +229,7 @@ def plain_record(names: Iterable[str]) -> str:
     return dump(["dict", *chain.from_iterable(zip(names, repeat({})))], [], [])
 
 
-def _plain_tensors(tree: Any, tagged: bool) -> dict[str, Any] | None:
+def plain_tensors(tree: Any, tagged: bool) -> dict[str, Any] | None:
     """Return the tensors of the most common state dict: ordinary ones, lazy or torch's, each alone in its storage, with
     ASCII names.
 
@@ -259,7 +259,7 @@ def _plain_tensors(tree: Any, tagged: bool) -> dict[str, Any] | None:
     return dict(zip(tree, map(Tagged, tensors, facts or repeat(NO_FACTS)) if tagged else tensors, strict=False))
 
 
-def _plain_dict(record: StructureRecord, flat: Mapping[str, Any]) -> dict[str, Any] | None:
+def plain_dict(record: StructureRecord, flat: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what the decoder makes of a record that tells the order of tensors by their names and nothing else, as
     `plain_record` does, and of lazy tensors; None if it is another, or does not fit."""
     root, nodes, storages = record

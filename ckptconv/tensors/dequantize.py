@@ -29,12 +29,12 @@ _AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
 # No product of finite numbers up to this rounds to infinity in a dtype: in float32 and bfloat16, and in float16.
 _LARGEST, _LARGEST_HALF = 3e38, 65504.0
 # Elements that are decoded at a time: they, and what is made of them, stay in the second-level cache.
-_CHUNK = 64 << 10
+CHUNK = 64 << 10
 # The largest magnitudes of codes: in floats of 8 bits, and in integers, less a zero point of 8 bits.
 _LARGEST_CODE = {"float8_e5m2": 57344.0, "float8_e4m3fn": 448.0}
 _LARGEST_INTEGER = 511.0
 # A table has the products of one scale and this many codes; it is worth it if there are that many times as many.
-_CODES, _WORTH = 256, 2
+_CODES, WORTH = 256, 2
 _AGAIN = "Download it again."
 
 
@@ -102,7 +102,7 @@ def dequantize(
         offset = kernel.offset if zero is None else 0
         shift = given["shift"].array.view("f4").reshape(()) if "shift" in given else None
         overflows = 0
-        for rows, values in _blocks(kernel.codes, codes, reach, offset, table, _CHUNK):
+        for rows, values in _blocks(kernel.codes, codes, reach, offset, table, CHUNK):
             if zero is not None:
                 values = np.subtract(values, _rows(zero, rows), out=values)
             product = _product(kernel, values, _rows(factor, rows))
@@ -233,12 +233,12 @@ def _by_table(
     if array is None or not array.size or not array.flags.c_contiguous:
         return False
     scales, numbers = scale.array.reshape(-1), np.arange(scale.array.size, dtype="u4").reshape(scale.array.shape)
-    if scales.size * _CODES * _WORTH > array.size:
+    if scales.size * _CODES * WORTH > array.size:
         bits = given["scale"].array
         if bits.itemsize > 2:
             return False
         scales, numbers = _distinct(scale.array, bits)
-    if scales.size * _CODES * _WORTH > array.size:
+    if scales.size * _CODES * WORTH > array.size:
         return False
     tables = _products(_of_codes(kernel.codes, codes.box.dtype, kernel.offset), scales, kernel.between, rounding)
     groups = _grouped(scale._replace(array=numbers), place)
@@ -248,7 +248,7 @@ def _by_table(
     firsts = groups.astype(kind)[..., None] << 8
     firsts = np.broadcast_to(firsts, (*array.shape[:-1], *firsts.shape[-2:]))
     flat = tables.reshape(-1)
-    for cut in _cuts(array.shape, _CHUNK):
+    for cut in _cuts(array.shape, CHUNK):
         index, out = array[cut], made[cut]
         if len(tables) > 1:
             first = firsts[cut]

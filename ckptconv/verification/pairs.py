@@ -29,7 +29,7 @@ from ckptconv.verification.runs import ExpectedPair, Run, in_order, is_scattered
 
 _SHOWN = 5
 # Bytes compared at a time, of local and of remote files.
-_BLOCK, _FAR_BLOCK = 1 << 19, 1 << 22
+BLOCK, _FAR_BLOCK = 1 << 19, 1 << 22
 # Bytes between two small tensors that are read along with them, at most.
 _GAP = 1 << 12
 # Bytes that are prefetched from remote files before they are compared.
@@ -49,7 +49,7 @@ class _Piece(NamedTuple):
     def runs(self) -> Iterable[Run]:
         """What is compared in one step."""
         want, got, _, _ = self.pair
-        return runs(want, got, 2 * _BLOCK) if self.scattered else (Run(self.start, self.stop),)
+        return runs(want, got, 2 * BLOCK) if self.scattered else (Run(self.start, self.stop),)
 
 
 class _Neighbour(NamedTuple):
@@ -122,7 +122,7 @@ class Attested:
     def read(self, evaluator: Evaluator, pair: ExpectedPair) -> None:
         """Compute the CRC of a tensor that was not compared in C order, by reading it again."""
         if pair.name in self._crcs.get(pair.path, {}):
-            step = max(_BLOCK // pair.got.dtype.itemsize, 1)
+            step = max(BLOCK // pair.got.dtype.itemsize, 1)
             for start in range(0, pair.got.numel, step):
                 self.add(pair, evaluator.raw(pair.got, start, min(start + step, pair.got.numel)))
 
@@ -220,7 +220,7 @@ def _pieces(pairs: Iterable[ExpectedPair]) -> Iterator[_Piece | _Neighbours]:
         elif is_scattered(want, got):
             yield _Piece(pair, 0, got.numel, far, True)
         else:
-            for start, stop, _ in in_order(want, got, 2 * (_FAR_BLOCK if far else _BLOCK)):
+            for start, stop, _ in in_order(want, got, 2 * (_FAR_BLOCK if far else BLOCK)):
                 yield _Piece(pair, start, stop, far, False)
     if near:
         yield _Neighbours(near)
@@ -231,7 +231,7 @@ def _neighbour(pair: ExpectedPair) -> _Neighbour | None:
     want, got = stored_in_order(pair.want), stored_in_order(pair.got)
     if want and got and want.shape == got.shape and want.dtype == got.dtype:
         size = got.nbytes
-        if 0 < size <= _BLOCK and not (want.file.packed or got.file.packed):
+        if 0 < size <= BLOCK and not (want.file.packed or got.file.packed):
             return _Neighbour(pair, want, got, size)
     return None
 
@@ -243,7 +243,7 @@ def _is_next(near: Sequence[_Neighbour], found: _Neighbour) -> bool:
     return (
         0 <= found.want.offset - last_want.offset - size <= _GAP
         and 0 <= found.got.offset - last_got.offset - size <= _GAP
-        and max(found.want.offset - want.offset, found.got.offset - got.offset) + found.nbytes <= _BLOCK
+        and max(found.want.offset - want.offset, found.got.offset - got.offset) + found.nbytes <= BLOCK
         and found.want.file == want.file
         and found.got.file == got.file
     )

@@ -168,7 +168,7 @@ def test_any_bits_come_back(
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(reading, "UNIT", step)
         monkeypatch.setattr(encoding, "COLLECTED", step)
-        monkeypatch.setattr(overwriting, "_BLOCK", step)
+        monkeypatch.setattr(overwriting, "BLOCK", step)
         diff(place / "a.safetensors", place / "b.safetensors", delta=place / "delta", delta_encoding=encoded_as)
         patch(place / "a.safetensors", place / "delta", place / "c.safetensors")
     got = load_bytes(place / "c.safetensors")

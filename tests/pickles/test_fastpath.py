@@ -202,7 +202,7 @@ def test_damage_comes_out_the_same_at_once_and_opcode_by_opcode(location: Callab
 
 @contextmanager
 def opcode_by_opcode() -> Iterator[None]:
-    with mock.patch.object(fastpath, "_phrase", return_value=re.compile(rb"(?!)")):
+    with mock.patch.object(fastpath, "phrase_of", return_value=re.compile(rb"(?!)")):
         yield
 
 

@@ -621,7 +621,7 @@ def test_what_there_is_no_room_for_is_verified_all_the_same(
     s3: S3, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pairs, "PREFETCH_MEMORY", 2 * KIB)
-    monkeypatch.setattr(pairs, "_BLOCK", 64 * KIB)
+    monkeypatch.setattr(pairs, "BLOCK", 64 * KIB)
     torch.save({"t": torch.randn(40, 1000).t(), "w": torch.randn(500)}, tmp_path / "model.pt")
     name = fresh()
     url = s3.put(tmp_path / "model.pt", f"{name}/model.pt")

@@ -254,7 +254,7 @@ def test_the_short_way_for_plain_state_dicts_leads_where_the_long_one_does(tree:
     for keep_order, tagged in itertools.product((True, False), repeat=2):
         short = describe(tree, keep_order=keep_order, tagged=tagged)
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(keymap, "_plain_tensors", lambda tree, tagged: None)
+            patched.setattr(keymap, "plain_tensors", lambda tree, tagged: None)
             long = describe(tree, keep_order=keep_order, tagged=tagged)
         assert short[:3] == long[:3]
         assert list(short.tensors) == list(long.tensors)
@@ -296,7 +296,7 @@ def test_it_leads_there_for_live_tensors_too(name: str, monkeypatch: pytest.Monk
         tree = {key: KINDS_OF_LEAVES[key] for key in (name, other)}
         short = describe(tree, keep_order=keep_order)
         with monkeypatch.context() as patched:
-            patched.setattr(keymap, "_plain_tensors", lambda tree, tagged: None)
+            patched.setattr(keymap, "plain_tensors", lambda tree, tagged: None)
             long = describe(tree, keep_order=keep_order)
         assert (short.structure, short.fixed, [*short.tensors]) == (long.structure, long.fixed, [*long.tensors])
         for key, tensor in short.tensors.items():
@@ -1298,5 +1298,5 @@ def test_a_record_of_names_alone_gives_what_the_decoder_makes_of_it(root: Any, m
         return repr(made)
 
     at_once = told()
-    monkeypatch.setattr(keymap, "_plain_dict", lambda *_: None)
+    monkeypatch.setattr(keymap, "plain_dict", lambda *_: None)
     assert told() == at_once

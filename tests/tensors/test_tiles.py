@@ -31,8 +31,8 @@ def test_the_moves_of_any_interval_make_the_products(sample: Sample, data: st.Da
     stop = data.draw(st.one_of(st.just(tensor.nbytes), st.integers(start, tensor.nbytes)))
     limit = data.draw(st.sampled_from([16, 64, 256, 1 << 20]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dequantize, "_CHUNK", data.draw(st.sampled_from([16, 64, 24 << 10])))
-        patch.setattr(dequantize, "_WORTH", data.draw(st.sampled_from([0, 1 / 64, 2])))
+        patch.setattr(dequantize, "CHUNK", data.draw(st.sampled_from([16, 64, 24 << 10])))
+        patch.setattr(dequantize, "WORTH", data.draw(st.sampled_from([0, 1 / 64, 2])))
         assert evaluate(tensor, start, stop, "output", limit) == whole[start:stop]
         assert evaluate(tensor, 0, None, "source", limit) == whole
 
@@ -44,7 +44,7 @@ def test_products_are_looked_up_and_rounded_as_if_they_were_cast(sample: Sample,
     cast = Cast("float32", dtype)
     expected, _ = kernels.apply((cast,), bits.astype("<u4").tobytes())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dequantize, "_WORTH", worth)
+        patch.setattr(dequantize, "WORTH", worth)
         assert evaluate(tensor if dtype == "float32" else Convert(tensor, cast, DTYPES[dtype])) == expected
 
 

@@ -189,7 +189,7 @@ def _no_storage(_: Any) -> NoReturn:
     raise MalformedError("has a persistent id, and nothing in it has data")
 
 
-def _vocabulary() -> Vocabulary:
+def vocabulary_of() -> Vocabulary:
     torch = vocabulary(_no_storage)
     constructors: dict[tuple[str, str], Constructor] = {("torch", "Size"): _sizes()}
     for module in ("pathlib", "pathlib._local"):
@@ -220,7 +220,7 @@ def read_description(pickles: Iterable[tuple[str, bytes]], *, of_ranks: bool) ->
     other, UnsafeError for an attack, UnsupportedError for what no known release writes.
     """
     found = Description()
-    words = _vocabulary()
+    words = vocabulary_of()
     where = ""
     for where, data in pickles:
         try:

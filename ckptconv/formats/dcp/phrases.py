@@ -29,7 +29,7 @@ _LONGEST_GET, _CALLED = 5, 4
 # Opcodes of tensors that are remembered, in bytes, and places that are alike.
 _KEPT, _KINDS_KEPT = 1 << 20, 4096
 # Objects before a description is worth the patterns.
-_FEW = 200
+FEW = 200
 # Containers and results of calls, beside the sizes, in a tensor, in a chunk, and in a key with its place.
 _TENSOR_COST, _CHUNK_COST, _PLACE_COST = 4, 2, 4
 
@@ -51,7 +51,7 @@ class _Patterns(NamedTuple):
 
 
 @functools.cache  # they take longer to compile than a short description to read
-def _patterns() -> _Patterns:
+def patterns_of() -> _Patterns:
     """Return the patterns of a chunk; of a tensor, with its class or after it: the class, all that follows, and its
     parts; and of a key and place: its class, an attribute and its value, what follows and its parts, the offset, an
     attribute, the length, and one more attribute that is None."""
@@ -109,7 +109,7 @@ class EntryPhrases:
     def read(self, data: bytes, pos: int, stack: list[Any], memo: list[Any]) -> tuple[int, int]:
         """Read the object at `pos`, whose class is on top of `stack`, and the keys and values of a dict that follow."""
         self._met += 1
-        if self._met < _FEW or type(stack[-1]) is not Global:
+        if self._met < FEW or type(stack[-1]) is not Global:
             return pos, 0
         cost, end = 0, pos
         reading = self._read_tensor
@@ -138,7 +138,7 @@ class EntryPhrases:
             if name is HOLE or data[at : at + 1] != b"\x94":
                 return pos, 0
             at += 1
-        found = _patterns().tensor.match(data, at)
+        found = patterns_of().tensor.match(data, at)
         if not found:
             return pos, 0
         get, opcodes = found.group(1, 2)
@@ -162,7 +162,7 @@ class EntryPhrases:
         """Return the object of class `cls` that was found."""
         _, _, _, p, of, _, dtype, layout, grad, form, pinned, _, s, size, c, _, chunks, _ = found.groups()
         # Several are appended after a MARK.
-        all_chunks = _patterns().chunk.findall(chunks)
+        all_chunks = patterns_of().chunk.findall(chunks)
         if chunks.startswith(b"(") is not chunks.endswith(b"e") or (chunks.endswith(b"a") and len(all_chunks) > 1):
             raise _UnlikeError
         names = _names(p + s + c, memo)
@@ -185,7 +185,7 @@ class EntryPhrases:
 
     def _read_place(self, data: bytes, pos: int, stack: list[Any], memo: list[Any], first: bool) -> tuple[int, int]:
         """Read the key of an entry, and its place."""
-        found = _patterns().place.match(data, pos)
+        found = patterns_of().place.match(data, pos)
         if not found:
             return pos, 0
         get, attribute, name, opcodes, offset, following, length, rest = found.group(1, 2, 3, 4, 15, 16, 17, 18)

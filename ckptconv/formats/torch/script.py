@@ -139,7 +139,7 @@ class _Modules:
             return None
         if cls.module not in self._files:
             code = self._read(f"code/{cls.module.replace('.', '/')}.py")
-            self._files[cls.module] = _modules_in((code or b"").decode("utf-8", "replace"))
+            self._files[cls.module] = modules_in((code or b"").decode("utf-8", "replace"))
         told = self._files[cls.module].get(cls.name)
         if told is None:
             return None
@@ -195,7 +195,7 @@ class _Modules:
         found[name] = value
 
 
-def _modules_in(code: str) -> dict[str, dict[str, str]]:
+def modules_in(code: str) -> dict[str, dict[str, str]]:
     """Return, by the name of each module class in `code`, the text of its lists of parameters and buffers."""
     found: dict[str, dict[str, str]] = {}
     lists: dict[str, str] = {}

@@ -175,7 +175,7 @@ class Templates:
         if not wide:
             ends: Iterable[_End] = self._ends_of(name, parts)
         else:
-            ends = self._find(parts, wide) if len(parts) <= MAX_PARTS else ()
+            ends = self.find(parts, wide) if len(parts) <= MAX_PARTS else ()
         for count, (number, index, values) in enumerate(ends):
             if count == MAX_CLAIMS:
                 raise self._limit()
@@ -194,12 +194,12 @@ class Templates:
         alike = name if self._tells_numbers else _NUMBERS.sub("0", name)
         ends = self._ends.get(alike)
         if ends is None:
-            ends = list(itertools.islice(self._find(parts, False), MAX_CLAIMS + 1))
+            ends = list(itertools.islice(self.find(parts, False), MAX_CLAIMS + 1))
             if len(self._ends) < _REMEMBERED:
                 self._ends[alike] = ends
         return ends
 
-    def _find(self, parts: Sequence[str], wide: bool) -> Iterator[_End]:
+    def find(self, parts: Sequence[str], wide: bool) -> Iterator[_End]:
         """Yield the ends that `parts` lead to, with the values of indices; with `wide`, exactly one index has several
         parts. Raise LimitError if that takes too many steps."""
         left: list[tuple[_Branch, int, tuple[str | int, ...], bool]] = [(self._root, 0, (), wide)]

@@ -61,11 +61,11 @@ def like_a_model(count: int) -> Metadata:
 
 def outcome(data: bytes, *, at_once: bool) -> Any:
     """What is described, or the error; with how many objects were given their state one by one."""
-    words = metadata._vocabulary()
+    words = metadata.vocabulary_of()
     words = words if at_once else words._replace(phrases=None)
     with (
-        mock.patch.object(metadata, "_vocabulary", return_value=words),
-        mock.patch.object(phrases, "_FEW", 0),
+        mock.patch.object(metadata, "vocabulary_of", return_value=words),
+        mock.patch.object(phrases, "FEW", 0),
         mock.patch.object(machine.Machine, "build", autospec=True, side_effect=machine.Machine.build) as build,
     ):
         try:
@@ -117,7 +117,7 @@ def test_tensors_of_several_chunks_are_read_at_once() -> None:
 
 
 def test_a_short_description_is_read_without_patterns() -> None:
-    with mock.patch.object(phrases, "_patterns") as patterns:
+    with mock.patch.object(phrases, "patterns_of") as patterns:
         metadata.read_description([("here", pickle.dumps(like_a_model(20), 4))], of_ranks=False)
     assert not patterns.called
 

@@ -279,7 +279,7 @@ def test_a_file_of_text_is_no_pickle(tmp_path: Path) -> None:
 
 def test_how_many_members_an_archive_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = [*M, *(Member(f"archive/./{number}") for number in range(20))]
-    monkeypatch.setattr(zip_archives, "_MAX_ODD", 10)
+    monkeypatch.setattr(zip_archives, "MAX_ODD", 10)
     assert isinstance(refusal(zipped(odd), tmp_path), LimitError)
     monkeypatch.setattr(zip_archives, "MAX_MEMBERS", 3)
     error = refusal(zipped(M), tmp_path)
@@ -321,8 +321,8 @@ def test_the_code_of_a_script_is_read_once(tmp_path: Path, monkeypatch: pytest.M
     inner = [part for kind in kinds[1:] for part in (text(kind), module(kind, text("w"), tensor()))]
     path = script(tmp_path / "script.pt", module("M0", *inner), code)
     files: list[str] = []
-    plain = torch_script._modules_in
-    monkeypatch.setattr(torch_script, "_modules_in", lambda code: files.append(code) or plain(code))
+    plain = torch_script.modules_in
+    monkeypatch.setattr(torch_script, "modules_in", lambda code: files.append(code) or plain(code))
     assert len(read(Location(str(path))).weights) == 49
     assert len(files) == 1
 

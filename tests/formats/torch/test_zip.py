@@ -811,7 +811,7 @@ def test_damage_to_a_directory_comes_out_the_same_whether_entries_are_read_toget
         path.write_bytes(changed)
         told = []
         for together in (4, 1 << 30):
-            monkeypatch.setattr(zip_archives, "_ALIKE", together)
+            monkeypatch.setattr(zip_archives, "ALIKE", together)
             told.append(refusal(path))
         assert told[0] == told[1]
         outcomes.add(told[0].partition(": ")[2][:20])

@@ -104,13 +104,13 @@ def test_the_parts_that_tensors_are_joined_of_are_counted(tmp_path: Path, monkey
 def test_names_that_differ_in_numbers_alone_are_compared_with_the_templates_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find, walks = Templates._find, []
+    find, walks = Templates.find, []
 
     def counted(self: Templates, parts: Sequence[str], wide: bool) -> Any:
         walks.append(parts)
         return find(self, parts, wide)
 
-    monkeypatch.setattr(Templates, "_find", counted)
+    monkeypatch.setattr(Templates, "find", counted)
     map_ = parse_map('[[rule]]\na = "x.{l}.{e}.w : f"\nb = "y.{l} : e f"', "experts.toml")
     for experts in (2, 30):
         walks.clear()
