@@ -870,6 +870,24 @@ MUTANTS = [
         "    if False and (",
         "tests/inspection/test_traps.py -k stay_inside",
     ),
+    Mutant(
+        "pickles/survey",
+        "            self._judge_lost(dropped)\n",
+        "",
+        "tests/inspection/test_long_pickles.py",
+    ),
+    Mutant(
+        "pickles/survey",
+        "            if kind is tuple:\n                self.lost([value])\n",
+        "",
+        "tests/inspection/test_long_pickles.py",
+    ),
+    Mutant(
+        "pickles/survey",
+        "        if small is DROPPED and type(value) is tuple:\n            self._judge_lost([value])\n",
+        "",
+        "tests/inspection/test_long_pickles.py",
+    ),
 ]
 # Those of features stand in the folders of their tests.
 for _path in sorted(ROOT.glob("tests/features/*/mutants.json")):

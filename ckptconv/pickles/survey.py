@@ -95,8 +95,8 @@ def survey(
 class _Memo:
     """A memo that keeps names, objects and short texts only, and takes four bytes for an entry."""
 
-    def __init__(self, built: Callable[[Opaque], Opaque]) -> None:
-        self.built = built
+    def __init__(self, built: Callable[[Opaque], Opaque], lost: Callable[[list[Any]], None]) -> None:
+        self.built, self.lost = built, lost
         self._codes = array.array("I")
         self._count = 0
         self._kept: list[Any] = [DROPPED]
@@ -145,6 +145,8 @@ class _Memo:
         # Picklers store no numbers.
         is_part = (kind is tuple or kind is bytes) and len(self._kept) < _OBJECTS and _is_small(value)
         if kind is not Global and kind is not Opaque and not is_part:
+            if kind is tuple:
+                self.lost([value])
             return 0
         place = self._places.get(id(value))
         if place is None:
@@ -204,7 +206,7 @@ class _Survey(Machine):
         self.shared: dict[tuple[Global, str, bool, int], Opaque] = {}
         # Of each class, the most levels of its objects with states.
         self.deepest: dict[Global, int] = {}
-        self.memo = _Memo(self._built)  # type: ignore[assignment]
+        self.memo = _Memo(self._built, self._judge_lost)  # type: ignore[assignment]
         self.phrases = TensorPhrases(_maker, is_exact=False)
         self.read_at, self.total, self.met, self.placed = read_at, total, met, placed
         self.judge = attacks.judge(total)
@@ -294,8 +296,21 @@ class _Survey(Machine):
         for part in parts:
             # Keys and values take turns.
             more = max(len(part) - most + 1, 0) // 2 * 2
+            dropped = part[most // 2 : most // 2 + more]
             del part[most // 2 : most // 2 + more]
-            part[:] = map(_small, part)
+            self._judge_lost(dropped)
+            part[:] = map(self._small, part)
+
+    def _judge_lost(self, values: list[Any]) -> None:
+        """Judge values that are not kept, as what is put into a list: whatever takes them sees `DROPPED`."""
+        if self.judge:
+            self.judge.put(values)
+
+    def _small(self, value: Any) -> Any:
+        small = _small(value)
+        if small is DROPPED and type(value) is tuple:
+            self._judge_lost([value])
+        return small
 
     # ---- parts of opcodes
 
@@ -330,7 +345,7 @@ class _Survey(Machine):
 
     def put(self, index: int, value: Any) -> None:
         if index > len(self.memo):
-            value = _small(value)
+            value = self._small(value)
             if len(self.spill) >= _SPILLED:
                 raise ExcessiveError(f"has more than {_SPILLED} entries of its memo out of order")
         super().put(index, value)

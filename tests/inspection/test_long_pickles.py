@@ -45,6 +45,21 @@ def test_every_payload_is_found_in_a_long_pickle() -> None:
     assert found(after(called(SYSTEM, text("true")))) == {"dangerous-call"}
 
 
+def test_a_function_in_a_tuple_that_is_not_kept_is_found() -> None:
+    function = name("torch._utils", "_rebuild_parameter")
+    large = b"(" + b"K\1" * 40 + function + b"t"
+    words = b"(" + text("x" * 100) * 9_000 + b"l"
+    few = text("x" * 10)
+    for held in (
+        large + words,
+        *(words + large + b"q%c0h%c" % (index, index) for index in (0, 1)),
+        # More values than are kept between a mark and the list that they are put into.
+        b"(" + few * 30_000 + function + few * 60_000 + b"l",
+    ):
+        assert found(b"\x80\2(" + held + b"l.") == {"unknown-name"}
+        assert found(b"\x80\2(" + held.replace(function, b"N") + b"l.") == set()
+
+
 def many(value: Any, count: int = 9_000) -> list[Any]:
     """As many values as make a long pickle."""
     return [[value, str(place) * 20] for place in range(count)]
