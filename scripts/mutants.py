@@ -914,7 +914,16 @@ def lives(mutant: Mutant) -> bool:
     with tempfile.TemporaryDirectory() as place:
         copy = Path(place)
         shutil.copytree(ROOT / "ckptconv", copy / "ckptconv")
-        for name in ("tests", "scripts", "docs", "pyproject.toml", "CONTRIBUTING.md", "README.md", "CHANGELOG.md"):
+        for name in (
+            "tests",
+            "scripts",
+            "docs",
+            "examples",
+            "pyproject.toml",
+            "CONTRIBUTING.md",
+            "README.md",
+            "CHANGELOG.md",
+        ):
             (copy / name).symlink_to(ROOT / name)
         module = _module(copy, mutant)
         module.write_text(module.read_text("utf-8").replace(mutant.right, mutant.wrong), "utf-8")

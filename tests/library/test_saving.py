@@ -85,11 +85,17 @@ assert "torch" not in sys.modules
 
 
 def test_the_smallest_and_largest_values_of_numpy_come_back(tmp_path: Path) -> None:
-    values = [np.bytes_(b""), np.str_(""), np.zeros((2, 3), "S0"), np.timedelta64(3, "2147483647s")]
-    ckptconv.save_state_dict({"w": torch.ones(1), "values": values}, tmp_path / "x.safetensors", fsync=False)
-    loaded = ckptconv.load_state_dict(tmp_path / "x.safetensors")["values"]
-    for found, value in zip(loaded, values, strict=True):
-        assert (type(found), found.dtype, found.tolist()) == (type(value), value.dtype, value.tolist())
+    values = {
+        "bytes": np.bytes_(b""),
+        "text": np.str_(""),
+        "array": np.zeros((2, 3), "S0"),
+        "time": np.timedelta64(3, "2147483647s"),
+    }
+    ckptconv.save_state_dict({"w": torch.ones(1), **values}, tmp_path / "x.safetensors", fsync=False)
+    loaded = ckptconv.load_state_dict(tmp_path / "x.safetensors")
+    for name, value in values.items():
+        found = loaded[name]
+        assert (type(found), found.dtype, found.tolist()) == (type(value), value.dtype, value.tolist()), name
 
 
 def test_tensors_of_a_checkpoint_are_written_without_being_loaded(tmp_path: Path) -> None:

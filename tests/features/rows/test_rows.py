@@ -463,6 +463,13 @@ ANY = (
 )
 
 
+def test_a_record_of_rows_of_another_size_is_refused(tmp_path: Path) -> None:
+    rows = {"weight_id": torch.arange(3), "metadata": torch.arange(3), "weight": torch.ones(3, 8)}
+    for size, code, said in ((48, 0, ""), (52, 4, "says 52 bytes a row, where its parts take 48")):
+        save_file(rows, tmp_path / "p.safetensors", {"ckptconv.rows": json.dumps({**RECORD, "row_bytes": size})})
+        run("pack", tmp_path / "p.safetensors", tmp_path / "out.safetensors", code=code, said=said)
+
+
 @examples(40, HealthCheck.function_scoped_fixture)
 @given(
     record=st.text(max_size=20)
