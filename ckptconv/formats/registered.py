@@ -78,7 +78,7 @@ RANKS = ("rank", "fsdp", "dp", "shard", "gpu", "worker", "proc")
 # The order in which the formats are asked, after those of the expected family. If a directory holds things of several
 # formats, the first one wins.
 FORMATS: tuple[Format, ...] = (
-    KnownFormat(SAFETENSORS, "ckptconv.formats.nanotron"),
+    KnownFormat(SAFETENSORS, "ckptconv.features.nanotron.step"),
     KnownFormat("dcp", "ckptconv.formats.dcp.read", ".metadata", ".distcp", by="locate", head=b"torch.distributed.c"),
     KnownFormat("deepspeed", "ckptconv.formats.deepspeed.read", "_states.pt", "latest", "zero_to_fp32", by="locate"),
     KnownFormat(TORCH, "ckptconv.formats.torch.megatron"),
@@ -101,7 +101,7 @@ LONE: tuple[Lone, ...] = (
     Lone("ckptconv.formats.torch.megatron", ("distrib_optim", "mp_rank_", "tp_rank_"), ("args",)),
     Lone("ckptconv.formats.torch.meta", ("consolidated.",), ("tok_embeddings.weight",)),
     Lone("ckptconv.formats.dcp.shards", ("shard-#",), ("DCP_SHARDING_INFO",)),
-    Lone("ckptconv.formats.nanotron", keys=("data",)),
+    Lone("ckptconv.features.nanotron.step", keys=("data",)),
     Lone("ckptconv.formats.alone"),
     Lone("ckptconv.formats.ranks.alone", RANKS, part="flat_param"),
     Lone("ckptconv.formats.checkpointing.alone", ("#.pt", "#.safetensors")),
