@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import house  # noqa: E402
 import mutants  # noqa: E402
+import roads  # noqa: E402
 
 
 def test_no_import_leads_up() -> None:
@@ -74,6 +75,26 @@ def test_what_plans_opens_nothing(path: Path) -> None:
 def test_only_the_command_line_prints() -> None:
     printing = {path for path in PACKAGE.rglob("*.py") if calls(path, "print")}
     assert {path.relative_to(PACKAGE).parts[0] for path in printing} <= {"cli"}
+
+
+# What each main job may load at most, and how large the trunk may be. These fall, and never rise.
+ROADS = {
+    "pt2safetensors": roads.Size(173, 28_549),
+    "dcp2safetensors": roads.Size(185, 30_894),
+    "zero-to-fp32": roads.Size(184, 31_063),
+}
+TRUNK, WITHOUT_DEEPSPEED = 61_969, 59_279
+
+
+@pytest.mark.parametrize("job", [job for job, path in roads.ROADS.items() if (ROOT / path).exists()])
+def test_a_main_job_loads_no_more_than_it_did(job: str) -> None:
+    found = roads.size_of(roads.loaded(job))
+    assert (found.modules <= ROADS[job].modules, found.lines <= ROADS[job].lines) == (True, True), found
+
+
+def test_the_trunk_is_no_larger_than_it_was() -> None:
+    assert roads.trunk().lines <= TRUNK
+    assert roads.trunk(deepspeed=False).lines <= WITHOUT_DEEPSPEED
 
 
 def test_the_picture_shows_the_imports() -> None:
