@@ -19,7 +19,8 @@ from ckptconv.formats.model_files import TORCH
 from ckptconv.formats.ranks import locate as ranks
 from ckptconv.formats.registered import FORMATS
 from ckptconv.formats.source import Source, Wanted
-from ckptconv.options.table import NO_MAP, OPENING, checked
+from ckptconv.options.option import checked
+from ckptconv.options.table import NO_MAP, OPENING
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.storage.hub import is_hub, pinned, repository_url

@@ -11,7 +11,8 @@ from ckptconv.errors import UNWRITTEN, leaving
 from ckptconv.formats.averaging import averaged, weighted
 from ckptconv.formats.opening import opened
 from ckptconv.formats.training import model_alone
-from ckptconv.options.table import AVERAGING, Options, checked
+from ckptconv.options.option import checked
+from ckptconv.options.table import AVERAGING, Options
 from ckptconv.process import no_garbage
 from ckptconv.publish.replacing import taken_for_input
 from ckptconv.result import Report
