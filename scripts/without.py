@@ -23,12 +23,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FEATURES = Path("ckptconv", "features")
-# What makes files of others, in this order.
+# What makes files of others, in this order: where it is called, and how.
 MAKERS = (
-    ("scripts/keywords.py",),
-    ("scripts/reference.py",),
-    ("scripts/house.py",),
-    ("-m", "attacks.corpus", "--manifest"),
+    (".", ("scripts/keywords.py",)),
+    (".", ("scripts/reference.py",)),
+    (".", ("scripts/house.py",)),
+    ("tests", ("-m", "attacks.corpus", "--manifest")),
+    (".", ("-m", "ruff", "format", "--quiet", ".")),
 )
 # Files whose lines belong to features: registries, lists of pages and of public names.
 LINES = (".py", ".pyi", ".md", ".yml", ".toml")
@@ -71,9 +72,9 @@ def copy(name: str, into: Path) -> None:
             lines = target.read_text("utf-8").splitlines(keepends=True)
             kept = "".join(line for line in lines if not mentions.search(line.rstrip("\n")))
             target.write_text(links.sub(r"\1", kept), "utf-8")
-    env = {"PYTHONPATH": f"{into}:{into / 'tests'}"}
-    for maker in MAKERS:
-        subprocess.run([sys.executable, *maker], cwd=into, check=True, env=env, capture_output=True)
+    env = {"PYTHONPATH": str(into)}
+    for folder, words in MAKERS:
+        subprocess.run([sys.executable, *words], cwd=into / folder, check=True, env=env, capture_output=True)
 
 
 def pages_of(name: str) -> tuple[str, ...]:

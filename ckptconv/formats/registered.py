@@ -70,17 +70,6 @@ class Lone(NamedTuple):
     part: str = ""
 
 
-class Naming(NamedTuple):
-    """A way in which names of tensors in safetensors tell a tree: how the first name begins, and the module.
-
-    `is_used` of that tells whether all names are such, and `restored` returns the tree of the files, and the names of
-    classes in it that are kept as `Opaque`. `CALLED` is what people call it.
-    """
-
-    beginning: str
-    module: str
-
-
 # Words in the names of DeepSpeed's files, and keys in them.
 DEEPSPEED = ("_states.pt", "fp32.pt", "exp_avg", "optimizer_state.pt", "zero/")
 DEEPSPEED_KEYS = ("optimizer_state_dict", "ds_version", "dp_world_size", "mp_world_size")
@@ -117,4 +106,9 @@ LONE: tuple[Lone, ...] = (
     Lone("ckptconv.formats.ranks.alone", RANKS, part="flat_param"),
     Lone("ckptconv.formats.checkpointing.alone", ("#.pt", "#.safetensors")),
 )
-NAMINGS: tuple[Naming, ...] = (Naming("gA", "ckptconv.features.olmo.names"),)
+# Ways in which names of tensors in safetensors tell a tree: how the first name begins, and the module. There, `is_used`
+# tells whether all names are such; `restored` returns the tree of the files, and the names of classes in it that are
+# kept as `Opaque`; `CALLED` is what people call it.
+NAMINGS: dict[str, str] = {
+    "gA": "ckptconv.features.olmo.names",
+}

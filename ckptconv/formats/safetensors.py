@@ -187,7 +187,7 @@ def _naming_of(found: TensorFiles) -> Any:
     first = next(iter(found.tensors), "")
     if not all(type(tensor) is Stored for tensor in found.tensors.values()):
         return None
-    asked = (import_module(naming.module) for naming in NAMINGS if first.startswith(naming.beginning))
+    asked = (import_module(module) for beginning, module in NAMINGS.items() if first.startswith(beginning))
     return next((module for module in asked if module.is_used(found.tensors)), None)
 
 
