@@ -26,14 +26,8 @@ import ckptconv
 from ckptconv import Options, UsageError
 from ckptconv.cli.commands import app
 from ckptconv.options.kinds import FLAG, Rules
-from ckptconv.options.table import (
-    COMMAND,
-    COMPARING,
-    MERGING,
-    OPENING,
-    OPTIONS,
-    Option,
-)
+from ckptconv.options.option import Option
+from ckptconv.options.table import COMMAND, COMPARING, MERGING, OPENING, OPTIONS
 
 # For each option: what its default is, a value, and how that may be written, in Python and last as words.
 ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {

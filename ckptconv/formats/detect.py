@@ -20,7 +20,8 @@ from ckptconv.formats.model_files import SAFETENSORS, TORCH
 from ckptconv.formats.ranks import locate as ranks
 from ckptconv.formats.runs import SHARDED, STEP_METADATA
 from ckptconv.formats.source import Source, Wanted
-from ckptconv.options.table import NO_MAP, OPENING, checked
+from ckptconv.options.option import checked
+from ckptconv.options.table import NO_MAP, OPENING
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.storage.hub import is_hub, pinned, repository_url

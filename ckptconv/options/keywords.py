@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, TypedDict
 
+from ckptconv.options.option import Option
 from ckptconv.options.table import (
     DIFFING,
     DISTRIBUTED,
@@ -21,7 +22,6 @@ from ckptconv.options.table import (
     PATCHING,
     SCANNING,
     VIEWING,
-    Option,
 )
 
 # The options that each type has, and its docstring.

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict
 
-from ckptconv.options.table import Option
+from ckptconv.options.option import Option
 
 def tables() -> dict[str, tuple[Mapping[str, Option], str]]: ...
 

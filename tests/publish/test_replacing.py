@@ -21,7 +21,8 @@ from typer.core import TyperGroup
 import ckptconv
 from ckptconv import CkptconvError, FailedError, UsageError, convert
 from ckptconv.options.kinds import PATH
-from ckptconv.options.table import AVERAGING, COMPARING, OPTIONS, Option
+from ckptconv.options.option import Option
+from ckptconv.options.table import AVERAGING, COMPARING, OPTIONS
 from ckptconv.options.table import COMMAND as OF_COMMANDS
 
 PEFT = DATA / "peft" / "lora-bf16"

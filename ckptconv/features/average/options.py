@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ckptconv.options import TAKE
 from ckptconv.options.kinds import NUMBER, NUMBERS, PATH
-from ckptconv.options.table import COMBINING, Option, options_in
+from ckptconv.options.option import Option, options_in
+from ckptconv.options.table import COMBINING
 
 
 class _Averaging:
