@@ -22,8 +22,8 @@ import ckptconv
 from ckptconv import CkptconvError, FailedError, UsageError, convert
 from ckptconv.options.kinds import PATH
 from ckptconv.options.option import Option
-from ckptconv.options.table import AVERAGING, COMPARING, OPTIONS
 from ckptconv.options.table import COMMAND as OF_COMMANDS
+from ckptconv.options.table import COMPARING, OPTIONS
 
 PEFT = DATA / "peft" / "lora-bf16"
 DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
@@ -392,9 +392,10 @@ def _commands(group: Any = COMMAND, above: str = "") -> dict[str, Any]:
 
 def _written(command: Any) -> list[Option]:
     """The options of a command that take a path, but for those of what is read."""
+    own = (tables for flags in of_features("FLAGS") for tables in flags.values())
     known = {
         flag: option
-        for table in (OPTIONS, OF_COMMANDS, COMPARING, AVERAGING)
+        for table in (OPTIONS, OF_COMMANDS, COMPARING, *itertools.chain(*own))
         for option in table.values()
         for flag in option.flags
     }
