@@ -463,16 +463,16 @@ MUTANTS = [
         "tests/formats/ranks/test_ranks.py",
     ),
     Mutant(
-        "formats/dcp/chunks",
+        "formats/chunks",
         "            if at != stop[dim]:\n                raise _hole(dim, at, start, stop)\n",
         "",
-        "tests/formats/dcp/test_chunks.py",
+        "tests/formats/test_chunks.py",
     ),
     Mutant(
-        "formats/dcp/chunks",
+        "formats/chunks",
         "    if missing < 0:",
         "    if missing < -1:",
-        "tests/formats/dcp/test_chunks.py",
+        "tests/formats/test_chunks.py",
     ),
     Mutant(
         "formats/dcp/entries",
