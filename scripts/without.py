@@ -58,7 +58,17 @@ def copy(name: str, into: Path) -> None:
         ),
         re.MULTILINE,
     )
-    # In a sentence the words stay, and the link goes.
+    # Examples of its commands and functions, and lines that are about them; in other sentences the words stay, and the
+    # link goes.
+    about = re.compile(
+        "|".join(
+            [
+                *(rf"\bckptconv {command}\b" for command in commands_of(name)),
+                *(rf"\bckptconv\.{each}\(" for each in public),
+            ]
+        )
+        or "(?!)"
+    )
     links = re.compile("|".join(rf"\[([^\]]*)\]\([^)\s]*{page}(?:#[^)]*)?\)" for page in pages) or "((?!))")
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout
@@ -71,10 +81,25 @@ def copy(name: str, into: Path) -> None:
         if path.endswith(LINES):
             lines = target.read_text("utf-8").splitlines(keepends=True)
             kept = "".join(line for line in lines if not mentions.search(line.rstrip("\n")))
+            if path.endswith(".md"):
+                kept = "".join(part for part in parts_of(kept) if not about.search(part))
             target.write_text(links.sub(r"\1", kept), "utf-8")
     env = {"PYTHONPATH": str(into)}
     for folder, words in MAKERS:
         subprocess.run([sys.executable, *words], cwd=into / folder, check=True, env=env, capture_output=True)
+
+
+def parts_of(page: str) -> list[str]:
+    """The lines of a page, where an example is one, with what it prints."""
+    return re.findall(
+        r"^```(?:python|sh)\n.*?^```\n(?:\n```text\n.*?^```\n)?|^[^\n]*\n", page, re.MULTILINE | re.DOTALL
+    )
+
+
+def commands_of(name: str) -> list[str]:
+    """The commands of the feature, or the groups of them."""
+    registered = (ROOT / "ckptconv" / "cli" / "registered.py").read_text("utf-8")
+    return re.findall(rf'^    "([\w-]+)": "ckptconv\.features\.{name}\.', registered, re.MULTILINE)
 
 
 def pages_of(name: str) -> tuple[str, ...]:
