@@ -1,6 +1,6 @@
 """Draws the rooms of the package and what each imports, from the imports themselves, and says what is out of order.
 
-    python scripts/house.py            writes the picture in CONTRIBUTING.md anew
+    python scripts/house.py            writes the picture in CONTRIBUTING.md anew, and prints the sizes (roads.py)
     python scripts/house.py --check    changes nothing; exit code 1 where the picture or an import is out of order
     python scripts/house.py --without [NAME]   copies the checkout without a feature (without.py), or lists them
 
@@ -158,6 +158,10 @@ def main() -> None:
         wrong.append("The picture in CONTRIBUTING.md is out of date: run scripts/house.py.")
     found = floors(rooms())
     print(f"{len(found)} rooms on {max(found.values())} floors")
+    if "--check" not in sys.argv:
+        import roads
+
+        print(*roads.report(), sep="\n")
     print(*wrong, sep="\n", end="\n" if wrong else "")
     sys.exit(bool(wrong))
 

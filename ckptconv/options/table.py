@@ -22,7 +22,6 @@ from ckptconv.options.kinds import (
     MAPPING,
     MOST_ITEMS,
     NUMBER,
-    NUMBERS,
     OPAQUE,
     PART,
     PATH,
@@ -585,34 +584,6 @@ class _Merging:
     )
 
 
-class _Averaging:
-    """Options that only `average` has."""
-
-    weights = Option(
-        NUMBERS,
-        "How much each STEP counts, in order, such as 1,1,2; they may be negative, and the sum is divided by theirs.",
-        metavar="W,...",
-        fallback="1 for each",
-        group=TAKE,
-        common=True,
-    )
-    ema = Option(
-        NUMBER,
-        "Exponential moving average: each STEP counts by 1 - DECAY, and what was before it by DECAY.",
-        metavar="DECAY",
-        group=TAKE,
-        common=True,
-    )
-    minus = Option(
-        PATH,
-        "Do not divide: the first STEP, and by their weights what the others have more than BASE; of one STEP, what it "
-        "has more itself.",
-        metavar="BASE",
-        group=TAKE,
-        common=True,
-    )
-
-
 # The table, in parts: one name may be different options in different parts.
 OPTIONS = Options.table
 COMMAND = options_in(_Command)
@@ -664,13 +635,13 @@ PATCHING = _named_in(
     f"max_shard_size dtype key strip_prefix rename copy_config {_READ} {_AS_IT_IS} {_WORKING} manifest dry_run "
     f"{_REACHED}",
 )
-_COMPUTING = _named_in(
+# What takes several checkpoints, and makes one output of them.
+COMBINING = _named_in(
     OPTIONS,
     f"{_OF_TENSORS} to chunks model_key copy_config for_hub {_READ} raw opaque drop_opaque {_WORKING} verify checksum "
     f"part manifest digest attest depfile dry_run {_REACHED}",
 )
-MERGING = {**options_in(_Merging), **_COMPUTING}
-AVERAGING = {**options_in(_Averaging), **_COMPUTING}
+MERGING = {**options_in(_Merging), **COMBINING}
 SCANNING = _named_in(OPTIONS, "storage_options")
 # Which tensors to convert, and how.
 TENSORS = tuple(_named_in(OPTIONS, _OF_TENSORS).values())
