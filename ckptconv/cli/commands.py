@@ -11,7 +11,6 @@ from ckptconv.cli import signals
 from ckptconv.cli.compare import diff
 from ckptconv.cli.convert import ConvertCommand, convert_, convert_one
 from ckptconv.cli.maps import maps
-from ckptconv.cli.merge import merge
 from ckptconv.cli.options import (
     CONVERTING,
     SHOWING,
@@ -269,7 +268,7 @@ def verify_(
     shown.report(done, of_verification(done, shown.verbose))
 
 
-for each in (merge, diff, patch, scan, virtual, serve):
+for each in (diff, patch, scan, virtual, serve):
     app.command(each.__name__, cls=Command)(each)
 app.add_typer(maps, name="maps")
 

@@ -26,7 +26,9 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
     close = difflib.get_close_matches(option.lstrip("-"), [each.lstrip("-") for each in close])
     own = {name for parameter in ctx.command.params for name in parameter.opts}
     # Of what is said of a word, the options that this command has; nothing if it has none of them.
-    said = next((text for words, text in _WORDS.items() if option in words.split()), "")
+    of_features = [getattr(import_module(module), "OTHER_OPTIONS", {}) for module in COMMANDS.values()]
+    every = (pair for table in (_WORDS, *of_features) for pair in table.items())
+    said = next((text for words, text in every if option in words.split()), "")
     named = re.findall(r"(?<![\w-])--[\w-]+", said)
     if option == "--output-dir":
         meant = "Several inputs: ckptconv convert INPUT... --output-dir DIR. "
@@ -51,7 +53,6 @@ _WORDS = {
     "--force -f --replace --yes -y --exist-ok": "It is --overwrite, for files of others; what ckptconv made is "
     "replaced without it.",
     "--device --gpu --cuda --cpu --device-map": "Nothing is put on a device: tensors go from file to file.",
-    "--base --base-model --adapter --lora": "Adapters are merged by: ckptconv merge BASE ADAPTER OUTPUT.",
     "--trust-remote-code --weights-only --no-weights-only --unsafe": "Nothing in a file runs, so nothing has to be "
     "trusted; --inert converts even a file that carries an attack.",
     "--num-workers --workers --threads --num-threads --max-workers": "It is --jobs N.",
@@ -86,7 +87,6 @@ _OTHER_WORDS = {
     "convert": ("to", "cast", "reshard", "consolidate", "save", "export"),
     "convert --quantize fp8-block": ("quantize", "quantise", "quant"),
     "convert --dequantize": ("dequantize", "dequantise", "dequant"),
-    "merge": ("merge-weights", "merge-lora", "merge-adapter", "merge-and-unload", "lora"),
 }
 _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".json", ".distcp", "/")
 
