@@ -7,3 +7,4 @@ whose tensors are the base's plus products of factors. Its kernels are `LowRank`
 from __future__ import annotations
 
 PAGES = ("merge.md",)
+SCRIPTS = ("memory_names.py",)
