@@ -23,8 +23,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FEATURES = Path("ckptconv", "features")
-# What makes files of others, in this order.
-MAKERS = ("scripts/keywords.py", "scripts/reference.py", "scripts/house.py")
+# What makes files of others, in this order: where it is called, and how.
+MAKERS = (
+    (".", ("scripts/keywords.py",)),
+    (".", ("scripts/reference.py",)),
+    (".", ("scripts/house.py",)),
+    ("tests", ("-m", "attacks.corpus", "--manifest")),
+    (".", ("-m", "ruff", "format", "--quiet", ".")),
+)
 # Files whose lines belong to features: registries, lists of pages and of public names.
 LINES = (".py", ".pyi", ".md", ".yml", ".toml")
 
@@ -79,10 +85,9 @@ def copy(name: str, into: Path) -> None:
             if path.endswith(".md"):
                 kept = "".join(part for part in parts_of(kept) if not about.search(part))
             target.write_text(links.sub(r"\1", kept), "utf-8")
-    for maker in MAKERS:
-        subprocess.run(
-            [sys.executable, maker], cwd=into, check=True, env={"PYTHONPATH": str(into)}, capture_output=True
-        )
+    env = {"PYTHONPATH": str(into)}
+    for folder, words in MAKERS:
+        subprocess.run([sys.executable, *words], cwd=into / folder, check=True, env=env, capture_output=True)
 
 
 def parts_of(page: str) -> list[str]:

@@ -106,3 +106,9 @@ LONE: tuple[Lone, ...] = (
     Lone("ckptconv.formats.ranks.alone", RANKS, part="flat_param"),
     Lone("ckptconv.formats.checkpointing.alone", ("#.pt", "#.safetensors")),
 )
+# Ways in which names of tensors in safetensors tell a tree: how the first name begins, and the module. There, `is_used`
+# tells whether all names are such; `restored` returns the tree of the files, and the names of classes in it that are
+# kept as `Opaque`; `CALLED` is what people call it.
+NAMINGS: dict[str, str] = {
+    "gA": "ckptconv.features.olmo.names",
+}
