@@ -8,7 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from ckptconv.cli.options import CONVERTING, divided, named, taking
-from ckptconv.options.table import MERGING
+from ckptconv.features.merge.options import MERGING
+
+OTHER_WORDS = {"merge": ("merge-weights", "merge-lora", "merge-adapter", "merge-and-unload", "lora")}
+# What is said of options of other programs.
+OTHER_OPTIONS = {
+    "--base --base-model --adapter --lora": "Adapters are merged by: ckptconv merge BASE ADAPTER OUTPUT.",
+}
+# The commands that print the report of a conversion.
+OF_CONVERSIONS = ("merge",)
 
 OTHER_WORDS = {"merge": ("merge-weights", "merge-lora", "merge-adapter", "merge-and-unload", "lora")}
 
@@ -44,7 +52,7 @@ def merge(
       ckptconv merge base/ first/ second/ merged.safetensors
     """
     from ckptconv.cli.convert import make
-    from ckptconv.library.merging import merge as merged
+    from ckptconv.features.merge.merging import merge as merged
 
     adapters, target = divided(words, options, "merge needs a BASE, at least one ADAPTER, and an OUTPUT.")
     make("merge", functools.partial(merged, base), adapters, target, options)

@@ -7,14 +7,15 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.adapters import Adapter, factor, settled
-from ckptconv.formats.peft import PREFIX, Factors, Module, parsed, unknown
+from ckptconv.features.merge.files import Adapter, factor, settled
+from ckptconv.features.merge.kernels import MOST_COLUMNS, MOST_RANK, LowRank, Magnitude
+from ckptconv.features.merge.memory import InFiles
+from ckptconv.features.merge.peft import PREFIX, Factors, Module, parsed, unknown
+from ckptconv.features.merge.placing import Placed, placed
+from ckptconv.features.merge.tied import EMBEDDINGS, HEAD, Base, Head, is_saved, moves_head, rows_of, untied
 from ckptconv.formats.quantized.parts import parts_among
-from ckptconv.outputs.placing import Placed, placed
-from ckptconv.outputs.tied import EMBEDDINGS, HEAD, Base, Head, is_saved, moves_head, rows_of, untied
-from ckptconv.structure.maps.memory import InFiles
 from ckptconv.tensors import casting
-from ckptconv.tensors.computing import MOST_COLUMNS, MOST_RANK, Axis, Joined, LowRank, Magnitude, Tiled, WeightedSum
+from ckptconv.tensors.computing import Axis, Joined, Tiled, WeightedSum
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
 from ckptconv.tensors.lazy import Concat, LazyTensor, View, untagged
 from ckptconv.tensors.slices import Span, as_stored, extent, sliced

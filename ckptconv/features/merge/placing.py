@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats.adapters import Adapter
-from ckptconv.formats.peft import Module
-from ckptconv.structure.maps.memory import Family, InFiles, families
+from ckptconv.features.merge.files import Adapter
+from ckptconv.features.merge.memory import Family, InFiles, families
+from ckptconv.features.merge.peft import Module
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import brief
 

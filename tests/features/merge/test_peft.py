@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptconv import CkptconvError, CorruptError, UnsupportedError, UsageError
-from ckptconv.formats.peft import PREFIX, Module, parsed
+from ckptconv.features.merge.peft import PREFIX, Module, parsed
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor, Zeros
 

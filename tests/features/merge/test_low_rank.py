@@ -11,12 +11,13 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ckptconv import process
-from ckptconv.tensors import low_rank
-from ckptconv.tensors.computing import Axis, Box, LowRank, Tile
+from ckptconv.features.merge import low_rank
+from ckptconv.features.merge.kernels import LowRank
+from ckptconv.tensors.computing import Axis, Box, Tile
 from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.float_formats import numbers
 from ckptconv.tensors.kernels import apply
 from ckptconv.tensors.moves import Cast
-from ckptconv.tensors.rounding import numbers
 
 _STORED = ("bfloat16", "float16", "float32", "float64")
 _RIGHT = low_rank.multiply

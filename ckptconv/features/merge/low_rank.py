@@ -16,23 +16,23 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.process import go_on
-from ckptconv.tensors.computing import DEEP, Box, LowRank
-from ckptconv.tensors.float_formats import blas_is_alone, numpy_module, scratch
-from ckptconv.tensors.rounding import (
+from ckptconv.features.merge.rounding import (
     DOUBLE,
     SINGLE,
     Casting,
     Precision,
-    numbers,
-    numbers_as,
     precision_for,
     round_certain,
 )
+from ckptconv.process import go_on
+from ckptconv.tensors.computing import Box
+from ckptconv.tensors.float_formats import blas_is_alone, numbers, numbers_as, numpy_module, scratch
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
 
+# From factors of more than this rank, fewer bytes are needed at a time, as they are multiplied in float64.
+DEEP = 1 << 10
 # Elements that are added up in order at a time: with the sum, they stay in the first-level cache.
 _IN_ORDER = 1 << 11
 # Bytes of those of a block that a BLAS makes: with what they are added to, and what is compared, they stay in the
@@ -70,12 +70,12 @@ class _Sum(NamedTuple):
     scale: float
 
     @classmethod
-    def of(cls, kernel: LowRank, boxes: Sequence[Box], arrays: Sequence[Array]) -> _Sum:
+    def of(cls, scale: float, boxes: Sequence[Box], arrays: Sequence[Array]) -> _Sum:
         base, left, right = (_Stored(box.dtype, bits) for box, bits in zip(boxes, arrays, strict=True))
         # The factors make the tile, or its transpose.
         if boxes[1].axes[0].dim:
             left, right = _Stored(right.dtype, right.bits.T), _Stored(left.dtype, left.bits.T)
-        return cls(base, left, right, kernel.scale)
+        return cls(base, left, right, scale)
 
     def at(self, place: tuple[slice, slice]) -> _Sum:
         """Return a block of it."""
@@ -86,9 +86,9 @@ class _Sum(NamedTuple):
 # ------------------------------------------------------------------------------------------------------------ in order
 
 
-def added(kernel: LowRank, boxes: Sequence[Box], arrays: Sequence[Array], out: Array) -> None:
+def added(scale: float, boxes: Sequence[Box], arrays: Sequence[Array], out: Array) -> None:
     """Fill `out`, of float64, with what the product of the factors is added to, plus that."""
-    add_all(_Sum.of(kernel, boxes, arrays), out)
+    add_all(_Sum.of(scale, boxes, arrays), out)
 
 
 def add_all(given: _Sum, out: Array) -> None:
@@ -142,13 +142,11 @@ def _one_nan(out: Array) -> None:
 # ------------------------------------------------------------------------------------------------------------- rounded
 
 
-def rounded(
-    kernel: LowRank, boxes: Sequence[Box], arrays: Sequence[Array], target: str, out: Array, cast: Casting
-) -> int:
+def rounded(scale: float, boxes: Sequence[Box], arrays: Sequence[Array], target: str, out: Array, cast: Casting) -> int:
     """Fill `out` with the bits of what `added` makes, rounded to the dtype `target`. Return how many finite numbers
     became infinite."""
     np = numpy_module()
-    given = _Sum.of(kernel, boxes, arrays)
+    given = _Sum.of(scale, boxes, arrays)
     overflows, rank = 0, given.right.bits.shape[0]
     near = [(np.empty(0, "i8"),) * 2]
     first = precision_for(target, {each.dtype for each in given[:3]}, (given.scale,)) if rank <= DEEP else DOUBLE

@@ -27,12 +27,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
 from ckptconv import CkptconvError, CorruptError, DifferenceError, UnsupportedError, UsageError, convert, merge, verify
-from ckptconv.formats import adapters
-from ckptconv.formats.quantized.table import WAYS
+from ckptconv.features.merge import adapters as merging
+from ckptconv.features.merge import files
+from ckptconv.features.merge.kernels import LowRank
+from ckptconv.features.merge.memory import families
 from ckptconv.library.virtual import VirtualFiles
-from ckptconv.outputs import adapters as merging
-from ckptconv.structure.maps.memory import families
-from ckptconv.tensors.computing import LowRank
+from ckptconv.options.table import OPTIONS
 
 PEFT = DATA / "peft"
 # Of each element, all rows would be needed.
@@ -242,13 +242,13 @@ def test_experts_of_the_base_may_have_other_names_than_in_memory() -> None:
 
 def test_patterns_are_tried_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    right = adapters.first_matches
+    right = files.first_matches
 
     def first_matches(lists: Any, names: Any) -> Any:
         calls.append(names)
         return right(lists, names)
 
-    monkeypatch.setattr(adapters, "first_matches", first_matches)
+    monkeypatch.setattr(files, "first_matches", first_matches)
     save_file({f"l.{number}.a.weight": random(6, 5) for number in range(9)}, "base.safetensors")
     given = {name: tensor for number in range(9) for name, tensor in factors(f"l.{number}.a", 6, 5).items()}
     patterns = {"alpha_pattern": {r"l\.[0-4]\.a": 4, "7.a": 6}, "rank_pattern": {r".*\.x": 4}}
@@ -334,6 +334,7 @@ def test_a_training_holds_the_base_too() -> None:
         merge("base.safetensors", "run", "out.safetensors")
 
 
+@pytest.mark.skipif("dequantize" not in OPTIONS, reason="there are no quantized weights")
 def test_a_quantized_base_is_merged_into_as_its_weights() -> None:
     case = DATA / "quantized" / "block-fp8-f32"
     convert(case, "once", dequantize=True)
@@ -343,10 +344,13 @@ def test_a_quantized_base_is_merged_into_as_its_weights() -> None:
     assert not torch.equal(load_file("out/model.safetensors")[name], weight)
 
 
+@pytest.mark.skipif("quantize" not in OPTIONS, reason="there are no quantized weights")
 @pytest.mark.parametrize("way", ["fp8-block", "int4-g32"])
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_base_of_codes_is_refused_with_what_to_do(way: str, kept: bool) -> None:
     """Whether the codes have the name of the weight or not, and for whole weights too."""
+    from ckptconv.formats.quantized.table import WAYS
+
     weight = "m.up_proj.weight"
     save_file({weight: random(64, 64)}, "base.safetensors")
     convert("base.safetensors", "base", quantize=way, fsync=False)
@@ -476,13 +480,19 @@ def test_base_adapter_and_output_may_be_on_a_store(s3: S3) -> None:
     assert s3.get(f"{name}/merged.safetensors") == Path("out.safetensors").read_bytes()
 
 
-def test_a_reference_and_a_map_are_for_what_is_merged() -> None:
+@pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")
+def test_a_reference_is_for_what_is_merged() -> None:
     base, given = large()
-    merge(base, given, "out.safetensors")
-    wanted = load_file("out.safetensors")
     save_file({name: tensor.float() for name, tensor in load_file(base).items()}, "like.safetensors")
     merge(base, given, "wide.safetensors", like="like.safetensors", verify=True)
     assert {tensor.dtype for tensor in load_file("wide.safetensors").values()} == {torch.float32}
+
+
+@pytest.mark.skipif("map" not in OPTIONS, reason="there are no maps")
+def test_a_map_is_for_what_is_merged() -> None:
+    base, given = large()
+    merge(base, given, "out.safetensors")
+    wanted = load_file("out.safetensors")
     Path("my.toml").write_text(
         '[[rule]]\nhere = "e.weight : (a + a) b"\nthere = ["e1 : a b", "e2 : a b"]\n\n'
         '[keep]\nnames = ["?", "f.weight"]\n'

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.conversion import convert
 from ckptconv.errors import UNWRITTEN, leaving
-from ckptconv.formats.adapters import merging, read_adapters
+from ckptconv.features.merge.files import merging, read_adapters
+from ckptconv.features.merge.options import MERGING
 from ckptconv.formats.opening import opened
 from ckptconv.formats.training import model_alone
 from ckptconv.options.option import checked
-from ckptconv.options.table import MERGING, Options
+from ckptconv.options.table import Options
 from ckptconv.process import no_garbage
 from ckptconv.result import Report
 from ckptconv.storage.paths import listed

@@ -10,8 +10,8 @@ from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats.adapters import Adapter
-from ckptconv.formats.peft import Module, unknown
+from ckptconv.features.merge.files import Adapter
+from ckptconv.features.merge.peft import Module, unknown
 from ckptconv.tensors.lazy import LazyTensor, same_bytes
 from ckptconv.text import some
 

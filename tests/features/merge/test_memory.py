@@ -7,9 +7,9 @@ import re
 from checkpoints import DATA
 from effort import every
 
+from ckptconv.features.merge.memory import Family, InFiles, families
 from ckptconv.structure.maps.compile import apply_map
 from ckptconv.structure.maps.file import from_catalogue
-from ckptconv.structure.maps.memory import Family, InFiles, families
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor, Zeros
 
@@ -49,7 +49,7 @@ def test_a_stack_is_a_tensor_for_each_expert() -> None:
 
 def test_parts_of_one_tensor_are_all_of_it() -> None:
     """What is cut in memory has each part once."""
-    table = (DATA.parents[1] / "ckptconv/structure/maps/memory.txt").read_text()
+    table = (DATA.parents[1] / "ckptconv/features/merge/memory.txt").read_text()
     cut = re.findall(r"^\S+ = \S+ (\d+)/(\d+)$", table, re.MULTILINE)
     assert cut
     for text in table.split("\n\n"):

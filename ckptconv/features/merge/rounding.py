@@ -39,23 +39,6 @@ def precision_for(target: str, inputs: set[str], scalars: Iterable[float]) -> Pr
     return SINGLE if is_narrow and all(not each or 2.0**-60 < abs(each) < 2.0**60 for each in scalars) else DOUBLE
 
 
-def numbers(dtype: str, bits: Array, single: Array) -> Array:
-    """Return numbers of a floating dtype, those of bfloat16 in `single`."""
-    if dtype != "bfloat16":
-        return bits.view(dtype)
-    single[...] = bits
-    single <<= 16
-    view: Array = single.view("f4")
-    return view
-
-
-def numbers_as(code: str, dtype: str, bits: Array) -> Array:
-    """Return numbers of a floating dtype as numpy's `code`, which holds them."""
-    single = numpy_module().empty(bits.shape, "u4") if dtype == "bfloat16" else bits
-    made: Array = numbers(dtype, bits, single).astype(code, copy=False)
-    return made
-
-
 def round_certain(
     values: Array, bound: Any, precision: Precision, target: str, out: Array, room: Array, cast: Casting
 ) -> Array | None:

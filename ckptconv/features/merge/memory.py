@@ -127,7 +127,7 @@ def families() -> tuple[Family, ...]:
     from importlib import resources
 
     found: list[tuple[tuple[str, ...], list[_Rule]]] = []
-    for line in (resources.files("ckptconv.structure.maps") / "memory.txt").read_text("utf-8").splitlines():
+    for line in (resources.files("ckptconv.features.merge") / "memory.txt").read_text("utf-8").splitlines():
         if line.startswith("["):
             found.append((tuple(line[1:-1].split()), []))
         elif line and not line.startswith("#"):

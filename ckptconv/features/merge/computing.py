@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ckptconv.formats import adapters as files
+from ckptconv.features.merge import adapters, files, tied
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs import adapters, selection, tied
+from ckptconv.outputs import selection
 from ckptconv.outputs.computed import Again, Computing, From
 from ckptconv.outputs.naming import Named, named
 from ckptconv.tensors import casting
