@@ -8,8 +8,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Piece, Task, Window
 from ckptconv.engine.worker import Worker
 from ckptconv.plan import Data, FilePlan, Literal
-from ckptconv.storage.files import Options, check_unchanged
+from ckptconv.storage.files import check_unchanged
 from ckptconv.storage.prefetch import Prefetch, is_read_far
+from ckptconv.storage.reading import Options
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.moves import File, Runs
 

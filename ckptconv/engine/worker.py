@@ -18,8 +18,9 @@ from ckptconv.plan import Checked, Data, Literal, Trailer
 from ckptconv.storage.coalesce import BLOCK as NEARBY
 from ckptconv.storage.coalesce import are_near, blocks
 from ckptconv.storage.crc import crc32
-from ckptconv.storage.files import MAX_BUFFERS, Reader, Readers
+from ckptconv.storage.files import MAX_BUFFERS, Readers
 from ckptconv.storage.prefetch import Prefetch, is_read_far
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import combine
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.geometry import slices

@@ -15,15 +15,18 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from ckptconv.errors import FailedError
-from ckptconv.storage.files import DescriptorReader, Reader, Readers, RemoteReader, is_far
+from ckptconv.storage.files import DescriptorReader, Readers, is_far
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.spool import Spool
 from ckptconv.tensors.moves import GAP, File
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
+
+    from ckptconv.storage.remote_files import RemoteReader
 
 # Bytes of a request, if that much is wanted in one place; at most twice as large.
 REQUEST = 5 << 20
@@ -293,8 +296,7 @@ class Prefetch(Generic[Task]):
             reader = self._remote.get(file)
             if reader is None:
                 opened = self._readers.open(file)
-                assert isinstance(opened, RemoteReader)
-                reader = self._remote[file] = opened
+                reader = self._remote[file] = cast("RemoteReader", opened)
             return reader
 
     # ---- reading

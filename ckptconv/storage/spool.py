@@ -21,10 +21,11 @@ from typing import NamedTuple
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, LimitError, UnsupportedError, UsageError
 from ckptconv.storage import remote
 from ckptconv.storage.crc import crc32
-from ckptconv.storage.files import DescriptorReader, Options, Reader, Readers, hold
+from ckptconv.storage.files import DescriptorReader, Readers, hold
 from ckptconv.storage.handles import Handle, resolved, unnamed
 from ckptconv.storage.overwriting import UNIT, laid_out
 from ckptconv.storage.paths import is_remote
+from ckptconv.storage.reading import Options, Reader
 from ckptconv.storage.writing import check_space
 from ckptconv.tensors.moves import File, Packed
 from ckptconv.text import install, reason

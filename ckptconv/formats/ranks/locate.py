@@ -14,8 +14,8 @@ from ckptconv.errors import UsageError
 from ckptconv.formats import model_files, runs
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
 from ckptconv.formats.torch import SUFFIXES
-from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
+from ckptconv.storage.reading import Entry
 from ckptconv.text import some
 
 FAMILY = model_files.TORCH

@@ -10,7 +10,8 @@ from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.refusing import attacks_are_refused
 from ckptconv.pickles.vocabulary import PLAIN, Limits, Vocabulary
-from ckptconv.storage.files import BufferedReader, Reader
+from ckptconv.storage.files import BufferedReader
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
 from ckptconv.tensors.moves import File
 

@@ -16,8 +16,8 @@ from ckptconv.pickles.refusing import attacks_are_refused
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
 from ckptconv.plan import Input
 from ckptconv.storage import LOCAL_SIGNATURE
-from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
 
 

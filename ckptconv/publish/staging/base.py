@@ -19,8 +19,8 @@ from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import Made, made
 from ckptconv.storage.crc import crc32
 from ckptconv.storage.digests import Digests, digests_of
-from ckptconv.storage.files import Reader
 from ckptconv.storage.handles import ForeignError
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.writing import BusyError, Writer
 
 # On a full disk, staged files are not kept: they may never be wanted.

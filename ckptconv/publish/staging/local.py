@@ -42,8 +42,9 @@ from ckptconv.publish.staging.area import (
 )
 from ckptconv.publish.staging.base import GO_ON, Staging
 from ckptconv.storage.digests import Digests
-from ckptconv.storage.files import DescriptorReader, Reader
+from ckptconv.storage.files import DescriptorReader
 from ckptconv.storage.handles import HIDDEN, ForeignError, Handle, resolved
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.writing import LocalWriter, Writer, check_space, writing
 from ckptconv.tensors.moves import File
 from ckptconv.text import reason

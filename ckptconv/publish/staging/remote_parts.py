@@ -26,9 +26,10 @@ from ckptconv.publish.staging.area import DESCRIPTION, StagedParts, is_sibling, 
 from ckptconv.publish.staging.remote import UploadStaging, names_in
 from ckptconv.storage import remote
 from ckptconv.storage.digests import Digests
-from ckptconv.storage.files import Reader, RemoteReader
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
+from ckptconv.storage.reading import Reader
+from ckptconv.storage.remote_files import RemoteReader
 from ckptconv.storage.uploads import KINDS, explained
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.moves import File
