@@ -14,7 +14,7 @@ from ckptconv.formats.source import Source
 from ckptconv.formats.states import is_same, with_states
 from ckptconv.formats.training import model_alone, with_training
 from ckptconv.options.table import Options
-from ckptconv.storage.hub import is_hub, pinned
+from ckptconv.storage import stores
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.spool import is_pipe
@@ -77,9 +77,9 @@ def opened_at(path: str, settings: Mapping[str, Any], *, copies: bool | None, pe
         if per_rank:
             raise UsageError("What comes through a pipe has no ranks.")
         return [open_source(path, **settings)]
-    stores = dict(settings["storage_options"] or {})
-    place = Location(pinned(path, stores), stores)
-    copies = is_hub(place.path) if copies is None else copies
+    reaching = dict(settings["storage_options"] or {})
+    place = Location(stores.pinned(path, reaching), reaching)
+    copies = stores.at(place.path).repository if copies is None else copies
     if per_rank or diffusers.is_one(place, settings["family"], copies=copies):
         return open_parts(place, per_rank=per_rank, **settings)
     return [open_source(place.path, **settings)]

@@ -17,10 +17,10 @@ from ckptconv.inspection.summary import QuantizedSummary, Summary, forecast, qua
 from ckptconv.options.table import INSPECTING, Options, checked, filled
 from ckptconv.outputs.naming import tree_of
 from ckptconv.process import no_garbage
-from ckptconv.storage.hub import pinned
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.progress import counter, shown
+from ckptconv.storage.stores import pinned
 from ckptconv.structure import keymap
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import Options
 from ckptconv.outputs.kinds import KINDS, flag, is_given, kind_of
 from ckptconv.plan import NUMBERED
+from ckptconv.storage import stores
 from ckptconv.storage.files import look
 from ckptconv.storage.handles import HIDDEN, resolved
-from ckptconv.storage.hub import is_hub, without_revision
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
 from ckptconv.text import Proposed, reason, some
@@ -399,7 +399,7 @@ def default_output(source: Source, asked: Location) -> str:
     output would have the same name.
     """
     is_directory = asked.at(source.path).kind == "directory"
-    if is_hub(asked.path):
+    if stores.at(asked.path).repository:
         return _here(asked.path, is_directory)
     if source.family == model_files.SAFETENSORS:
         raise UsageError(
@@ -424,7 +424,7 @@ def default_output(source: Source, asked: Location) -> str:
 
 def _here(asked: str, is_directory: bool) -> str:
     """Return the name, in the current directory, of the output for `asked`, which is on the hub."""
-    name = basename(without_revision(asked.rstrip("/")))
+    name = basename(stores.at(asked).plain(asked.rstrip("/")))
     if is_directory:
         return f"{name}/" if _ENDING.search(name) else name
     return file_name(os.path.splitext(name)[0])

@@ -11,6 +11,7 @@ from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.storage import remote
 from ckptconv.storage.paths import is_quoted, join
 from ckptconv.storage.reading import Entry, Options, Reader, changed, ends_early
+from ckptconv.storage.stores import Put
 from ckptconv.tensors.moves import File
 
 
@@ -74,7 +75,7 @@ class RemoteReader(Reader):
         """Whether its file system supports several requests at a time."""
         return remote.is_parallel(self._fs)
 
-    def fetch(self, offset: int, length: int, put: remote.Put, stop: threading.Event | None = None) -> None:
+    def fetch(self, offset: int, length: int, put: Put, stop: threading.Event | None = None) -> None:
         """Read a range with one request. Call `put` with each piece and its distance from `offset`.
 
         A retry puts the whole range again. There is no retry once `stop` is set.

@@ -24,13 +24,13 @@ from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import record
 from ckptconv.publish.staging.area import DESCRIPTION, StagedParts, is_sibling, record_of
 from ckptconv.publish.staging.remote import UploadStaging, names_in
-from ckptconv.storage import remote
+from ckptconv.storage import remote, stores
 from ckptconv.storage.digests import Digests
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.remote_files import RemoteReader
-from ckptconv.storage.uploads import KINDS, explained
+from ckptconv.storage.uploads import explained
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.moves import File
 
@@ -216,7 +216,7 @@ class PartsOnStore(UploadStaging):
     def _put(self, name: str, data: bytes) -> None:
         fs, inner = self._place.join(name).filesystem()
         with explained(self._place.path):
-            if not any(each in KINDS for each in remote.protocols(fs)):
+            if stores.of(fs).upload is None:
                 fs.makedirs(inner.rpartition("/")[0], exist_ok=True)  # stores have no directories
             remote.retrying(lambda: fs.pipe_file(inner, data))
 
