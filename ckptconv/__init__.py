@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         UnsupportedError,
         UsageError,
     )
+    from ckptconv.features.average.averaging import average
     from ckptconv.features.rows.check import check as check_rows
     from ckptconv.features.rows.pack import pack as pack_rows
     from ckptconv.features.rows.split import split as split_rows
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from ckptconv.inspection.scan.report import ScanReport
     from ckptconv.inspection.scan.scanning import scan
     from ckptconv.inspection.summary import Summary
-    from ckptconv.library.averaging import average
     from ckptconv.library.checkpoint import Checkpoint
     from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
     from ckptconv.library.distributed import DistributedReader
@@ -108,7 +108,7 @@ _HOMES = {
     "Verification": ("verification.report", "Verification"),
     "VirtualFiles": ("library.virtual", "VirtualFiles"),
     "__version__": ("version", "__version__"),
-    "average": ("library.averaging", "average"),
+    "average": ("features.average.averaging", "average"),
     "check_rows": ("features.rows.check", "check"),
     "convert": ("conversion", "convert"),
     "diff": ("inspection.comparing", "diff"),

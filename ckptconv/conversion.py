@@ -15,7 +15,8 @@ from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.opening import all_opened, fitted
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.kinds import Default
-from ckptconv.options.table import OPTIONS, Options, checked
+from ckptconv.options.option import checked
+from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.kinds import check_options
 from ckptconv.outputs.planning import Output, planned
 from ckptconv.outputs.targets import (

@@ -28,9 +28,8 @@ from typing import Any
 
 import torch
 from attacks.assemble import listed, mapped, streamed, tensor, text
-from attacks.corpus import CASES
-from attacks.directories import DIRECTORIES
-from attacks.headers import FILES, SETS
+from attacks.every import ALL, ALL_DIRECTORIES
+from attacks.readers import READERS
 from cells import of_features
 from checkpoints import DATA, ckptconv, ckptconv_here
 from remote import a_model
@@ -253,7 +252,7 @@ def of_rows() -> Iterator[Golden]:
 
 
 def of_the_corpus() -> Iterator[Golden]:
-    for case in [*CASES.values(), *FILES.values()]:
+    for case in [case for case in ALL if case not in READERS.values()]:
         command = "safetensors2pt" if case.file.endswith(".safetensors") else "pt2safetensors"
         output = "out.pt" if command == "safetensors2pt" else "out.safetensors"
         yield Golden(
@@ -261,7 +260,7 @@ def of_the_corpus() -> Iterator[Golden]:
             lambda place, case=case: (place / case.file).write_bytes(case.make("canary")),  # type: ignore[misc]
             ((command, case.file, output, "--json"), ("inspect", case.file, "--json")),
         )
-    for directory in [*DIRECTORIES.values(), *SETS.values()]:
+    for directory in ALL_DIRECTORIES:
 
         def make(place: Path, directory: Any = directory) -> str:
             (place / "in").mkdir()

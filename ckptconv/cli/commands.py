@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from ckptconv.cli import signals
-from ckptconv.cli.average import average
 from ckptconv.cli.compare import diff
 from ckptconv.cli.convert import ConvertCommand, convert_, convert_one
 from ckptconv.cli.maps import maps
@@ -270,7 +269,7 @@ def verify_(
     shown.report(done, of_verification(done, shown.verbose))
 
 
-for each in (average, merge, diff, patch, scan, virtual, serve):
+for each in (merge, diff, patch, scan, virtual, serve):
     app.command(each.__name__, cls=Command)(each)
 app.add_typer(maps, name="maps")
 

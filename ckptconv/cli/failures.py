@@ -87,7 +87,6 @@ _OTHER_WORDS = {
     "convert --quantize fp8-block": ("quantize", "quantise", "quant"),
     "convert --dequantize": ("dequantize", "dequantise", "dequant"),
     "merge": ("merge-weights", "merge-lora", "merge-adapter", "merge-and-unload", "lora"),
-    "average": ("mean", "avg", "soup", "swa", "ema", "model-soup"),
 }
 _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".json", ".distcp", "/")
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
 from ckptconv.formats import companions, configs
+from ckptconv.formats.adapter_names import other_program
 from ckptconv.formats.companions import ADAPTER_CONFIG
 from ckptconv.formats.detect import open_source
-from ckptconv.formats.peft import other_program
 from ckptconv.formats.source import Source, combined
 from ckptconv.plan import Input
 from ckptconv.storage.location import Location

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import import_module
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import CkptconvError, MissingError, UsageError
 from ckptconv.formats import alone as alone_files
-from ckptconv.formats import model_files, virtual
+from ckptconv.formats import model_files
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
 from ckptconv.formats.instead import what_directory_it_is, what_it_is
-from ckptconv.formats.model_files import SAFETENSORS, TORCH
+from ckptconv.formats.model_files import TORCH
 from ckptconv.formats.ranks import locate as ranks
-from ckptconv.formats.runs import SHARDED, STEP_METADATA
+from ckptconv.formats.registered import FORMATS
 from ckptconv.formats.source import Source, Wanted
-from ckptconv.options.table import NO_MAP, OPENING, checked
+from ckptconv.options.option import checked
+from ckptconv.options.table import NO_MAP, OPENING
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.storage import stores
@@ -34,80 +34,10 @@ if TYPE_CHECKING:
     from ckptconv.structure.maps.chosen import ChosenMap
 
 
-_Sniff: TypeAlias = Callable[[Probe], Guess | None]
-
-
 class OtherFamilyError(UsageError):
     """What is there is not of the family that was expected."""
 
 
-class KnownFormat:
-    """A format of ours: its family, how it is recognized, and the module in `formats` whose `read` opens it, which is
-    imported when its turn comes."""
-
-    def __init__(self, family: str, sniff: _Sniff, reader: str) -> None:
-        self.FAMILY, self.sniff, self.reader = family, sniff, reader
-
-    def read(self, place: Location, wanted: Wanted) -> Source:
-        """Open the checkpoint at `place`."""
-        source: Source = _module(self.reader).read(place, wanted)
-        return source
-
-
-def _module(name: str) -> Any:
-    return import_module(f"ckptconv.formats.{name}")
-
-
-def _by(module: str, file: str = "") -> _Sniff:
-    """Return how a format is recognized of which no file is one but a `file` of that name: by `sniff` of its module in
-    `formats`, which is not imported for any other."""
-
-    def sniff(probe: Probe) -> Guess | None:
-        if probe.is_file and probe.place.name != file:
-            return None
-        guess: Guess | None = _module(module).sniff(probe)
-        return guess
-
-    return sniff
-
-
-def _below(module: str, *, expected: str = "", beside: str = "") -> _Sniff:
-    """Return how a format is recognized in the directory of a run or of a step, which has no name of it: `holds_below`
-    of its module tells whether it is there. It may be the `expected` family; a whole model is what is meant instead,
-    but for one made of the shards that are `beside` it."""
-
-    def sniff(probe: Probe) -> Guess | None:
-        if probe.expected not in ("", expected) or not probe.is_directory:
-            return None
-        names = probe.place.names
-        if beside not in names and model_files.holds_whole(names):
-            return None
-        found = _module(module)
-        guess: Guess = found.GUESS
-        return guess if found.holds_below(probe.place) else None
-
-    return sniff
-
-
-# The order in which the formats are asked, after those of the expected family. If a directory holds things of several
-# formats, the first one wins. Most paths are files: what recognizes directories alone is imported for these.
-FORMATS: tuple[Format, ...] = (
-    KnownFormat(SAFETENSORS, _by("nanotron"), "nanotron"),
-    KnownFormat(dcp.FAMILY, dcp.sniff, "dcp.read"),
-    KnownFormat(deepspeed.FAMILY, deepspeed.sniff, "deepspeed.read"),
-    KnownFormat(TORCH, _by("torch.megatron"), "torch.megatron"),
-    KnownFormat(TORCH, _by("torch.meta"), "torch.meta"),
-    KnownFormat(TORCH, _by("checkpointing.locate", STEP_METADATA), "checkpointing.read"),
-    KnownFormat(TORCH, ranks.sniff, "ranks.read"),
-    KnownFormat(dcp.FAMILY, _below("dcp.locate", beside=SHARDED), "dcp.read"),
-    KnownFormat(TORCH, _below("checkpointing.locate", expected=TORCH), "checkpointing.read"),
-    KnownFormat(TORCH, _below("ranks.locate", expected=TORCH), "ranks.read"),
-    KnownFormat(deepspeed.FAMILY, _below("deepspeed.locate"), "deepspeed.read"),
-    KnownFormat(virtual.FAMILY, virtual.sniff, "virtual"),
-    KnownFormat(SAFETENSORS, model_files.sniff_safetensors, "safetensors"),
-    KnownFormat(TORCH, model_files.sniff_torch_set, "torch.sharded"),
-    KnownFormat(TORCH, model_files.sniff_torch, "torch.file"),
-)
 _Found: TypeAlias = tuple[Format, Guess]
 # Most entries of a directory that are looked at for checkpoints to suggest, and most that are suggested.
 _LOOKED_AT, _FEW = 50, 5

@@ -14,39 +14,18 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
+from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.formats.adapter_names import FACTOR, NAMED, other_program
 from ckptconv.tensors.dtypes import SUMMED
 from ckptconv.tensors.lazy import LazyTensor, untagged
 from ckptconv.text import brief, some
 
 PREFIX = "base_model.model."
-# What stands behind the word for a part: the name of the adapter, and that the parameter is one of a module.
-_NAMED = r"(?:\.(?P<adapter>(?!(?:weight|bias)$)[^.]+))?"
-_FACTOR = re.compile(
-    rf"(?P<module>.+?)(?P<depth>(?:\.base_layer)*)\.lora_(?P<embedding>embedding_)?(?P<side>[AB]){_NAMED}"
-    r"(?:\.(?P<parameter>weight|bias))?"
-)
-_LENGTHS = re.compile(rf"(?P<module>.+?)\.lora_magnitude_vector{_NAMED}(?:\.weight)?")
-_TOKENS = re.compile(rf"(?P<module>.+?)\.token_adapter\.trainable_tokens_(?P<what>delta|original){_NAMED}")
+_LENGTHS = re.compile(rf"(?P<module>.+?)\.lora_magnitude_vector{NAMED}(?:\.weight)?")
+_TOKENS = re.compile(rf"(?P<module>.+?)\.token_adapter\.trainable_tokens_(?P<what>delta|original){NAMED}")
 # Where the wrappers hold what they wrap, and copies of it; in these the adapter's name follows.
-_WRAPPED = re.compile(rf"\.(?:base_layer|token_adapter|original_module|modules_to_save{_NAMED})(?=\.)")
+_WRAPPED = re.compile(rf"\.(?:base_layer|token_adapter|original_module|modules_to_save{NAMED})(?=\.)")
 _ORIGINAL = ".original_module."
-# How the names of other programs' adapters begin and what is in them, whose they are, and which program reads them.
-_OTHERS = (
-    (
-        ("lora_unet_", "lora_te", "lora_transformer_"),
-        (".lora_down.", ".lora_up.", ".alpha"),
-        "kohya's sd-scripts",
-        "ComfyUI, stable-diffusion-webui, and load_lora_weights of diffusers",
-    ),
-    (
-        ("unet.", "text_encoder", "transformer.transformer_", "transformer.single_", "transformer.blocks."),
-        (".lora_A.", ".lora.down.", ".lora_linear_layer.", "_lora.down."),
-        "diffusers",
-        "load_lora_weights and fuse_lora of diffusers",
-    ),
-    (("",), (".lora_a", ".lora_b"), "MLX", "mlx_lm.fuse of mlx-lm"),
-)
 # Where an nn.MultiheadAttention that is adapted has its output projection, which is adapted with it.
 _OUT = ".base_layer.out_proj"
 # What PEFT calls an adapter that was given no name.
@@ -75,23 +54,6 @@ class Module(NamedTuple):
     whole: Mapping[str, LazyTensor] = {}
     parameter: str = "weight"
     attention: str = ""
-
-
-def is_adapter(names: Mapping[str, object]) -> bool:
-    """Whether one of these names of tensors is that of a factor."""
-    return any(".lora_" in name and _FACTOR.fullmatch(name) for name in names)
-
-
-def other_program(path: str, names: Mapping[str, object]) -> CkptconvError | None:
-    """Return the error for an adapter of another program, if its names tell whose it is."""
-    for begins, holds, program, readers in _OTHERS:
-        name = next((name for name in names if name.startswith(begins) and any(each in name for each in holds)), "")
-        if name:
-            return UnsupportedError(
-                f"{path} is an adapter of {program}, as its names say ({brief(name)}); those of PEFT are merged.",
-                f"It is read by {readers}.",
-            )
-    return None
 
 
 def parsed(path: str, tensors: Mapping[str, LazyTensor], wanted: str = "") -> dict[str, Module]:
@@ -157,7 +119,7 @@ class _Place(NamedTuple):
 
 
 def _place(path: str, full: str, name: str) -> _Place:
-    if match := _FACTOR.fullmatch(name):
+    if match := FACTOR.fullmatch(name):
         is_bias = match["parameter"] == "bias"
         if is_bias and (match["side"] == "A" or match["embedding"]):
             raise unknown(path, full, "it is no factor of LoRA that is known")

@@ -14,7 +14,8 @@ from ckptconv.formats.opening import opened_at
 from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.inspection.summary import QuantizedSummary, Summary, forecast, quantization, summarize, tensors_of
-from ckptconv.options.table import INSPECTING, Options, checked, filled
+from ckptconv.options.option import checked, filled
+from ckptconv.options.table import INSPECTING, Options
 from ckptconv.outputs.naming import tree_of
 from ckptconv.process import no_garbage
 from ckptconv.storage.location import Location

@@ -11,7 +11,8 @@ from ckptconv.errors import UNWRITTEN, leaving
 from ckptconv.formats.adapters import merging, read_adapters
 from ckptconv.formats.opening import opened
 from ckptconv.formats.training import model_alone
-from ckptconv.options.table import MERGING, Options, checked
+from ckptconv.options.option import checked
+from ckptconv.options.table import MERGING, Options
 from ckptconv.process import no_garbage
 from ckptconv.result import Report
 from ckptconv.storage.paths import listed

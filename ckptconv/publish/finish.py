@@ -12,7 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError, UsageError, leaving
-from ckptconv.options.table import FINISHING, Options, checked
+from ckptconv.options.option import checked
+from ckptconv.options.table import FINISHING, Options
 from ckptconv.outputs import universal
 from ckptconv.outputs.computed import made_as
 from ckptconv.outputs.schema import MOST_RECORD, PlanDescription, description

@@ -23,7 +23,8 @@ from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.opening import all_opened, fitted
 from ckptconv.formats.source import MODEL, Opened, Source, source_of
 from ckptconv.formats.states import is_same
-from ckptconv.options.table import OPTIONS, Options, checked
+from ckptconv.options.option import checked
+from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.computed import COMPUTED
 from ckptconv.outputs.kinds import KINDS, kind_of
 from ckptconv.outputs.targets import ACCELERATE, MANIFEST, kind_of_states, of_accelerate

@@ -105,7 +105,6 @@ def test_the_output_can_be_named_by_an_option() -> None:
         "pt2safetensors model.pt --output made-too.safetensors",
         "safetensors2pt made.safetensors -o back.pt",
         "safetensors2dcp made.safetensors --output dcp",
-        "average a.safetensors b.safetensors -o average.safetensors",
         "patch a.safetensors delta -o patched.safetensors",
         "virtual a.safetensors -o a.virtual.json",
     ):
@@ -120,7 +119,7 @@ def test_the_output_can_be_named_by_an_option() -> None:
 def test_one_output_is_needed_and_no_two() -> None:
     for words, told in (
         ("patch a b", "needs a BASE, at least one DELTA"),
-        ("average a", "needs at least one STEP"),
+        *itertools.chain(*of_features("LACKING")),
         ("merge a b", "at least one ADAPTER"),
         ("virtual a", "OUTPUT is missing"),
         ("convert a.pt b.safetensors -o c.safetensors", "OUTPUT is given twice"),

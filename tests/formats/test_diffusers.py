@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import of_features
 from checkpoints import contents
 from effort import every
 from safetensors.torch import load_file, save_file
@@ -213,7 +215,7 @@ def test_what_a_router_holds_is_not_cast_without_a_word(sentences: Path) -> None
 def test_none_of_its_modules_is_published_without_the_others(sentences: Path) -> None:
     out = sentences.parent / "out"
     calls: list[tuple[str, Callable[[], object]]] = [
-        ("1_Pooling", lambda: ckptconv.average([sentences, sentences], out, for_hub=True)),
+        *(("1_Pooling", functools.partial(make, sentences, out, for_hub=True)) for make in of_features("MAKE")),
         ("2_Dense", lambda: ckptconv.convert(sentences / "model.safetensors", out, copy_config=True)),
         ("reads such a module of one", lambda: convert(sentences, for_hub=True, max_shard_size=8)),
     ]

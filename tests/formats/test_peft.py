@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptconv import CkptconvError, CorruptError, UnsupportedError, UsageError
-from ckptconv.formats.peft import PREFIX, Module, is_adapter, parsed
+from ckptconv.formats.peft import PREFIX, Module, parsed
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor, Zeros
 
@@ -100,12 +100,6 @@ def test_factors_are_floats_of_16_bits_and_more(dtype: str) -> None:
     given = {f"{PREFIX}{name}": Zeros(DTYPES[dtype], (2, 2)) for name in SAVED}
     with pytest.raises(UnsupportedError, match=rf"is {dtype}"):
         parsed("x", given)
-
-
-def test_adapters_are_known_by_their_factors() -> None:
-    assert is_adapter(tensors(*SAVED))
-    assert is_adapter(tensors("e.lora_embedding_A"))
-    assert not is_adapter(tensors("a.weight", "lora_proj.weight", "a.lora_norm.weight"))
 
 
 WORDS = st.sampled_from(

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from checkpoints import DATA
+from dialects import CASES, MADE_CODES, QUANTIZED, Array, nearest, numbers, products
 from effort import every
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -22,31 +21,6 @@ from ckptconv.tensors import casting
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Concat, Narrow, Picked, Stored, Tagged, TensorFacts, View
 from ckptconv.tensors.moves import File
-
-Array = NDArray[Any]
-QUANTIZED = DATA / "quantized"
-CASES = sorted(path.name for path in QUANTIZED.iterdir() if (path / "expected.safetensors").exists())
-# Those of which codes are made as well: one of each kind of arithmetic.
-MADE_CODES = ["bnb-nf4", "bnb-nf4-nested", "gpt-oss-mxfp4", "gptq", "block-fp8-f32"]
-# The digits, and the exponent of the smallest normal number, of each dtype.
-FORMATS = {"float32": (24, -126), "bfloat16": (8, -126), "float16": (11, -14)}
-
-
-def nearest(exact: Array, dtype: str) -> Array:
-    """Return each number of float64 rounded to `dtype`, to nearest, ties to even: as float64."""
-    digits, least = FORMATS[dtype]
-    last = np.maximum(np.frexp(exact)[1] - 1, least) - (digits - 1)
-    return np.ldexp(np.rint(np.ldexp(exact, -last)), last)
-
-
-def numbers(tensor: torch.Tensor) -> Array:
-    array: Array = tensor.double().numpy()
-    return array
-
-
-def products(case: str, place: Path) -> dict[str, torch.Tensor]:
-    ckptconv.convert(QUANTIZED / case, place / "products", dequantize=True, dtype="fp32", fsync=False)
-    return load_file(place / "products" / "model.safetensors")
 
 
 def adapter_of(name: str, shape: tuple[int, ...], place: Path) -> tuple[Path, Array]:
@@ -76,14 +50,6 @@ def test_a_weight_of_every_dialect_is_rounded_once_on_every_way(case: str, tmp_p
             assert torch.equal(opened[name].to("float32").torch(), product), name
             assert torch.equal(opened[name].to("float16").torch(), half[name]), name
             assert torch.equal(opened[name].to("bf16").torch(), expected[name].bfloat16()), name
-    # The sum of one and a half weights, and of a third, in float64.
-    ckptconv.average([source, source], tmp_path / "sum", dequantize=True, weights=[1.5, 0.25], fsync=False)
-    summed = load_file(tmp_path / "sum" / "model.safetensors")
-    for name, product in exact.items():
-        if product.is_floating_point():
-            total = (numbers(product) * 1.5 + numbers(product) * 0.25) / 1.75
-            dtype = str(summed[name].dtype).removeprefix("torch.")
-            assert np.array_equal(numbers(summed[name]), nearest(total, dtype), equal_nan=True), name
     matrices = [name for name in exact if name.endswith("_proj.weight") or name == "m.weight"]
     for number, name in enumerate(matrices[:1]):
         adapter, more = adapter_of(name, tuple(exact[name].shape), tmp_path / f"adapter{number}")

@@ -1,5 +1,5 @@
-"""Merges, averages and quantized outputs are conversions like others: killed and gone on with, in parts, virtual, from
-and to stores."""
+"""Outputs that are computed are conversions like others: killed and gone on with, in parts, virtual, from and to
+stores."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from computed import JOBS, sources
+from computed import JOBS, SOME, sources
 from crashes import contents, counted, failing, in_child
 from stores import SOURCES, Place
 
 from ckptconv import VirtualFiles, finish, verify
 from ckptconv.errors import FailedError
 
-# Of each kind one, and two of them in one.
-SOME = ["dora", "average", "fp8-block", "requantize", "merge-mxfp8", "average-int4"]
 SHARDS: dict[str, Any] = {"max_shard_size": 30_000, "fsync": False}
 MANIFEST = ".ckptconv-manifest.json"
 

@@ -21,8 +21,9 @@ from typer.core import TyperGroup
 import ckptconv
 from ckptconv import CkptconvError, FailedError, UsageError, convert
 from ckptconv.options.kinds import PATH
-from ckptconv.options.table import AVERAGING, COMPARING, OPTIONS, Option
+from ckptconv.options.option import Option
 from ckptconv.options.table import COMMAND as OF_COMMANDS
+from ckptconv.options.table import COMPARING, OPTIONS
 
 PEFT = DATA / "peft" / "lora-bf16"
 DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
@@ -141,17 +142,6 @@ def changed(before: dict[str, bytes | str], after: dict[str, bytes | str]) -> se
 # Words of commands that would replace what others made, or put an output among it: nothing is changed, and nothing is
 # new.
 REFUSED = """
-average g1.safetensors g2.safetensors g3.safetensors
-average g1.safetensors g2.safetensors
-average step1 step2 step3
-average step1 step2
-average step1 step2 -o step3
-average step1 step2 -o step2
-average step1 step2 -o hf
-average step1 step2 dcp
-average g1.safetensors g2.safetensors linked.safetensors
-average g1.safetensors g2.safetensors g3.safetensors --overwrite
-average bin step1 -o bin
 merge base ad1 ad2
 merge base ad1 -o ad1
 merge base ad1 -o ad2
@@ -281,9 +271,6 @@ safetensors2dcp g1.safetensors sharded --to dcp-hf
 safetensors2dcp g1.safetensors new --manifest a.pt
 safetensors2dcp g1.safetensors new --depfile Makefile
 safetensors2dcp g1.safetensors new --digest sha256 --attest notes.md
-average g1.safetensors g2.safetensors -o new.safetensors --manifest a.pt
-average g1.safetensors g2.safetensors -o new.safetensors --depfile Makefile
-average g1.safetensors g2.safetensors -o new.safetensors --digest sha256 --attest a.pt
 merge base ad1 -o new.safetensors --manifest a.pt
 merge base ad1 -o new.safetensors --depfile Makefile
 merge base ad1 -o new.safetensors --digest sha256 --attest a.pt
@@ -323,9 +310,6 @@ DONE: dict[str, set[str]] = {
     "convert nested.pt -o b.pt --key nested": {"b.pt"},
     "convert zero b.pt": {"b.pt"},
     "convert a.pt linked.safetensors": {"hf/model.safetensors"},
-    "average g1.safetensors g2.safetensors -o g3.safetensors": {"g3.safetensors"},
-    "average g1.safetensors g2.safetensors empty": set(),
-    "average g1.safetensors g2.safetensors new": set(),
     "merge base ad1 -o g3.safetensors": {"g3.safetensors"},
     "patch g1.safetensors d1 -o g3.safetensors": {"g3.safetensors"},
     "convert model.pt --overwrite": {"model.safetensors"},
@@ -408,9 +392,10 @@ def _commands(group: Any = COMMAND, above: str = "") -> dict[str, Any]:
 
 def _written(command: Any) -> list[Option]:
     """The options of a command that take a path, but for those of what is read."""
+    own = (tables for flags in of_features("FLAGS") for tables in flags.values())
     known = {
         flag: option
-        for table in (OPTIONS, OF_COMMANDS, COMPARING, AVERAGING)
+        for table in (OPTIONS, OF_COMMANDS, COMPARING, *itertools.chain(*own))
         for option in table.values()
         for flag in option.flags
     }
@@ -455,8 +440,6 @@ convert a.pt new --max-shard-size 16
 convert zero new --optimizer new/optimizer
 convert train.pt new --universal trained2
 convert a.pt fresh.safetensors --manifest m.json --depfile m.d --digest sha256 --attest m.jsonl
-average g1.safetensors g2.safetensors new
-average g1.safetensors g2.safetensors new.safetensors
 merge base ad1 new
 patch g1.safetensors d1 new
 inspect --html new.html a.pt
@@ -474,8 +457,9 @@ zero-to-fp32 zero new
 pt2safetensors bin
 """ + "".join(of_features("AGAIN"))
 # Without marks, as on some file systems, these have nothing but their bytes: if those change, they have to be named.
-BY_BYTES = {"convert a.pt", "convert a.pt b.pt --output-dir fresh", "convert a.pt new --for-hub"}
-BY_BYTES |= {"average g1.safetensors g2.safetensors new.safetensors"}
+BY_BYTES = {"convert a.pt", "convert a.pt b.pt --output-dir fresh", "convert a.pt new --for-hub"}.union(
+    *of_features("BY_BYTES")
+)
 
 
 def _without_marks(*_: object) -> None:
@@ -580,7 +564,6 @@ def test_what_parts_have_read_stays(world: Path) -> None:
 def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
     state = {"w": torch.ones(2)}
     calls: list[Callable[[], object]] = [
-        lambda: ckptconv.average(["step1", "step2"], "step3"),
         lambda: ckptconv.merge("base", "ad1", "ad2"),
         lambda: ckptconv.patch("g1.safetensors", "d1", "hf"),
         lambda: ckptconv.save_state_dict(state, "hf"),
@@ -601,10 +584,7 @@ def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
             call()
         assert tree(world) == before, number
     ckptconv.save_state_dict(state, "g1.safetensors")
-    ckptconv.average(["step1", "step2"], "g2.safetensors")
-    assert changed(before, tree(world)) == {"g1.safetensors", "g2.safetensors", "hard.safetensors"} - {
-        "hard.safetensors"
-    }
+    assert changed(before, tree(world)) == {"g1.safetensors"}
 
 
 def test_on_a_store_too(world: Path) -> None:
@@ -624,8 +604,7 @@ def test_on_a_store_too(world: Path) -> None:
             f"convert zero {place}/new --optimizer {place}/hf",
             f"convert zero {place}/new --universal {place}/uni",
             f"convert {place}/a.safetensors memory:///precious/../precious/a.safetensors --overwrite",
-            f"average g1.safetensors g2.safetensors {place}/a.safetensors",
-            f"average g1.safetensors g2.safetensors {place}/hf",
+            *(words.format(place=place) for words in itertools.chain(*of_features("REFUSED_THERE"))),
         ):
             assert run(words).code == 2, words
             assert {name: store.cat(name) for name in store.find("/precious")} == before, words

@@ -1,5 +1,5 @@
-"""Faults planted into merges, averages and quantized outputs: into what computes them, and into the files. Verify finds
-each, and says where it is."""
+"""Faults planted into outputs that are computed: into what computes them, and into the files. Verify finds each,
+and says where it is."""
 
 from __future__ import annotations
 
@@ -90,7 +90,9 @@ MADE: dict[str, tuple[Plant, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("fault", "job"), [(fault, job) for fault, (_, jobs) in MADE.items() for job in jobs])
+@pytest.mark.parametrize(
+    ("fault", "job"), [(fault, job) for fault, (_, jobs) in MADE.items() for job in jobs if job in JOBS]
+)
 def test_a_fault_of_what_computes_is_found(
     fault: str, job: str, here: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:

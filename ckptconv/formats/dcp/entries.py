@@ -19,9 +19,9 @@ from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, damaged
 from ckptconv.formats import model_files, safetensors
+from ckptconv.formats.chunks import ChunkTile
+from ckptconv.formats.chunks import join as join_tiles
 from ckptconv.formats.dcp.archive_templates import ArchivePatterns
-from ckptconv.formats.dcp.chunks import ChunkTile
-from ckptconv.formats.dcp.chunks import join as join_tiles
 from ckptconv.formats.dcp.locate import SHARDING
 from ckptconv.formats.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, Shape, named, named_in
 from ckptconv.formats.torch.container import TorchFile

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, MissingError, UsageError
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
+from ckptconv.formats.model_files import may_lie_below
 from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
 from ckptconv.storage.inside import check_inside, leads_out
 from ckptconv.storage.location import Location
@@ -83,6 +84,11 @@ def sniff(probe: Probe) -> Guess | None:
     ):
         return GUESS
     return GUESS._replace(sure=POSSIBLE) if is_expected else None
+
+
+def sniff_below(probe: Probe) -> Guess | None:
+    """Recognize the directory of a run or of a step with a checkpoint in it, or below."""
+    return GUESS if may_lie_below(probe) and holds_below(probe.place) else None
 
 
 def holds_below(place: Location) -> bool:

@@ -21,7 +21,8 @@ from ckptconv.inspection.scan.beginnings import CLOSED
 from ckptconv.inspection.scan.bounds import LONGEST
 from ckptconv.inspection.scan.contents import HEAD, SUFFIXES, ScannedContents
 from ckptconv.inspection.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst
-from ckptconv.options.table import SCANNING, checked, filled
+from ckptconv.options.option import checked, filled
+from ckptconv.options.table import SCANNING
 from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.refusing import refusing_attacks

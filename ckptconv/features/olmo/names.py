@@ -10,24 +10,48 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
 from ckptconv.errors import CorruptError, UnsafeError
 from ckptconv.formats.nesting import nest
+from ckptconv.formats.safetensors import TensorFiles
+from ckptconv.formats.torch.container import MAX_PICKLE
+from ckptconv.formats.torch.objects import vocabulary as objects_vocabulary
+from ckptconv.pickles.machine import load
+from ckptconv.pickles.vocabulary import WHOLE_TREES, MalformedError, Vocabulary
+from ckptconv.storage.location import Location
+from ckptconv.tensors.lazy import Stored
 
-if TYPE_CHECKING:
-    from ckptconv.pickles.vocabulary import Vocabulary
-
+CALLED = "OLMo's map"
 # The first bytes of pickles of protocols 2 to 5.
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _ATOMS = frozenset({str, bytes, int, float, bool, type(None)})
 _LONGEST_KEY = 100
 
 
-def is_olmo(names: Iterable[str]) -> bool:
+def is_used(names: Iterable[str]) -> bool:
     """Whether OLMo's mapping made all of these names of tensors."""
     names = list(names)
     return bool(names) and all((_decoded(name) or b"").startswith(_PICKLES) for name in names)
+
+
+def restored(found: TensorFiles, place: Location) -> tuple[dict[Any, Any], list[str]]:
+    """Return the tree of a file whose tensor names are pickled paths; the pickles are read, never run."""
+
+    def content(tensor: Stored) -> bytes:
+        if tensor.dtype.name != "uint8" or tensor.nbytes > MAX_PICKLE:
+            raise CorruptError(
+                f"{tensor.file.path}: a pickled value is stored as {tensor.nbytes} bytes of {tensor.dtype}; at most "
+                f"{MAX_PICKLE} bytes of uint8 are read."
+            )
+        with place.at(tensor.file).open_reader() as reader:
+            found.bytes_read += tensor.nbytes
+            return reader.read_at(tensor.offset, tensor.nbytes)
+
+    def storage(pid: Any) -> NoReturn:
+        raise MalformedError("has a persistent id, which nothing in this file answers")
+
+    return restore(found.tensors, content, where=found.path, vocabulary=objects_vocabulary(storage))
 
 
 def restore(
@@ -43,10 +67,6 @@ def restore(
     contain. `where` names the file in errors. Raises CorruptError for a name that is not of this mapping, UnsafeError
     for a name that would call something.
     """
-    # `is_olmo` is asked of every file, and reads no pickle.
-    from ckptconv.pickles.machine import load
-    from ckptconv.pickles.vocabulary import WHOLE_TREES, Vocabulary
-
     opaque: dict[str, None] = {}
 
     def leaves() -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -72,8 +92,6 @@ def _decoded(name: str) -> bytes | None:
 
 def _path(name: str, where: str) -> tuple[tuple[Any, ...], bool]:
     """Decode a name into a path of keys, and whether the value is pickled."""
-    from ckptconv.pickles.machine import load
-
     place = f"{where}, the tensor named {name[:100]!r}"
     data = _decoded(name)
     if data is None:

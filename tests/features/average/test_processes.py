@@ -23,6 +23,8 @@ from prepared import Process, prepared
 from safetensors.torch import load_file, save_file
 from terminal import shown_on
 
+from ckptconv.options.table import OPTIONS
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 MIB = 1 << 20
 # Whoever has written something says who it is, and goes on when its stdin ends.
@@ -183,6 +185,7 @@ def quantized(directory: Path, scale: float) -> Path:
     return directory
 
 
+@pytest.mark.skipif("dequantize" not in OPTIONS, reason="there are no quantized weights")
 def test_an_error_is_that_of_a_thread(tmp_path: Path) -> None:
     source = quantized(tmp_path / "source", float("nan"))
     command = ["convert", source, tmp_path / "out.safetensors", "--dequantize", "--jobs", 2]

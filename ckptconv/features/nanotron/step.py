@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats.alone import LoneFile, LoneKind
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.source import Defaults, Source, Wanted
 from ckptconv.storage.location import Location
@@ -139,7 +140,7 @@ def _shape(part: _Part, metadata: Mapping[str, str], tensor: Stored) -> tuple[in
 
 def _tiles(part: _Part, metadata: Mapping[str, str], tensor: Stored) -> Iterator[Any]:
     """Yield the boxes of the whole that a part has."""
-    from ckptconv.formats.dcp.chunks import ChunkTile
+    from ckptconv.formats.chunks import ChunkTile
 
     if SLICES not in metadata:
         yield ChunkTile((0,) * len(tensor.shape), tensor)
@@ -186,7 +187,7 @@ def _joined(
     place: Location, name: str, parts: list[_Part], tiles: list[Any], shapes: Mapping[tuple[int, ...], None]
 ) -> LazyTensor:
     """Return a parameter of its ranks' parts."""
-    from ckptconv.formats.dcp.chunks import join
+    from ckptconv.formats.chunks import join
 
     sizes = {part.ranks for part in parts}
     missing = sorted({*range(max(sizes))} - {part.rank for part in parts}) if sizes != {0} else []
@@ -206,3 +207,17 @@ def _joined(
 
 def _names(parts: list[_Part]) -> str:
     return some([part.place.name for part in parts], form=str)
+
+
+def _is_of_step(file: LoneFile) -> bool:
+    return FILE.fullmatch(file.place.name) is not None and isinstance(file.tree, Mapping) and DATA in file.tree
+
+
+# Files that are one of many, and what to name in their place.
+LONE = (
+    LoneKind(
+        "is one parameter of a step of nanotron, or a rank's part of one.",
+        "Name the directory of the step, which has model_config.json: ckptconv convert STEP OUTPUT",
+        _is_of_step,
+    ),
+)

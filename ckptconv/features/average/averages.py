@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from typing import Any, NamedTuple
 
 from ckptconv.errors import DifferenceError, UsageError
-from ckptconv.formats import averaging
-from ckptconv.formats.averaging import Average
+from ckptconv.features.average import steps
+from ckptconv.features.average.steps import Average
+from ckptconv.formats.adapter_names import is_adapter, other_program
 from ckptconv.formats.opening import opened
-from ckptconv.formats.peft import is_adapter, other_program
 from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Source
 from ckptconv.formats.training import model_alone
@@ -251,7 +251,7 @@ def _again(
     if asked.for_hub:
         terms = [model_alone(each, asked.key) for each in terms]
     own = paths.index(None)
-    return averaging.averaged(terms, own, average["weights"], average["over"], average.get("minus", False))
+    return steps.averaged(terms, own, average["weights"], average["over"], average.get("minus", False))
 
 
 COMPUTING = Computing(

@@ -262,26 +262,6 @@ def test_one_checkpoint_has_no_average() -> None:
         average([name] * 1001, "out")
 
 
-def test_codes_of_quantized_weights_are_refused_and_their_weights_averaged() -> None:
-    case = Path(__file__).parents[1] / "data" / "quantized" / "block-fp8-f32"
-    with pytest.raises(UsageError, match="--dequantize"):
-        average([case, case], "out")
-    average([case, case], "out", dequantize=True, verify=True)
-    convert(case, "once", dequantize=True)
-    assert diff("once", "out").equal
-
-
-def test_quantized_weights_of_every_step_are_counted() -> None:
-    case = Path(__file__).parents[1] / "data" / "quantized" / "block-fp8-f32"
-    weights = convert(case, "weights", dequantize=True)
-    for n, steps in enumerate(([case, "weights"], ["weights", case], [case, case])):
-        report = average(steps, f"out{n}", dequantize=True)
-        count = steps.count(case)
-        assert report.dequantized == {name: count * each for name, each in weights.dequantized.items()}
-        assert json.loads(Path(f"out{n}/.ckptconv-manifest.json").read_text())["dequantized"] == report.dequantized
-        assert not any("changes nothing" in note for note in report.notes)
-
-
 def test_what_is_described_is_what_is_written() -> None:
     names = saved(model(0), model(1))
     average(names, "out", max_shard_size=1000)

@@ -7,7 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from ckptconv.cli.options import CONVERTING, divided, named, taking
-from ckptconv.options.table import AVERAGING
+from ckptconv.features.average.options import AVERAGING
+
+OTHER_WORDS = {"average": ("mean", "avg", "soup", "swa", "ema", "model-soup")}
+# The commands that print the report of a conversion.
+OF_CONVERSIONS = ("average",)
 
 
 @taking(
@@ -40,7 +44,10 @@ def average(
       ckptconv average --weights 1,0.5 base/ tuned/ --minus base/ model/
     """
     from ckptconv.cli.convert import make
-    from ckptconv.library.averaging import average as averaged
+    from ckptconv.features.average.averaging import average as averaged
 
     steps, target = divided(words, options, "average needs at least one STEP and an OUTPUT.")
     make("average", averaged, steps, target, options)
+
+
+command = average
