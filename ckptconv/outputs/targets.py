@@ -15,7 +15,7 @@ from ckptconv.formats import model_files
 from ckptconv.formats.companions import CONFIG, is_companion_name
 from ckptconv.formats.dcp.locate import FILE, METADATA
 from ckptconv.formats.dcp.locate import SUFFIX as DCP_SUFFIX
-from ckptconv.formats.runs import POINTERS, STEP_METADATA
+from ckptconv.formats.runs import LATEST_UNIVERSAL, POINTERS, STEP_METADATA
 from ckptconv.formats.source import ADAPTER, MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import Options
@@ -151,9 +151,20 @@ class Target(NamedTuple):
 
     def final(self, name: str) -> str:
         """Return the final path of one of its files."""
-        from ckptconv.outputs.universal import final_path
-
         return final_path(self.path, self.form, name)
+
+
+def pointer_of(directory: str) -> str:
+    """Return the path of the file that names a universal checkpoint, which lies beside its `directory`."""
+    above = dirname(directory)
+    return LATEST_UNIVERSAL if above == "." and not directory.startswith("./") else join(above, LATEST_UNIVERSAL)
+
+
+def final_path(path: str, form: str, name: str) -> str:
+    """Return the final path of the file `name` of an output at `path`, which lies there as `Target.form` says."""
+    if form == "tree" and name == LATEST_UNIVERSAL:
+        return pointer_of(path)
+    return path if form == "file" else join(path, name)
 
 
 def of_accelerate(path: str, options: Options) -> dict[str, Options]:

@@ -109,6 +109,11 @@ def is_far(path: str) -> bool:
     return is_remote(path) and path not in _held
 
 
+def is_read_far(file: File) -> bool:
+    """Whether a file is remote, and not compressed inside another."""
+    return file.packed is None and is_far(file.path)
+
+
 def look(path: str, options: Options | None = None) -> Entry:
     """Return what is at `path`, following symbolic links. Raises FailedError if that cannot be determined."""
     if is_far(path):

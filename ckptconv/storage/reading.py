@@ -13,6 +13,17 @@ if TYPE_CHECKING:
 
 Options = dict[str, Any]
 
+# Concurrent requests.
+REQUESTS = 8
+
+
+class Range(NamedTuple):
+    """Bytes `start` to `stop` of a file."""
+
+    file: File
+    start: int
+    stop: int
+
 
 class Entry(NamedTuple):
     """What is at a path: "file", "directory", "other" (a pipe, a device), or "missing"."""

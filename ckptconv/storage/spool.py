@@ -22,7 +22,6 @@ from ckptconv.errors import CorruptError, FailedError, LimitError, UnsupportedEr
 from ckptconv.storage.crc import crc32
 from ckptconv.storage.files import DescriptorReader, Readers, hold
 from ckptconv.storage.handles import Handle, resolved, unnamed
-from ckptconv.storage.overwriting import UNIT, laid_out
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import Options, Reader
 from ckptconv.storage.writing import check_space
@@ -288,7 +287,9 @@ class SpoolingReaders(Readers):
     def _is_read_once(self, file: File) -> bool:
         """Whether a packed file is likely to be read once, and its checksum need not be compared first."""
         assert file.packed is not None
-        width = UNIT if file.packed.method == "overwriting" else 1
+        width = 1
+        if file.packed.method == "overwriting":
+            from ckptconv.storage.overwriting import UNIT as width  # noqa: N811
         return file.packed.crc is None and file.size == width * self._expected.get(file, 0)
 
     def _unpack_anew(self, file: File, content: _Content, to: int) -> None:
@@ -483,6 +484,8 @@ def _overwriting(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
 
     def unpacked() -> Iterator[bytes]:
         return _zstandard(file, packed, reader)
+
+    from ckptconv.storage.overwriting import UNIT, laid_out
 
     return laid_out(unpacked, file.size // UNIT, lambda why: _damaged(file, why))
 

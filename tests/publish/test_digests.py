@@ -25,7 +25,7 @@ from stores import PLACES
 from ckptconv import convert, finish, verify
 from ckptconv.errors import CorruptError, DifferenceError, FailedError, UsageError
 from ckptconv.outputs.schema import check_manifest, file_record
-from ckptconv.publish.staging import base
+from ckptconv.storage import digests
 
 MANIFEST = ".ckptconv-manifest.json"
 INDEX = "model.safetensors.index.json"
@@ -170,8 +170,8 @@ def test_a_conversion_that_goes_on_gives_the_same_manifest(
         raise FailedError("It was stopped.")
 
     read: list[int] = []
-    digests_of = base.digests_of
-    monkeypatch.setattr(base, "digests_of", lambda *args: read.append(args[1]) or digests_of(*args))
+    digests_of = digests.digests_of
+    monkeypatch.setattr(digests, "digests_of", lambda *args: read.append(args[1]) or digests_of(*args))
     options: Any = {"max_shard_size": SHARD}
     convert(shards, tmp_path / "whole", digest="sha256", **options)
     # What has no digest in its record is read once.

@@ -20,7 +20,8 @@ from ckptconv import convert
 from ckptconv.errors import UsageError
 from ckptconv.publish.staging.remote import notes
 from ckptconv.storage import prefetch, stores
-from ckptconv.storage.prefetch import Range, coalesce
+from ckptconv.storage.prefetch import coalesce
+from ckptconv.storage.reading import Range
 from ckptconv.storage.uploads import part_size
 from ckptconv.tensors.moves import File
 

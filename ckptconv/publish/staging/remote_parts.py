@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CorruptError
 from ckptconv.formats import model_files
@@ -25,7 +25,6 @@ from ckptconv.publish.manifest import record
 from ckptconv.publish.staging.area import DESCRIPTION, StagedParts, is_sibling, record_of
 from ckptconv.publish.staging.remote import UploadStaging, names_in
 from ckptconv.storage import remote, stores
-from ckptconv.storage.digests import Digests
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.reading import Reader
@@ -33,6 +32,9 @@ from ckptconv.storage.remote_files import RemoteReader
 from ckptconv.storage.uploads import explained
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.moves import File
+
+if TYPE_CHECKING:
+    from ckptconv.storage.digests import Digests
 
 
 def described(output: Location) -> list[StagedParts]:
