@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
@@ -76,18 +76,6 @@ _KINDS = {
     "safetensors": ("safetensors", "safetensor", "st"),
 }
 _CONVERT = {"pt": "pt2safetensors", "zero": "zero-to-fp32", "dcp": "dcp2safetensors", "safetensors": "convert"}
-_OTHER_WORDS = {
-    "inspect": ("show", "info", "ls", "list", "view", "describe", "tree", "head", "stat"),
-    "verify": ("check", "validate", "test"),
-    "diff": ("compare", "cmp", "delta", "changes"),
-    "patch": ("apply",),
-    "scan": ("audit", "picklescan", "fickling", "modelscan"),
-    "finish": ("commit", "publish", "finalize"),
-    "convert": ("to", "cast", "reshard", "consolidate", "save", "export"),
-    "convert --quantize fp8-block": ("quantize", "quantise", "quant"),
-    "convert --dequantize": ("dequantize", "dequantise", "dequant"),
-    "merge": ("merge-weights", "merge-lora", "merge-adapter", "merge-and-unload", "lora"),
-}
 _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".json", ".distcp", "/")
 
 
@@ -101,9 +89,9 @@ def meant_by(word: str) -> str:
         return _CONVERT[kind]
     if target:
         return ""
-    others = {**_OTHER_WORDS}
-    for module in COMMANDS.values():
-        others |= import_module(module).OTHER_WORDS
+    others: dict[str, Sequence[str]] = {}
+    for module in dict.fromkeys(place.partition(":")[0] for place in COMMANDS.values()):
+        others |= getattr(import_module(module), "OTHER_WORDS", {})
     return next((command for command, words in others.items() if source in words), "")
 
 

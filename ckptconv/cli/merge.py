@@ -10,6 +10,8 @@ import typer
 from ckptconv.cli.options import CONVERTING, divided, named, taking
 from ckptconv.options.table import MERGING
 
+OTHER_WORDS = {"merge": ("merge-weights", "merge-lora", "merge-adapter", "merge-and-unload", "lora")}
+
 
 @taking(
     MERGING["adapter"],

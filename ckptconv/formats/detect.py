@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import CkptconvError, MissingError, UsageError
 from ckptconv.formats import alone as alone_files
-from ckptconv.formats import model_files
+from ckptconv.formats import model_files, pipelines
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
@@ -243,9 +243,7 @@ def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Sour
     else what a pipeline of diffusers consists of. The others are as in `open_source`."""
     place = place.at(stores.pinned(place.path, place.options))
     if not per_rank:
-        from ckptconv.formats import diffusers
-
-        found = diffusers.read(place)
+        found = pipelines.reader_of(place).read(place)
         models = [_component(place.join(name) if name else place, name, settings) for name in found.models]
         return [*found.others, *models]
     from ckptconv.formats.deepspeed import read
@@ -335,15 +333,12 @@ def _directories(place: Location) -> Iterator[Location]:
 
 def _within(place: Location) -> str:
     """Say what a directory without a checkpoint holds, and what to do."""
-    from ckptconv.formats import diffusers
-
     names = sorted(place.names)
     if not names:
         return "It is empty."
-    if diffusers.is_one(place):
-        models = [str(place.join(name)) for name in diffusers.read(place).models]
-        told = "It is a pipeline of diffusers, of several models, which convert and verify take together"
-        return f"{told}. Name one of them: {some(models, form=str)}"
+    pipeline = pipelines.reader_of(place)
+    if pipeline:
+        return str(pipeline.hint(place))
     found = [str(place.join(name)) for name in names[:_LOOKED_AT] if _is_checkpoint(place.join(name))]
     if len(found) > 1:
         words = " ".join(map(shlex.quote, found)) if len(found) <= _FEW else "INPUT..."

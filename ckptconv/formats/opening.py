@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import UsageError
-from ckptconv.formats import diffusers
+from ckptconv.formats import pipelines
 from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
@@ -77,7 +77,7 @@ def opened_at(path: str, settings: Mapping[str, Any], *, copies: bool | None, pe
     reaching = dict(settings["storage_options"] or {})
     place = Location(stores.pinned(path, reaching), reaching)
     copies = stores.at(place.path).repository if copies is None else copies
-    if per_rank or diffusers.is_one(place, settings["family"], copies=copies):
+    if per_rank or pipelines.reader_of(place, settings["family"], copies=copies):
         return open_parts(place, per_rank=per_rank, **settings)
     return [open_source(place.path, **settings)]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ckptconv.errors import UsageError
-from ckptconv.formats import companions, configs, diffusers
+from ckptconv.formats import companions, configs, pipelines
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.source import ADAPTER, Source
@@ -130,7 +129,8 @@ def _with_companions(
     }
     files = {name: file for name, file in found.items() if name not in kept}
     if source.component is None:
-        _check_whole(source, files, directory.options)
+        for module in pipelines.told_by(files):
+            module.check_copied(source, files, directory.options)
     notes = [_copied(files, source, others)] if files else []
     source = companions.with_files(source, files, directory.options)
     if source.config is not None:
@@ -141,27 +141,13 @@ def _with_companions(
         dtype = "" if cast == "keep" or is_changed else cast
         notes += companions.notes(source.config, dtype)
         source = source._replace(
-            warnings=[*source.warnings, *diffusers.router_warnings(source, dtype, directory.options)]
+            warnings=[*source.warnings, *pipelines.cast_warnings(source, dtype, directory.options)]
         )
     stays = [
         f"{file.path} was left as it is, as no earlier output brought it: --overwrite takes the one of the input."
         for file in kept.values()
     ]
     return source._replace(notes=[*source.notes, *notes], warnings=[*source.warnings, *stays])
-
-
-def _check_whole(source: Source, files: Mapping[str, File], options: Mapping[str, object]) -> None:
-    """Raise UsageError if what names the modules of sentence-transformers is copied without these."""
-    if diffusers.MODULES not in files:
-        return
-    place = Location(files[diffusers.MODULES].path, dict(options)).parent
-    if folders := [name for name in diffusers.folders(place) if name]:
-        raise UsageError(
-            f"{source.path} is one module of a model of sentence-transformers, whose modules.json names others, in "
-            f"{some(folders, form=str)}: it would be copied without them.",
-            "Convert the directory as a whole; or give --no-copy-config, and put the output into a copy of the "
-            "directory, in the place of the weights there.",
-        )
 
 
 def _copied(files: Collection[str], source: Source, found: Sequence[companions.Companions]) -> str:

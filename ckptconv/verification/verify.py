@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError, DifferenceError, MissingError, UsageError
-from ckptconv.formats import diffusers
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.companions import is_companion_name, together, with_files
 from ckptconv.formats.configs import Change
@@ -317,7 +316,7 @@ def _compare(
     if not (is_file or entry.kind == "directory" or target.at is not None):
         known = [ending for kind in KINDS.values() if kind.compared for ending in kind.suffixes]
         raise UsageError(f"{target.path} is no output: a file ends in {', '.join(known)}, else it is a directory.")
-    is_model = source.family != diffusers.FAMILY
+    is_model = source.is_model
     expected = expected_of(source, asked, target.holds) if is_model else _NOTHING
     metadata = expected.metadata
     of_weights = target.holds == "weights"
