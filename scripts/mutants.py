@@ -559,24 +559,6 @@ MUTANTS = [
         "tests/storage/test_writing.py",
     ),
     Mutant(
-        "publish/staging/remote",
-        "if self.index in present:",
-        "if self.index not in present:",
-        "tests/publish/test_parts_on_stores.py -k some_are_replaced",
-    ),
-    Mutant(
-        "storage/uploads",
-        "[self._etags[number] for number in sorted(self._etags)]",
-        "[self._etags[number] for number in sorted(self._etags, reverse=True)]",
-        "tests/storage/test_remote.py -k any_mix",
-    ),
-    Mutant(
-        "verification/pairs",
-        "PREFETCH_MEMORY = 24 << 20",
-        "PREFETCH_MEMORY = 96 << 20",
-        "tests/storage/test_remote.py -k stays_small",
-    ),
-    Mutant(
         "publish/staging/local",
         "sorted(names, key=lambda name: (name == self.index, name == MANIFEST))",
         "sorted(names, key=lambda name: (name != self.index, name == MANIFEST))",
