@@ -16,8 +16,8 @@ from ckptconv.formats.source import FileFacts, Source, Wanted
 from ckptconv.plan import Input
 from ckptconv.storage import LOCAL_SIGNATURE, strict_json
 from ckptconv.storage.archive import Archive
-from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
+from ckptconv.storage.reading import Reader
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import brief, quoted
 

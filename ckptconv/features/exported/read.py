@@ -21,8 +21,8 @@ from ckptconv.pickles.vocabulary import WHOLE_TREES
 from ckptconv.plan import Input
 from ckptconv.storage import LOCAL_SIGNATURE, strict_json
 from ckptconv.storage.archive import Archive
-from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
+from ckptconv.storage.reading import Reader
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor, Stored
 from ckptconv.text import brief, quoted, some

@@ -77,14 +77,14 @@ def _array(archive: Archive, name: str, row: int) -> LazyTensor:
         raise CorruptError(f"{where} is no array, which an archive of numpy's arrays has alone.")
     if archive.methods[row] not in (STORED, DEFLATED):
         raise UnsupportedError(f"{where} is compressed in a way that numpy does not write.", "Pack it again.")
-    head = _beginning(archive, row, _USUAL)
+    head = _beginning(archive, name, _USUAL)
     size = _LENGTHS.get((head[6], head[7])) if len(head) > 11 and head.startswith(_MAGIC) else None
     if size is None:
         raise CorruptError(f"{where} is no array: it begins with {head[:12]!r}.")
     start = 8 + size + int.from_bytes(head[8 : 8 + size], "little")
     if start > min(_LONGEST, archive.sizes[row]):
         raise CorruptError(f"{where} has a header of {start} bytes, and {archive.sizes[row]} bytes in all.")
-    text = (head if len(head) >= start else _beginning(archive, row, start))[8 + size : start].decode("latin-1")
+    text = (head if len(head) >= start else _beginning(archive, name, start))[8 + size : start].decode("latin-1")
     header = _HEADER.fullmatch(text)
     if header is None:
         raise UnsupportedError(f"{where} is an array of records, or of objects: its header is {brief(text.strip())}.")
@@ -108,12 +108,13 @@ def _array(archive: Archive, name: str, row: int) -> LazyTensor:
     return Convert(tensor, Swap(unit), dtype) if order == ">" and unit > 1 else tensor
 
 
-def _beginning(archive: Archive, row: int, length: int) -> bytes:
+def _beginning(archive: Archive, name: str, length: int) -> bytes:
     """Return the first bytes of a member, at most `length`."""
+    row = archive.rows[name]
     if not archive.methods[row]:
         return archive.read_at(archive.payloads[row], min(length, archive.sizes[row]))
     packed = archive.read_at(archive.payloads[row], min(length + 1024, archive.packed[row]))
     try:
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, length)
     except zlib.error as error:
-        raise archive.corrupt(f"{brief(archive.names[row])} cannot be inflated ({error})") from None
+        raise archive.corrupt(f"{brief(name)} cannot be inflated ({error})") from None
