@@ -77,7 +77,7 @@ def test_what_is_beside_the_weights_is_named_and_checksums_are_checked(tmp_path:
 @every(
     "members, words",
     [
-        ({"model_config_yaml": b""}, "it has no model_weights.ckpt: it holds 'model_config.yaml'"),
+        ({"model_config_yaml": b""}, "it has no model_weights.ckpt: it holds model_config.yaml"),
         ({"mp_rank_00__model_weights_ckpt": saved()}, "model-parallel ranks: mp_rank_00/model_weights.ckpt"),
         ({"model_weights__metadata.json": b"{}"}, "its weights are a directory"),
         ({"model_weights_ckpt": b"x"}, "no zip archive of torch.save"),
@@ -141,5 +141,5 @@ def test_an_attack_in_it_is_one(tmp_path: Path) -> None:
     for mode in ("w:", "w:gz"):
         path = packed(tmp_path / "x.nemo", mode, model_weights_ckpt=saved({"w": torch.ones(2), "x": Attack()}))
         run = ckptconv_here("convert", path, tmp_path / "x.safetensors")
-        run.refused(3, "builtins.eval")
+        run.refused(3, "it calls __builtin__.eval")
         assert "never" not in run.out
