@@ -19,7 +19,7 @@ from ckptconv.cli import printed
 from ckptconv.cli.console import VERSION
 from ckptconv.comparison.changes import Change
 from ckptconv.comparison.diff import STATUSES, DeltaFiles, Difference, TensorDifference
-from ckptconv.formats.delta import CHECKSUMS, ENCODINGS
+from ckptconv.features.deltas.reading import CHECKSUMS, ENCODINGS
 from ckptconv.inspection.mapping import MapSummary
 from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo
 from ckptconv.inspection.scan.report import RULES, VERDICTS, Finding, ScannedFile, ScanReport
@@ -47,12 +47,13 @@ class Command(NamedTuple):
 _PRINTED: dict[str, str] = {
     "average": "ckptconv.features.average.command",
     "merge": "ckptconv.features.merge.command",
+    "patch": "ckptconv.features.deltas.command",
     "rows": "ckptconv.features.rows.printed",
 }
 FEATURES = tuple(map(import_module, _PRINTED.values()))
 _CONVERTING = (
     *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "safetensors2dcp", "virtual"),
-    *("patch", "finish"),
+    "finish",
     *(command for feature in FEATURES for command in getattr(feature, "OF_CONVERSIONS", ())),
 )
 COMMANDS = {

@@ -22,7 +22,6 @@ from ckptconv.cli.options import (
     run,
     taking,
 )
-from ckptconv.cli.patch import patch
 from ckptconv.cli.registered import COMMANDS
 from ckptconv.cli.scan import scan
 from ckptconv.cli.typer_compat import App, Command, Group
@@ -268,7 +267,7 @@ def verify_(
     shown.report(done, of_verification(done, shown.verbose))
 
 
-for each in (diff, patch, scan, virtual, serve):
+for each in (diff, scan, virtual, serve):
     app.command(each.__name__, cls=Command)(each)
 app.add_typer(maps, name="maps")
 

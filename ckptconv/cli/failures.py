@@ -81,7 +81,6 @@ _OTHER_WORDS = {
     "inspect": ("show", "info", "ls", "list", "view", "describe", "tree", "head", "stat"),
     "verify": ("check", "validate", "test"),
     "diff": ("compare", "cmp", "delta", "changes"),
-    "patch": ("apply",),
     "scan": ("audit", "picklescan", "fickling", "modelscan"),
     "finish": ("commit", "publish", "finalize"),
     "convert": ("to", "cast", "reshard", "consolidate", "save", "export"),

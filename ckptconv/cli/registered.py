@@ -8,5 +8,6 @@ from __future__ import annotations
 COMMANDS: dict[str, str] = {
     "average": "ckptconv.features.average.command",
     "merge": "ckptconv.features.merge.command",
+    "patch": "ckptconv.features.deltas.command",
     "rows": "ckptconv.features.rows.command",
 }

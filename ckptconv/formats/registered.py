@@ -103,9 +103,15 @@ LONE: tuple[Lone, ...] = (
     Lone("ckptconv.formats.dcp.shards", ("shard-#",), ("DCP_SHARDING_INFO",)),
     Lone("ckptconv.features.nanotron.step", keys=("data",)),
     Lone("ckptconv.formats.alone"),
+    Lone("ckptconv.features.deltas.alone"),
     Lone("ckptconv.formats.ranks.alone", RANKS, part="flat_param"),
     Lone("ckptconv.formats.checkpointing.alone", ("#.pt", "#.safetensors")),
 )
+# Safetensors that are no weights: a key in the metadata of their index, and the module. There, `no_weights` returns
+# what they are, and what to do with them, of their path.
+NO_WEIGHTS: dict[str, str] = {
+    "delta_encoding": "ckptconv.features.deltas.alone",
+}
 # Ways in which names of tensors in safetensors tell a tree: how the first name begins, and the module. There, `is_used`
 # tells whether all names are such; `restored` returns the tree of the files, and the names of classes in it that are
 # kept as `Opaque`; `CALLED` is what people call it.

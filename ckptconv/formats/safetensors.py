@@ -29,7 +29,7 @@ from ckptconv.errors import (
 )
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, METADATA, SAFETENSORS, SUFFIX
-from ckptconv.formats.registered import NAMINGS
+from ckptconv.formats.registered import NAMINGS, NO_WEIGHTS
 from ckptconv.formats.source import STEMS, FileFacts, Source, StoredTensors, Wanted
 from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
@@ -39,7 +39,7 @@ from ckptconv.storage import strict_json
 from ckptconv.storage.ahead import ahead, entries_of
 from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import basename, dirname, is_remote
+from ckptconv.storage.paths import basename, is_remote
 from ckptconv.structure import keymap, torchao
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY, RESERVED
 from ckptconv.tensors.dtypes import DTYPES_BY_CODE, DType
@@ -192,11 +192,12 @@ def _naming_of(found: TensorFiles) -> Any:
 
 
 def _no_weights(found: TensorFiles, warnings: list[str]) -> CkptconvError | None:
-    """If the tensors are those of a delta, warn of that, and return the error for whoever takes them for weights."""
-    if "delta_encoding" not in found.metadata:
+    """If the metadata say that the tensors are no weights, warn of that, and return the error for whoever takes them
+    for such."""
+    module = next((NO_WEIGHTS[key] for key in NO_WEIGHTS if key in found.metadata), None)
+    if module is None:
         return None
-    what = f"{found.path} is of a delta: its tensors are compressed differences, and no weights."
-    how = f"Apply it to the checkpoint that it changes: ckptconv patch BASE {dirname(found.path) or '.'} OUTPUT"
+    what, how = import_module(module).no_weights(found.path)
     warnings.append(f"{what} {how}")
     return UnsupportedError(what, how)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from ckptconv.errors import UsageError
@@ -543,42 +544,33 @@ class _Comparing:
         group=NAMING,
     )
 
-    delta = Option(
-        PATH,
-        "Write what changes A into B to the directory DIR, as `ckptconv patch`, slime and sglang read it.",
-        metavar="DIR",
-        group=OUTPUT,
-        common=True,
-    )
-    delta_encoding = Option(
-        choice("auto", "xor", "overwrite"),
-        "Store the exclusive or of old and new bytes, or the new bytes and where they go; auto: what is smaller.",
-        default="auto",
-        group=OUTPUT,
-    )
-    delta_checksum = Option(
-        choice("adler32", "xxh3-128", "blake3"),
-        "Store these checksums of the new tensors; all but adler32 need a package.",
-        default="adler32",
-        group=OUTPUT,
-    )
-    delta_version = Option(
-        counted(1, 999_999),
-        "B is version N of the model, and A the one before.",
-        metavar="N",
-        default=1,
-        group=OUTPUT,
-    )
-
 
 # The table, in parts: one name may be different options in different parts.
 OPTIONS = Options.table
 COMMAND = options_in(_Command)
-COMPARING = options_in(_Comparing)
+# What features add to it: the module of each, which has options of `diff` as `COMPARING`.
+FEATURES: dict[str, str] = {
+    "deltas": "ckptconv.features.deltas.comparing",
+}
+
+
+def of_features(part: str) -> dict[str, Option]:
+    """Return the options that features add to a part of the table."""
+    modules = map(import_module, FEATURES.values())
+    return {name: option for module in modules for name, option in getattr(module, part, {}).items()}
+
+
+COMPARING_TOO = of_features("COMPARING")
+COMPARING = {**options_in(_Comparing), **COMPARING_TOO}
 
 
 def _named_in(every: Mapping[str, Option], names: str) -> dict[str, Option]:
     return {name: every[name] for name in names.split()}
+
+
+def named_in(names: str) -> dict[str, Option]:
+    """Return the options of conversions with these names."""
+    return _named_in(OPTIONS, names)
 
 
 # Names that stand together wherever some of the table is taken: what of a trainer's checkpoint is read, and how a
@@ -615,12 +607,7 @@ DIFFING = _named_in(
     {**OPTIONS, **COMMAND, **COMPARING},
     f"{_TAKEN} optimizer order {_NAMED} dtype dequantize rtol atol tolerance html overwrite jobs memory {_READ} "
     f"{_AS_IT_IS} "
-    f"{_REACHED} delta delta_encoding delta_checksum delta_version",
-)
-PATCHING = _named_in(
-    OPTIONS,
-    f"max_shard_size dtype key strip_prefix rename copy_config {_READ} {_AS_IT_IS} {_WORKING} manifest dry_run "
-    f"{_REACHED}",
+    f"{_REACHED} {' '.join(COMPARING_TOO)}",
 )
 # What takes several checkpoints, and makes one output of them.
 COMBINING = _named_in(

@@ -9,6 +9,10 @@ import typer
 from ckptconv.cli import signals
 from ckptconv.cli.options import SHOWING, divided, named, run, taking
 
+OTHER_WORDS = {"patch": ("apply",)}
+# The commands that print the report of a conversion.
+OF_CONVERSIONS = ("patch",)
+
 
 @taking(
     *named(
@@ -43,8 +47,11 @@ def patch(
       ckptconv patch base/ deltas/weight_v000001 model/
       ckptconv patch base/ deltas/weight_v* model.safetensors
     """
-    from ckptconv.library.patching import patch as apply
+    from ckptconv.features.deltas.patching import patch as apply
 
     deltas, target = divided(words, options, "patch needs a BASE, at least one DELTA, and an OUTPUT.")
     output, report = run("patch", options, apply, base, deltas, target, before_commit=signals.ignore)
     output.done(report)
+
+
+command = patch
