@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
-from ckptconv.formats import diffusers
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.opening import all_opened, fitted
 from ckptconv.formats.source import Opened, Source, source_of
@@ -173,7 +172,7 @@ def _work(sources: list[Source], targets: Sequence[Target], options: Options) ->
             if target.holds in ("weights", "virtual"):
                 taken, goal = accompanied(source, goal, options, parts)
                 sources[number] = taken
-            if taken.family != diffusers.FAMILY or taken.companions:
+            if taken.is_model or taken.companions:
                 work.append((taken, goal))
     # What says that the others are a pipeline is there last.
     return sorted(work, key=lambda one: one[0].component == "")

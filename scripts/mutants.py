@@ -127,20 +127,14 @@ MUTANTS = [
     ),
     Mutant(
         "tensors/dequantize",
-        '    kind = "u2" if len(tables) <= _CODES else "u4"',
-        '    kind = "u2"',
+        "most) if packed in (None, array.ndim - 1) else [()]:",
+        "most):",
         "tests/tensors/test_tiles.py",
     ),
     Mutant(
         "tensors/dequantize",
-        "    if groups.ndim and array.shape[-1] % groups.shape[-1]:",
-        "    if False:",
-        "tests/tensors/test_tiles.py",
-    ),
-    Mutant(
-        "tensors/dequantize",
-        "    seen[found] = np.arange(len(found))",
-        "    seen[found] = np.arange(len(found))[::-1]",
+        "values[np.isnan(values)] = np.nan",
+        "values[np.isnan(values)] = 0",
         "tests/tensors/test_tiles.py",
     ),
     Mutant(
@@ -282,22 +276,10 @@ MUTANTS = [
         "tests/pickles/test_fastpath.py",
     ),
     Mutant(
-        "storage/zip_directory",
-        'return "\\0" not in lines and not any',
-        "return not any",
-        "tests/formats/torch/test_zip.py -k names",
-    ),
-    Mutant(
         "inspection/scan/bounds",
         "if size is None or not 0 <= size <= self.left:",
         "if size is None:",
         "tests/inspection/test_scan.py -k headers",
-    ),
-    Mutant(
-        "storage/zip_series",
-        "if any(block[_PACKED + at :: size] != block[_SIZE + at :: size] for at in range(4)):",
-        "if False:",
-        "tests/formats/torch/test_zip.py -k directory",
     ),
     Mutant(
         "cli/completion",
@@ -563,24 +545,6 @@ MUTANTS = [
         "        while alive := [",
         "        if alive := [",
         "tests/storage/test_writing.py",
-    ),
-    Mutant(
-        "publish/staging/remote",
-        "if self.index in present:",
-        "if self.index not in present:",
-        "tests/publish/test_parts_on_stores.py -k some_are_replaced",
-    ),
-    Mutant(
-        "storage/uploads",
-        "[self._etags[number] for number in sorted(self._etags)]",
-        "[self._etags[number] for number in sorted(self._etags, reverse=True)]",
-        "tests/storage/test_remote.py -k any_mix",
-    ),
-    Mutant(
-        "verification/pairs",
-        "PREFETCH_MEMORY = 24 << 20",
-        "PREFETCH_MEMORY = 96 << 20",
-        "tests/storage/test_remote.py -k stays_small",
     ),
     Mutant(
         "publish/staging/local",

@@ -71,7 +71,7 @@ def copy(name: str, into: Path) -> None:
         )
         or "(?!)"
     )
-    links = re.compile("|".join(rf"\[([^\]]*)\]\([^)\s]*{page}(?:#[^)]*)?\)" for page in pages) or "((?!))")
+    links = re.compile(rf"\[([^\]]*)\]\([^)\s]*(?:{'|'.join(pages) or '(?!)'})(?:#[^)]*)?\)")
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for path in listed.rstrip("\0").split("\0"):

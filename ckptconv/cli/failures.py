@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,8 +26,7 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
     close = difflib.get_close_matches(option.lstrip("-"), [each.lstrip("-") for each in close])
     own = {name for parameter in ctx.command.params for name in parameter.opts}
     # Of what is said of a word, the options that this command has; nothing if it has none of them.
-    of_features = [getattr(import_module(module), "OTHER_OPTIONS", {}) for module in COMMANDS.values()]
-    every = (pair for table in (_WORDS, *of_features) for pair in table.items())
+    every = (pair for table in (_WORDS, *_of_commands("OTHER_OPTIONS")) for pair in table.items())
     said = next((text for words, text in every if option in words.split()), "")
     named = re.findall(r"(?<![\w-])--[\w-]+", said)
     if option == "--output-dir":
@@ -77,17 +76,13 @@ _KINDS = {
     "safetensors": ("safetensors", "safetensor", "st"),
 }
 _CONVERT = {"pt": "pt2safetensors", "zero": "zero-to-fp32", "dcp": "dcp2safetensors", "safetensors": "convert"}
-_OTHER_WORDS = {
-    "inspect": ("show", "info", "ls", "list", "view", "describe", "tree", "head", "stat"),
-    "verify": ("check", "validate", "test"),
-    "diff": ("compare", "cmp", "delta", "changes"),
-    "scan": ("audit", "picklescan", "fickling", "modelscan"),
-    "finish": ("commit", "publish", "finalize"),
-    "convert": ("to", "cast", "reshard", "consolidate", "save", "export"),
-    "convert --quantize fp8-block": ("quantize", "quantise", "quant"),
-    "convert --dequantize": ("dequantize", "dequantise", "dequant"),
-}
 _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".json", ".distcp", "/")
+
+
+def _of_commands(name: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the table `name` of each module of commands that has one."""
+    for module in dict.fromkeys(place.partition(":")[0] for place in COMMANDS.values()):
+        yield getattr(import_module(module), name, {})
 
 
 def meant_by(word: str) -> str:
@@ -100,9 +95,9 @@ def meant_by(word: str) -> str:
         return _CONVERT[kind]
     if target:
         return ""
-    others = {**_OTHER_WORDS}
-    for module in COMMANDS.values():
-        others |= import_module(module).OTHER_WORDS
+    others: dict[str, Sequence[str]] = {}
+    for table in _of_commands("OTHER_WORDS"):
+        others |= table
     return next((command for command, words in others.items() if source in words), "")
 
 

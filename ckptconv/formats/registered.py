@@ -112,6 +112,11 @@ LONE: tuple[Lone, ...] = (
 NO_WEIGHTS: dict[str, str] = {
     "delta_encoding": "ckptconv.features.deltas.alone",
 }
+# Directories of several models, each in a folder of its own: a name in one, and the module that `pipelines` asks.
+PIPELINES: dict[str, str] = {
+    "model_index.json": "ckptconv.features.diffusers.pipelines",
+    "modules.json": "ckptconv.features.diffusers.pipelines",
+}
 # Ways in which names of tensors in safetensors tell a tree: how the first name begins, and the module. There, `is_used`
 # tells whether all names are such; `restored` returns the tree of the files, and the names of classes in it that are
 # kept as `Opaque`; `CALLED` is what people call it.

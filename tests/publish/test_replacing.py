@@ -64,9 +64,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "bin").mkdir()
     torch.save(tensors(41), here / "bin" / "pytorch_model.bin")
     (here / "bin" / "config.json").write_text("{}")
-    (here / "pipe" / "unet").mkdir(parents=True)
-    (here / "pipe" / "model_index.json").write_text("{}")
-    save_file(tensors(42), here / "pipe" / "unet" / "diffusion_pytorch_model.safetensors")
     (here / "paddle").mkdir()
     (here / "paddle" / "0.metadata").write_text("")
     (here / "empty").mkdir()
@@ -178,7 +175,6 @@ convert a.pt runs
 convert a.pt runs/checkpoint-500
 convert a.pt megatron
 convert a.pt uni
-convert a.pt pipe
 convert a.pt paddle
 convert zero dcp
 convert zero hf

@@ -48,6 +48,3 @@ def average(
 
     steps, target = divided(words, options, "average needs at least one STEP and an OUTPUT.")
     make("average", averaged, steps, target, options)
-
-
-command = average

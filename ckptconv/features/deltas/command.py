@@ -52,6 +52,3 @@ def patch(
     deltas, target = divided(words, options, "patch needs a BASE, at least one DELTA, and an OUTPUT.")
     output, report = run("patch", options, apply, base, deltas, target, before_commit=signals.ignore)
     output.done(report)
-
-
-command = patch

@@ -54,6 +54,3 @@ def merge(
 
     adapters, target = divided(words, options, "merge needs a BASE, at least one ADAPTER, and an OUTPUT.")
     make("merge", functools.partial(merged, base), adapters, target, options)
-
-
-command = merge

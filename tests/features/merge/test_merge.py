@@ -21,8 +21,8 @@ from hypothesis import HealthCheck
 from hypothesis import given as made_up
 from hypothesis import strategies as st
 from rank_files import placed
-from remote import BUCKET, S3, fresh
 from safetensors.torch import load_file, save_file
+from stores import SOURCES
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard
 
@@ -470,14 +470,16 @@ def test_parts_and_executors_make_the_whole() -> None:
         )
 
 
-def test_base_adapter_and_output_may_be_on_a_store(s3: S3) -> None:
+def test_base_adapter_and_output_may_be_on_a_store() -> None:
     base, given = large()
     merge(base, given, "out.safetensors")
-    name = fresh()
-    there = [s3.put(Path(each), f"{name}/{each}") for each in (base, given)]
-    output = f"s3://{BUCKET}/{name}/merged.safetensors"
-    merge(*there, output, storage_options=s3.options, verify=True)
-    assert s3.get(f"{name}/merged.safetensors") == Path("out.safetensors").read_bytes()
+    for make in SOURCES.values():
+        place = make()
+        there = [place.put(Path(each), str(each)) for each in (base, given)]
+        output = f"{place.url}/merged.safetensors" if place.writable else "merged.safetensors"
+        merge(*there, output, storage_options=place.options, verify=True)
+        made = place.contents()["merged.safetensors"] if place.writable else Path(output).read_bytes()
+        assert made == Path("out.safetensors").read_bytes()
 
 
 @pytest.mark.skipif("like" not in OPTIONS, reason="there are no references")

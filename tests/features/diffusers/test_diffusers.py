@@ -253,24 +253,6 @@ def test_modules_that_are_not_true_are_refused(sentences: Path, modules: Any, er
         convert(sentences, for_hub=True)
 
 
-def test_models_of_open_clip_keep_their_names(tmp_path: Path) -> None:
-    (tmp_path / "clip").mkdir()
-    torch.save(TEXT, tmp_path / "clip" / "open_clip_pytorch_model.bin")
-    (tmp_path / "clip" / "open_clip_config.json").write_text("{}")
-    output = convert(tmp_path / "clip", for_hub=True)
-    assert files(output) == {"open_clip_model.safetensors", "open_clip_config.json"}
-
-
-@every("name", ["open_clip", "timm"])
-def test_programs_that_read_one_file_get_one(tmp_path: Path, name: str) -> None:
-    (tmp_path / "one").mkdir()
-    torch.save(UNET, tmp_path / "one" / f"{'open_clip_' if name == 'open_clip' else ''}pytorch_model.bin")
-    (tmp_path / "one" / "config.json").write_text('{"architecture": "vit", "pretrained_cfg": {}}')
-    with pytest.raises(UsageError, match=f"{name} reads a model of one"):
-        convert(tmp_path / "one", for_hub=True, max_shard_size=16)
-    assert not (tmp_path / "out").exists()
-
-
 def test_what_is_beside_the_pipeline_is_named(pipeline: Path) -> None:
     (pipeline / "sd-v1.ckpt").write_bytes(b"")
     report = ckptconv.convert(pipeline, pipeline.parent / "out")

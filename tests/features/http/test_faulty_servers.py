@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import misbehaving
 import pytest
 import torch
 from checkpoints import ckptconv_here
-from remote import S3, fresh, http_server, process_serving, proxy_to, tried_once
+from features.http import misbehaving
+from features.http.server import http_server
+from remote import process_serving
 from safetensors.torch import load_file, save_file
 
 from ckptconv import convert
 from ckptconv.errors import CorruptError, FailedError, UnsafeError
-from ckptconv.storage import object_checksums, remote
-from ckptconv.storage.object_checksums import Check, of_headers, of_s3
+from ckptconv.features.http.store import of_headers
+from ckptconv.storage import answers, object_checksums, remote
+from ckptconv.storage.object_checksums import Check
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +31,8 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """For servers that do not answer. On a busy machine, another may take as long."""
-    monkeypatch.setattr(remote, "NOTICE", 0.2)
-    monkeypatch.setattr(remote, "PATIENCE", 0.5)
+    monkeypatch.setattr(answers, "NOTICE", 0.2)
+    monkeypatch.setattr(answers, "PATIENCE", 0.5)
 
 
 def serving(path: Path, fault: str) -> Any:
@@ -103,35 +104,6 @@ def test_a_wait_is_told_of_while_it_lasts(large: Path, tmp_path: Path) -> None:
     assert f"{url}/model.pt cannot be read: nothing came from its server for 0.5 seconds" in run.err
 
 
-# ---------------------------------------------------------------------------------------------------------- S3
-
-
-def spoiled(change: Callable[[dict[str, str], bytes], tuple[dict[str, str], bytes]]) -> Callable[..., Any]:
-    """A change to every answer to a GET of a file."""
-    return lambda asked, headers, data: (
-        change(headers, data) if asked.method == "GET" and asked.path.endswith(".pt") else (headers, data)
-    )
-
-
-def test_what_s3_gives_whole_has_its_checksum(s3: S3, small: Path, tmp_path: Path) -> None:
-    url, other = s3.put(small, f"{fresh()}/model.pt"), s3.put(small, f"{fresh()}/model.pt")
-    with proxy_to(s3) as proxy:
-        options = tried_once(s3, proxy)
-        convert(url, tmp_path / "sound.safetensors", storage_options=options)
-        proxy.change = spoiled(lambda headers, data: (headers, data[:-1] + bytes([data[-1] ^ 1])))
-        with pytest.raises(FailedError, match=r"(?i)checksum"):
-            convert(other, tmp_path / "out.safetensors", storage_options=options)
-
-
-def test_a_range_of_s3_is_the_one_that_was_asked_for(s3: S3, large: Path, tmp_path: Path) -> None:
-    url = s3.put(large, f"{fresh()}/model.pt")
-    with proxy_to(s3) as proxy:
-        options = tried_once(s3, proxy)
-        proxy.change = spoiled(lambda headers, data: ({**headers, "Content-Range": "bytes 1-2/3"}, data))
-        with pytest.raises(FailedError, match="says that it gives 'bytes 1-2/3'"):
-            convert(url, tmp_path / "out.safetensors", storage_options=options)
-
-
 # -------------------------------------------------------------------------------------------------------- checksums
 
 DATA = b"123456789"
@@ -156,16 +128,6 @@ def test_checksums_of_every_kind(name: str, headers: dict[str, str]) -> None:
 def test_what_is_no_checksum_of_the_whole_is_not_one() -> None:
     assert list(of_headers({"x-amz-checksum-crc32": "y/Q5Jg==", "x-amz-checksum-type": "COMPOSITE"})) == []
     assert list(of_headers({"x-amz-checksum-crc32": "y/Q5Jg==-3", "content-md5": "none", "digest": "x=y"})) == []
-    tag = {"ETag": '"25f9e794323b453885f5181f1b624d0b"'}
-    assert [name for name, _ in of_s3(tag, "b")] == ["md5"]
-    for answer, bucket in (
-        (tag, "b--use1-az4--x-s3"),
-        ({**tag, "ServerSideEncryption": "aws:kms"}, "b"),
-        ({**tag, "SSECustomerAlgorithm": "AES256"}, "b"),
-        ({"ETag": '"25f9e794323b453885f5181f1b624d0b-2"'}, "b"),
-        ({"ChecksumCRC32": "y/Q5Jg==", "ChecksumType": "COMPOSITE"}, "b"),
-    ):
-        assert list(of_s3(answer, bucket)) == [], answer
 
 
 def test_a_long_file_is_not_checked_where_that_would_take_minutes(monkeypatch: pytest.MonkeyPatch) -> None:

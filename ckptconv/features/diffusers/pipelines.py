@@ -14,42 +14,33 @@ folder names are folders of modules in that.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.errors import CorruptError, UnsupportedError, UsageError
 from ckptconv.formats import configs, model_files
-from ckptconv.formats.source import FileFacts, Source
+from ckptconv.formats.pipelines import Pipeline
+from ckptconv.formats.source import PIPELINE, FileFacts, Source
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
 from ckptconv.structure import keymap
+from ckptconv.tensors.moves import File
 from ckptconv.text import some
 
-FAMILY = "diffusers"
 _INDEX, MODULES, _ROUTER = "model_index.json", "modules.json", "router_config.json"
-# What names the folders of a pipeline.
-PIPELINES = (_INDEX, MODULES)
 # How the names of classes end that are no models: they have settings alone.
 _OF_SETTINGS = ("Tokenizer", "Scheduler", "Processor", "FeatureExtractor")
 # How the name of the class of modules ends that have no files, and may have no folder.
 _WITHOUT_FILES = "Normalize"
 
 
-class Pipeline(NamedTuple):
-    """What a pipeline consists of: the folders of its models, "" for the pipeline's own, and sources of other files, in
-    folders or of the pipeline's own."""
-
-    models: Sequence[str]
-    others: Sequence[Source]
-
-
 def is_one(place: Location, family: str = "", *, copies: bool = True) -> bool:
     """Whether `place` is the directory of a pipeline, and one may be meant where a `family` is expected. One that has a
     single model in it is only a pipeline if what is beside that is copied, too."""
-    if family not in ("", FAMILY, model_files.SAFETENSORS, model_files.TORCH) or place.kind != "directory":
+    if family not in ("", PIPELINE, model_files.SAFETENSORS, model_files.TORCH) or place.kind != "directory":
         return False
     if _INDEX in place.names:
-        return family in ("", FAMILY)
+        return family in ("", PIPELINE)
     # Here a model is the pipeline's own, whose manifest names the family of that.
     return MODULES in place.names and (copies or len(_models(place, folders(place))) > 1)
 
@@ -75,20 +66,41 @@ def together(place: Location, sources: Sequence[Source]) -> Source:
         tensors = keymap.flatten(source.weights)[0] if source.structured else source.weights
         weights.update((before + name, tensor) for name, tensor in tensors.items())
         inputs.update((before + name, file) for name, file in source.inputs.items())
-    formats = dict.fromkeys(source.format for source in sources if source.family != FAMILY)
+    formats = dict.fromkeys(source.format for source in sources if source.is_model)
     return Source(
         f"a pipeline of {some(formats, form=str)}",
-        FAMILY,
+        PIPELINE,
         place.path,
         weights,
         structured=False,
-        facts={"models": len([source for source in sources if source.family != FAMILY])},
+        facts={"models": len([source for source in sources if source.is_model])},
         inputs=inputs,
         files=FileFacts.of_all(source.files for source in sources),
         notes=[f"{source.path}: {note}" for source in sources for note in source.told()],
         warnings=[f"{source.path}: {text}" for source in sources for text in source.warnings],
         bytes_read=sum(source.bytes_read for source in sources),
     )
+
+
+def hint(place: Location) -> str:
+    """Say what to do with the pipeline at `place` where one model is needed."""
+    models = [str(place.join(name)) for name in read(place).models]
+    told = "It is a pipeline of diffusers, of several models, which convert and verify take together"
+    return f"{told}. Name one of them: {some(models, form=str)}"
+
+
+def check_copied(source: Source, files: Mapping[str, File], options: Mapping[str, object]) -> None:
+    """Raise UsageError if what names the modules of sentence-transformers is copied without these."""
+    if MODULES not in files:
+        return
+    place = Location(files[MODULES].path, dict(options)).parent
+    if inner := [name for name in folders(place) if name]:
+        raise UsageError(
+            f"{source.path} is one module of a model of sentence-transformers, whose modules.json names others, in "
+            f"{some(inner, form=str)}: it would be copied without them.",
+            "Convert the directory as a whole; or give --no-copy-config, and put the output into a copy of the "
+            "directory, in the place of the weights there.",
+        )
 
 
 def folders(place: Location) -> list[str]:
@@ -116,11 +128,11 @@ def folders(place: Location) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def router_warnings(source: Source, dtype: str, options: Mapping[str, object]) -> list[str]:
+def cast_warnings(source: Source, dtype: str, options: Mapping[str, object]) -> list[str]:
     """Return what a user should know of a module of a Router that is no Transformer, and is cast to `dtype`: of several
     modules, sentence-transformers gives all the dtype of the first, but not within a Router."""
     is_transformer = source.config is None or "model_type" in source.config
-    if source.component is None or source.family == FAMILY or is_transformer or dtype in ("", "float32"):
+    if source.component is None or not source.is_model or is_transformer or dtype in ("", "float32"):
         return []
     place = Location(source.path, dict(options))
     types = (configs.known(place.parent.join(_ROUTER)) or {}).get("types")
@@ -168,4 +180,4 @@ def _classes(told: Mapping[str, Any]) -> dict[str, str]:
 
 def _files(place: Location, component: str, called: str = "a pipeline of diffusers") -> Source:
     """Return a source of no model, whose companions are copied."""
-    return Source(called, FAMILY, place.path, {}, structured=False, part=component)
+    return Source(called, PIPELINE, place.path, {}, structured=False, part=component)

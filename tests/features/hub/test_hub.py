@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import ZERO, ckptconv_forked, ckptconv_here
-from hub_server import TOKEN, Hub, hub_server
+from checkpoints import DATA, ZERO, ckptconv_forked, ckptconv_here
+from features.hub.server import TOKEN, Hub, hub_server
 from huggingface_hub import HfFileSystem, constants
 from prepared import prepared
 from safetensors.torch import load_file, save
 from samples import saved
 
 from ckptconv import CorruptError, FailedError, Report, UsageError, convert, verify
-from ckptconv.storage import hub as hub_paths
-from ckptconv.storage import remote
+from ckptconv.features.hub import store as hub_paths
+from ckptconv.storage import remote, stores
+from ckptconv.text import parse_path
 
 CONFIG = b'{"model_type": "tiny", "torch_dtype": "float32"}'
 TOKENIZER = b'{"version": "1.0", "model": {' + b" " * 5000 + b"}}"
@@ -211,11 +212,11 @@ def test_a_branch_that_moves_while_it_is_read_is_read_as_it_was(hub: Hub, reposi
 def test_paths_at_a_commit_are_taken_for_unchangeable_and_no_others() -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     for path in ("hf://org/model@{}", "org/model@{}/a/b.bin", "hf://datasets/org/data@{}/x"):
-        assert remote.is_pinned(path.format(commit))
+        assert hub_paths.is_pinned(path.format(commit))
     for path in ("hf://org/model", "hf://org/model@main/x", f"hf://org/model@{commit}0", f"hf://org/model/x@{commit}"):
-        assert not remote.is_pinned(path)
+        assert not hub_paths.is_pinned(path)
     assert hub_paths.pinned(f"hf://org/model@{commit}/x", {}) == f"hf://org/model@{commit}/x"
-    assert hub_paths.pinned("/tmp/x", {}) == "/tmp/x"
+    assert stores.pinned("/tmp/x", {}) == "/tmp/x"
 
 
 # ------------------------------------------------------------------------------------------------- requests and bytes
@@ -360,3 +361,39 @@ def test_a_file_that_is_not_what_the_listing_says_is_an_error(hub: Hub, reposito
         with pytest.raises((FailedError, CorruptError)):
             convert(f"hf://{repository}", tmp_path / "out", storage_options=hub.options, progress=Cutting())
     assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_quantized_weights_of_a_repository_become_weights_with_its_configuration(hub: Hub, tmp_path: Path) -> None:
+    case = DATA / "quantized" / "block-fp8-bf16"
+    hub.commit("org/quantized", {path.name: path.read_bytes() for path in case.iterdir() if path.suffix != ".md"})
+    convert("hf://org/quantized", tmp_path / "out", dequantize=True, storage_options=hub.options)
+    made, expected = load_file(tmp_path / "out" / "model.safetensors"), load_file(case / "expected.safetensors")
+    assert made.keys() == expected.keys()
+    assert all(torch.equal(made[name], tensor) for name, tensor in expected.items())
+    told = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "quantization_config" not in told
+    assert told["dtype"] == "bfloat16"
+
+
+def test_a_repository_of_the_hub_is_told_how_it_is_written(place: Path) -> None:
+    for given, meant in (
+        ("org/model", "hf://org/model."),
+        ("org/Model-1.5_b@v2", "hf://org/Model-1.5_b@v2."),
+        ("https://huggingface.co/org/model", "hf://org/model."),
+        ("https://huggingface.co/org/model/tree/main?not-for-all-audiences=true", "hf://org/model."),
+        ("https://hf.co/org/model/blob/v2/sub/model.bin#L1", "hf://org/model@v2/sub/model.bin."),
+        ("https://huggingface.co/datasets/org/data/", "hf://datasets/org/data."),
+        ("hf.co/org/model/tree/main", "hf://org/model"),
+        ("huggingface.co/org/model/blob/v2/x.bin", "hf://org/model"),
+    ):
+        for command in (("convert", given, "x.safetensors"), ("inspect", given)):
+            ckptconv_here(*command).refused(2, given, "Hugging Face hub", meant)
+    for given in ("a/b/c", Path.cwd() / "a/b", "none.pt", "./org/model"):
+        assert "Hugging Face" not in ckptconv_here("inspect", given).refused(2, "does not exist")
+
+
+def test_the_hub_s_address_without_a_scheme_is_a_repository(place: Path) -> None:
+    assert parse_path("hf.co/org/model@v2") == "hf://org/model@v2"
+    assert parse_path("huggingface.co/org/model/x.bin") == "hf://org/model/x.bin"
+    Path("hf.co/org").mkdir(parents=True)
+    assert parse_path("hf.co/org") == "hf.co/org"

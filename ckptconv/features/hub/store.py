@@ -1,4 +1,4 @@
-"""Repositories of the Hugging Face hub: hf://org/model@revision/path.
+"""How repositories of the Hugging Face hub are read: hf://org/model@revision/path.
 
 Source: huggingface_hub's `HfFileSystem`. A branch may move while it is read, and a commit may not: so a URL is resolved
 to a commit once, and all that is read afterwards is of that commit.
@@ -6,13 +6,19 @@ to a commit once, and all that is read afterwards is of that commit.
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from ckptconv.errors import CkptconvError, FailedError, MissingError, UsageError
 from ckptconv.storage import remote
+from ckptconv.storage.stores import Meant, Options, Put, Ranges, Store
 
 _SCHEME = "hf://"
+_CALLED = "a repository of the Hugging Face hub"
+# A path at a commit, with the scheme or without.
+_PINNED = re.compile(r"(?:hf://)?(?:(?:models|datasets|spaces|kernels)/)?[^/@]+/[^/@]+@[0-9a-f]{40}(?:/|$)")
 # A / in a revision is written %2F, but for those of pull requests and of converted files.
 _REVISION = r"^(hf://(?:[^/@]+/){0,2}[^/@]+)@(?:refs/(?:pr|convert)/[^/]+|[^/]*)"
 # What people copy instead: the name of a repository, and a page about it or about what is in it.
@@ -22,37 +28,43 @@ _PAGE = (
     r"(?:/(?:tree|blob)/(?P<revision>[^/?#]+)(?P<below>(?:/[^/?#]+)*))?/?(?:[?#].*)?"
 )
 _TOKEN = "set HF_TOKEN to a token that may read it, or run `hf auth login`"
+# What its errors say, by the name of their class, and what to do.
+_REFUSALS = {
+    "GatedRepoError": (
+        "its repository is gated, and access to it was not granted",
+        "Ask for access on its page of the hub, and set HF_TOKEN to a token of yours, or run `hf auth login`.",
+    ),
+    "DisabledRepoError": ("its repository is disabled on the hub", "Look at its page of the hub."),
+}
 _NAMED = "It is written hf://organization/model, with @revision, and then a path in it, if need be."
 
 
-def is_hub(path: str) -> bool:
-    """Whether a path is one of the hub."""
-    return path.startswith(_SCHEME)
+def is_pinned(inner: str) -> bool:
+    """Whether a path names a commit, so that what is there never changes."""
+    return _PINNED.match(inner) is not None
 
 
-def without_revision(path: str) -> str:
-    """Return `path` without a revision, if it is one on the hub: hf://org/model@v1/x is hf://org/model/x."""
-    return re.sub(_REVISION, r"\1", path) if is_hub(path) else path
+def without_revision(url: str) -> str:
+    """Return a URL without its revision: hf://org/model@v1/x is hf://org/model/x."""
+    return re.sub(_REVISION, r"\1", url)
 
 
-def repository_url(path: str) -> str:
-    """Return the URL for `path`, the name of a repository or the address of a page about one; "" if it is neither."""
-    page = re.fullmatch(_PAGE, path)
+def meant(text: str) -> Meant | None:
+    """Return the URL for `text`, the name of a repository or the address of a page about one; None if it is neither."""
+    page = re.fullmatch(_PAGE, text)
     if page is None:
-        return f"{_SCHEME}{path}" if re.fullmatch(_NAME, path) else ""
+        return Meant(_CALLED, f"{_SCHEME}{text}") if re.fullmatch(_NAME, text) else None
     revision = "" if page["revision"] in (None, "main") else f"@{page['revision']}"
-    return f"{_SCHEME}{page['repository']}{revision}{page['below'] or ''}"
+    return Meant(_CALLED, f"{_SCHEME}{page['repository']}{revision}{page['below'] or ''}")
 
 
-def pinned(url: str, options: remote.Options) -> str:
-    """Return `url` with its revision replaced by the commit that it is now; other paths as they are.
+def pinned(url: str, options: Options) -> str:
+    """Return `url` with its revision replaced by the commit that it is now.
 
-    Raise UsageError if there is no such repository or revision, or none may be asked for, or `url` is that of a page
-    about one; FailedError if the hub does not answer.
+    Raise UsageError if there is no such repository or revision, or none may be asked for; FailedError if the hub does
+    not answer.
     """
-    if url.startswith("http") and re.fullmatch(_PAGE, url):
-        raise UsageError(f"{url} is a page about a repository of the Hugging Face hub.", f"Give {repository_url(url)}.")
-    if not is_hub(url) or remote.is_pinned(url) or url.startswith(f"{_SCHEME}buckets/"):
+    if is_pinned(url) or url.startswith(f"{_SCHEME}buckets/"):
         return url  # buckets have no commits
     fs, inner = remote.filesystem(url, options)
     try:
@@ -96,7 +108,8 @@ def _refused(url: str, error: BaseException, errors: Any) -> UsageError | None:
     if isinstance(cause, ValueError):
         return UsageError(f"{url} is no path of the hub: {' '.join(str(cause).split())}", _NAMED)
     if isinstance(cause, errors.GatedRepoError):
-        return UsageError(f"{url} cannot be read: {remote.why(cause)}.", remote.hint(cause))
+        why, hint = _REFUSALS["GatedRepoError"]
+        return UsageError(f"{url} cannot be read: {why}.", hint)
     if isinstance(cause, errors.RevisionNotFoundError):
         return MissingError(
             f"{url} does not exist: its repository has no such revision.",
@@ -113,3 +126,45 @@ def _refused(url: str, error: BaseException, errors: Any) -> UsageError | None:
             "Check HF_TOKEN, or run `hf auth login`.",
         )
     return None
+
+
+def _asked(fs: Any, method: str, inner: str, **settings: Any) -> Any:
+    with _refusals():
+        return getattr(fs, method)(inner, **settings)
+
+
+def _ranges(fs: Any, inner: str, size: int, version: str) -> Ranges:
+    # Its file system would ask for the size before each range.
+    read = remote.from_file(fs, inner, size=size)
+
+    def read_range(start: int, stop: int, put: Put) -> None:
+        with _refusals():
+            read(start, stop, put)
+
+    return read_range
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn an error that no repetition changes into a RefusedError that says what to do."""
+    try:
+        yield
+    except Exception as error:
+        for cause in remote.causes(error):
+            if type(cause).__name__ in _REFUSALS:
+                raise remote.RefusedError(*_REFUSALS[type(cause).__name__]) from error
+        raise
+
+
+STORE = Store(
+    extra="hub",
+    asked=_asked,
+    fixed=is_pinned,
+    ranges=_ranges,
+    parallel=True,
+    pinned=pinned,
+    plain=without_revision,
+    repository=True,
+    meant=meant,
+    instead="Write it to a local directory, and upload that with `hf upload`.",
+)

@@ -1,6 +1,6 @@
 """A small store that speaks S3, in a thread of the tests: what s3fs asks the real one, in a tenth of moto's time.
 
-`tests/storage/test_remote.py` compares its answers with moto's.
+`test_s3.py` compares its answers with moto's.
 """
 
 from __future__ import annotations
@@ -17,17 +17,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from email.utils import format_datetime
 from itertools import islice
-from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.sax.saxutils import escape
 
+from remote import Answer
+
 MOST_KEYS = 1000
-
-
-class Answer(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    data: bytes = b""
 
 
 class _RefusedError(Exception):

@@ -1,6 +1,6 @@
 """A small hub for the tests, in a process of its own: what huggingface_hub's file system asks the real one.
 
-    python hub_server.py DIRECTORY
+    python server.py DIRECTORY
 
 `DIRECTORY/organization/model/COMMIT/` holds the files of a commit, `DIRECTORY/organization/model/refs.json` the commit
 of each branch, and whether the repository is private or gated. Files of `LARGE` bytes and more are redirected to
