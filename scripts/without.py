@@ -103,7 +103,7 @@ def parts_of(page: str) -> list[str]:
 
 def flags_of(name: str) -> Iterator[str]:
     """The options that the feature adds to commands of the trunk."""
-    table = (ROOT / "ckptconv" / "options" / "table.py").read_text("utf-8")
+    table = (ROOT / "ckptconv" / "options" / "comparing.py").read_text("utf-8")
     for module in re.findall(rf'^    "\w+": "ckptconv\.(features\.{name}\.\w+)",', table, re.MULTILINE):
         text = (ROOT / "ckptconv" / f"{module.replace('.', '/')}.py").read_text("utf-8")
         for option in re.findall(r"^    (\w+)(?:: .*)? = ", text, re.MULTILINE):

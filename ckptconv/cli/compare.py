@@ -9,7 +9,7 @@ import typer
 
 from ckptconv.cli.options import SHOWING, named, run, taking
 from ckptconv.errors import DifferenceError
-from ckptconv.options.table import COMPARING, COMPARING_TOO
+from ckptconv.options.comparing import COMPARING, COMPARING_TOO
 from ckptconv.text import format_size, some
 
 if TYPE_CHECKING:

@@ -103,7 +103,7 @@ LONE: tuple[Lone, ...] = (
     Lone("ckptconv.formats.dcp.shards", ("shard-#",), ("DCP_SHARDING_INFO",)),
     Lone("ckptconv.features.nanotron.step", keys=("data",)),
     Lone("ckptconv.formats.alone"),
-    Lone("ckptconv.features.deltas.alone"),
+    Lone("ckptconv.features.deltas.alone", (".safetensors",)),
     Lone("ckptconv.formats.ranks.alone", RANKS, part="flat_param"),
     Lone("ckptconv.formats.checkpointing.alone", ("#.pt", "#.safetensors")),
 )

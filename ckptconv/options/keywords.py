@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, TypedDict
 
+from ckptconv.options.comparing import DIFFING
 from ckptconv.options.option import Option
 from ckptconv.options.table import (
-    DIFFING,
     DISTRIBUTED,
     FINISHING,
     INSPECTING,

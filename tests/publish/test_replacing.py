@@ -20,10 +20,11 @@ from typer.core import TyperGroup
 
 import ckptconv
 from ckptconv import CkptconvError, FailedError, UsageError, convert
+from ckptconv.options.comparing import COMPARING
 from ckptconv.options.kinds import PATH
 from ckptconv.options.option import Option
 from ckptconv.options.table import COMMAND as OF_COMMANDS
-from ckptconv.options.table import COMPARING, OPTIONS
+from ckptconv.options.table import OPTIONS
 
 PEFT = DATA / "peft" / "lora-bf16"
 DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
