@@ -10,8 +10,6 @@ from ckptconv.cli import signals
 from ckptconv.cli.options import SHOWING, divided, named, run, taking
 
 OTHER_WORDS = {"patch": ("apply",)}
-# The commands that print the report of a conversion.
-OF_CONVERSIONS = ("patch",)
 
 
 @taking(
