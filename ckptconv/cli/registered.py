@@ -18,7 +18,7 @@ COMMANDS: dict[str, str] = {
     "patch": "ckptconv.cli.patch:patch",
     "scan": "ckptconv.cli.scan:scan",
     "virtual": "ckptconv.cli.virtual:virtual",
-    "serve": "ckptconv.cli.virtual:serve",
+    "serve": "ckptconv.features.serve.command:serve",
     "finish": "ckptconv.cli.finish:finish_",
     "inspect": "ckptconv.cli.inspect:inspect_",
     "average": "ckptconv.features.average.command:average",
