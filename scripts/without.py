@@ -45,8 +45,9 @@ def copy(name: str, into: Path) -> None:
     if name not in names():
         sys.exit(f"There is no feature {name}: there are {', '.join(names())}.")
     shutil.rmtree(into, ignore_errors=True)
-    pages = pages_of(name)
+    pages = listed_by(name, "PAGES")
     gone = [f"{FEATURES / name}/", f"tests/features/{name}/", *(f"docs/{page}" for page in pages)]
+    gone += [f"scripts/{script}" for script in listed_by(name, "SCRIPTS")]
     public = list(public_names(name))
     mentions = re.compile(
         "|".join(
@@ -65,6 +66,7 @@ def copy(name: str, into: Path) -> None:
             [
                 *(rf"\bckptconv {command}\b" for command in commands_of(name)),
                 *(rf"\bckptconv\.{each}\(" for each in public),
+                *(rf"\bckptconv .*{flag}\b" for flag in flags_of(name)),
             ]
         )
         or "(?!)"
@@ -81,6 +83,9 @@ def copy(name: str, into: Path) -> None:
         if path.endswith(LINES):
             lines = target.read_text("utf-8").splitlines(keepends=True)
             kept = "".join(line for line in lines if not mentions.search(line.rstrip("\n")))
+            if path.startswith("ckptconv/"):
+                # Examples of commands in what they say of themselves.
+                kept = re.sub(r"^ +ckptconv .*\n", lambda line: line[0] * (not about.search(line[0])), kept, flags=re.M)
             if path.endswith(".md"):
                 kept = "".join(part for part in parts_of(kept) if not about.search(part))
             target.write_text(links.sub(r"\1", kept), "utf-8")
@@ -96,16 +101,25 @@ def parts_of(page: str) -> list[str]:
     )
 
 
+def flags_of(name: str) -> Iterator[str]:
+    """The options that the feature adds to commands of the trunk."""
+    table = (ROOT / "ckptconv" / "options" / "comparing.py").read_text("utf-8")
+    for module in re.findall(rf'^    "\w+": "ckptconv\.(features\.{name}\.\w+)",', table, re.MULTILINE):
+        text = (ROOT / "ckptconv" / f"{module.replace('.', '/')}.py").read_text("utf-8")
+        for option in re.findall(r"^    (\w+)(?:: .*)? = ", text, re.MULTILINE):
+            yield f"--{option.replace('_', '-')}"
+
+
 def commands_of(name: str) -> list[str]:
     """The commands of the feature, or the groups of them."""
     registered = (ROOT / "ckptconv" / "cli" / "registered.py").read_text("utf-8")
     return re.findall(rf'^    "([\w-]+)": "ckptconv\.features\.{name}\.', registered, re.MULTILINE)
 
 
-def pages_of(name: str) -> tuple[str, ...]:
-    """The pages in docs that its `__init__` lists, as PAGES."""
+def listed_by(name: str, what: str) -> tuple[str, ...]:
+    """What the feature's `__init__` lists: PAGES in docs, SCRIPTS in scripts."""
     for node in ast.parse((ROOT / FEATURES / name / "__init__.py").read_text("utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PAGES":
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == what:
             return tuple(ast.literal_eval(node.value))
     return ()
 
