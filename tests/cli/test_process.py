@@ -83,7 +83,7 @@ came, stop = [], signals.stop
 def stopped(number, frame):
     came.append(number)
     stop(number, frame)
-signals.stop, signals._PATIENCE = stopped, 600.0
+signals.stop, signals.PATIENCE = stopped, 600.0
 def wait():
     while not came:
         time.sleep(0.02)
