@@ -45,8 +45,9 @@ def copy(name: str, into: Path) -> None:
     if name not in names():
         sys.exit(f"There is no feature {name}: there are {', '.join(names())}.")
     shutil.rmtree(into, ignore_errors=True)
-    pages = pages_of(name)
+    pages = listed_by(name, "PAGES")
     gone = [f"{FEATURES / name}/", f"tests/features/{name}/", *(f"docs/{page}" for page in pages)]
+    gone += [f"scripts/{script}" for script in listed_by(name, "SCRIPTS")]
     public = list(public_names(name))
     mentions = re.compile(
         "|".join(
@@ -69,7 +70,7 @@ def copy(name: str, into: Path) -> None:
         )
         or "(?!)"
     )
-    links = re.compile("|".join(rf"\[([^\]]*)\]\([^)\s]*{page}(?:#[^)]*)?\)" for page in pages) or "((?!))")
+    links = re.compile(rf"\[([^\]]*)\]\([^)\s]*(?:{'|'.join(pages) or '(?!)'})(?:#[^)]*)?\)")
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for path in listed.rstrip("\0").split("\0"):
@@ -102,10 +103,10 @@ def commands_of(name: str) -> list[str]:
     return re.findall(rf'^    "([\w-]+)": "ckptconv\.features\.{name}\.', registered, re.MULTILINE)
 
 
-def pages_of(name: str) -> tuple[str, ...]:
-    """The pages in docs that its `__init__` lists, as PAGES."""
+def listed_by(name: str, what: str) -> tuple[str, ...]:
+    """What the feature's `__init__` lists: PAGES in docs, SCRIPTS in scripts."""
     for node in ast.parse((ROOT / FEATURES / name / "__init__.py").read_text("utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PAGES":
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == what:
             return tuple(ast.literal_eval(node.value))
     return ()
 

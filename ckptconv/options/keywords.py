@@ -17,7 +17,6 @@ from ckptconv.options.table import (
     FINISHING,
     INSPECTING,
     LOADING,
-    MERGING,
     OPTIONS,
     PATCHING,
     SCANNING,
@@ -30,7 +29,6 @@ TABLES = {
     "InspectOptions": (INSPECTING, "Options of `inspect`."),
     "DiffOptions": (DIFFING, "Options of `diff`."),
     "PatchOptions": (PATCHING, "Options of `patch`."),
-    "MergeOptions": (MERGING, "Options of `merge`."),
     "ScanOptions": (SCANNING, "Options of `scan`."),
     "FinishOptions": (FINISHING, "Options of `finish`."),
     "OpenOptions": (VIEWING, "Options of `open`."),
@@ -40,6 +38,7 @@ TABLES = {
 # Further types: the modules of features that have their options and docstring, as `KEYWORDS`.
 FEATURES: dict[str, str] = {
     "AverageOptions": "ckptconv.features.average.options",
+    "MergeOptions": "ckptconv.features.merge.options",
     "RowsOptions": "ckptconv.features.rows.options",
 }
 
