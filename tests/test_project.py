@@ -209,7 +209,7 @@ def pages(entry: Any) -> list[str]:
 
 def test_the_site_has_every_page_once() -> None:
     config = read("mkdocs.yml")
-    own = [path.name for path in (ROOT / "docs").glob("*.md")]
+    own = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
     assert sorted(pages(config["nav"])) == sorted(
         [*own, *(page for page in site_pages.OUTSIDE.values() if page.endswith(".md"))]
     )
@@ -226,6 +226,8 @@ def test_the_site_has_every_page_once() -> None:
         (f"{site_pages.PICTURES}docs/time-pt.svg", "time-pt.svg"),
         ("../SECURITY.md", "SECURITY.md"),
         ("docs/formats.md", "docs/formats.md"),
+        ("../formats.md", "../formats.md"),
+        ("internals/formats.md", "internals/formats.md"),
         ("../examples/pipeline/Makefile", f"{site_pages.FILES}examples/pipeline/Makefile"),
         ("remote.md", "remote.md"),
         ("https://example.org/", "https://example.org/"),
