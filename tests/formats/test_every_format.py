@@ -24,7 +24,7 @@ from checkpoints import (
     widened,
 )
 from dcp_checkpoints import checkpoint_of
-from prepared import bare
+from processes import bare
 from rank_files import placed
 from rank_files import write as write_ranks
 from reading import assert_reads

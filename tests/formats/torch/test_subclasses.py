@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import ckptconv_here, done, metadata_of
+from compare import assert_same
 from effort import every
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from strict import assert_same
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 
