@@ -32,7 +32,9 @@ MAKERS = (
     (".", ("-m", "ruff", "format", "--quiet", ".")),
 )
 # Files whose lines belong to features: registries, lists of pages and of public names.
-LINES = (".py", ".pyi", ".md", ".yml", ".toml")
+LINES = (".py", ".pyi", ".md", ".yml", ".yaml", ".toml")
+# What others' pre-commit may run: each item is a command.
+HOOKS = ".pre-commit-hooks.yaml"
 
 
 def names() -> list[str]:
@@ -46,7 +48,8 @@ def copy(name: str, into: Path) -> None:
         sys.exit(f"There is no feature {name}: there are {', '.join(names())}.")
     shutil.rmtree(into, ignore_errors=True)
     pages = pages_of(name)
-    gone = [f"{FEATURES / name}/", f"tests/features/{name}/", *(f"docs/{page}" for page in pages)]
+    gone = [f"{FEATURES / name}/", f"tests/features/{name}/", f"scripts/{name}/", *(f"docs/{page}" for page in pages)]
+    gone += listed_in(name, "FILES")
     public = list(public_names(name))
     mentions = re.compile(
         "|".join(
@@ -81,6 +84,9 @@ def copy(name: str, into: Path) -> None:
         if path.endswith(LINES):
             lines = target.read_text("utf-8").splitlines(keepends=True)
             kept = "".join(line for line in lines if not mentions.search(line.rstrip("\n")))
+            if path == HOOKS:
+                hooks = re.split(r"^(?=- id:)", kept, flags=re.MULTILINE)
+                kept = "".join(hook for hook in hooks if not about.search(hook))
             if path.endswith(".md"):
                 kept = "".join(part for part in parts_of(kept) if not about.search(part))
             target.write_text(links.sub(r"\1", kept), "utf-8")
@@ -104,8 +110,13 @@ def commands_of(name: str) -> list[str]:
 
 def pages_of(name: str) -> tuple[str, ...]:
     """The pages in docs that its `__init__` lists, as PAGES."""
+    return listed_in(name, "PAGES")
+
+
+def listed_in(name: str, called: str) -> tuple[str, ...]:
+    """What the `__init__` of the feature lists under a name."""
     for node in ast.parse((ROOT / FEATURES / name / "__init__.py").read_text("utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PAGES":
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == called:
             return tuple(ast.literal_eval(node.value))
     return ()
 

@@ -15,7 +15,7 @@ COMMANDS: dict[str, str] = {
     "merge": "ckptconv.cli.merge:merge",
     "diff": "ckptconv.cli.compare:diff",
     "patch": "ckptconv.cli.patch:patch",
-    "scan": "ckptconv.cli.scan:scan",
+    "scan": "ckptconv.features.scan.command:scan",
     "virtual": "ckptconv.cli.virtual:virtual",
     "serve": "ckptconv.cli.virtual:serve",
     "finish": "ckptconv.cli.finish:finish_",

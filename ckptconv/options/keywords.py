@@ -20,7 +20,6 @@ from ckptconv.options.table import (
     MERGING,
     OPTIONS,
     PATCHING,
-    SCANNING,
     VIEWING,
 )
 
@@ -31,7 +30,6 @@ TABLES = {
     "DiffOptions": (DIFFING, "Options of `diff`."),
     "PatchOptions": (PATCHING, "Options of `patch`."),
     "MergeOptions": (MERGING, "Options of `merge`."),
-    "ScanOptions": (SCANNING, "Options of `scan`."),
     "FinishOptions": (FINISHING, "Options of `finish`."),
     "OpenOptions": (VIEWING, "Options of `open`."),
     "LoadOptions": (LOADING, "Options of `load_state_dict`."),
@@ -41,6 +39,7 @@ TABLES = {
 FEATURES: dict[str, str] = {
     "AverageOptions": "ckptconv.features.average.options",
     "RowsOptions": "ckptconv.features.rows.options",
+    "ScanOptions": "ckptconv.features.scan.options",
 }
 
 

@@ -274,7 +274,7 @@ class _Spooling(TypedDict, total=False):
 
 
 class _Connecting(TypedDict, total=False):
-    """Convert, Inspect, Diff, Patch, Merge, Scan, Finish, Open, Load, Distributed, Average, Rows."""
+    """Convert, Inspect, Diff, Patch, Merge, Finish, Open, Load, Distributed, Average, Rows, Scan."""
 
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
@@ -501,10 +501,6 @@ class MergeOptions(
     the only one."""
 
 
-class ScanOptions(_Connecting, total=False):
-    """Options of `scan`."""
-
-
 class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=False):
     """Options of `finish`."""
 
@@ -643,3 +639,7 @@ class RowsOptions(
 
     max_dim: int | str | None
     """D of the widest table of the same operator. Default: this table's."""
+
+
+class ScanOptions(_Connecting, total=False):
+    """Options of `scan`."""

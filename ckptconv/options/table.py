@@ -483,17 +483,6 @@ class _Command:
         fallback="as many as fit a page; with --json, all tensors",
         common=True,
     )
-    sarif = Option(
-        PATH, "Write the verdicts as SARIF 2.1.0 too, for code hosts.", metavar="FILE", group=OUTPUT, common=True
-    )
-    fail_on = Option(
-        choice("unknown", "call", "suspicious", "attack"),
-        "Exit with 3 for this and what is worse: unknown names and archives, calls of unknown functions, what is "
-        "suspicious, attacks.",
-        default="call",
-        metavar="unknown|call|suspicious|attack",
-        common=True,
-    )
     host = Option(
         TEXT, "Listen at this address; 0.0.0.0: at all that this machine has.", default="127.0.0.1", group=RUNNING
     )
@@ -642,6 +631,5 @@ COMBINING = _named_in(
     f"part manifest digest attest depfile dry_run {_REACHED}",
 )
 MERGING = {**options_in(_Merging), **COMBINING}
-SCANNING = _named_in(OPTIONS, "storage_options")
 # Which tensors to convert, and how.
 TENSORS = tuple(_named_in(OPTIONS, _OF_TENSORS).values())

@@ -23,7 +23,6 @@ PATHS: dict[str, Callable[[Any], object]] = {
     "diff": lambda value: ckptconv.diff("model.pt", value),
     "finish": ckptconv.finish,
     "load_state_dict": ckptconv.load_state_dict,
-    "scan": ckptconv.scan,
     "patch": lambda value: ckptconv.patch(value, "delta", "out"),
     "patch's deltas": lambda value: ckptconv.patch("model.pt", [value], "out"),
     "patch's output": lambda value: ckptconv.patch("model.pt", "delta", value),

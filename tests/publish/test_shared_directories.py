@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import of_features
 from checkpoints import SHARDS, ZERO, Run, ckptconv_here, contents, done, seven_shards
 from crashes import counted, failing, in_child, moments
 from safetensors.torch import save_file
@@ -192,13 +193,13 @@ WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
     "delta": ("x", ("diff", "WEIGHTS", "OTHER", "--delta", "PATH")),
     "page": ("x.html", ("inspect", "WEIGHTS", "--html", "PATH")),
     "page of differences": ("x.html", ("diff", "WEIGHTS", "OTHER", "--html", "PATH")),
-    "sarif": ("x.sarif", ("scan", "MODEL", "--sarif", "PATH")),
     "manifest": ("x.json", ("convert", "MODEL", "OWN", "--manifest", "PATH")),
     "attest": ("x.jsonl", ("convert", "MODEL", "OWN", "--digest", "sha256", "--attest", "PATH")),
     "depfile": ("x.d", ("convert", "MODEL", "OWN", "--depfile", "PATH")),
     "optimizer": ("x.safetensors", ("zero-to-fp32", "RUN", "OWN", "--optimizer", "PATH")),
     "universal": ("x", ("zero-to-fp32", "RUN", "--universal", "PATH")),
     "spool-dir": ("x", ("convert", "PACKED", "OWN", "--spool-dir", "PATH")),
+    **{output: how for more in of_features("WRITTEN") for output, how in more.items()},
 }
 
 

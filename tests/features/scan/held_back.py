@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    sys.path.insert(0, str(Path(__file__).parents[2]))
 from attacks.assemble import called, dotted, listed, mapped, name, number, raw, several, text
 
 Made = Callable[[str], bytes]
