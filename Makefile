@@ -71,7 +71,7 @@ test-pythons: $(INSTALLED)
 	$(BIN)/python scripts/test_pythons.py $(PYTHONS_FLAGS)
 
 test-azure: $(INSTALLED) $(AZURITE)
-	$(BIN)/python -m pytest tests/storage/test_azure.py
+	$(BIN)/python -m pytest tests/features/az
 
 $(AZURITE):
 	npm install --no-audit --no-fund --prefix build/azurite azurite

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from ckptconv.features.average.averaging import average
+    from ckptconv.features.merge.merging import merge
     from ckptconv.features.rows.check import check as check_rows
     from ckptconv.features.rows.pack import pack as pack_rows
     from ckptconv.features.rows.split import split as split_rows
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
     from ckptconv.library.distributed import DistributedReader
     from ckptconv.library.loading import load_state_dict
-    from ckptconv.library.merging import merge
     from ckptconv.library.patching import patch
     from ckptconv.library.saving import save_state_dict
     from ckptconv.library.tensor import Tensor
@@ -116,7 +116,7 @@ _HOMES = {
     "flatten": ("structure.keymap", "flatten"),
     "inspect": ("inspection.inspecting", "inspect"),
     "load_state_dict": ("library.loading", "load_state_dict"),
-    "merge": ("library.merging", "merge"),
+    "merge": ("features.merge.merging", "merge"),
     "open": ("library.checkpoint", "open_checkpoint"),
     "pack_rows": ("features.rows.pack", "pack"),
     "patch": ("library.patching", "patch"),

@@ -45,13 +45,14 @@ class Command(NamedTuple):
 # What commands of features print: the module of each that has any of COMMANDS, OF_CONVERSIONS, DIFFERENCES and MORE.
 _PRINTED: dict[str, str] = {
     "average": "ckptconv.features.average.command",
+    "merge": "ckptconv.features.merge.command",
     "rows": "ckptconv.features.rows.printed",
     "scan": "ckptconv.features.scan.printed",
 }
 FEATURES = tuple(map(import_module, _PRINTED.values()))
 _CONVERTING = (
     *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "safetensors2dcp", "virtual"),
-    *("merge", "patch", "finish"),
+    *("patch", "finish"),
     *(command for feature in FEATURES for command in getattr(feature, "OF_CONVERSIONS", ())),
 )
 COMMANDS = {

@@ -47,9 +47,10 @@ def copy(name: str, into: Path) -> None:
     if name not in names():
         sys.exit(f"There is no feature {name}: there are {', '.join(names())}.")
     shutil.rmtree(into, ignore_errors=True)
-    pages = pages_of(name)
-    gone = [f"{FEATURES / name}/", f"tests/features/{name}/", f"scripts/{name}/", *(f"docs/{page}" for page in pages)]
-    gone += listed_in(name, "FILES")
+    pages = listed_by(name, "PAGES")
+    gone = [f"{FEATURES / name}/", f"tests/features/{name}/", *(f"docs/{page}" for page in pages)]
+    gone += [f"scripts/{script}" for script in listed_by(name, "SCRIPTS")]
+    gone += listed_by(name, "FILES")
     public = list(public_names(name))
     mentions = re.compile(
         "|".join(
@@ -72,7 +73,7 @@ def copy(name: str, into: Path) -> None:
         )
         or "(?!)"
     )
-    links = re.compile("|".join(rf"\[([^\]]*)\]\([^)\s]*{page}(?:#[^)]*)?\)" for page in pages) or "((?!))")
+    links = re.compile(rf"\[([^\]]*)\]\([^)\s]*(?:{'|'.join(pages) or '(?!)'})(?:#[^)]*)?\)")
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for path in listed.rstrip("\0").split("\0"):
@@ -108,15 +109,10 @@ def commands_of(name: str) -> list[str]:
     return re.findall(rf'^    "([\w-]+)": "ckptconv\.features\.{name}\.', registered, re.MULTILINE)
 
 
-def pages_of(name: str) -> tuple[str, ...]:
-    """The pages in docs that its `__init__` lists, as PAGES."""
-    return listed_in(name, "PAGES")
-
-
-def listed_in(name: str, called: str) -> tuple[str, ...]:
-    """What the `__init__` of the feature lists under a name."""
+def listed_by(name: str, what: str) -> tuple[str, ...]:
+    """What the feature's `__init__` lists: PAGES in docs, SCRIPTS in scripts, other FILES."""
     for node in ast.parse((ROOT / FEATURES / name / "__init__.py").read_text("utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == called:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == what:
             return tuple(ast.literal_eval(node.value))
     return ()
 

@@ -13,6 +13,8 @@ import pytest
 import yaml
 from checkpoints import ZERO, ckptconv_here
 
+from ckptconv.storage import stores
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -69,9 +71,7 @@ def test_every_extra_that_a_message_names_exists() -> None:
     package = "".join(path.read_text() for path in (ROOT / "ckptconv").rglob("*.py"))
     named = re.findall(r"\binstall\(\"(\w+)\"\)", package)
     assert {"torch", "zstd", "dask"} <= set(named) <= set(EXTRAS)
-    from ckptconv.storage import remote
-
-    assert set(remote._EXTRAS.values()) <= set(EXTRAS)
+    assert {stores.of_scheme(scheme).extra for scheme in stores.STORES} <= set(EXTRAS)
 
 
 def test_extras_are_tried_on_each_python() -> None:
@@ -187,7 +187,7 @@ def pages(entry: Any) -> list[str]:
 
 def test_the_site_has_every_page_once() -> None:
     config = read("mkdocs.yml")
-    own = [path.name for path in (ROOT / "docs").glob("*.md")]
+    own = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
     assert sorted(pages(config["nav"])) == sorted(
         [*own, *(page for page in site_pages.OUTSIDE.values() if page.endswith(".md"))]
     )
@@ -204,6 +204,8 @@ def test_the_site_has_every_page_once() -> None:
         (f"{site_pages.PICTURES}docs/time-pt.svg", "time-pt.svg"),
         ("../SECURITY.md", "SECURITY.md"),
         ("docs/formats.md", "docs/formats.md"),
+        ("../formats.md", "../formats.md"),
+        ("internals/formats.md", "internals/formats.md"),
         ("../examples/pipeline/Makefile", f"{site_pages.FILES}examples/pipeline/Makefile"),
         ("remote.md", "remote.md"),
         ("https://example.org/", "https://example.org/"),

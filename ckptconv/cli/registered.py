@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-# "module:name" of each command, or group of commands. The module is imported when the command is called; it may have a
-# `CLASS` for the command, and `OTHER_WORDS`, what else people call its commands: {command: words}.
+# "module:name" of each command, or group of commands. The module is imported when the command is called. It may have a
+# `CLASS` for the command; `OTHER_WORDS`, {command: words that people use for it}; and `OTHER_OPTIONS`, {options of
+# other programs: a sentence that says what to do}.
 COMMANDS: dict[str, str] = {
     "convert": "ckptconv.cli.convert:convert_",
     "pt2safetensors": "ckptconv.cli.pt2safetensors:pt2safetensors",
@@ -12,7 +13,7 @@ COMMANDS: dict[str, str] = {
     "dcp2safetensors": "ckptconv.cli.dcp2safetensors:dcp2safetensors",
     "safetensors2dcp": "ckptconv.cli.safetensors2dcp:safetensors2dcp",
     "verify": "ckptconv.cli.verify:verify_",
-    "merge": "ckptconv.cli.merge:merge",
+    "merge": "ckptconv.features.merge.command:merge",
     "diff": "ckptconv.cli.compare:diff",
     "patch": "ckptconv.cli.patch:patch",
     "scan": "ckptconv.features.scan.command:scan",

@@ -23,9 +23,9 @@ from ckptconv.formats.registered import Lone, has_one
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.plan import NUMBERED
-from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
+from ckptconv.storage.reading import Entry
 from ckptconv.structure.record import ALONE_KEY
 from ckptconv.tensors.lazy import LazyTensor
 

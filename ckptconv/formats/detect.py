@@ -23,10 +23,10 @@ from ckptconv.options.option import checked
 from ckptconv.options.table import NO_MAP, OPENING
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
-from ckptconv.storage.hub import is_hub, pinned, repository_url
+from ckptconv.storage import stores
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
-from ckptconv.storage.spool import is_pipe, take_pipe, take_url
+from ckptconv.storage.spool import is_pipe, take_pipe
 from ckptconv.text import UNSET, some
 
 if TYPE_CHECKING:
@@ -89,29 +89,29 @@ def open_source(
     path = os.fspath(path)
     if not path:
         raise UsageError("The input's name is empty.", UNSET)
-    path = pinned(path, dict(storage_options or {}))
+    reached = dict(storage_options or {})
+    path = stores.pinned(path, reached)
     if is_pipe(path):
         path = take_pipe(path, spool_dir)
-    elif path.startswith(("http://", "https://")):
-        take_url(path, dict(storage_options or {}), spool_dir)
+    else:
+        stores.at(path).taken(path, reached, spool_dir)
     recorded = None if map else recorded
     is_mapped, apart = (bool(map) and map != NO_MAP) or recorded is not None, unstack
     if is_mapped and not unstack:
         from ckptconv.formats.chosen_map import names_each_layer, tells_layers_apart
 
-        options = dict(storage_options or {})
-        apart = names_each_layer(recorded.map) if recorded else tells_layers_apart(os.fspath(map), options)
+        apart = names_each_layer(recorded.map) if recorded else tells_layers_apart(os.fspath(map), reached)
     reaching = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
     orders = asked_orders(order, like if states else "", reaching)
     wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, apart, is_mapped, orders)
     with refusing_attacks(not inert):
-        place = Location(path, dict(storage_options or {}))
+        place = Location(path, reached)
         chosen, guess = _choose(Probe(place, family))
         source = _joined(place, chosen.read(guess.place or place, wanted), wanted)
         source = alone_files.marked(guess.place or place, source, alone)
         source = _with_optimizer(source, guess.place or place, wanted)
-    if is_hub(path):
-        source = source._replace(notes=[*source.notes, *_hub_notes(place, source)])
+    if stores.at(path).repository:
+        source = source._replace(notes=[*source.notes, *_repository_notes(place, source)])
     is_deepspeed, is_megatron = source.family == deepspeed.FAMILY, source.format == dcp.MEGATRON
     idle = [
         f"{option} is of no use: {path} is {guess.called}, and it is for {whose} checkpoints."
@@ -172,8 +172,8 @@ def with_layout(
     return source
 
 
-def _hub_notes(place: Location, source: Source) -> Iterator[str]:
-    """Yield what a repository of the hub is read at, and which other weights it holds."""
+def _repository_notes(place: Location, source: Source) -> Iterator[str]:
+    """Yield what a repository is read at, and which other weights it holds."""
     yield f"Read {place}."
     if place.kind != "directory":
         return
@@ -241,7 +241,7 @@ def _with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
 def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Source]:
     """Open what is at `place` as several sources: the tensor-parallel ranks of a DeepSpeed checkpoint with `per_rank`,
     else what a pipeline of diffusers consists of. The others are as in `open_source`."""
-    place = place.at(pinned(place.path, place.options))
+    place = place.at(stores.pinned(place.path, place.options))
     if not per_rank:
         found = pipelines.reader_of(place).read(place)
         models = [_component(place.join(name) if name else place, name, settings) for name in found.models]
@@ -381,10 +381,7 @@ def _nearby(place: Location) -> str:
     if colon and scheme.isalnum() and not rest.startswith("/"):
         return f"Did you mean {scheme}://{rest}?"
     if is_remote(path) or place.parent.kind != "directory":
-        return (
-            f"If it is a repository of the Hugging Face hub, give {repository_url(path)}."
-            if repository_url(path)
-            else ""
-        )
+        meant = stores.meant(path)
+        return f"If it is {meant.what}, give {meant.url}." if meant else ""
     close = difflib.get_close_matches(place.name, list(place.parent.names), n=1, cutoff=0.8)
     return f"Did you mean {os.path.join(os.path.dirname(path), close[0])}?" if close else ""

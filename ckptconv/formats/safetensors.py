@@ -37,9 +37,9 @@ from ckptconv.pickles.nodes import Opaque
 from ckptconv.plan import NUMBERED, Input
 from ckptconv.storage import strict_json
 from ckptconv.storage.ahead import ahead, entries_of
-from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote
+from ckptconv.storage.reading import Reader
 from ckptconv.structure import keymap, torchao
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY, RESERVED
 from ckptconv.tensors.dtypes import DTYPES_BY_CODE, DType

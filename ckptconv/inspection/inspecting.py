@@ -18,10 +18,10 @@ from ckptconv.options.option import checked, filled
 from ckptconv.options.table import INSPECTING, Options
 from ckptconv.outputs.naming import tree_of
 from ckptconv.process import no_garbage
-from ckptconv.storage.hub import pinned
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.progress import counter, shown
+from ckptconv.storage.stores import pinned
 from ckptconv.structure import keymap
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from ckptconv.process import no_garbage
 from ckptconv.storage.files import is_held
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
-from ckptconv.storage.prefetch import REQUESTS
+from ckptconv.storage.reading import REQUESTS
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.lazy import Convert, LazyTensor, untagged
 

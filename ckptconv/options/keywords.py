@@ -17,7 +17,6 @@ from ckptconv.options.table import (
     FINISHING,
     INSPECTING,
     LOADING,
-    MERGING,
     OPTIONS,
     PATCHING,
     VIEWING,
@@ -29,7 +28,6 @@ TABLES = {
     "InspectOptions": (INSPECTING, "Options of `inspect`."),
     "DiffOptions": (DIFFING, "Options of `diff`."),
     "PatchOptions": (PATCHING, "Options of `patch`."),
-    "MergeOptions": (MERGING, "Options of `merge`."),
     "FinishOptions": (FINISHING, "Options of `finish`."),
     "OpenOptions": (VIEWING, "Options of `open`."),
     "LoadOptions": (LOADING, "Options of `load_state_dict`."),
@@ -38,6 +36,7 @@ TABLES = {
 # Further types: the modules of features that have their options and docstring, as `KEYWORDS`.
 FEATURES: dict[str, str] = {
     "AverageOptions": "ckptconv.features.average.options",
+    "MergeOptions": "ckptconv.features.merge.options",
     "RowsOptions": "ckptconv.features.rows.options",
     "ScanOptions": "ckptconv.features.scan.options",
 }

@@ -42,7 +42,7 @@ DTypeName: TypeAlias = Literal[
 
 
 class _Sharding(TypedDict, total=False):
-    """Convert, Inspect, Patch, Merge, Average, Rows."""
+    """Convert, Inspect, Patch, Average, Merge, Rows."""
 
     max_shard_size: int | str | None
     """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for what many processes wrote,
@@ -50,7 +50,7 @@ class _Sharding(TypedDict, total=False):
 
 
 class _Casting(TypedDict, total=False):
-    """Convert, Patch, Merge, Load, Distributed, Average, Rows."""
+    """Convert, Patch, Load, Distributed, Average, Merge, Rows."""
 
     dtype: DTypeName | TorchDType | None
     """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
@@ -58,14 +58,14 @@ class _Casting(TypedDict, total=False):
 
 
 class _Dequantizing(TypedDict, total=False):
-    """Convert, Inspect, Diff, Merge, Open, Load, Average, Rows."""
+    """Convert, Inspect, Diff, Open, Load, Average, Merge, Rows."""
 
     dequantize: bool
     """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
 
 
 class _Making(TypedDict, total=False):
-    """Convert, Merge, Average, Rows."""
+    """Convert, Average, Merge, Rows."""
 
     quantize: Literal["fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32"] | None
     """Quantize the matrices of layers: to FP8 with a scale for 128 by 128 (fp8-block; of powers of two: fp8-block-
@@ -115,7 +115,7 @@ class _Making(TypedDict, total=False):
 
 
 class _Choosing(TypedDict, total=False):
-    """Convert, Inspect, Diff, Patch, Merge, Open, Load, Distributed, Average, Rows."""
+    """Convert, Inspect, Diff, Patch, Open, Load, Distributed, Average, Merge, Rows."""
 
     key: str | None
     """Only this subtree, such as state_dict or optimizer.state; . is all."""
@@ -125,7 +125,7 @@ class _Choosing(TypedDict, total=False):
 
 
 class _Selecting(TypedDict, total=False):
-    """Convert, Inspect, Diff, Merge, Distributed, Average, Rows."""
+    """Convert, Inspect, Diff, Distributed, Average, Merge, Rows."""
 
     include: str | list[str] | tuple[str, ...] | None
     """Only names that match, such as 'model.*'; repeatable."""
@@ -135,7 +135,7 @@ class _Selecting(TypedDict, total=False):
 
 
 class _Renaming(TypedDict, total=False):
-    """Convert, Diff, Patch, Merge, Distributed, Average, Rows."""
+    """Convert, Diff, Patch, Distributed, Average, Merge, Rows."""
 
     strip_prefix: str | None
     """Take PREFIX, such as model., off the beginning of names."""
@@ -148,7 +148,7 @@ class _Renaming(TypedDict, total=False):
 
 
 class _Mapping(TypedDict, total=False):
-    """Convert, Inspect, Merge, Open, Distributed, Average, Rows."""
+    """Convert, Inspect, Open, Distributed, Average, Merge, Rows."""
 
     map: str | os.PathLike[str] | None
     """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
@@ -156,14 +156,14 @@ class _Mapping(TypedDict, total=False):
 
 
 class _Measuring(TypedDict, total=False):
-    """Convert, Inspect, Diff, Merge, Open, Distributed, Average, Rows."""
+    """Convert, Inspect, Diff, Open, Distributed, Average, Merge, Rows."""
 
     size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
     """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
 
 
 class _Imitating(TypedDict, total=False):
-    """Convert, Merge, Open, Average, Rows."""
+    """Convert, Open, Average, Merge, Rows."""
 
     like: str | os.PathLike[str] | None
     """Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer. What is
@@ -180,7 +180,7 @@ class _Imitating(TypedDict, total=False):
 
 
 class _FindingTheModel(TypedDict, total=False):
-    """Convert, Merge, Distributed, Average, Rows."""
+    """Convert, Distributed, Average, Merge, Rows."""
 
     model_key: str | None
     """Put the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside
@@ -212,7 +212,7 @@ class _Ordering(TypedDict, total=False):
 
 
 class _Working(TypedDict, total=False):
-    """Convert, Diff, Patch, Merge, Average, Rows."""
+    """Convert, Diff, Patch, Average, Merge, Rows."""
 
     jobs: int | str | None
     """Work in N threads; an output that is mostly computed, in N processes. Default: what suits the machine."""
@@ -223,7 +223,7 @@ class _Working(TypedDict, total=False):
 
 
 class _Publishing(TypedDict, total=False):
-    """Convert, Patch, Merge, Finish, Average, Rows."""
+    """Convert, Patch, Finish, Average, Merge, Rows."""
 
     fsync: bool
     """False: Do not wait for the disk: a power cut may lose the output."""
@@ -233,7 +233,7 @@ class _Publishing(TypedDict, total=False):
 
 
 class _Planning(TypedDict, total=False):
-    """Convert, Patch, Merge, Average, Rows."""
+    """Convert, Patch, Average, Merge, Rows."""
 
     clobber: bool
     """False: Refuse to replace an output."""
@@ -247,14 +247,14 @@ class _Planning(TypedDict, total=False):
 
 
 class _Overwriting(TypedDict, total=False):
-    """Convert, Inspect, Diff, Patch, Merge, Finish, Average, Rows."""
+    """Convert, Inspect, Diff, Patch, Finish, Average, Merge, Rows."""
 
     overwrite: bool
     """Replace files of other programs too, where they have the names of what is written."""
 
 
 class _Attesting(TypedDict, total=False):
-    """Convert, Merge, Finish, Average, Rows."""
+    """Convert, Finish, Average, Merge, Rows."""
 
     checksum: bool
     """Check the checksums of all that is read, as far as the input has any."""
@@ -264,7 +264,7 @@ class _Attesting(TypedDict, total=False):
 
 
 class _Spooling(TypedDict, total=False):
-    """Convert, Inspect, Diff, Patch, Merge, Open, Distributed, Average, Rows."""
+    """Convert, Inspect, Diff, Patch, Open, Distributed, Average, Merge, Rows."""
 
     spool_dir: str | os.PathLike[str] | None
     """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
@@ -274,14 +274,14 @@ class _Spooling(TypedDict, total=False):
 
 
 class _Connecting(TypedDict, total=False):
-    """Convert, Inspect, Diff, Patch, Merge, Finish, Open, Load, Distributed, Average, Rows, Scan."""
+    """Convert, Inspect, Diff, Patch, Finish, Open, Load, Distributed, Average, Merge, Rows, Scan."""
 
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
 
 
 class _Undecoded(TypedDict, total=False):
-    """Convert, Inspect, Diff, Patch, Merge, Open, Load, Average, Rows."""
+    """Convert, Inspect, Diff, Patch, Open, Load, Average, Merge, Rows."""
 
     raw: bool
     """Take whole modules as the objects they are, not as their state dicts."""
@@ -302,7 +302,7 @@ class _Detecting(TypedDict, total=False):
 
 
 class _Precision(TypedDict, total=False):
-    """Convert, Diff, Patch, Merge, Open, Load, Distributed, Average, Rows."""
+    """Convert, Diff, Patch, Open, Load, Distributed, Average, Merge, Rows."""
 
     master: bool
     """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
@@ -471,36 +471,6 @@ class PatchOptions(
     """Options of `patch`."""
 
 
-class MergeOptions(
-    _Sharding,
-    _Casting,
-    _Dequantizing,
-    _Making,
-    _Choosing,
-    _Selecting,
-    _Renaming,
-    _Mapping,
-    _Measuring,
-    _Imitating,
-    _FindingTheModel,
-    _Working,
-    _Publishing,
-    _Planning,
-    _Overwriting,
-    _Attesting,
-    _Spooling,
-    _Connecting,
-    _Undecoded,
-    _Precision,
-    total=False,
-):
-    """Options of `merge`."""
-
-    adapter: str | None
-    """Of an ADAPTER that holds several, as TRL's checkpoints hold a reference, merge the one of this name. Default:
-    the only one."""
-
-
 class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=False):
     """Options of `finish`."""
 
@@ -590,6 +560,36 @@ class AverageOptions(
     minus: str | os.PathLike[str] | None
     """Do not divide: the first STEP, and by their weights what the others have more than BASE; of one STEP, what it
     has more itself."""
+
+
+class MergeOptions(
+    _Sharding,
+    _Casting,
+    _Dequantizing,
+    _Making,
+    _Choosing,
+    _Selecting,
+    _Renaming,
+    _Mapping,
+    _Measuring,
+    _Imitating,
+    _FindingTheModel,
+    _Working,
+    _Publishing,
+    _Planning,
+    _Overwriting,
+    _Attesting,
+    _Spooling,
+    _Connecting,
+    _Undecoded,
+    _Precision,
+    total=False,
+):
+    """Options of `merge`."""
+
+    adapter: str | None
+    """Of an ADAPTER that holds several, as TRL's checkpoints hold a reference, merge the one of this name. Default:
+    the only one."""
 
 
 class RowsOptions(

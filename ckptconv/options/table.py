@@ -560,19 +560,6 @@ class _Comparing:
     )
 
 
-class _Merging:
-    """Options that only `merge` has."""
-
-    adapter = Option(
-        TEXT,
-        "Of an ADAPTER that holds several, as TRL's checkpoints hold a reference, merge the one of this name.",
-        metavar="NAME",
-        fallback="the only one",
-        group=TAKE,
-        common=True,
-    )
-
-
 # The table, in parts: one name may be different options in different parts.
 OPTIONS = Options.table
 COMMAND = options_in(_Command)
@@ -630,6 +617,5 @@ COMBINING = _named_in(
     f"{_OF_TENSORS} to chunks model_key copy_config for_hub {_READ} raw opaque drop_opaque {_WORKING} verify checksum "
     f"part manifest digest attest depfile dry_run {_REACHED}",
 )
-MERGING = {**options_in(_Merging), **COMBINING}
 # Which tensors to convert, and how.
 TENSORS = tuple(_named_in(OPTIONS, _OF_TENSORS).values())

@@ -92,7 +92,7 @@ COMPUTED: Mapping[str, Way] = {
     "dequantize": Way("ckptconv.outputs.dequantized", ("dequantized",), ("dequantize",)),
     "quantize": Way("ckptconv.outputs.quantizing", ("quantized",), ("quantize", "requantize", "keep")),
     "average": Way("ckptconv.features.average.averages", ("average",)),
-    "merge": Way("ckptconv.outputs.merging", ("adapters", "adapter")),
+    "merge": Way("ckptconv.features.merge.computing", ("adapters", "adapter")),
     "patch": Way("ckptconv.outputs.delta", ("deltas",)),
 }
 

@@ -12,7 +12,7 @@ from ckptconv.formats.source import ADAPTER, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.targets import Target, is_beside
 from ckptconv.publish.earlier import Directory
-from ckptconv.storage.hub import is_hub
+from ckptconv.storage import stores
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_remote, join, resolved_name
 from ckptconv.structure.record import FILE_NAME
@@ -92,14 +92,14 @@ def _is_asked(one: Source, source: Source, options: Options) -> bool:
     if options.copy_config is None:
         is_changed = bool(options.quantize or options.requantize)
         is_bare = one.component is not None or one.stem == ADAPTER
-        return one is source.reference or is_hub(one.path) or is_bare or is_changed
+        return one is source.reference or stores.at(one.path).repository or is_bare or is_changed
     return options.copy_config
 
 
 def _wanted(one: Source, source: Source, options: Options) -> Collection[str]:
     """Return the names of the companions of `one` that are copied. Without its own configuration, PEFT
     does not find an adapter: that is copied unasked."""
-    is_unasked = options.copy_config is None and one is source and not is_hub(one.path)
+    is_unasked = options.copy_config is None and one is source and not stores.at(one.path).repository
     return [companions.ADAPTER_CONFIG] if is_unasked and one.stem == ADAPTER else companions.NAMES
 
 

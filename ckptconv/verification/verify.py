@@ -21,7 +21,6 @@ from ckptconv.formats.detect import OtherFamilyError
 from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.opening import all_opened, fitted
 from ckptconv.formats.source import MODEL, Opened, Source, source_of
-from ckptconv.formats.states import is_same
 from ckptconv.options.option import checked
 from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.computed import COMPUTED
@@ -32,7 +31,7 @@ from ckptconv.result import OutputFile
 from ckptconv.storage import progress as bars
 from ckptconv.storage.gathered import Gathered
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import dirname, is_remote, join, normalize, real_place, resolved_name
+from ckptconv.storage.paths import dirname, is_remote, is_same, join, normalize, real_place, resolved_name
 from ckptconv.tensors.lazy import whole
 from ckptconv.verification import planned
 from ckptconv.verification.names import (

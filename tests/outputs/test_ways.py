@@ -49,7 +49,6 @@ WAYS: dict[str, tuple[Callable[..., object], str]] = {
     "like": (lambda here, source, out: ckptconv.convert(here / source, out, like=str(here / "b")), "a"),
     "dequantize": (lambda here, source, out: ckptconv.convert(here / source, out, dequantize=True), "powers"),
     "quantize": _job("fp8-block"),
-    "merge": _job("dora"),
     "patch": (_patch, "a"),
     **{name: job for ways in of_features("COMPUTING") for name, job in ways.items()},
 }

@@ -139,12 +139,6 @@ def changed(before: dict[str, bytes | str], after: dict[str, bytes | str]) -> se
 # Words of commands that would replace what others made, or put an output among it: nothing is changed, and nothing is
 # new.
 REFUSED = """
-merge base ad1 ad2
-merge base ad1 -o ad1
-merge base ad1 -o ad2
-merge base ad1 -o base
-merge base ad1 hf
-merge base ad1 ad2 --overwrite
 patch g1.safetensors d1 d2
 patch g1.safetensors d1 -o d2
 patch g1.safetensors d1 hf
@@ -264,9 +258,6 @@ safetensors2dcp g1.safetensors sharded --to dcp-hf
 safetensors2dcp g1.safetensors new --manifest a.pt
 safetensors2dcp g1.safetensors new --depfile Makefile
 safetensors2dcp g1.safetensors new --digest sha256 --attest notes.md
-merge base ad1 -o new.safetensors --manifest a.pt
-merge base ad1 -o new.safetensors --depfile Makefile
-merge base ad1 -o new.safetensors --digest sha256 --attest a.pt
 virtual a.pt x.virtual.json --manifest a.pt
 virtual a.pt x.virtual.json --manifest notes.md
 virtual a.pt x.virtual.json --depfile Makefile
@@ -303,7 +294,6 @@ DONE: dict[str, set[str]] = {
     "convert nested.pt -o b.pt --key nested": {"b.pt"},
     "convert zero b.pt": {"b.pt"},
     "convert a.pt linked.safetensors": {"hf/model.safetensors"},
-    "merge base ad1 -o g3.safetensors": {"g3.safetensors"},
     "patch g1.safetensors d1 -o g3.safetensors": {"g3.safetensors"},
     "convert model.pt --overwrite": {"model.safetensors"},
     "convert a.pt configured": set(),
@@ -432,7 +422,6 @@ convert a.pt new --max-shard-size 16
 convert zero new --optimizer new/optimizer
 convert train.pt new --universal trained2
 convert a.pt fresh.safetensors --manifest m.json --depfile m.d --digest sha256 --attest m.jsonl
-merge base ad1 new
 patch g1.safetensors d1 new
 inspect --html new.html a.pt
 diff --html new.html g1.safetensors g1.safetensors
@@ -555,7 +544,6 @@ def test_what_parts_have_read_stays(world: Path) -> None:
 def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
     state = {"w": torch.ones(2)}
     calls: list[Callable[[], object]] = [
-        lambda: ckptconv.merge("base", "ad1", "ad2"),
         lambda: ckptconv.patch("g1.safetensors", "d1", "hf"),
         lambda: ckptconv.save_state_dict(state, "hf"),
         lambda: ckptconv.save_state_dict(state, "new", manifest="a.pt"),

@@ -14,10 +14,10 @@ from tiled import Sample, samples, stored
 
 from ckptconv.storage.files import Readers
 from ckptconv.tensors import dequantize, kernels
-from ckptconv.tensors.computing import Axis, Dequantize, LowRank, Tiled
+from ckptconv.tensors.computing import Axis, Dequantize, Tiled
 from ckptconv.tensors.dtypes import DTYPES
-from ckptconv.tensors.lazy import Convert, Inline, Stored
-from ckptconv.tensors.moves import Assembled, Cast, File
+from ckptconv.tensors.lazy import Convert, Inline
+from ckptconv.tensors.moves import Cast
 from ckptconv.tensors.slices import Span, sliced
 from ckptconv.verification.evaluate import Evaluator, footprint
 
@@ -90,16 +90,3 @@ def test_the_evaluator_agrees(sample: Sample, data: st.DataObject, tmp_path_fact
         assert evaluator.flat(tensor, start, stop).tobytes() == sample.bits.reshape(-1)[start:stop].tobytes()
         size = Path(tensor.parts[0].inputs()[0].path).stat().st_size
         assert all(0 <= low <= high <= size for _, low, high in footprint(tensor, start, stop))
-
-
-def test_a_tile_is_small_if_its_inputs_have_long_rows() -> None:
-    file = File("x", 1 << 40)
-    for rows, columns, rank in ((9, 1 << 14, 1 << 10), (1 << 20, 3, 1 << 12), (5, 7, 3)):
-        base = Stored(file, 0, DTYPES["float32"], (rows, columns), (columns, 1))
-        left = Stored(file, 0, DTYPES["float32"], (rows, rank), (rank, 1))
-        right = Stored(file, 0, DTYPES["float32"], (rank, columns), (columns, 1))
-        axes = (Axis(0), Axis(1)), (Axis(0), Axis(0, 0)), (Axis(0, 0), Axis(1))
-        made = Tiled((base, left, right), axes, LowRank(1.0), DTYPES["float64"], (rows, columns), (0, 0))
-        move = next(made.moves(0, made.nbytes))
-        assert isinstance(move.source, Assembled)
-        assert move.source.nbytes < 20 << 20

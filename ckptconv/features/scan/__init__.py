@@ -6,6 +6,7 @@ pickle names and calls, also for `--opaque keep` of conversions.
 
 from __future__ import annotations
 
-PAGES = ("scan.md",)
+PAGES = ("scan.md", "internals/scan.md")
+SCRIPTS = ("scan/",)
 # What of the checkout is only for it, beside its folders.
 FILES = ("action.yml", "requirements-grammar.txt")

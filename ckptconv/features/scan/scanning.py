@@ -28,10 +28,10 @@ from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.process import no_garbage
 from ckptconv.storage import LOCAL_SIGNATURE
-from ckptconv.storage.hub import pinned
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, listed
+from ckptconv.storage.stores import pinned
 from ckptconv.text import brief, some
 
 if TYPE_CHECKING:

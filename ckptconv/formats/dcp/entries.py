@@ -28,8 +28,9 @@ from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.zip import read_zip
 from ckptconv.storage import LOCAL_SIGNATURE as ZIP
 from ckptconv.storage import strict_json
-from ckptconv.storage.files import BufferedReader, Reader
+from ckptconv.storage.files import BufferedReader
 from ckptconv.storage.location import Location
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Record, Records, combine
 from ckptconv.storage.spool import ends_of
 from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes, untagged

@@ -11,9 +11,9 @@ from ckptconv.formats.dcp import MODULE
 from ckptconv.formats.format import CERTAIN, POSSIBLE, Guess, Probe
 from ckptconv.formats.model_files import may_lie_below
 from ckptconv.formats.ranks import locate as ranks
-from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname
+from ckptconv.storage.reading import Entry
 
 FAMILY = "dcp"
 MEGATRON = "torch_dist checkpoint of Megatron-core"

@@ -13,10 +13,10 @@ from ckptconv.errors import CorruptError, MissingError, UsageError
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
 from ckptconv.formats.model_files import may_lie_below
 from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
-from ckptconv.storage.files import Entry
 from ckptconv.storage.inside import check_inside, leads_out
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
+from ckptconv.storage.reading import Entry
 from ckptconv.tensors.moves import File
 from ckptconv.text import format_size
 

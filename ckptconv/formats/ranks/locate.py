@@ -15,8 +15,8 @@ from ckptconv.formats import model_files, runs
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
 from ckptconv.formats.model_files import may_lie_below
 from ckptconv.formats.torch import SUFFIXES
-from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
+from ckptconv.storage.reading import Entry
 from ckptconv.text import some
 
 FAMILY = model_files.TORCH

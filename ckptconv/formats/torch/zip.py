@@ -31,7 +31,7 @@ from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
 from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.archive import DEFLATED, METHODS, STORED, Archive
-from ckptconv.storage.files import Reader
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
 from ckptconv.storage.zip_directory import normal
 from ckptconv.tensors.moves import File

@@ -1,8 +1,8 @@
 """Live payloads that were written after the tables of scan, and that no table was made with.
 
 Each is the name of a file and its bytes, which make the file CANARY when Python's pickle loads them, or when the loading
-program ends. `python tests/attacks/held_back.py` loads each in a process of its own, and says which made its canary:
-run it where nothing is to be lost.
+program ends. `python tests/features/scan/held_back.py` loads each in a process of its own, and says which made its
+canary: run it where nothing is to be lost.
 """
 
 from __future__ import annotations
