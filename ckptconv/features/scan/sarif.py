@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import quote
 
 from ckptconv.features.scan.report import ATTACK, RULES, SUSPICIOUS, ScanReport
-from ckptconv.storage.reading import Reader
 from ckptconv.storage.paths import is_remote
+from ckptconv.storage.reading import Reader
 from ckptconv.text import printable
 from ckptconv.version import __version__
 
