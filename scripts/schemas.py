@@ -18,8 +18,7 @@ from typing import Any, Literal, NamedTuple
 from ckptconv.cli import printed
 from ckptconv.cli.console import VERSION
 from ckptconv.comparison.changes import Change
-from ckptconv.comparison.diff import STATUSES, DeltaFiles, Difference, TensorDifference
-from ckptconv.formats.delta import CHECKSUMS, ENCODINGS
+from ckptconv.comparison.diff import STATUSES, Difference, TensorDifference
 from ckptconv.inspection.mapping import MapSummary
 from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo
 from ckptconv.inspection.summary import Summary
@@ -46,13 +45,14 @@ class Command(NamedTuple):
 _PRINTED: dict[str, str] = {
     "average": "ckptconv.features.average.command",
     "merge": "ckptconv.features.merge.command",
+    "patch": "ckptconv.features.deltas.printed",
     "rows": "ckptconv.features.rows.printed",
     "scan": "ckptconv.features.scan.printed",
 }
 FEATURES = tuple(map(import_module, _PRINTED.values()))
 _CONVERTING = (
     *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "safetensors2dcp", "virtual"),
-    *("patch", "finish"),
+    "finish",
     *(command for feature in FEATURES for command in getattr(feature, "OF_CONVERSIONS", ())),
 )
 COMMANDS = {
@@ -119,10 +119,7 @@ _PLAIN = ["string", "integer", "number", "boolean", "object", "array", "null"]
 _MORE: dict[tuple[type, str], dict[str, Any]] = {
     (Difference, "counts"): _counts(dict(zip(STATUSES, (*_BY_STATUS, "Equal."), strict=True))),
     (TensorDifference, "status"): {"enum": list(STATUSES)},
-    (DeltaFiles, "encoding"): {"enum": list(ENCODINGS)},
-    (DeltaFiles, "checksum"): {"enum": list(CHECKSUMS)},
     (Summary, "values"): {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number"]}},
-    (DeltaFiles, "version"): {"type": "integer", "minimum": 1},
     (MapSummary, "rules"): {"type": "integer", "minimum": 1},
     (LikeReport, "casts"): {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
     (printed.OneDifference, "elements"): {"type": "integer", "minimum": 1},

@@ -77,8 +77,7 @@ WAYS: dict[str, list[list[Any]]] = {
         ["model.safetensors", "--html", "page.html"],
         ["model.pt", "--stats"],
     ],
-    "diff": [["model.pt", "model.safetensors"], [Z3, Z3, "--optimizer", "--top", "2"], [Z3, Z3, "--delta", "d"]],
-    "patch": [["model.safetensors", "delta", "patched"]],
+    "diff": [["model.pt", "model.safetensors"], [Z3, Z3, "--optimizer", "--top", "2"]],
     "virtual": [["model.pt", "model.virtual.json"]],
     "verify": [["model.pt", "model.safetensors"]],
     "finish": [["parts"]],
@@ -89,7 +88,6 @@ def test_what_a_command_prints_is_of_its_schema(tmp_path: Path, monkeypatch: pyt
     for before in (
         ["pt2safetensors", "model.pt"],
         ["pt2safetensors", "--part", "0/1", "model.pt", "parts"],
-        ["diff", "model.pt", "model.safetensors", "--delta", "delta"],
         *itertools.chain(*of_features("BEFORE")),
     ):
         _ = before() if callable(before) else done(ckptconv_here(*before))

@@ -190,7 +190,6 @@ WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
     "torch": ("x.pt", ("safetensors2pt", "WEIGHTS", "PATH")),
     "virtual": ("x.virtual.json", ("virtual", "WEIGHTS", "PATH")),
     "dcp": ("x", ("safetensors2dcp", "WEIGHTS", "PATH")),
-    "delta": ("x", ("diff", "WEIGHTS", "OTHER", "--delta", "PATH")),
     "page": ("x.html", ("inspect", "WEIGHTS", "--html", "PATH")),
     "page of differences": ("x.html", ("diff", "WEIGHTS", "OTHER", "--html", "PATH")),
     "manifest": ("x.json", ("convert", "MODEL", "OWN", "--manifest", "PATH")),
@@ -199,7 +198,7 @@ WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
     "optimizer": ("x.safetensors", ("zero-to-fp32", "RUN", "OWN", "--optimizer", "PATH")),
     "universal": ("x", ("zero-to-fp32", "RUN", "--universal", "PATH")),
     "spool-dir": ("x", ("convert", "PACKED", "OWN", "--spool-dir", "PATH")),
-    **{output: how for more in of_features("WRITTEN") for output, how in more.items()},
+    **{output: written for each in of_features("WRITTEN") for output, written in each.items()},
 }
 
 
