@@ -48,6 +48,7 @@ _PRINTED: dict[str, str] = {
     "merge": "ckptconv.features.merge.command",
     "patch": "ckptconv.features.deltas.printed",
     "rows": "ckptconv.features.rows.printed",
+    "serve": "ckptconv.features.serve.printed",
 }
 FEATURES = tuple(map(import_module, _PRINTED.values()))
 _CONVERTING = (
@@ -95,7 +96,6 @@ COMMANDS = {
         error="What stands for the worst verdict that counts, with the exit code of the process. Only when `ok` is "
         "false.",
     ),
-    "serve": Command("serve", "", ("serve",), printed.Serving, means="It listens."),
     "verify": Command(
         "verify",
         "What `verify --json` prints when the output is exactly that source.",

@@ -142,7 +142,7 @@ def look(smoke: Smoke) -> None:
     smoke.run("scan", "--sarif", "scan.sarif", "model.pt", "model.safetensors", ZERO, DCP)
     commands = [
         *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"),
-        *("verify", "finish", "inspect", "scan", "virtual", "serve"),
+        *("verify", "finish", "inspect", "scan", "virtual"),
     ]
     for words in ([], *([each] for each in commands)):
         if "Usage" not in smoke.run(*words, "--help"):
