@@ -5,19 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-<<<<<<< HEAD
-from checkpoints import ckptconv_here, done, metadata_of
-from compare import assert_same
-from effort import every
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
-from torch.utils._python_dispatch import return_and_correct_aliasing
-=======
 from checkpoints import DATA, ckptconv_here, done
+from compare import assert_same
 from effort import every
 from safetensors.torch import load_file
-from compare import assert_same
->>>>>>> main
 
 ADAPTERS = DATA / "adapters"
 
