@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 AZURITE := build/azurite/node_modules/.bin/azurite-blob
 AXE := build/axe/node_modules/axe-core/axe.min.js
 
-.PHONY: grammar help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-trainers test-maps test-grammar without mutants fuzz lint format man bench docs dist clean
+.PHONY: grammar help install demo test thorough coverage test-pythons test-azure test-page test-deepspeed test-dcp test-trainers test-maps test-grammar without without-turn mutants fuzz lint format man bench docs dist clean
 
 help:
 	@echo "make install   the development environment, in $(VENV)"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-maps   torchtitan, Megatron-core, transformers and others make what the maps make"
 	@echo "make test-grammar   the table of scan's productions beside all libraries that it lists, and traps for these"
 	@echo "make without   the checks and the tests on copies without one feature; FEATURE=rows for one"
+	@echo "make without-turn   the same on one copy, another after each commit: the tests of the trunk and of two features"
 	@echo "make mutants   faults planted into the package: which of them the tests let live"
 	@echo "make fuzz      a minute of hostile and broken files, read by us and by others"
 	@echo "make lint      ruff, mypy, and the order of imports"
@@ -70,7 +71,7 @@ test-pythons: $(INSTALLED)
 	$(BIN)/python scripts/test_pythons.py $(PYTHONS_FLAGS)
 
 test-azure: $(INSTALLED) $(AZURITE)
-	$(BIN)/python -m pytest tests/storage/test_azure.py
+	$(BIN)/python -m pytest tests/features/az
 
 $(AZURITE):
 	npm install --no-audit --no-fund --prefix build/azurite azurite
@@ -127,13 +128,13 @@ build/maps-titan: build/maps-tools
 	$</bin/python -m pip install --quiet --no-deps --target $@ torchtitan==0.2.2
 	@touch $@
 
-# The copy has no environment of its own: its code comes first on the path.
 without: $(INSTALLED)
 	for name in $(or $(FEATURE),$$($(BIN)/python scripts/house.py --without)); do \
-		$(BIN)/python scripts/house.py --without $$name && cd build/without/$$name && git init -q . && git add -A && \
-		export PYTHONPATH=$$PWD && $(CURDIR)/$(BIN)/ruff check . && $(CURDIR)/$(BIN)/mypy && \
-		ln -sfn $(CURDIR)/$(VENV) $(VENV) && $(VENV)/bin/python -m pytest $(PYTEST_FLAGS) && cd $(CURDIR) || exit 1; \
+		$(BIN)/python scripts/house.py --without $$name --check $(PYTEST_FLAGS) || exit 1; \
 	done
+
+without-turn: $(INSTALLED)
+	$(BIN)/python scripts/house.py --without --turn $(PYTEST_FLAGS)
 
 mutants: $(INSTALLED)
 	$(BIN)/python scripts/mutants.py $(MUTANTS_FLAGS)

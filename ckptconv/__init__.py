@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         UnsupportedError,
         UsageError,
     )
+    from ckptconv.features.average.averaging import average
+    from ckptconv.features.merge.merging import merge
     from ckptconv.features.rows.check import check as check_rows
     from ckptconv.features.rows.pack import pack as pack_rows
     from ckptconv.features.rows.split import split as split_rows
@@ -34,12 +36,10 @@ if TYPE_CHECKING:
     from ckptconv.inspection.scan.report import ScanReport
     from ckptconv.inspection.scan.scanning import scan
     from ckptconv.inspection.summary import Summary
-    from ckptconv.library.averaging import average
     from ckptconv.library.checkpoint import Checkpoint
     from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
     from ckptconv.library.distributed import DistributedReader
     from ckptconv.library.loading import load_state_dict
-    from ckptconv.library.merging import merge
     from ckptconv.library.patching import patch
     from ckptconv.library.saving import save_state_dict
     from ckptconv.library.tensor import Tensor
@@ -108,7 +108,7 @@ _HOMES = {
     "Verification": ("verification.report", "Verification"),
     "VirtualFiles": ("library.virtual", "VirtualFiles"),
     "__version__": ("version", "__version__"),
-    "average": ("library.averaging", "average"),
+    "average": ("features.average.averaging", "average"),
     "check_rows": ("features.rows.check", "check"),
     "convert": ("conversion", "convert"),
     "diff": ("inspection.comparing", "diff"),
@@ -116,7 +116,7 @@ _HOMES = {
     "flatten": ("structure.keymap", "flatten"),
     "inspect": ("inspection.inspecting", "inspect"),
     "load_state_dict": ("library.loading", "load_state_dict"),
-    "merge": ("library.merging", "merge"),
+    "merge": ("features.merge.merging", "merge"),
     "open": ("library.checkpoint", "open_checkpoint"),
     "pack_rows": ("features.rows.pack", "pack"),
     "patch": ("library.patching", "patch"),

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
-from ckptconv.formats import diffusers
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.opening import all_opened, fitted
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.options.kinds import Default
-from ckptconv.options.table import OPTIONS, Options, checked
+from ckptconv.options.option import checked
+from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.kinds import check_options
 from ckptconv.outputs.planning import Output, planned
 from ckptconv.outputs.targets import (
@@ -172,7 +172,7 @@ def _work(sources: list[Source], targets: Sequence[Target], options: Options) ->
             if target.holds in ("weights", "virtual"):
                 taken, goal = accompanied(source, goal, options, parts)
                 sources[number] = taken
-            if taken.family != diffusers.FAMILY or taken.companions:
+            if taken.is_model or taken.companions:
                 work.append((taken, goal))
     if not work:
         raise UsageError(f"{sources[0].path} has no model, and none of its other files is to be copied.")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ckptconv.options.keywords import tables
 from ckptconv.options.kinds import DTYPES, FLAG, SHORT_DTYPES
-from ckptconv.options.table import Option
+from ckptconv.options.option import Option
 
 STUB = Path(__file__).resolve().parents[1] / "ckptconv" / "options" / "keywords.pyi"
 # What the options are for that the same calls take, by the first of them.
@@ -58,7 +58,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict
 
-from ckptconv.options.table import Option
+from ckptconv.options.option import Option
 
 def tables() -> dict[str, tuple[Mapping[str, Option], str]]: ...
 

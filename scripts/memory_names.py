@@ -1,4 +1,4 @@
-"""Write ckptconv/structure/maps/memory.txt: under which names files have what transformers holds under others.
+"""Write ckptconv/features/merge/memory.txt: under which names files have what transformers holds under others.
 
     python scripts/memory_names.py            # compares what is written with what transformers says now
     python scripts/memory_names.py --write    # writes it
@@ -36,7 +36,7 @@ from transformers.core_model_loading import (
 )
 from transformers.models.auto import modeling_auto
 
-TABLE = Path(__file__).resolve().parents[1] / "ckptconv/structure/maps/memory.txt"
+TABLE = Path(__file__).resolve().parents[1] / "ckptconv/features/merge/memory.txt"
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 # How the operations that make files of memory are called whose result the table can say.
 _STACKED = (["SplitModulelist"], ["Chunk", "SplitModulelist"])

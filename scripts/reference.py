@@ -22,7 +22,7 @@ from ckptconv.cli.help import BRIEF, OWN, Flag, Help, as_json
 from ckptconv.errors import ERROR_KINDS, StoppedError
 from ckptconv.options import GROUPS, REPORTING
 from ckptconv.options.kinds import FLAG
-from ckptconv.options.table import Option
+from ckptconv.options.option import Option
 from ckptconv.structure.maps.file import catalogue, from_catalogue
 from ckptconv.version import __version__
 

@@ -43,15 +43,17 @@ class Command(NamedTuple):
     error: str = ""
 
 
-# What commands of features print.
+# What commands of features print: the module of each that has any of COMMANDS, OF_CONVERSIONS, DIFFERENCES and MORE.
 _PRINTED: dict[str, str] = {
+    "average": "ckptconv.features.average.command",
+    "merge": "ckptconv.features.merge.command",
     "rows": "ckptconv.features.rows.printed",
 }
 FEATURES = tuple(map(import_module, _PRINTED.values()))
 _CONVERTING = (
     *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "safetensors2dcp", "virtual"),
-    *("average", "merge", "patch", "finish"),
-    *(command for feature in FEATURES for command in feature.CONVERTING),
+    *("patch", "finish"),
+    *(command for feature in FEATURES for command in getattr(feature, "OF_CONVERSIONS", ())),
 )
 COMMANDS = {
     "conversion": Command(
@@ -101,7 +103,7 @@ COMMANDS = {
         Verification,
         "verification",
     ),
-    **{name: Command(*about) for feature in FEATURES for name, about in feature.COMMANDS.items()},
+    **{name: Command(*about) for each in FEATURES for name, about in getattr(each, "COMMANDS", {}).items()},
 }
 
 # Properties that are printed with the fields.
@@ -157,13 +159,13 @@ _SCALARS: dict[Any, dict[str, Any]] = {
     Any: {},
 }
 _ERROR = "urn:ckptconv:1:error#/properties/error"
-_DIFFERENCES = [each for feature in FEATURES for each in feature.DIFFERENCES.items()]
+_DIFFERENCES = [each for feature in FEATURES for each in getattr(feature, "DIFFERENCES", {}).items()]
 
 
 def schemas() -> dict[str, dict[str, Any]]:
     """Return the schema of each object, by its name."""
     for feature in FEATURES:
-        for field, more in feature.MORE.items():
+        for field, more in getattr(feature, "MORE", {}).items():
             _MORE[field] = more if isinstance(more, dict) else _of_class(more)
     return {name: _whole(name, command) for name, command in COMMANDS.items()}
 

@@ -1,6 +1,10 @@
 """Copies the checkout without one feature: its code, options, command, tests, pages, and its lines in registries.
 
     python scripts/house.py --without NAME [DIRECTORY]      makes the copy; in build/without/NAME by default
+    python scripts/house.py --without NAME --check [FLAG…]  makes it, and runs the checks and all tests there, with
+                                                            these flags of pytest
+    python scripts/house.py --without --turn [FLAG…]        does so for one feature, by turns, with the tests of
+                                                            the trunk and of two other features
     python scripts/house.py --without                       lists the features
 
 What is left is written anew from its own tables: help, manual pages, schemas, types of keywords, the picture of rooms.
@@ -9,6 +13,7 @@ What is left is written anew from its own tables: help, manual pages, schemas, t
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -18,8 +23,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FEATURES = Path("ckptconv", "features")
-# What makes files of others, in this order.
-MAKERS = ("scripts/keywords.py", "scripts/reference.py", "scripts/house.py")
+# What makes files of others, in this order: where it is called, and how.
+MAKERS = (
+    (".", ("scripts/keywords.py",)),
+    (".", ("scripts/reference.py",)),
+    (".", ("scripts/house.py",)),
+    ("tests", ("-m", "attacks.corpus", "--manifest")),
+    (".", ("-m", "ruff", "format", "--quiet", ".")),
+)
 # Files whose lines belong to features: registries, lists of pages and of public names.
 LINES = (".py", ".pyi", ".md", ".yml", ".toml")
 
@@ -34,8 +45,9 @@ def copy(name: str, into: Path) -> None:
     if name not in names():
         sys.exit(f"There is no feature {name}: there are {', '.join(names())}.")
     shutil.rmtree(into, ignore_errors=True)
-    pages = pages_of(name)
+    pages = listed_by(name, "PAGES")
     gone = [f"{FEATURES / name}/", f"tests/features/{name}/", *(f"docs/{page}" for page in pages)]
+    gone += [f"scripts/{script}" for script in listed_by(name, "SCRIPTS")]
     public = list(public_names(name))
     mentions = re.compile(
         "|".join(
@@ -47,8 +59,18 @@ def copy(name: str, into: Path) -> None:
         ),
         re.MULTILINE,
     )
-    # In a sentence the words stay, and the link goes.
-    links = re.compile("|".join(rf"\[([^\]]*)\]\([^)\s]*{page}(?:#[^)]*)?\)" for page in pages) or "(?!)")
+    # Examples of its commands and functions, and lines that are about them; in other sentences the words stay, and the
+    # link goes.
+    about = re.compile(
+        "|".join(
+            [
+                *(rf"\bckptconv {command}\b" for command in commands_of(name)),
+                *(rf"\bckptconv\.{each}\(" for each in public),
+            ]
+        )
+        or "(?!)"
+    )
+    links = re.compile(rf"\[([^\]]*)\]\([^)\s]*(?:{'|'.join(pages) or '(?!)'})(?:#[^)]*)?\)")
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for path in listed.rstrip("\0").split("\0"):
@@ -60,17 +82,31 @@ def copy(name: str, into: Path) -> None:
         if path.endswith(LINES):
             lines = target.read_text("utf-8").splitlines(keepends=True)
             kept = "".join(line for line in lines if not mentions.search(line.rstrip("\n")))
+            if path.endswith(".md"):
+                kept = "".join(part for part in parts_of(kept) if not about.search(part))
             target.write_text(links.sub(r"\1", kept), "utf-8")
-    for maker in MAKERS:
-        subprocess.run(
-            [sys.executable, maker], cwd=into, check=True, env={"PYTHONPATH": str(into)}, capture_output=True
-        )
+    env = {"PYTHONPATH": str(into)}
+    for folder, words in MAKERS:
+        subprocess.run([sys.executable, *words], cwd=into / folder, check=True, env=env, capture_output=True)
 
 
-def pages_of(name: str) -> tuple[str, ...]:
-    """The pages in docs that its `__init__` lists, as PAGES."""
+def parts_of(page: str) -> list[str]:
+    """The lines of a page, where an example is one, with what it prints."""
+    return re.findall(
+        r"^```(?:python|sh)\n.*?^```\n(?:\n```text\n.*?^```\n)?|^[^\n]*\n", page, re.MULTILINE | re.DOTALL
+    )
+
+
+def commands_of(name: str) -> list[str]:
+    """The commands of the feature, or the groups of them."""
+    registered = (ROOT / "ckptconv" / "cli" / "registered.py").read_text("utf-8")
+    return re.findall(rf'^    "([\w-]+)": "ckptconv\.features\.{name}\.', registered, re.MULTILINE)
+
+
+def listed_by(name: str, what: str) -> tuple[str, ...]:
+    """What the feature's `__init__` lists: PAGES in docs, SCRIPTS in scripts."""
     for node in ast.parse((ROOT / FEATURES / name / "__init__.py").read_text("utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PAGES":
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == what:
             return tuple(ast.literal_eval(node.value))
     return ()
 
@@ -82,11 +118,49 @@ def public_names(name: str) -> Iterator[str]:
         yield from re.findall(rf'^    "(\w+)": {home}\.{name}\.', text, re.MULTILINE)
 
 
+def check(name: str, others: list[str], flags: list[str]) -> None:
+    """Make the copy without the feature `name`, and run the linters, mypy and pytest with `flags` there: the tests of
+    the trunk, and those of the features `others`. Raise SystemExit if one of them fails."""
+    into = ROOT / "build" / "without" / name
+    copy(name, into)
+    # The copy has no environment of its own: its code comes first on the path.
+    environment = {**os.environ, "PYTHONPATH": str(into)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    (into / ".venv").symlink_to(Path(sys.prefix))
+    left_out = [f"--ignore=tests/features/{each}" for each in names() if each not in (name, *others)]
+    for command in (
+        ["git", "init", "--quiet", "."],
+        ["git", "add", "--all"],
+        [f"{sys.prefix}/bin/ruff", "check", "."],
+        [f"{sys.prefix}/bin/mypy"],
+        [sys.executable, "scripts/house.py", "--check"],
+        [sys.executable, "-m", "pytest", *flags, *left_out],
+    ):
+        done = subprocess.run(command, cwd=into, check=False, env=environment)
+        if done.returncode:
+            sys.exit(f"Without {name}, this fails in {into}: {' '.join(command)}")
+
+
+def turn() -> tuple[str, list[str]]:
+    """The feature whose turn it is, and two others: another one after each commit."""
+    count = subprocess.run(["git", "rev-list", "--count", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)
+    every = names()
+    at = int(count.stdout) % len(every)
+    chosen, *others = [*every[at:], *every[:at]][:3]
+    return chosen, others
+
+
 def main(words: list[str]) -> None:
     if not words:
         print(*names(), sep="\n")
-        return
-    name, *rest = words
-    into = Path(*rest) if rest else ROOT / "build" / "without" / name
-    copy(name, into.resolve())
-    print(into)
+    elif words[0] == "--turn":
+        name, others = turn()
+        print(f"without {name}, with the tests of {', '.join(others) or 'the trunk alone'}", flush=True)
+        check(name, others, words[1:])
+    elif words[1:2] == ["--check"]:
+        check(words[0], names(), words[2:])
+    else:
+        name, *rest = words
+        into = Path(*rest) if rest else ROOT / "build" / "without" / name
+        copy(name, into.resolve())
+        print(into)

@@ -1,4 +1,4 @@
-"""Outputs that are computed: merges, averages, and quantized weights."""
+"""Outputs that are computed: quantized weights, and what features compute."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cells import of_features
 from safetensors.torch import save_file
 
-from ckptconv import average, convert, merge
+from ckptconv import convert
 from ckptconv.result import Report
 
 LAYER = "model.layers.{}.mlp.{}_proj.weight"
@@ -55,18 +56,6 @@ def _adapter(here: Path, **told: Any) -> None:
 Job = Callable[..., Report]
 
 
-def _merging(adapter: str, **asked: Any) -> Job:
-    return lambda here, base, out, **options: merge(f"{here}/{base}", f"{here}/{adapter}", out, **asked, **options)
-
-
-def _averaging(*steps: str, minus: str = "", **asked: Any) -> Job:
-    def make(here: Any, last: str, out: Any, **options: Any) -> Report:
-        base = {"minus": f"{here}/{minus}"} if minus else {}
-        return average([f"{here}/{step}" for step in (*steps, last)], out, **base, **asked, **options)
-
-    return make
-
-
 def _converting(**asked: Any) -> Job:
     return lambda here, source, out, **options: convert(f"{here}/{source}", out, **asked, **options)
 
@@ -74,13 +63,9 @@ def _converting(**asked: Any) -> Job:
 # What makes an output, called with where `sources` are, the name of the one that verify is to be asked of, the output,
 # and options.
 JOBS: dict[str, tuple[Job, str]] = {
-    "merge": (_merging("lora"), "a"),
-    "dora": (_merging("dora"), "a"),
-    "average": (_averaging("a", "b", weights=[1, 2, 3]), "c"),
-    "ema": (_averaging("a", ema=0.75), "b"),
-    "minus": (_averaging("a", minus="c"), "b"),
     **{way: (_converting(quantize=way), "a") for way in ("fp8-block", "fp8-block-ue8m0", "mxfp8", "int4-g32")},
     "requantize": (_converting(requantize="mxfp8"), "powers"),
-    "merge-mxfp8": (_merging("lora", dequantize=True, quantize="mxfp8"), "powers"),
-    "average-int4": (_averaging("a", quantize="int4-g32"), "b"),
+    **{name: job for jobs in of_features("JOBS") for name, job in jobs.items()},
 }
+# Of each kind one, and two of them in one.
+SOME = ["fp8-block", "requantize", *(job for some in of_features("SOME") for job in some)]

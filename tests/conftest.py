@@ -7,16 +7,12 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from effort import EFFORT, TIMES
 from hypothesis import HealthCheck, settings
-
-if TYPE_CHECKING:
-    from remote import S3
 
 _WISHES = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR")
 
@@ -86,29 +82,3 @@ def program() -> Path:
     from prepared import prepared
 
     return prepared().programs
-
-
-@pytest.fixture(scope="session")
-def s3_of_all() -> Iterator[S3]:
-    from remote import s3_server
-
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def s3(s3_of_all: S3) -> Iterator[S3]:
-    """A small server that speaks S3. All tests of a worker use this, under `fresh` names; what a module's tests leave
-    there, which is in the memory of this process, goes with them."""
-    yield s3_of_all
-    for key in s3_of_all.keys(""):
-        s3_of_all.ask("DELETE", key)
-
-
-@pytest.fixture(scope="session")
-def moto() -> Iterator[S3]:
-    """moto's server, which takes seconds to start, for tests that ask how S3 itself answers."""
-    from remote import moto_server
-
-    with moto_server() as server:
-        yield server

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import base64
 import contextlib
 import copy
 import functools
@@ -36,8 +35,9 @@ from typing import Any
 
 import computed
 import torch
-from attacks.assemble import DATA, Member, mapped, number, pickled, several, text, zipped
+from attacks.assemble import DATA, Member, mapped, pickled, text, zipped
 from attacks.assemble import tensor as a_tensor
+from cells import of_features
 from checkpoints import DATA as DATA_HERE
 from checkpoints import ZERO, load_with_aliases
 from differential.cases import KINDS
@@ -391,14 +391,10 @@ def changed_safetensors(chance: random.Random) -> bytes:
     kind = chance.randrange(10)
     if kind == 0:
         return of_bytes(held(json.dumps(header), data), chance)
-    if kind == 1:
-        # OLMo's map: names are pickles.
-        path = several(several(text("a"), number(0), text("b")), b"\x89")
-        pickles = [of_pickle(pickled(path), chance), pickled(several(several(text("c")), b"\x89"))]
-        names = [base64.urlsafe_b64encode(each).decode() for each in pickles]
-        entries = {names[0]: [0, 12], names[1]: [12, 24]}
-        spans = {name: {"dtype": "F32", "shape": [3], "data_offsets": span} for name, span in entries.items()}
-        return held(json.dumps(spans), DATA)
+    others = of_features("SAFETENSORS")
+    if kind == 1 and others:
+        tensors, metadata = chance.choice(others)(chance)
+        return held(json.dumps({**({"__metadata__": metadata} if metadata else {}), **tensors}), DATA)
     if kind < 7 and record:
         changed = of_json(json.loads(record), chance)
         metadata = {**header["__metadata__"], "ckptconv.structure": changed}

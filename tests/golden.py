@@ -28,11 +28,11 @@ from typing import Any
 
 import torch
 from attacks.assemble import listed, mapped, streamed, tensor, text
-from attacks.corpus import CASES
-from attacks.directories import DIRECTORIES
-from attacks.headers import FILES, SETS
+from attacks.every import ALL, ALL_DIRECTORIES
+from attacks.readers import READERS
+from cells import of_features
 from checkpoints import DATA, ckptconv, ckptconv_here
-from remote import BUCKET, SHARD, a_model, proxy_to, s3_server
+from remote import a_model
 
 # A fixed time for all inputs: the plan id of a file without checksums depends on it.
 THEN = 1_700_000_000
@@ -252,7 +252,7 @@ def of_rows() -> Iterator[Golden]:
 
 
 def of_the_corpus() -> Iterator[Golden]:
-    for case in [*CASES.values(), *FILES.values()]:
+    for case in [case for case in ALL if case not in READERS.values()]:
         command = "safetensors2pt" if case.file.endswith(".safetensors") else "pt2safetensors"
         output = "out.pt" if command == "safetensors2pt" else "out.safetensors"
         yield Golden(
@@ -260,7 +260,7 @@ def of_the_corpus() -> Iterator[Golden]:
             lambda place, case=case: (place / case.file).write_bytes(case.make("canary")),  # type: ignore[misc]
             ((command, case.file, output, "--json"), ("inspect", case.file, "--json")),
         )
-    for directory in [*DIRECTORIES.values(), *SETS.values()]:
+    for directory in ALL_DIRECTORIES:
 
         def make(place: Path, directory: Any = directory) -> str:
             (place / "in").mkdir()
@@ -335,38 +335,6 @@ def _lasting(value: Any) -> Any:
     return [_lasting(each) for each in value] if isinstance(value, list) else value
 
 
-def of_s3() -> dict[str, Any]:
-    """What conversions from and to a store ask of it, and make there."""
-    found = {}
-    with tempfile.TemporaryDirectory() as where, s3_server() as s3, proxy_to(s3) as proxy:
-        place = Path(where)
-        torch.save(a_model(layers=10), place / "model.pt")
-        s3.put(place / "model.pt", "model.pt")
-        s3.put(DATA / "zero" / "z3_bf16_w2" / "checkpoint", "zero")
-        s3.put(DATA / "dcp" / "fsdp2_w4_bf16" / "checkpoint", "dcp")
-        options = ("--json", "--storage-options", json.dumps(s3.through(proxy.endpoint)))
-        url = f"s3://{BUCKET}/"
-        for command in (
-            ("pt2safetensors", url + "model.pt", url + "out", "--max-shard-size", str(SHARD)),
-            ("zero-to-fp32", url + "zero", url + "fp32"),
-            ("dcp2safetensors", url + "dcp", url + "joined"),
-            ("inspect", url + "model.pt"),
-            ("verify", url + "model.pt", url + "out"),
-        ):
-            proxy.asked.clear()
-            code = ckptconv(*command, *options).code
-            kinds: dict[str, int] = {}
-            for each in proxy.asked:
-                kinds[each.method] = kinds.get(each.method, 0) + 1
-            found[" ".join(command)] = {"code": code, "requests": kinds, "bytes": proxy.bytes_asked}
-        found["files"] = {
-            key: hashlib.sha256(s3.get(key)).hexdigest()
-            for prefix in ("out", "fp32", "joined")
-            for key in s3.keys(prefix)
-        }
-    return found
-
-
 def of_memory() -> dict[str, int]:
     """The peak of whole processes, in bytes."""
     peaks = {}
@@ -401,8 +369,8 @@ def all_of_it(only: str) -> dict[str, Any]:
     _BY_NAME.update({case.name: case for case in cases() if only in case.name})
     with multiprocessing.get_context("fork").Pool(CHILDREN, maxtasksperchild=50) as pool:
         found: dict[str, Any] = dict(pool.imap_unordered(_named, _BY_NAME))
-    if only in "s3":
-        found["s3"] = of_s3()
+    beside = {name: record for more in of_features("GOLDEN") for name, record in more.items() if only in name}
+    found.update({name: record() for name, record in beside.items()})
     if only in "memory":
         found["memory"] = of_memory()
     return dict(sorted(found.items()))

@@ -8,13 +8,16 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from checkpoints import DATA, ZERO, ckptconv_here
 from prepared import prepared
 
+from ckptconv.cli.commands import app
 from ckptconv.structure.maps.file import parse_map
 
 ROOT = Path(__file__).parents[1]
@@ -22,6 +25,14 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import measured  # noqa: E402
 import site_pages as site  # noqa: E402
+
+
+def _commands(group: Any, above: str = "") -> Iterator[str]:
+    """All commands, those in groups first."""
+    for name, command in group.commands.items():
+        yield from _commands(command, f"{above}{name} ") if hasattr(command, "commands") else ()
+        yield f"{above}{name}"
+
 
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 # An example, and what it prints: the text after it, or after one sentence that ends in a colon.
@@ -31,10 +42,7 @@ _FENCED = re.compile(
 )
 # What differs from run to run.
 _MEASURED = re.compile(r"\d+\.\d\d s\b|(?<=peak memory )\d+ MiB")
-_COMMAND = re.compile(
-    r"ckptconv (convert|pt2safetensors|safetensors2pt|zero-to-fp32|dcp2safetensors|safetensors2dcp|inspect|verify|diff"
-    r"|average|merge|patch|scan|finish|virtual|serve|rows \w+|maps \w+)"
-)
+_COMMAND = re.compile(rf"ckptconv ({'|'.join(_commands(app.made()))})(?![\w-])")
 
 
 def examples(language: str) -> list[tuple[str, str, str]]:

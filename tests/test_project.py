@@ -14,6 +14,7 @@ import yaml
 from checkpoints import ZERO, ckptconv_here
 
 from ckptconv.options.table import COMMAND
+from ckptconv.storage import stores
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -71,9 +72,7 @@ def test_every_extra_that_a_message_names_exists() -> None:
     package = "".join(path.read_text() for path in (ROOT / "ckptconv").rglob("*.py"))
     named = re.findall(r"\binstall\(\"(\w+)\"\)", package)
     assert {"torch", "zstd", "dask"} <= set(named) <= set(EXTRAS)
-    from ckptconv.storage import remote
-
-    assert set(remote._EXTRAS.values()) <= set(EXTRAS)
+    assert {stores.of_scheme(scheme).extra for scheme in stores.STORES} <= set(EXTRAS)
 
 
 def test_extras_are_tried_on_each_python() -> None:

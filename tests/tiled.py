@@ -89,24 +89,18 @@ def words(codes: np.ndarray, bits: int, dim: int, word: int, order: Sequence[int
 KINDS = ("own", "int8", "e2m1", "table4", "table8", "awq", "packed int2", "packed int3", "packed int4", "packed int8")
 
 
-# Those of which every byte has one or two codes that need only a scale.
-BYTES = ("own", "int8", "e2m1", "packed int4")
-
-
 @st.composite
-def samples(draw: st.DrawFn, in_bytes: bool = False) -> Sample:
+def samples(draw: st.DrawFn) -> Sample:
     """A tensor that is dequantized; its parts are inline."""
-    kind = draw(st.sampled_from(BYTES if in_bytes else KINDS))
+    kind = draw(st.sampled_from(KINDS))
     random = np.random.default_rng(draw(st.integers(0, 1 << 30)))
     transposed = draw(st.booleans())
-    indexed, zeros = (not in_bytes and draw(st.booleans()) for _ in range(2))
+    indexed, zeros = draw(st.booleans()), draw(st.booleans())
     experts = draw(st.sampled_from([(), (2,)]))
     rows, columns = draw(st.integers(1, 20)), draw(st.integers(1, 40))
-    if kind == "awq" or (in_bytes and kind == "packed int4"):
+    if kind == "awq":
         columns = -(-columns // 8) * 8
     block = (draw(st.sampled_from([1, 4, 64])), draw(st.sampled_from([1, 3, 8, 32, 64])))
-    if in_bytes:
-        block = draw(st.sampled_from([(1, 1), (1, 2), (1, 8), (64, 64), block]))
     lead = len(experts)
     # The codes have the dimensions of the tensor, or the last two the other way round.
     dims = [*range(lead), *((lead + 1, lead) if transposed else (lead, lead + 1))]
@@ -119,7 +113,7 @@ def samples(draw: st.DrawFn, in_bytes: bool = False) -> Sample:
     codes = random.integers(0, 1 << bits, extents)
     if kind == "own":
         codes[codes & 127 == 127] = 3
-    packed = draw(st.sampled_from([lead, lead + 1])) if kind.startswith("packed") and not in_bytes else lead + 1
+    packed = draw(st.sampled_from([lead, lead + 1])) if kind.startswith("packed") else lead + 1
     parts: list[LazyTensor] = []
     axes: list[tuple[Axis, ...]] = []
     roles: list[str] = ["scale"]
@@ -189,7 +183,7 @@ def samples(draw: st.DrawFn, in_bytes: bool = False) -> Sample:
         shift = np.float32(random.uniform(-1, 1))
         roles.append("shift")
         add("float32", shift.tobytes(), (1,), (Axis(0, 0),))
-    over = not in_bytes and draw(st.booleans())
+    over = draw(st.booleans())
     codes_name = kind.removeprefix("packed ") if kind != "int8" else "own"
     kernel = Dequantize(codes_name, tuple(roles), offset, over, "float32", "x.scale")
     tensor = Tiled(tuple(parts), tuple(axes), kernel, F32, tuple(shape), (0,) * len(shape))

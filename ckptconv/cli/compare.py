@@ -15,6 +15,8 @@ from ckptconv.text import format_size, some
 if TYPE_CHECKING:
     from ckptconv.comparison.diff import Difference
 
+OTHER_WORDS = {"diff": ("compare", "cmp", "delta", "changes")}
+
 
 @taking(
     *named("key include exclude"),

@@ -15,7 +15,7 @@ from ckptconv.cli import likeness
 from ckptconv.cli.failures import described
 from ckptconv.cli.terminal import can_rewrite, coloured, columns, has_colours
 from ckptconv.errors import CkptconvError, FailedError
-from ckptconv.storage import remote
+from ckptconv.storage import stores
 from ckptconv.text import cut, format_size, format_time, printable, reason
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Printer:
     progress_shown: bool = True
 
     def __post_init__(self) -> None:
-        remote.on_wait = self.note
+        stores.on_wait = self.note
 
     def note(self, text: str) -> None:
         """Print something worth knowing, unless quiet."""

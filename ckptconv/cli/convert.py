@@ -34,6 +34,12 @@ class ConvertCommand(Command):
         return super().parse_args(ctx, args)
 
 
+CLASS = ConvertCommand
+OTHER_WORDS = {
+    "convert": ("to", "cast", "reshard", "consolidate", "save", "export"),
+    "convert --quantize fp8-block": ("quantize", "quantise", "quant"),
+    "convert --dequantize": ("dequantize", "dequantise", "dequant"),
+}
 # What options do here beside what they do in other commands.
 _EXPLAINED = {
     "jobs": "Work in N threads; an output that is mostly computed, in N processes; with --output-dir, convert N inputs "

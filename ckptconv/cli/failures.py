@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,7 +26,8 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
     close = difflib.get_close_matches(option.lstrip("-"), [each.lstrip("-") for each in close])
     own = {name for parameter in ctx.command.params for name in parameter.opts}
     # Of what is said of a word, the options that this command has; nothing if it has none of them.
-    said = next((text for words, text in _WORDS.items() if option in words.split()), "")
+    every = (pair for table in (_WORDS, *_of_commands("OTHER_OPTIONS")) for pair in table.items())
+    said = next((text for words, text in every if option in words.split()), "")
     named = re.findall(r"(?<![\w-])--[\w-]+", said)
     if option == "--output-dir":
         meant = "Several inputs: ckptconv convert INPUT... --output-dir DIR. "
@@ -51,7 +52,6 @@ _WORDS = {
     "--force -f --replace --yes -y --exist-ok": "It is --overwrite, for files of others; what ckptconv made is "
     "replaced without it.",
     "--device --gpu --cuda --cpu --device-map": "Nothing is put on a device: tensors go from file to file.",
-    "--base --base-model --adapter --lora": "Adapters are merged by: ckptconv merge BASE ADAPTER OUTPUT.",
     "--trust-remote-code --weights-only --no-weights-only --unsafe": "Nothing in a file runs, so nothing has to be "
     "trusted; --inert converts even a file that carries an attack.",
     "--num-workers --workers --threads --num-threads --max-workers": "It is --jobs N.",
@@ -76,20 +76,13 @@ _KINDS = {
     "safetensors": ("safetensors", "safetensor", "st"),
 }
 _CONVERT = {"pt": "pt2safetensors", "zero": "zero-to-fp32", "dcp": "dcp2safetensors", "safetensors": "convert"}
-_OTHER_WORDS = {
-    "inspect": ("show", "info", "ls", "list", "view", "describe", "tree", "head", "stat"),
-    "verify": ("check", "validate", "test"),
-    "diff": ("compare", "cmp", "delta", "changes"),
-    "patch": ("apply",),
-    "scan": ("audit", "picklescan", "fickling", "modelscan"),
-    "finish": ("commit", "publish", "finalize"),
-    "convert": ("to", "cast", "reshard", "consolidate", "save", "export"),
-    "convert --quantize fp8-block": ("quantize", "quantise", "quant"),
-    "convert --dequantize": ("dequantize", "dequantise", "dequant"),
-    "merge": ("merge-weights", "merge-lora", "merge-adapter", "merge-and-unload", "lora"),
-    "average": ("mean", "avg", "soup", "swa", "ema", "model-soup"),
-}
 _SUFFIXES = (*TORCH_SUFFIXES, ".safetensors", ".json", ".distcp", "/")
+
+
+def _of_commands(name: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the table `name` of each module of commands that has one."""
+    for module in dict.fromkeys(place.partition(":")[0] for place in COMMANDS.values()):
+        yield getattr(import_module(module), name, {})
 
 
 def meant_by(word: str) -> str:
@@ -102,9 +95,9 @@ def meant_by(word: str) -> str:
         return _CONVERT[kind]
     if target:
         return ""
-    others = {**_OTHER_WORDS}
-    for module in COMMANDS.values():
-        others |= import_module(module).OTHER_WORDS
+    others: dict[str, Sequence[str]] = {}
+    for table in _of_commands("OTHER_WORDS"):
+        others |= table
     return next((command for command, words in others.items() if source in words), "")
 
 

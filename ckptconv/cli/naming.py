@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ckptconv.errors import UNPUBLISHED, UsageError
 from ckptconv.outputs.targets import file_name
-from ckptconv.storage.hub import without_revision
+from ckptconv.storage import stores
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, resolved_name
 from ckptconv.text import some
 
@@ -60,7 +60,7 @@ def fields_of(each: InputWord, number: int, count: int) -> dict[str, str]:
         path = path.partition("?")[0] if path.startswith(("http://", "https://")) else path
     else:
         path = os.path.abspath(path)
-    name, place = basename(path), without_revision(path)
+    name, place = basename(path), stores.at(path).plain(path)
     stem = basename(place) if each.is_directory else os.path.splitext(name.removesuffix(_INDEX))[0]
     return {"stem": stem, "name": name, "parent": basename(dirname(place)), "number": f"{number:0{len(str(count))}}"}
 

@@ -13,7 +13,8 @@ import typer
 from ckptconv.cli import signals
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.options.kinds import FLAG
-from ckptconv.options.table import COMMAND, OPTIONS, TENSORS, Option
+from ckptconv.options.option import Option
+from ckptconv.options.table import COMMAND, OPTIONS, TENSORS
 from ckptconv.text import LastWord
 
 if TYPE_CHECKING:

@@ -9,6 +9,8 @@ import typer
 from ckptconv.cli import signals
 from ckptconv.cli.options import SHOWING, divided, named, run, taking
 
+OTHER_WORDS = {"patch": ("apply",)}
+
 
 @taking(
     *named(

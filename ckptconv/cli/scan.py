@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # Most classes that are named.
 _NAMED = 5
 
+OTHER_WORDS = {"scan": ("audit", "picklescan", "fickling", "modelscan")}
+
 
 @taking(*named("sarif overwrite fail_on json quiet verbose storage_options"))
 def scan(

@@ -36,29 +36,31 @@ class _Words:
 
 
 class App(typer.Typer):
-    """A program that makes only the command that it is called with: to make all of them takes 20 ms.
+    """A program that imports and makes only the command that it is called with: to make all of them takes 20 ms.
 
-    `features` are further groups of commands: {name: the module that has the group, as `command`}.
+    `commands` are its commands, or groups of them: {name: "module:name"}.
     """
 
-    def __init__(self, features: Mapping[str, str], **settings: Any) -> None:
+    def __init__(self, commands: Mapping[str, str], **settings: Any) -> None:
         super().__init__(**settings)
-        self._features = features
+        self._commands = commands
 
     def __call__(self, arguments: list[str], **settings: Any) -> Any:
         return self.made(*arguments[:1])(arguments, **settings)
 
-    def made(self, name: str | None = None) -> Any:
-        """Return the program with the command of this `name`, or with all if there is none."""
-        commands = [command for command in self.registered_commands if name in (None, command.name)]
-        groups = [group for group in self.registered_groups if name in (None, group.name)]
-        features = [feature for feature in self._features if name in (None, feature)]
-        if not (commands or groups or features):
-            return self.made()
+    def made(self, name: str = "") -> Any:
+        """Return the program with the command of this `name`, or with all if there is none of it."""
         program = copy.copy(self)
-        program.registered_commands, program.registered_groups = commands, groups
-        for feature in features:
-            program.add_typer(import_module(self._features[feature]).command, name=feature)
+        program.registered_commands, program.registered_groups = [], []
+        places = {name: self._commands[name]} if name in self._commands else self._commands
+        for called, place in places.items():
+            module_name, _, attribute = place.partition(":")
+            module = import_module(module_name)
+            command = getattr(module, attribute)
+            if isinstance(command, typer.Typer):
+                program.add_typer(command, name=called)
+            else:
+                program.command(called, cls=getattr(module, "CLASS", Command))(command)
         return typer.main.get_command(program)
 
 

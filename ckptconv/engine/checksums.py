@@ -17,7 +17,8 @@ from typing import NamedTuple
 from ckptconv.errors import CorruptError
 from ckptconv.plan import Data, Plan
 from ckptconv.storage.crc import crc32
-from ckptconv.storage.files import Reader, Readers
+from ckptconv.storage.files import Readers
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Record, Records, combine
 from ckptconv.tensors.moves import BLOCK, File, Runs
 from ckptconv.text import some

@@ -13,15 +13,14 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
-from ckptconv.engine.processes import in_processes
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Task, tasks
 from ckptconv.engine.worker import Done, Seen, Tally, Worker
 from ckptconv.plan import Data, FilePlan, Literal, Trailer
 from ckptconv.process import Thread, heed, is_forkable, start_threads
 from ckptconv.storage.crc import crc32
-from ckptconv.storage.files import Readers
-from ckptconv.storage.prefetch import REQUESTS, Prefetch, is_read_far
+from ckptconv.storage.files import Readers, is_read_far
 from ckptconv.storage.progress import Progress
+from ckptconv.storage.reading import REQUESTS
 from ckptconv.storage.records import combine
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.writing import Writer
@@ -69,6 +68,8 @@ def carry_out(
     start = partial(Worker, readers, writer, unit, digesting, seen)
     ended: Sequence[Done] = ()
     if jobs > 1 and writer.shared and forked:
+        from ckptconv.engine.processes import in_processes
+
         ended = in_processes(queue, [start] * jobs, progress)
     if not ended:
         workers = [start() for _ in range(jobs)]
@@ -148,6 +149,8 @@ def _in_order(
         worker = Worker(readers, writer, unit, digesting, seen)
         _take(queue, worker, progress)
     else:
+        from ckptconv.storage.prefetch import Prefetch
+
         assert isinstance(readers, SpoolingReaders)
         needs = Needs(unit)
         with Prefetch(readers, readers.spool, needs, memory=memory, requests=requests) as prefetch:

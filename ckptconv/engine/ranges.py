@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from ckptconv.engine.tasks import ALIGNMENT, Needs, Piece, Task, Window
 from ckptconv.engine.worker import Worker
 from ckptconv.plan import Data, FilePlan, Literal
-from ckptconv.storage.files import Options, check_unchanged
-from ckptconv.storage.prefetch import Prefetch, is_read_far
+from ckptconv.storage.files import check_unchanged, is_read_far
+from ckptconv.storage.reading import Options
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.moves import File, Runs
 
@@ -54,6 +54,8 @@ class FileBytes:
         if not self._far:
             yield from self._made(Worker(self._readers, None, unit), windows)
             return
+        from ckptconv.storage.prefetch import Prefetch
+
         needs = Needs(unit)
         with Prefetch(self._readers, self._readers.spool, needs, memory=memory, requests=requests) as prefetch:
             yield from self._made(Worker(prefetch, None, unit), prefetch.over(windows))

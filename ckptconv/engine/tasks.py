@@ -14,7 +14,8 @@ from typing import NamedTuple, TypeAlias, TypeGuard
 
 from ckptconv.plan import Checked, Copied, Data, FilePlan, Literal, Trailer
 from ckptconv.storage.coalesce import blocks
-from ckptconv.storage.prefetch import Range, is_read_far
+from ckptconv.storage.files import is_read_far
+from ckptconv.storage.reading import Range
 from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Stored, Tagged, View
 from ckptconv.tensors.moves import BLOCK, Assembled, File, Move, Runs
 from ckptconv.tensors.tiling import is_interleaved, joined_tiles

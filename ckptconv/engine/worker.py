@@ -11,20 +11,23 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ckptconv.engine.tasks import Piece, RowBlock, Task, Tile, Together, Window, is_dense
 from ckptconv.plan import Checked, Data, Literal, Trailer
 from ckptconv.storage.coalesce import BLOCK as NEARBY
 from ckptconv.storage.coalesce import are_near, blocks
 from ckptconv.storage.crc import crc32
-from ckptconv.storage.files import MAX_BUFFERS, Reader, Readers
-from ckptconv.storage.prefetch import Prefetch, is_read_far
+from ckptconv.storage.files import MAX_BUFFERS, Readers, is_read_far
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import combine
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.geometry import slices
 from ckptconv.tensors.lazy import Convert, Stored
 from ckptconv.tensors.moves import GAP, Assembled, File, Gather, Kernel, Move, Runs
+
+if TYPE_CHECKING:
+    from ckptconv.storage.prefetch import Prefetch
 
 # Called with everything that is read for the output: the file, the runs in it, and their bytes.
 Seen: TypeAlias = Callable[[File, Runs, memoryview], None]
@@ -142,7 +145,7 @@ class Worker:
         seen: Seen | None = None,
     ) -> None:
         self.readers, self.writer, self.unit, self.seen = readers, writer, unit, seen
-        self.fetches = isinstance(readers, Prefetch)
+        self.fetches = not isinstance(readers, Readers)
         self.digests: Digested | None = {} if digesting else None
         self.window = memoryview(bytearray(unit))
         self.scratch = self.around = memoryview(b"")
@@ -174,7 +177,7 @@ class Worker:
 
     def done(self) -> Done:
         """Return what was done, at the end."""
-        if not isinstance(self.readers, Prefetch):
+        if isinstance(self.readers, Readers):
             self.tally.bytes_read += self.readers.unpacked()
         return Done(self.tally, self.digests, self.trailers)
 

@@ -16,8 +16,8 @@ from ckptconv.formats.optimizers import optimizers_alone
 from ckptconv.formats.source import FileFacts, Source, Wanted
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.formats.training import with_named, with_states_beside
-from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
+from ckptconv.storage.reading import Entry
 
 # What these call the model beside it, if that is one file, or an adapter of PEFT.
 _MODELS = ("model.safetensors", "adapter_model.safetensors", "pytorch_model.bin", "adapter_model.bin")

@@ -23,9 +23,9 @@ from ckptconv.formats.safetensors import read_header
 from ckptconv.formats.weight_map import read_index
 from ckptconv.plan import Input
 from ckptconv.storage.digests import hasher
-from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
+from ckptconv.storage.reading import Reader
 from ckptconv.tensors.lazy import Stored
 from ckptconv.text import brief, some
 

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import import_module
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ckptconv.errors import CkptconvError, MissingError, UsageError
 from ckptconv.formats import alone as alone_files
-from ckptconv.formats import model_files, virtual
+from ckptconv.formats import model_files, pipelines
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.format import CERTAIN, LIKELY, Format, Guess, Probe
 from ckptconv.formats.instead import what_directory_it_is, what_it_is
-from ckptconv.formats.model_files import SAFETENSORS, TORCH
+from ckptconv.formats.model_files import TORCH
 from ckptconv.formats.ranks import locate as ranks
-from ckptconv.formats.runs import SHARDED, STEP_METADATA
+from ckptconv.formats.registered import FORMATS
 from ckptconv.formats.source import Source, Wanted
-from ckptconv.options.table import NO_MAP, OPENING, checked
+from ckptconv.options.option import checked
+from ckptconv.options.table import NO_MAP, OPENING
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import refusing_attacks
-from ckptconv.storage.hub import is_hub, pinned, repository_url
+from ckptconv.storage import stores
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
-from ckptconv.storage.spool import is_pipe, take_pipe, take_url
+from ckptconv.storage.spool import is_pipe, take_pipe
 from ckptconv.text import UNSET, some
 
 if TYPE_CHECKING:
@@ -34,80 +34,10 @@ if TYPE_CHECKING:
     from ckptconv.structure.maps.chosen import ChosenMap
 
 
-_Sniff: TypeAlias = Callable[[Probe], Guess | None]
-
-
 class OtherFamilyError(UsageError):
     """What is there is not of the family that was expected."""
 
 
-class KnownFormat:
-    """A format of ours: its family, how it is recognized, and the module in `formats` whose `read` opens it, which is
-    imported when its turn comes."""
-
-    def __init__(self, family: str, sniff: _Sniff, reader: str) -> None:
-        self.FAMILY, self.sniff, self.reader = family, sniff, reader
-
-    def read(self, place: Location, wanted: Wanted) -> Source:
-        """Open the checkpoint at `place`."""
-        source: Source = _module(self.reader).read(place, wanted)
-        return source
-
-
-def _module(name: str) -> Any:
-    return import_module(f"ckptconv.formats.{name}")
-
-
-def _by(module: str, file: str = "") -> _Sniff:
-    """Return how a format is recognized of which no file is one but a `file` of that name: by `sniff` of its module in
-    `formats`, which is not imported for any other."""
-
-    def sniff(probe: Probe) -> Guess | None:
-        if probe.is_file and probe.place.name != file:
-            return None
-        guess: Guess | None = _module(module).sniff(probe)
-        return guess
-
-    return sniff
-
-
-def _below(module: str, *, expected: str = "", beside: str = "") -> _Sniff:
-    """Return how a format is recognized in the directory of a run or of a step, which has no name of it: `holds_below`
-    of its module tells whether it is there. It may be the `expected` family; a whole model is what is meant instead,
-    but for one made of the shards that are `beside` it."""
-
-    def sniff(probe: Probe) -> Guess | None:
-        if probe.expected not in ("", expected) or not probe.is_directory:
-            return None
-        names = probe.place.names
-        if beside not in names and model_files.holds_whole(names):
-            return None
-        found = _module(module)
-        guess: Guess = found.GUESS
-        return guess if found.holds_below(probe.place) else None
-
-    return sniff
-
-
-# The order in which the formats are asked, after those of the expected family. If a directory holds things of several
-# formats, the first one wins. Most paths are files: what recognizes directories alone is imported for these.
-FORMATS: tuple[Format, ...] = (
-    KnownFormat(SAFETENSORS, _by("nanotron"), "nanotron"),
-    KnownFormat(dcp.FAMILY, dcp.sniff, "dcp.read"),
-    KnownFormat(deepspeed.FAMILY, deepspeed.sniff, "deepspeed.read"),
-    KnownFormat(TORCH, _by("torch.megatron"), "torch.megatron"),
-    KnownFormat(TORCH, _by("torch.meta"), "torch.meta"),
-    KnownFormat(TORCH, _by("checkpointing.locate", STEP_METADATA), "checkpointing.read"),
-    KnownFormat(TORCH, ranks.sniff, "ranks.read"),
-    KnownFormat(dcp.FAMILY, _below("dcp.locate", beside=SHARDED), "dcp.read"),
-    KnownFormat(TORCH, _below("checkpointing.locate", expected=TORCH), "checkpointing.read"),
-    KnownFormat(TORCH, _below("ranks.locate", expected=TORCH), "ranks.read"),
-    KnownFormat(deepspeed.FAMILY, _below("deepspeed.locate"), "deepspeed.read"),
-    KnownFormat(virtual.FAMILY, virtual.sniff, "virtual"),
-    KnownFormat(SAFETENSORS, model_files.sniff_safetensors, "safetensors"),
-    KnownFormat(TORCH, model_files.sniff_torch_set, "torch.sharded"),
-    KnownFormat(TORCH, model_files.sniff_torch, "torch.file"),
-)
 _Found: TypeAlias = tuple[Format, Guess]
 # Most entries of a directory that are looked at for checkpoints to suggest, and most that are suggested.
 _LOOKED_AT, _FEW = 50, 5
@@ -159,29 +89,29 @@ def open_source(
     path = os.fspath(path)
     if not path:
         raise UsageError("The input's name is empty.", UNSET)
-    path = pinned(path, dict(storage_options or {}))
+    reached = dict(storage_options or {})
+    path = stores.pinned(path, reached)
     if is_pipe(path):
         path = take_pipe(path, spool_dir)
-    elif path.startswith(("http://", "https://")):
-        take_url(path, dict(storage_options or {}), spool_dir)
+    else:
+        stores.at(path).taken(path, reached, spool_dir)
     recorded = None if map else recorded
     is_mapped, apart = (bool(map) and map != NO_MAP) or recorded is not None, unstack
     if is_mapped and not unstack:
         from ckptconv.formats.chosen_map import names_each_layer, tells_layers_apart
 
-        options = dict(storage_options or {})
-        apart = names_each_layer(recorded.map) if recorded else tells_layers_apart(os.fspath(map), options)
+        apart = names_each_layer(recorded.map) if recorded else tells_layers_apart(os.fspath(map), reached)
     reaching = {"inert": inert, "spool_dir": spool_dir, "storage_options": storage_options}
     orders = asked_orders(order, like if states else "", reaching)
     wanted = Wanted(key, states, tag, exclude_frozen, model_rank, structure, raw, master, apart, is_mapped, orders)
     with refusing_attacks(not inert):
-        place = Location(path, dict(storage_options or {}))
+        place = Location(path, reached)
         chosen, guess = _choose(Probe(place, family))
         source = _joined(place, chosen.read(guess.place or place, wanted), wanted)
         source = alone_files.marked(guess.place or place, source, alone)
         source = _with_optimizer(source, guess.place or place, wanted)
-    if is_hub(path):
-        source = source._replace(notes=[*source.notes, *_hub_notes(place, source)])
+    if stores.at(path).repository:
+        source = source._replace(notes=[*source.notes, *_repository_notes(place, source)])
     is_deepspeed, is_megatron = source.family == deepspeed.FAMILY, source.format == dcp.MEGATRON
     idle = [
         f"{option} is of no use: {path} is {guess.called}, and it is for {whose} checkpoints."
@@ -242,8 +172,8 @@ def with_layout(
     return source
 
 
-def _hub_notes(place: Location, source: Source) -> Iterator[str]:
-    """Yield what a repository of the hub is read at, and which other weights it holds."""
+def _repository_notes(place: Location, source: Source) -> Iterator[str]:
+    """Yield what a repository is read at, and which other weights it holds."""
     yield f"Read {place}."
     if place.kind != "directory":
         return
@@ -311,11 +241,9 @@ def _with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
 def open_parts(place: Location, *, per_rank: bool, **settings: Any) -> list[Source]:
     """Open what is at `place` as several sources: the tensor-parallel ranks of a DeepSpeed checkpoint with `per_rank`,
     else what a pipeline of diffusers consists of. The others are as in `open_source`."""
-    place = place.at(pinned(place.path, place.options))
+    place = place.at(stores.pinned(place.path, place.options))
     if not per_rank:
-        from ckptconv.formats import diffusers
-
-        found = diffusers.read(place)
+        found = pipelines.reader_of(place).read(place)
         models = [_component(place.join(name) if name else place, name, settings) for name in found.models]
         return [*found.others, *models]
     from ckptconv.formats.deepspeed import read
@@ -405,15 +333,12 @@ def _directories(place: Location) -> Iterator[Location]:
 
 def _within(place: Location) -> str:
     """Say what a directory without a checkpoint holds, and what to do."""
-    from ckptconv.formats import diffusers
-
     names = sorted(place.names)
     if not names:
         return "It is empty."
-    if diffusers.is_one(place):
-        models = [str(place.join(name)) for name in diffusers.read(place).models]
-        told = "It is a pipeline of diffusers, of several models, which convert and verify take together"
-        return f"{told}. Name one of them: {some(models, form=str)}"
+    pipeline = pipelines.reader_of(place)
+    if pipeline:
+        return str(pipeline.hint(place))
     found = [str(place.join(name)) for name in names[:_LOOKED_AT] if _is_checkpoint(place.join(name))]
     if len(found) > 1:
         words = " ".join(map(shlex.quote, found)) if len(found) <= _FEW else "INPUT..."
@@ -456,10 +381,7 @@ def _nearby(place: Location) -> str:
     if colon and scheme.isalnum() and not rest.startswith("/"):
         return f"Did you mean {scheme}://{rest}?"
     if is_remote(path) or place.parent.kind != "directory":
-        return (
-            f"If it is a repository of the Hugging Face hub, give {repository_url(path)}."
-            if repository_url(path)
-            else ""
-        )
+        meant = stores.meant(path)
+        return f"If it is {meant.what}, give {meant.url}." if meant else ""
     close = difflib.get_close_matches(place.name, list(place.parent.names), n=1, cutoff=0.8)
     return f"Did you mean {os.path.join(os.path.dirname(path), close[0])}?" if close else ""

@@ -9,8 +9,8 @@ import re
 
 from ckptconv.formats import model_files
 from ckptconv.formats.dcp import locate as dcp
-from ckptconv.formats.diffusers import PIPELINES
 from ckptconv.formats.instead import what_directory_it_is
+from ckptconv.formats.registered import PIPELINES
 from ckptconv.formats.runs import MEGATRON_RANK, POINTERS, STEP_METADATA, is_of_step
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.formats.virtual import SUFFIX as VIRTUAL_SUFFIX

@@ -75,6 +75,16 @@ def sniff_torch(probe: Probe) -> Guess | None:
     return _TORCH if known else _TORCH._replace(sure=POSSIBLE)
 
 
+def may_lie_below(probe: Probe, expected: str = "", beside: str = "") -> bool:
+    """Whether a checkpoint may be meant that lies in a directory, or below it, without a sign there: of a run, or of a
+    step. It may be the `expected` family; a whole model is what is meant instead, but for one made of the shards that
+    are `beside` it."""
+    if probe.expected not in ("", expected) or not probe.is_directory:
+        return False
+    names = probe.place.names
+    return beside in names or not holds_whole(names)
+
+
 def holds_whole(names: Iterable[str]) -> bool:
     """Whether a directory with these names holds a model that is not in pieces."""
     return _holds_safetensors(names) or _holds_torch(names)

@@ -7,16 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import UsageError
-from ckptconv.formats import diffusers
+from ckptconv.formats import pipelines
 from ckptconv.formats.detect import complete, open_parts, open_source, with_layout
-from ckptconv.formats.numbers.matching import NAMED
 from ckptconv.formats.source import Source
-from ckptconv.formats.states import is_same, with_states
-from ckptconv.formats.training import model_alone, with_training
 from ckptconv.options.table import Options
-from ckptconv.storage.hub import is_hub, pinned
+from ckptconv.storage import stores
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import normalize
+from ckptconv.storage.paths import is_same, normalize
 from ckptconv.storage.spool import is_pipe
 
 if TYPE_CHECKING:
@@ -77,10 +74,10 @@ def opened_at(path: str, settings: Mapping[str, Any], *, copies: bool | None, pe
         if per_rank:
             raise UsageError("What comes through a pipe has no ranks.")
         return [open_source(path, **settings)]
-    stores = dict(settings["storage_options"] or {})
-    place = Location(pinned(path, stores), stores)
-    copies = is_hub(place.path) if copies is None else copies
-    if per_rank or diffusers.is_one(place, settings["family"], copies=copies):
+    reaching = dict(settings["storage_options"] or {})
+    place = Location(stores.pinned(path, reaching), reaching)
+    copies = stores.at(place.path).repository if copies is None else copies
+    if per_rank or pipelines.reader_of(place, settings["family"], copies=copies):
         return open_parts(place, per_rank=per_rank, **settings)
     return [open_source(place.path, **settings)]
 
@@ -93,12 +90,25 @@ def fitted(
     asked = given.path if isinstance(given, Source) else normalize(given)
     made = list(sources)
     if options.for_hub:
+        from ckptconv.formats.training import model_alone
+
         made = [model_alone(one, options.key) for one in made]
     if "universal" in holds:
+        from ckptconv.formats.training import with_training
+
         made = [with_training(one, options) for one in made]
     if options.to and options.optimizer:
+        from ckptconv.formats.states import with_states
+
         made = [with_states(one, asked, options.optimizer, **options.opening()) for one in made]
-    if options.order and not any(note.startswith(NAMED) for one in made for note in one.notes):
-        idle = "--order changes nothing: no numbers of an optimizer got their names by it."
-        made = [one._replace(warnings=[*one.warnings, idle]) for one in made]
-    return made
+    return _ordered(made) if options.order else made
+
+
+def _ordered(sources: list[Source]) -> list[Source]:
+    """Return `sources`, with a warning if --order changed none of them."""
+    from ckptconv.formats.numbers.matching import NAMED
+
+    if any(note.startswith(NAMED) for one in sources for note in one.notes):
+        return sources
+    idle = "--order changes nothing: no numbers of an optimizer got their names by it."
+    return [one._replace(warnings=[*one.warnings, idle]) for one in sources]

@@ -13,8 +13,9 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from importlib import import_module
 from operator import itemgetter
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import (
     AGAIN,
@@ -28,6 +29,7 @@ from ckptconv.errors import (
 )
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, METADATA, SAFETENSORS, SUFFIX
+from ckptconv.formats.registered import NAMINGS
 from ckptconv.formats.source import STEMS, FileFacts, Source, StoredTensors, Wanted
 from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
@@ -35,9 +37,9 @@ from ckptconv.pickles.nodes import Opaque
 from ckptconv.plan import NUMBERED, Input
 from ckptconv.storage import strict_json
 from ckptconv.storage.ahead import ahead, entries_of
-from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote
+from ckptconv.storage.reading import Reader
 from ckptconv.structure import keymap, torchao
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY, RESERVED
 from ckptconv.tensors.dtypes import DTYPES_BY_CODE, DType
@@ -137,17 +139,15 @@ def source_of(place: Location, found: TensorFiles, warnings: list[str], wanted: 
     aliases = _aliases(found)
     flat: dict[str, LazyTensor] = {**found.tensors, **{name: found.tensors[kept] for name, kept in aliases.items()}}
     tree: Any = _restored(found, wanted, warnings) if found.record is not None else None
-    from ckptconv.formats import olmo
-
     name, structured = "safetensors", True
     equal: list[Equal] = []
     if found.record is not None:
         equal = list(keymap.claimed_equal(found.tensors, found.record))
         if '["opaque"' in found.record:
             opaque = list(dict.fromkeys(node.name for node in walk(tree) if type(node) is Opaque))
-    elif olmo.is_olmo(found.tensors) and all(type(tensor) is Stored for tensor in found.tensors.values()):
-        name = "safetensors with OLMo's map"
-        tree, opaque = _olmo(found, place)
+    elif naming := _naming_of(found):
+        name = f"safetensors with {naming.CALLED}"
+        tree, opaque = naming.restored(found, place)
     else:
         structured = False
         tree = flat
@@ -182,6 +182,15 @@ def source_of(place: Location, found: TensorFiles, warnings: list[str], wanted: 
     )
 
 
+def _naming_of(found: TensorFiles) -> Any:
+    """Return the module of the way in which names of tensors tell a tree; None if they do not."""
+    first = next(iter(found.tensors), "")
+    if not all(type(tensor) is Stored for tensor in found.tensors.values()):
+        return None
+    asked = (import_module(module) for beginning, module in NAMINGS.items() if first.startswith(beginning))
+    return next((module for module in asked if module.is_used(found.tensors)), None)
+
+
 def _no_weights(found: TensorFiles, warnings: list[str]) -> CkptconvError | None:
     """If the tensors are those of a delta, warn of that, and return the error for whoever takes them for weights."""
     if "delta_encoding" not in found.metadata:
@@ -212,29 +221,6 @@ def _aliases(found: TensorFiles) -> dict[str, str]:
         for removed, kept in found.metadata.items()
         if removed not in RESERVED and removed not in found.tensors and kept in found.tensors
     }
-
-
-def _olmo(found: TensorFiles, place: Location) -> tuple[dict[Any, Any], list[str]]:
-    """Return the tree of a file whose tensor names are pickled paths; the pickles are read, never run."""
-    from ckptconv.formats import olmo
-    from ckptconv.formats.torch.container import MAX_PICKLE
-    from ckptconv.formats.torch.objects import vocabulary
-    from ckptconv.pickles.vocabulary import MalformedError
-
-    def content(tensor: Stored) -> bytes:
-        if tensor.dtype.name != "uint8" or tensor.nbytes > MAX_PICKLE:
-            raise CorruptError(
-                f"{tensor.file.path}: a pickled value is stored as {tensor.nbytes} bytes of {tensor.dtype}; at most "
-                f"{MAX_PICKLE} bytes of uint8 are read."
-            )
-        with place.at(tensor.file).open_reader() as reader:
-            found.bytes_read += tensor.nbytes
-            return reader.read_at(tensor.offset, tensor.nbytes)
-
-    def storage(pid: Any) -> NoReturn:
-        raise MalformedError("has a persistent id, which nothing in this file answers")
-
-    return olmo.restore(found.tensors, content, where=found.path, vocabulary=vocabulary(storage))
 
 
 # ------------------------------------------------------------------------------------------------- files and indices

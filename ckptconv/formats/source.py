@@ -30,6 +30,8 @@ _STEMS = {
     ADAPTER: ADAPTER,
 }
 STEMS = (MODEL, *_STEMS.values())
+# The family of what goes with the models of a pipeline, and of the models together.
+PIPELINE = "diffusers"
 # Stands before the names of a reference's files among those of the source.
 OF_REFERENCE = "--like/"
 # Keys under which training checkpoints keep the weights; the first one present is meant.
@@ -299,6 +301,11 @@ class Source(_Fields):
     def component(self) -> str | None:
         """The folder in a pipeline of diffusers, "" for the pipeline's own, if it is a part of one."""
         return self.part if isinstance(self.part, str) else None
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it has weights, and not only files that go with the models of a pipeline."""
+        return self.family != PIPELINE
 
     @property
     def map(self) -> ChosenMap | None:

@@ -10,7 +10,7 @@ from ckptconv.formats.numbers.matching import NAMED
 from ckptconv.formats.optimizers import entries, optimizers_alone
 from ckptconv.formats.source import FileFacts, Source
 from ckptconv.formats.training import weights_in, with_named, without_optimizers
-from ckptconv.storage.paths import basename, normalize, resolved_name
+from ckptconv.storage.paths import basename, is_same, normalize
 
 # What torchtune's recipe_state.pt has beside the optimizer, and what names of its own models have (0.6.1).
 _TORCHTUNE = frozenset({"epochs_run", "total_epochs"})
@@ -58,11 +58,6 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
         files=FileFacts.of_all([source.files, other.files]),
         bytes_read=source.bytes_read + other.bytes_read,
     )
-
-
-def is_same(one: str, other: str) -> bool:
-    """Whether two paths or URLs are of the same place."""
-    return resolved_name(normalize(one)) == resolved_name(normalize(other))
 
 
 def _none(path: str) -> UsageError:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptconv.errors import CorruptError, UnsafeError, UnsupportedError, UsageError
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.storage import strict_json
-from ckptconv.storage.files import Entry, is_held
+from ckptconv.storage.files import is_held
 from ckptconv.storage.inside import check_inside, leads_out
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_quoted, is_remote, join
+from ckptconv.storage.reading import Entry
 from ckptconv.storage.spool import check_ratio
 from ckptconv.storage.strict_json import count_of, list_of, object_of, text_of
 from ckptconv.tensors.moves import File, Packed

@@ -12,7 +12,8 @@ from ckptconv.comparison.diff import Difference, difference
 from ckptconv.errors import UsageError
 from ckptconv.formats.opening import opened
 from ckptconv.formats.source import Opened, Source, source_of
-from ckptconv.options.table import DIFFING, Options, checked, filled
+from ckptconv.options.option import checked, filled
+from ckptconv.options.table import DIFFING, Options
 from ckptconv.process import no_garbage
 from ckptconv.storage.progress import counter, shown
 from ckptconv.storage.spool import is_pipe

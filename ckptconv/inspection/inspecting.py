@@ -8,19 +8,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError
-from ckptconv.formats import diffusers
+from ckptconv.formats import pipelines
 from ckptconv.formats.detect import complete, with_layout
 from ckptconv.formats.opening import opened_at
 from ckptconv.formats.quantized.parts import parts_among
 from ckptconv.formats.source import Opened, Source, source_of
 from ckptconv.inspection.summary import QuantizedSummary, Summary, forecast, quantization, summarize, tensors_of
-from ckptconv.options.table import INSPECTING, Options, checked, filled
+from ckptconv.options.option import checked, filled
+from ckptconv.options.table import INSPECTING, Options
 from ckptconv.outputs.naming import tree_of
 from ckptconv.process import no_garbage
-from ckptconv.storage.hub import pinned
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
 from ckptconv.storage.progress import counter, shown
+from ckptconv.storage.stores import pinned
 from ckptconv.structure import keymap
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def inspect(
             stores = dict(asked["storage_options"] or {})
             place = Location(pinned(normalize(path), stores), stores)
             sources = opened_at(place.path, asked, copies=False)
-            opened = sources[0] if sources[0].component is None else diffusers.together(place, sources)
+            opened = sources[0] if sources[0].component is None else pipelines.reader_of(place).together(place, sources)
         conversion = forecast(opened, as_, max_shard_size, **chosen) if as_ or max_shard_size else None
         held = tensors_of(opened, which)
     kept = {name: tensor for name, tensor in held.tensors.items() if name not in held.aliases}

@@ -16,7 +16,8 @@ from ckptconv.library.frameworks import framework as framework_named
 from ckptconv.library.frameworks import named
 from ckptconv.library.memory import Memory, batches, warn_of
 from ckptconv.library.tensor import Tensor
-from ckptconv.options.table import OPENING, VIEWING, Options, checked, filled
+from ckptconv.options.option import checked, filled
+from ckptconv.options.table import OPENING, VIEWING, Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.pipeline import check_pieces, selected
 from ckptconv.outputs.selected import Selected

@@ -17,7 +17,8 @@ from ckptconv.formats.states import with_states
 from ckptconv.library.frameworks import framework
 from ckptconv.library.memory import Memory, warn_of
 from ckptconv.library.tensor import Tensor
-from ckptconv.options.table import DISTRIBUTED, Options, checked
+from ckptconv.options.option import checked
+from ckptconv.options.table import DISTRIBUTED, Options
 from ckptconv.outputs import dcp
 from ckptconv.storage.paths import normalize
 from ckptconv.structure import keymap

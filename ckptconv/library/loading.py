@@ -12,7 +12,8 @@ from ckptconv.formats.source import Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.library.frameworks import framework
 from ckptconv.library.memory import Memory, WantedArray, warn_of
-from ckptconv.options.table import LOADING, Options, checked
+from ckptconv.options.option import checked
+from ckptconv.options.table import LOADING, Options
 from ckptconv.outputs import selection
 from ckptconv.outputs.pipeline import check_pieces
 from ckptconv.process import no_garbage

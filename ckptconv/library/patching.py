@@ -12,7 +12,8 @@ from ckptconv.engine.together import blocks_of
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
 from ckptconv.formats.delta import Delta, read_delta
 from ckptconv.formats.opening import opened
-from ckptconv.options.table import PATCHING, Options, checked
+from ckptconv.options.option import checked
+from ckptconv.options.table import PATCHING, Options
 from ckptconv.outputs.delta import check_chain
 from ckptconv.outputs.planning import Output, planned
 from ckptconv.outputs.targets import beside, check_spool, resolve_output

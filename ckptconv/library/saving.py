@@ -14,7 +14,8 @@ from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.formats import model_files
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
-from ckptconv.options.table import OPTIONS, checked
+from ckptconv.options.option import checked
+from ckptconv.options.table import OPTIONS
 from ckptconv.outputs.selected import METADATA
 from ckptconv.process import no_garbage
 from ckptconv.result import Report

@@ -17,7 +17,8 @@ from ckptconv.formats.companions import together, with_files
 from ckptconv.formats.configs import UNCHANGED, Change
 from ckptconv.formats.source import Source
 from ckptconv.options import RUNNING
-from ckptconv.options.table import OPTIONS, Options, checked
+from ckptconv.options.option import checked
+from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.kinds import is_given
 from ckptconv.outputs.planning import planned
 from ckptconv.outputs.quantizing import was_quantized
@@ -28,7 +29,7 @@ from ckptconv.process import no_garbage
 from ckptconv.storage.files import is_held
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import normalize
-from ckptconv.storage.prefetch import REQUESTS
+from ckptconv.storage.reading import REQUESTS
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.lazy import Convert, LazyTensor, untagged
 

@@ -10,19 +10,17 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, TypedDict
 
+from ckptconv.options.option import Option
 from ckptconv.options.table import (
-    AVERAGING,
     DIFFING,
     DISTRIBUTED,
     FINISHING,
     INSPECTING,
     LOADING,
-    MERGING,
     OPTIONS,
     PATCHING,
     SCANNING,
     VIEWING,
-    Option,
 )
 
 # The options that each type has, and its docstring.
@@ -31,8 +29,6 @@ TABLES = {
     "InspectOptions": (INSPECTING, "Options of `inspect`."),
     "DiffOptions": (DIFFING, "Options of `diff`."),
     "PatchOptions": (PATCHING, "Options of `patch`."),
-    "AverageOptions": (AVERAGING, "Options of `average`."),
-    "MergeOptions": (MERGING, "Options of `merge`."),
     "ScanOptions": (SCANNING, "Options of `scan`."),
     "FinishOptions": (FINISHING, "Options of `finish`."),
     "OpenOptions": (VIEWING, "Options of `open`."),
@@ -41,6 +37,8 @@ TABLES = {
 }
 # Further types: the modules of features that have their options and docstring, as `KEYWORDS`.
 FEATURES: dict[str, str] = {
+    "AverageOptions": "ckptconv.features.average.options",
+    "MergeOptions": "ckptconv.features.merge.options",
     "RowsOptions": "ckptconv.features.rows.options",
 }
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict
 
-from ckptconv.options.table import Option
+from ckptconv.options.option import Option
 
 def tables() -> dict[str, tuple[Mapping[str, Option], str]]: ...
 
@@ -50,7 +50,7 @@ class _Sharding(TypedDict, total=False):
 
 
 class _Casting(TypedDict, total=False):
-    """Convert, Patch, Average, Merge, Load, Distributed, Rows."""
+    """Convert, Patch, Load, Distributed, Average, Merge, Rows."""
 
     dtype: DTypeName | TorchDType | None
     """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
@@ -58,7 +58,7 @@ class _Casting(TypedDict, total=False):
 
 
 class _Dequantizing(TypedDict, total=False):
-    """Convert, Inspect, Diff, Average, Merge, Open, Load, Rows."""
+    """Convert, Inspect, Diff, Open, Load, Average, Merge, Rows."""
 
     dequantize: bool
     """Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype."""
@@ -115,7 +115,7 @@ class _Making(TypedDict, total=False):
 
 
 class _Choosing(TypedDict, total=False):
-    """Convert, Inspect, Diff, Patch, Average, Merge, Open, Load, Distributed, Rows."""
+    """Convert, Inspect, Diff, Patch, Open, Load, Distributed, Average, Merge, Rows."""
 
     key: str | None
     """Only this subtree, such as state_dict or optimizer.state; . is all."""
@@ -125,7 +125,7 @@ class _Choosing(TypedDict, total=False):
 
 
 class _Selecting(TypedDict, total=False):
-    """Convert, Inspect, Diff, Average, Merge, Distributed, Rows."""
+    """Convert, Inspect, Diff, Distributed, Average, Merge, Rows."""
 
     include: str | list[str] | tuple[str, ...] | None
     """Only names that match, such as 'model.*'; repeatable."""
@@ -135,7 +135,7 @@ class _Selecting(TypedDict, total=False):
 
 
 class _Renaming(TypedDict, total=False):
-    """Convert, Diff, Patch, Average, Merge, Distributed, Rows."""
+    """Convert, Diff, Patch, Distributed, Average, Merge, Rows."""
 
     strip_prefix: str | None
     """Take PREFIX, such as model., off the beginning of names."""
@@ -148,7 +148,7 @@ class _Renaming(TypedDict, total=False):
 
 
 class _Mapping(TypedDict, total=False):
-    """Convert, Inspect, Average, Merge, Open, Distributed, Rows."""
+    """Convert, Inspect, Open, Distributed, Average, Merge, Rows."""
 
     map: str | os.PathLike[str] | None
     """Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or a
@@ -156,14 +156,14 @@ class _Mapping(TypedDict, total=False):
 
 
 class _Measuring(TypedDict, total=False):
-    """Convert, Inspect, Diff, Average, Merge, Open, Distributed, Rows."""
+    """Convert, Inspect, Diff, Open, Distributed, Average, Merge, Rows."""
 
     size: Mapping[str, int] | str | list[str] | tuple[str, ...] | None
     """The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable."""
 
 
 class _Imitating(TypedDict, total=False):
-    """Convert, Average, Merge, Open, Rows."""
+    """Convert, Open, Average, Merge, Rows."""
 
     like: str | os.PathLike[str] | None
     """Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer. What is
@@ -180,7 +180,7 @@ class _Imitating(TypedDict, total=False):
 
 
 class _FindingTheModel(TypedDict, total=False):
-    """Convert, Average, Merge, Distributed, Rows."""
+    """Convert, Distributed, Average, Merge, Rows."""
 
     model_key: str | None
     """Put the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside
@@ -223,7 +223,7 @@ class _Working(TypedDict, total=False):
 
 
 class _Publishing(TypedDict, total=False):
-    """Convert, Patch, Average, Merge, Finish, Rows."""
+    """Convert, Patch, Finish, Average, Merge, Rows."""
 
     fsync: bool
     """False: Do not wait for the disk: a power cut may lose the output."""
@@ -247,14 +247,14 @@ class _Planning(TypedDict, total=False):
 
 
 class _Overwriting(TypedDict, total=False):
-    """Convert, Inspect, Diff, Patch, Average, Merge, Finish, Rows."""
+    """Convert, Inspect, Diff, Patch, Finish, Average, Merge, Rows."""
 
     overwrite: bool
     """Replace files of other programs too, where they have the names of what is written."""
 
 
 class _Attesting(TypedDict, total=False):
-    """Convert, Average, Merge, Finish, Rows."""
+    """Convert, Finish, Average, Merge, Rows."""
 
     checksum: bool
     """Check the checksums of all that is read, as far as the input has any."""
@@ -264,7 +264,7 @@ class _Attesting(TypedDict, total=False):
 
 
 class _Spooling(TypedDict, total=False):
-    """Convert, Inspect, Diff, Patch, Average, Merge, Open, Distributed, Rows."""
+    """Convert, Inspect, Diff, Patch, Open, Distributed, Average, Merge, Rows."""
 
     spool_dir: str | os.PathLike[str] | None
     """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
@@ -274,14 +274,14 @@ class _Spooling(TypedDict, total=False):
 
 
 class _Connecting(TypedDict, total=False):
-    """Convert, Inspect, Diff, Patch, Average, Merge, Scan, Finish, Open, Load, Distributed, Rows."""
+    """Convert, Inspect, Diff, Patch, Scan, Finish, Open, Load, Distributed, Average, Merge, Rows."""
 
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
 
 
 class _Undecoded(TypedDict, total=False):
-    """Convert, Inspect, Diff, Patch, Average, Merge, Open, Load, Rows."""
+    """Convert, Inspect, Diff, Patch, Open, Load, Average, Merge, Rows."""
 
     raw: bool
     """Take whole modules as the objects they are, not as their state dicts."""
@@ -302,7 +302,7 @@ class _Detecting(TypedDict, total=False):
 
 
 class _Precision(TypedDict, total=False):
-    """Convert, Diff, Patch, Average, Merge, Open, Load, Distributed, Rows."""
+    """Convert, Diff, Patch, Open, Load, Distributed, Average, Merge, Rows."""
 
     master: bool
     """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
@@ -471,6 +471,64 @@ class PatchOptions(
     """Options of `patch`."""
 
 
+class ScanOptions(_Connecting, total=False):
+    """Options of `scan`."""
+
+
+class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=False):
+    """Options of `finish`."""
+
+
+class OpenOptions(
+    _Dequantizing,
+    _Choosing,
+    _Mapping,
+    _Measuring,
+    _Imitating,
+    _Ordering,
+    _Spooling,
+    _Connecting,
+    _Undecoded,
+    _SingleFile,
+    _Detecting,
+    _Precision,
+    total=False,
+):
+    """Options of `open`."""
+
+    exclude_frozen: bool
+    """Leave frozen parameters out."""
+
+    model_rank: int | str | None
+    """Only this tensor-parallel rank of DeepSpeed's, from 0."""
+
+    states: bool
+    """Read what describes the optimizer's states now, not when they are asked for."""
+
+
+class LoadOptions(_Casting, _Dequantizing, _Choosing, _Connecting, _Undecoded, _SingleFile, _Precision, total=False):
+    """Options of `load_state_dict`."""
+
+
+class DistributedOptions(
+    _Casting,
+    _Choosing,
+    _Selecting,
+    _Renaming,
+    _Mapping,
+    _Measuring,
+    _FindingTheModel,
+    _FindingStates,
+    _Ordering,
+    _Spooling,
+    _Connecting,
+    _Precision,
+    _WritingStates,
+    total=False,
+):
+    """Options of `DistributedReader`."""
+
+
 class AverageOptions(
     _Sharding,
     _Casting,
@@ -536,64 +594,6 @@ class MergeOptions(
     adapter: str | None
     """Of an ADAPTER that holds several, as TRL's checkpoints hold a reference, merge the one of this name. Default:
     the only one."""
-
-
-class ScanOptions(_Connecting, total=False):
-    """Options of `scan`."""
-
-
-class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=False):
-    """Options of `finish`."""
-
-
-class OpenOptions(
-    _Dequantizing,
-    _Choosing,
-    _Mapping,
-    _Measuring,
-    _Imitating,
-    _Ordering,
-    _Spooling,
-    _Connecting,
-    _Undecoded,
-    _SingleFile,
-    _Detecting,
-    _Precision,
-    total=False,
-):
-    """Options of `open`."""
-
-    exclude_frozen: bool
-    """Leave frozen parameters out."""
-
-    model_rank: int | str | None
-    """Only this tensor-parallel rank of DeepSpeed's, from 0."""
-
-    states: bool
-    """Read what describes the optimizer's states now, not when they are asked for."""
-
-
-class LoadOptions(_Casting, _Dequantizing, _Choosing, _Connecting, _Undecoded, _SingleFile, _Precision, total=False):
-    """Options of `load_state_dict`."""
-
-
-class DistributedOptions(
-    _Casting,
-    _Choosing,
-    _Selecting,
-    _Renaming,
-    _Mapping,
-    _Measuring,
-    _FindingTheModel,
-    _FindingStates,
-    _Ordering,
-    _Spooling,
-    _Connecting,
-    _Precision,
-    _WritingStates,
-    total=False,
-):
-    """Options of `DistributedReader`."""
 
 
 class RowsOptions(

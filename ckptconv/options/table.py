@@ -1,19 +1,17 @@
 """The table of options: the name, values, default and effect of each.
 
 `Options` are made from it, and so are the command line, the options in a manifest, and the checks of a caller's values.
-A feature whose options no conversion has keeps a table of its own, made by the same `Given` and `naming`.
+A feature whose options no conversion has keeps a table of its own (`options/option.py` has what both are made of).
 """
 
 from __future__ import annotations
 
-import copy
 import functools
-import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from ckptconv.errors import UsageError
-from ckptconv.options import NAMING, OUTPUT, REPORTING, RUNNING, TAKE
+from ckptconv.options import NAMING, OUTPUT, RUNNING, TAKE
 from ckptconv.options.kinds import (
     CHECKPOINT,
     DIGEST,
@@ -24,7 +22,6 @@ from ckptconv.options.kinds import (
     MAPPING,
     MOST_ITEMS,
     NUMBER,
-    NUMBERS,
     OPAQUE,
     PART,
     PATH,
@@ -38,184 +35,18 @@ from ckptconv.options.kinds import (
     TIED,
     USUAL_MEMORY,
     WAY,
-    Default,
-    ValueKind,
     choice,
     counted,
 )
-from ckptconv.text import UNSET, brief
-
-if TYPE_CHECKING:
-    import inspect
-
-    from typing_extensions import Self
+from ckptconv.options.option import Given, Option, naming, option, options_in
 
 # Options with this group are for Python only.
 LIBRARY = "library"
 # The value of --map for none where the input's record names one.
 NO_MAP = "none"
-_SWITCHES = {
-    **dict.fromkeys(("1", "true", "yes", "on"), True),
-    **dict.fromkeys(("0", "false", "no", "off"), False),
-}
 
-
-class Option:
-    """One option: what it takes, and its names and help on the command line.
-
-    `about` is its help. `default` is as a user would write it; None is the kind's. `fallback` says in words what is
-    done without it, if `default` does not: a text, or {command: text}, where "" stands for all other commands. `flags`
-    are its names on the command line if not its own name; a flag that is True by default is turned off there by --no-…
-    `group` is its place in the help; `common`: the short help has it too, of every command that
-    takes it, or of those that are named. `env` is the environment variable that gives
-    the command line's default. `decides`: the content of an output depends on it, so manifests and plan ids record it.
-    """
-
-    name = ""
-
-    def __init__(
-        self,
-        kind: ValueKind,
-        about: str = "",
-        *,
-        default: Any = None,
-        flags: tuple[str, ...] = (),
-        metavar: str | None = None,
-        group: str = REPORTING,
-        fallback: str | Mapping[str, str] = "",
-        common: bool | str = False,
-        env: str = "",
-        decides: bool = False,
-    ) -> None:
-        self.kind, self.about, self.written = kind, about, default
-        self.flags, self.metavar, self.group, self.decides = flags, metavar, group, decides
-        self.fallback, self.common, self.env = fallback, common, env
-
-    def __set_name__(self, owner: Any, name: str) -> None:
-        self.name = name
-        self.default = self.kind.unset if self.written is None else self.kind.parse(self.written, name)
-        words = name.replace("_", "-")
-        self.flags = self.flags or ((f"--no-{words}" if self.default is True else f"--{words}"),)
-
-    def __repr__(self) -> str:
-        return f"<{self.flags[0]}: {self.about}>"
-
-    def explained(self, about: str, fallback: str | Mapping[str, str] = "") -> Option:
-        """Return the same option with another help."""
-        other = copy.copy(self)
-        other.about, other.fallback, other.written = about, fallback, None
-        return other
-
-    def default_of(self, command: str) -> str:
-        """Return what `command` does without it, in words; "" if that goes without saying."""
-        told = self.fallback or (str(self.written) if self.kind is not FLAG and self.written is not None else "")
-        return told if isinstance(told, str) else told.get(command, told.get("", ""))
-
-    @property
-    def accepts(self) -> str:
-        """The type of its values in Python, as type checkers read it."""
-        return self.kind.accepts if self.kind is FLAG else f"{self.kind.accepts} | None"
-
-    def parse(self, value: Any, called: str = "") -> Any:
-        """Return the parsed `value`; None gives the default. Raise UsageError for an invalid one; it names the option
-        `called`, or by its own name."""
-        if value is None and self.kind is not FLAG:
-            return copy.copy(self.default)
-        # What holds for every command has been parsed, and stays marked.
-        return value if isinstance(value, Default) else self.kind.parse(value, called or self.name)
-
-    def parameter(self) -> inspect.Parameter:
-        """Return it as a parameter of a function."""
-        import inspect
-
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        return inspect.Parameter(self.name, keyword, default=self.default, annotation=self.accepts)
-
-    def of_environment(self) -> Any:
-        """Return the value that its environment variable gives; None if it is not set, or empty."""
-        text = os.environ.get(self.env, "") if self.env else ""
-        if not text:
-            return None
-        if self.kind is not FLAG:
-            value = self.parse(text, self.env)
-            return Default(value) if isinstance(value, str) else value
-        if text.lower() not in _SWITCHES:
-            raise UsageError(f"{self.env} is {brief(text)}; it may be 1 or 0.")
-        return _SWITCHES[text.lower()]
-
-    def of_words(self, words: Any) -> Any:
-        """Return the value of a command line's words; for a flag, whether it was given. Raise UsageError for an empty
-        word, which is no value of an option that may be left out."""
-        if words == "" and self.kind is not MAPPING:
-            raise UsageError(f"{self.flags[-1]} is empty.", UNSET)
-        return self.parse(words is not self.default if self.kind is FLAG else words, self.flags[0])
-
-
-def _option(kind: ValueKind, about: str = "", **settings: Any) -> Any:
-    """Return an option; for type checkers, it has the type of its value."""
-    return Option(kind, about, **settings)
-
-
-def unknown(name: str, known: Iterable[str]) -> UsageError:
-    """Return the error for a keyword argument `name` that is not among `known`."""
-    import difflib
-
-    close = difflib.get_close_matches(name, known)
-    return UsageError(
-        f"There is no option {name[:100]!r}.",
-        f"Did you mean {' or '.join(close)}?" if close else "They are those of the command line, with underscores.",
-    )
-
-
-def options_in(owner: type) -> dict[str, Option]:
-    return {name: option for name, option in vars(owner).items() if isinstance(option, Option)}
-
-
-class _Signature:
-    """The signature of a class of options. It is made when somebody looks: `inspect` takes longer to import than all
-    that a start needs."""
-
-    def __get__(self, given: Any, owner: type[Given]) -> inspect.Signature:
-        import inspect
-
-        return inspect.Signature([option.parameter() for option in owner.table.values()])
-
-
-class Given:
-    """Values of options as attributes: parsed, or the default if not given. They cannot be set."""
-
-    table: ClassVar[dict[str, Option]]
-    __signature__ = _Signature()
-
-    def __init_subclass__(cls) -> None:
-        cls.table = options_in(cls)
-
-    def __init__(self, **given: Any) -> None:
-        for name in given:
-            if name not in self.table:
-                raise unknown(name, self.table)
-        for name, option in self.table.items():
-            vars(self)[name] = option.parse(given[name]) if name in given else copy.copy(option.default)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"cannot set {name!r} of {type(self).__name__}: make others with `replaced`")
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and vars(other) == vars(self)
-
-    __hash__ = None  # type: ignore[assignment]  # some values are mappings
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
-
-    def replaced(self, **given: Any) -> Self:
-        """Return these options with what is `given` in the place of theirs."""
-        return type(self)(**{**vars(self), **given})
-
-
-_deciding = functools.partial(_option, decides=True)
-_running = functools.partial(_option, group=RUNNING)
-naming = functools.partial(_option, group=NAMING)
+_deciding = functools.partial(option, decides=True)
+_running = functools.partial(option, group=RUNNING)
 
 
 class Options(Given):
@@ -299,14 +130,14 @@ class Options(Given):
         metavar="REGEX=REPL",
         group=NAMING,
     )
-    map: str = _option(
+    map: str = option(
         PATH,
         "Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or "
         "a file of rules.",
         metavar="NAME|FILE",
         group=NAMING,
     )
-    size: Mapping[str, int] = _option(
+    size: Mapping[str, int] = option(
         SIZES,
         "The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable.",
         metavar="AXIS=N",
@@ -386,7 +217,7 @@ class Options(Given):
         group=NAMING,
     )
 
-    order: str = _option(
+    order: str = option(
         PATH,
         "The order in which the optimizer numbers its parameters: a file of their names, one a line, or a JSON list of "
         "them, or of a list for each of its groups; a checkpoint that keeps their order, such as a state dict of "
@@ -412,8 +243,8 @@ class Options(Given):
         env="CKPTCONV_MEMORY",
     )
     fsync: bool = _running(FLAG, "Do not wait for the disk: a power cut may lose the output.", default=True)
-    clobber: bool = _option(FLAG, "Refuse to replace an output.", default=True, group=OUTPUT)
-    overwrite: bool = _option(
+    clobber: bool = option(FLAG, "Refuse to replace an output.", default=True, group=OUTPUT)
+    overwrite: bool = option(
         FLAG,
         "Replace files of other programs too, where they have the names of what is written.",
         group=OUTPUT,
@@ -433,20 +264,20 @@ class Options(Given):
         "torchrun, Kubernetes).",
         metavar="I/N",
     )
-    manifest: str = _option(PATH, "Write there what was made of what, with checksums.", metavar="FILE", group=OUTPUT)
-    digest: str = _option(
+    manifest: str = option(PATH, "Write there what was made of what, with checksums.", metavar="FILE", group=OUTPUT)
+    digest: str = option(
         DIGEST,
         "Compute a digest of every file and tensor, kept in the manifest.",
         metavar="sha256|blake3",
         group=OUTPUT,
     )
-    attest: str = _option(
+    attest: str = option(
         PATH,
         "Write there, to be signed, the digests as OpenSSF Model Signing has them, and the provenance; needs --digest.",
         metavar="FILE",
         group=OUTPUT,
     )
-    depfile: str = _option(
+    depfile: str = option(
         PATH, "Write a rule for make there: which files the output is made of.", metavar="FILE", group=OUTPUT
     )
     dry_run: bool = _running(FLAG, "Show the plan, write nothing.")
@@ -463,7 +294,7 @@ class Options(Given):
     alone: bool = _deciding(
         FLAG, "Take INPUT by itself even if it is one file of many, such as a rank's or a shard.", group=TAKE
     )
-    family: str = _option(
+    family: str = option(
         TEXT, "The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's.", group=LIBRARY
     )
     tag: str = _deciding(
@@ -486,14 +317,14 @@ class Options(Given):
     )
 
     # Further outputs.
-    optimizer: str = _option(
+    optimizer: str = option(
         PATH,
         "Write the optimizer states there, by parameter.",
         metavar="PATH",
         group=OUTPUT,
         common="zero-to-fp32 dcp2safetensors safetensors2dcp",
     )
-    copy_config: bool | None = _option(
+    copy_config: bool | None = option(
         SWITCH,
         "Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained; --no-extras is the "
         "same as --no-copy-config.",
@@ -508,7 +339,7 @@ class Options(Given):
         group=OUTPUT,
         common=True,
     )
-    universal: str = _option(PATH, "Write a universal checkpoint there, to resume from.", metavar="DIR", group=OUTPUT)
+    universal: str = option(PATH, "Write a universal checkpoint there, to resume from.", metavar="DIR", group=OUTPUT)
     zero_stage: int | None = _deciding(
         counted(1, 3),
         "The ZeRO stage that the universal checkpoint is for.",
@@ -519,7 +350,7 @@ class Options(Given):
     fresh_optimizer: bool = _deciding(
         FLAG, "Begin the universal checkpoint with zero moments and step 0, whatever INPUT holds.", group=OUTPUT
     )
-    per_rank: bool = _option(FLAG, "Tensor parallel: OUTPUT/mp_rank_NN/ for each rank.", group=OUTPUT)
+    per_rank: bool = option(FLAG, "Tensor parallel: OUTPUT/mp_rank_NN/ for each rank.", group=OUTPUT)
     opaque: str = _deciding(
         OPAQUE,
         "Objects of classes that are not known to be data: write them, or leave them out.",
@@ -740,47 +571,6 @@ class _Comparing:
     )
 
 
-class _Merging:
-    """Options that only `merge` has."""
-
-    adapter = Option(
-        TEXT,
-        "Of an ADAPTER that holds several, as TRL's checkpoints hold a reference, merge the one of this name.",
-        metavar="NAME",
-        fallback="the only one",
-        group=TAKE,
-        common=True,
-    )
-
-
-class _Averaging:
-    """Options that only `average` has."""
-
-    weights = Option(
-        NUMBERS,
-        "How much each STEP counts, in order, such as 1,1,2; they may be negative, and the sum is divided by theirs.",
-        metavar="W,...",
-        fallback="1 for each",
-        group=TAKE,
-        common=True,
-    )
-    ema = Option(
-        NUMBER,
-        "Exponential moving average: each STEP counts by 1 - DECAY, and what was before it by DECAY.",
-        metavar="DECAY",
-        group=TAKE,
-        common=True,
-    )
-    minus = Option(
-        PATH,
-        "Do not divide: the first STEP, and by their weights what the others have more than BASE; of one STEP, what it "
-        "has more itself.",
-        metavar="BASE",
-        group=TAKE,
-        common=True,
-    )
-
-
 # The table, in parts: one name may be different options in different parts.
 OPTIONS = Options.table
 COMMAND = options_in(_Command)
@@ -832,65 +622,12 @@ PATCHING = _named_in(
     f"max_shard_size dtype key strip_prefix rename copy_config {_READ} {_AS_IT_IS} {_WORKING} manifest dry_run "
     f"{_REACHED}",
 )
-_COMPUTING = _named_in(
+# What takes several checkpoints, and makes one output of them.
+COMBINING = _named_in(
     OPTIONS,
     f"{_OF_TENSORS} to chunks model_key copy_config for_hub {_READ} raw opaque drop_opaque {_WORKING} verify checksum "
     f"part manifest digest attest depfile dry_run {_REACHED}",
 )
-MERGING = {**options_in(_Merging), **_COMPUTING}
-AVERAGING = {**options_in(_Averaging), **_COMPUTING}
 SCANNING = _named_in(OPTIONS, "storage_options")
 # Which tensors to convert, and how.
 TENSORS = tuple(_named_in(OPTIONS, _OF_TENSORS).values())
-
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-# The flag of code with a ** parameter, as `inspect` has it.
-_TAKES_KEYWORDS = 0x08
-
-
-def checked(table: Mapping[str, Option]) -> Callable[[_Function], _Function]:
-    """Decorate a library function: parse its keyword arguments that are options of `table`, and raise UsageError for an
-    argument that neither the function nor, if it accepts any keywords, `table` knows. Its signature shows them all."""
-
-    def decorate(function: Any) -> Any:
-        code = function.__code__
-        own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        open_ended = bool(code.co_flags & _TAKES_KEYWORDS)
-        known = [*own, *(name for name in table if open_ended and name not in own)]
-
-        @functools.wraps(function)
-        def call(*args: Any, **given: Any) -> Any:
-            for name, value in given.items():
-                if name not in known:
-                    raise unknown(name, known)
-                if name in table:
-                    given[name] = table[name].parse(value)
-            return function(*args, **given)
-
-        if open_ended:
-            call.__wrapped__ = _Expanded(function, {name: table[name] for name in known[len(own) :]})  # type: ignore[assignment]
-        return call
-
-    return decorate
-
-
-class _Expanded:
-    """What is found within a decorated function that takes any keywords: its signature has the options of `table` in
-    the place of these. It is made when somebody looks, as for `_Signature`."""
-
-    def __init__(self, function: Any, table: Mapping[str, Option]) -> None:
-        self.__wrapped__, self._table = function, table
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        import inspect
-
-        signature = inspect.signature(self.__wrapped__)
-        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        return signature.replace(parameters=[*own, *(option.parameter() for option in self._table.values())])
-
-
-def filled(table: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parsed values `given`, and the defaults of the other options in `table`."""
-    return {name: given[name] if name in given else copy.copy(option.default) for name, option in table.items()}

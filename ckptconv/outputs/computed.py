@@ -1,6 +1,6 @@
 """The ways to compute the tensors of an output of more than the bytes of its source, and what an output says of each.
 
-A way is a module here with `COMPUTING`; `COMPUTED` names it, and it is imported when its turn comes. A source says with
+A way is a module with `COMPUTING`; `COMPUTED` names it, and it is imported when its turn comes. A source says with
 what it is computed in `Source.computed`. Pure, but for `Again.source`, which opens what a manifest names.
 """
 
@@ -71,7 +71,7 @@ class Computing(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A way to compute: its module in `outputs`, the members of a manifest that tell of it, and the options of a
+    """A way to compute: its module, the members of a manifest that tell of it, and the options of a
     conversion that ask for it. If there are none, a command of that name makes such outputs."""
 
     module: str
@@ -81,19 +81,19 @@ class Way(NamedTuple):
     @property
     def computing(self) -> Computing:
         """What it does."""
-        computing: Computing = import_module(f"ckptconv.outputs.{self.module}").COMPUTING
+        computing: Computing = import_module(self.module).COMPUTING
         return computing
 
 
 # By name, which is that of its entry in `Source.computed`. Those that change the same do so in this order.
 COMPUTED: Mapping[str, Way] = {
-    "map": Way("mapped", ("map",), ("map",)),
-    "like": Way("likeness", ("like",), ("like", "partial", "fill")),
-    "dequantize": Way("dequantized", ("dequantized",), ("dequantize",)),
-    "quantize": Way("quantizing", ("quantized",), ("quantize", "requantize", "keep")),
-    "average": Way("averages", ("average",)),
-    "merge": Way("merging", ("adapters", "adapter")),
-    "patch": Way("delta", ("deltas",)),
+    "map": Way("ckptconv.outputs.mapped", ("map",), ("map",)),
+    "like": Way("ckptconv.outputs.likeness", ("like",), ("like", "partial", "fill")),
+    "dequantize": Way("ckptconv.outputs.dequantized", ("dequantized",), ("dequantize",)),
+    "quantize": Way("ckptconv.outputs.quantizing", ("quantized",), ("quantize", "requantize", "keep")),
+    "average": Way("ckptconv.features.average.averages", ("average",)),
+    "merge": Way("ckptconv.features.merge.computing", ("adapters", "adapter")),
+    "patch": Way("ckptconv.outputs.delta", ("deltas",)),
 }
 
 

@@ -8,7 +8,7 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import LimitError, UsageError
-from ckptconv.formats import diffusers, virtual
+from ckptconv.formats import virtual
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import ADAPTER, MODEL, OPEN_CLIP, Source
 from ckptconv.options.table import Options
@@ -104,8 +104,7 @@ def _safetensors_output(source: Source, target: Target, options: Options) -> Out
     of_states = target.holds == "optimizer"
     inputs = source.inputs_of_all if of_states else source.all_inputs()
     source = source._replace(inputs=inputs, companions={} if of_states else source.companions)
-    is_model = source.family != diffusers.FAMILY
-    files, aliases, told = _safetensors_files(source, target, options) if is_model else ((), {}, Told())
+    files, aliases, told = _safetensors_files(source, target, options) if source.is_model else ((), {}, Told())
     contents = {name: source.content(name, file, told.change) for name, file in source.companions.items()}
     told = told if "config.json" in contents else _unsaid(told)
     copied = tuple(FilePlan(name, content.nbytes, _copied(content)) for name, content in contents.items())

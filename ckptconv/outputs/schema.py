@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.formats.source import STEMS
+from ckptconv.options.kinds import ALGORITHMS
 from ckptconv.outputs.computed import ways_in
 from ckptconv.plan import NUMBERED
 from ckptconv.storage import strict_json
-from ckptconv.storage.digests import ALGORITHMS
 from ckptconv.storage.strict_json import OrNull, check
 
 if TYPE_CHECKING:

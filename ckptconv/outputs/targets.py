@@ -15,15 +15,15 @@ from ckptconv.formats import model_files
 from ckptconv.formats.companions import CONFIG, is_companion_name
 from ckptconv.formats.dcp.locate import FILE, METADATA
 from ckptconv.formats.dcp.locate import SUFFIX as DCP_SUFFIX
-from ckptconv.formats.runs import POINTERS, STEP_METADATA
+from ckptconv.formats.runs import LATEST_UNIVERSAL, POINTERS, STEP_METADATA
 from ckptconv.formats.source import ADAPTER, MODEL, STEMS, Source
 from ckptconv.formats.torch import SUFFIXES as TORCH_SUFFIXES
 from ckptconv.options.table import Options
 from ckptconv.outputs.kinds import KINDS, flag, is_given, kind_of
 from ckptconv.plan import NUMBERED
+from ckptconv.storage import stores
 from ckptconv.storage.files import look
 from ckptconv.storage.handles import HIDDEN, resolved
-from ckptconv.storage.hub import is_hub, without_revision
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, real_place, resolved_name
 from ckptconv.text import Proposed, reason, some
@@ -151,9 +151,20 @@ class Target(NamedTuple):
 
     def final(self, name: str) -> str:
         """Return the final path of one of its files."""
-        from ckptconv.outputs.universal import final_path
-
         return final_path(self.path, self.form, name)
+
+
+def pointer_of(directory: str) -> str:
+    """Return the path of the file that names a universal checkpoint, which lies beside its `directory`."""
+    above = dirname(directory)
+    return LATEST_UNIVERSAL if above == "." and not directory.startswith("./") else join(above, LATEST_UNIVERSAL)
+
+
+def final_path(path: str, form: str, name: str) -> str:
+    """Return the final path of the file `name` of an output at `path`, which lies there as `Target.form` says."""
+    if form == "tree" and name == LATEST_UNIVERSAL:
+        return pointer_of(path)
+    return path if form == "file" else join(path, name)
 
 
 def of_accelerate(path: str, options: Options) -> dict[str, Options]:
@@ -399,7 +410,7 @@ def default_output(source: Source, asked: Location) -> str:
     output would have the same name.
     """
     is_directory = asked.at(source.path).kind == "directory"
-    if is_hub(asked.path):
+    if stores.at(asked.path).repository:
         return _here(asked.path, is_directory)
     if source.family == model_files.SAFETENSORS:
         raise UsageError(
@@ -424,7 +435,7 @@ def default_output(source: Source, asked: Location) -> str:
 
 def _here(asked: str, is_directory: bool) -> str:
     """Return the name, in the current directory, of the output for `asked`, which is on the hub."""
-    name = basename(without_revision(asked.rstrip("/")))
+    name = basename(stores.at(asked).plain(asked.rstrip("/")))
     if is_directory:
         return f"{name}/" if _ENDING.search(name) else name
     return file_name(os.path.splitext(name)[0])

@@ -19,13 +19,13 @@ from ckptconv.formats.runs import LATEST_UNIVERSAL
 from ckptconv.formats.source import Training
 from ckptconv.outputs.torch_tree import plan_tree
 from ckptconv.plan import Data, FilePlan, Literal
-from ckptconv.storage.paths import basename, dirname, join
+from ckptconv.storage.paths import basename
 from ckptconv.tensors import casting
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor, Tagged, TensorFacts, View, Zeros, whole
 from ckptconv.text import quoted
 
-LATEST, ZERO = LATEST_UNIVERSAL, zero_files.ZERO
+ZERO = zero_files.ZERO
 
 # The longest file name that file systems accept, in bytes.
 _LONGEST_NAME = 255
@@ -70,20 +70,7 @@ def file_plans(training: Training, weights: Mapping[str, LazyTensor], states: Ma
 def latest(directory: str) -> FilePlan:
     """Plan the file beside a universal checkpoint that holds its name."""
     data = os.fsencode(basename(directory))
-    return FilePlan(LATEST, len(data), (Literal(0, data),))
-
-
-def pointer(directory: str) -> str:
-    """Return the path of that file, which lies beside `directory`."""
-    above = dirname(directory)
-    return LATEST if above == "." and not directory.startswith("./") else join(above, LATEST)
-
-
-def final_path(path: str, form: str, name: str) -> str:
-    """Return the final path of the file `name` of an output at `path`, which lies there as `Target.form` says."""
-    if form == "tree" and name == LATEST:
-        return pointer(path)
-    return path if form == "file" else join(path, name)
+    return FilePlan(LATEST_UNIVERSAL, len(data), (Literal(0, data),))
 
 
 def _wrapped(tensor: LazyTensor, training: Training) -> Any:

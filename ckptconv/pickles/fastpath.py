@@ -20,9 +20,9 @@ HOLE: Any = object()
 
 _LENGTH = struct.Struct("<I")
 # BINGET and LONG_BINGET; BININT1, BININT2 and BININT.
-GET = rb"(?:h.|j....)"
-INT = rb"(?:K.|M..|J....)"
-_INTS = rb"(\)|%(i)b\x85|%(i)b%(i)b\x86|%(i)b%(i)b%(i)b\x87|\((?:%(i)b){0,64}t)" % {b"i": INT}
+_GET = rb"(?:h.|j....)"
+_INT = rb"(?:K.|M..|J....)"
+_INTS = rb"(\)|%(i)b\x85|%(i)b%(i)b\x86|%(i)b%(i)b%(i)b\x87|\((?:%(i)b){0,64}t)" % {b"i": _INT}
 _PIECES = re.compile(rb"K(.)|M(..)|J(....)", re.DOTALL)
 _GETS = re.compile(rb"h(.)|j(....)", re.DOTALL)
 # By length in bytes, as little-endian integers: consecutive LONG_BINPUTs from memo index 0 on, and what to add to them
@@ -56,7 +56,7 @@ def phrase_of() -> re.Pattern[bytes]:
         rb"(?:(r....)?(%(get)b))?\(\((%(get)b%(get)b)(?:X(.)\0\0\0([0-9]{1,20})(r....)|(%(get)b))"
         rb"(%(get)b|X.\0\0\0[a-z]{1,16}(?::[0-9]{1,4})?)(r....)?(%(int)b)t(r....)Q"
         rb"(%(int)b)%(ints)b(r....)?%(ints)b(r....)?([\x88\x89])(%(get)b)\)R(r....)t(r....)R(r....)"
-        % {b"get": GET, b"int": INT, b"ints": _INTS},
+        % {b"get": _GET, b"int": _INT, b"ints": _INTS},
         re.DOTALL,
     )
 
@@ -66,25 +66,25 @@ def _in_order(puts: bytes, first: int) -> bool:
     return int.from_bytes(puts, "little") == _FIRST_PUTS[len(puts)] + first * _NEXT_PUTS[len(puts)]
 
 
-def ints(opcodes: bytes) -> tuple[int, ...]:
+def _ints(opcodes: bytes) -> tuple[int, ...]:
     """Return the integers that BININT1, BININT2 and BININT opcodes push."""
     found = _PIECES.findall(opcodes)
     return tuple(int.from_bytes(a or b or c, "little", signed=bool(c)) for a, b, c in found)
 
 
-def recalled(gets: bytes, memo: list[Any]) -> list[Any]:
+def _recalled(gets: bytes, memo: list[Any]) -> list[Any]:
     """Return the values that BINGET and LONG_BINGET opcodes push; HOLE for an index beyond the memo."""
     places = (int.from_bytes(short or long, "little") for short, long in _GETS.findall(gets))
     return [memo[place] if place < len(memo) else HOLE for place in places]
 
 
-def fetched(get: bytes, memo: list[Any]) -> Any:
+def _fetched(get: bytes, memo: list[Any]) -> Any:
     """Return the value that one BINGET or LONG_BINGET pushes; HOLE for an index beyond the memo."""
     place = int.from_bytes(get[1:], "little")
     return memo[place] if place < len(memo) else HOLE
 
 
-def text_of(data: bytes) -> Any:
+def _text_of(data: bytes) -> Any:
     """Return a string as pickles spell it; HOLE if it is none."""
     try:
         return data.decode("utf-8", "surrogatepass")
@@ -97,11 +97,11 @@ def _name(data: bytes, pos: int, memo: list[Any]) -> tuple[Any, int]:
     opcode = data[pos : pos + 1]
     if opcode == b"X":
         end = pos + 5 + int.from_bytes(data[pos + 1 : pos + 5], "little")
-        return text_of(data[pos + 5 : end]), end
+        return _text_of(data[pos + 5 : end]), end
     if opcode not in (b"h", b"j"):
         return HOLE, pos
     end = pos + (2 if opcode == b"h" else 5)
-    return (*recalled(data[pos:end], memo), HOLE)[0], end
+    return (*_recalled(data[pos:end], memo), HOLE)[0], end
 
 
 class _Kind:
@@ -198,7 +198,7 @@ class TensorPhrases:
             try:
                 name: Any = data[pos + 5 : at].decode()
             except UnicodeDecodeError:
-                name = text_of(data[pos + 5 : at])
+                name = _text_of(data[pos + 5 : at])
                 if name is HOLE:
                     break
             names.append(name)
@@ -240,7 +240,7 @@ class TensorPhrases:
             if len(self._kinds) == _KINDS_KEPT:
                 self.forget()
             kind = self._kinds[spelled] = self._kind(spelled, stack[-1], memo)
-        key = fetched(key_get, memo) if key_get else str(key_text, "ascii")
+        key = _fetched(key_get, memo) if key_get else str(key_text, "ascii")
         if kind is None or type(key) is not str or (first and kind.function is not stack[-1]):
             return None, pos
         if not (key.isascii() and key.isdecimal()) or (key_put and len(key) != length[0]):
@@ -271,14 +271,14 @@ class TensorPhrases:
     def _kind(self, spelled: _Spelled, top: Any, memo: list[Any]) -> _Kind | None:
         """Return the kind of tensors that are spelled so; None if nothing makes them. `top` is the default function."""
         named, head, _, location, numel, offset, size, stride, flag, hooks, *_ = spelled
-        function, tag, cls, made_of = *(recalled(named, memo) or [top]), *recalled(head + hooks, memo)
+        function, tag, cls, made_of = *(_recalled(named, memo) or [top]), *_recalled(head + hooks, memo)
         if location.startswith(b"X"):
             where: Any = str(location[5:], "ascii") if location[1] == len(location) - 5 else None
         else:
-            where = fetched(location, memo)
+            where = _fetched(location, memo)
         if any(each is HOLE for each in (function, tag, cls, where, made_of)):
             return None
-        (count,), (first,) = ints(numel), ints(offset)
-        phrase = Phrase(function, tag, cls, where, count, first, ints(size), ints(stride), flag == b"\x88", made_of)
+        (count,), (first,) = _ints(numel), _ints(offset)
+        phrase = Phrase(function, tag, cls, where, count, first, _ints(size), _ints(stride), flag == b"\x88", made_of)
         make = self._maker(phrase)
         return None if make is None else _Kind(function, make, where)

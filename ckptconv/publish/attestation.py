@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ckptconv.errors import UsageError
-from ckptconv.outputs import universal
+from ckptconv.formats.runs import LATEST_UNIVERSAL
 from ckptconv.outputs.schema import parse_json
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.publish.inputs import Digested
@@ -57,7 +57,7 @@ def _digests(path: str, is_file: bool, told: Mapping[str, Any], manifest: bytes)
     if is_file:
         return {basename(path): digest for digest in found.values()}
     if told["kind"] == "universal":
-        found.pop(universal.LATEST, None)  # which is beside the directory
+        found.pop(LATEST_UNIVERSAL, None)  # which is beside the directory
     hashing = hasher(told["digest"])
     hashing.update(manifest)
     return {**found, MANIFEST: hashing.hexdigest()}

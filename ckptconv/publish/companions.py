@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ckptconv.errors import UsageError
-from ckptconv.formats import companions, configs, diffusers
+from ckptconv.formats import companions, configs, pipelines
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
 from ckptconv.formats.source import ADAPTER, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.targets import Target, is_beside
 from ckptconv.publish.earlier import Directory
-from ckptconv.storage.hub import is_hub
+from ckptconv.storage import stores
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_remote, join, resolved_name
 from ckptconv.structure.record import FILE_NAME
@@ -93,14 +92,14 @@ def _is_asked(one: Source, source: Source, options: Options) -> bool:
     if options.copy_config is None:
         is_changed = bool(options.quantize or options.requantize)
         is_bare = one.component is not None or one.stem == ADAPTER
-        return one is source.reference or is_hub(one.path) or is_bare or is_changed
+        return one is source.reference or stores.at(one.path).repository or is_bare or is_changed
     return options.copy_config
 
 
 def _wanted(one: Source, source: Source, options: Options) -> Collection[str]:
     """Return the names of the companions of `one` that are copied. Without its own configuration, PEFT
     does not find an adapter: that is copied unasked."""
-    is_unasked = options.copy_config is None and one is source and not is_hub(one.path)
+    is_unasked = options.copy_config is None and one is source and not stores.at(one.path).repository
     return [companions.ADAPTER_CONFIG] if is_unasked and one.stem == ADAPTER else companions.NAMES
 
 
@@ -130,7 +129,8 @@ def _with_companions(
     }
     files = {name: file for name, file in found.items() if name not in kept}
     if source.component is None:
-        _check_whole(source, files, directory.options)
+        for module in pipelines.told_by(files):
+            module.check_copied(source, files, directory.options)
     notes = [_copied(files, source, others)] if files else []
     source = companions.with_files(source, files, directory.options)
     if source.config is not None:
@@ -141,27 +141,13 @@ def _with_companions(
         dtype = "" if cast == "keep" or is_changed else cast
         notes += companions.notes(source.config, dtype)
         source = source._replace(
-            warnings=[*source.warnings, *diffusers.router_warnings(source, dtype, directory.options)]
+            warnings=[*source.warnings, *pipelines.cast_warnings(source, dtype, directory.options)]
         )
     stays = [
         f"{file.path} was left as it is, as no earlier output brought it: --overwrite takes the one of the input."
         for file in kept.values()
     ]
     return source._replace(notes=[*source.notes, *notes], warnings=[*source.warnings, *stays])
-
-
-def _check_whole(source: Source, files: Mapping[str, File], options: Mapping[str, object]) -> None:
-    """Raise UsageError if what names the modules of sentence-transformers is copied without these."""
-    if diffusers.MODULES not in files:
-        return
-    place = Location(files[diffusers.MODULES].path, dict(options)).parent
-    if folders := [name for name in diffusers.folders(place) if name]:
-        raise UsageError(
-            f"{source.path} is one module of a model of sentence-transformers, whose modules.json names others, in "
-            f"{some(folders, form=str)}: it would be copied without them.",
-            "Convert the directory as a whole; or give --no-copy-config, and put the output into a copy of the "
-            "directory, in the place of the weights there.",
-        )
 
 
 def _copied(files: Collection[str], source: Source, found: Sequence[companions.Companions]) -> str:

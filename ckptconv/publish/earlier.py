@@ -24,11 +24,11 @@ from ckptconv.outputs.schema import (
 )
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.publish.staging.area import is_sibling, record_of
-from ckptconv.storage.files import Entry, Reader
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.marks import CHANGED, marked
 from ckptconv.storage.paths import is_remote
+from ckptconv.storage.reading import Entry, Reader
 
 # Made by a run that was killed while it published: of which kind, its records do not say.
 UNFINISHED = "unfinished"

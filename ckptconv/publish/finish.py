@@ -12,11 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError, UsageError, leaving
-from ckptconv.options.table import FINISHING, Options, checked
-from ckptconv.outputs import universal
+from ckptconv.options.option import checked
+from ckptconv.options.table import FINISHING, Options
 from ckptconv.outputs.computed import made_as
 from ckptconv.outputs.schema import MOST_RECORD, PlanDescription, description
-from ckptconv.outputs.targets import DIRECTORIES, MANIFEST
+from ckptconv.outputs.targets import DIRECTORIES, MANIFEST, final_path
 from ckptconv.process import peak_rss
 from ckptconv.publish.attestation import without_digests
 from ckptconv.publish.inputs import digested, files_in, found_again
@@ -62,7 +62,7 @@ class _Planned(NamedTuple):
         return self.plan.kind == "file"
 
     def final(self, name: str) -> str:
-        return universal.final_path(self.path, self.plan.kind, name)
+        return final_path(self.path, self.plan.kind, name)
 
 
 @shown

@@ -8,20 +8,22 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.engine.execute import in_threads
 from ckptconv.errors import FailedError
 from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.plan import Input
-from ckptconv.storage.digests import hasher
 from ckptconv.storage.files import Readers, check_unchanged, is_far, is_held, look
 from ckptconv.storage.paths import basename, is_remote
-from ckptconv.storage.prefetch import Prefetch, Range
 from ckptconv.storage.progress import Progress, on_file
+from ckptconv.storage.reading import Range
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.moves import File
+
+if TYPE_CHECKING:
+    from ckptconv.storage.prefetch import Prefetch
 
 # Bytes that are read at a time, and files at once.
 _READ, _MOST_JOBS = 1 << 20, 4
@@ -71,6 +73,8 @@ def digested(
         in_threads(iter(near), [_Digester(readers, algorithm, found, progress) for _ in range(jobs)], None)
         far = [file for file in files if is_far(file.path)]
         memory = options.buffers(far=True) // 2
+        from ckptconv.storage.prefetch import Prefetch
+
         with Prefetch[Range](readers, readers.spool, _needed, memory=memory) as prefetch:
             digester = _Digester(prefetch, algorithm, found, progress)
             for each in prefetch.over(_ranges(far)):
@@ -115,6 +119,8 @@ class _Digester:
         """Add the next range of a file. Its first begins its digest, and its last completes it."""
         file, start, stop = part
         if not start:
+            from ckptconv.storage.digests import hasher
+
             self._hashing = hasher(self._algorithm)
         data = self._buffer[: stop - start]
         if data:

@@ -14,7 +14,6 @@ from ckptconv.errors import CkptconvError, FailedError
 from ckptconv.plan import Checked, Data, FilePlan, Plan
 from ckptconv.publish.manifest import Made
 from ckptconv.publish.staging.base import Staging
-from ckptconv.storage.digests import DigestingWriter
 from ckptconv.storage.progress import Progress
 from ckptconv.storage.records import Records
 from ckptconv.storage.spool import SpoolingReaders
@@ -72,7 +71,11 @@ def make(
     writer = staging.create(file.name, file.size)
     parts = [part for part in file.parts if isinstance(part, Data)]
     ranges = ((part.offset, part.nbytes, part.name) for part in parts)
-    digesting = DigestingWriter(writer, file.size, ranges, task.digest) if task.digest else None
+    digesting = None
+    if task.digest:
+        from ckptconv.storage.digests import DigestingWriter
+
+        digesting = DigestingWriter(writer, file.size, ranges, task.digest)
     crcs: dict[str, int] | None = {} if task.digested else None
     try:
         if digesting:

@@ -18,10 +18,12 @@ import io
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Trailer
-from ckptconv.storage.digests import Digests
+
+if TYPE_CHECKING:
+    from ckptconv.storage.digests import Digests
 
 
 class Made(NamedTuple):
@@ -99,4 +101,8 @@ def record(file: FilePlan, crcs: Mapping[str, int] | None, digests: Digests | No
 def made(found: Mapping[str, Any]) -> Made:
     """Return the `Made` that a record describes."""
     crcs = {name: crc for _, _, crc, name in found["spans"] if name is not None}
-    return Made(found["size"], crcs, Digests(**found["digests"]) if "digests" in found else None)
+    if "digests" not in found:
+        return Made(found["size"], crcs, None)
+    from ckptconv.storage.digests import Digests
+
+    return Made(found["size"], crcs, Digests(**found["digests"]))

@@ -15,7 +15,6 @@ from ckptconv.engine.checksums import Checksums
 from ckptconv.errors import UsageError
 from ckptconv.formats.companions import CONFIG
 from ckptconv.formats.source import Source
-from ckptconv.formats.training import weights_key
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import reported
 from ckptconv.outputs.planning import Output, check_growth, check_size
@@ -28,7 +27,6 @@ from ckptconv.publish.publish import Done, Hooks, Inputs, Verifier, last_path, p
 from ckptconv.publish.replacing import Replacing, Spared, claim_of, inputs_behind
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.result import OutputFile, Report
-from ckptconv.storage.digests import hasher
 from ckptconv.storage.paths import is_remote, join, normalize
 from ckptconv.storage.progress import Progress
 from ckptconv.tensors.lazy import Equal
@@ -179,6 +177,8 @@ class _Production:
 def _check_digests(outputs: Sequence[Output], options: Options) -> None:
     """Raise UsageError if digests cannot be computed, or would be kept nowhere, or are needed and not asked for."""
     if options.digest:
+        from ckptconv.storage.digests import hasher
+
         hasher(options.digest)
         files = [each.target.path for each in outputs if not each.has_manifest]
         if files and not (options.manifest or options.attest or options.part):
@@ -200,7 +200,11 @@ def _opaque(sources: Sequence[Source], outputs: Sequence[Output]) -> Iterator[st
 
 def _weights_key(sources: Sequence[Source], chosen: Options) -> str:
     """Return the key that selects the weights in a training checkpoint; "" if there is none."""
-    return "" if chosen.key else weights_key(sources[0].weights)
+    if chosen.key:
+        return ""
+    from ckptconv.formats.training import weights_key
+
+    return weights_key(sources[0].weights)
 
 
 def _met(outputs: Sequence[Output], chosen: Options, checksums: Checksums, done: Done) -> Iterator[str]:

@@ -15,8 +15,8 @@ from ckptconv.engine.execute import in_threads, is_scattered, same, usual_thread
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import UNPUBLISHED, CkptconvError, CorruptError, FailedError, StoppedError, leaving
 from ckptconv.formats.companions import is_companion_name
+from ckptconv.formats.runs import LATEST_UNIVERSAL
 from ckptconv.options.table import Options
-from ckptconv.outputs import universal
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import DIRECTORIES, MANIFEST, Target
 from ckptconv.plan import FilePlan, Plan
@@ -27,12 +27,11 @@ from ckptconv.publish.parts import check_part, files_of, is_one_upload
 from ckptconv.publish.replacing import Replacing
 from ckptconv.publish.staging.base import Staging
 from ckptconv.publish.staging.local import LocalStaging, TreeStaging
-from ckptconv.storage.digests import check_digest, digests_of
 from ckptconv.storage.files import check_unchanged
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, normalize
-from ckptconv.storage.prefetch import REQUESTS
 from ckptconv.storage.progress import Announced, Progress, on_file
+from ckptconv.storage.reading import REQUESTS
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.storage.syncing import Syncing
 from ckptconv.tensors.lazy import Equal, LazyTensor
@@ -117,12 +116,12 @@ def staging_for(
     """
     if kind == "tree":
         if not is_remote(path):
-            return TreeStaging(path, plan_id, universal.LATEST, options.fsync, shared)
+            return TreeStaging(path, plan_id, LATEST_UNIVERSAL, options.fsync, shared)
         from ckptconv.publish.staging.remote_parts import TreeOnStore
 
         memory = options.buffers(far=True) // 2
         place = Location(path, dict(options.storage_options))
-        return TreeOnStore(place, plan_id, memory, universal.LATEST, shared)
+        return TreeOnStore(place, plan_id, memory, LATEST_UNIVERSAL, shared)
     index = DIRECTORIES[kind].last if kind in DIRECTORIES else ""
     is_ours = functools.partial(_is_ours, kind, replaces) if index else None
     if not is_remote(path):
@@ -607,6 +606,8 @@ def _check_digests(inputs: Inputs, readers: SpoolingReaders) -> None:
     for file in dict.fromkeys(file.stored for file in inputs.files) if inputs.digests else ():
         stated = inputs.digests.get(file.path)
         if stated is not None:
+            from ckptconv.storage.digests import check_digest, digests_of
+
             with readers.reading(file) as reader:
                 found = digests_of(reader.read_at, file.size, (), "sha256").file
             check_digest(file.path, found, stated)

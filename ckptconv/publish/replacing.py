@@ -15,13 +15,11 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckptconv.engine.ranges import FileBytes
 from ckptconv.errors import FailedError, UsageError
 from ckptconv.formats import holding, model_files
 from ckptconv.formats.companions import ADAPTER_CONFIG, CONFIG, is_companion_name
-from ckptconv.formats.runs import LATEST
+from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
 from ckptconv.formats.source import Source
-from ckptconv.outputs import universal
 from ckptconv.outputs.computed import made_as, terms_of
 from ckptconv.outputs.targets import (
     ACCELERATE,
@@ -30,16 +28,17 @@ from ckptconv.outputs.targets import (
     MANIFEST,
     check_file,
     files_behind,
+    final_path,
     is_beside,
     is_output_name,
+    pointer_of,
 )
 from ckptconv.plan import FilePlan
 from ckptconv.publish.earlier import UNFINISHED, Directory, file_made_as
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname, is_remote, join, normalize, resolved_name, resolving
-from ckptconv.storage.prefetch import REQUESTS
-from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.storage.reading import REQUESTS
 from ckptconv.text import LastWord, Proposed, some
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ class Claim(NamedTuple):
 
     def final(self, name: str) -> str:
         """Return the final path of one of its files."""
-        return universal.final_path(self.path, self.form, name)
+        return final_path(self.path, self.form, name)
 
     def is_like(self, made: str) -> bool:
         """Whether what was `made` as this may be replaced by it. A last word that is an output of another command is an
@@ -273,6 +272,9 @@ class Replacing:
             return False
         if (entry.file.path, entry.file.stamp) in self._same:
             return True
+        from ckptconv.engine.ranges import FileBytes
+        from ckptconv.storage.spool import SpoolingReaders
+
         with SpoolingReaders(self._stores, self._options.spool_dir) as readers, place.open_reader() as reader:
             try:
                 planned = FileBytes(file, readers, self._stores)
@@ -352,7 +354,7 @@ class Replacing:
             self._check_clobber(claim.path)
         for name in _files_below(found.place) if found.names else ():
             # The file that names the tree lies beside it.
-            is_written = name in claim.names and name != universal.LATEST
+            is_written = name in claim.names and name != LATEST_UNIVERSAL
             is_ours = found.made_as(name) in (claim.made_as, UNFINISHED) or (found.is_being_made and is_written)
             if not is_ours and not (claim.overwrite and is_written):
                 raise UsageError(
@@ -364,7 +366,7 @@ class Replacing:
     def _check_pointer(self, claim: Claim) -> None:
         """Raise UsageError if the file beside a tree that names it is another program's, or would hide a model of
         others: what reads a directory with it reads the tree."""
-        pointer = Location(universal.pointer(claim.path), self._stores)
+        pointer = Location(pointer_of(claim.path), self._stores)
         if pointer.kind == "missing" and (hidden := self._models_beside(pointer)):
             raise UsageError(
                 f"{pointer} would have {pointer.parent} read as the universal checkpoint, and {some(hidden, 3, str)} "

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote
+from ckptconv.storage.reading import Entry
 
 # Files that are read at once: as many as there are concurrent requests elsewhere.
 _FILES = 8

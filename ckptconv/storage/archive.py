@@ -8,20 +8,18 @@ two readers read differently is refused. Of what is in the members, nothing is k
 from __future__ import annotations
 
 import array
-import functools
 import itertools
 import operator
 import struct
 import zlib
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, TruncatedError, UnsupportedError
 from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
-from ckptconv.storage.files import Reader
 from ckptconv.storage.paths import is_remote
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.spool import check_ratio
 from ckptconv.storage.zip_directory import (
     END_RECORDS,
@@ -34,7 +32,6 @@ from ckptconv.storage.zip_directory import (
     ZIP64_FIELD,
     ContradictionError,
     DisksError,
-    are_plain,
     decoded,
     directory_of,
     ends_there,
@@ -44,16 +41,11 @@ from ckptconv.storage.zip_directory import (
     other_names,
     same_inside,
 )
-from ckptconv.storage.zip_series import Alike, Series, entries_alike, headers_alike
 from ckptconv.tensors.moves import File, Packed
 from ckptconv.text import brief
 
 # A million tensors take a tenth of these bytes, and half of these members.
 MAX_DIRECTORY, MAX_MEMBERS = 1 << 30, 2_000_000
-# Entries of the directory that are read together if they are alike.
-ALIKE = 256
-# Members whose local headers are compared together, at most.
-_MOST_ALIKE = 1024
 # The most members whose names are not plain: torch gives storages plain names.
 MAX_ODD = 100_000
 # The most bytes of a member that is read whole; a million tensors take a seventh of this.
@@ -114,9 +106,6 @@ class Archive:
         if not ends_there(self._tail, find_end(self._tail)):
             self._read_tail(TAIL)
         self.rows: dict[str, int] = {}
-        # The members that are in series, which need no look at each of their names, and the names of all others.
-        self.series: list[Series] = []
-        self.single: list[str] = []
         # Names that other readers give members.
         self._others: set[str] = set()
         self.headers = array.array("Q")
@@ -129,11 +118,6 @@ class Archive:
         self._ends = self._rooms()
         # Offsets of payloads; 0 until the local header is read.
         self.payloads = array.array("Q", bytes(self.sizes.itemsize * len(self.sizes)))
-
-    @functools.cached_property
-    def names(self) -> list[str]:
-        """The names of all members, by row."""
-        return [*self.rows]
 
     def corrupt(self, reason: str, hint: str = "") -> CorruptError:
         return CorruptError(f"{self.name} is not a sound zip archive: {reason}.", hint)
@@ -207,13 +191,8 @@ class Archive:
         directory, count = self._directory()
         rows, headers, sizes, packed_sizes = self.rows, self.headers, self.sizes, self.packed
         crcs, methods, all_flags = self.crcs, self.methods, self.flags
-        at = index = alone = 0
-        while index < count:
-            if index >= alone:
-                if size := self._read_alike(directory, at, count - index):
-                    index, at = index + ALIKE, at + size
-                    continue
-                alone = index + ALIKE
+        at = 0
+        for index in range(count):
             if at + ENTRY.size > len(directory):
                 raise self.corrupt(f"its directory ends after {index} of {count} members")
             (
@@ -245,50 +224,14 @@ class Archive:
             if not method and packed != size:
                 raise self.corrupt(f"member {brief(name)} is stored, in {packed} bytes for {size}")
             rows[name] = index
-            self.single.append(name)
             headers.append(header)
             sizes.append(size)
             packed_sizes.append(packed)
             crcs.append(crc)
             methods.append(method)
             all_flags.append(flags)
-            index += 1
         if at != len(directory):
             raise self.corrupt(f"its directory has more in it than the {count} members it should have")
-
-    def _read_alike(self, directory: bytes, at: int, most: int) -> int:
-        """Read a number of entries of the directory together, from byte `at` on, and return how many bytes they are; 0
-        if there are fewer, or not all are of one length and as torch writes them."""
-        size = ENTRY.size + int.from_bytes(directory[at + 28 : at + 30], "little")
-        block = directory[at : at + ALIKE * size]
-        alike = entries_alike(block, size) if most >= ALIKE and len(block) == ALIKE * size else None
-        if alike is None or alike.flags & _UNREADABLE:
-            return 0
-        rows, known = self.rows, len(self.rows)
-        rows.update(zip(alike.names, range(known, known + ALIKE), strict=True))
-        if len(rows) != known + ALIKE:
-            names = Counter([*itertools.islice(rows, known), *alike.names])
-            raise self._two_named(next(name for name in alike.names if names[name] > 1))
-        self._note_series(alike, known)
-        self.headers += alike.headers
-        self.sizes += alike.sizes
-        self.packed += alike.sizes
-        self.crcs += alike.crcs
-        self.methods.frombytes(bytes(self.methods.itemsize * ALIKE))
-        self.flags += array.array("H", [alike.flags]) * ALIKE
-        return len(block)
-
-    def _note_series(self, alike: Alike, row: int) -> None:
-        """Note that the entries from `row` on are a series, or go on with one; or that they are none."""
-        if not alike.head:
-            self.single.extend(alike.names)
-            return
-        digits = len(alike.names[0]) - len(alike.head)
-        last = self.series.pop() if self.series else Series("", 0, row, row)
-        if last[:2] == (alike.head, digits) and last.stop == row:
-            self.series.append(last._replace(stop=row + ALIKE))
-        else:
-            self.series += [*([last] if last.head else []), Series(alike.head, digits, row, row + ALIKE)]
 
     def _two_named(self, name: str) -> CorruptError:
         return self.corrupt(f"it has two members named {brief(name)}")
@@ -371,8 +314,6 @@ class Archive:
         must not be another member's, one of those `looked_for`, nor one in `folders`.
         """
         prefix, rows = self.prefix, self.rows
-        if not self._others and are_plain([*self.single, *(f"{series.head}0" for series in self.series)], prefix):
-            return
         both = next((name for name in self._others if name in rows), None)
         if both is not None:
             raise self.corrupt(f"it has two members named {brief(both)} for other readers")
@@ -403,54 +344,17 @@ class Archive:
 
     def is_any_below(self, beginning: str) -> bool:
         """Whether the name of a member begins so; `beginning` ends in a slash."""
-        heads = (series.head for series in self.series)
-        return any(map(str.startswith, itertools.chain(self.single, heads), itertools.repeat(beginning)))
+        return any(name.startswith(beginning) for name in self.rows)
 
-    def rows_below(self, *beginnings: str) -> Sequence[int]:
+    def rows_below(self, *beginnings: str) -> list[int]:
         """Return the rows of the members whose names begin so, in order. Each of `beginnings` ends in a slash."""
-        found = [self.rows[name] for name in self.single if name.startswith(beginnings)]
-        for series in self.series:
-            found.extend(range(series.first, series.stop) if series.head.startswith(beginnings) else ())
-        found.sort()
-        # No row is there twice: they follow one another, as mostly.
-        return range(found[0], found[-1] + 1) if found and found[-1] - found[0] == len(found) - 1 else found
+        return [row for name, row in self.rows.items() if name.startswith(beginnings)]
 
     # ---- local headers
 
     def locate_all(self) -> None:
         """Read and check the local headers of all members."""
-        names, done = self.names, 0
-        for series in () if is_remote(self.file.path) else self.series:
-            self.locate(zip(names[done : series.first], range(done, series.first), strict=True))
-            done = series.stop
-            self._locate_series(series.first, done)
-        self.locate(zip(names[done:], range(done, len(names)), strict=True))
-
-    def _locate_series(self, row: int, end: int) -> None:
-        """Locate the members of rows `row` to `end`, which are in a series, as many at once as are alike."""
-        while row < end:
-            start, size, distance = self.headers[row], self.sizes[row], self._ends[row] - self.headers[row]
-            count = min(end - row, _MOST_ALIKE, max(DESCRIPTIONS // distance, 1))
-            stop = row + count
-            names = self.names[row:stop]
-            if (
-                count > 2
-                and self.headers[row:stop] == array.array("Q", range(start, start + count * distance, distance))
-                and self._ends[row : stop - 1] == self.headers[row + 1 : stop]
-                and self.sizes[row:stop].count(size) == self.flags[row:stop].count(self.flags[row]) == count
-            ):
-                last = start + distance * (count - 1) + LOCAL_HEADER.size + len(names[0])
-                group = self._group(start, last, [(row, names[0].encode()), (stop - 1, names[-1].encode())])
-                window = self._read_near(group.start, group.nbytes)
-                if headers_alike(window, distance, names, self.crcs[row:stop]):
-                    # What is true of the first is of all, but that something else comes after the last.
-                    self._locate_near(group, window)
-                    at = self.payloads[row]
-                    self.payloads[row:stop] = array.array("Q", range(at, at + count * distance, distance))
-                    row = stop
-                    continue
-            self.locate(zip(names, range(row, stop), strict=True))
-            row = stop
+        self.locate(self.rows.items())
 
     def locate(self, members: Iterable[tuple[str, int]]) -> None:
         """Read and check the local headers of these members, (name, row).

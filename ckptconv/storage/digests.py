@@ -22,7 +22,6 @@ from ckptconv.storage.crc import adler32
 from ckptconv.storage.writing import Writer
 from ckptconv.text import install
 
-ALGORITHMS = ("sha256", "blake3")
 # Bytes that are read at a time.
 READ = 1 << 20
 # Behind every byte of a file.
@@ -33,7 +32,7 @@ NamedRange: TypeAlias = tuple[int, int, str]
 
 @dataclass
 class Digests:
-    """The digests of a file, in hex, by one of `ALGORITHMS`: its own, and those of its tensors by name.
+    """The digests of a file, in hex, by one of `ALGORITHMS` of the options: its own, and those of its tensors by name.
 
     Of a file that is being written, they are empty until it is sealed.
     """
@@ -60,7 +59,7 @@ _PACKAGED = {"blake3": ("blake3", "blake3"), "xxh3-128": ("xxhash", "xxh3_128")}
 
 
 def hasher(algorithm: str) -> Any:
-    """Return a new hash object, with `update` and `hexdigest`: for `ALGORITHMS`, "xxh3-128" and "adler32".
+    """Return a new hash object, with `update` and `hexdigest`: for these, "xxh3-128" and "adler32".
 
     Raises UsageError if its package is not installed.
     """

@@ -13,18 +13,16 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Literal, overload
 
-from ckptconv.errors import CkptconvError, CorruptError, FailedError, MissingError, UsageError
-from ckptconv.storage import remote
-from ckptconv.storage.paths import is_quoted, is_remote, join
+from ckptconv.errors import CorruptError, FailedError, MissingError, UsageError
+from ckptconv.storage.paths import is_remote
+from ckptconv.storage.reading import Entry, Options, Reader, changed, ends_early
 from ckptconv.tensors.moves import File
 from ckptconv.text import reason
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
-Options = dict[str, Any]
+    pass
 
 # Number of files to keep open for the next read; within a common limit on descriptors (1,024).
 OPEN_FILES = 256
@@ -111,22 +109,17 @@ def is_far(path: str) -> bool:
     return is_remote(path) and path not in _held
 
 
-class Entry(NamedTuple):
-    """What is at a path: "file", "directory", "other" (a pipe, a device), or "missing"."""
-
-    kind: str
-    file: File
-
-    @property
-    def described(self) -> str:
-        """The kind with its article."""
-        return "a pipe or a device" if self.kind == "other" else f"a {self.kind}"
+def is_read_far(file: File) -> bool:
+    """Whether a file is remote, and not compressed inside another."""
+    return file.packed is None and is_far(file.path)
 
 
 def look(path: str, options: Options | None = None) -> Entry:
     """Return what is at `path`, following symbolic links. Raises FailedError if that cannot be determined."""
     if is_far(path):
-        return _look_remote(path, options)
+        from ckptconv.storage import remote_files
+
+        return remote_files.look(path, options)
     if path in _in_memory:
         return Entry("file", File(path, _in_memory[path].size))
     try:
@@ -141,24 +134,6 @@ def look(path: str, options: Options | None = None) -> Entry:
     return Entry(kinds.get(stat.S_IFMT(found.st_mode), "other"), File(path, found.st_size, _stamp(found)))
 
 
-def _look_remote(path: str, options: Options | None) -> Entry:
-    fs, inner = remote.filesystem(path, options)
-    try:
-        row = remote.info(fs, inner)
-    except CkptconvError:
-        raise
-    except Exception as error:
-        raise FailedError(f"{path} cannot be looked at: {remote.why(error)}.", remote.hint(error)) from error
-    return Entry("missing", File(path, 0)) if row is None else _entry(path, row)
-
-
-def _entry(path: str, row: Mapping[str, Any]) -> Entry:
-    """Convert the info that a file system gives of a path to an entry."""
-    if row["type"] == "directory":
-        return Entry("directory", File(path, 0))
-    return Entry("file", File(path, row.get("size") or 0, remote.stamp(row)))
-
-
 def _why(error: Exception) -> str:
     return reason(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
 
@@ -170,7 +145,9 @@ def _stamp(found: os.stat_result) -> str:
 def listing(directory: str, options: Options | None = None) -> dict[str, Entry]:
     """Return the entries of a directory by name, sorted."""
     if is_remote(directory):
-        return _list_remote(directory, options)
+        from ckptconv.storage import remote_files
+
+        return remote_files.listing(directory, options)
     try:
         names = sorted(os.listdir(directory))
     except OSError as error:
@@ -188,70 +165,7 @@ def _look_inside(path: str) -> Entry:
         raise
 
 
-def _list_remote(directory: str, options: Options | None) -> dict[str, Entry]:
-    fs, inner = remote.filesystem(directory, options)
-    try:
-        rows = remote.names(fs, inner)
-    except FileNotFoundError:
-        return {}  # stores without directories know only those that contain something
-    except CkptconvError:
-        raise
-    except Exception as error:
-        raise FailedError(f"{directory} cannot be listed: {remote.why(error)}.", remote.hint(error)) from error
-    from pathlib import PurePosixPath
-    from urllib.parse import unquote
-
-    entries = {}
-    for row in rows:
-        name = PurePosixPath(row["name"].rstrip("/")).name
-        if is_quoted(directory):
-            name = unquote(name)
-            if "/" in name or name in (".", ".."):
-                continue  # not the name of an entry here
-        # Some stores list a directory as an empty file in itself.
-        if name and row["name"].rstrip("/") != inner.rstrip("/"):
-            path = join(directory, name)
-            known = row["type"] == "directory" or (row.get("size") is not None and remote.stamp(row))
-            entries[name] = _entry(path, row) if known else _look_remote(path, options)
-    return dict(sorted(entries.items()))
-
-
 # -------------------------------------------------------------------------------------------------------- reading
-
-
-class Reader:
-    """Ranged reads of one file, safe to use from several threads.
-
-    `read_at` and `fill` call each other: a reader must define one of them.
-    """
-
-    file: File
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        """Return exactly `length` bytes from `offset`. Raises CorruptError if the file ends before that."""
-        data = bytearray(length)
-        self.fill(offset, [memoryview(data)])
-        return bytes(data)
-
-    def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill `buffers` one after another with the bytes from `offset` on."""
-        for buffer in buffers:
-            buffer[:] = self.read_at(offset, len(buffer))
-            offset += len(buffer)
-
-    def fill_runs(self, offsets: Iterable[int], length: int, out: memoryview) -> None:
-        """Fill `out` with runs of `length` bytes, one from each of `offsets`, one after another."""
-        for at, offset in enumerate(offsets):
-            self.fill(offset, [out[at * length : (at + 1) * length]])
-
-    def close(self) -> None:
-        """Release what the reader holds open."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class DescriptorReader(Reader):
@@ -282,7 +196,7 @@ class DescriptorReader(Reader):
                 del pending[: len(batch)]
                 continue
             if not count:
-                raise _ends_early(self.file.path, offset, wanted)
+                raise ends_early(self.file.path, offset, wanted)
             while count >= len(pending[0]):
                 count -= len(pending.pop(0))
             pending[0] = pending[0][count:]
@@ -298,13 +212,6 @@ class DescriptorReader(Reader):
                 raise FailedError(f"{self.file.path} cannot be read: {reason(error)}.") from error
             if count != length:
                 self.fill(offset, [run])
-
-
-def _ends_early(path: str, end: int, wanted: int) -> CorruptError:
-    return CorruptError(
-        f"{path} ends at byte {end}, where {wanted} more bytes were expected: "
-        "the file is truncated, or was cut while it was read."
-    )
 
 
 class LocalReader(DescriptorReader):
@@ -333,83 +240,6 @@ class MemoryReader(Reader):
 
     def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
         self._data.fill(offset, buffers)
-
-
-class RemoteReader(Reader):
-    """Reads ranges of a URL, with one request each, which is retried if it failed and may still succeed."""
-
-    def __init__(self, file: File, options: Options | None) -> None:
-        self.file = file
-        self._options = options
-        self._fs, inner = remote.filesystem(file.path, options)
-        self._fetch = remote.ranges(self._fs, inner, file.size, file.stamp)
-
-    @property
-    def parallel(self) -> bool:
-        """Whether its file system supports several requests at a time."""
-        return remote.is_parallel(self._fs)
-
-    def fetch(self, offset: int, length: int, put: remote.Put, stop: threading.Event | None = None) -> None:
-        """Read a range with one request. Call `put` with each piece and its distance from `offset`.
-
-        A retry puts the whole range again. There is no retry once `stop` is set.
-        """
-        if not length:
-            return
-        if offset + length > self.file.size:
-            raise _ends_early(self.file.path, self.file.size, offset + length - self.file.size)
-
-        def attempt() -> None:
-            end = 0
-
-            def counted(at: int, data: bytes) -> None:
-                nonlocal end
-                end = at + len(data)
-                if end <= length:
-                    put(at, data)
-
-            self._fetch(offset, offset + length, counted)
-            if end != length:
-                raise remote.ShortReadError(f"{end} bytes arrived, where {length} were requested")
-
-        with self._explained():
-            remote.retrying(attempt, stop)
-
-    def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        if len(buffers) == 1:
-            self._read_into(buffers[0], offset)
-            return
-        data = memoryview(bytearray(sum(map(len, buffers))))
-        self._read_into(data, offset)
-        for buffer in buffers:
-            buffer[:] = data[: len(buffer)]
-            data = data[len(buffer) :]
-
-    def _read_into(self, out: memoryview, offset: int) -> None:
-        def put(at: int, data: bytes) -> None:
-            out[at : at + len(data)] = data
-
-        self.fetch(offset, len(out), put)
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        path = self.file.path
-        try:
-            yield
-        except CkptconvError:
-            raise
-        except (remote.ChangedError, FileNotFoundError) as error:
-            raise _changed(self.file, look(path, self._options)) from error
-        except remote.NoRangesError as error:
-            raise FailedError(
-                f"{path} cannot be read in parts: {remote.why(error)}.",
-                "Download it, or convert it alone: a single file is read from beginning to end.",
-            ) from error
-        except (remote.ShortReadError, remote.WrongAnswerError) as error:
-            check_unchanged([self.file], self._options)
-            raise FailedError(f"{path} cannot be read, after several attempts: {error}.") from error
-        except Exception as error:
-            raise FailedError(f"{path} cannot be read: {remote.why(error)}.", remote.hint(error)) from error
 
 
 class BufferedReader(Reader):
@@ -536,7 +366,7 @@ class Readers:
         """Return a new reader of `file`."""
         if file.path in _in_memory:
             return MemoryReader(file)
-        return RemoteReader(file, self._options) if is_far(file.path) else LocalReader(file)
+        return _opened(file, self._options)
 
     def unpacked(self) -> int:
         """Return how many packed bytes were read since this was asked last."""
@@ -578,9 +408,17 @@ def open_reader(file: File | str, options: Options | None = None, *, around: boo
         if entry.kind != "file":
             raise UsageError(f"{file} is {entry.described}, where a file was expected.")
         file = entry.file
-    if is_far(file.path):
-        return BufferedReader(RemoteReader(file, options), around)
-    return BufferedReader(LocalReader(file), around) if around else LocalReader(file)
+    reader = _opened(file, options)
+    return BufferedReader(reader, around) if around or is_far(file.path) else reader
+
+
+def _opened(file: File, options: Options | None) -> Reader:
+    """Return a reader of `file`, which no other keeps open."""
+    if not is_far(file.path):
+        return LocalReader(file)
+    from ckptconv.storage.remote_files import RemoteReader
+
+    return RemoteReader(file, options)
 
 
 def read_text(path: str, limit: int, options: Options | None = None) -> str:
@@ -600,12 +438,4 @@ def check_unchanged(files: Iterable[File], options: Options | None = None) -> No
     for file in files:
         now = look(file.path, options)
         if (now.file.size, now.file.stamp) != (file.size, file.stamp):
-            raise _changed(file, now)
-
-
-def _changed(file: File, now: Entry) -> CorruptError:
-    found = f"now has {now.file.size}" if now.kind == "file" else "is gone now"
-    return CorruptError(
-        f"{file.path} changed while it was read (it had {file.size} bytes, and {found}). Nothing was made of it.",
-        "Try again once nothing writes to it.",
-    )
+            raise changed(file, now)

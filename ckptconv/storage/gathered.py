@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from ckptconv.storage import files
 from ckptconv.storage.location import Location
+from ckptconv.storage.reading import Entry, Options
 from ckptconv.tensors.moves import File
 
 
 class Gathered(Location):
     """A directory to be: `places` maps the names of its files to where each is now."""
 
-    def __init__(self, path: str, options: files.Options, places: Mapping[str, str]) -> None:
+    def __init__(self, path: str, options: Options, places: Mapping[str, str]) -> None:
         super().__init__(path, options)
         self.places = places
 
@@ -25,5 +25,5 @@ class Gathered(Location):
         return super().join(*names) if place is None else self.at(place)
 
     @functools.cached_property
-    def names(self) -> Mapping[str, files.Entry]:
+    def names(self) -> Mapping[str, Entry]:
         return {name: self.at(place).entry for name, place in sorted(self.places.items())}

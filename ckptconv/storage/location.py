@@ -6,7 +6,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from ckptconv.storage import files, paths, remote
+from ckptconv.storage import files, paths
+from ckptconv.storage.reading import Entry, Options, Reader
 from ckptconv.tensors.moves import File
 
 
@@ -19,7 +20,7 @@ class Location:
     '/runs/7/latest'
     """
 
-    def __init__(self, path: str, options: files.Options | None = None, file: File | None = None) -> None:
+    def __init__(self, path: str, options: Options | None = None, file: File | None = None) -> None:
         self.path, self.options, self.file = path, {} if options is None else options, file
 
     def __eq__(self, other: object) -> bool:
@@ -71,7 +72,7 @@ class Location:
         return Location(other.path, self.options, other)
 
     @functools.cached_property
-    def entry(self) -> files.Entry:
+    def entry(self) -> Entry:
         """What is here. Raises FailedError if that cannot be determined."""
         return files.look(self.path, self.options)
 
@@ -81,15 +82,17 @@ class Location:
         return self.entry.kind
 
     @functools.cached_property
-    def names(self) -> Mapping[str, files.Entry]:
+    def names(self) -> Mapping[str, Entry]:
         """The entries of this directory by name, sorted."""
         return files.listing(self.path, self.options)
 
     def filesystem(self) -> tuple[Any, str]:
         """Return the fsspec file system of this URL, and the path inside it. Raises UsageError if there is none."""
+        from ckptconv.storage import remote
+
         return remote.filesystem(self.path, self.options)
 
-    def open_reader(self) -> files.Reader:
+    def open_reader(self) -> Reader:
         """Return a reader of the descriptions in this file."""
         return files.open_reader(self.file or self.path, self.options)
 

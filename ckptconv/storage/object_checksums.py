@@ -1,8 +1,4 @@
-"""Compare the checksums that a server gives for an object with the bytes that it sent.
-
-Sources: Amazon S3's "Checking object integrity", Google Cloud Storage's `x-goog-hash`, Azure's `x-ms-blob-content-md5`,
-RFC 1864 (Content-MD5), RFC 3230 (Digest), RFC 9530 (Repr-Digest, Content-Digest).
-"""
+"""Compare the checksums that a server gives for an object with the bytes that it sent."""
 
 from __future__ import annotations
 
@@ -11,19 +7,13 @@ import binascii
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 from ckptconv.storage.crc import crc32
 
 # Longer objects are not checked with algorithms that run in Python itself, at some 10 MB a second.
 SLOW_MOST = 4 << 20
-_AMAZON = "x-amz-checksum-"
-# Headers with the MD5 of a whole object, and headers with lists of digests by algorithm.
-_MD5 = ("content-md5", "x-ms-blob-content-md5")
-_LISTS = ("x-goog-hash", "digest", "repr-digest", "content-digest")
-_LISTED = re.compile(r"([A-Za-z0-9-]+)=:?([A-Za-z0-9+/=]+):?")
-_PLAIN_ETAG = re.compile(r'"([0-9a-f]{32})"')
 
 
 class _Sum(Protocol):
@@ -102,34 +92,7 @@ class Check:
         return next((name for name, digest, summed in self._sums if summed.digest() != digest), "")
 
 
-def of_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
-    """Yield the checksums of a whole object in the headers of an answer, with algorithms in lower case."""
-    composite = headers.get(f"{_AMAZON}type", "").upper() == "COMPOSITE"
-    for name, value in headers.items():
-        name = name.lower()
-        if name.startswith(_AMAZON) and not composite:
-            yield from _told(name[len(_AMAZON) :], value)
-        elif name in _MD5:
-            yield from _told("md5", value)
-        elif name in _LISTS:
-            for algorithm, digest in _LISTED.findall(value):
-                yield from _told(algorithm, digest)
-
-
-def of_s3(answer: Mapping[str, Any], bucket: str) -> Iterator[tuple[str, bytes]]:
-    """Yield the checksums of a whole object in S3's answer to GetObject, as botocore returns it."""
-    if answer.get("ChecksumType") != "COMPOSITE":
-        for name, value in answer.items():
-            if name.startswith("Checksum") and name != "ChecksumType":
-                yield from _told(name.removeprefix("Checksum"), str(value))
-    # The ETag of what was uploaded with one request is its MD5, unless encrypted or in a directory bucket.
-    tag = _PLAIN_ETAG.fullmatch(answer.get("ETag", ""))
-    plain = answer.get("ServerSideEncryption", "AES256") == "AES256" and "SSECustomerAlgorithm" not in answer
-    if tag and plain and not bucket.endswith("--x-s3"):
-        yield "md5", bytes.fromhex(tag[1])
-
-
-def _told(algorithm: str, value: str) -> Iterator[tuple[str, bytes]]:
+def told(algorithm: str, value: str) -> Iterator[tuple[str, bytes]]:
     """Yield algorithm and digest, if `value` is one in base64, and not, say, a checksum of the checksums of parts."""
     name = re.sub(r"^sha-(?=\d)", "sha", algorithm.lower())
     if name not in _QUICK and name not in _SLOW:

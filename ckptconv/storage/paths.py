@@ -120,6 +120,11 @@ def resolved_name(path: str) -> str:
     return f"{protocol}://{posixpath.normpath(inner).strip('/')}"
 
 
+def is_same(one: str, other: str) -> bool:
+    """Whether two paths or URLs are of the same place."""
+    return resolved_name(normalize(one)) == resolved_name(normalize(other))
+
+
 def resolving() -> Callable[[str], str]:
     """Return `resolved_name` for many paths: a directory in which several lie is resolved once."""
     directories: dict[str, str] = {}

@@ -15,15 +15,18 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from ckptconv.errors import FailedError
-from ckptconv.storage.files import DescriptorReader, Reader, Readers, RemoteReader, is_far
+from ckptconv.storage.files import DescriptorReader, Readers
+from ckptconv.storage.reading import REQUESTS, Range, Reader
 from ckptconv.storage.spool import Spool
 from ckptconv.tensors.moves import GAP, File
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
+
+    from ckptconv.storage.remote_files import RemoteReader
 
 # Bytes of a request, if that much is wanted in one place; at most twice as large.
 REQUEST = 5 << 20
@@ -35,17 +38,7 @@ MAX_GAP, SMALL_REQUEST = 256 << 10, 64 << 10
 MAX_SPOOLED, SPOOL_HEADROOM = 1 << 30, 4
 # Tasks of a batch at most, unless they all read the same bytes.
 MAX_TASKS = 4096
-# Concurrent requests.
-REQUESTS = 8
 STACK = 512 << 10
-
-
-class Range(NamedTuple):
-    """Bytes `start` to `stop` of a file."""
-
-    file: File
-    start: int
-    stop: int
 
 
 Task = TypeVar("Task")
@@ -293,8 +286,7 @@ class Prefetch(Generic[Task]):
             reader = self._remote.get(file)
             if reader is None:
                 opened = self._readers.open(file)
-                assert isinstance(opened, RemoteReader)
-                reader = self._remote[file] = opened
+                reader = self._remote[file] = cast("RemoteReader", opened)
             return reader
 
     # ---- reading
@@ -344,8 +336,3 @@ class _Prefetched(Reader):
         count = len(buffer) if stop is None else min(len(buffer), stop - offset)
         self._prefetch.fill(self.file, extent, offset, buffer[:count])
         return count
-
-
-def is_read_far(file: File) -> bool:
-    """Whether a file is remote, and not compressed inside another."""
-    return file.packed is None and is_far(file.path)

@@ -6,7 +6,7 @@ import errno
 import io
 from typing import Any
 
-from ckptconv.storage.files import Reader
+from ckptconv.storage.reading import Reader
 
 
 class Seekable(io.RawIOBase):

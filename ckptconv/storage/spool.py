@@ -18,13 +18,12 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ckptconv.errors import CkptconvError, CorruptError, FailedError, LimitError, UnsupportedError, UsageError
-from ckptconv.storage import remote
+from ckptconv.errors import CorruptError, FailedError, LimitError, UnsupportedError, UsageError
 from ckptconv.storage.crc import crc32
-from ckptconv.storage.files import DescriptorReader, Options, Reader, Readers, hold
+from ckptconv.storage.files import DescriptorReader, Readers, hold
 from ckptconv.storage.handles import Handle, resolved, unnamed
-from ckptconv.storage.overwriting import UNIT, laid_out
 from ckptconv.storage.paths import is_remote
+from ckptconv.storage.reading import Options, Reader
 from ckptconv.storage.writing import check_space
 from ckptconv.tensors.moves import File, Packed
 from ckptconv.text import install, reason
@@ -41,7 +40,7 @@ _FAR_CHUNK = 1 << 22
 _MOST_WINDOW = 1 << 25
 # Ranges of a packed file, passed over when it was unpacked, that are kept one by one.
 MOST_KEPT = 64
-_ELSEWHERE = "Name a directory with more room: --spool-dir."
+ELSEWHERE = "Name a directory with more room: --spool-dir."
 # Paths of descriptors that were open before: a shell puts one in the place of <(...).
 _DESCRIPTOR = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/\d{1,9}")
 
@@ -110,7 +109,7 @@ class Spool:
 
     def check_space(self, size: int) -> None:
         """Raise FailedError if `size` more bytes do not fit on the disk."""
-        check_space(self.directory, size, "Unpacking the compressed tensors", _ELSEWHERE)
+        check_space(self.directory, size, "Unpacking the compressed tensors", ELSEWHERE)
 
     def has_room(self, size: int) -> bool:
         """Whether `size` bytes more fit."""
@@ -139,7 +138,7 @@ def _unnamed(directory: str) -> int:
 def _cannot_write(directory: str, error: OSError) -> FailedError:
     return FailedError(
         f"A temporary file in {directory} cannot be written: {reason(error)}.",
-        _ELSEWHERE if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Name another directory: --spool-dir.",
+        ELSEWHERE if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Name another directory: --spool-dir.",
     )
 
 
@@ -192,27 +191,6 @@ def take_pipe(path: str, directory: str = "") -> str:
     finally:
         os.close(source)
     return name
-
-
-def take_url(url: str, options: Options, directory: str = "") -> bool:
-    """If the server of `url` gives whole files only, download the file to a temporary file that `url` then refers to.
-
-    Returns whether it was downloaded. Raises FailedError if the download fails or has no room.
-    """
-    fs, inner = remote.filesystem(url, options)
-    try:
-        row = remote.info(fs, inner)
-        if row is None or row["type"] == "directory" or remote.gives_ranges(fs, inner, row):
-            return False
-        spool = Spool(directory)
-        check_space(spool.directory, row.get("size") or 0, f"What {url} names", _ELSEWHERE)
-        remote.whole(fs, inner, spool.write_at)
-    except CkptconvError:
-        raise
-    except Exception as error:
-        raise FailedError(f"{url} cannot be read: {remote.why(error)}.", remote.hint(error)) from error
-    hold(url, spool.descriptor)
-    return True
 
 
 def _is_at_start_of_file(fd: int) -> bool:
@@ -309,7 +287,9 @@ class SpoolingReaders(Readers):
     def _is_read_once(self, file: File) -> bool:
         """Whether a packed file is likely to be read once, and its checksum need not be compared first."""
         assert file.packed is not None
-        width = UNIT if file.packed.method == "overwriting" else 1
+        width = 1
+        if file.packed.method == "overwriting":
+            from ckptconv.storage.overwriting import UNIT as width  # noqa: N811
         return file.packed.crc is None and file.size == width * self._expected.get(file, 0)
 
     def _unpack_anew(self, file: File, content: _Content, to: int) -> None:
@@ -504,6 +484,8 @@ def _overwriting(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
 
     def unpacked() -> Iterator[bytes]:
         return _zstandard(file, packed, reader)
+
+    from ckptconv.storage.overwriting import UNIT, laid_out
 
     return laid_out(unpacked, file.size // UNIT, lambda why: _damaged(file, why))
 

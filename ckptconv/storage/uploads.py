@@ -1,9 +1,8 @@
 """Uploads outputs to stores: each file sequentially, in parts, and visible only when complete.
 
-An upload stays invisible until it is completed, and all files of an output are completed together, the index last. S3
-and Azure's stores are accessed directly, with several parts sent at a time; Google's through the file objects of its
-fsspec package. On a file system whose uploads cannot be completed later, files are written under hidden names and
-renamed.
+An upload stays invisible until it is completed, and all files of an output are completed together, the index last. How
+a store takes one is the store's own (`stores`). On a file system whose uploads cannot be completed later, files are
+written under hidden names and renamed.
 """
 
 from __future__ import annotations
@@ -12,14 +11,13 @@ import contextlib
 import functools
 import io
 import threading
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from queue import Queue
 from typing import Any
 
 from ckptconv.errors import CkptconvError, FailedError, UsageError
 from ckptconv.process import Thread, start_threads
-from ckptconv.storage import remote
+from ckptconv.storage import remote, stores
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.writing import Writer
 
@@ -30,8 +28,6 @@ PART, PARTS = 5 << 20, 10_000
 MOST_PART = 5 << 30
 # Parts grow with the allowed memory, up to this size: larger ones are hardly faster.
 GOOD_PART = 64 << 20
-# Smaller files are sent with one request, on commit.
-SMALL = 1 << 16
 SENT_AT_A_TIME = 1 << 17
 
 
@@ -74,7 +70,7 @@ class Upload:
         raise NotImplementedError
 
 
-class _Body(io.RawIOBase):
+class Body(io.RawIOBase):
     """Bytes in memory as the body of a request, without a copy."""
 
     def __init__(self, data: memoryview) -> None:
@@ -112,12 +108,12 @@ class _Body(io.RawIOBase):
 
 
 @functools.cache
-def _send_bodies_at_once() -> None:
-    """Have aiohttp read a `_Body` in the thread that sends it. It reads any other file in a thread of its own."""
+def send_bodies_at_once() -> None:
+    """Have aiohttp read a `Body` in the thread that sends it. It reads any other file in a thread of its own."""
     from aiohttp import payload
 
-    class BodyPayload(payload.Payload):
-        def __init__(self, value: _Body, *args: Any, **kwargs: Any) -> None:
+    class _Payload(payload.Payload):
+        def __init__(self, value: Body, *args: Any, **kwargs: Any) -> None:
             super().__init__(value, *args, **kwargs)
             self._start = value.tell()
             self._size = len(value) - self._start
@@ -130,126 +126,7 @@ def _send_bodies_at_once() -> None:
             while data := self._value.read(SENT_AT_A_TIME):
                 await writer.write(data)
 
-    payload.PAYLOAD_REGISTRY.register(BodyPayload, _Body, order=payload.Order.try_first)
-
-
-class S3Upload(Upload):
-    """A multipart upload, or for a small file one request at the end.
-
-    Source: the S3 API, CreateMultipartUpload and related operations.
-    """
-
-    parallel = True
-
-    def __init__(self, fs: Any, inner: str, size: int) -> None:
-        super().__init__()
-        _send_bodies_at_once()
-        self._fs, self._size = fs, size
-        self._bucket, self._key, _ = fs.split_path(inner)
-        self._where = {"Bucket": self._bucket, "Key": self._key}
-        self._etags: dict[int, dict[str, Any]] = {}
-        self._small = b""
-        self._id = self._call("create_multipart_upload")["UploadId"] if size > SMALL else ""
-
-    def _call(self, method: str, **arguments: Any) -> Any:
-        settings = self._fs.s3_additional_kwargs  # such as encryption; s3fs drops those that a method does not accept
-        return remote.retrying(lambda: self._fs.call_s3(method, settings, **self._where, **arguments), self.given_up)
-
-    def send(self, number: int, data: memoryview) -> None:
-        if not self._id:
-            self._small += bytes(data)
-            return
-        made = remote.retrying(lambda: remote.run(self._fs, self._send(number + 1, _Body(data))), self.given_up)
-        sums = {key: value for key, value in made.items() if key.startswith("Checksum") and key != "ChecksumType"}
-        self._etags[number] = {"PartNumber": number + 1, "ETag": made["ETag"], **sums}
-
-    async def _send(self, number: int, body: _Body) -> Any:
-        # Not call_s3, which would retry with a body that is already read to the end.
-        client, known = await remote.s3_client(self._fs, self._bucket, "UploadPart")
-        return await client.upload_part(**known, **self._where, UploadId=self._id, PartNumber=number, Body=body)
-
-    def complete(self) -> None:
-        if not self._id:
-            self._call("put_object", Body=self._small)
-            return
-        parts = {"Parts": [self._etags[number] for number in sorted(self._etags)]}
-        try:
-            self._call("complete_multipart_upload", UploadId=self._id, MultipartUpload=parts)
-        except FileNotFoundError:
-            # The response to an earlier attempt may have been lost.
-            if not self._is_complete():
-                raise
-        self._id = ""
-
-    def _is_complete(self) -> bool:
-        """Whether the object there may be this upload: its ETag ends with the number of parts."""
-        try:
-            found = self._call("head_object")
-        except FileNotFoundError:
-            return False
-        tag = str(found.get("ETag", "")).strip('"')
-        return found["ContentLength"] == self._size and tag.endswith(f"-{len(self._etags)}")
-
-    def abort(self) -> None:
-        if self._id:
-            upload, self._id = self._id, ""
-            self._fs.call_s3("abort_multipart_upload", **self._where, UploadId=upload)
-
-
-class FileUpload(Upload):
-    """An fsspec file that is opened with `autocommit=False`, and committed on `complete`."""
-
-    def __init__(self, fs: Any, inner: str, size: int, part: int) -> None:
-        super().__init__()
-        self._file = fs.open(inner, "wb", block_size=part, autocommit=False)
-
-    def send(self, number: int, data: memoryview) -> None:
-        self._file.write(data)
-
-    def complete(self) -> None:
-        self._file.close()
-        self._file.commit()
-
-    def abort(self) -> None:
-        # Closing would send the rest, and could complete the upload.
-        self._file.closed = True
-        self._file.discard()
-
-
-class AzureUpload(Upload):
-    """Blocks that stay invisible until a block list, sent last, names them.
-
-    Source: the API of Azure block blobs, Put Block and Put Block List. Both may be repeated: a block replaces the one
-    of its name, and a list may name what an earlier one named.
-    """
-
-    parallel = True
-
-    def __init__(self, fs: Any, inner: str) -> None:
-        super().__init__()
-        _send_bodies_at_once()
-        self._fs, self._inner = fs, inner
-        self._id = uuid.uuid4().hex[:24]
-        self._blocks: dict[int, str] = {}
-
-    def _call(self, action: Callable[[Any], Any]) -> None:
-        remote.retrying(lambda: remote.run(self._fs, remote.with_blob(self._fs, self._inner, action)), self.given_up)
-
-    def send(self, number: int, data: memoryview) -> None:
-        # All block names in a blob must have the same length; this is adlfs's, whose leftovers may be there.
-        name = f"{self._id}{number:08d}"
-        settings = remote.azure_settings(self._fs)
-        self._call(lambda blob: blob.stage_block(name, _Body(data), length=len(data), **settings))
-        self._blocks[number] = name
-
-    def complete(self) -> None:
-        from azure.storage.blob import BlobBlock
-
-        blocks = [BlobBlock(self._blocks[number]) for number in sorted(self._blocks)]
-        self._call(lambda blob: blob.commit_block_list(blocks, **remote.azure_settings(self._fs)))
-
-    def abort(self) -> None:
-        """Do nothing: there is no such request, and blocks that no list names are deleted after a week."""
+    payload.PAYLOAD_REGISTRY.register(_Payload, Body, order=payload.Order.try_first)
 
 
 class RenamedUpload(Upload):
@@ -280,15 +157,8 @@ class RenamedUpload(Upload):
         self._fs.rm_file(self._hidden)
 
 
-KINDS: dict[str, Callable[[Any, str, int, int], Upload]] = {
-    **dict.fromkeys(("s3", "s3a"), lambda fs, inner, size, part: S3Upload(fs, inner, size)),
-    **dict.fromkeys(("gs", "gcs"), FileUpload),
-    **dict.fromkeys(("abfs", "abfss", "az"), lambda fs, inner, size, part: AzureUpload(fs, inner)),
-}
-# Schemes that can be read, but not written as uploads are.
+# What is made of other file systems: it can be read.
 _READ_ONLY = {
-    **dict.fromkeys(("http", "https"), "Servers of plain files take none."),
-    "hf": "Write it to a local directory, and upload that with `hf upload`.",
     **dict.fromkeys(("zip", "tar", "simplecache", "filecache", "blockcache", "cached"), "Give the URL of the store."),
 }
 
@@ -296,9 +166,10 @@ _READ_ONLY = {
 def check_writable(url: str, options: Options | None = None) -> None:
     """Raise UsageError for a URL with a scheme that cannot be written to."""
     fs, _ = remote.filesystem(url, options)
-    for name in remote.protocols(fs):
-        if name in _READ_ONLY:
-            raise UsageError(f"{url}: outputs cannot be written to {name}:.", _READ_ONLY[name])
+    for name in stores.protocols(fs):
+        instead = stores.of_scheme(name, url).instead or _READ_ONLY.get(name, "")
+        if instead:
+            raise UsageError(f"{url}: outputs cannot be written to {name}:.", instead)
 
 
 # --------------------------------------------------------------------------------------------------------- writers

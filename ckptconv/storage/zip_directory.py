@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 # The records of a zip archive, and their signatures.
@@ -37,11 +37,6 @@ TAIL = END_RECORDS + (1 << 16)
 # Names that file systems and Python's zipfile rewrite: they turn \\ into /, and drop empty parts, `.` and `..`.
 _ODD = re.compile(r"\\|^/|//|(?:^|/)\.\.?(?:/|$)", re.MULTILINE)
 _LEFT_OUT = ("", ".", "..")
-# What lines of names contain if one matches `_ODD`: searching for these takes a tenth of the time.
-_ODD_PARTS = (
-    "\\", "\n/", "//",
-    *(f"{before}{dots}{after}" for before in "\n/" for dots in (".", "..") for after in "/\n"),
-)  # fmt: skip
 
 
 class ContradictionError(Exception):
@@ -160,12 +155,3 @@ def same_inside(name: str, other: str) -> bool:
     """Whether two names are equal below the outermost directory, or `name` is not ASCII there."""
     own = name.partition("/")[2]
     return own == other.partition("/")[2] or not own.isascii()
-
-
-def are_plain(names: Collection[str], prefix: str) -> bool:
-    """Whether all `names` begin with `prefix`, contain no NUL, and have a rest that `normal` would not change."""
-    lines = "\n" + "\n".join(names)
-    if not lines.count("\n") == lines.count("\n" + prefix) == len(names):
-        return False
-    inner = lines.replace("\n" + prefix, "\n")
-    return "\0" not in lines and not any(map(f"{inner}\n".__contains__, _ODD_PARTS)) and inner == inner.lower()

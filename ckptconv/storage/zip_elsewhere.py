@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ckptconv.storage import LOCAL_SIGNATURE
-from ckptconv.storage.files import Reader
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.zip_directory import (
     END,
     END64,

@@ -6,7 +6,7 @@ Most checkpoints are only moved: they need none of this.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.tensors.dtypes import DType
@@ -15,10 +15,7 @@ from ckptconv.tensors.lazy import Composed, LazyTensor, Picked, Stored, untagged
 from ckptconv.tensors.moves import BLOCK, Assembled, DTypeName, Kernel, Move, Order, Runs
 
 # Bytes of an input of a tile, if whole rows or columns of it are needed.
-_MOST_NEEDED = 8 << 20
-# The largest inner dimension of factors, and the longest rows that get other lengths: far more than adapters have. From
-# factors of more than `DEEP`, fewer bytes are needed at a time, as they are multiplied in float64.
-MOST_RANK, MOST_COLUMNS, DEEP = 1 << 17, 1 << 20, 1 << 10
+MOST_NEEDED = 8 << 20
 # Elements of a tile whose codes are decoded all at once.
 _MOST_DECODED = 1 << 18
 
@@ -72,6 +69,37 @@ class WeightedSum(NamedTuple):
     over: float
 
 
+class Tiling(NamedTuple):
+    """How tiles of a kernel are made, which has it as `tiling`; without, as by default. Of a `Tiled`:
+
+    - `cast_from` is how many bytes an element has that the kernel casts as it makes it, None if it casts none.
+    - `sides` are those of tiles of at most so many elements, () for whole rows.
+    - `most` is the most elements of a tile, None if there is no such number.
+    """
+
+    cast_from: Callable[[Tiled], int | None] = lambda tensor: None
+    sides: Callable[[Tiled, int], tuple[int, ...]] = lambda tensor, most: ()
+    most: Callable[[Tiled], int | None] = lambda tensor: None
+
+
+_TILING = Tiling()
+
+
+def _by_rows(tensor: Tiled) -> bool:
+    """Whether a tile is made of some rows of codes at a time, so that what is made on the way is small."""
+    kernel = tensor.kernel
+    assert isinstance(kernel, Dequantize)
+    return len(tensor.shape) > 1 and (
+        kernel.codes == "own" or (kernel.codes in ("e2m1", "int4") and tensor.axes[0][-1].num == 4)
+    )
+
+
+_DECODED = Tiling(
+    cast_from=lambda tensor: 0 if _by_rows(tensor) else tensor.dtype.itemsize,
+    most=lambda tensor: None if _by_rows(tensor) else _MOST_DECODED,
+)
+
+
 class Dequantize(NamedTuple):
     """Make weights of quantized ones: (code − zero − `offset`) · scale, as float32; of more steps, one in another.
 
@@ -90,6 +118,11 @@ class Dequantize(NamedTuple):
     over: bool = False
     between: DTypeName = "float32"
     scales: str = ""
+
+    @property
+    def tiling(self) -> Tiling:
+        """How tiles are cut, and cast."""
+        return _DECODED
 
 
 class Quantize(NamedTuple):
@@ -127,26 +160,6 @@ class Rescale(NamedTuple):
 
     made: str
     name: str
-
-
-class LowRank(NamedTuple):
-    """Add a product of two matrices, times `scale`, in float64: the parts are what it is added to, and the factors.
-
-    The first factor has the inner dimension last, the second has it first. Products are added in its order.
-    """
-
-    scale: float
-
-
-class Magnitude(NamedTuple):
-    """Give the rows of a matrix of float64 other lengths: the parts are whole rows, and the lengths.
-
-    A row is multiplied by its new length over its own, the root of the sum of squares, which are added in order.
-    """
-
-
-# Those that cast what they make themselves, as they make it.
-CASTING = (Dequantize, LowRank)
 
 
 class Box(NamedTuple):
@@ -317,19 +330,13 @@ class Tiled(Computed):
         return along != sorted(along) or deep or self.parts[0].scattered
 
     @property
-    def by_rows(self) -> bool:
-        """Whether a tile is made of some rows of codes at a time, so that what is made on the way is small."""
-        if not isinstance(self.kernel, Dequantize) or len(self.shape) < 2:
-            return False
-        return self.kernel.codes == "own" or (self.kernel.codes in ("e2m1", "int4") and self.axes[0][-1].num == 4)
+    def cast_from(self) -> int | None:
+        return self._tiling.cast_from(self)
 
     @property
-    def cast_from(self) -> int | None:
-        if not isinstance(self.kernel, CASTING):
-            return None
-        if isinstance(self.kernel, LowRank):
-            return self.parts[0].dtype.itemsize
-        return 0 if self.by_rows else self.dtype.itemsize
+    def _tiling(self) -> Tiling:
+        tiling: Tiling = getattr(self.kernel, "tiling", _TILING)
+        return tiling
 
     @property
     def grain(self) -> int:
@@ -343,11 +350,10 @@ class Tiled(Computed):
 
     def _tiles(self, first: int, last: int, most: int, order: Order) -> Iterator[TileOf]:
         item, steps = self.dtype.itemsize, contiguous_strides(self.shape)
-        sides = self._block(most)
+        sides = self._tiling.sides(self, most)
         most = 1 if sides else min(most, self._at_once)
         sides = sides or self.whole
-        if isinstance(self.kernel, Dequantize) and not self.by_rows:
-            most = min(most, _MOST_DECODED)
+        most = min(most, self._tiling.most(self) or most)
         if sides:
             for band in bands(self.shape, steps, first, last, max(self.numel, 1), item):
                 place = self._place(band.target.offset // item, [count for count, _ in band.dims])
@@ -377,7 +383,7 @@ class Tiled(Computed):
     @property
     def _at_once(self) -> int:
         """The most elements of a tile: of an input, each row or column that it needs may be long."""
-        most, columns = _MOST_NEEDED, self.shape[-1] if self.shape else 1
+        most, columns = MOST_NEEDED, self.shape[-1] if self.shape else 1
         for part, axes in zip(self.parts, self.axes, strict=True):
             needed = {axis.dim for axis in axes if axis.num}
             each = part.dtype.itemsize * math.prod(
@@ -385,24 +391,10 @@ class Tiled(Computed):
             )
             if len(needed) == 1 and needed != {len(self.shape) - 1}:
                 # A tile of whole rows needs it once for each; one of a part of a row, once.
-                most = min(most, max(_MOST_NEEDED // max(each, 1), 1) * columns)
-            elif needed and each * columns > _MOST_NEEDED:
-                most = min(most, max(_MOST_NEEDED // each, 1))
+                most = min(most, max(MOST_NEEDED // max(each, 1), 1) * columns)
+            elif needed and each * columns > MOST_NEEDED:
+                most = min(most, max(MOST_NEEDED // each, 1))
         return most
-
-    def _block(self, most: int) -> tuple[int, ...]:
-        """Return the sides of tiles of at most `most` elements whose factors are too long for whole rows of tiles; ()
-        for others."""
-        if not isinstance(self.kernel, LowRank):
-            return ()
-        (left, right), rank = self.parts[1:], self.parts[1].shape[1]
-        room = _MOST_NEEDED // (4 if rank > DEEP else 2) // max(rank, 1)
-        across = {self.axes[1][0].dim: left, self.axes[2][1].dim: right}
-        height, width = (min(max(room // across[dim].dtype.itemsize, 1), self.shape[dim]) for dim in (0, 1))
-        if rank <= DEEP and width == self.shape[1]:
-            return ()
-        width = max(min(width, most), 1)
-        return max(min(height, most // width), 1), width
 
     def _source_strides(self) -> tuple[int, ...]:
         """Return strides that order the dimensions as the codes have them."""

@@ -1,10 +1,7 @@
-"""The kernel `Dequantize`: weights of codes, scales and zero points, by tables.
+"""The kernel `Dequantize`: weights of codes, scales and zero points.
 
 The arithmetic is float32, as in the programs that read such weights; its result is rounded once more if
-`Dequantize.between` says so. A NaN among the codes stays NaN.
-
-Where many codes have one scale, all 256 products of the scale are computed and rounded, and then looked up. Otherwise
-codes are looked up and multiplied, some rows at a time.
+`Dequantize.between` says so. A NaN among the codes stays NaN. Codes are looked up and multiplied some rows at a time.
 """
 
 from __future__ import annotations
@@ -33,8 +30,6 @@ CHUNK = 64 << 10
 # The largest magnitudes of codes: in floats of 8 bits, and in integers, less a zero point of 8 bits.
 _LARGEST_CODE = {"float8_e5m2": 57344.0, "float8_e4m3fn": 448.0}
 _LARGEST_INTEGER = 511.0
-# A table has the products of one scale and this many codes; it is worth it if there are that many times as many.
-_CODES, WORTH = 256, 2
 _AGAIN = "Download it again."
 
 
@@ -86,7 +81,7 @@ def dequantize(
         zero = None
         if "zero" in given:
             stored = "own" if given["zero"].box.dtype == "int8" else kernel.codes
-            zero = _expanded(_decoded(stored, given["zero"], reach, -kernel.offset, None), place, len(reach))
+            zero = _expanded(_decoded(stored, given["zero"], reach, -kernel.offset, None), place, len(reach)).copy()
         scale = given["scale"]._replace(array=_numbers(given["scale"]))
         if not all(np.isfinite(numbers).all() for numbers in (scale.array, table) if numbers is not None):
             raise CorruptError(f"{kernel.scales}: a scale is NaN or infinite.", _AGAIN)
@@ -94,15 +89,12 @@ def dequantize(
         codes = given["codes"]
         largest = float(np.abs(scale.array).max(initial=0)) * _LARGEST_CODE.get(codes.box.dtype, _LARGEST_INTEGER)
         most = _LARGEST_HALF if "float16" in (kernel.between, rounding.dtype) else _LARGEST
-        unsure = kernel.over or table is not None or largest > most
-        unsure = unsure or not scale.array.all()
-        if not unsure and given.keys() == {"codes", "scale"} and _by_table(kernel, given, scale, place, made, rounding):
-            return 0
+        unsure = kernel.over or table is not None or largest > most or not scale.array.all()
         factor = _grouped(scale, place)
         offset = kernel.offset if zero is None else 0
         shift = given["shift"].array.view("f4").reshape(()) if "shift" in given else None
         overflows = 0
-        for rows, values in _blocks(kernel.codes, codes, reach, offset, table, CHUNK):
+        for rows, values in _blocks(kernel.codes, codes, reach, offset, table):
             if zero is not None:
                 values = np.subtract(values, _rows(zero, rows), out=values)
             product = _product(kernel, values, _rows(factor, rows))
@@ -217,129 +209,32 @@ def _groups(kernel: Dequantize, given: Mapping[str, _Input]) -> dict[int, Array]
     return {dim: numbers}
 
 
-# -------------------------------------------------------------------------------------------------------------- tables
-
-
-def _by_table(
-    kernel: Dequantize, given: Mapping[str, _Input], scale: _Input, place: _Place, made: Array, rounding: Rounding
-) -> bool:
-    """Fill `made` by tables of what each byte of codes is with each scale. Return whether that is worth it.
-
-    No product may be infinite. `scale` has the scales as float32.
-    """
-    np = numpy_module()
-    codes = given["codes"]
-    array = codes.array if kernel.codes == "own" else _in_bytes(kernel.codes, codes, place.reach)
-    if array is None or not array.size or not array.flags.c_contiguous:
-        return False
-    scales, numbers = scale.array.reshape(-1), np.arange(scale.array.size, dtype="u4").reshape(scale.array.shape)
-    if scales.size * _CODES * WORTH > array.size:
-        bits = given["scale"].array
-        if bits.itemsize > 2:
-            return False
-        scales, numbers = _distinct(scale.array, bits)
-    if scales.size * _CODES * WORTH > array.size:
-        return False
-    tables = _products(_of_codes(kernel.codes, codes.box.dtype, kernel.offset), scales, kernel.between, rounding)
-    groups = _grouped(scale._replace(array=numbers), place)
-    if groups.ndim and array.shape[-1] % groups.shape[-1]:
-        return False  # two codes of a byte are of different groups
-    kind = "u2" if len(tables) <= _CODES else "u4"
-    firsts = groups.astype(kind)[..., None] << 8
-    firsts = np.broadcast_to(firsts, (*array.shape[:-1], *firsts.shape[-2:]))
-    flat = tables.reshape(-1)
-    for cut in _cuts(array.shape, CHUNK):
-        index, out = array[cut], made[cut]
-        if len(tables) > 1:
-            first = firsts[cut]
-            shape = (*first.shape[:-1], -1)
-            wide = scratch("index", 4 * index.size).view(kind)[: index.size].reshape(index.shape)
-            np.add(index.reshape(shape), first, out=wide.reshape(shape))
-            index = wide
-        bits = out
-        if not out.flags.c_contiguous:
-            bits = scratch("rounded", out.nbytes).view(out.dtype).reshape(out.shape)
-        flat.take(index, mode="clip", out=bits.view(flat.dtype))
-        if bits is not out:
-            out[...] = bits
-    return True
-
-
-def _of_codes(codes: str, dtype: str, offset: int) -> Array:
-    """Return the float32 of each byte of codes, or two of them, less `offset`."""
-    pairs = _of_bytes(dtype, offset)[:_CODES] if codes == "own" else _pairs(codes, offset)
-    values: Array = pairs.view("f4").reshape(_CODES, 2)
-    return values[:, :1] if codes == "own" else values
-
-
-def _products(values: Array, scales: Array, between: str, rounding: Rounding) -> Array:
-    """Return for each scale, and each byte of codes, the bits of what they are, rounded."""
-    np = numpy_module()
-    product = np.multiply(values.reshape(-1), scales.reshape(-1, 1))
-    if between not in ("float32", rounding.dtype):
-        product = _rounded(product, between)
-    bits = np.empty(product.shape, f"u{DTYPES[rounding.dtype].itemsize}")
-    rounding.into(product, bits)
-    made: Array = bits.view(f"u{bits.itemsize * values.shape[1]}")
-    return made
-
-
-def _distinct(scales: Array, bits: Array) -> tuple[Array, Array]:
-    """Return the scales that differ, and which of them each is, by their bits, of at most 16."""
-    np = numpy_module()
-    seen = np.zeros(1 << 8 * bits.itemsize, "u4")
-    seen[bits] = 1
-    (found,) = np.nonzero(seen)
-    seen[found] = np.arange(len(found))
-    one = np.zeros(len(seen), "f4")
-    one[bits] = scales
-    return one[found], seen[bits]
-
-
 # --------------------------------------------------------------------------------------------------------------- codes
 
 
 def packing(codes: str) -> tuple[int, int]:
-    """Return the bits of a code, and those of the words that codes of this kind are packed into; 0 for "own"."""
+    """Return the bits of a code, and those of the words that codes of this kind are packed into; 0 for whole bytes."""
     if codes in ("own", "table8"):
         return 0, 0
     return (4, 8) if codes in ("e2m1", "table4") else (4 if codes == "awq" else int(codes[3:]), 32)
 
 
 def _blocks(
-    codes: str, given: _Input, reach: Sequence[tuple[int, int]], offset: int, table: Array | None, most: int
+    codes: str, given: _Input, reach: Sequence[tuple[int, int]], offset: int, table: Array | None
 ) -> Iterator[tuple[tuple[slice, ...], Array]]:
-    """Yield the codes of a tile, less `offset`, as float32: some rows at a time, with where they are.
-
-    Each is valid until the next. Blocks of about `most` elements stay in the second-level cache; with 0 there is one.
-    """
-    np = numpy_module()
+    """Yield the codes of a tile, less `offset`, as float32: some rows at a time, with where they are; all at once if
+    words hold codes of several rows."""
     box, array = given
-    bits, _ = packing(codes)
-    taken = _in_bytes(codes, given, reach) if most and bits else array
-    whole = bits == 0 and (array.ndim == 0 or array.shape[-1] % 2 or not array.flags.c_contiguous or table is not None)
-    if not most or taken is None or whole or not array.size:
-        yield (), _decoded(codes, given, reach, offset, table).array
-        return
-    pairs = _pairs(codes, offset) if bits else _of_bytes(box.dtype, offset)
-    taken = taken if bits else taken.view("u2")
-    for cut in _cuts(taken.shape, most // 2):
-        block = taken[cut]
-        values = scratch("codes", 8 * block.size).view("u8").reshape(block.shape)
-        np.take(pairs, block, mode="clip", out=values)
-        yield cut, values.view("f4")
+    packed = _packed(codes, box)
+    most = CHUNK * (packing(codes)[0] or 8) // (8 * array.itemsize)
+    for rows in _cuts(array.shape, most) if packed in (None, array.ndim - 1) else [()]:
+        yield rows, _decoded(codes, given._replace(array=array[rows]), reach, offset, table).array
 
 
-def _in_bytes(codes: str, given: _Input, reach: Sequence[tuple[int, int]]) -> Array | None:
-    """Return the bytes of codes of 4 bits, the low half first, that begin and end at bytes; None if they do not."""
-    box, array = given
-    last = array.ndim - 1
-    if codes not in ("e2m1", "int4") or last < 0 or box.axes[last].num != 4 or not array.flags.c_contiguous:
-        return None
-    low, high = reach[box.axes[last].dim]
-    taken: Array = array.view("u1")
-    begin = box.starts[last] * box.axes[last].den // 4
-    return taken if low == begin and 2 * taken.shape[-1] == high - low else None
+def _packed(codes: str, box: Box) -> int | None:
+    """Return the dimension along which codes are packed into words; None if they are not."""
+    words = (dim for dim, axis in enumerate(box.axes) if (axis.num, axis.den) == packing(codes))
+    return next(words, None)
 
 
 def _cuts(shape: Sequence[int], most: int) -> Iterator[tuple[slice, ...]]:
@@ -360,13 +255,14 @@ def _decoded(codes: str, given: _Input, reach: Sequence[tuple[int, int]], offset
     np = numpy_module()
     box, array = given
     bits, word = packing(codes)
-    if not bits:
-        return _Input(box, _looked_up(_of_bytes(box.dtype, offset), array) if table is None else table[array])
-    packed = next(dim for dim, axis in enumerate(box.axes) if (axis.num, axis.den) == (bits, word))
+    packed = _packed(codes, box)
+    if packed is None:
+        return _Input(box, _looked_up(_of_bytes(box.dtype, offset) if table is None else table, array))
     low, high = reach[box.axes[packed].dim]
     begin = low - box.starts[packed] * word // bits  # of the first element, if words begin at one
     if bits == 4 and packed == array.ndim - 1:
-        made = _of_pairs(codes, np.ascontiguousarray(array).view("u1"), offset, table)
+        pairs = _pairs(codes, offset) if table is None else _paired(table, True)
+        made = _looked_up(pairs, np.ascontiguousarray(array).view("u1")).view("f4")
     elif word % bits == 0:
         shifts = np.arange(0, word, bits, dtype=array.dtype).reshape(-1, *(1,) * (array.ndim - 1 - packed))
         wide = (np.expand_dims(array, packed + 1) >> shifts) & array.dtype.type((1 << bits) - 1)
@@ -389,19 +285,9 @@ def _decoded(codes: str, given: _Input, reach: Sequence[tuple[int, int]], offset
     return _Input(box._replace(axes=axes, starts=first, counts=made.shape), made)
 
 
-def _looked_up(pairs: Array, array: Array) -> Array:
-    """Return the float32 of each byte: two at a time, as numpy takes most of the time for indices."""
-    np = numpy_module()
-    data = np.ascontiguousarray(array).reshape(-1)
-    if len(data) % 2:
-        data = np.append(data, data[-1:])
-    made: Array = np.take(pairs, data.view("u2"), mode="clip").view("f4")[: array.size].reshape(array.shape)
-    return made
-
-
 @functools.cache
 def _of_bytes(dtype: str, offset: int) -> Array:
-    """Return the float32 of two codes of an 8-bit dtype, less `offset`, for each of the 65,536 pairs of bytes."""
+    """Return the float32 of each code of an 8-bit dtype, less `offset`."""
     np = numpy_module()
     kind = DTYPES[dtype].kind
     if kind in "iu":
@@ -410,19 +296,14 @@ def _of_bytes(dtype: str, offset: int) -> Array:
         # One NaN for all, which multiplication keeps.
         values = float32_table(dtype).view("f4").copy()
         values[np.isnan(values)] = np.nan
-    singles = (values - np.float32(offset) if offset else values).view("u4").astype("u8")
-    pairs: Array = (singles[:, None] << np.uint64(32) | singles).reshape(-1)
-    return pairs
+    return values - np.float32(offset) if offset else values
 
 
-def _of_pairs(codes: str, data: Array, offset: int, table: Array | None) -> Array:
-    """Return two float32 for each byte of `data`: of its low half and its high half, or the other way round for
-    `table`."""
-    np = numpy_module()
-    pairs = _pairs(codes, offset) if table is None else _paired(table, True)
-    made = np.take(pairs, data, mode="clip").view("f4")
-    shaped: Array = made.reshape(*data.shape[:-1], 2 * data.shape[-1])
-    return shaped
+def _looked_up(numbers: Array, at: Array) -> Array:
+    """Return those of `numbers` that stand at the indices `at`; valid until the next are looked up."""
+    out = scratch("codes", at.size * numbers.itemsize).view(numbers.dtype).reshape(at.shape)
+    made: Array = numpy_module().take(numbers, at, mode="clip", out=out)
+    return made
 
 
 @functools.cache

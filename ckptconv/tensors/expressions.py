@@ -33,6 +33,7 @@ from ckptconv.tensors.lazy import (
     Zeros,
 )
 from ckptconv.tensors.moves import DTypeName, File, Kernel
+from ckptconv.tensors.registered import type_of
 from ckptconv.tensors.tile_kernels import TILING, tile_dtype
 
 # Expressions inside one another, dimensions, and elements of a tensor: no more than any real checkpoint has.
@@ -84,11 +85,10 @@ EXPRESSIONS: dict[str, Kind] = {
     "zeros": Kind(Zeros, (("dtype", "dtype"), ("shape", "shape"))),
 }
 _NAMES = {kind.made: name for name, kind in EXPRESSIONS.items()}
-# A kernel is a list too: its name, then its fields.
+# A kernel is a list too: its name, then its fields. These are the trunk's own.
 KERNELS: dict[str, type[Any]] = {
     maker.name: made for makers in (CONVERTING, JOINING, TILING) for made, maker in makers.items()
 }
-_KERNEL_NAMES = {made: name for name, made in KERNELS.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------- writing
@@ -141,6 +141,11 @@ class Encoder:
         return self._lists.setdefault(numbers, len(self._lists))
 
 
+def _name_of(kernel: type[Any]) -> str:
+    maker = CONVERTING.get(kernel) or JOINING.find(kernel) or TILING[kernel]
+    return maker.name
+
+
 _ENCODE: dict[str, Callable[[Encoder, Any], Any]] = {
     "file": Encoder.file,
     "files": Encoder.files_index,
@@ -151,7 +156,7 @@ _ENCODE: dict[str, Callable[[Encoder, Any], Any]] = {
     "strides": lambda _, strides: list(strides),
     "tensor": Encoder.encode,
     "tensors": lambda self, parts: [self.encode(part) for part in parts],
-    "kernel": lambda _, kernel: [_KERNEL_NAMES[type(kernel)], *kernel],
+    "kernel": lambda _, kernel: [_name_of(type(kernel)), *kernel],
     "axes": lambda _, axes: [[list(axis) for axis in each] for each in axes],
     "data": lambda _, data: base64.b64encode(data).decode(),
 }
@@ -266,14 +271,14 @@ class Decoder:
 
     def check_joined(self, tensor: Joined) -> None:
         kernel, parts = tensor.kernel, tensor.parts
-        maker = JOINING.get(type(kernel))
+        maker = JOINING.find(type(kernel))
         alike = maker is not None and all(part.shape == parts[0].shape for part in parts)
         if maker is None or not alike or not maker.fits(kernel, [part.dtype for part in parts], tensor.dtype):
             raise ValueError(f"{kernel} does not make {tensor.dtype} of its parts")
 
     def check_tiled(self, tensor: Tiled) -> None:
         dims, parts = len(tensor.shape), tensor.parts
-        maker = TILING.get(type(tensor.kernel))
+        maker = TILING.find(type(tensor.kernel))
         if (
             maker is None
             or len(tensor.starts) != dims
@@ -350,19 +355,25 @@ def _dtype(value: Any) -> DType:
 
 
 def _kernel(value: Any) -> Kernel:
-    if type(value) is not list or not value or type(value[0]) is not str or value[0] not in KERNELS:
+    made = _kernel_called(value[0]) if type(value) is list and value and type(value[0]) is str else None
+    if made is None:
         raise ValueError(f"{_shown(value)} is no known kernel")
-    made, told = KERNELS[value[0]], value[1:]
+    told = value[1:]
     if len(told) != len(made._fields):
         raise ValueError(f"{_shown(value)} has {len(told)} fields, where {value[0]} has {len(made._fields)}")
     kernel: Kernel = made(*(_FIELDS[form](each) for form, each in zip(_forms(value[0]), told, strict=True)))
     return kernel
 
 
+def _kernel_called(name: str) -> type[Any] | None:
+    """Return the kernel that is called so, of the trunk or of a feature."""
+    return KERNELS.get(name) or type_of(name)
+
+
 @functools.cache
 def _forms(name: str) -> tuple[Any, ...]:
     """Return the types of the fields of a kernel."""
-    return tuple(get_type_hints(KERNELS[name], include_extras=True).values())
+    return tuple(get_type_hints(_kernel_called(name), include_extras=True).values())
 
 
 def _kinds(value: Any) -> tuple[tuple[int, ...], ...]:

@@ -144,3 +144,20 @@ def _float32_bits(format_: FloatFormat, bits: int) -> int:
         exponent, mantissa = 1 - shift, (mantissa << shift) & ((1 << format_.mantissa) - 1)
         magnitude = (exponent + single.bias - format_.bias) << single.mantissa | mantissa << distance
     return sign << 31 | magnitude
+
+
+def numbers(dtype: str, bits: Array, single: Array) -> Array:
+    """Return numbers of a floating dtype, those of bfloat16 in `single`."""
+    if dtype != "bfloat16":
+        return bits.view(dtype)
+    single[...] = bits
+    single <<= 16
+    view: Array = single.view("f4")
+    return view
+
+
+def numbers_as(code: str, dtype: str, bits: Array) -> Array:
+    """Return numbers of a floating dtype as numpy's `code`, which holds them."""
+    single = numpy_module().empty(bits.shape, "u4") if dtype == "bfloat16" else bits
+    made: Array = numbers(dtype, bits, single).astype(code, copy=False)
+    return made

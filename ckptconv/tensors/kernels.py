@@ -16,9 +16,9 @@ from ckptconv.process import go_on
 from ckptconv.tensors.casts import cast, sign_of
 from ckptconv.tensors.computing import Bits, Join, Overlay, Tile, WeightedSum, Xor
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType, can_cast, itemsize_of_components
-from ckptconv.tensors.float_formats import FORMATS, SCALES, numpy_module, scratch
+from ckptconv.tensors.float_formats import FORMATS, SCALES, numbers, numpy_module, scratch
 from ckptconv.tensors.moves import Cast, Conjugate, Cut, Gather, Kernel, Negate, Runs, Swap
-from ckptconv.tensors.rounding import numbers
+from ckptconv.tensors.registered import ByKernel
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array
@@ -125,7 +125,8 @@ def _result_size(kernel: Kernel, size: int) -> int:
         from ckptconv.tensors.tile_kernels import tile_dtype
 
         return math.prod(kernel.counts) * DTYPES[kernel.cast or tile_dtype(kernel.kernel)].itemsize
-    before, after = _ELEMENTS[type(kernel)].sizes(kernel)
+    maker = CONVERTING.get(type(kernel)) or JOINING[type(kernel)]
+    before, after = maker.sizes(kernel)
     if size % before:
         raise ValueError(f"{kernel}: {size} bytes are not whole elements of {before}")
     return size // before * after
@@ -402,6 +403,13 @@ def _fits_layers(before: Sequence[DType], after: DType, layers: int, size: int) 
     return first == after.itemsize == 1 and len(others) == layers and {*others} <= {size}
 
 
+class _Functions(dict[type[Any], Callable[[Any, memoryview, memoryview], int]]):
+    """What carries out each kernel: of a feature's, what its maker has."""
+
+    def __missing__(self, kernel: type[Any]) -> Callable[[Any, memoryview, memoryview], int]:
+        return self.setdefault(kernel, JOINING[kernel].run)
+
+
 # What converts the elements of a `Convert`, and what joins those of a `Joined`.
 CONVERTING: dict[type[Any], ElementMaker] = {
     Cast: ElementMaker(
@@ -434,25 +442,32 @@ CONVERTING: dict[type[Any], ElementMaker] = {
     ),
     Bits: ElementMaker("bits", _bits, lambda kernel: (kernel.itemsize, kernel.result), _fits_words),
 }
-JOINING: dict[type[Any], ElementMaker] = {
-    Join: ElementMaker(
-        "join", _join, lambda kernel: (sum(size for size, _, _ in kernel.kinds), kernel.result), _fits_kinds
-    ),
-    Xor: ElementMaker(
-        "xor",
-        _xor,
-        lambda kernel: (kernel.blocks, 1),
-        lambda kernel, before, after: _fits_layers(before, after, kernel.blocks - 1, 1),
-    ),
-    Overlay: ElementMaker(
-        "overlay",
-        _overlay,
-        lambda kernel: (1 + 2 * kernel.layers, 1),
-        lambda kernel, before, after: _fits_layers(before, after, kernel.layers, 2),
-    ),
-    WeightedSum: ElementMaker(
-        "sum", _weighted_sum, lambda kernel: (sum(DTYPES[dtype].itemsize for dtype in kernel.dtypes), 8), _fits_terms
-    ),
-}
-_ELEMENTS = CONVERTING | JOINING
-FUNCTIONS = {made: maker.run for made, maker in _ELEMENTS.items()} | {Gather: _gather, Tile: _tile}
+JOINING = ByKernel(
+    "JOINING",
+    {
+        Join: ElementMaker(
+            "join", _join, lambda kernel: (sum(size for size, _, _ in kernel.kinds), kernel.result), _fits_kinds
+        ),
+        Xor: ElementMaker(
+            "xor",
+            _xor,
+            lambda kernel: (kernel.blocks, 1),
+            lambda kernel, before, after: _fits_layers(before, after, kernel.blocks - 1, 1),
+        ),
+        Overlay: ElementMaker(
+            "overlay",
+            _overlay,
+            lambda kernel: (1 + 2 * kernel.layers, 1),
+            lambda kernel, before, after: _fits_layers(before, after, kernel.layers, 2),
+        ),
+        WeightedSum: ElementMaker(
+            "sum",
+            _weighted_sum,
+            lambda kernel: (sum(DTYPES[dtype].itemsize for dtype in kernel.dtypes), 8),
+            _fits_terms,
+        ),
+    },
+)
+FUNCTIONS = _Functions(
+    {made: maker.run for made, maker in (*CONVERTING.items(), *JOINING.items())} | {Gather: _gather, Tile: _tile}
+)

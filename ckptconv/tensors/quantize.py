@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.tensors.computing import Box, Quantize, Rescale
 from ckptconv.tensors.dtypes import SUMMED
-from ckptconv.tensors.float_formats import float32_table, numpy_module, scratch
-from ckptconv.tensors.rounding import numbers_as
+from ckptconv.tensors.float_formats import float32_table, numbers_as, numpy_module, scratch
 
 if TYPE_CHECKING:
     from ckptconv.tensors.float_formats import Array

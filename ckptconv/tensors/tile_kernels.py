@@ -12,16 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.tensors import quantize as quantizing
-from ckptconv.tensors.casts import cast as cast_into
 from ckptconv.tensors.casts import steps_of
-from ckptconv.tensors.computing import MOST_COLUMNS, MOST_RANK, Dequantize, LowRank, Magnitude, Quantize, Rescale, Tile
+from ckptconv.tensors.computing import Dequantize, Quantize, Rescale, Tile
 from ckptconv.tensors.dequantize import GivenPart, Rounding, dequantize
 from ckptconv.tensors.dequantize import fits as fits_codes
-from ckptconv.tensors.dtypes import DTYPES, SUMMED
+from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.float_formats import numpy_module, scratch
-from ckptconv.tensors.low_rank import added, lengthened, rounded
-from ckptconv.tensors.moves import Cast, Kernel
+from ckptconv.tensors.moves import Kernel
 from ckptconv.tensors.quantize import made_dtype, quantize, rescale, rescaled_dtype
+from ckptconv.tensors.registered import ByKernel
 
 if TYPE_CHECKING:
     from ckptconv.tensors.computing import Tiled
@@ -40,28 +39,6 @@ class TileMaker(NamedTuple):
     dtype: str | Callable[[Any], str]
     fill: Callable[[Tile, Sequence[Array], Array], int]
     fits: Callable[[Tiled], bool]
-
-
-def _low_rank(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
-    assert isinstance(tile.kernel, LowRank)
-    if not tile.cast:
-        added(tile.kernel, tile.boxes, arrays, out)
-        return 0
-    cast = functools.partial(_cast_array, Cast(tile_dtype(tile.kernel), tile.cast))
-    return rounded(tile.kernel, tile.boxes, arrays, tile.cast, out.view(f"u{out.itemsize}"), cast)
-
-
-def _cast_array(cast: Cast, values: Array) -> tuple[Array, int]:
-    """Return the bits of an array after a cast, and how many finite values became infinite."""
-    np = numpy_module()
-    bits = np.empty(values.shape, f"u{DTYPES[cast.target].itemsize}")
-    plain = np.ascontiguousarray(values).reshape(-1).view("u1").data
-    return bits, cast_into(cast, plain, bits.reshape(-1).view("u1").data)
-
-
-def _magnitude(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
-    lengthened(tile.boxes, arrays, tile.starts, out)
-    return 0
 
 
 def _dequantized(tile: Tile, arrays: Sequence[Array], out: Array) -> int:
@@ -130,44 +107,15 @@ def _fits_powers(tensor: Tiled) -> bool:
     return alike and [part.dtype.name for part in parts] == ["uint8", "float8_e8m0fnu", "float8_e8m0fnu"]
 
 
-def _fits_factors(tensor: Tiled) -> bool:
-    if len(tensor.shape) != 2 or len(tensor.parts) != 3 or not _are_numbers(tensor):
-        return False
-    left, right = tensor.parts[1:]
-    along = [[(axis.dim, axis.num, axis.den) for axis in axes] for axes in tensor.axes]
-    if [len(axes) for axes in along] != [2, 2, 2]:
-        return False
-    dims = along[1][0][0], along[2][1][0]
-    inner = left.shape[1] == right.shape[0] <= MOST_RANK and along[1][1][1] == along[2][0][1] == 0
-    return (
-        inner
-        and along[0] == [(0, 1, 1), (1, 1, 1)]
-        and {along[1][0], along[2][1]} == {(dim, 1, 1) for dim in (0, 1)}
-        and (dims in ((0, 1), (1, 0)))
-    )
-
-
-def _fits_rows(tensor: Tiled) -> bool:
-    if len(tensor.shape) != 2 or len(tensor.parts) != 2 or not _are_numbers(tensor):
-        return False
-    along = [[(axis.dim, axis.num) for axis in axes] for axes in tensor.axes]
-    ones = all(axis.den == 1 for axes in tensor.axes for axis in axes)
-    stop = tensor.starts[1] + tensor.shape[1]
-    return ones and along == [[(0, 1), (1, 0)], [(0, 1)]] and stop <= tensor.parts[0].shape[1] <= MOST_COLUMNS
-
-
-def _are_numbers(tensor: Tiled) -> bool:
-    return not tensor.whole and all(part.dtype.name in SUMMED for part in tensor.parts)
-
-
 # What makes the tiles of a `Tiled`.
-TILING: dict[type[Any], TileMaker] = {
-    Dequantize: TileMaker("dequantize", "float32", _dequantized, _fits_codes),
-    Quantize: TileMaker("quantize", made_dtype, _quantized, _fits_blocks),
-    Rescale: TileMaker("rescale", rescaled_dtype, _rescaled, _fits_powers),
-    LowRank: TileMaker("low rank", "float64", _low_rank, _fits_factors),
-    Magnitude: TileMaker("magnitude", "float64", _magnitude, _fits_rows),
-}
+TILING = ByKernel(
+    "TILING",
+    {
+        Dequantize: TileMaker("dequantize", "float32", _dequantized, _fits_codes),
+        Quantize: TileMaker("quantize", made_dtype, _quantized, _fits_blocks),
+        Rescale: TileMaker("rescale", rescaled_dtype, _rescaled, _fits_powers),
+    },
+)
 
 
 def tile_dtype(kernel: Kernel) -> str:

@@ -14,8 +14,6 @@ from ckptconv.tensors.computing import (
     Dequantize,
     Join,
     Joined,
-    LowRank,
-    Magnitude,
     Overlay,
     Quantize,
     Rescale,
@@ -26,6 +24,7 @@ from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
 from ckptconv.tensors.float_formats import numpy_module
 from ckptconv.tensors.lazy import Convert
 from ckptconv.tensors.moves import Cast, Conjugate, Negate, Swap
+from ckptconv.tensors.registered import ByKernel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -149,12 +148,16 @@ def _summed(kernel: WeightedSum, parts: Sequence[Array]) -> Array:
 
 
 # What makes the elements of a `Joined` of those of its parts, by kernel.
-_JOINED: dict[type, Callable[[Any, Sequence[Array]], Array]] = {
-    Join: _put_together,
-    Xor: _differences,
-    Overlay: _laid_over,
-    WeightedSum: _summed,
-}
+_JOINED: ByKernel[Callable[[Any, Sequence[Array]], Array]] = ByKernel(
+    "JOINED",
+    {
+        Join: _put_together,
+        Xor: _differences,
+        Overlay: _laid_over,
+        WeightedSum: _summed,
+    },
+    evaluating=True,
+)
 
 
 class Given(NamedTuple):
@@ -393,41 +396,16 @@ def _rescaled(kernel: Rescale, parts: Sequence[Given], indices: Sequence[Array])
     return made
 
 
-def _with_product(kernel: LowRank, parts: Sequence[Given], indices: Sequence[Array]) -> Array:
-    """Return the bits of what a product of factors is added to: each number rounded to float64, in order."""
-    np = numpy_module()
-    base, left, right = (values(given.dtype, given.bits) for given in parts)
-    rows, columns = parts[1].place(indices)[0], parts[2].place(indices)[1]
-    with np.errstate(all="ignore"):
-        total = np.zeros([len(each) for each in indices])
-        for inner in range(left.shape[1]):
-            total = total + left[rows, inner] * right[inner, columns]
-        made = base[tuple(parts[0].place(indices))] + kernel.scale * total
-        bits: Array = np.where(np.isnan(made), np.nan, made).view("u8")
-    return bits
-
-
-def _with_lengths(kernel: Magnitude, parts: Sequence[Given], indices: Sequence[Array]) -> Array:
-    """Return the bits of rows that have other lengths: their squares are added column by column."""
-    np = numpy_module()
-    rows, lengths = (values(given.dtype, given.bits) for given in parts)
-    with np.errstate(all="ignore"):
-        squares = np.cumsum(rows**2, axis=1)[:, -1]
-        factors = lengths / squares**0.5
-        at = (indices[0] - parts[0].starts[0])[:, None]
-        made = rows[at, indices[1][None, :]] * factors[at]
-        bits: Array = np.where(np.isnan(made), np.nan, made).view("u8")
-    return bits
-
-
 # What makes the bits of a tile, by kernel.
-TILES: dict[type, Callable[[Any, Sequence[Given], Sequence[Array]], Array]] = {
-    Dequantize: _dequantized,
-    Quantize: _quantized,
-    Rescale: _rescaled,
-    LowRank: _with_product,
-    Magnitude: _with_lengths,
-}
+TILES: ByKernel[Callable[[Any, Sequence[Given], Sequence[Array]], Array]] = ByKernel(
+    "TILES",
+    {
+        Dequantize: _dequantized,
+        Quantize: _quantized,
+        Rescale: _rescaled,
+    },
+    evaluating=True,
+)
 
 
 class _Format(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptconv.errors import CkptconvError, DifferenceError
 from ckptconv.formats.checkpointing import read as torch_checkpointing
-from ckptconv.formats.dcp.chunks import join as join_tiles
+from ckptconv.formats.chunks import join as join_tiles
 from ckptconv.formats.dcp.layout import Box, layout_of
 from ckptconv.formats.dcp.locate import METADATA
 from ckptconv.formats.dcp.metadata import named, named_in

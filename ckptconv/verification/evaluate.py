@@ -14,8 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from ckptconv.storage.files import Reader
-from ckptconv.storage.prefetch import Range
+from ckptconv.storage.reading import Range, Reader
 from ckptconv.tensors.computing import Joined, Quantize, Tiled
 from ckptconv.tensors.dtypes import DType
 from ckptconv.tensors.float_formats import numpy_module

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 from ckptconv.errors import DifferenceError
 from ckptconv.plan import Copied, Data, FilePlan, Literal, Part, Trailer
-from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
+from ckptconv.storage.reading import Reader
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Stored, untagged
 from ckptconv.tensors.moves import BLOCK

@@ -26,9 +26,9 @@ from ckptconv.plan import Data, FilePlan, Literal, content_of, identity
 from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.archive import Archive
 from ckptconv.storage.digests import NamedRange, digests_of
-from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote
+from ckptconv.storage.reading import Reader
 from ckptconv.structure.record import FILE_NAME
 from ckptconv.tensors.moves import BLOCK
 from ckptconv.verification import AGAIN, STALE

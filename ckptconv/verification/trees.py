@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckptconv.errors import CkptconvError, DifferenceError
+from ckptconv.formats.runs import LATEST_UNIVERSAL
 from ckptconv.formats.source import Source
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.options.table import Options
 from ckptconv.outputs.pipeline import selected
-from ckptconv.outputs.targets import MANIFEST
+from ckptconv.outputs.targets import MANIFEST, pointer_of
 from ckptconv.result import OutputFile
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote, join
@@ -75,15 +76,15 @@ def compare_universal(
     made = resumable(source, asked, rename_of(asked))
     trees = {name: tree for name, tree, _ in universal.trees(made.training, made.weights, made.states)}
     copies = {basename(file.path): file for file in made.training.copies}
-    names = [*trees, *copies, universal.LATEST]
-    pointer = universal.pointer(target.path)
-    at = target.at or {name: join(target.path, name) for name in names} | {universal.LATEST: pointer}
+    names = [*trees, *copies, LATEST_UNIVERSAL]
+    pointer = pointer_of(target.path)
+    at = target.at or {name: join(target.path, name) for name in names} | {LATEST_UNIVERSAL: pointer}
     missing = [name for name in names if target.place.at(at[name]).kind != "file"] if target.at is None else []
     if missing:
         lacking = DifferenceError(f"{target.path} lacks {some(missing)}.", what="missing", file=at[missing[0]])
         raise lacking
     if target.at is None:
-        _check_no_more(target.place, {*names, universal.LATEST, MANIFEST})
+        _check_no_more(target.place, {*names, LATEST_UNIVERSAL, MANIFEST})
     for name, tree in trees.items():
         yield from compare_torch(source, tree, join(target.path, name), target.place.at(at[name]), asked, done, wrong)
     for name, file in copies.items():
@@ -95,7 +96,7 @@ def compare_universal(
         if error:
             raise error
         yield pair
-    text = target.place.at(at[universal.LATEST]).read_text(_LONGEST_NAME)
+    text = target.place.at(at[LATEST_UNIVERSAL]).read_text(_LONGEST_NAME)
     if text != basename(target.path):
         raise DifferenceError(
             f"{pointer} names {text!r}, and not {basename(target.path)!r}.",

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError, DifferenceError, MissingError, UsageError
-from ckptconv.formats import diffusers
 from ckptconv.formats.alone import kept_apart
 from ckptconv.formats.companions import is_companion_name, together, with_files
 from ckptconv.formats.configs import Change
@@ -22,8 +21,8 @@ from ckptconv.formats.detect import OtherFamilyError
 from ckptconv.formats.model_files import INDEX_SUFFIX, SUFFIX
 from ckptconv.formats.opening import all_opened, fitted
 from ckptconv.formats.source import MODEL, Opened, Source, source_of
-from ckptconv.formats.states import is_same
-from ckptconv.options.table import OPTIONS, Options, checked
+from ckptconv.options.option import checked
+from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs.computed import COMPUTED
 from ckptconv.outputs.kinds import KINDS, kind_of
 from ckptconv.outputs.targets import ACCELERATE, MANIFEST, kind_of_states, of_accelerate
@@ -32,7 +31,7 @@ from ckptconv.result import OutputFile
 from ckptconv.storage import progress as bars
 from ckptconv.storage.gathered import Gathered
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import dirname, is_remote, join, normalize, real_place, resolved_name
+from ckptconv.storage.paths import dirname, is_remote, is_same, join, normalize, real_place, resolved_name
 from ckptconv.tensors.lazy import whole
 from ckptconv.verification import planned
 from ckptconv.verification.names import (
@@ -317,7 +316,7 @@ def _compare(
     if not (is_file or entry.kind == "directory" or target.at is not None):
         known = [ending for kind in KINDS.values() if kind.compared for ending in kind.suffixes]
         raise UsageError(f"{target.path} is no output: a file ends in {', '.join(known)}, else it is a directory.")
-    is_model = source.family != diffusers.FAMILY
+    is_model = source.is_model
     expected = expected_of(source, asked, target.holds) if is_model else _NOTHING
     metadata = expected.metadata
     of_weights = target.holds == "weights"

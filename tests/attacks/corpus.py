@@ -857,13 +857,11 @@ for _name, (_exit, _why, _data) in NOT_CHECKPOINTS.items():
 
 
 def manifest() -> list[dict[str, object]]:
-    from .directories import DIRECTORIES
-    from .headers import FILES, SETS
-    from .readers import READERS
+    from .every import ALL, ALL_DIRECTORIES
 
     return [
         {"file": case.file, "family": case.family, "exit": case.exit, "live": bool(case.live), "why": case.why}
-        for case in (*CASES.values(), *READERS.values(), *FILES.values(), *DIRECTORIES.values(), *SETS.values())
+        for case in (*ALL, *ALL_DIRECTORIES)
     ]
 
 
@@ -872,23 +870,26 @@ def manifest_text() -> str:
     return f"[\n{rows}\n]\n"
 
 
-if __name__ == "__main__":
-    from .directories import DIRECTORIES
-    from .headers import FILES, SETS
-    from .readers import READERS
+def main() -> None:
+    from .every import ALL, ALL_DIRECTORIES
 
     if sys.argv[1:] == ["--manifest"]:
         MANIFEST.write_text(manifest_text())
     else:
         target = Path(sys.argv[1])
         target.mkdir(parents=True, exist_ok=True)
-        for case in (*CASES.values(), *READERS.values(), *FILES.values()):
+        for case in ALL:
             (target / case.file).write_bytes(case.make(str(target / "canary")))
-        for directory in (*DIRECTORIES.values(), *SETS.values()):
+        for directory in ALL_DIRECTORIES:
             place = target / directory.file / "in"
             place.mkdir(parents=True)
             directory.make(place, str(target / "canary"))
         (target / "manifest.json").write_text(manifest_text())
-        print(
-            f"{len(CASES) + len(READERS) + len(FILES)} files and {len(DIRECTORIES) + len(SETS)} directories in {target}"
-        )
+        print(f"{len(ALL)} files and {len(ALL_DIRECTORIES)} directories in {target}")
+
+
+if __name__ == "__main__":
+    # Other modules import this one by its own name.
+    from attacks import corpus
+
+    corpus.main()

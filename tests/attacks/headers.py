@@ -5,17 +5,15 @@ They are converted back to a `.pt` file, which must not run anything either, who
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .assemble import DATA, called, listed, many_numbers, name, number, pickled, raw, several, text
+from .assemble import DATA, many_numbers
 from .corpus import CORRUPT, DONE, UNSAFE, UNSUPPORTED, Case
 from .directories import Directory
-from .live import PAYLOADS, SYSTEM, touch
 
 FILES: dict[str, Case] = {}
 SETS: dict[str, Directory] = {}
@@ -42,12 +40,16 @@ def with_record(record: str, **tensors: Any) -> bytes:
     return held({"__metadata__": {"format": "pt", "ckptconv.structure": record}, **(tensors or {"w": entry()})})
 
 
-def _add(exit_code: int, file: str, why: str, made: bytes | Callable[[str], bytes], whole: bool = False) -> None:
+def case_of(exit_code: int, file: str, why: str, made: bytes | Callable[[str], bytes], whole: bool = False) -> Case:
     """A file. It is live if it is called so: whoever unpickles its names, or values, makes the canary."""
-    assert file not in FILES, file
     make = made if callable(made) else lambda canary: made
     live = "live" in file
-    FILES[file] = Case(f"st_{file}.safetensors", "safetensors", exit_code, why, make, live=live, whole=whole)
+    return Case(f"st_{file}.safetensors", "safetensors", exit_code, why, make, live=live, whole=whole)
+
+
+def _add(exit_code: int, file: str, *told: Any, **more: Any) -> None:
+    assert file not in FILES, file
+    FILES[file] = case_of(exit_code, file, *told, **more)
 
 
 def _sound(file: str, why: str, made: bytes) -> None:
@@ -481,78 +483,6 @@ for _file, _why, _node in (
     ("meta", "a tensor without data", ["composite", "meta", "dtype", 1, "shape", 2, "strides", 3, "requires_grad", 4]),
 ):  # fmt: skip
     _record(CORRUPT, f"tensor_{_file}", _why, [*W, "x", _node])
-
-# --------------------------------------------------------------------------------------------- names that are pickles
-
-
-def olmo_name(pickle: bytes) -> str:
-    return base64.urlsafe_b64encode(pickle).decode()
-
-
-def olmo_path(*keys: bytes, pickled_value: bool = False) -> bytes:
-    return several(several(*keys), b"\x88" if pickled_value else b"\x89")
-
-
-def _olmo(exit_code: int, file: str, why: str, pickles: Callable[[str], list[bytes]], whole: bool = False) -> None:
-    """Tensors "w" and others of a byte each, named by pickles."""
-
-    def make(canary: str) -> bytes:
-        names = [olmo_name(pickled(value, 4)) for value in pickles(canary)]
-        bytes_each = {name: entry("U8", [1], [24 + index, 25 + index]) for index, name in enumerate(names)}
-        return held({olmo_name(pickled(olmo_path(text("w")))): entry(), **bytes_each}, DATA + b"." * len(names))
-
-    _add(exit_code, f"olmo_{file}", why, make, whole)
-
-
-def _olmo_value(exit_code: int, file: str, why: str, value: Callable[[str], bytes]) -> None:
-    """A pickle that is the value of "x"."""
-
-    def make(canary: str) -> bytes:
-        data = pickled(value(canary), 4)
-        names = [olmo_name(pickled(olmo_path(text("w")))), olmo_name(pickled(olmo_path(text("x"), pickled_value=True)))]
-        return held({names[0]: entry(), names[1]: entry("U8", [len(data)], [24, 24 + len(data)])}, DATA + data)
-
-    _add(exit_code, f"olmo_value_{file}", why, make)
-
-
-_olmo(DONE, "sound", "names that are pickles of paths", lambda canary: [olmo_path(text("a"), number(0))], whole=True)
-for _name in ("os_system", "eval", "partial", "inst", "rebuild_from_type", "inner_pickle", "then_an_unknown_opcode",
-              "name_by_parts"):  # fmt: skip
-    _olmo(
-        UNSAFE, f"live_{_name}", f"a name that is a pickle, {PAYLOADS[_name][0]}",
-        lambda canary, make=PAYLOADS[_name][1]: [make(canary)],
-    )  # fmt: skip
-_olmo(UNSAFE, "load_from_bytes", "a name that has torch read another pickle", lambda canary: [
-    PAYLOADS["load_from_bytes"][1](canary)
-])  # fmt: skip
-_olmo(UNSAFE, "live_key", "os.system as a key", lambda canary: [olmo_path(called(SYSTEM, touch(canary)))])
-_olmo(UNSAFE, "live_dropped", "os.system before a path", lambda canary: [
-    called(SYSTEM, touch(canary)) + b"0" + olmo_path(text("a"))
-])  # fmt: skip
-_olmo(UNSAFE, "unknown_class", "an object as a key", lambda canary: [olmo_path(called(name("my", "Key")))])
-_olmo(CORRUPT, "number", "a name that is a pickle of a number", lambda canary: [number(7)])
-_olmo(CORRUPT, "no_path", "a name that is a path of nothing", lambda canary: [olmo_path()])
-_olmo(CORRUPT, "key_list", "a list as a key", lambda canary: [olmo_path(listed())])
-_olmo(CORRUPT, "key_twice", "two values in one place", lambda canary: [olmo_path(number(1)), olmo_path(b"\x88")])
-_olmo(CORRUPT, "inside", "a value inside another", lambda canary: [olmo_path(text("w"), text("a"))])
-_olmo(CORRUPT, "hash_bomb", "a key of 2^60 tuples", lambda canary: [
-    several(several(b")" + b"".join(b"q" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(60))), b"\x89")
-])  # fmt: skip
-_olmo(CORRUPT, "broken", "a name that is half of a pickle", lambda canary: [b"X\xff\xff\xff\x7f"])
-_olmo_value(DONE, "sound", "a value that is a pickle", lambda canary: listed(number(1), text("a")))
-for _name in ("os_system", "eval", "then_an_unknown_opcode"):
-    _olmo_value(UNSAFE, f"live_{_name}", f"a value that is a pickle, {PAYLOADS[_name][0]}", PAYLOADS[_name][1])
-_olmo_value(UNSAFE, "live_load_from_bytes", "a value that honest files have, and that runs",
-            PAYLOADS["load_from_bytes"][1])  # fmt: skip
-_olmo_value(UNSAFE, "object", "an object of the user's", lambda canary: called(name("my", "Thing"), raw(b"x")))
-_olmo_value(CORRUPT, "persistent", "a value with a persistent id", lambda canary: several(text("storage")) + b"Q")
-_add(
-    DONE, "olmo_half", "a pickle for a name among other names: a name",
-    lambda canary: held(
-        {"w": entry(), olmo_name(pickled(called(SYSTEM, touch(canary)))): entry("U8", [1], [24, 25])}, DATA + b"x"
-    ),
-    whole=True,
-)  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------------ sharded sets
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import zlib
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 import torch
 from attacks.assemble import DATA, mapped, members, number, pickled, tensor, text, zipped
 from attacks.corpus import CASES
+from cells import of_features
 from checkpoints import ckptconv_here
 
 import ckptconv
@@ -154,9 +156,11 @@ def test_who_writes_says_what_an_error_leaves_untouched(tmp_path: Path) -> None:
         ckptconv.finish(output, before_commit=fail)
     assert str(caught.value) == "The hook failed. Nothing was put under a final name. Mend it."
     path.write_bytes(SOUND[:-40])
-    for call, told in ((ckptconv.open, False), (ckptconv.inspect, False), (ckptconv.average, True)):
+    calls = [(ckptconv.open, False), (ckptconv.inspect, False)]
+    calls += [(functools.partial(make, out=output), True) for make in of_features("MAKE")]
+    for call, told in calls:
         with pytest.raises(CorruptError) as broken:
-            call([path, path], output) if told else call(path)
+            call(path)
         assert ("Nothing was written." in broken.value.message) == told
 
 

@@ -14,8 +14,6 @@ import torch
 from cells import of_features
 from checkpoints import ckptconv_here, done
 
-from ckptconv.text import parse_path
-
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import make_example
 
@@ -104,7 +102,6 @@ REFUSED: list[tuple[str, int, str]] = [
     ("diff none none --html gone/page.html", 2, "there is no directory gone"),
     ("inspect none --html gone/page.html", 2, "there is no directory gone"),
     ("scan none --sarif gone/found.sarif", 2, "there is no directory gone"),
-    ("convert model.pt --manifest https://host/m.json", 2, "cannot be written to http:"),
     (f"convert model.pt --output-dir {LONG}", 1, f"{LONG} cannot be written;too long"),
     ("pt2safetensors model.pt --manifest x --depfile x", 2, "both name x"),
     *(
@@ -166,30 +163,6 @@ def test_what_cannot_be_done_is_said_with_what_can() -> None:
 def test_what_is_not_alike_is_not_suggested() -> None:
     said = ckptconv_here("--gson").refused(2, "no option --gson")
     assert "Did you mean" not in said, "two dashes are no likeness"
-
-
-def test_a_repository_of_the_hub_is_told_how_it_is_written() -> None:
-    for given, meant in (
-        ("org/model", "hf://org/model."),
-        ("org/Model-1.5_b@v2", "hf://org/Model-1.5_b@v2."),
-        ("https://huggingface.co/org/model", "hf://org/model."),
-        ("https://huggingface.co/org/model/tree/main?not-for-all-audiences=true", "hf://org/model."),
-        ("https://hf.co/org/model/blob/v2/sub/model.bin#L1", "hf://org/model@v2/sub/model.bin."),
-        ("https://huggingface.co/datasets/org/data/", "hf://datasets/org/data."),
-        ("hf.co/org/model/tree/main", "hf://org/model"),
-        ("huggingface.co/org/model/blob/v2/x.bin", "hf://org/model"),
-    ):
-        for command in (("convert", given, "x.safetensors"), ("inspect", given)):
-            ckptconv_here(*command).refused(2, given, "Hugging Face hub", meant)
-    for given in ("a/b/c", Path.cwd() / "a/b", "none.pt", "./org/model"):
-        assert "Hugging Face" not in ckptconv_here("inspect", given).refused(2, "does not exist")
-
-
-def test_the_hub_s_address_without_a_scheme_is_a_repository() -> None:
-    assert parse_path("hf.co/org/model@v2") == "hf://org/model@v2"
-    assert parse_path("huggingface.co/org/model/x.bin") == "hf://org/model/x.bin"
-    Path("hf.co/org").mkdir(parents=True)
-    assert parse_path("hf.co/org") == "hf.co/org"
 
 
 def test_a_link_that_leads_in_a_circle_concerns_only_who_names_it() -> None:

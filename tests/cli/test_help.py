@@ -105,7 +105,6 @@ def test_the_output_can_be_named_by_an_option() -> None:
         "pt2safetensors model.pt --output made-too.safetensors",
         "safetensors2pt made.safetensors -o back.pt",
         "safetensors2dcp made.safetensors --output dcp",
-        "average a.safetensors b.safetensors -o average.safetensors",
         "patch a.safetensors delta -o patched.safetensors",
         "virtual a.safetensors -o a.virtual.json",
     ):
@@ -120,8 +119,7 @@ def test_the_output_can_be_named_by_an_option() -> None:
 def test_one_output_is_needed_and_no_two() -> None:
     for words, told in (
         ("patch a b", "needs a BASE, at least one DELTA"),
-        ("average a", "needs at least one STEP"),
-        ("merge a b", "at least one ADAPTER"),
+        *itertools.chain(*of_features("LACKING")),
         ("virtual a", "OUTPUT is missing"),
         ("convert a.pt b.safetensors -o c.safetensors", "OUTPUT is given twice"),
         ("convert a.pt b.pt -o out --output-dir d", "-o names one output"),
@@ -156,7 +154,7 @@ MEANT = {
     "compare": "diff",
     "quantize": "convert --quantize fp8-block",
     "dequantize": "convert --dequantize",
-    "merge-weights": "merge",
+    **{word: meant for words in of_features("MEANT") for word, meant in words.items()},
 }
 
 
@@ -181,7 +179,7 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
         "--int4": "It is --quantize",
         "--force": "--overwrite",
         "--device": "Nothing is put on a device",
-        "--base": "ckptconv merge BASE ADAPTER OUTPUT",
+        **{option: text for table in of_features("OTHER_OPTIONS") for option, text in table.items()},
         "--num-workers": "It is --jobs N.",
     }.items():
         ckptconv_here("convert", "x.pt", option, "1").refused(2, f"There is no option {option}.", said)

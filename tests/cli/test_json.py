@@ -79,8 +79,6 @@ WAYS: dict[str, list[list[Any]]] = {
     ],
     "diff": [["model.pt", "model.safetensors"], [Z3, Z3, "--optimizer", "--top", "2"], [Z3, Z3, "--delta", "d"]],
     "patch": [["model.safetensors", "delta", "patched"]],
-    "average": [["model.safetensors", "model.safetensors", "averaged", "--weights", "1,3"]],
-    "merge": [[str(DATA / "peft" / "dora" / "base"), str(DATA / "peft" / "dora" / "adapter"), "merged"]],
     "virtual": [["model.pt", "model.virtual.json"]],
     "verify": [["model.pt", "model.safetensors"]],
     "finish": [["parts"]],

@@ -14,15 +14,14 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from ckptconv.engine.execute import carry_out
-from ckptconv.engine.tasks import RowBlock, Window, strided_rows, tasks
+from ckptconv.engine.tasks import RowBlock, strided_rows, tasks
 from ckptconv.outputs import safetensors, torch_zip
 from ckptconv.plan import Checked, Data, FilePlan, Literal, Trailer
 from ckptconv.storage.files import Readers, look
 from ckptconv.storage.writing import LocalWriter
-from ckptconv.tensors.computing import Axis, Bits, LowRank, Tile, Tiled
+from ckptconv.tensors.computing import Bits
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Concat, Convert, LazyTensor, Stored, View, Zeros
-from ckptconv.tensors.moves import Cast
 
 U8, U4 = DTYPES["uint8"], DTYPES["uint32"]
 
@@ -207,21 +206,3 @@ def test_views_of_a_fused_weight_are_read_once(tmp_path: Path) -> None:
     content, read = made(tmp_path / "out", plan)
     assert read == table.rows.nbytes
     assert all(data in content for _, data in names.values())
-
-
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_windows_of_what_is_computed_by_rows_end_where_rows_do(dtype: str) -> None:
-    """A tile that begins or ends within a row costs as much as one of many rows."""
-    shapes = (500, 200), (500, 8), (8, 200)
-    parts = tuple(Zeros(DTYPES["bfloat16"], shape) for shape in shapes)
-    axes = ((Axis(0), Axis(1)), (Axis(0), Axis(0, 0)), (Axis(0, 0), Axis(1)))
-    merged: LazyTensor = Tiled(parts, axes, LowRank(1.0), DTYPES["float64"], shapes[0], (0, 0))
-    if dtype != "float64":
-        merged = Convert(merged, Cast("float64", dtype), DTYPES[dtype])
-    file = FilePlan("", merged.nbytes, (Data(0, merged, ""),))
-    unit = 19_000
-    for window in tasks(file, unit, True):
-        assert isinstance(window, Window)
-        (tile,) = merged.moves(window.start, window.stop, "output", unit)
-        assert isinstance(tile.kernels[0], Tile)
-        assert tile.kernels[0].counts[1] == 200

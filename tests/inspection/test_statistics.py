@@ -18,8 +18,8 @@ from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from remote import S3, fresh
 from safetensors.torch import save_file
+from stores import SOURCES
 
 import ckptconv as library
 from ckptconv.inspection.measure import measured
@@ -179,11 +179,13 @@ def test_every_dtype_of_a_local_file(tmp_path: Path) -> None:
     check(ckptconv_here("inspect", "--stats", "--json", tmp_path / "model.pt").json)
 
 
-def test_every_dtype_of_a_remote_file(s3: S3, tmp_path: Path) -> None:
+def test_every_dtype_of_a_remote_file(tmp_path: Path) -> None:
     torch.save(TENSORS, tmp_path / "model.pt")
-    url = s3.put(tmp_path / "model.pt", f"{fresh()}/model.pt")
-    asked = ["--storage-options", json.dumps(s3.options)]
-    check(ckptconv_here("inspect", "--stats", "--json", *asked, url).json)
+    for make in SOURCES.values():
+        place = make()
+        url = place.put(tmp_path / "model.pt", "model.pt")
+        asked = ["--storage-options", json.dumps(place.options)]
+        check(ckptconv_here("inspect", "--stats", "--json", *asked, url).json)
 
 
 def check(told: dict[str, Any]) -> None:

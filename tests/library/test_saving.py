@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import functools
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cells import of_features
 from checkpoints import ZERO
 from prepared import prepared
 from safetensors import safe_open
@@ -255,8 +257,7 @@ def test_what_is_missing_is_a_file_that_is_not_found(tmp_path: Path) -> None:
         ckptconv.VirtualFiles,
         lambda path: ckptconv.convert(path, tmp_path / "x.safetensors"),
         lambda path: ckptconv.diff(path, path),
-        lambda path: ckptconv.merge(path, path, tmp_path / "x.safetensors"),
-        lambda path: ckptconv.average([path, path], tmp_path / "x.safetensors"),
+        *(functools.partial(call, out=tmp_path / "x.safetensors") for call in of_features("MAKE")),
     ):
         with pytest.raises(FileNotFoundError, match=r"none\.pt does not exist") as caught:
             call(path)

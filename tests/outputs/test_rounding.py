@@ -6,60 +6,18 @@ integers of compressed-tensors, a weight of another dtype of 16 bits is that pro
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from checkpoints import DATA
+from dialects import CASES, MADE_CODES, QUANTIZED, products
 from effort import every
-from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import ckptconv
 from ckptconv.tensors import casting
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Concat, Narrow, Picked, Stored, Tagged, TensorFacts, View
 from ckptconv.tensors.moves import File
-
-Array = NDArray[Any]
-QUANTIZED = DATA / "quantized"
-CASES = sorted(path.name for path in QUANTIZED.iterdir() if (path / "expected.safetensors").exists())
-# Those of which codes are made as well: one of each kind of arithmetic.
-MADE_CODES = ["bnb-nf4", "bnb-nf4-nested", "gpt-oss-mxfp4", "gptq", "block-fp8-f32"]
-# The digits, and the exponent of the smallest normal number, of each dtype.
-FORMATS = {"float32": (24, -126), "bfloat16": (8, -126), "float16": (11, -14)}
-
-
-def nearest(exact: Array, dtype: str) -> Array:
-    """Return each number of float64 rounded to `dtype`, to nearest, ties to even: as float64."""
-    digits, least = FORMATS[dtype]
-    last = np.maximum(np.frexp(exact)[1] - 1, least) - (digits - 1)
-    return np.ldexp(np.rint(np.ldexp(exact, -last)), last)
-
-
-def numbers(tensor: torch.Tensor) -> Array:
-    array: Array = tensor.double().numpy()
-    return array
-
-
-def products(case: str, place: Path) -> dict[str, torch.Tensor]:
-    ckptconv.convert(QUANTIZED / case, place / "products", dequantize=True, dtype="fp32", fsync=False)
-    return load_file(place / "products" / "model.safetensors")
-
-
-def adapter_of(name: str, shape: tuple[int, ...], place: Path) -> tuple[Path, Array]:
-    """Save an adapter of rank 1 of the weight of this name. Return where, and what it adds, which is exact."""
-    place.mkdir()
-    chance = torch.Generator().manual_seed(0)
-    left, right = (
-        torch.randint(-8, 9, sides, generator=chance).float() / 64 for sides in ((shape[0], 1), (1, shape[1]))
-    )
-    module = f"base_model.model.{name.removesuffix('.weight')}"
-    save_file({f"{module}.lora_A.weight": right, f"{module}.lora_B.weight": left}, place / "adapter_model.safetensors")
-    (place / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1, "lora_alpha": 1}))
-    return place, numbers(left) @ numbers(right)
 
 
 @every("case", CASES)
@@ -76,34 +34,6 @@ def test_a_weight_of_every_dialect_is_rounded_once_on_every_way(case: str, tmp_p
             assert torch.equal(opened[name].to("float32").torch(), product), name
             assert torch.equal(opened[name].to("float16").torch(), half[name]), name
             assert torch.equal(opened[name].to("bf16").torch(), expected[name].bfloat16()), name
-    # The sum of one and a half weights, and of a third, in float64.
-    ckptconv.average([source, source], tmp_path / "sum", dequantize=True, weights=[1.5, 0.25], fsync=False)
-    summed = load_file(tmp_path / "sum" / "model.safetensors")
-    for name, product in exact.items():
-        if product.is_floating_point():
-            total = (numbers(product) * 1.5 + numbers(product) * 0.25) / 1.75
-            dtype = str(summed[name].dtype).removeprefix("torch.")
-            assert np.array_equal(numbers(summed[name]), nearest(total, dtype), equal_nan=True), name
-    matrices = [name for name in exact if name.endswith("_proj.weight") or name == "m.weight"]
-    for number, name in enumerate(matrices[:1]):
-        adapter, more = adapter_of(name, tuple(exact[name].shape), tmp_path / f"adapter{number}")
-        ckptconv.merge(source, adapter, tmp_path / "merged", dequantize=True, verify=True, fsync=False)
-        merged = load_file(tmp_path / "merged" / "model.safetensors")[name]
-        assert np.array_equal(numbers(merged), nearest(numbers(exact[name]) + more, "bfloat16"), equal_nan=True), name
-        if case not in MADE_CODES:
-            continue
-        # Codes of what is merged are those of float32, to which it is rounded first: bfloat16 would give others.
-        ckptconv.merge(source, adapter, tmp_path / "single", dequantize=True, dtype="fp32", fsync=False)
-        options: dict[str, Any] = {"quantize": "fp8-block", "fsync": False}
-        ckptconv.merge(source, adapter, tmp_path / "codes", dequantize=True, **options)
-        ckptconv.convert(tmp_path / "single", tmp_path / "again", **options)
-        codes, again = (load_file(tmp_path / each / "model.safetensors") for each in ("codes", "again"))
-        for part in parts_of(name):
-            assert torch.equal(codes[part].view(torch.uint8), again[part].view(torch.uint8)), part
-
-
-def parts_of(name: str) -> tuple[str, str]:
-    return name, f"{name}_scale_inv"
 
 
 @every("case", MADE_CODES)
@@ -144,25 +74,6 @@ def test_a_cast_goes_through_views_to_what_was_computed() -> None:
     assert casting.unrounded(bits) == bits
     # So are elements that a file holds.
     assert casting.unrounded(casting.cast(inner, narrow)).dtype == narrow
-
-
-def test_what_modules_to_save_replace_is_quantized_as_it_was_saved(tmp_path: Path) -> None:
-    """The base is bfloat16, and the adapter's own float32: its codes are those of float32."""
-    weight = torch.randn(32, 32, generator=torch.Generator().manual_seed(1))
-    for directory in ("base", "adapter", "whole"):
-        (tmp_path / directory).mkdir()
-        (tmp_path / directory / "config.json").write_text("{}")
-    save_file({"m.weight": torch.zeros(32, 32).bfloat16()}, tmp_path / "base" / "model.safetensors")
-    save_file({"m.weight": weight}, tmp_path / "whole" / "model.safetensors")
-    saved = {"base_model.model.m.modules_to_save.weight": weight}
-    save_file(saved, tmp_path / "adapter" / "adapter_model.safetensors")
-    told = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "modules_to_save": ["m"]}
-    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(told))
-    ckptconv.merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "codes", quantize="fp8-block", fsync=False)
-    ckptconv.convert(tmp_path / "whole", tmp_path / "again", quantize="fp8-block", fsync=False)
-    codes, again = (load_file(tmp_path / each / "model.safetensors") for each in ("codes", "again"))
-    for name in parts_of("m.weight"):
-        assert torch.equal(codes[name].view(torch.uint8), again[name].view(torch.uint8))
 
 
 def test_a_virtual_checkpoint_is_read_as_the_files_that_it_describes(tmp_path: Path) -> None:

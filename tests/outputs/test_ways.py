@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cells import of_features
 from computed import JOBS, NAMES, sources
 
 import ckptconv
@@ -48,9 +49,8 @@ WAYS: dict[str, tuple[Callable[..., object], str]] = {
     "like": (lambda here, source, out: ckptconv.convert(here / source, out, like=str(here / "b")), "a"),
     "dequantize": (lambda here, source, out: ckptconv.convert(here / source, out, dequantize=True), "powers"),
     "quantize": _job("fp8-block"),
-    "average": _job("minus"),
-    "merge": _job("dora"),
     "patch": (_patch, "a"),
+    **{name: job for ways in of_features("COMPUTING") for name, job in ways.items()},
 }
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import itertools
 import os
-import pickle
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,9 +18,10 @@ from attacks.assemble import VALUES
 from attacks.corpus import CASES, Case
 from attacks.directories import DIRECTORIES, Directory
 from attacks.ending import LARGE, Ending, ending_of, size_of
-from attacks.headers import FILES, SETS
+from attacks.every import ALL, ALL_DIRECTORIES
 from attacks.live import ODD
 from attacks.readers import READERS
+from cells import of_features
 from checkpoints import ckptconv_here
 from effort import TIMES
 from safetensors.torch import load_file
@@ -35,8 +34,6 @@ from ckptconv.pickles.nodes import Global, Opaque
 MOST_CALLS = 4_000_000
 # What the process that converts them takes at most.
 MOST_MEMORY = 320 << 20
-ALL = [*CASES.values(), *READERS.values(), *FILES.values()]
-SETS_OF_FILES = [*DIRECTORIES.values(), *SETS.values()]
 FAMILIES = sorted({case.family for case in ALL})
 LIVE = [case for case in CASES.values() if case.live]
 W = torch.tensor(VALUES).reshape(2, 3)
@@ -71,14 +68,12 @@ def test_the_manifest_says_what_the_corpus_is() -> None:
 
 
 def load_carelessly(path: Path) -> None:
-    """Load a file with torch.load, or as OLMo loads safetensors."""
+    """Load a file with torch.load, or as programs load safetensors that a feature reads."""
     if path.suffix == ".pt":
         torch.load(path, weights_only=False)
         return
-    for name, tensor in load_file(path).items():
-        _, pickled = pickle.loads(base64.urlsafe_b64decode(name))
-        if pickled:
-            pickle.loads(bytes(tensor.numpy()))
+    for load in of_features("CARELESS"):
+        load(path)
 
 
 def be_a_victim(paths: Sequence[Path], canary: Path, told: Path) -> None:
@@ -169,9 +164,9 @@ def test_every_file_ends_as_it_should_and_so_does_the_library(family: str, tmp_p
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", sorted({directory.family for directory in SETS_OF_FILES}))
+@pytest.mark.parametrize("family", sorted({directory.family for directory in ALL_DIRECTORIES}))
 def test_every_directory_ends_as_it_should_and_so_does_the_library(family: str, tmp_path: Path) -> None:
-    directories = [directory for directory in SETS_OF_FILES if directory.family == family]
+    directories = [directory for directory in ALL_DIRECTORIES if directory.family == family]
     canary = tmp_path / "canary"
     for directory in directories:
         source = filled(directory, tmp_path)
@@ -219,7 +214,7 @@ def test_what_is_left_of_a_safetensors_file_with_calls_in_it_runs_nothing(tmp_pa
     """With --drop-opaque and --inert, whatever can be written is; whoever loads it runs none of it."""
     output = tmp_path / "model.pt"
     ends: Counter[int] = Counter()
-    for case in FILES.values():
+    for case in [case for case in ALL if case.family == "safetensors"]:
         path = written(case, tmp_path)
         if size_of(path) > LARGE:  # as they are refused without these options
             continue

@@ -1,5 +1,5 @@
-"""Merges, averages and quantized outputs are conversions like others: killed and gone on with, in parts, virtual, from
-and to stores."""
+"""Outputs that are computed are conversions like others: killed and gone on with, in parts, virtual, from and to
+stores."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ import json
 import os
 import random
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from computed import JOBS, sources
+from computed import JOBS, SOME, sources
 from crashes import contents, counted, failing, in_child
-from hub_server import Hub, hub_server
-from huggingface_hub import constants
-from remote import BUCKET, S3, fresh
+from stores import SOURCES, Place
 
 from ckptconv import VirtualFiles, finish, verify
 from ckptconv.errors import FailedError
 
-# Of each kind one, and two of them in one.
-SOME = ["dora", "average", "fp8-block", "requantize", "merge-mxfp8", "average-int4"]
 SHARDS: dict[str, Any] = {"max_shard_size": 30_000, "fsync": False}
 MANIFEST = ".ckptconv-manifest.json"
 
@@ -119,46 +114,18 @@ def test_a_virtual_checkpoint_has_the_same_files(
             assert {name: files.read_bytes(name) for name in files} == expected, job
 
 
-@pytest.fixture(scope="module")
-def there(here: Path, s3: S3) -> str:
-    """The same on a store."""
-    name = fresh()
-    for each in ("a", "b", "c", "dora", "lora", "powers"):
-        s3.put(here / each, f"{name}/{each}")
-    return f"s3://{BUCKET}/{name}"
-
-
-def test_sources_and_output_may_be_on_a_store(there: str, whole: dict[str, dict[str, bytes]], s3: S3) -> None:
-    for job in SOME:
-        make, source = JOBS[job]
-        name = fresh()
-        make(there, source, f"s3://{BUCKET}/{name}", storage_options=s3.options, verify=True, **SHARDS)
-        found = {key.rpartition("/")[2]: s3.get(key) for key in s3.keys(f"{name}/")}
-        assert weights(found) == weights(whole[job]), job
-
-
-@pytest.fixture(scope="module")
-def hub(tmp_path_factory: pytest.TempPathFactory, here: Path) -> Iterator[Hub]:
-    with hub_server(tmp_path_factory.mktemp("hub") / "root") as served:
-        files = {
-            f"{each}/{path.name}": path.read_bytes()
-            for each in ("a", "b", "c", "dora", "lora", "powers")
-            for path in (here / each).iterdir()
-            if path.name != MANIFEST
-        }
-        served.commit("org/computed", files)
-        yield served
-
-
-def test_sources_may_be_in_a_repository_of_the_hub(
-    whole: dict[str, dict[str, bytes]], hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", SOURCES)
+def test_sources_and_output_may_be_on_a_store(
+    kind: str, here: Path, whole: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    there = SOURCES[kind]()
+    for each in ("a", "b", "c", "dora", "lora", "powers"):
+        there.put(here / each, each)
     for job in SOME:
         make, source = JOBS[job]
-        make("hf://org/computed", source, tmp_path / job, storage_options=hub.options, verify=True, **SHARDS)
-        made = contents(tmp_path / job)
-        assert weights(made).keys() >= weights(whole[job]).keys(), job
+        output = there.at(f"{job}-out") if there.writable else Place(str(tmp_path / job), {})
+        make(there.url, source, output.url, storage_options=there.options, verify=True, **SHARDS)
+        made = output.contents() if there.writable else contents(tmp_path / job)
         shards = {name: data for name, data in whole[job].items() if name.endswith((".safetensors", ".index.json"))}
         assert {name: made[name] for name in shards} == shards, job
+        assert weights(made).keys() >= weights(whole[job]).keys(), job

@@ -20,12 +20,12 @@ import fsspec
 import pytest
 import torch
 from checkpoints import DATA, ZERO, ckptconv_here, seven_shards
-from remote import BUCKET, S3, fresh
+from stores import PLACES
 
 from ckptconv import convert, finish, verify
 from ckptconv.errors import CorruptError, DifferenceError, FailedError, UsageError
 from ckptconv.outputs.schema import check_manifest, file_record
-from ckptconv.publish.staging import base
+from ckptconv.storage import digests
 
 MANIFEST = ".ckptconv-manifest.json"
 INDEX = "model.safetensors.index.json"
@@ -170,8 +170,8 @@ def test_a_conversion_that_goes_on_gives_the_same_manifest(
         raise FailedError("It was stopped.")
 
     read: list[int] = []
-    digests_of = base.digests_of
-    monkeypatch.setattr(base, "digests_of", lambda *args: read.append(args[1]) or digests_of(*args))
+    digests_of = digests.digests_of
+    monkeypatch.setattr(digests, "digests_of", lambda *args: read.append(args[1]) or digests_of(*args))
     options: Any = {"max_shard_size": SHARD}
     convert(shards, tmp_path / "whole", digest="sha256", **options)
     # What has no digest in its record is read once.
@@ -205,17 +205,17 @@ def test_the_process_that_writes_a_file_digests_it(shards: Path, tmp_path: Path)
     assert dependencies(tmp_path / "out.jsonl") == {shards.name: sha256(shards.read_bytes())}
 
 
-def test_what_is_sent_to_a_store_is_digested_on_its_way(shards: Path, mixed: Path, s3: S3) -> None:
-    known: Any = {"storage_options": s3.options}
+@pytest.mark.parametrize("kind", PLACES)
+def test_what_is_sent_to_a_store_is_digested_on_its_way(kind: str, shards: Path, mixed: Path) -> None:
     for source, size, part in ((mixed, 4_000_000, None), (shards, SHARD, (0, 1))):
-        url = f"s3://{BUCKET}/{fresh()}"
-        convert(source, url, digest="sha256", max_shard_size=size, part=part, **known)
+        place = PLACES[kind]()
+        known: Any = {"storage_options": place.options}
+        convert(source, place.url, digest="sha256", max_shard_size=size, part=part, **known)
         if part:
-            finish(url, **known)
-        fs, inner = fsspec.core.url_to_fs(url, **s3.options)
-        files = {path[len(inner) + 1 :]: fs.cat_file(path) for path in fs.find(inner)}
+            finish(place.url, **known)
+        files = place.contents()
         assert_digested(files.pop(MANIFEST), files)
-        verify(source, url, **known)
+        verify(source, place.url, **known)
 
 
 def test_a_conversion_that_fails_leaves_no_thread(mixed: Path, tmp_path: Path) -> None:

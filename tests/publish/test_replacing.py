@@ -21,8 +21,9 @@ from typer.core import TyperGroup
 import ckptconv
 from ckptconv import CkptconvError, FailedError, UsageError, convert
 from ckptconv.options.kinds import PATH
-from ckptconv.options.table import AVERAGING, COMPARING, OPTIONS, Option
+from ckptconv.options.option import Option
 from ckptconv.options.table import COMMAND as OF_COMMANDS
+from ckptconv.options.table import COMPARING, OPTIONS
 
 PEFT = DATA / "peft" / "lora-bf16"
 DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
@@ -63,9 +64,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "bin").mkdir()
     torch.save(tensors(41), here / "bin" / "pytorch_model.bin")
     (here / "bin" / "config.json").write_text("{}")
-    (here / "pipe" / "unet").mkdir(parents=True)
-    (here / "pipe" / "model_index.json").write_text("{}")
-    save_file(tensors(42), here / "pipe" / "unet" / "diffusion_pytorch_model.safetensors")
     (here / "paddle").mkdir()
     (here / "paddle" / "0.metadata").write_text("")
     (here / "empty").mkdir()
@@ -141,23 +139,6 @@ def changed(before: dict[str, bytes | str], after: dict[str, bytes | str]) -> se
 # Words of commands that would replace what others made, or put an output among it: nothing is changed, and nothing is
 # new.
 REFUSED = """
-average g1.safetensors g2.safetensors g3.safetensors
-average g1.safetensors g2.safetensors
-average step1 step2 step3
-average step1 step2
-average step1 step2 -o step3
-average step1 step2 -o step2
-average step1 step2 -o hf
-average step1 step2 dcp
-average g1.safetensors g2.safetensors linked.safetensors
-average g1.safetensors g2.safetensors g3.safetensors --overwrite
-average bin step1 -o bin
-merge base ad1 ad2
-merge base ad1 -o ad1
-merge base ad1 -o ad2
-merge base ad1 -o base
-merge base ad1 hf
-merge base ad1 ad2 --overwrite
 patch g1.safetensors d1 d2
 patch g1.safetensors d1 -o d2
 patch g1.safetensors d1 hf
@@ -206,7 +187,6 @@ convert a.pt runs
 convert a.pt runs/checkpoint-500
 convert a.pt megatron
 convert a.pt uni
-convert a.pt pipe
 convert a.pt paddle
 convert zero dcp
 convert zero hf
@@ -284,12 +264,6 @@ safetensors2dcp g1.safetensors sharded --to dcp-hf
 safetensors2dcp g1.safetensors new --manifest a.pt
 safetensors2dcp g1.safetensors new --depfile Makefile
 safetensors2dcp g1.safetensors new --digest sha256 --attest notes.md
-average g1.safetensors g2.safetensors -o new.safetensors --manifest a.pt
-average g1.safetensors g2.safetensors -o new.safetensors --depfile Makefile
-average g1.safetensors g2.safetensors -o new.safetensors --digest sha256 --attest a.pt
-merge base ad1 -o new.safetensors --manifest a.pt
-merge base ad1 -o new.safetensors --depfile Makefile
-merge base ad1 -o new.safetensors --digest sha256 --attest a.pt
 virtual a.pt x.virtual.json --manifest a.pt
 virtual a.pt x.virtual.json --manifest notes.md
 virtual a.pt x.virtual.json --depfile Makefile
@@ -327,10 +301,6 @@ DONE: dict[str, set[str]] = {
     "convert nested.pt -o b.pt --key nested": {"b.pt"},
     "convert zero b.pt": {"b.pt"},
     "convert a.pt linked.safetensors": {"hf/model.safetensors"},
-    "average g1.safetensors g2.safetensors -o g3.safetensors": {"g3.safetensors"},
-    "average g1.safetensors g2.safetensors empty": set(),
-    "average g1.safetensors g2.safetensors new": set(),
-    "merge base ad1 -o g3.safetensors": {"g3.safetensors"},
     "patch g1.safetensors d1 -o g3.safetensors": {"g3.safetensors"},
     "convert model.pt --overwrite": {"model.safetensors"},
     "convert a.pt configured": set(),
@@ -413,9 +383,10 @@ def _commands(group: Any = COMMAND, above: str = "") -> dict[str, Any]:
 
 def _written(command: Any) -> list[Option]:
     """The options of a command that take a path, but for those of what is read."""
+    own = (tables for flags in of_features("FLAGS") for tables in flags.values())
     known = {
         flag: option
-        for table in (OPTIONS, OF_COMMANDS, COMPARING, AVERAGING)
+        for table in (OPTIONS, OF_COMMANDS, COMPARING, *itertools.chain(*own))
         for option in table.values()
         for flag in option.flags
     }
@@ -460,9 +431,6 @@ convert a.pt new --max-shard-size 16
 convert zero new --optimizer new/optimizer
 convert train.pt new --universal trained2
 convert a.pt fresh.safetensors --manifest m.json --depfile m.d --digest sha256 --attest m.jsonl
-average g1.safetensors g2.safetensors new
-average g1.safetensors g2.safetensors new.safetensors
-merge base ad1 new
 patch g1.safetensors d1 new
 inspect --html new.html a.pt
 scan --sarif new.sarif a.pt
@@ -479,8 +447,9 @@ zero-to-fp32 zero new
 pt2safetensors bin
 """ + "".join(of_features("AGAIN"))
 # Without marks, as on some file systems, these have nothing but their bytes: if those change, they have to be named.
-BY_BYTES = {"convert a.pt", "convert a.pt b.pt --output-dir fresh", "convert a.pt new --for-hub"}
-BY_BYTES |= {"average g1.safetensors g2.safetensors new.safetensors"}
+BY_BYTES = {"convert a.pt", "convert a.pt b.pt --output-dir fresh", "convert a.pt new --for-hub"}.union(
+    *of_features("BY_BYTES")
+)
 
 
 def _without_marks(*_: object) -> None:
@@ -585,8 +554,6 @@ def test_what_parts_have_read_stays(world: Path) -> None:
 def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
     state = {"w": torch.ones(2)}
     calls: list[Callable[[], object]] = [
-        lambda: ckptconv.average(["step1", "step2"], "step3"),
-        lambda: ckptconv.merge("base", "ad1", "ad2"),
         lambda: ckptconv.patch("g1.safetensors", "d1", "hf"),
         lambda: ckptconv.save_state_dict(state, "hf"),
         lambda: ckptconv.save_state_dict(state, "new", manifest="a.pt"),
@@ -606,10 +573,7 @@ def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
             call()
         assert tree(world) == before, number
     ckptconv.save_state_dict(state, "g1.safetensors")
-    ckptconv.average(["step1", "step2"], "g2.safetensors")
-    assert changed(before, tree(world)) == {"g1.safetensors", "g2.safetensors", "hard.safetensors"} - {
-        "hard.safetensors"
-    }
+    assert changed(before, tree(world)) == {"g1.safetensors"}
 
 
 def test_on_a_store_too(world: Path) -> None:
@@ -629,8 +593,7 @@ def test_on_a_store_too(world: Path) -> None:
             f"convert zero {place}/new --optimizer {place}/hf",
             f"convert zero {place}/new --universal {place}/uni",
             f"convert {place}/a.safetensors memory:///precious/../precious/a.safetensors --overwrite",
-            f"average g1.safetensors g2.safetensors {place}/a.safetensors",
-            f"average g1.safetensors g2.safetensors {place}/hf",
+            *(words.format(place=place) for words in itertools.chain(*of_features("REFUSED_THERE"))),
         ):
             assert run(words).code == 2, words
             assert {name: store.cat(name) for name in store.find("/precious")} == before, words

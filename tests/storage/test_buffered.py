@@ -14,10 +14,10 @@ from ckptconv.storage.files import (
     MAX_BUFFERED,
     BufferedReader,
     LocalReader,
-    Reader,
     look,
     open_reader,
 )
+from ckptconv.storage.reading import Reader
 
 DATA = random.Random(3).randbytes(64 * LOCAL_BUFFER)
 

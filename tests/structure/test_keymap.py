@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import builtins
 import collections
 import copy
@@ -13,7 +12,6 @@ import itertools
 import json
 import math
 import pathlib
-import pickle
 import random
 import re
 import subprocess
@@ -33,8 +31,7 @@ from states import NAN, STATES, deep, nested, with_one
 from strict import assert_same
 from trees import containers, keys_with, nodes, texts, tie_into_a_cycle
 
-from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError, UsageError
-from ckptconv.formats import olmo
+from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError
 from ckptconv.formats.torch.file import read_torch
 from ckptconv.pickles.nodes import Composite, Global, NumpyScalar, Opaque, Size, TorchConstant
 from ckptconv.pickles.vocabulary import WHOLE_TREES
@@ -1165,65 +1162,6 @@ def test_tensors_and_values_take_a_few_calls_each() -> None:
     usual = taken(500, 500)
     assert taken(2_000, 2_000) < 4.2 * usual
     assert usual < 500 * 600
-
-
-# ------------------------------------------------------------------------------------------------------ OLMo's map
-
-
-def olmo_flatten(tree: dict[Any, Any], path: tuple[Any, ...] = ()) -> dict[str, Any]:
-    """What OLMo makes of a state dict, as its source describes it."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= olmo_flatten(value, (*path, key))
-            continue
-        pickled = not isinstance(value, torch.Tensor)
-        name = base64.urlsafe_b64encode(pickle.dumps(((*path, key), pickled))).decode("ascii")
-        flat[name] = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8) if pickled else value
-    return flat
-
-
-def read_tensor(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.numpy())
-
-
-def test_olmo_files_are_read() -> None:
-    tree = {
-        "state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.ones(2, 2)}, ("a", 1): {None: torch.ones(1)}},
-        "param_groups": [{"lr": 0.1, "betas": (0.9, 0.95), "params": [0, 1]}],
-        "epoch": 3,
-        "é?>": "text",
-    }
-    flat = olmo_flatten(tree)
-    assert olmo.is_olmo(flat)
-    again, opaque = olmo.restore(flat, read_tensor, where="f.safetensors")
-    assert_same(tree, again)
-    assert opaque == []
-    assert list(flatten(again)[0])[:2] == ["state.0.step", "state.0.exp_avg"]
-
-
-def test_ordinary_names_are_not_taken_for_olmo() -> None:
-    for names in ([], ["model.weight"], ["gAIx"[:2]], ["gAS=.weight"], [*olmo_flatten({"a": torch.ones(1)}), "bias"]):
-        assert not olmo.is_olmo(names)
-
-
-class Attack:
-    def __reduce__(self) -> Any:
-        return print, ("this must never be printed",)
-
-
-def test_olmo_names_and_values_that_are_none_are_refused_and_run_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    again, opaque = olmo.restore(olmo_flatten({"a": [Attack()]}), read_tensor, where="f")
-    assert (opaque, type(again["a"][0])) == (["builtins.print"], Opaque)
-    with pytest.raises(UnsafeError, match=r"builtins\.print"):
-        olmo.restore(olmo_flatten({Attack(): torch.ones(1)}), read_tensor, where="f")
-    assert capsys.readouterr().out == ""
-    one, inside = olmo_flatten({"a": torch.ones(1)}), olmo_flatten({"a": {"b": torch.ones(1)}})
-    wrong = (5, ((), False), (("a",), 1), (("a",),), (([],), False), ((((((1,),),),),), False), ("a", False))
-    names = [{base64.urlsafe_b64encode(pickle.dumps(path)).decode(): torch.ones(1)} for path in wrong]
-    for flat in (one | inside, inside | one, {"weight": torch.ones(1)}, *names):
-        with pytest.raises(CorruptError):
-            olmo.restore(flat, read_tensor, where="f")
 
 
 def test_the_comparison_used_here_notices_what_it_should() -> None:

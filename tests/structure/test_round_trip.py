@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import array
-import base64
 import collections
 import datetime
 import decimal
@@ -13,7 +12,6 @@ import functools
 import itertools
 import numbers
 import pathlib
-import pickle
 import random
 import tempfile
 import types
@@ -457,26 +455,6 @@ def test_tied_names_of_others_share_their_memory_again(tmp_path: Path) -> None:
     run("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "x.pt")
     again = torch_loaded(tmp_path / "x.pt")
     assert again["head"].untyped_storage().data_ptr() == again["embed"].untyped_storage().data_ptr()
-
-
-def test_files_in_olmos_map_become_the_nested_dict(tmp_path: Path) -> None:
-    tree = {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.ones(2, 2)}}, "groups": [{"lr": 0.1}], "n": 3}
-    flat = {}
-    for path, value in (
-        (("state", 0, "step"), tree["state"][0]["step"]),
-        (("state", 0, "exp_avg"), tree["state"][0]["exp_avg"]),
-        (("groups",), tree["groups"]),
-        (("n",), 3),
-    ):
-        plain = isinstance(value, torch.Tensor)
-        name = base64.urlsafe_b64encode(pickle.dumps((path, not plain))).decode()
-        flat[name] = value if plain else torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-    save_file(flat, tmp_path / "x.safetensors")
-    run("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "x.pt")
-    again = torch_loaded(tmp_path / "x.pt", weights_only=True)
-    assert again["groups"] == [{"lr": 0.1}]
-    assert again["n"] == 3
-    assert_same({key: tree["state"][0][key] for key in ("exp_avg", "step")}, dict(sorted(again["state"][0].items())))
 
 
 # ------------------------------------------------------------------------------------------------------- other pt files

@@ -1,5 +1,5 @@
-"""Faults planted into merges, averages and quantized outputs: into what computes them, and into the files. Verify finds
-each, and says where it is."""
+"""Faults planted into outputs that are computed: into what computes them, and into the files. Verify finds each,
+and says where it is."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cells import of_features
 from computed import JOBS, NAMES, sources
 from faults import Plant, other_fields, tiles, wrapped
 from safetensors.torch import load_file, save_file
@@ -17,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from ckptconv import verify
 from ckptconv.errors import DifferenceError
 from ckptconv.outputs import planning
-from ckptconv.tensors.computing import LowRank, Magnitude, Quantize, Tile, WeightedSum
+from ckptconv.tensors.computing import Quantize, Tile, WeightedSum
 
 Patch = pytest.MonkeyPatch
 Tensors = dict[str, torch.Tensor]
@@ -29,14 +30,6 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # ------------------------------------------------------------------------------------------------ what computes
-
-
-def last_bit(tile: Tile, bits: np.ndarray) -> None:
-    bits[-2] ^= 1
-
-
-def another_sign(tile: Tile, bits: np.ndarray) -> None:
-    bits[7] ^= 128
 
 
 def one_bit_of_codes(tile: Tile, bits: np.ndarray) -> None:
@@ -67,9 +60,6 @@ def exchanged(one: str, other: str) -> Plant:
 OF_CODES = ["fp8-block", "mxfp8", "int4-g32", "requantize"]
 ANOTHER_LAYER, GATE_AND_UP = exchanged(NAMES[0], NAMES[2]), exchanged(NAMES[0], NAMES[1])
 MADE: dict[str, tuple[Plant, list[str]]] = {
-    "another scale of the adapter": (tiles(LowRank, scale=lambda kernel: -kernel.scale), ["merge", "merge-mxfp8"]),
-    "the last bit of a merged weight": (tiles(LowRank, last_bit), ["merge"]),
-    "the sign of a weight of another length": (tiles(Magnitude, another_sign), ["dora"]),
     "weights in another order": (
         other_fields(WeightedSum, weights=lambda kernel: kernel.weights[::-1]),
         ["average", "ema", "minus"],
@@ -87,10 +77,13 @@ MADE: dict[str, tuple[Plant, list[str]]] = {
     "powers of two": (tiles(Quantize, power=lambda kernel: not kernel.power), ["fp8-block", "fp8-block-ue8m0"]),
     "the weight of another layer": (ANOTHER_LAYER, ["merge", "dora", "average", "fp8-block", "int4-g32", "requantize"]),
     "gate and up exchanged": (GATE_AND_UP, ["merge", "average", "mxfp8", "average-int4"]),
+    **{fault: made for faults in of_features("MADE") for fault, made in faults.items()},
 }
 
 
-@pytest.mark.parametrize(("fault", "job"), [(fault, job) for fault, (_, jobs) in MADE.items() for job in jobs])
+@pytest.mark.parametrize(
+    ("fault", "job"), [(fault, job) for fault, (_, jobs) in MADE.items() for job in jobs if job in JOBS]
+)
 def test_a_fault_of_what_computes_is_found(
     fault: str, job: str, here: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:

@@ -29,7 +29,8 @@ from safetensors.torch import load_file, save_file
 import ckptconv as library
 from ckptconv import convert
 from ckptconv.errors import CkptconvError, DifferenceError, FailedError, UnsupportedError, UsageError
-from ckptconv.storage.files import Reader, Readers
+from ckptconv.storage.files import Readers
+from ckptconv.storage.reading import Reader
 from ckptconv.structure import regexes
 from ckptconv.tensors.computing import Bits, Join, Joined, Overlay, Xor
 from ckptconv.tensors.dtypes import DTYPES

@@ -16,7 +16,8 @@ from ckptconv.features.rows.layout import METADATA_KEY, RowLayout
 from ckptconv.features.rows.options import LAYOUT, ROWS, RowOptions
 from ckptconv.features.rows.parts import RowParts
 from ckptconv.features.rows.tables import RowTable, choose, contents, join, layout_of, open_all
-from ckptconv.options.table import OPTIONS, Options, checked
+from ckptconv.options.option import checked
+from ckptconv.options.table import OPTIONS, Options
 from ckptconv.plan import MAX_GROWTH, ROOM_TO_GROW
 from ckptconv.process import peak_rss
 from ckptconv.storage.paths import Paths, listed

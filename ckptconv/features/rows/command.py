@@ -24,7 +24,7 @@ Tables = Annotated[
 ]
 OTHER_WORDS = {"rows split": ("split", "unpack"), "rows pack": ("pack",)}
 
-command = typer.Typer(
+rows = typer.Typer(
     name="rows",
     cls=Group,
     help="""Split, pack and check embedding tables of whole rows.
@@ -41,7 +41,7 @@ Examples:
 )
 
 
-@command.command("split", cls=Command)
+@rows.command("split", cls=Command)
 @taking(*named("into"), ROWS["names"], ROWS["decode"], *_MAKING)
 def rows_split(
     words: Annotated[
@@ -70,7 +70,7 @@ def rows_split(
     _make_rows("rows split", split, words, "a TABLE", options)
 
 
-@command.command("pack", cls=Command)
+@rows.command("pack", cls=Command)
 @taking(*named("into"), PACKING["names"], PACKING["name"], *_MAKING)
 def rows_pack(
     words: Annotated[
@@ -99,7 +99,7 @@ def rows_pack(
     _make_rows("rows pack", pack, words, "a SOURCE", options)
 
 
-@command.command("check", cls=Command)
+@rows.command("check", cls=Command)
 @taking(
     *(ROWS[name] for name in ("names", "global_id_offset", "bucket_size")),
     *_LAYOUT,

@@ -6,7 +6,8 @@ from typing import Any
 
 from ckptconv.options import NAMING, TAKE
 from ckptconv.options.kinds import FLAG, MOST_ITEMS, NAMES, TEXT, TEXTS, WORD, ValueKind, counted, dtype_name
-from ckptconv.options.table import OPTIONS, Given, Option, naming, options_in
+from ckptconv.options.option import Given, Option, naming, options_in
+from ckptconv.options.table import OPTIONS
 
 ROW_DTYPE = ValueKind(dtype_name, accepts="str | TorchDType")
 

@@ -22,7 +22,7 @@ COMMANDS = {
     ),
 }  # fmt: skip
 # The commands that print the report of a conversion.
-CONVERTING = ("rows split", "rows pack")
+OF_CONVERSIONS = ("rows split", "rows pack")
 # Differences that are found, and the schema of their other fields.
 DIFFERENCES: dict[type, str] = {RowsDiffer: "rows-check#/$defs/checked"}
 # What the type of a field does not say: a schema, or the class that is printed there.

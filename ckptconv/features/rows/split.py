@@ -17,7 +17,8 @@ from ckptconv.features.rows.proof import verifier_of_split
 from ckptconv.features.rows.tables import RowTable, layout_of, open_table
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import Source
-from ckptconv.options.table import OPTIONS, Options, checked
+from ckptconv.options.option import checked
+from ckptconv.options.table import OPTIONS, Options
 from ckptconv.outputs import safetensors
 from ckptconv.outputs.planning import Output, output_of
 from ckptconv.outputs.targets import Target, beside, resolve_output

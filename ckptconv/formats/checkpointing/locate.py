@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ckptconv.errors import CorruptError
 from ckptconv.formats import model_files, runs
 from ckptconv.formats.format import CERTAIN, Guess, Probe
+from ckptconv.formats.model_files import may_lie_below
 from ckptconv.formats.ranks.locate import parsed
 from ckptconv.formats.runs import STEP_METADATA
 from ckptconv.formats.source import MODEL_KEYS
@@ -70,6 +71,11 @@ def sniff(probe: Probe) -> Guess | None:
 def locate(place: Location) -> runs.Located | None:
     """Return the step in a directory, or below it; None if there is none. See `runs.locate`."""
     return runs.locate(place, is_step)
+
+
+def sniff_below(probe: Probe) -> Guess | None:
+    """Recognize the directory of a run or of a step with a checkpoint in it, or below."""
+    return GUESS if may_lie_below(probe, FAMILY) and holds_below(probe.place) else None
 
 
 def holds_below(place: Location) -> bool:

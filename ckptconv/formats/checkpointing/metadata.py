@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError, damaged
 from ckptconv.formats.checkpointing.locate import JSON, RAW, SAFETENSORS, TORCH, Held
-from ckptconv.formats.dcp.chunks import Shape
+from ckptconv.formats.chunks import Shape
 from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, named
 from ckptconv.formats.dcp.paths import dotted
 from ckptconv.formats.ranks.layouts import Distribution, HeldBox, Mesh, MeshCut

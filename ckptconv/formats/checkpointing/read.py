@@ -37,8 +37,8 @@ from ckptconv.formats.checkpointing.metadata import (
     read_metadata,
     text_path,
 )
+from ckptconv.formats.chunks import ChunkTile, Shape
 from ckptconv.formats.dcp import paths as names_of
-from ckptconv.formats.dcp.chunks import ChunkTile, Shape
 from ckptconv.formats.dcp.entries import MAX_VALUE
 from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.integrity import check_content, parsed_json, stated_digests

@@ -1,7 +1,7 @@
 """Directories of torch.distributed.checkpoint (DCP), as FSDP, torchtitan and Megatron-core write them.
 
 In: the place of a directory. `metadata` reads its description, `entries` finds each chunk in the `.distcp` files,
-`chunks` joins them, `paths` says what is model and what optimizer, `megatron` what Megatron-core adds. Out: a
+`formats.chunks` joins them, `paths` says what is model and what optimizer, `megatron` what Megatron-core adds. Out: a
 `Source`.
 """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ckptconv.storage.files import Reader
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Record
 from ckptconv.storage.zip_directory import (
     DESCRIPTOR_SIGNATURE,

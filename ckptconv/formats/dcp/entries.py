@@ -19,17 +19,18 @@ from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError, damaged
 from ckptconv.formats import model_files, safetensors
+from ckptconv.formats.chunks import ChunkTile
+from ckptconv.formats.chunks import join as join_tiles
 from ckptconv.formats.dcp.archive_templates import ArchivePatterns
-from ckptconv.formats.dcp.chunks import ChunkTile
-from ckptconv.formats.dcp.chunks import join as join_tiles
 from ckptconv.formats.dcp.locate import SHARDING
 from ckptconv.formats.dcp.metadata import Chunk, Description, EntryPlace, SavedTensor, Shape, named, named_in
 from ckptconv.formats.torch.container import TorchFile
 from ckptconv.formats.torch.zip import read_zip
 from ckptconv.storage import LOCAL_SIGNATURE as ZIP
 from ckptconv.storage import strict_json
-from ckptconv.storage.files import BufferedReader, Reader
+from ckptconv.storage.files import BufferedReader
 from ckptconv.storage.location import Location
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Record, Records, combine
 from ckptconv.storage.spool import ends_of
 from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes, untagged

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ckptconv.formats.dcp.chunks import ChunkTile, join
+from ckptconv.formats.chunks import ChunkTile, join
 from ckptconv.formats.dcp.locate import FILE, SUFFIX, located
 from ckptconv.formats.dcp.metadata import Description, EntryPlace, Path, Shape, named_in
 from ckptconv.storage.location import Location

@@ -9,10 +9,11 @@ from ckptconv.errors import UsageError
 from ckptconv.formats import runs
 from ckptconv.formats.dcp import MODULE
 from ckptconv.formats.format import CERTAIN, POSSIBLE, Guess, Probe
+from ckptconv.formats.model_files import may_lie_below
 from ckptconv.formats.ranks import locate as ranks
-from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, dirname
+from ckptconv.storage.reading import Entry
 
 FAMILY = "dcp"
 MEGATRON = "torch_dist checkpoint of Megatron-core"
@@ -101,6 +102,11 @@ def located(place: Location) -> runs.Located:
 def locate(place: Location) -> runs.Located | None:
     """Return the checkpoint in a directory, or below it; None if there is none. See `runs.locate`."""
     return runs.locate(place, lambda each: is_directory(each.names) or _is_of_another_backend(each))
+
+
+def sniff_below(probe: Probe) -> Guess | None:
+    """Recognize the directory of a run or of a step with a checkpoint in it, or below."""
+    return GUESS if may_lie_below(probe, beside=runs.SHARDED) and holds_below(probe.place) else None
 
 
 def holds_below(place: Location) -> bool:

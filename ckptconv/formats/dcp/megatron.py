@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
+from ckptconv.formats.chunks import ChunkTile, join
 from ckptconv.formats.dcp import COMMON_STATE
-from ckptconv.formats.dcp.chunks import ChunkTile, join
 from ckptconv.formats.dcp.metadata import Description, SavedTensor, Shape, named
 from ckptconv.formats.integrity import check_file
 from ckptconv.formats.source import Wanted

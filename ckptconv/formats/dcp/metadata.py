@@ -8,7 +8,6 @@ the pickle is read, and everything that follows is linear in their number.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.dcp import MODULE
-from ckptconv.formats.dcp.phrases import EntryPhrases
 from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.pickles.machine import Loaded, load
@@ -206,8 +204,7 @@ def vocabulary_of() -> Vocabulary:
     plain = [_TENSOR, _VALUE, Global(MODULE, "Metadata"), Global(MODULE, "StorageMeta")]
     for cls in (*plain, *(Global(*key) for key in builders)):
         constructors[cls.module, cls.name] = _kept(cls)
-    words = torch._replace(constructors={**torch.constructors, **constructors}, builders=builders)
-    return words._replace(phrases=functools.partial(EntryPhrases, words))
+    return torch._replace(constructors={**torch.constructors, **constructors}, builders=builders)
 
 
 # ----------------------------------------------------------------------------------------------------------- reading

@@ -54,9 +54,9 @@ from ckptconv.formats.torch.container import MAX_PICKLE
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite
 from ckptconv.plan import Input
-from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
+from ckptconv.storage.reading import Entry
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import format_size, some
 

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 from ckptconv.errors import CorruptError, MissingError, UsageError
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
+from ckptconv.formats.model_files import may_lie_below
 from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
-from ckptconv.storage.files import Entry
 from ckptconv.storage.inside import check_inside, leads_out
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
+from ckptconv.storage.reading import Entry
 from ckptconv.tensors.moves import File
 from ckptconv.text import format_size
 
@@ -83,6 +84,11 @@ def sniff(probe: Probe) -> Guess | None:
     ):
         return GUESS
     return GUESS._replace(sure=POSSIBLE) if is_expected else None
+
+
+def sniff_below(probe: Probe) -> Guess | None:
+    """Recognize the directory of a run or of a step with a checkpoint in it, or below."""
+    return GUESS if may_lie_below(probe) and holds_below(probe.place) else None
 
 
 def holds_below(place: Location) -> bool:

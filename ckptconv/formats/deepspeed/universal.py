@@ -21,10 +21,10 @@ from ckptconv.formats.deepspeed.states import own
 from ckptconv.formats.deepspeed.weights import Weights
 from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
 from ckptconv.formats.source import Defaults, Source, Training, Wanted
-from ckptconv.storage.files import Entry
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
+from ckptconv.storage.reading import Entry
 from ckptconv.tensors.lazy import LazyTensor, View, untagged
 from ckptconv.tensors.moves import File
 

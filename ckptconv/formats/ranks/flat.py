@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ckptconv.errors import CorruptError
-from ckptconv.formats.dcp.chunks import Shape
+from ckptconv.formats.chunks import Shape
 from ckptconv.formats.dcp.metadata import MAX_DEPTH, Path, named
 from ckptconv.formats.dcp.paths import FLAT_PARAMETER, dotted
 from ckptconv.formats.ranks.join import Ranks

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
-from ckptconv.formats.dcp.chunks import ChunkTile, Shape
-from ckptconv.formats.dcp.chunks import join as join_tiles
+from ckptconv.formats.chunks import ChunkTile, Shape
+from ckptconv.formats.chunks import join as join_tiles
 from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.dcp.paths import Roles, dotted
 from ckptconv.formats.ranks.layouts import Distribution, Mesh, boxes, by_shards, extents, spans

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping
 from ckptconv.errors import UsageError
 from ckptconv.formats import model_files, runs
 from ckptconv.formats.format import CERTAIN, LIKELY, POSSIBLE, Guess, Probe
+from ckptconv.formats.model_files import may_lie_below
 from ckptconv.formats.torch import SUFFIXES
-from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
+from ckptconv.storage.reading import Entry
 from ckptconv.text import some
 
 FAMILY = model_files.TORCH
@@ -142,6 +143,11 @@ def _is_here(place: Location) -> bool:
 def holds_parts(place: Location) -> bool:
     """Whether a directory has a set of files with weights or an optimizer's states."""
     return any(map(_holds_tensors, sets_in(place)))
+
+
+def sniff_below(probe: Probe) -> Guess | None:
+    """Recognize the directory of a run or of a step with a checkpoint in it, or below."""
+    return GUESS if may_lie_below(probe, FAMILY) and holds_below(probe.place) else None
 
 
 def holds_below(place: Location) -> bool:

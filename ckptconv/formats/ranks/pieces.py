@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
-from ckptconv.formats.dcp.chunks import ChunkTile, Shape
+from ckptconv.formats.chunks import ChunkTile, Shape
 from ckptconv.formats.dcp.metadata import named
 from ckptconv.formats.ranks.layouts import Distribution, Mesh, MeshCut, unravelled
 from ckptconv.pickles.nodes import Composite, Opaque, class_of

@@ -33,9 +33,9 @@ from ckptconv.formats.torch.packed import is_tensor
 from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import Composite, class_of
 from ckptconv.storage.ahead import ahead
-from ckptconv.storage.files import Entry
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
+from ckptconv.storage.reading import Entry
 from ckptconv.tensors.lazy import Equal, LazyTensor, Stored, Tagged, untagged
 from ckptconv.text import some
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats.dcp.chunks import Shape
+from ckptconv.formats.chunks import Shape
 from ckptconv.formats.dcp.metadata import Path, named
 from ckptconv.formats.numbers.matching import WAYS, Model, Named, Numbers, Order, attempted
 from ckptconv.formats.numbers.orders import follows_modules, may_be_trained

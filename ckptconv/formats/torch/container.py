@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, TruncatedError, UnsafeError
@@ -10,7 +12,8 @@ from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.refusing import attacks_are_refused
 from ckptconv.pickles.vocabulary import PLAIN, Limits, Vocabulary
-from ckptconv.storage.files import BufferedReader, Reader
+from ckptconv.storage.files import BufferedReader
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
 from ckptconv.tensors.moves import File
 
@@ -33,6 +36,19 @@ STREAM_HEAD = 40
 SCRIPT_DESCRIPTION, SCRIPT_ATTRIBUTES, SCRIPT_RECORDS = "model.json", "attributes.pkl", "tensors/"
 
 _containers = itertools.count()
+
+
+class Taken(NamedTuple):
+    """A tree whose modules are state dicts, what to say of them, and the classes that are left in it.
+
+    `values` are attributes of the modules that are plain values, as CLASS.NAME; they are in no state dict.
+    """
+
+    tree: Any
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    opaque: tuple[Global, ...]
+    values: Mapping[str, Any] = MappingProxyType({})
 
 
 def is_stream(head: bytes) -> bool:

@@ -8,16 +8,14 @@ from typing import Any
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError
 from ckptconv.formats.model_files import TORCH
 from ckptconv.formats.source import FileFacts, Source, Wanted
-from ckptconv.formats.torch.container import SCANNED, TorchFile, is_pickle, is_stream, refuse_attack
-from ckptconv.formats.torch.modules import Taken
-from ckptconv.formats.torch.modules import taken as modules_taken
+from ckptconv.formats.torch.container import SCANNED, Taken, TorchFile, is_pickle, is_stream, refuse_attack
 from ckptconv.pickles.nodes import is_distributed_class
 from ckptconv.pickles.refusing import attacks_are_refused
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, WHOLE_TREES, Limits
 from ckptconv.plan import Input
 from ckptconv.storage import LOCAL_SIGNATURE
-from ckptconv.storage.files import Reader
 from ckptconv.storage.location import Location
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
 
 
@@ -150,8 +148,11 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
     """Open a .pt, .pth, .bin or .ckpt file: its weights are the tree it holds, with modules as their state dicts."""
     torch_file = read_torch(place, limits=WHOLE_TREES)
     taken = Taken(torch_file.value, (), (), torch_file.opaque)
-    if wanted is None or not wanted.raw:
-        taken = modules_taken(torch_file.value, torch_file.opaque, place.path)
+    # Modules are objects of classes that are not known.
+    if torch_file.opaque and not (wanted and wanted.raw):
+        from ckptconv.formats.torch import modules
+
+        taken = modules.taken(torch_file.value, torch_file.opaque, place.path)
     return Source(
         format=f"torch {torch_file.container}",
         family=TORCH,

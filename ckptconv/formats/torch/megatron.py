@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats.alone import LoneFile, LoneKind, is_numbered, matching
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.runs import MEGATRON_RANK, pointed
 from ckptconv.formats.source import Source, Wanted
@@ -26,6 +27,8 @@ from ckptconv.storage.location import Location
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
+# The directory of a rank, and that of NeMo.
+_RANKS = (MEGATRON_RANK, r"tp_rank_(\d{1,6})(?:_pp_rank_(\d{1,6}))?")
 # The names of the file, of old releases too.
 _FILES = ("model_optim_rng.pt", "model_rng.pt")
 _GUESS = Guess(CERTAIN, "a checkpoint of Megatron-LM", "pt2safetensors {} OUTPUT")
@@ -238,3 +241,27 @@ def _facts(ranks: Sequence[_Rank], opened: Sequence[TorchFile]) -> dict[str, Any
     step = value.get("iteration") if isinstance(value, dict) else None
     told = {"iteration": step} if type(step) is int else {}
     return {**told, **{name: size for name, size in sizes.items() if size > 1}, "files": len(opened)}
+
+
+def _of_megatron(file: LoneFile) -> bool:
+    if file.get("args") is not None:
+        sizes = parallel_sizes(file.tree)
+        if sizes:
+            return max(sizes.values()) > 1
+    is_optimizer = file.place.name.startswith("distrib_optim") and any(
+        matching(pattern, file.place.parent.name) for pattern in _RANKS
+    )
+    return is_optimizer or is_numbered(file.place.parent, *_RANKS)
+
+
+# Files that are one of many, and what to name in their place.
+LONE = (
+    LoneKind(
+        "is of one of several model-parallel ranks of Megatron-LM.",
+        "Name the directory of the step, and a map that joins the ranks: ckptconv convert {} OUTPUT --map "
+        "megatron-llama, for one.",
+        _of_megatron,
+        up=2,
+        lies=lambda place: any(matching(pattern, place.parent.name) for pattern in _RANKS),
+    ),
+)

@@ -9,15 +9,19 @@ from __future__ import annotations
 import re
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats.alone import LoneFile, LoneKind, is_numbered
 from ckptconv.formats.format import CERTAIN, Guess, Probe
 from ckptconv.formats.model_files import holds_whole
 from ckptconv.formats.source import Source, Wanted
 from ckptconv.formats.torch import file as torch_file
 from ckptconv.formats.torch.parts import Parts, read_all, tensors_in
 from ckptconv.storage.location import Location
+from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 
 _FILE = re.compile(r"consolidated\.(\d{2,3})\.pth")
+# A file of a rank, by itself.
+_META = r"consolidated\.(\d{2,3})\.(?:pth|pt|safetensors)"
 _GUESS = Guess(CERTAIN, "Llama's files as Meta released them", "pt2safetensors {} OUTPUT --map meta-llama3")
 
 
@@ -64,3 +68,25 @@ def read(place: Location, wanted: Wanted) -> Source:
 def _files(place: Location) -> dict[int, Location]:
     found = {int(match[1]): name for name in place.names if (match := _FILE.fullmatch(name))}
     return {number: place.join(name) for number, name in found.items() if place.names[name].kind == "file"}
+
+
+def _of_meta(file: LoneFile) -> bool:
+    norm, embeddings = file.get("norm.weight"), file.get("tok_embeddings.weight")
+    output = file.get("layers.0.attention.wo.weight")
+    if all(isinstance(each, LazyTensor) and each.shape for each in (norm, embeddings, output)):
+        # Ranks share out the columns of the output's matrix, in Llama 1 and 2 those of the embeddings too. The heads of
+        # some models are together narrower than the model, but no fraction of it.
+        width = norm.shape[0]
+        if embeddings.shape[-1] < width or (0 < output.shape[-1] < width and width % output.shape[-1] == 0):
+            return True
+    return is_numbered(file.place, _META)
+
+
+# Files that are one of many, and what to name in their place.
+LONE = (
+    LoneKind(
+        "is of one of Meta's tensor-parallel ranks.",
+        "Name the directory, and a map that joins them: ckptconv convert {} OUTPUT --map meta-llama3, or meta-llama2.",
+        _of_meta,
+    ),
+)

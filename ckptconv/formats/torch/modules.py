@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.formats.torch.container import Taken
 from ckptconv.formats.torch.packed import (
     MAX_DEPTH,
     Paths,
@@ -52,27 +52,12 @@ _HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 _RAW = "--raw takes all that is in the objects instead."
 
 
-class Taken(NamedTuple):
-    """A tree whose modules are state dicts, what to say of them, and the classes that are left in it.
-
-    `values` are attributes of the modules that are plain values, as CLASS.NAME; they are in no state dict.
-    """
-
-    tree: Any
-    notes: tuple[str, ...]
-    warnings: tuple[str, ...]
-    opaque: tuple[Global, ...]
-    values: Mapping[str, Any] = MappingProxyType({})
-
-
 def taken(tree: Any, opaque: tuple[Global, ...], where: str) -> Taken:
     """Return `tree`, of the file `where`, with each module in it as its state dict. Containers are changed in place.
 
     `opaque` are the classes kept as inert data. Raises CorruptError or UnsupportedError for a module that has no state
     dict, LimitError for one with too many names.
     """
-    if not opaque:
-        return Taken(tree, (), (), opaque)  # modules are objects of classes that are not known
     modules = _Modules(where)
     made = modules.replaced(tree)
     modules.replace_in(made)

@@ -173,13 +173,6 @@ class FirstDtypes:
 
         return agrees
 
-    def are_first(self, dtype: DType, start: int, stop: int) -> bool:
-        """Whether these are the first references to all of the storages `start` to `stop`; if so, remember `dtype`."""
-        if any(self._codes[start:stop]):
-            return False
-        self._codes[start:stop] = bytes((self._CODES[dtype.name],)) * (stop - start)
-        return True
-
 
 def in_order(tensor: LazyTensor, storage: Storage) -> LazyTensor:
     """Return `tensor`, a view of `storage`, in little-endian byte order."""

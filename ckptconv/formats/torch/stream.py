@@ -24,7 +24,7 @@ from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
 from ckptconv.storage.coalesce import coalesced
-from ckptconv.storage.files import Reader
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
 from ckptconv.structure.soundness import MAX_BYTES
 from ckptconv.tensors.dtypes import DType

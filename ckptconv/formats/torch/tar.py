@@ -23,7 +23,7 @@ from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.storages import Storage, storage_dtype
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Constructor, Limits, MalformedError
-from ckptconv.storage.files import Reader
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
 from ckptconv.structure.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.moves import File

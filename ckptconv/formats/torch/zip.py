@@ -31,7 +31,7 @@ from ckptconv.pickles.machine import Loaded, load
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, RefusedError, Vocabulary
 from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.archive import DEFLATED, METHODS, STORED, Archive
-from ckptconv.storage.files import Reader
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
 from ckptconv.storage.zip_directory import normal
 from ckptconv.tensors.moves import File
@@ -233,23 +233,10 @@ class _Storages:
             return row is not None and sizes[row] == nbytes and methods[row] == STORED and (not agrees or agrees(row))
 
         def place(keys: Sequence[str]) -> tuple[File, Sequence[int], Sequence[int]]:
-            names = [*map(prefix.__add__, keys)]
-            first = rows.get(names[0], len(rows))
-            stop = first + len(names)
-            found: Sequence[int] = range(first, stop)
-            # Mostly they follow one another as their tensors do.
-            if not (
-                len(names) > 1
-                and archive.names[first:stop] == names
-                and sizes[first:stop].count(nbytes) == len(names)
-                and not any(methods[first:stop])
-                and (not dtypes or dtypes.are_first(wanted.dtype, first, stop))
-            ):
-                found = [row for row in itertools.takewhile(fits, map(rows.get, names)) if row is not None]
-            payloads = (
-                archive.payloads[first:stop] if type(found) is range else [*map(archive.payloads.__getitem__, found)]
-            )
-            return archive.file, [*map(archive.start.__add__, payloads)], [*map(identity.__add__, found)]
+            found = itertools.takewhile(fits, (rows.get(prefix + key) for key in keys))
+            taken = [row for row in found if row is not None]
+            starts = [archive.start + archive.payloads[row] for row in taken]
+            return archive.file, starts, [identity + row for row in taken]
 
         return place
 
@@ -297,7 +284,7 @@ class _Archive(Archive):
         torch names the outermost directory after the file that it wrote, which may have been renamed.
         """
         # Compare as readers do that ignore case and kinds of slashes.
-        pickles = [name for name in self.single if name[-len(PICKLE) :].lower() == PICKLE]
+        pickles = [name for name in self.rows if name[-len(PICKLE) :].lower() == PICKLE]
         found = [name for name in pickles if normal(name).rpartition("/")[2] == PICKLE]
         # A storage may have any key: the outermost member of that name is the pickle.
         found.sort(key=len)
@@ -359,7 +346,5 @@ class _Archive(Archive):
 
     @staticmethod
     def _column(column: array.array[int], rows: Sequence[int]) -> array.array[int]:
-        """Return what a column has in `rows`; of a range by one copy."""
-        if isinstance(rows, range):
-            return column[rows.start : rows.stop]
+        """Return what a column has in `rows`."""
         return array.array(column.typecode, map(column.__getitem__, rows))

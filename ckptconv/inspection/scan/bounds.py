@@ -15,8 +15,8 @@ from ckptconv.formats.torch.container import LongError, Pickles
 from ckptconv.formats.torch.zip import PICKLE
 from ckptconv.pickles.vocabulary import WHOLE_TREES
 from ckptconv.storage import zip_elsewhere
-from ckptconv.storage.files import Reader
 from ckptconv.storage.inside import leads_out
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.seekable import Seekable
 from ckptconv.text import brief
 

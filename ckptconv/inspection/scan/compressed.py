@@ -6,7 +6,7 @@ import zlib
 from typing import Any
 
 from ckptconv.errors import CkptconvError
-from ckptconv.storage.files import Reader
+from ckptconv.storage.reading import Reader
 
 # What the strongest preset of xz takes.
 _LZMA_MEMORY = 66 << 20

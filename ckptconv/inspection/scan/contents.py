@@ -49,8 +49,8 @@ from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.survey import Passed, survey
 from ckptconv.pickles.vocabulary import ExcessiveError, Vocabulary
 from ckptconv.storage import LOCAL_SIGNATURE, zip_elsewhere
-from ckptconv.storage.files import Reader
 from ckptconv.storage.inside import leads_out
+from ckptconv.storage.reading import Reader
 from ckptconv.text import brief, some
 
 HEAD = 512

@@ -15,8 +15,8 @@ from ckptconv.errors import UnsafeError
 from ckptconv.pickles import numpy_dtypes
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.vocabulary import MalformedError
-from ckptconv.storage.files import Reader
 from ckptconv.storage.inside import leads_out
+from ckptconv.storage.reading import Reader
 from ckptconv.text import brief
 
 _WRAPPER = Global("joblib.numpy_pickle", "NumpyArrayWrapper")

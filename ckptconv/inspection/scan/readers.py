@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckptconv.errors import CorruptError
-from ckptconv.storage.files import Reader
+from ckptconv.storage.reading import Reader
 from ckptconv.tensors.moves import File
 
 

@@ -21,16 +21,17 @@ from ckptconv.inspection.scan.beginnings import CLOSED
 from ckptconv.inspection.scan.bounds import LONGEST
 from ckptconv.inspection.scan.contents import HEAD, SUFFIXES, ScannedContents
 from ckptconv.inspection.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst
-from ckptconv.options.table import SCANNING, checked, filled
+from ckptconv.options.option import checked, filled
+from ckptconv.options.table import SCANNING
 from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.process import no_garbage
 from ckptconv.storage import LOCAL_SIGNATURE
-from ckptconv.storage.hub import pinned
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import is_remote, listed
+from ckptconv.storage.stores import pinned
 from ckptconv.text import brief, some
 
 if TYPE_CHECKING:

@@ -12,16 +12,18 @@ import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError, FailedError, StoppedError
 from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import Made, made
 from ckptconv.storage.crc import crc32
-from ckptconv.storage.digests import Digests, digests_of
-from ckptconv.storage.files import Reader
 from ckptconv.storage.handles import ForeignError
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.writing import BusyError, Writer
+
+if TYPE_CHECKING:
+    from ckptconv.storage.digests import Digests
 
 # On a full disk, staged files are not kept: they may never be wanted.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -64,6 +66,8 @@ class Staging:
         result = made(found)
         if not digest or (result.digests and result.digests.algorithm == digest):
             return result if digest else result._replace(digests=None)
+        from ckptconv.storage.digests import digests_of
+
         with self._reading(name, found) as reader:
             ranges = [(at, nbytes, tensor) for at, nbytes, _, tensor in found["spans"] if tensor is not None]
             return result._replace(digests=digests_of(reader.read_at, size, ranges, digest))

@@ -14,7 +14,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CorruptError, FailedError
 from ckptconv.formats.companions import is_companion_name
@@ -41,12 +41,15 @@ from ckptconv.publish.staging.area import (
     wait_for,
 )
 from ckptconv.publish.staging.base import GO_ON, Staging
-from ckptconv.storage.digests import Digests
-from ckptconv.storage.files import DescriptorReader, Reader
+from ckptconv.storage.files import DescriptorReader
 from ckptconv.storage.handles import HIDDEN, ForeignError, Handle, resolved
+from ckptconv.storage.reading import Reader
 from ckptconv.storage.writing import LocalWriter, Writer, check_space, writing
 from ckptconv.tensors.moves import File
 from ckptconv.text import reason
+
+if TYPE_CHECKING:
+    from ckptconv.storage.digests import Digests
 
 
 class LocalStaging(Staging):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,12 +11,11 @@ from ckptconv.formats.companions import is_companion_name
 from ckptconv.outputs.targets import MANIFEST
 from ckptconv.publish.staging.area import DESCRIPTION, RECORD, is_sibling
 from ckptconv.publish.staging.base import Staging
-from ckptconv.storage import remote
+from ckptconv.storage import remote, stores
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
 from ckptconv.storage.uploads import (
-    KINDS,
     PARTS,
     RenamedUpload,
     Upload,
@@ -28,9 +26,6 @@ from ckptconv.storage.uploads import (
 )
 from ckptconv.storage.writing import Writer
 from ckptconv.text import format_size
-
-# Unfinished uploads under our names that are older than this (seconds) belong to no living process.
-STALE = 24 * 3600
 
 
 def notes(files: Iterable[tuple[str, int]], memory: int) -> list[str]:
@@ -78,10 +73,9 @@ class UploadStaging(Staging):
             fs, inner = place.filesystem()
             part = part_size(size, self._memory)
             if not self._swept:
-                remove_stale(fs, inner if self.is_ours is None else inner.rpartition("/")[0] + "/")
+                stores.of(fs).swept(fs, inner if self.is_ours is None else inner.rpartition("/")[0] + "/")
                 self._swept = True
-            kind = next((KINDS[each] for each in remote.protocols(fs) if each in KINDS), RenamedUpload)
-            upload: Upload = kind(fs, inner, size, part)
+            upload: Upload = (stores.of(fs).upload or RenamedUpload)(fs, inner, size, part)
         writer = UploadWriter(place.path, upload, size, part, self._buffers)
         self._uploads[name] = writer
         self._writers.append(writer)
@@ -157,7 +151,7 @@ class UploadStaging(Staging):
         for name in sorted(names_in(fs, place), key=lambda name: name != DESCRIPTION):
             if name == DESCRIPTION or name.startswith(RECORD) or self.is_ours(name) or is_companion_name(name):
                 self._remove(fs, f"{place}/{name}")
-        if not any(each in KINDS for each in remote.protocols(fs)):
+        if stores.of(fs).upload is None:
             fs.rmdir(place)  # stores have no directories
 
     @staticmethod
@@ -179,20 +173,3 @@ def names_in(fs: Any, inner: str) -> dict[str, bool]:
     except FileNotFoundError:
         return {}
     return {row["name"].rstrip("/").rpartition("/")[2]: row["type"] == "directory" for row in rows}
-
-
-def remove_stale(fs: Any, inner: str) -> None:
-    """Abort the S3 uploads that processes killed long ago left for outputs whose paths begin with `inner`.
-
-    This works only as far as the store lists and permits it; a lifecycle rule of the bucket does the same better.
-    """
-    if "s3" not in remote.protocols(fs):
-        return
-    with contextlib.suppress(Exception):
-        bucket, prefix, _ = fs.split_path(inner)
-        found = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix).get("Uploads") or []
-        now = datetime.datetime.now(datetime.timezone.utc)
-        for upload in found:
-            rest = upload["Key"][len(prefix) :]
-            if "/" not in rest and (now - upload["Initiated"]).total_seconds() > STALE:
-                fs.call_s3("abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])

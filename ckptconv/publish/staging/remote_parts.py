@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CorruptError
 from ckptconv.formats import model_files
@@ -24,14 +24,17 @@ from ckptconv.plan import FilePlan
 from ckptconv.publish.manifest import record
 from ckptconv.publish.staging.area import DESCRIPTION, StagedParts, is_sibling, record_of
 from ckptconv.publish.staging.remote import UploadStaging, names_in
-from ckptconv.storage import remote
-from ckptconv.storage.digests import Digests
-from ckptconv.storage.files import Reader, RemoteReader
+from ckptconv.storage import remote, stores
 from ckptconv.storage.handles import HIDDEN
 from ckptconv.storage.location import Location
-from ckptconv.storage.uploads import KINDS, explained
+from ckptconv.storage.reading import Reader
+from ckptconv.storage.remote_files import RemoteReader
+from ckptconv.storage.uploads import explained
 from ckptconv.storage.writing import Writer
 from ckptconv.tensors.moves import File
+
+if TYPE_CHECKING:
+    from ckptconv.storage.digests import Digests
 
 
 def described(output: Location) -> list[StagedParts]:
@@ -215,7 +218,7 @@ class PartsOnStore(UploadStaging):
     def _put(self, name: str, data: bytes) -> None:
         fs, inner = self._place.join(name).filesystem()
         with explained(self._place.path):
-            if not any(each in KINDS for each in remote.protocols(fs)):
+            if stores.of(fs).upload is None:
                 fs.makedirs(inner.rpartition("/")[0], exist_ok=True)  # stores have no directories
             remote.retrying(lambda: fs.pipe_file(inner, data))
 

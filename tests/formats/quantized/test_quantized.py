@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cells import of_features
 from checkpoints import DATA
 from effort import every
 from safetensors.torch import load_file, save_file
@@ -489,10 +490,10 @@ def test_what_is_not_read_is_neither_averaged_nor_cast(tmp_path: Path) -> None:
     }
     for case, tensors in parts.items():
         source = model_directory(tmp_path / "in", tensors, None)
-        other = model_directory(tmp_path / "other", tensors, None)
         for dequantize in (False, True):
-            with pytest.raises((UsageError, UnsupportedError), match=r"quantized|w\.weight"):
-                ckptconv.average([source, other], tmp_path / "out", dequantize=dequantize)
+            for make in of_features("MAKE"):
+                with pytest.raises((UsageError, UnsupportedError), match=r"quantized|w\.weight"):
+                    make(source, tmp_path / "out", dequantize=dequantize)
         with pytest.raises(UsageError, match="quantized") as caught:
             ckptconv.convert(source, tmp_path / "out", dtype="float16")
         assert "'w.weight'" in str(caught.value), case

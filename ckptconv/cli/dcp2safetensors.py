@@ -1,0 +1,37 @@
+"""`ckptconv dcp2safetensors`: checkpoints of torch.distributed.checkpoint to safetensors."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ckptconv.cli.convert import convert_one
+from ckptconv.cli.options import CONVERTING, Destination, destination, named, taking
+from ckptconv.errors import UsageError
+
+
+@taking(*named("into optimizer order for_hub universal zero_stage fresh_optimizer master unstack"), *CONVERTING)
+def dcp2safetensors(
+    directory: Annotated[
+        str, typer.Argument(metavar="DIR", show_default=False, help="The directory with .metadata, or the run's.")
+    ],
+    output: Destination = None,
+    **options: Any,
+) -> None:
+    """Join the files of a torch.distributed.checkpoint (FSDP).
+
+    DIR holds .metadata and .distcp files, or is what FSDP, torchtitan, OLMo-core, accelerate or Lightning put such a
+    directory in. The model is converted, under its own names: what is below `model`, `state_dict` or `module`, else
+    all but the optimizer. --key takes another part, and --key . everything. OUTPUT is a directory, or one file if it
+    ends in .safetensors; it may be left out with --optimizer.
+
+    \b
+    Examples:
+      ckptconv dcp2safetensors checkpoints/step-1000 model/
+      ckptconv dcp2safetensors step-1000 model/ --optimizer optimizer/
+    """
+    output = destination(output, options)
+    if output is None and not (options.get("optimizer") or options.get("universal")):
+        raise UsageError("dcp2safetensors needs an OUTPUT: a directory, or a name that ends in .safetensors.")
+    convert_one("dcp2safetensors", "dcp", directory, output, options)

@@ -1,0 +1,42 @@
+"""`ckptconv safetensors2pt`: safetensors to a file of torch.save."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ckptconv.cli.convert import convert_one
+from ckptconv.cli.options import CONVERTING, named, required, taking
+
+# Options of conversions to safetensors that the way back ignores.
+_NOT_BACK = "max_shard_size tied like partial fill checksum copy_config"
+
+
+@taking(
+    *named("into alone opaque drop_opaque"),
+    *(each for each in CONVERTING if each not in named(_NOT_BACK)),
+)
+def safetensors2pt(
+    source: Annotated[
+        str, typer.Argument(metavar="INPUT", show_default=False, help="A .safetensors file, an index or a directory.")
+    ],
+    output: Annotated[
+        str | None,
+        typer.Argument(metavar="OUTPUT", show_default=False, help="A name that ends in .pt, .pth, .bin or .ckpt."),
+    ] = None,
+    **options: Any,
+) -> None:
+    """Write a .pt file of a safetensors file or directory.
+
+    With the structure record that pt2safetensors keeps, torch.load gives back the very state that was saved once:
+    containers, order, parameters, shared tensors. INPUT is a file, an index or a directory; OUTPUT ends in .pt, .pth,
+    .bin or .ckpt. Whoever loads a .pt file runs what its objects name: those of classes that are not known to be data
+    are written only with --opaque keep, and only if scan would call them safe.
+
+    \b
+    Examples:
+      ckptconv safetensors2pt model.safetensors model.pt
+      ckptconv safetensors2pt --opaque drop model.safetensors model.pt
+    """
+    convert_one("safetensors2pt", "safetensors", source, required(output, options), options)

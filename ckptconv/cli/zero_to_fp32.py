@@ -1,0 +1,41 @@
+"""`ckptconv zero-to-fp32`: DeepSpeed's checkpoints to safetensors."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ckptconv.cli.convert import convert_one
+from ckptconv.cli.options import CONVERTING, Destination, destination, named, taking
+from ckptconv.errors import UsageError
+
+
+@taking(
+    *named("into tag exclude_frozen_parameters optimizer order for_hub universal zero_stage fresh_optimizer per_rank"),
+    *named("safe_serialization"),
+    *CONVERTING,
+)
+def zero_to_fp32(
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", show_default=False, help="The directory with `latest`, or a tag's.")
+    ],
+    output: Destination = None,
+    **options: Any,
+) -> None:
+    """Join the fp32 weights of a DeepSpeed checkpoint.
+
+    They are the master weights of ZeRO 1, 2 or 3; what is stored in 16 bits only is widened, unless --dtype says keep.
+    CHECKPOINT is the directory that holds `latest`, or one tag's. OUTPUT is a directory, or one file if it ends in
+    .safetensors. Optimizer states are not read, unless --optimizer asks for them; OUTPUT may then be left out.
+
+    \b
+    Examples:
+      ckptconv zero-to-fp32 runs/7b/checkpoints model/
+      ckptconv zero-to-fp32 -t global_step1000 checkpoints model.safetensors
+    """
+    options.pop("safe_serialization", None)
+    output = destination(output, options)
+    if output is None and not (options.get("optimizer") or options.get("universal")):
+        raise UsageError("zero-to-fp32 needs an OUTPUT: a directory, or a name that ends in .safetensors.")
+    convert_one("zero-to-fp32", "deepspeed", checkpoint, output, options)

@@ -1,0 +1,84 @@
+"""Average checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ckptconv.conversion import convert
+from ckptconv.errors import UNWRITTEN, leaving
+from ckptconv.features.average.options import AVERAGING
+from ckptconv.features.average.steps import averaged, weighted
+from ckptconv.formats.opening import opened
+from ckptconv.formats.training import model_alone
+from ckptconv.options.option import checked
+from ckptconv.options.table import Options
+from ckptconv.process import no_garbage
+from ckptconv.publish.replacing import taken_for_input
+from ckptconv.result import Report
+from ckptconv.storage.files import look
+from ckptconv.storage.paths import listed, normalize
+from ckptconv.text import LastWord
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from typing_extensions import Unpack
+
+    from ckptconv.options.keywords import AverageOptions
+    from ckptconv.storage.progress import AnyProgress
+
+
+@leaving(UNWRITTEN)
+@checked(AVERAGING)
+def average(
+    steps: Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    progress: AnyProgress | None = None,
+    on_total: Callable[[int], object] | None = None,
+    before_commit: Callable[[], object] | None = None,
+    executor: Executor | None = None,
+    **options: Unpack[AverageOptions],
+) -> Report:
+    """Average the weights of `steps`, checkpoints of any formats with the same names, and write them to `output`.
+
+    Each element is the sum, in float64 and in the order given, of those of the steps times their `weights`, divided by
+    the sum of the weights (default: 1 for each), and rounded once. With `ema`, a decay, each step counts by 1 - `ema`,
+    and what was before it by `ema`. With `minus`, a checkpoint, it is not divided: the first, and by their weights what
+    the others differ from that; of one step, what it differs by itself. What has no average, such as integers, is taken
+    from the last, as are the structure record and companions.
+
+    `output` is safetensors, in one file or a directory, or a virtual checkpoint, or with `to` a checkpoint of
+    torch.distributed.checkpoint. The other arguments are those of `convert`.
+
+    Raise DifferenceError for tensors that are missing in one step, or have another shape there, UsageError for weights
+    that make no average, and what `convert` raises. Then nothing new has a final name.
+
+    Examples:
+        >>> report = ckptconv.average(["model.pt", "model.pt"], "average.safetensors", weights=[1, 3])
+        >>> report.tensors
+        2
+    """
+    given: dict[str, Any] = {**options}
+    weights, decay, base = (given.pop(name, None) for name in ("weights", "ema", "minus"))
+    paths, minus = listed(steps, "There is no checkpoint to average."), normalize(base) if base else ""
+    if len(paths) == 1 and not minus and isinstance(output, LastWord) and look(normalize(output)).kind != "missing":
+        raise taken_for_input(output)
+    weights, over = weighted(len(paths), weights, decay, bool(minus))
+    chosen = Options(**given)
+    with no_garbage():
+        terms = [opened(path, chosen, key=chosen.key) for path in ([*paths, minus] if minus else paths)]
+        if chosen.for_hub:
+            terms = [model_alone(each, chosen.key) for each in terms]
+        source = averaged(terms, len(paths) - 1, weights, over, bool(minus))
+    return convert(
+        source,
+        output,
+        progress=progress,
+        on_total=on_total,
+        before_commit=before_commit,
+        executor=executor,
+        **given,
+    )

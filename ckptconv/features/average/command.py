@@ -1,0 +1,50 @@
+"""`ckptconv average`: the average of several checkpoints, and differences of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ckptconv.cli.options import CONVERTING, divided, named, taking
+from ckptconv.features.average.options import AVERAGING
+
+OTHER_WORDS = {"average": ("mean", "avg", "soup", "swa", "ema", "model-soup")}
+# The commands that print the report of a conversion.
+OF_CONVERSIONS = ("average",)
+
+
+@taking(
+    *(AVERAGING[name] for name in ("weights", "ema", "minus")),
+    *named("into to chunks model_key for_hub tag exclude_frozen_parameters master unstack raw opaque drop_opaque"),
+    *CONVERTING,
+)
+def average(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="STEP... OUTPUT",
+            show_default=False,
+            help="Checkpoints of any formats, in order; then a directory, or a name that ends in .safetensors.",
+        ),
+    ],
+    **options: Any,
+) -> None:
+    """Average the weights of several checkpoints.
+
+    They may be of any formats, mixed. Every tensor has to be in each of them, under the same name. Sums are made in
+    float64, in the order given, and rounded once. What has no average, such as integers, is that of the last STEP, as
+    are its config.json and structure record; optimizer states are never averaged.
+
+    \b
+    Examples:
+      ckptconv average step-1000/ step-2000/ step-3000/ model/
+      ckptconv average --weights 1,1,2 a.pt b.pt checkpoints/ model.safetensors
+      ckptconv average --ema 0.9 step-*/ model/
+      ckptconv average --weights 1,0.5 base/ tuned/ --minus base/ model/
+    """
+    from ckptconv.cli.convert import make
+    from ckptconv.features.average.averaging import average as averaged
+
+    steps, target = divided(words, options, "average needs at least one STEP and an OUTPUT.")
+    make("average", averaged, steps, target, options)

@@ -1,0 +1,183 @@
+"""Pipelines of diffusers and of sentence-transformers: directories of several models, each in a folder of its own, and
+what goes with them.
+
+Sources: diffusers' `pipelines/pipeline_utils.py`; sentence-transformers' `SentenceTransformer.py` and
+`models/Router.py`. model_index.json is an object of components by name, such as
+{"unet": ["diffusers", "UNet2DConditionModel"]}: a folder of that name has what the class's `from_pretrained` reads.
+Names that begin with _ describe the pipeline, [null, null] is a component that it lacks, and other values are settings.
+
+modules.json is a list of modules, such as {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}: a folder
+has the module's configuration and weights, and "" is the directory itself. The types that router_config.json in a
+folder names are folders of modules in that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.formats import configs, model_files
+from ckptconv.formats.pipelines import Pipeline
+from ckptconv.formats.source import PIPELINE, FileFacts, Source
+from ckptconv.storage.inside import check_inside
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import join
+from ckptconv.structure import keymap
+from ckptconv.tensors.moves import File
+from ckptconv.text import some
+
+_INDEX, MODULES, _ROUTER = "model_index.json", "modules.json", "router_config.json"
+# How the names of classes end that are no models: they have settings alone.
+_OF_SETTINGS = ("Tokenizer", "Scheduler", "Processor", "FeatureExtractor")
+# How the name of the class of modules ends that have no files, and may have no folder.
+_WITHOUT_FILES = "Normalize"
+
+
+def is_one(place: Location, family: str = "", *, copies: bool = True) -> bool:
+    """Whether `place` is the directory of a pipeline, and one may be meant where a `family` is expected. One that has a
+    single model in it is only a pipeline if what is beside that is copied, too."""
+    if family not in ("", PIPELINE, model_files.SAFETENSORS, model_files.TORCH) or place.kind != "directory":
+        return False
+    if _INDEX in place.names:
+        return family in ("", PIPELINE)
+    # Here a model is the pipeline's own, whose manifest names the family of that.
+    return MODULES in place.names and (copies or len(_models(place, folders(place))) > 1)
+
+
+def read(place: Location) -> Pipeline:
+    """Return what the pipeline at `place` consists of. Raise CorruptError if a component is not there."""
+    if _INDEX in place.names:
+        return _of_diffusers(place)
+    found = folders(place)
+    models = _models(place, found)
+    rest = [name for name in dict.fromkeys(("", *found)) if name not in models]
+    others = [_files(place.join(name) if name else place, name, "a model of sentence-transformers") for name in rest]
+    return Pipeline(models, others)
+
+
+def together(place: Location, sources: Sequence[Source]) -> Source:
+    """Return the parts of the pipeline at `place` as one source, to be looked at: each tensor has the name of its
+    folder before its own."""
+    weights: dict[str, Any] = {}
+    inputs: dict[str, Hashable] = {}
+    for source in sources:
+        before = f"{source.component}/" if source.component else ""
+        tensors = keymap.flatten(source.weights)[0] if source.structured else source.weights
+        weights.update((before + name, tensor) for name, tensor in tensors.items())
+        inputs.update((before + name, file) for name, file in source.inputs.items())
+    formats = dict.fromkeys(source.format for source in sources if source.is_model)
+    return Source(
+        f"a pipeline of {some(formats, form=str)}",
+        PIPELINE,
+        place.path,
+        weights,
+        structured=False,
+        facts={"models": len([source for source in sources if source.is_model])},
+        inputs=inputs,
+        files=FileFacts.of_all(source.files for source in sources),
+        notes=[f"{source.path}: {note}" for source in sources for note in source.told()],
+        warnings=[f"{source.path}: {text}" for source in sources for text in source.warnings],
+        bytes_read=sum(source.bytes_read for source in sources),
+    )
+
+
+def hint(place: Location) -> str:
+    """Say what to do with the pipeline at `place` where one model is needed."""
+    models = [str(place.join(name)) for name in read(place).models]
+    told = "It is a pipeline of diffusers, of several models, which convert and verify take together"
+    return f"{told}. Name one of them: {some(models, form=str)}"
+
+
+def check_copied(source: Source, files: Mapping[str, File], options: Mapping[str, object]) -> None:
+    """Raise UsageError if what names the modules of sentence-transformers is copied without these."""
+    if MODULES not in files:
+        return
+    place = Location(files[MODULES].path, dict(options)).parent
+    if inner := [name for name in folders(place) if name]:
+        raise UsageError(
+            f"{source.path} is one module of a model of sentence-transformers, whose modules.json names others, in "
+            f"{some(inner, form=str)}: it would be copied without them.",
+            "Convert the directory as a whole; or give --no-copy-config, and put the output into a copy of the "
+            "directory, in the place of the weights there.",
+        )
+
+
+def folders(place: Location) -> list[str]:
+    """Return the folders of the modules of sentence-transformers. Raise CorruptError if one is not there."""
+    modules = configs.read_list(place.join(MODULES), {"path": str, "type": str})
+    found = []
+    for module in modules:
+        folder = module["path"]
+        if folder:
+            check_inside(folder, place.join(MODULES).path, place.path)
+        inner = place.join(folder) if folder else place
+        if inner.kind != "directory":
+            if module["type"].endswith(_WITHOUT_FILES):
+                continue
+            raise CorruptError(
+                f"{place.join(MODULES)} names a module in {folder!r}, and there is no such folder.",
+                "Download or copy it again.",
+            )
+        found.append(folder)
+        if _ROUTER in inner.names:
+            types = configs.read(inner.join(_ROUTER)).get("types")
+            for name in types if isinstance(types, Mapping) else ():
+                check_inside(name, inner.join(_ROUTER).path, inner.path)
+                found += [join(folder, name) if folder else name] if inner.join(name).kind == "directory" else []
+    return list(dict.fromkeys(found))
+
+
+def cast_warnings(source: Source, dtype: str, options: Mapping[str, object]) -> list[str]:
+    """Return what a user should know of a module of a Router that is no Transformer, and is cast to `dtype`: of several
+    modules, sentence-transformers gives all the dtype of the first, but not within a Router."""
+    is_transformer = source.config is None or "model_type" in source.config
+    if source.component is None or not source.is_model or is_transformer or dtype in ("", "float32"):
+        return []
+    place = Location(source.path, dict(options))
+    types = (configs.known(place.parent.join(_ROUTER)) or {}).get("types")
+    if not isinstance(types, Mapping) or place.name not in types:
+        return []
+    told = (
+        f"sentence-transformers loads {source.component} in float32, whatever its dtype is, and the Transformer in "
+        f"{dtype}, as both are parts of a Router: give the model one dtype when it is loaded, model.to(torch.{dtype})."
+    )
+    return [told]
+
+
+def _models(place: Location, found: Sequence[str]) -> list[str]:
+    return [name for name in found if model_files.holds_whole((place.join(name) if name else place).names)]
+
+
+def _of_diffusers(place: Location) -> Pipeline:
+    classes = _classes(configs.read(place.join(_INDEX)))
+    lacking = [name for name in classes if name not in place.names or place.names[name].kind != "directory"]
+    if lacking:
+        raise CorruptError(
+            f"{place.join(_INDEX)} names {some(classes)}, and there are no folders of {some(lacking)}.",
+            "Download or copy them again.",
+        )
+    models = [name for name in classes if model_files.holds_whole(place.join(name).names)]
+    for name, of in classes.items():
+        if name not in models and not of.removesuffix("Fast").endswith(_OF_SETTINGS):
+            raise UnsupportedError(
+                f"{place.join(name)} is a folder for a {of}, and holds no weights of a known name: it holds "
+                f"{some(sorted(place.join(name).names), form=str)}.",
+                "Copy the weights there: .bin files or safetensors.",
+            )
+    others = [_files(place.join(name), name) for name in classes if name not in models]
+    return Pipeline(models, [_files(place, ""), *others])
+
+
+def _classes(told: Mapping[str, Any]) -> dict[str, str]:
+    """Return the class of each component."""
+    return {
+        name: str(value[1])
+        for name, value in told.items()
+        if not name.startswith("_") and isinstance(value, list) and len(value) == 2 and value[1] is not None
+    }
+
+
+def _files(place: Location, component: str, called: str = "a pipeline of diffusers") -> Source:
+    """Return a source of no model, whose companions are copied."""
+    return Source(called, PIPELINE, place.path, {}, structured=False, part=component)

@@ -1,0 +1,146 @@
+"""How files on servers of HTTP are read.
+
+Sources of the headers with checksums: Amazon S3's "Checking object integrity", Google Cloud Storage's `x-goog-hash`,
+Azure's `x-ms-blob-content-md5`, RFC 1864 (Content-MD5), RFC 3230 (Digest), RFC 9530 (Repr-Digest, Content-Digest).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckptconv.errors import CkptconvError, FailedError, UsageError
+from ckptconv.storage import remote, stores
+from ckptconv.storage.answers import asked_soon, check_range, check_version, pass_on, soon
+from ckptconv.storage.files import hold
+from ckptconv.storage.object_checksums import told
+from ckptconv.storage.remote import NoRangesError, WrongAnswerError, run
+from ckptconv.storage.spool import ELSEWHERE, Spool
+from ckptconv.storage.stores import Options, Put, Ranges, Store
+from ckptconv.storage.writing import check_space
+
+_AMAZON = "x-amz-checksum-"
+# Headers with the MD5 of a whole object, and headers with lists of digests by algorithm.
+_MD5 = ("content-md5", "x-ms-blob-content-md5")
+_LISTS = ("x-goog-hash", "digest", "repr-digest", "content-digest")
+_LISTED = re.compile(r"([A-Za-z0-9-]+)=:?([A-Za-z0-9+/=]+):?")
+
+
+def _asked(fs: Any, method: str, inner: str, **settings: Any) -> Any:
+    if method == "info" and inner.endswith("/"):
+        return {"type": "directory"}  # its listing, if any, is a page of links
+    found = asked_soon(fs, method, inner, **settings)
+    if method == "info":
+        return found
+    # Links may lead anywhere, or to other views of the same page.
+    place = inner.rstrip("/")
+    return [
+        row
+        for row in found
+        if row["name"].rstrip("/").rpartition("/")[0] == place and not re.search("[?#]", row["name"])
+    ]
+
+
+def _ranges(fs: Any, inner: str, size: int, version: str) -> Ranges:
+    return lambda start, stop, put: run(fs, _from_http(fs, inner, size, version, start, stop, put))
+
+
+async def _from_http(
+    fs: Any, inner: str, size: int | None, version: str, start: int, stop: int | None, put: Put
+) -> None:
+    settings = dict(fs.kwargs)
+    # Request the file as it is, not compressed for the transfer.
+    headers = {"Accept-Encoding": "identity", **settings.pop("headers", {})}
+    if stop is not None:
+        headers["Range"] = f"bytes={start}-{stop - 1}"
+    if "timeout" not in {*settings, *fs.client_kwargs}:
+        import aiohttp
+
+        # aiohttp's default limits the time of a whole answer, even while bytes keep coming.
+        settings["timeout"] = aiohttp.ClientTimeout(total=None)
+    session = await fs.set_session()
+    answer = await soon(session.get(fs.encode_url(inner), headers=headers, **settings), inner)
+    async with answer:
+        if answer.status == 404:
+            raise FileNotFoundError(inner)
+        answer.raise_for_status()
+        check_version(answer.headers.get("ETag"), version)
+        encoding = answer.headers.get("Content-Encoding", "identity")
+        if encoding not in ("", "identity"):
+            raise WrongAnswerError(f"its server sends it compressed ({encoding[:40]}), which was not requested")
+        length = answer.content_length if stop is None else stop - start
+        if stop is not None and answer.status != 206 and (start or answer.content_length != length):
+            raise NoRangesError("its server gives whole files only, and no ranges of them")
+        if answer.status == 206:
+            check_range(answer.headers.get("Content-Range", ""), start, stop or 0, size)
+        # Checksums are those of the whole file.
+        checksums = of_headers(answer.headers) if stop is None or length == size else ()
+        await pass_on(answer.content.read, length, put, inner, checksums)
+
+
+def of_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
+    """Yield the checksums of a whole object in the headers of an answer, with algorithms in lower case."""
+    composite = headers.get(f"{_AMAZON}type", "").upper() == "COMPOSITE"
+    for name, value in headers.items():
+        name = name.lower()
+        if name.startswith(_AMAZON) and not composite:
+            yield from told(name[len(_AMAZON) :], value)
+        elif name in _MD5:
+            yield from told("md5", value)
+        elif name in _LISTS:
+            for algorithm, digest in _LISTED.findall(value):
+                yield from told(algorithm, digest)
+
+
+def pinned(url: str, options: Options) -> str:
+    """Return the URL. Raise UsageError if it is that of a page about what another store has."""
+    meant = stores.meant(url)
+    if meant:
+        raise UsageError(f"{url} is a page about {meant.what}.", f"Give {meant.url}.")
+    return url
+
+
+def taken(url: str, options: Options, directory: str = "") -> None:
+    """If the server of `url` gives whole files only, download the file to a temporary file that `url` then refers to.
+
+    Raise FailedError if the download fails or has no room.
+    """
+    fs, inner = remote.filesystem(url, options)
+    try:
+        row = remote.info(fs, inner)
+        if row is None or row["type"] == "directory" or _gives_ranges(fs, inner, row):
+            return
+        spool = Spool(directory)
+        check_space(spool.directory, row.get("size") or 0, f"What {url} names", ELSEWHERE)
+        # A retry writes all bytes again.
+        remote.retrying(lambda: run(fs, _from_http(fs, inner, None, "", 0, None, spool.write_at)))
+    except CkptconvError:
+        raise
+    except Exception as error:
+        raise FailedError(f"{url} cannot be read: {remote.why(error)}.", remote.hint(error)) from error
+    hold(url, spool.descriptor)
+
+
+def _gives_ranges(fs: Any, inner: str, row: Mapping[str, Any]) -> bool:
+    """Whether the server gives ranges of a file, of which `info` returned `row`."""
+    size = row.get("size")
+    if size == 0:
+        return True
+    if size is None:
+        return False
+    try:
+        remote.retrying(lambda: _ranges(fs, inner, size, "")(size - 1, size, lambda at, data: None))
+    except NoRangesError:
+        return False
+    return True
+
+
+STORE = Store(
+    extra="http",
+    asked=_asked,
+    ranges=_ranges,
+    pinned=pinned,
+    taken=taken,
+    instead="Servers of plain files take none.",
+)

@@ -1,0 +1,170 @@
+"""How repositories of the Hugging Face hub are read: hf://org/model@revision/path.
+
+Source: huggingface_hub's `HfFileSystem`. A branch may move while it is read, and a commit may not: so a URL is resolved
+to a commit once, and all that is read afterwards is of that commit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ckptconv.errors import CkptconvError, FailedError, MissingError, UsageError
+from ckptconv.storage import remote
+from ckptconv.storage.stores import Meant, Options, Put, Ranges, Store
+
+_SCHEME = "hf://"
+_CALLED = "a repository of the Hugging Face hub"
+# A path at a commit, with the scheme or without.
+_PINNED = re.compile(r"(?:hf://)?(?:(?:models|datasets|spaces|kernels)/)?[^/@]+/[^/@]+@[0-9a-f]{40}(?:/|$)")
+# A / in a revision is written %2F, but for those of pull requests and of converted files.
+_REVISION = r"^(hf://(?:[^/@]+/){0,2}[^/@]+)@(?:refs/(?:pr|convert)/[^/]+|[^/]*)"
+# What people copy instead: the name of a repository, and a page about it or about what is in it.
+_NAME = r"(?a:[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w.-]+)?)"
+_PAGE = (
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repository>(?:datasets/)?[\w.-]+/[\w.-]+)"
+    r"(?:/(?:tree|blob)/(?P<revision>[^/?#]+)(?P<below>(?:/[^/?#]+)*))?/?(?:[?#].*)?"
+)
+_TOKEN = "set HF_TOKEN to a token that may read it, or run `hf auth login`"
+# What its errors say, by the name of their class, and what to do.
+_REFUSALS = {
+    "GatedRepoError": (
+        "its repository is gated, and access to it was not granted",
+        "Ask for access on its page of the hub, and set HF_TOKEN to a token of yours, or run `hf auth login`.",
+    ),
+    "DisabledRepoError": ("its repository is disabled on the hub", "Look at its page of the hub."),
+}
+_NAMED = "It is written hf://organization/model, with @revision, and then a path in it, if need be."
+
+
+def is_pinned(inner: str) -> bool:
+    """Whether a path names a commit, so that what is there never changes."""
+    return _PINNED.match(inner) is not None
+
+
+def without_revision(url: str) -> str:
+    """Return a URL without its revision: hf://org/model@v1/x is hf://org/model/x."""
+    return re.sub(_REVISION, r"\1", url)
+
+
+def meant(text: str) -> Meant | None:
+    """Return the URL for `text`, the name of a repository or the address of a page about one; None if it is neither."""
+    page = re.fullmatch(_PAGE, text)
+    if page is None:
+        return Meant(_CALLED, f"{_SCHEME}{text}") if re.fullmatch(_NAME, text) else None
+    revision = "" if page["revision"] in (None, "main") else f"@{page['revision']}"
+    return Meant(_CALLED, f"{_SCHEME}{page['repository']}{revision}{page['below'] or ''}")
+
+
+def pinned(url: str, options: Options) -> str:
+    """Return `url` with its revision replaced by the commit that it is now.
+
+    Raise UsageError if there is no such repository or revision, or none may be asked for; FailedError if the hub does
+    not answer.
+    """
+    if is_pinned(url) or url.startswith(f"{_SCHEME}buckets/"):
+        return url  # buckets have no commits
+    fs, inner = remote.filesystem(url, options)
+    try:
+        return remote.retrying(lambda: _resolved(fs, inner, url))
+    except CkptconvError:
+        raise
+    except Exception as error:
+        hint = remote.hint(error) or "Check the network, HF_ENDPOINT and HF_TOKEN."
+        raise FailedError(f"{url} cannot be looked at: {remote.why(error)}.", hint) from error
+
+
+def _resolved(fs: Any, inner: str, url: str) -> str:
+    """Return the URL of `inner` at its commit. Raise UsageError for what is refused for good."""
+    from huggingface_hub import HfApi, errors
+
+    fs.invalidate_cache()
+    try:
+        found = fs.resolve_path(inner)
+        api = HfApi(endpoint=fs.endpoint, token=fs.token)
+        commit = api.repo_info(found.repo_id, repo_type=found.repo_type, revision=found.revision).sha
+    except errors.OfflineModeIsEnabled as error:
+        raise UsageError(
+            f"{url} cannot be read: HF_HUB_OFFLINE is set, and it is on the hub.",
+            "Unset it, or give the directory of a copy that is here.",
+        ) from error
+    except (ValueError, NotImplementedError) as error:
+        raise UsageError(f"{url} is no path of the hub: {' '.join(str(error).split())}", _NAMED) from error
+    except (FileNotFoundError, errors.HfHubHTTPError) as error:
+        refused = _refused(url, error, errors)
+        if refused is None:
+            raise
+        raise refused from error
+    kind = "" if found.repo_type == "model" else f"{found.repo_type}s/"
+    place = f"{_SCHEME}{kind}{found.repo_id}@{commit}"
+    return f"{place}/{found.path_in_repo}".rstrip("/")
+
+
+def _refused(url: str, error: BaseException, errors: Any) -> UsageError | None:
+    """Return the error for a hub's answer that a repetition does not change; None for any other answer."""
+    cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+    if isinstance(cause, ValueError):
+        return UsageError(f"{url} is no path of the hub: {' '.join(str(cause).split())}", _NAMED)
+    if isinstance(cause, errors.GatedRepoError):
+        why, hint = _REFUSALS["GatedRepoError"]
+        return UsageError(f"{url} cannot be read: {why}.", hint)
+    if isinstance(cause, errors.RevisionNotFoundError):
+        return MissingError(
+            f"{url} does not exist: its repository has no such revision.",
+            "Give a branch, a tag or a commit; a / in a branch's name is written %2F.",
+        )
+    if isinstance(cause, errors.RepositoryNotFoundError):
+        return MissingError(
+            f"{url} does not exist: the hub has no such repository, or it is private.",
+            f"Check its name; if it is private, {_TOKEN}.",
+        )
+    if isinstance(cause, errors.HfHubHTTPError) and cause.response.status_code == 401:
+        return UsageError(
+            f"{url} cannot be read: the hub does not know the token that it was sent.",
+            "Check HF_TOKEN, or run `hf auth login`.",
+        )
+    return None
+
+
+def _asked(fs: Any, method: str, inner: str, **settings: Any) -> Any:
+    with _refusals():
+        return getattr(fs, method)(inner, **settings)
+
+
+def _ranges(fs: Any, inner: str, size: int, version: str) -> Ranges:
+    # Its file system would ask for the size before each range.
+    read = remote.from_file(fs, inner, size=size)
+
+    def read_range(start: int, stop: int, put: Put) -> None:
+        with _refusals():
+            read(start, stop, put)
+
+    return read_range
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn an error that no repetition changes into a RefusedError that says what to do."""
+    try:
+        yield
+    except Exception as error:
+        for cause in remote.causes(error):
+            if type(cause).__name__ in _REFUSALS:
+                raise remote.RefusedError(*_REFUSALS[type(cause).__name__]) from error
+        raise
+
+
+STORE = Store(
+    extra="hub",
+    asked=_asked,
+    fixed=is_pinned,
+    ranges=_ranges,
+    parallel=True,
+    pinned=pinned,
+    plain=without_revision,
+    repository=True,
+    meant=meant,
+    instead="Write it to a local directory, and upload that with `hf upload`.",
+)

@@ -1,0 +1,10 @@
+"""LoRA adapters of PEFT, merged into their base.
+
+In: a source, and paths of adapters with their configurations. Out: the source with the adapters, as `COMPUTED` has it,
+whose tensors are the base's plus products of factors. Its kernels are `LowRank` and `Magnitude`.
+"""
+
+from __future__ import annotations
+
+PAGES = ("merge.md",)
+SCRIPTS = ("memory_names.py",)

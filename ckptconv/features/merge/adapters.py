@@ -1,0 +1,625 @@
+"""What merging adapters makes of the tensors of a base. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.features.merge.files import Adapter, factor, settled
+from ckptconv.features.merge.kernels import MOST_COLUMNS, MOST_RANK, LowRank, Magnitude
+from ckptconv.features.merge.memory import InFiles
+from ckptconv.features.merge.peft import PREFIX, Factors, Module, parsed, unknown
+from ckptconv.features.merge.placing import Placed, placed
+from ckptconv.features.merge.tied import EMBEDDINGS, HEAD, Base, Head, is_saved, moves_head, rows_of, untied
+from ckptconv.formats.quantized.parts import parts_among
+from ckptconv.tensors import casting
+from ckptconv.tensors.computing import Axis, Joined, Tiled, WeightedSum
+from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType
+from ckptconv.tensors.lazy import Concat, LazyTensor, View, untagged
+from ckptconv.tensors.slices import Span, as_stored, extent, sliced
+from ckptconv.text import count_of, some
+
+_F64 = DTYPES["float64"]
+
+
+# Makes what is changed of what is there, the first row of that in the whole, and how many rows it has.
+_Made: TypeAlias = Callable[[LazyTensor, int, int], LazyTensor]
+
+
+class Merged(NamedTuple):
+    """The tensors that adapters change, by name, in float64 or the dtype they are stored with; and notes.
+
+    `dtypes` are those of tensors that the base does not have. `untied` are names that do not share their tensor any
+    more. `settings` are what a configuration has to say now.
+    """
+
+    tensors: dict[str, LazyTensor]
+    notes: tuple[str, ...]
+    dtypes: Mapping[str, DType]
+    untied: frozenset[str]
+    settings: Mapping[str, Any]
+
+
+def merged(base: Base, adapters: Sequence[tuple[Adapter, Mapping[str, LazyTensor]]]) -> Merged:
+    """Return what `adapters`, each with its tensors by name, change of the tensors of `base`.
+
+    Raise CorruptError for a tensor of an adapter that the base has no place for, or in another shape, UnsupportedError
+    for quantized weights, and for what is not known of adapters.
+    """
+    parts = parts_among(base.tensors)
+    work = _Work(base, {*parts, *parts.values()})
+    for adapter, tensors in adapters:
+        work.merge(adapter, parsed(adapter.source.path, tensors, adapter.name))
+    changed = work.changed
+    first: dict[Hashable, str] = {}
+    for name in changed:
+        if name in base.tensors and name not in work.apart:
+            first[base.place(name)] = name
+    for name in base.tensors:
+        if name not in changed and (kept := first.get(base.place(name))) is not None:
+            changed[name] = changed[kept]
+    _check_views(base, changed, work.apart)
+    return Merged(
+        changed,
+        (f"merged {count_of(len(adapters), 'adapter')}: {count_of(len(changed), 'tensor')} changed.", *work.notes),
+        work.dtypes,
+        frozenset(work.apart),
+        work.settings,
+    )
+
+
+def _check_views(base: Base, changed: Collection[str], apart: Collection[str]) -> None:
+    """Raise UnsupportedError if a tensor that is not changed shares bytes with one that is."""
+    pieces = []
+    for name, tensor in base.tensors.items():
+        if stored := as_stored(untagged(tensor)):
+            pieces.append((stored.file.path, stored.offset, stored.offset + extent(stored), name))
+    pieces.sort()
+    last: dict[bool, tuple[str, int, str]] = {}
+    for path, start, stop, name in pieces:
+        mine = name in changed
+        other = last.get(not mine)
+        if other and other[0] == path and start < other[1] and start < stop and not {name, other[2]} & {*apart}:
+            raise UnsupportedError(
+                f"{base.path}: {name!r} and {other[2]!r} share memory, and the adapter changes one of them.",
+                "Save copies of them first (tensor.clone()), or leave one out with --exclude.",
+            )
+        if mine not in last or last[mine][0] != path or last[mine][1] < stop:
+            last[mine] = path, stop, name
+
+
+class _Work:
+    """Merges adapters: puts what they change into `changed`."""
+
+    def __init__(self, base: Base, quantized: Collection[str]) -> None:
+        self.changed: dict[str, LazyTensor] = {}
+        self.dtypes: dict[str, DType] = {}
+        # Names that do not share their tensor any more.
+        self.apart: set[str] = set()
+        self.settings: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self._base, self._quantized = base, quantized
+        # By which adapter each place was changed, and under which name.
+        self._by: dict[Hashable, tuple[str, int]] = {}
+        self._number = 0
+        self._adapter: Adapter
+        self._placed: Placed
+        self._head: Head | None = None
+        self._turns: dict[bool, bool] = {}
+        self._told: dict[str, tuple[float, float]] = {}
+
+    @property
+    def _path(self) -> str:
+        return self._adapter.source.path
+
+    def merge(self, adapter: Adapter, modules: Mapping[str, Module]) -> None:
+        self._adapter = adapter
+        self._number += 1
+        self._check_said(modules)
+        modules, self._head = untied(self._base, adapter, modules)
+        if self._head:
+            self._untie(self._head)
+        elif embedding := moves_head(self._base, adapter, modules):
+            self.notes.append(
+                f"The head that is tied to {embedding!r} changes with it, as where PEFT merges them; in the training "
+                "it did not."
+            )
+        self._placed = placed(adapter, self._base.tensors, self._base.path, modules)
+        names = [f"{module}.{stack}" for module, stacks in self._placed.stacks.items() for stack in stacks]
+        adapted = [module for module, each in modules.items() if each.factors]
+        names += itertools.chain.from_iterable((module, f"{module}.weight") for module in adapted)
+        self._told = settled(adapter.scale, names)
+        self._turns = self._evidence(modules)
+        for module, each in modules.items():
+            for parameter, tensor in each.whole.items():
+                self._replace(module, parameter, tensor)
+        for module, each in modules.items():
+            if each.rows is not None:
+                self._rows(module, each.rows)
+            if each.factors:
+                self._factors(module, each)
+
+    # ---- what the configuration says, and what it says of ties
+
+    def _check_said(self, modules: Mapping[str, Module]) -> None:
+        """Raise CorruptError unless the configuration and the tensors have the same parts."""
+        adapter = self._adapter
+        adapted = {module: each for module, each in modules.items() if each.factors}
+        biased = [module for module, each in adapted.items() if any(pair.bias is not None for pair in each.factors)]
+        for what, has, asked in (
+            (
+                "DoRA's lengths",
+                [name for name, each in adapted.items() if each.lengths is not None],
+                adapter.scale.dora,
+            ),
+            ("biases of factors", biased, adapter.has_bias),
+            ("rows of tokens", [name for name, each in modules.items() if each.rows is not None], bool(adapter.tokens)),
+        ):
+            if bool(has) != asked:
+                raise CorruptError(
+                    f"{self._path} {'has' if has else 'lacks'} {what}, and its configuration says otherwise."
+                )
+        lacking = [name for name, each in adapted.items() if adapter.scale.dora and each.lengths is None]
+        if lacking:
+            raise CorruptError(f"{self._path} has no DoRA lengths of {some(lacking, 3)}.")
+
+    def _untie(self, head: Head) -> None:
+        """Give the head a tensor of its own, that of the embedding as it is now."""
+        if head.is_new and head.name not in self.changed:
+            stored = self._base.tensors[head.embedding]
+            self.changed[head.name] = casting.unrounded(untagged(self.changed.get(head.embedding, stored)))
+            self.dtypes[head.name] = stored.dtype
+        self.apart |= {head.embedding, head.name}
+        self.settings["tie_word_embeddings"] = False
+        self.notes.append(
+            f"{head.name!r} is stored apart from {head.embedding!r}, to which the base ties it, as they were not "
+            "trained as one. A configuration has to say so: tie_word_embeddings is false."
+        )
+
+    # ---- whole tensors, and rows
+
+    def _put(self, name: str, tensor: LazyTensor, is_whole: bool = False) -> None:
+        """Change the tensor of this name. Raise CorruptError if that takes back what was changed before, or names that
+        the base ties are changed twice."""
+        place = name if name in self.apart or name not in self._base.tensors else self._base.place(name)
+        before, number = self._by.get(place, (name, self._number))
+        if number != self._number and is_whole:
+            raise CorruptError(
+                f"{self._path} has a whole tensor for {name!r}, which another adapter changes too.",
+                "Adapters as save_pretrained writes them hold their factors alone, and can be added up.",
+            )
+        if number == self._number and before != name:
+            raise CorruptError(
+                f"{self._path} changes {name!r} and {before!r}, which are one tensor in {self._base.path}.",
+                "PEFT's ensure_weight_tying trains them as one.",
+            )
+        self._by[place] = name, self._number
+        self.changed[name] = tensor
+
+    def _replace(self, module: str, parameter: str, tensor: LazyTensor) -> None:
+        """Put a tensor that was trained, or frozen beside what was, in the place of the base's."""
+        memory = f"{module}.{parameter}"
+        tensor = untagged(tensor)
+        place = self._placed.tensors.get(memory)
+        if place is None and len(tensor.shape) == 3 and (experts := self._placed.stacked(module, parameter)):
+            self._replace_stack(memory, experts, tensor)
+            return
+        if place is None:
+            self._add(module, memory, tensor)
+            return
+        for name in place.names:
+            self._check_weight(name)
+        if len(place.names) == 1 and place.parts == 1:
+            name = place.names[0]
+            if tensor.shape != self._base.tensors[name].shape and not self._is_resized(module, name, tensor):
+                raise self._other_shape(memory, tensor.shape, name)
+            self._put(name, tensor, is_whole=True)
+            return
+        self._in_place(memory, place, tensor.shape, lambda base, start, count: _rows(tensor, start, count), True)
+
+    def _is_resized(self, module: str, name: str, tensor: LazyTensor) -> bool:
+        """Whether a whole tensor is that of an embedding or a head with another vocabulary."""
+        shape = self._base.tensors[name].shape
+        of_words = module.rpartition(".")[2] in (*EMBEDDINGS, HEAD)
+        if not of_words or len(shape) > 2 or tensor.shape[1:] != shape[1:] or len(tensor.shape) != len(shape):
+            return False
+        size = self.settings.setdefault("vocab_size", tensor.shape[0])
+        if size != tensor.shape[0]:
+            raise CorruptError(f"{self._path} has vocabularies of {size:,} and of {tensor.shape[0]:,} words.")
+        if self._head and self._head.is_new and name == self._head.embedding:
+            raise unknown(self._path, name, "it has another vocabulary than the head, which was tied to it")
+        return True
+
+    def _add(self, module: str, memory: str, tensor: LazyTensor) -> None:
+        """Add a tensor that the base lacks, of a module that was trained whole."""
+        if self._is_new_head(module):
+            assert self._head is not None
+            if tensor.shape[1:] != self._shape(self._head.name)[1:]:
+                raise self._other_shape(memory, tensor.shape, self._head.name)
+            self._put(self._head.name, tensor, is_whole=True)
+            return
+        self._check_weight(memory)
+        if not is_saved(self._adapter, module):
+            raise self._no_place(memory)
+        if memory in self.dtypes:
+            raise CorruptError(f"{self._path} has {memory!r}, which another adapter has added.")
+        self.changed[memory], self.dtypes[memory] = tensor, tensor.dtype
+        self.notes.append(
+            f"{memory!r} was added: the base has no such tensor, and its config.json names a model without it."
+        )
+
+    def _is_new_head(self, module: str) -> bool:
+        """Whether `module` is a head that the base does not store."""
+        return self._head is not None and self._head.is_new and module.rpartition(".")[2] == HEAD
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor of the base, or of one that was added to it."""
+        return (self._base.tensors.get(name) or self.changed[name]).shape
+
+    def _replace_stack(self, memory: str, experts: Sequence[Sequence[str]], tensor: LazyTensor) -> None:
+        """Put a stack in the place of the tensors that the base has for it."""
+        whole = (Span(0, 1, tensor.shape[2]),)
+        for number, names in enumerate(experts):
+            at = 0
+            for name in names:
+                self._check_weight(name)
+                shape = self._base.tensors[name].shape
+                if len(experts) != tensor.shape[0] or shape[1:] != tensor.shape[2:] or at + shape[0] > tensor.shape[1]:
+                    raise self._other_shape(memory, tensor.shape, name)
+                part = sliced(tensor, (Span(number, 1, 1), Span(at, 1, shape[0]), *whole))
+                self._put(name, View(part, part.dtype, shape), is_whole=True)
+                at += shape[0]
+            if at != tensor.shape[1]:
+                raise self._other_shape(memory, tensor.shape, names[-1])
+
+    def _rows(self, module: str, rows: LazyTensor) -> None:
+        """Put the rows of tokens in the place of the base's."""
+        name = self._weight(module)
+        base = self._now(name)
+        tokens = rows_of(self._adapter, module)
+        if tokens is None or len(base.shape) != 2 or rows.shape != (len(tokens), base.shape[1]):
+            raise self._other_shape(f"{module}.token_adapter.trainable_tokens_delta", rows.shape, name)
+        if max(tokens, default=0) >= base.shape[0]:
+            raise CorruptError(f"{self._path} has row {max(tokens):,} of {name!r}, which has {base.shape[0]:,} rows.")
+        made: list[LazyTensor] = []
+        at = 0
+        for number, token in sorted(enumerate(tokens), key=lambda pair: pair[1]):
+            if token > at:
+                made.append(_wide(_rows(base, at, token - at)))
+            made.append(_wide(_rows(rows, number, 1)))
+            at = token + 1
+        if at < base.shape[0]:
+            made.append(_wide(_rows(base, at, base.shape[0] - at)))
+        self._put(name, Concat(tuple(made)))
+
+    # ---- factors
+
+    def _weight(self, module: str) -> str:
+        place = self._placed.tensors.get(f"{module}.weight")
+        if place is None and self._is_new_head(module) and self._head:
+            return self._head.name
+        if place is None or len(place.names) != 1 or place.parts != 1:
+            raise self._no_place(f"{module}.weight")
+        return place.names[0]
+
+    def _factors(self, module: str, parts: Module) -> None:
+        memory = f"{module}.{parts.parameter}"
+        place = self._placed.tensors.get(memory)
+        if place is None or len(parts.factors) > 1:
+            self._stacked(module, parts)
+            return
+        (pair,) = parts.factors
+        left, right = pair.left, pair.right
+        is_parameter = any(memory == each or memory.endswith(f".{each}") for each in self._adapter.parameters)
+        scale = self._factor(memory if is_parameter else parts.attention or module, left, right)
+        # PEFT adds this product twice, where it merges as in each step of the training.
+        scale *= 2 if parts.attention else 1
+        if pair.bias is not None:
+            self._bias(module, pair.bias, scale)
+        for name in place.names:
+            self._check_weight(name)
+        if len(place.names) > 1 or place.parts > 1:
+            if parts.lengths is not None or pair.embedding or len(left.shape) != 2 or len(right.shape) != 2:
+                raise unknown(self._path, module, "files hold it together with others")
+            self._in_place(
+                memory,
+                place,
+                (left.shape[0], right.shape[1]),
+                lambda base, start, count: _added(base, _rows(left, start, count), right, scale, False),
+            )
+            return
+        name = place.names[0]
+        base = self._now(name)
+        if len(base.shape) > 2:
+            self._convolution(name, base, pair, scale, parts.lengths)
+            return
+        if len(base.shape) != 2 or len(left.shape) != 2 or len(right.shape) != 2:
+            raise unknown(self._path, name, "it is no matrix")
+        shape = left.shape[0], right.shape[1]
+        turned = self._is_turned(module, pair, name, base)
+        if (shape[::-1] if turned else shape) != base.shape:
+            raise self._other_shape(name, shape, name)
+        made = _added(base, left, right, scale, turned)
+        if parts.lengths is not None:
+            made = self._with_lengths(name, made, parts.lengths, turned)
+        self._put(name, made)
+
+    def _is_turned(self, module: str, pair: Factors, name: str, base: LazyTensor) -> bool:
+        shape = pair.left.shape[0], pair.right.shape[1]
+        if pair.embedding:
+            return shape[::-1] == base.shape
+        if not self._adapter.turned or shape[::-1] != base.shape:
+            return False
+        if shape != base.shape:
+            return True
+        # A square one is as the others are; PEFT takes back what the configuration says of linear layers.
+        return self._turns.get(_is_of_layer(module), True)
+
+    def _evidence(self, modules: Mapping[str, Module]) -> dict[bool, bool]:
+        """Return whether the matrices in layers, and those outside, are stored transposed, where others than square
+        ones tell it: {in a layer: transposed}."""
+        found: dict[bool, set[bool]] = {}
+        for module, each in modules.items():
+            place = self._placed.tensors.get(f"{module}.weight")
+            for pair in each.factors if place and len(place.names) == 1 and not place.parts > 1 else ():
+                assert place is not None
+                base = self._base.tensors[place.names[0]].shape
+                shape = pair.left.shape[0], pair.right.shape[1]
+                if not pair.embedding and len(base) == 2 and shape != shape[::-1] and base in (shape, shape[::-1]):
+                    found.setdefault(_is_of_layer(module), set()).add(base != shape)
+        return {inside: True in told for inside, told in found.items()}
+
+    def _bias(self, module: str, bias: LazyTensor, scale: float) -> None:
+        """Add the bias of factors to that of the base."""
+        place = self._placed.tensors.get(f"{module}.bias")
+        if place is None or len(place.names) != 1 or place.parts != 1:
+            raise CorruptError(
+                f"{self._path} has a bias of the factors of {module!r}, and {self._base.path} has none to add it to.",
+                "PEFT does not merge it either. Give the module a bias of zeros.",
+            )
+        name = place.names[0]
+        base = self._now(name)
+        if base.shape != bias.shape:
+            raise self._other_shape(f"{module}.lora_B.bias", bias.shape, name)
+        kernel = WeightedSum((base.dtype.name, bias.dtype.name), (1.0, scale), 1.0)
+        self._put(name, Joined((base, bias), kernel, _F64))
+
+    def _convolution(
+        self, name: str, base: LazyTensor, pair: Factors, scale: float, lengths: LazyTensor | None
+    ) -> None:
+        """Merge the factors of a convolution: the first one is a convolution too, and the second one has kernels of one
+        element."""
+        left, right = pair.left, pair.right
+        if left.shape[2:] != (1,) * (len(base.shape) - 2) or left.numel != left.shape[0] * left.shape[1]:
+            raise unknown(self._path, name, "its second factor is no convolution by one element")
+        if (left.shape[0], *right.shape[1:]) != base.shape:
+            raise self._other_shape(name, (left.shape[0], *right.shape[1:]), name)
+        shape = base.shape[0], base.numel // base.shape[0]
+        made = _added(
+            View(base, base.dtype, shape),
+            View(left, left.dtype, left.shape[:2]),
+            View(right, right.dtype, (right.shape[0], shape[1])),
+            scale,
+            False,
+        )
+        if lengths is not None:
+            made = self._with_lengths(name, made, lengths, False)
+        self._put(name, View(made, made.dtype, base.shape))
+
+    def _with_lengths(self, name: str, made: LazyTensor, lengths: LazyTensor, turned: bool) -> LazyTensor:
+        if turned:
+            raise unknown(
+                self._path,
+                name,
+                "DoRA of an embedding, or of a matrix that is stored transposed: each element needs all rows",
+            )
+        if made.shape[1] > MOST_COLUMNS:
+            told = f"DoRA of rows of {made.shape[1]:,} elements, where {MOST_COLUMNS:,} is the most"
+            raise unknown(self._path, name, told)
+        if lengths.numel != made.shape[0] or lengths.dtype.name not in SUMMED:
+            raise self._other_shape(name, lengths.shape, name)
+        flat = lengths if len(lengths.shape) == 1 else View(lengths, lengths.dtype, (lengths.numel,))
+        axes = (Axis(0), Axis(1, 0)), (Axis(0),)
+        return Tiled((made, flat), axes, Magnitude(), _F64, made.shape, (0, 0))
+
+    def _factor(self, module: str, left: LazyTensor, right: LazyTensor, experts: int = 1) -> float:
+        rank, rest = divmod(left.shape[1], experts)
+        if left.shape[1] != right.shape[0] or rest:
+            raise CorruptError(
+                f"{self._path}: the factors of {module!r} have {left.shape[1]} columns and {right.shape[0]} rows, "
+                "which do not fit."
+            )
+        if left.shape[1] > MOST_RANK:
+            told = f"factors of rank {left.shape[1]:,}, where {MOST_RANK:,} is the most"
+            raise unknown(self._path, module, told)
+        return factor(self._adapter.scale, self._told[module], module, rank)
+
+    def _now(self, name: str) -> LazyTensor:
+        """Return the tensor of the base as it is by now."""
+        self._check_weight(name)
+        tensor = casting.unrounded(untagged(self.changed.get(name) or self._base.tensors[name]))
+        if tensor.dtype.name not in SUMMED:
+            raise UnsupportedError(
+                f"{self._base.path}: {name!r} is {tensor.dtype}, and an adapter is added to floats of 16 bits and more."
+            )
+        return tensor
+
+    def _check_weight(self, name: str) -> None:
+        if name in self._quantized:
+            raise UnsupportedError(
+                f"{self._base.path}: {name!r} is quantized, and an adapter is added to weights.",
+                "--dequantize makes weights of quantized ones.",
+            )
+
+    def _in_place(self, memory: str, place: InFiles, shape: Sequence[int], made: _Made, is_whole: bool = False) -> None:
+        """Change what is in several tensors, or in a part of the rows of one: `made` of what is there and its rows in
+        the whole, from one on so many."""
+        bases = [self._now(name) for name in place.names]
+        rows = sum(base.shape[0] for base in bases) // place.parts
+        if any(base.shape[1:] != tuple(shape[1:]) or base.shape[0] % place.parts for base in bases) or rows != shape[0]:
+            raise self._other_shape(memory, shape, place.names[0])
+        if place.parts > 1:
+            (name,), (base,) = place.names, bases
+            start = place.part * rows
+            inside = made(_rows(base, start, rows), 0, rows)
+            around = [(0, start), (start + rows, base.shape[0] - start - rows)]
+            before, after = ([_wide(_rows(base, *each))] if each[1] else [] for each in around)
+            self._put(name, Concat((*before, _wide(inside), *after)), is_whole)
+            return
+        at = 0
+        for name, base in zip(place.names, bases, strict=True):
+            self._put(name, made(base, at, base.shape[0]), is_whole)
+            at += base.shape[0]
+
+    # ---- experts
+
+    def _stacked(self, module: str, parts: Module) -> None:
+        """Merge the factors of the parameters of a module, which are stacked."""
+        stacks = self._placed.stacks.get(module)
+        if not stacks:
+            begin = f"{module}."
+            self._check_weight(min((name for name in self._quantized if name.startswith(begin)), default=""))
+            raise self._no_place(f"{module}.weight")
+        if parts.lengths is not None or any(pair.bias is not None for pair in parts.factors):
+            raise unknown(self._path, module, "DoRA or a bias of stacked experts")
+        for pair in parts.factors:
+            if len(pair.left.shape) != 2 or len(pair.right.shape) != 2:
+                raise unknown(self._path, module, "its factors are no matrices")
+        for pair, stack in self._fitting(module, parts.factors, stacks):
+            self._experts(f"{module}.{stack}", pair, stacks[stack])
+
+    def _fitting(
+        self, module: str, pairs: Sequence[Factors], stacks: Mapping[str, Sequence[Sequence[str]]]
+    ) -> Iterator[tuple[Factors, str]]:
+        """Yield the factors with the stacks that they are of, if their shapes tell it: what fits only one has it, and
+        no other has it then."""
+        meant = [name for name in stacks if f"{module}.{name}".endswith(tuple(self._adapter.parameters))]
+        if len(meant) != len(pairs):
+            meant = list(stacks)
+        left = {at: {name for name in meant if self._fits(pair, stacks[name])} for at, pair in enumerate(pairs)}
+        while left:
+            at = min(left, key=lambda number: len(left[number]))
+            fits = left.pop(at)
+            # Of several, one may be the only one that no other pair fits.
+            alone = [name for name in fits if not any(name in other for other in left.values())]
+            if len(fits) > 1 and not (len(alone) == 1 and len(left) + 1 == len({*fits}.union(*left.values()))):
+                fits = set()
+                told = "more than one"
+            elif len(fits) > 1:
+                fits = set(alone)
+            else:
+                told = "none"
+            if not fits:
+                raise CorruptError(
+                    f"{self._path}: the shapes of the factors of {module!r} fit {told} of the stacked parameters "
+                    f"{some(stacks)}."
+                )
+            (name,) = fits
+            for other in left.values():
+                other.discard(name)
+            yield pairs[at], name
+
+    def _fits(self, pair: Factors, experts: Sequence[Sequence[str]]) -> bool:
+        shape = (pair.left.shape[0], pair.right.shape[1])
+        first = [self._base.tensors[name].shape for name in experts[0]]
+        if len(first[0]) == 3:
+            return shape in (first[0][1:], first[0][:0:-1])
+        return all(len(each) == 2 for each in first) and shape == (sum(each[0] for each in first), first[0][1])
+
+    def _experts(self, parameter: str, pair: Factors, experts: Sequence[Sequence[str]]) -> None:
+        left, right = pair.left, pair.right
+        stack = experts[0][0] if len(self._base.tensors[experts[0][0]].shape) == 3 else ""
+        count = self._base.tensors[stack].shape[0] if stack else len(experts)
+        scale = self._factor(parameter, left, right, count)
+        turned = bool(stack) and self._is_stack_turned(parameter, stack, (left.shape[0], right.shape[1]))
+        rank = right.shape[0] // count
+        slices = []
+        for number in range(count):
+            mine = sliced(left, (Span(0, 1, left.shape[0]), Span(number, count, rank)))
+            theirs = _rows(right, number * rank, rank)
+            if stack:
+                slices.append(self._of_stack(stack, number, mine, theirs, scale, turned))
+                continue
+            at = 0
+            for name in experts[number]:
+                base = self._now(name)
+                self._put(name, _added(base, _rows(mine, at, base.shape[0]), theirs, scale, False))
+                at += base.shape[0]
+        if stack:
+            self._put(stack, Concat(tuple(slices)))
+
+    def _is_stack_turned(self, parameter: str, stack: str, shape: tuple[int, int]) -> bool:
+        """Whether the matrices of the stack of this name are stored transposed, where the factors make this `shape`.
+
+        All of a module are, or none. Of square ones the other stack tells it: what takes as many makes twice as many,
+        as gates are stacked with what they open, or what makes as many takes half as many.
+        """
+        rows, columns = self._base.tensors[stack].shape[1:]
+        if rows != columns:
+            return shape != (rows, columns)
+        module = stack.rpartition(".")[0]
+        others = {
+            tensor.shape[1:]
+            for name, tensor in self._base.tensors.items()
+            if len(tensor.shape) == 3 and name.rpartition(".")[0] == module
+        }
+        told = {height < width for height, width in others if {height, width} in ({rows, 2 * rows}, {rows, rows / 2})}
+        if len(told) != 1:
+            raise unknown(self._path, parameter, "square experts, of which nothing tells whether they are transposed")
+        return told.pop()
+
+    def _of_stack(
+        self, stack: str, number: int, left: LazyTensor, right: LazyTensor, scale: float, turned: bool
+    ) -> LazyTensor:
+        whole = self._now(stack)
+        one = sliced(whole, (Span(number, 1, 1), *(Span(0, 1, extent) for extent in whole.shape[1:])))
+        inner = whole.shape[1:]
+        made = _added(View(one, one.dtype, inner), left, right, scale, turned)
+        return View(made, made.dtype, (1, *inner))
+
+    # ---- errors
+
+    def _no_place(self, memory: str) -> CorruptError:
+        if self._placed.has_other_layout(memory):
+            return CorruptError(
+                f"{self._path} has {memory!r}, which transformers holds in another layout than files do, and "
+                f"{self._base.path} has no tensor of that name.",
+                "Save the base with the names that transformers has in memory: model.state_dict().",
+            )
+        return CorruptError(
+            f"{self._path} has {PREFIX}{memory}, and {self._base.path} has no {memory!r} for it, nor under the other "
+            "names that transformers' files have for it.",
+            "It is an adapter of another model, or of a tensor that this base ties to another and does not store.",
+        )
+
+    def _other_shape(self, memory: str, shape: Sequence[int], name: str) -> CorruptError:
+        return CorruptError(
+            f"{self._path}: {memory!r} is for a tensor of shape {list(shape)}, and {name!r} of {self._base.path} has "
+            f"{list(self._shape(name))}.",
+            "It is an adapter of another model.",
+        )
+
+
+def _is_of_layer(module: str) -> bool:
+    return any(part.isdecimal() for part in module.split("."))
+
+
+def _rows(tensor: LazyTensor, start: int, count: int) -> LazyTensor:
+    """Return `count` rows of a tensor, from `start` on."""
+    if not start and count == tensor.shape[0]:
+        return tensor
+    return sliced(tensor, (Span(start, 1, count), *(Span(0, 1, size) for size in tensor.shape[1:])))
+
+
+def _wide(tensor: LazyTensor) -> LazyTensor:
+    """Return a tensor of floats as float64."""
+    return casting.cast(tensor, _F64)
+
+
+def _added(base: LazyTensor, left: LazyTensor, right: LazyTensor, scale: float, turned: bool) -> LazyTensor:
+    """Return `base` plus the product of two factors times `scale`, transposed if `turned`, as float64."""
+    rows, columns = (1, 0) if turned else (0, 1)
+    axes = (Axis(0), Axis(1)), (Axis(rows), Axis(0, 0)), (Axis(0, 0), Axis(columns))
+    return Tiled((base, left, right), axes, LowRank(scale), _F64, base.shape, (0, 0))

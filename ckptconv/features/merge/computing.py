@@ -1,0 +1,82 @@
+"""Merges adapters into the tensors of a source, and says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ckptconv.features.merge import adapters, files, tied
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs import selection
+from ckptconv.outputs.computed import Again, Computing, From
+from ckptconv.outputs.naming import Named, named
+from ckptconv.tensors import casting
+from ckptconv.tensors.dtypes import SUMMED
+from ckptconv.tensors.lazy import LazyTensor
+
+
+def _given(source: Source) -> files.Merge:
+    given: files.Merge = source.computed["merge"]
+    return given
+
+
+def _merged(own: Named, source: Source, options: Options) -> Named:
+    """Return `own`, the tensors of `source`, with its adapters merged, rounded once to the dtype that is stored."""
+    base = tied.Base(source.path, own.described.tensors, own.ties, _given(source).model)
+    factors = [(each, named(each.source, Options()).described.tensors) for each in _given(source).adapters]
+    found = adapters.merged(base, factors)
+    dtype = options.dtype or source.defaults.dtype
+    widen_only = source.defaults.dtype == dtype == "float32"
+    known: dict[tuple[int, str], LazyTensor] = {}
+    made = {}
+    for name, tensor in found.tensors.items():
+        stored = found.dtypes[name] if name in found.dtypes else base.tensors[name].dtype
+        goal = selection.goal(stored, dtype, widen_only)
+        is_number = tensor.dtype.name in SUMMED and goal.name in SUMMED
+        cast = casting.rounded(tensor, goal) if is_number else selection.converted(name, tensor, goal.name)
+        # Tied names have one object.
+        made[name] = known.setdefault((id(tensor), goal.name), cast)
+    described = own.described._replace(tensors={**base.tensors, **made}, apart=False)
+    ties = {alias: owner for alias, owner in own.ties.items() if not {alias, owner} & found.untied}
+    merged = own._replace(described=described, ties=ties, notes=(*own.notes, *found.notes), settings=found.settings)
+    is_same = all(name in base.tensors and base.tensors[name].shape == made[name].shape for name in made)
+    if (is_same and not found.untied) or described.structure is None:
+        return merged
+    why = "the adapter adds tensors, or changes which are tied."
+    return merged.without_record(f"{source.path}: its structure record was left out: {why}")
+
+
+def _record(source: Source) -> Mapping[str, Any]:
+    every = _given(source).adapters
+    name = every[0].name
+    return {"adapters": [From(each.source.path) for each in every]} | ({"adapter": name} if name else {})
+
+
+def _terms(source: Source) -> Iterable[Source]:
+    return (each.source for each in _given(source).adapters)
+
+
+def _again(
+    source: Source, heading: Mapping[str, Any], paths: Sequence[str | None], asked: Options, output: str
+) -> Source:
+    every = files.read_adapters([path for path in paths if path], asked.opening(), heading.get("adapter", ""))
+    return files.merging(source, every, asked.storage_options)
+
+
+COMPUTING = Computing(
+    heading={"adapters?": [str], "adapter?": str},
+    named=_merged,
+    record=_record,
+    reported=lambda source: {"adapters": [each.path for each in _terms(source)]},
+    sources=_terms,
+    again=Again(
+        lambda heading: heading.get("adapters", ()),
+        (
+            "`ckptconv merge` merged adapters",
+            "Merge them again, into another OUTPUT, and compare the two with `ckptconv diff`.",
+        ),
+        "adapters",
+        _again,
+    ),
+)

@@ -1,0 +1,285 @@
+"""A source into which PEFT's adapters are to be merged, and what their configurations say.
+
+Source: PEFT 0.21, tuners/lora (config.py, layer.py) and utils/other.get_pattern_key.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
+from ckptconv.formats import companions, configs
+from ckptconv.formats.adapter_names import other_program
+from ckptconv.formats.companions import ADAPTER_CONFIG
+from ckptconv.formats.detect import open_source
+from ckptconv.formats.source import Source, combined
+from ckptconv.plan import Input
+from ckptconv.storage.location import Location
+from ckptconv.structure.regexes import ExpressionError, LimitsError, first_matches
+from ckptconv.text import brief, some
+
+# Stands before the names of the files of adapters among those of the source.
+_OF_ADAPTERS = "--adapter"
+# What a configuration may say that changes nothing of what is merged, or is read here.
+_KNOWN = (
+    "alpha_pattern auto_mapping bias corda_config ensure_weight_tying eva_config exclude_modules fan_in_fan_out "
+    "inference_mode init_lora_weights layers_pattern layers_to_transform loftq_config lora_bias lora_ga_config "
+    "megatron_config modules_to_save rank_pattern runtime_config target_modules target_parameters "
+    "trainable_token_indices use_dora use_rslora"
+)
+# How factors may begin without a change of the base.
+_BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
+# The largest rank and alpha that a configuration may say; of ranks that there are, `MOST_RANK` is.
+_LARGEST = 1 << 20
+# Each adds a level to the expression of a tensor.
+_MOST_ADAPTERS = 64
+# Modules that PEFT trains whole for a task, without being told.
+_HEADS = {
+    "SEQ_CLS": ("classifier", "score"),
+    "TOKEN_CLS": ("classifier", "score"),
+    "QUESTION_ANS": ("qa_outputs",),
+}
+# A pattern in which no character but a dot means something else than itself.
+_PLAIN = re.compile(r"[\w.]+")
+
+
+class Scale(NamedTuple):
+    """The rank of an adapter's factors and its alpha, and those of modules that match a pattern.
+
+    A product is multiplied by alpha over the rank, or if `rooted` over its root. `dora`: rows have lengths of their
+    own.
+    """
+
+    rank: float
+    alpha: float
+    ranks: Mapping[str, float]
+    alphas: Mapping[str, float]
+    rooted: bool
+    dora: bool
+
+
+class Adapter(NamedTuple):
+    """An adapter of PEFT's, of several in its source that called `name`.
+
+    `turned`: its configuration says that the base stores matrices transposed. `parameters` are the ends of the names of
+    those that it adapts by themselves, not as weights of modules; `saved` the ends of the names of modules that were
+    trained whole. `tokens` are the rows that were trained of a module, by the end of its name, "" for the embedding.
+    `tied`: what the base ties was trained as one. `has_bias`: the factors have a bias.
+    """
+
+    source: Source
+    scale: Scale
+    turned: bool
+    parameters: tuple[str, ...] = ()
+    name: str = ""
+    saved: tuple[str, ...] = ()
+    tokens: Mapping[str, tuple[int, ...]] = {}
+    tied: bool = False
+    has_bias: bool = False
+
+
+class Merge(NamedTuple):
+    """Adapters that are to be merged into a source in order; `model` is what the config.json beside it says."""
+
+    adapters: tuple[Adapter, ...]
+    model: Mapping[str, Any]
+
+
+def read_adapters(paths: Sequence[str], settings: Mapping[str, Any], name: str = "") -> list[Adapter]:
+    """Read each of the adapters at `paths`, with the `settings` of `open_source`; of one that holds several, that
+    called `name`.
+
+    Raise UsageError for one without a configuration, UnsupportedError for one that is not LoRA's, CorruptError for a
+    configuration that is none.
+    """
+    if len(paths) > _MOST_ADAPTERS:
+        raise UsageError(
+            f"There are {len(paths):,} adapters, and at most {_MOST_ADAPTERS} are merged at once.",
+            "Merge some of them first, and the others into what comes out.",
+        )
+    return [_read(path, settings, name) for path in paths]
+
+
+def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
+    plain = {"like": "", "map": "", "size": None, "dequantize": False, "family": "", "key": ""}
+    options = dict(settings.get("storage_options") or {})
+    # Beside the default adapter, save_pretrained puts each other one into a directory of its name.
+    if name and "/" not in name and Location(path, options).join(name, ADAPTER_CONFIG).kind == "file":
+        path = Location(path, options).join(name).path
+    source = open_source(path, **{**settings, **plain})
+    place = Location(source.path, options)
+    here = place if place.kind == "directory" else place.parent
+    places = (here.join(ADAPTER_CONFIG), here.parent.join(ADAPTER_CONFIG))
+    file = next((each for each in places if each.kind == "file"), None)
+    names = source.weights if isinstance(source.weights, Mapping) else {}
+    if file is None:
+        raise other_program(path, names) or UsageError(
+            f"{path} is no adapter: there is no {ADAPTER_CONFIG} with it.",
+            f"Put the {ADAPTER_CONFIG} that PEFT wrote beside it.",
+        )
+    said = _Said(file, configs.read(file))
+    if "peft_type" not in said.told and (error := other_program(path, names)):
+        raise error
+    source = source._replace(inputs={**source.inputs, ADAPTER_CONFIG: Input.stamped(file.entry.file)})
+    return Adapter(
+        source,
+        _scale(said),
+        said.flag("fan_in_fan_out"),
+        said.names("target_parameters"),
+        name,
+        (
+            *said.names("modules_to_save"),
+            *next((heads for task, heads in _HEADS.items() if task == said.told.get("task_type")), ()),
+        ),
+        _tokens(said),
+        said.flag("ensure_weight_tying"),
+        said.flag("lora_bias"),
+    )
+
+
+class _Said:
+    """What a configuration says, each value of the type that is expected."""
+
+    def __init__(self, file: Location, told: Mapping[str, Any]) -> None:
+        self.file, self.told = file, told
+
+    def wrong(self, name: str, value: Any, expected: str) -> CorruptError:
+        return CorruptError(f"{self.file}: its {name} is {brief(value)}, where {expected} was expected.")
+
+    def flag(self, name: str) -> bool:
+        value = self.told.get(name)
+        if value is not None and type(value) is not bool:
+            raise self.wrong(name, value, "true or false")
+        return value is True
+
+    def names(self, name: str) -> tuple[str, ...]:
+        value = self.told.get(name) or []
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise self.wrong(name, value, "a list of names")
+        return tuple(value)
+
+    def number(self, name: str, value: Any) -> float:
+        if type(value) not in (int, float) or not 0 < value <= _LARGEST:
+            raise self.wrong(name, value, f"a number from 1 to {_LARGEST}")
+        return float(value)
+
+    def numbers(self, name: str) -> dict[str, float]:
+        value = self.told.get(name) or {}
+        if not isinstance(value, dict):
+            raise self.wrong(name, value, "an object")
+        return {key: self.number(name, each) for key, each in value.items()}
+
+
+def _tokens(said: _Said) -> dict[str, tuple[int, ...]]:
+    """Return which rows of which modules were trained."""
+    name = "trainable_token_indices"
+    value = said.told.get(name)
+    if value is None:
+        return {}
+    given = value if isinstance(value, dict) else {"": value}
+    for each in given.values():
+        if not isinstance(each, list) or any(type(row) is not int or row < 0 for row in each):
+            raise said.wrong(name, value, "a list of rows, or one for each of some modules,")
+        if len(set(each)) != len(each):
+            raise said.wrong(name, value, "each row once")
+    return {key: tuple(rows) for key, rows in given.items()}
+
+
+def _scale(said: _Said) -> Scale:
+    """Return what a configuration says of ranks and scales."""
+    file, told = said.file, said.told
+    if told.get("peft_type") != "LORA":
+        raise UnsupportedError(
+            f"{file} says that the adapter is of type {brief(told.get('peft_type'))}, and LORA is merged."
+        )
+    # What changes the factors is switched on, or has settings of its own.
+    asked = [name for name in told if name not in _KNOWN.split() and _asks(told[name])]
+    if asked:
+        raise UnsupportedError(f"{file} asks for {some(asked)}, which is not supported.")
+    if (begun := told.get("init_lora_weights")) not in _BEGINNINGS:
+        raise UnsupportedError(
+            f"{file} says that the factors began as {brief(begun)}, which takes their product away from the base: it "
+            "cannot be added to the base's files as they are.",
+            "Save it again with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...).",
+        )
+    return Scale(
+        said.number("r", told.get("r")),
+        said.number("lora_alpha", told.get("lora_alpha")),
+        said.numbers("rank_pattern"),
+        said.numbers("alpha_pattern"),
+        said.flag("use_rslora"),
+        said.flag("use_dora"),
+    )
+
+
+def _asks(value: object) -> bool:
+    """Whether the value of a key that is not known switches something on, or is its settings."""
+    return value is True or (isinstance(value, (dict, list)) and bool(value))
+
+
+def settled(scale: Scale, names: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Return the rank and alpha of each of `names`, which are modules, or parameters of them: those of the first
+    pattern that matches it from its beginning, or from behind a dot, to its end.
+
+    Raise UnsupportedError for patterns that are not understood.
+    """
+    told = (scale.ranks, scale.rank), (scale.alphas, scale.alpha)
+    patterns = [list(each) for each, _ in told]
+    if all(map(_PLAIN.fullmatch, itertools.chain(*patterns))):
+        first = [[_first_plain(each, name) for name in names] for each in patterns]
+    else:
+        try:
+            first = first_matches([[f"(.*\\.)?({pattern})$" for pattern in each] for each in patterns], names)
+        except (ExpressionError, LimitsError) as error:
+            why = "are no regular expressions" if isinstance(error, ExpressionError) else "take too long to be matched"
+            every = list(dict.fromkeys(itertools.chain(*patterns)))
+            raise UnsupportedError(f"{ADAPTER_CONFIG} has patterns that {why}: {some(every, 3)}.") from error
+    ranks, alphas = (
+        [default if number is None else values[each[number]] for number in numbers]
+        for (values, default), each, numbers in zip(told, patterns, first, strict=True)
+    )
+    return dict(zip(names, zip(ranks, alphas, strict=True), strict=True))
+
+
+def _first_plain(patterns: Sequence[str], name: str) -> int | None:
+    """Return the number of the first of `patterns` that matches, in which only dots mean something else."""
+    for number, pattern in enumerate(patterns):
+        end = name[-len(pattern) :]
+        is_whole = len(name) == len(pattern) or name[-len(pattern) - 1 : -len(pattern)] == "."
+        if is_whole and len(end) == len(pattern) and all(a in (".", b) for a, b in zip(pattern, end, strict=True)):
+            return number
+    return None
+
+
+def factor(scale: Scale, told: tuple[float, float], name: str, rank: int) -> float:
+    """Return what the product of the factors of `name`, with `rank` columns, is multiplied by, where the configuration
+    has `told` its rank and alpha. Raise CorruptError if it says another rank."""
+    r, alpha = told
+    if r != rank:
+        raise CorruptError(
+            f"The factors of {name!r} have rank {rank}, and {ADAPTER_CONFIG} says {r:g}.",
+            "The adapter is damaged, or its configuration is of another.",
+        )
+    return alpha / (r**0.5 if scale.rooted else r)
+
+
+def merging(source: Source, adapters: Sequence[Adapter], options: Mapping[str, object]) -> Source:
+    """Return `source`, into which `adapters` are to be merged in order; `options` are those of its store."""
+    inputs = {
+        f"{_OF_ADAPTERS}/{number}/{name}": each
+        for number, adapter in enumerate(adapters)
+        for name, each in adapter.source.inputs.items()
+    }
+    model: Mapping[str, Any] = {}
+    try:
+        if file := companions.beside(source, options, [companions.CONFIG]).files.get(companions.CONFIG):
+            inputs.setdefault(companions.CONFIG, Input.stamped(file))
+            model = configs.read(Location(file.path, dict(options)))
+    except CkptconvError:
+        # Whoever needs it is told: nothing is known of the model.
+        model = {}
+    terms = [source, *(adapter.source for adapter in adapters)]
+    return combined(source, terms, inputs, merge=Merge(tuple(adapters), model))

@@ -1,0 +1,26 @@
+"""The options of `merge`."""
+
+from __future__ import annotations
+
+from ckptconv.options import TAKE
+from ckptconv.options.kinds import TEXT
+from ckptconv.options.option import Option, options_in
+from ckptconv.options.table import COMBINING
+
+
+class _Merging:
+    """Options that only `merge` has."""
+
+    adapter = Option(
+        TEXT,
+        "Of an ADAPTER that holds several, as TRL's checkpoints hold a reference, merge the one of this name.",
+        metavar="NAME",
+        fallback="the only one",
+        group=TAKE,
+        common=True,
+    )
+
+
+MERGING = {**options_in(_Merging), **COMBINING}
+# What the type of the keywords has, and its docstring.
+KEYWORDS = MERGING, "Options of `merge`."

@@ -1,0 +1,229 @@
+"""What PEFT's names of tensors mean: an adapter as its modules, each with its factors and what else was trained of it.
+
+Source: PEFT 0.21: utils/save_and_load.py, utils/other.py (the wrappers), tuners/lora and tuners/trainable_tokens.
+
+A module's factors are named `<module>.lora_A.weight` and `.lora_B.weight`, those of an embedding `.lora_embedding_A`
+and `_B`, DoRA's lengths `.lora_magnitude_vector`, rows of tokens `.token_adapter.trainable_tokens_delta`. In a training
+the name of the adapter stands behind these words. Other tensors take the place of the base's. For parameters of
+experts, which PEFT calls by their stack, `base_layer` stands once for each that is wrapped before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ckptconv.errors import CorruptError, UnsupportedError, UsageError
+from ckptconv.formats.adapter_names import FACTOR, NAMED, other_program
+from ckptconv.tensors.dtypes import SUMMED
+from ckptconv.tensors.lazy import LazyTensor, untagged
+from ckptconv.text import brief, some
+
+PREFIX = "base_model.model."
+_LENGTHS = re.compile(rf"(?P<module>.+?)\.lora_magnitude_vector{NAMED}(?:\.weight)?")
+_TOKENS = re.compile(rf"(?P<module>.+?)\.token_adapter\.trainable_tokens_(?P<what>delta|original){NAMED}")
+# Where the wrappers hold what they wrap, and copies of it; in these the adapter's name follows.
+_WRAPPED = re.compile(rf"\.(?:base_layer|token_adapter|original_module|modules_to_save{NAMED})(?=\.)")
+_ORIGINAL = ".original_module."
+# Where an nn.MultiheadAttention that is adapted has its output projection, which is adapted with it.
+_OUT = ".base_layer.out_proj"
+# What PEFT calls an adapter that was given no name.
+_DEFAULT = "default"
+# Longer names are none of a module.
+_LONGEST = 1024
+
+
+class Factors(NamedTuple):
+    """The factors of one product, whether they are of an embedding, and what is added to the module's bias."""
+
+    left: LazyTensor
+    right: LazyTensor
+    embedding: bool = False
+    bias: LazyTensor | None = None
+
+
+class Module(NamedTuple):
+    """What an adapter has of a module: its `factors`, those of what is wrapped first first; DoRA's `lengths`; the
+    `rows` of tokens; and parameters in the place of the base's, by their names, such as "weight". `parameter` is that
+    which the factors change. `attention`: the module is the output projection of this nn.MultiheadAttention."""
+
+    factors: tuple[Factors, ...] = ()
+    lengths: LazyTensor | None = None
+    rows: LazyTensor | None = None
+    whole: Mapping[str, LazyTensor] = {}
+    parameter: str = "weight"
+    attention: str = ""
+
+
+def parsed(path: str, tensors: Mapping[str, LazyTensor], wanted: str = "") -> dict[str, Module]:
+    """Return the modules of the adapter at `path`, of which it has these `tensors`; of several, that called `wanted`.
+
+    Every tensor is used once, or is the base's own, which a wrapper holds beside what was trained, or belongs to
+    another adapter. Raise UsageError for several without a name that is wanted, UnsupportedError for names that are not
+    known, CorruptError for two tensors that are the same part, one factor without the other, or factors that are no
+    matrices.
+    """
+    if error := other_program(path, tensors):
+        raise error
+    prefixes: dict[str, str] = {}
+    adapters: dict[str, str] = {}
+    places: dict[str, _Place] = {}
+    for full in tensors:
+        before, prefix, name = full.rpartition(PREFIX)
+        if not prefix or (before and not before.endswith(".")) or len(full) > _LONGEST:
+            raise unknown(path, full, f"its name has no {PREFIX}")
+        prefixes.setdefault(before, full)
+        places[full] = place = _place(path, full, name)
+        if place.adapter is not None:
+            adapters.setdefault(place.adapter, full)
+    if len(prefixes) > 1:
+        raise CorruptError(
+            f"{path} holds several models: {some([*prefixes.values()], 2)} begin differently.",
+            "Save the model that was adapted alone.",
+        )
+    chosen = _chosen(path, adapters, wanted)
+    parts: dict[_Part, tuple[str, LazyTensor]] = {}
+    # Copies of what modules_to_save take the place of come last: they are used where nothing does.
+    for full, place in sorted(places.items(), key=lambda item: _ORIGINAL in item[0]):
+        if place.part.what == "beside" or place.adapter not in (None, chosen):
+            continue
+        if place.part not in parts:
+            parts[place.part] = full, untagged(tensors[full])
+        elif _ORIGINAL not in full:
+            raise CorruptError(
+                f"{path} has {parts[place.part][0]!r} and {full!r}, which are the same part of a module.",
+                "The adapter is damaged, or made of two.",
+            )
+    if not parts:
+        raise CorruptError(f"{path} holds no factors, and nothing else to merge.", "Download or copy it again.")
+    return _modules(path, parts)
+
+
+class _Part(NamedTuple):
+    """Which part of a `module` a tensor is: `what` names a field of `Module`, or is "beside" for what is the base's.
+    Of a factor, how deep it is, whether it is of an embedding, and the side; of what is whole, the parameter."""
+
+    module: str
+    what: str
+    depth: int = 0
+    embedding: bool = False
+    which: str = ""
+
+
+class _Place(NamedTuple):
+    """A part, and the name of the adapter that it is of: "" if that is left out, None if it is of no single one."""
+
+    part: _Part
+    adapter: str | None
+
+
+def _place(path: str, full: str, name: str) -> _Place:
+    if match := FACTOR.fullmatch(name):
+        is_bias = match["parameter"] == "bias"
+        if is_bias and (match["side"] == "A" or match["embedding"]):
+            raise unknown(path, full, "it is no factor of LoRA that is known")
+        depth, side = match["depth"].count(".base_layer"), "bias" if is_bias else match["side"]
+        return _Place(_Part(match["module"], "factors", depth, bool(match["embedding"]), side), match["adapter"] or "")
+    if match := _LENGTHS.fullmatch(name):
+        return _Place(_Part(match["module"], "lengths"), match["adapter"] or "")
+    if match := _TOKENS.fullmatch(name):
+        what = "rows" if match["what"] == "delta" else "beside"
+        return _Place(_Part(match["module"], what), match["adapter"] or "")
+    if "lora_" in name or "trainable_tokens_" in name:
+        raise unknown(path, full, "it is no factor of LoRA that is known")
+    adapter = next((match["adapter"] or "" for match in _WRAPPED.finditer(name) if "modules_to_save" in match[0]), None)
+    module, _, parameter = _WRAPPED.sub("", f".{name}")[1:].rpartition(".")
+    return _Place(_Part(module, "whole", which=parameter), adapter)
+
+
+def _chosen(path: str, adapters: Mapping[str, str], wanted: str) -> str:
+    """Return the name of the adapter that is meant; "" if its names leave it out."""
+    names = list(adapters)
+    if wanted and wanted in adapters:
+        return wanted
+    if wanted and any(names):
+        raise UsageError(f"{path} has no adapter {brief(wanted)}; it has {some(list(filter(None, names)))}.")
+    # save_pretrained leaves the name out, and puts each adapter but the default one into a directory of its name.
+    if wanted and wanted != _DEFAULT and wanted not in path.split("/")[-2:]:
+        raise UsageError(
+            f"{path} has no adapter {brief(wanted)}: its tensors are those of one adapter, without its name.",
+            "Leave --adapter out, or name the directory of that adapter.",
+        )
+    if len(names) > 1:
+        if "" in adapters:
+            raise CorruptError(
+                f"{path} has tensors with the name of an adapter and without one: {some(list(adapters.values()), 2)}.",
+                "The adapter is damaged, or made of two.",
+            )
+        raise UsageError(
+            f"{path} holds {len(names)} adapters: {some(names)}.", f"Say which one is meant: --adapter {names[0]}"
+        )
+    return names[0] if names else ""
+
+
+def _modules(path: str, parts: Mapping[_Part, tuple[str, LazyTensor]]) -> dict[str, Module]:
+    modules: dict[str, Module] = {}
+    factors: dict[tuple[str, int], dict[_Part, tuple[str, LazyTensor]]] = {}
+    for part, (full, tensor) in parts.items():
+        module = modules.setdefault(part.module, Module())
+        if part.what == "factors":
+            factors.setdefault((part.module, part.depth), {})[part] = full, _numbers(path, full, tensor)
+        elif part.what == "whole":
+            modules[part.module] = module._replace(whole={**module.whole, part.which: tensor})
+        elif part.what == "lengths":
+            modules[part.module] = module._replace(lengths=_numbers(path, full, tensor))
+        else:
+            modules[part.module] = module._replace(rows=_numbers(path, full, tensor))
+    for name, depth in sorted(factors, key=lambda at: (at[0], -at[1])):
+        made = _factors(path, name, factors[name, depth])
+        modules[name] = modules[name]._replace(factors=(*modules[name].factors, made))
+    if lost := next((name for name, each in modules.items() if each.lengths is not None and not each.factors), ""):
+        raise CorruptError(f"{path} has DoRA's lengths of {lost!r}, and no factors.")
+    for name in [name for name in modules if name.endswith(_OUT)]:
+        _attend(path, name.removesuffix(_OUT), modules)
+    return modules
+
+
+def _attend(path: str, attention: str, modules: dict[str, Module]) -> None:
+    """Give the factors of an nn.MultiheadAttention the parameters that they change: its own and its projection's."""
+    module, out = modules.get(attention, Module()), modules.pop(attention + _OUT)
+    name = f"{attention}.out_proj"
+    beside = modules.pop(name, Module())
+    if not module.factors or not out.factors or beside.factors:
+        raise unknown(path, attention + _OUT, "only an nn.MultiheadAttention that is adapted has such factors")
+    if any(each.lengths is not None or each.factors[0].bias is not None for each in (module, out)):
+        raise unknown(path, attention, "DoRA, or a bias of factors, of an nn.MultiheadAttention")
+    modules[attention] = module._replace(parameter="in_proj_weight")
+    modules[name] = out._replace(attention=attention, whole=beside.whole)
+
+
+def _factors(path: str, module: str, parts: Mapping[_Part, tuple[str, LazyTensor]]) -> Factors:
+    embedding = next(iter(parts)).embedding
+    if other := next((full for part, (full, _) in parts.items() if part.embedding != embedding), ""):
+        first = next(iter(parts.values()))[0]
+        raise CorruptError(f"{path} has {first!r} and {other!r}: {module!r} is an embedding, or it is none.")
+    sides = {part.which: found for part, found in parts.items()}
+    if "A" not in sides or "B" not in sides:
+        raise CorruptError(f"{path} has one factor of {module!r}, and not the other.")
+    for full, tensor in (sides["A"], sides["B"]):
+        if len(tensor.shape) < 2 or not tensor.numel:
+            raise CorruptError(
+                f"{path}: {full!r} has the shape {list(tensor.shape)}, where a matrix was expected.",
+                "A training that shards its parameters (ZeRO-3, FSDP) saves such factors if it does not gather them.",
+            )
+    bias = sides.get("bias")
+    return Factors(sides["B"][1], sides["A"][1], embedding, bias[1] if bias else None)
+
+
+def _numbers(path: str, full: str, tensor: LazyTensor) -> LazyTensor:
+    if tensor.dtype.name not in SUMMED:
+        raise UnsupportedError(
+            f"{path}: {full!r} is {tensor.dtype}, and adapters of floats of 16 bits and more are merged."
+        )
+    return tensor
+
+
+def unknown(path: str, name: str, why: str) -> UnsupportedError:
+    """Return the error for a part of the adapter at `path` that is not known."""
+    return UnsupportedError(f"{path}: {name!r} is not supported: {why}.")

@@ -1,0 +1,148 @@
+"""What an adapter makes of a head that its base ties to the embedding of tokens. Pure.
+
+transformers' files do not store such a head. What PEFT trains as one stays one. What it trains apart, as it does
+modules that are saved whole, has to be stored apart, and the configuration has to say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple
+
+from ckptconv.errors import UnsupportedError
+from ckptconv.features.merge.files import Adapter
+from ckptconv.features.merge.peft import Module, unknown
+from ckptconv.tensors.lazy import LazyTensor, same_bytes
+from ckptconv.text import some
+
+# What modules of embeddings and heads are called in transformers' models, and what ends the class of one with a head.
+EMBEDDINGS = ("embed_tokens", "wte", "word_embeddings", "tok_embeddings", "embed_in", "embed", "shared")
+HEAD = "lm_head"
+_HEADS = (HEAD, "embed_out")
+_WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+
+
+class Base(NamedTuple):
+    """What adapters are merged into: its path, its tensors by name, its own ties {alias: owner}, and what the
+    config.json beside it says."""
+
+    path: str
+    tensors: Mapping[str, LazyTensor]
+    ties: Mapping[str, str]
+    model: Mapping[str, Any]
+
+    def place(self, name: str) -> Hashable:
+        """Return what is equal for two names of one tensor."""
+        found = same_bytes(self.tensors.get(self.ties.get(name, name), self.tensors[name]))
+        return name if found is None else found
+
+    @property
+    def ties_head(self) -> bool | None:
+        """Whether it has a head that is tied to the embedding; None if nothing tells."""
+        text = self.model.get("text_config")
+        for told in (self.model, text if isinstance(text, Mapping) else {}):
+            if type(ties := told.get("tie_word_embeddings")) is bool:
+                return ties
+        classes = self.model.get("architectures")
+        named = classes if isinstance(classes, list) else []
+        return True if any(isinstance(each, str) and each.endswith(_WITH_HEAD) for each in named) else None
+
+    def embedding(self, called: str = "") -> str:
+        """Return the name of the weight of its embedding of tokens, the last part of whose module may be known; "" if
+        there is none. Raise UnsupportedError if there are several, and it may tie a head to one of them."""
+        names = (called,) if called else EMBEDDINGS
+        found = [name for name in self.tensors if name.endswith(".weight") and module_of(name) in names]
+        if len({self.place(name) for name in found}) > 1:
+            if self.ties_head is False:
+                return ""
+            raise UnsupportedError(
+                f"{self.path} has several embeddings, {some(found)}, and nothing tells to which of them a head is tied."
+            )
+        return found[0] if found else ""
+
+
+def moves_head(base: Base, adapter: Adapter, modules: Mapping[str, Module]) -> str:
+    """Return the name of the embedding if factors of it alone were trained, and change a head that is tied to it too;
+    else ""."""
+    name = next((name for name in modules if name.rpartition(".")[2] in EMBEDDINGS), "")
+    owner, embedding = modules.get(name, Module()), base.embedding(name.rpartition(".")[2]) if name else ""
+    others = [name for name in base.tensors if name != embedding and module_of(name) in _HEADS]
+    is_stored = embedding and any(base.place(name) == base.place(embedding) for name in others)
+    is_tied = is_stored or (base.ties_head is True and not others)
+    return embedding if owner.factors and is_tied and not adapter.tied else ""
+
+
+class Head(NamedTuple):
+    """A head that is to be stored apart from the embedding to which the base ties it; `is_new`: the base does not store
+    it at all."""
+
+    name: str
+    embedding: str
+    is_new: bool
+
+
+def module_of(name: str) -> str:
+    """Return the last part of the name of the module of a parameter."""
+    return name.rpartition(".")[0].rpartition(".")[2]
+
+
+def is_saved(adapter: Adapter, module: str) -> bool:
+    """Whether the configuration names `module`, or what it is in, among those that were trained whole."""
+    return any(f".{each}." in f".{module}." for each in adapter.saved)
+
+
+def rows_of(adapter: Adapter, module: str) -> tuple[int, ...] | None:
+    """Return which rows of `module` were trained; None if nothing is said of it."""
+    found = (rows for end, rows in adapter.tokens.items() if end and f".{module}".endswith(f".{end}"))
+    return next(found, adapter.tokens.get(""))
+
+
+def untied(base: Base, adapter: Adapter, modules: Mapping[str, Module]) -> tuple[Mapping[str, Module], Head | None]:
+    """Return the `modules` of an adapter without a head that is one with the embedding; and the head that has to be
+    stored apart.
+
+    Raise UnsupportedError if nothing tells whether there is a head, and for factors of a head alone.
+    """
+    owner = next((name for name in modules if name.rpartition(".")[2] in EMBEDDINGS), "")
+    head = next((name for name in modules if name.rpartition(".")[2] == HEAD), "")
+    embedding = base.embedding(owner.rpartition(".")[2]) if owner or head else ""
+    if not embedding:
+        return modules, None
+    others = [name for name in base.tensors if name != embedding and module_of(name) in _HEADS]
+    alias = next((name for name in others if base.place(name) == base.place(embedding)), "")
+    if not alias and (others or base.ties_head is False):
+        return modules, None
+    if head and _is_one(adapter, modules, owner, head):
+        if not owner:
+            raise unknown(adapter.source.path, head, "it is tied to the embedding, and was trained without it")
+        return {name: each for name, each in modules.items() if name != head}, None
+    if head and modules[head].factors:
+        raise unknown(
+            adapter.source.path,
+            head,
+            "the base ties it to the embedding, and it was trained apart. ensure_weight_tying trains them as one",
+        )
+    is_copy = bool(owner and modules[owner].whole) and is_saved(adapter, owner) and not adapter.tied
+    if not head and not is_copy:
+        return modules, None
+    if not alias and not head and base.ties_head is None:
+        raise UnsupportedError(
+            f"{adapter.source.path} has a trained copy of {embedding!r}, and nothing tells whether {base.path} ties a "
+            "head to it, which would stay as it was.",
+            "Put the config.json of the model beside it.",
+        )
+    begin = "language_model." if embedding.startswith("language_model.model.") else ""
+    return modules, Head(alias or f"{begin}{HEAD}.weight", embedding, not alias)
+
+
+def _is_one(adapter: Adapter, modules: Mapping[str, Module], owner: str, head: str) -> bool:
+    """Whether the embedding and the head were trained as one tensor: told so, or both frozen, or the same rows."""
+    if adapter.tied:
+        return True
+    parts, others = modules[head], modules.get(owner, Module())
+    if parts.factors or not owner:
+        return False
+    if parts.rows is not None and others.rows is not None and not parts.whole:
+        return rows_of(adapter, owner) == rows_of(adapter, head)
+    is_frozen = bool(parts.whole) and parts.rows is None and not is_saved(adapter, head)
+    return is_frozen and not (others.whole and is_saved(adapter, owner))

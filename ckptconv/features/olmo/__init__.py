@@ -1,0 +1,8 @@
+"""OLMo's safetensors, in which the names of tensors are pickles of paths: read without unpickling them.
+
+In: the tensors of files by name, and a reader of them. Out: the tree that they were.
+"""
+
+from __future__ import annotations
+
+PAGES = ()

@@ -1,0 +1,52 @@
+"""Names of tensors that are those of an adapter, and whose.
+
+Source: PEFT 0.21, utils/save_and_load.py and tuners/lora.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ckptconv.errors import CkptconvError, UnsupportedError
+from ckptconv.text import brief
+
+# What stands behind the word for a part: the name of the adapter, and that the parameter is one of a module.
+NAMED = r"(?:\.(?P<adapter>(?!(?:weight|bias)$)[^.]+))?"
+FACTOR = re.compile(
+    rf"(?P<module>.+?)(?P<depth>(?:\.base_layer)*)\.lora_(?P<embedding>embedding_)?(?P<side>[AB]){NAMED}"
+    r"(?:\.(?P<parameter>weight|bias))?"
+)
+# How the names of other programs' adapters begin and what is in them, whose they are, and which program reads them.
+_OTHERS = (
+    (
+        ("lora_unet_", "lora_te", "lora_transformer_"),
+        (".lora_down.", ".lora_up.", ".alpha"),
+        "kohya's sd-scripts",
+        "ComfyUI, stable-diffusion-webui, and load_lora_weights of diffusers",
+    ),
+    (
+        ("unet.", "text_encoder", "transformer.transformer_", "transformer.single_", "transformer.blocks."),
+        (".lora_A.", ".lora.down.", ".lora_linear_layer.", "_lora.down."),
+        "diffusers",
+        "load_lora_weights and fuse_lora of diffusers",
+    ),
+    (("",), (".lora_a", ".lora_b"), "MLX", "mlx_lm.fuse of mlx-lm"),
+)
+
+
+def is_adapter(names: Mapping[str, object]) -> bool:
+    """Whether one of these names of tensors is that of a factor."""
+    return any(".lora_" in name and FACTOR.fullmatch(name) for name in names)
+
+
+def other_program(path: str, names: Mapping[str, object]) -> CkptconvError | None:
+    """Return the error for an adapter of another program, if its names tell whose it is."""
+    for begins, holds, program, readers in _OTHERS:
+        name = next((name for name in names if name.startswith(begins) and any(each in name for each in holds)), "")
+        if name:
+            return UnsupportedError(
+                f"{path} is an adapter of {program}, as its names say ({brief(name)}); those of PEFT are merged.",
+                f"It is read by {readers}.",
+            )
+    return None

@@ -1,0 +1,119 @@
+"""The formats of input, and what their modules say of single files: a line each, with the names of modules, which are
+imported when their turn comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from ckptconv.formats import model_files
+from ckptconv.formats.model_files import SAFETENSORS, TORCH
+
+if TYPE_CHECKING:
+    from ckptconv.formats.format import Format, Guess, Probe
+    from ckptconv.formats.source import Source, Wanted
+    from ckptconv.storage.location import Location
+
+Sniff: TypeAlias = "Callable[[Probe], Guess | None]"
+# In the words below, what stands for any digit.
+_DIGITS = str.maketrans("0123456789", "#" * 10)
+
+
+def has_one(text: str, words: tuple[str, ...]) -> bool:
+    """Whether one of `words` is in `text`; in them, # is any digit."""
+    plain = text.translate(_DIGITS) if words else ""
+    return any(word in text or word in plain for word in words)
+
+
+class KnownFormat:
+    """A format of ours: its family, and the module whose `read` opens it.
+
+    It is recognized by `sniff`, or by that function of the module `by` beside it, "" for the same module. That module
+    is imported for directories, and for a file with one of `words` in its name (# is any digit) or `head` in its first
+    bytes.
+    """
+
+    def __init__(
+        self, family: str, reader: str, *words: str, by: str = "", head: bytes = b"", sniff: str | Sniff = "sniff"
+    ) -> None:
+        self.FAMILY, self.reader, self._words, self._head, self._sniff = family, reader, words, head, sniff
+        self._by = f"{reader.rpartition('.')[0]}.{by}" if by else reader
+
+    def sniff(self, probe: Probe) -> Guess | None:
+        """Return how sure it is of what is at a path; None if this is nothing that it reads."""
+        if not isinstance(self._sniff, str):
+            return self._sniff(probe)
+        is_asked = (
+            not probe.is_file
+            or has_one(probe.place.name, self._words)
+            or (bool(self._head) and self._head in probe.head[0])
+        )
+        guess: Guess | None = getattr(import_module(self._by), self._sniff)(probe) if is_asked else None
+        return guess
+
+    def read(self, place: Location, wanted: Wanted) -> Source:
+        """Open the checkpoint at `place`."""
+        source: Source = import_module(self.reader).read(place, wanted)
+        return source
+
+
+class Lone(NamedTuple):
+    """Kinds of files that are one of many: the module that has them as `LONE`. They are asked for a file whose path has
+    one of `words` (# is any digit), that has one of `keys` in its tree or its metadata, or `part` in any key. Without
+    these, they are asked for every file."""
+
+    module: str
+    words: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    part: str = ""
+
+
+# Words in the names of DeepSpeed's files, and keys in them.
+DEEPSPEED = ("_states.pt", "fp32.pt", "exp_avg", "optimizer_state.pt", "zero/")
+DEEPSPEED_KEYS = ("optimizer_state_dict", "ds_version", "dp_world_size", "mp_world_size")
+# Words before the number of a rank in the name of its file.
+RANKS = ("rank", "fsdp", "dp", "shard", "gpu", "worker", "proc")
+# The order in which the formats are asked, after those of the expected family. If a directory holds things of several
+# formats, the first one wins.
+FORMATS: tuple[Format, ...] = (
+    KnownFormat(SAFETENSORS, "ckptconv.features.nanotron.step"),
+    KnownFormat("dcp", "ckptconv.formats.dcp.read", ".metadata", ".distcp", by="locate", head=b"torch.distributed.c"),
+    KnownFormat("deepspeed", "ckptconv.formats.deepspeed.read", "_states.pt", "latest", "zero_to_fp32", by="locate"),
+    KnownFormat(TORCH, "ckptconv.formats.torch.megatron"),
+    KnownFormat(TORCH, "ckptconv.formats.torch.meta"),
+    KnownFormat(TORCH, "ckptconv.formats.checkpointing.read", "metadata.pkl", by="locate"),
+    KnownFormat(TORCH, "ckptconv.formats.ranks.read", *RANKS, by="locate"),
+    KnownFormat("dcp", "ckptconv.formats.dcp.read", by="locate", sniff="sniff_below"),
+    KnownFormat(TORCH, "ckptconv.formats.checkpointing.read", by="locate", sniff="sniff_below"),
+    KnownFormat(TORCH, "ckptconv.formats.ranks.read", by="locate", sniff="sniff_below"),
+    KnownFormat("deepspeed", "ckptconv.formats.deepspeed.read", by="locate", sniff="sniff_below"),
+    KnownFormat(SAFETENSORS, "ckptconv.formats.virtual", ".virtual.json", head=b'{"ckptconv.virtual"'),
+    KnownFormat(SAFETENSORS, "ckptconv.formats.safetensors", sniff=model_files.sniff_safetensors),
+    KnownFormat(TORCH, "ckptconv.formats.torch.sharded", sniff=model_files.sniff_torch_set),
+    KnownFormat(TORCH, "ckptconv.formats.torch.file", sniff=model_files.sniff_torch),
+)
+# The order in which the kinds of files that are one of many are asked: `alone` has those of no format that is read.
+LONE: tuple[Lone, ...] = (
+    Lone("ckptconv.formats.deepspeed.alone", DEEPSPEED, DEEPSPEED_KEYS),
+    Lone("ckptconv.formats.dcp.alone", ("common.pt",)),
+    Lone("ckptconv.formats.torch.megatron", ("distrib_optim", "mp_rank_", "tp_rank_"), ("args",)),
+    Lone("ckptconv.formats.torch.meta", ("consolidated.",), ("tok_embeddings.weight",)),
+    Lone("ckptconv.formats.dcp.shards", ("shard-#",), ("DCP_SHARDING_INFO",)),
+    Lone("ckptconv.features.nanotron.step", keys=("data",)),
+    Lone("ckptconv.formats.alone"),
+    Lone("ckptconv.formats.ranks.alone", RANKS, part="flat_param"),
+    Lone("ckptconv.formats.checkpointing.alone", ("#.pt", "#.safetensors")),
+)
+# Directories of several models, each in a folder of its own: a name in one, and the module that `pipelines` asks.
+PIPELINES: dict[str, str] = {
+    "model_index.json": "ckptconv.features.diffusers.pipelines",
+    "modules.json": "ckptconv.features.diffusers.pipelines",
+}
+# Ways in which names of tensors in safetensors tell a tree: how the first name begins, and the module. There, `is_used`
+# tells whether all names are such; `restored` returns the tree of the files, and the names of classes in it that are
+# kept as `Opaque`; `CALLED` is what people call it.
+NAMINGS: dict[str, str] = {
+    "gA": "ckptconv.features.olmo.names",
+}

@@ -1,0 +1,236 @@
+"""An option: what it takes, how its values are checked, and how it stands in tables.
+
+A table is a mapping of names to options. Classes of options hold the values that a caller gave (`Given`), and functions
+of the library check their keywords by a table (`checked`).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from ckptconv.errors import UsageError
+from ckptconv.options import NAMING, REPORTING
+from ckptconv.options.kinds import FLAG, MAPPING, Default, ValueKind
+from ckptconv.text import UNSET, brief
+
+if TYPE_CHECKING:
+    import inspect
+
+    from typing_extensions import Self
+
+_SWITCHES = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+
+
+class Option:
+    """One option: what it takes, and its names and help on the command line.
+
+    `about` is its help. `default` is as a user would write it; None is the kind's. `fallback` says in words what is
+    done without it, if `default` does not: a text, or {command: text}, where "" stands for all other commands. `flags`
+    are its names on the command line if not its own name; a flag that is True by default is turned off there by --no-…
+    `group` is its place in the help; `common`: the short help has it too, of every command that
+    takes it, or of those that are named. `env` is the environment variable that gives
+    the command line's default. `decides`: the content of an output depends on it, so manifests and plan ids record it.
+    """
+
+    name = ""
+
+    def __init__(
+        self,
+        kind: ValueKind,
+        about: str = "",
+        *,
+        default: Any = None,
+        flags: tuple[str, ...] = (),
+        metavar: str | None = None,
+        group: str = REPORTING,
+        fallback: str | Mapping[str, str] = "",
+        common: bool | str = False,
+        env: str = "",
+        decides: bool = False,
+    ) -> None:
+        self.kind, self.about, self.written = kind, about, default
+        self.flags, self.metavar, self.group, self.decides = flags, metavar, group, decides
+        self.fallback, self.common, self.env = fallback, common, env
+
+    def __set_name__(self, owner: Any, name: str) -> None:
+        self.name = name
+        self.default = self.kind.unset if self.written is None else self.kind.parse(self.written, name)
+        words = name.replace("_", "-")
+        self.flags = self.flags or ((f"--no-{words}" if self.default is True else f"--{words}"),)
+
+    def __repr__(self) -> str:
+        return f"<{self.flags[0]}: {self.about}>"
+
+    def explained(self, about: str, fallback: str | Mapping[str, str] = "") -> Option:
+        """Return the same option with another help."""
+        other = copy.copy(self)
+        other.about, other.fallback, other.written = about, fallback, None
+        return other
+
+    def default_of(self, command: str) -> str:
+        """Return what `command` does without it, in words; "" if that goes without saying."""
+        told = self.fallback or (str(self.written) if self.kind is not FLAG and self.written is not None else "")
+        return told if isinstance(told, str) else told.get(command, told.get("", ""))
+
+    @property
+    def accepts(self) -> str:
+        """The type of its values in Python, as type checkers read it."""
+        return self.kind.accepts if self.kind is FLAG else f"{self.kind.accepts} | None"
+
+    def parse(self, value: Any, called: str = "") -> Any:
+        """Return the parsed `value`; None gives the default. Raise UsageError for an invalid one; it names the option
+        `called`, or by its own name."""
+        if value is None and self.kind is not FLAG:
+            return copy.copy(self.default)
+        # What holds for every command has been parsed, and stays marked.
+        return value if isinstance(value, Default) else self.kind.parse(value, called or self.name)
+
+    def parameter(self) -> inspect.Parameter:
+        """Return it as a parameter of a function."""
+        import inspect
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(self.name, keyword, default=self.default, annotation=self.accepts)
+
+    def of_environment(self) -> Any:
+        """Return the value that its environment variable gives; None if it is not set, or empty."""
+        text = os.environ.get(self.env, "") if self.env else ""
+        if not text:
+            return None
+        if self.kind is not FLAG:
+            value = self.parse(text, self.env)
+            return Default(value) if isinstance(value, str) else value
+        if text.lower() not in _SWITCHES:
+            raise UsageError(f"{self.env} is {brief(text)}; it may be 1 or 0.")
+        return _SWITCHES[text.lower()]
+
+    def of_words(self, words: Any) -> Any:
+        """Return the value of a command line's words; for a flag, whether it was given. Raise UsageError for an empty
+        word, which is no value of an option that may be left out."""
+        if words == "" and self.kind is not MAPPING:
+            raise UsageError(f"{self.flags[-1]} is empty.", UNSET)
+        return self.parse(words is not self.default if self.kind is FLAG else words, self.flags[0])
+
+
+def option(kind: ValueKind, about: str = "", **settings: Any) -> Any:
+    """Return an option; for type checkers, it has the type of its value."""
+    return Option(kind, about, **settings)
+
+
+def unknown(name: str, known: Iterable[str]) -> UsageError:
+    """Return the error for a keyword argument `name` that is not among `known`."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known)
+    return UsageError(
+        f"There is no option {name[:100]!r}.",
+        f"Did you mean {' or '.join(close)}?" if close else "They are those of the command line, with underscores.",
+    )
+
+
+def options_in(owner: type) -> dict[str, Option]:
+    return {name: option for name, option in vars(owner).items() if isinstance(option, Option)}
+
+
+class _Signature:
+    """The signature of a class of options. It is made when somebody looks: `inspect` takes longer to import than all
+    that a start needs."""
+
+    def __get__(self, given: Any, owner: type[Given]) -> inspect.Signature:
+        import inspect
+
+        return inspect.Signature([option.parameter() for option in owner.table.values()])
+
+
+class Given:
+    """Values of options as attributes: parsed, or the default if not given. They cannot be set."""
+
+    table: ClassVar[dict[str, Option]]
+    __signature__ = _Signature()
+
+    def __init_subclass__(cls) -> None:
+        cls.table = options_in(cls)
+
+    def __init__(self, **given: Any) -> None:
+        for name in given:
+            if name not in self.table:
+                raise unknown(name, self.table)
+        for name, option in self.table.items():
+            vars(self)[name] = option.parse(given[name]) if name in given else copy.copy(option.default)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"cannot set {name!r} of {type(self).__name__}: make others with `replaced`")
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    __hash__ = None  # type: ignore[assignment]  # some values are mappings
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+    def replaced(self, **given: Any) -> Self:
+        """Return these options with what is `given` in the place of theirs."""
+        return type(self)(**{**vars(self), **given})
+
+
+naming = functools.partial(option, group=NAMING)
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+# The flag of code with a ** parameter, as `inspect` has it.
+_TAKES_KEYWORDS = 0x08
+
+
+def checked(table: Mapping[str, Option]) -> Callable[[_Function], _Function]:
+    """Decorate a library function: parse its keyword arguments that are options of `table`, and raise UsageError for an
+    argument that neither the function nor, if it accepts any keywords, `table` knows. Its signature shows them all."""
+
+    def decorate(function: Any) -> Any:
+        code = function.__code__
+        own = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        open_ended = bool(code.co_flags & _TAKES_KEYWORDS)
+        known = [*own, *(name for name in table if open_ended and name not in own)]
+
+        @functools.wraps(function)
+        def call(*args: Any, **given: Any) -> Any:
+            for name, value in given.items():
+                if name not in known:
+                    raise unknown(name, known)
+                if name in table:
+                    given[name] = table[name].parse(value)
+            return function(*args, **given)
+
+        if open_ended:
+            call.__wrapped__ = _Expanded(function, {name: table[name] for name in known[len(own) :]})  # type: ignore[assignment]
+        return call
+
+    return decorate
+
+
+class _Expanded:
+    """What is found within a decorated function that takes any keywords: its signature has the options of `table` in
+    the place of these. It is made when somebody looks, as for `_Signature`."""
+
+    def __init__(self, function: Any, table: Mapping[str, Option]) -> None:
+        self.__wrapped__, self._table = function, table
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        import inspect
+
+        signature = inspect.signature(self.__wrapped__)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        return signature.replace(parameters=[*own, *(option.parameter() for option in self._table.values())])
+
+
+def filled(table: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parsed values `given`, and the defaults of the other options in `table`."""
+    return {name: given[name] if name in given else copy.copy(option.default) for name, option in table.items()}

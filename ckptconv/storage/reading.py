@@ -1,0 +1,87 @@
+"""Readers of files: ranged reads, and what is at a path. No file is opened here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ckptconv.errors import CorruptError
+from ckptconv.tensors.moves import File
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Options = dict[str, Any]
+
+# Concurrent requests.
+REQUESTS = 8
+
+
+class Range(NamedTuple):
+    """Bytes `start` to `stop` of a file."""
+
+    file: File
+    start: int
+    stop: int
+
+
+class Entry(NamedTuple):
+    """What is at a path: "file", "directory", "other" (a pipe, a device), or "missing"."""
+
+    kind: str
+    file: File
+
+    @property
+    def described(self) -> str:
+        """The kind with its article."""
+        return "a pipe or a device" if self.kind == "other" else f"a {self.kind}"
+
+
+class Reader:
+    """Ranged reads of one file, safe to use from several threads.
+
+    `read_at` and `fill` call each other: a reader must define one of them.
+    """
+
+    file: File
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Return exactly `length` bytes from `offset`. Raises CorruptError if the file ends before that."""
+        data = bytearray(length)
+        self.fill(offset, [memoryview(data)])
+        return bytes(data)
+
+    def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
+        """Fill `buffers` one after another with the bytes from `offset` on."""
+        for buffer in buffers:
+            buffer[:] = self.read_at(offset, len(buffer))
+            offset += len(buffer)
+
+    def fill_runs(self, offsets: Iterable[int], length: int, out: memoryview) -> None:
+        """Fill `out` with runs of `length` bytes, one from each of `offsets`, one after another."""
+        for at, offset in enumerate(offsets):
+            self.fill(offset, [out[at * length : (at + 1) * length]])
+
+    def close(self) -> None:
+        """Release what the reader holds open."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def ends_early(path: str, end: int, wanted: int) -> CorruptError:
+    return CorruptError(
+        f"{path} ends at byte {end}, where {wanted} more bytes were expected: "
+        "the file is truncated, or was cut while it was read."
+    )
+
+
+def changed(file: File, now: Entry) -> CorruptError:
+    found = f"now has {now.file.size}" if now.kind == "file" else "is gone now"
+    return CorruptError(
+        f"{file.path} changed while it was read (it had {file.size} bytes, and {found}). Nothing was made of it.",
+        "Try again once nothing writes to it.",
+    )

@@ -1,0 +1,135 @@
+"""The stores that URLs lead to, by scheme, and what each does in its own way.
+
+A store is a feature: `store.py` in its folder has `STORE`, and is imported for the first URL of its scheme. What it
+leaves out is done as for any other scheme that fsspec opens (`remote`). The lines here stay where a feature is not: its
+URLs are refused by name then, as none of them may be written or read as if it were any other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from ckptconv.errors import UsageError
+
+# The feature for each scheme.
+STORES: Mapping[str, str] = {
+    "hf": "hub",
+    "http": "http",
+    "https": "http",
+    "az": "az",
+    "abfs": "az",
+    "abfss": "az",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "s3": "s3",
+    "s3a": "s3",
+}
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+Options = Mapping[str, Any]
+# Takes the number of bytes that came before, and the bytes that came.
+Put = Callable[[int, bytes], None]
+# Reads bytes `start` to `stop` of a file with one request, and passes them on as they come.
+Ranges = Callable[[int, int, Put], None]
+
+
+class Meant(NamedTuple):
+    """The URL that somebody means who gives something else, and what it names: "a repository of …"."""
+
+    what: str
+    url: str
+
+
+def _asked(fs: Any, method: str, inner: str, **settings: Any) -> Any:
+    return getattr(fs, method)(inner, **settings)
+
+
+class Store(NamedTuple):
+    """What is special about a store. `fs` is its file system of fsspec, and `inner` a path inside it.
+
+    - `extra` is the extra of this package that brings what fsspec needs.
+    - `asked` returns what the method "info" or "ls" of `fs` says. `fixed`: what is at `inner` never changes.
+    - `ranges` returns how ranges of a file of a size, and of the version that `remote.stamp` returned, are read;
+      `parallel`: several may be read at a time. None: as fsspec reads them.
+    - `pinned` returns the URL of what is at a URL now; `plain` that without what pins it. `repository`: files that lie
+      together there belong together, as what a framework loads by one name.
+    - `meant` returns the URL of this store that is meant by something else.
+    - `taken` reads a file that has no ranges into a temporary file in a directory, which its URL then stands for.
+    - `upload` begins the `uploads.Upload` of a file of a size, in parts of some bytes. None: files are written under
+      hidden names and renamed. `instead` is what to do where a store takes no outputs.
+    - `swept` removes what uploads of killed processes left for outputs whose paths begin with `inner`.
+    """
+
+    extra: str = ""
+    asked: Callable[..., Any] = _asked
+    fixed: Callable[[str], bool] = lambda inner: False
+    ranges: Callable[[Any, str, int, str], Ranges] | None = None
+    parallel: bool = False
+    pinned: Callable[[str, Options], str] = lambda url, options: url
+    plain: Callable[[str], str] = lambda url: url
+    repository: bool = False
+    meant: Callable[[str], Meant | None] = lambda text: None
+    taken: Callable[[str, Options, str], object] = lambda url, options, directory: None
+    upload: Callable[[Any, str, int, int], Any] | None = None
+    instead: str = ""
+    swept: Callable[[Any, str], None] = lambda fs, inner: None
+
+
+# Called with a sentence about each long wait for a server, from any thread.
+on_wait: Callable[[str], None] = lambda text: None  # noqa: E731
+_ANY = Store()
+
+
+def at(path: str) -> Store:
+    """Return the store of a URL, or of a path, which has nothing special. Raise UsageError if its feature is missing.
+
+    File systems that are chained are those of fsspec.
+    """
+    found = _SCHEME.match(path)
+    return of_scheme(found[1], path) if found else _ANY
+
+
+def of_scheme(scheme: str, url: str = "") -> Store:
+    """Return the store of a scheme. Raise UsageError, which names `url`, if its feature is missing."""
+    if scheme not in STORES:
+        return _ANY
+    store = _of_feature(STORES[scheme])
+    if store is None:
+        raise UsageError(f"{url or scheme}: {scheme}:// needs the feature {STORES[scheme]}, which is not here.")
+    return store
+
+
+def of(fs: Any) -> Store:
+    """Return the store that a file system of fsspec reaches."""
+    return next((of_scheme(name) for name in protocols(fs) if name in STORES), _ANY)
+
+
+def protocols(fs: Any) -> tuple[str, ...]:
+    """Return the protocols that stand for a file system in URLs."""
+    named = fs.protocol
+    return (named,) if isinstance(named, str) else tuple(named)
+
+
+def pinned(path: str, options: Options) -> str:
+    """Return the URL of what is at `path` now, whatever moves later; a path as it is."""
+    return at(path).pinned(path, options)
+
+
+def meant(text: str) -> Meant | None:
+    """Return the URL that is meant by `text`, which leads nowhere by itself; None if no store knows."""
+    every = (_of_feature(name) for name in dict.fromkeys(STORES.values()))
+    return next((found for store in every if store and (found := store.meant(text))), None)
+
+
+def _of_feature(name: str) -> Store | None:
+    module = f"ckptconv.features.{name}.store"
+    try:
+        store: Store = import_module(module).STORE
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        return None
+    return store

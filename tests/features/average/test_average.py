@@ -1,0 +1,369 @@
+"""Averages: exact sums of checkpoints of any formats, verified, and nothing averaged that is no number."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import ZERO, ckptconv_here, contents
+from dcp_checkpoints import checkpoint_of
+from effort import examples
+from faults import other_fields
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from ckptconv import DifferenceError, UnsupportedError, UsageError, average, convert, diff, load_state_dict, verify
+from ckptconv.library.virtual import VirtualFiles
+from ckptconv.tensors.computing import WeightedSum
+
+Tensors = dict[str, torch.Tensor]
+pytestmark = pytest.mark.usefixtures("place")
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def model(seed: int) -> Tensors:
+    made = torch.Generator().manual_seed(seed)
+    return {
+        "a.weight": torch.randn(40, 33, generator=made).bfloat16(),
+        "a.bias": torch.randn(33, generator=made),
+        "b.weight": torch.randn(7, 5, generator=made).half(),
+        "c.weight": torch.randn(3, generator=made, dtype=torch.float64),
+        "steps": torch.tensor(seed),
+        "nothing": torch.zeros(0, 4),
+    }
+
+
+def saved(*tensors: Tensors) -> list[str]:
+    """Files of these tensors: .pt and .safetensors in turn."""
+    names = []
+    for number, each in enumerate(tensors):
+        names.append(f"{number}.{'safetensors' if number % 2 else 'pt'}")
+        (save_file if number % 2 else torch.save)(each, names[-1])
+    return names
+
+
+def expected(models: Sequence[Tensors], weights: Sequence[float], over: float = 0) -> Tensors:
+    """The sums as torch makes them in float64, in order, rounded once."""
+    made = dict(models[-1])
+    for name, last in models[-1].items():
+        if last.dtype.is_floating_point:
+            total = models[0][name].double() * weights[0]
+            for each, weight in zip(models[1:], weights[1:], strict=True):
+                total = total + each[name].double() * weight
+            made[name] = rounded(total / (over or sum(weights)), last.dtype)
+    return made
+
+
+def rounded(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Numbers of float64 in `dtype`, rounded once: torch rounds them to float32 first."""
+    near = exact.to(dtype)
+    others = (
+        [torch.nextafter(near, torch.full_like(near, to)) for to in (-torch.inf, torch.inf)] if near.numel() else []
+    )
+    for other in others if dtype in (torch.bfloat16, torch.float16) else []:
+        near = torch.where((other.double() - exact).abs() < (near.double() - exact).abs(), other, near)
+    return near
+
+
+def assert_equal(found: Tensors, wanted: Tensors) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert found[name].dtype == tensor.dtype, name
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("weights", [None, [1, 1, 2], [0.3, -0.2, 0.7]], ids=str)
+def test_a_sum_is_that_of_float64_rounded_once(weights: list[float] | None) -> None:
+    models = [model(seed) for seed in range(3)]
+    report = average(saved(*models), "out.safetensors", weights=weights, verify=True)
+    assert_equal(load_file("out.safetensors"), expected(models, weights or [1, 1, 1]))
+    assert any("'steps'" in note and "2.pt" in note for note in report.notes)
+    assert report.bytes_verified
+
+
+def test_the_average_is_that_of_torch() -> None:
+    modules = [torch.nn.Linear(20, 30) for _ in range(3)]
+    swa = AveragedModel(modules[0])
+    for module in modules:
+        swa.update_parameters(module)
+    average(saved(*(module.state_dict() for module in modules)), "out.safetensors")
+    for name, tensor in load_file("out.safetensors").items():
+        torch.testing.assert_close(tensor, swa.module.state_dict()[name], rtol=1e-6, atol=1e-7)
+
+
+def test_the_moving_average_is_that_of_torch() -> None:
+    modules = [torch.nn.Linear(20, 30) for _ in range(4)]
+    moving = AveragedModel(modules[0], multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for module in modules:
+        moving.update_parameters(module)
+    average(saved(*(module.state_dict() for module in modules)), "out.safetensors", ema=0.9)
+    for name, tensor in load_file("out.safetensors").items():
+        torch.testing.assert_close(tensor, moving.module.state_dict()[name], rtol=1e-5, atol=1e-7)
+
+
+def test_a_moving_average_counts_the_last_most() -> None:
+    models = [model(seed) for seed in range(3)]
+    average(saved(*models), "out.safetensors", ema=0.9)
+    moving = {name: tensor.double() for name, tensor in models[0].items()}
+    for each in models[1:]:
+        moving = {name: 0.9 * tensor + 0.1 * each[name].double() for name, tensor in moving.items()}
+    found = load_file("out.safetensors")
+    for name in ("a.weight", "a.bias", "c.weight"):
+        torch.testing.assert_close(found[name].double(), moving[name], rtol=2**-8, atol=1e-12)
+
+
+def test_differences_are_added_by_their_weights() -> None:
+    models = [model(seed) for seed in range(3)]
+    names = saved(*models)
+    average(names[:2], "out.safetensors", minus=names[2], weights=[1, 0.5], verify=True)
+    base, tuned, pre = (each["a.bias"].double() for each in models)
+    assert torch.equal(load_file("out.safetensors")["a.bias"], (base + 0.5 * tuned - 0.5 * pre).float())
+    average(names[:1], "difference.safetensors", minus=names[1])
+    assert torch.equal(load_file("difference.safetensors")["a.bias"], models[0]["a.bias"] - models[1]["a.bias"])
+
+
+@given(data=st.data())
+@examples(8, HealthCheck.function_scoped_fixture)
+def test_any_numbers_of_any_dtypes_are_verified(data: st.DataObject) -> None:
+    count = data.draw(st.integers(2, 4))
+    bits = [
+        torch.from_numpy(np.frombuffer(data.draw(st.binary(min_size=96, max_size=96)), "u1").copy()).view(
+            data.draw(st.sampled_from(FLOATS))
+        )[:12]
+        for _ in range(count)
+    ]
+    weights = data.draw(st.lists(st.floats(-8, 8), min_size=count, max_size=count).filter(math.fsum))
+    names = saved(*({"w": each} for each in bits))
+    for dtype in ("keep", "bf16"):
+        average(names, "any.safetensors", weights=weights, dtype=dtype, verify=True, fsync=False)
+
+
+@pytest.mark.parametrize("to", ["fp32", "bf16", "fp16"])
+def test_another_dtype_is_rounded_once_too(to: str) -> None:
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[to]
+    models = [model(seed) for seed in range(3)]
+    average(saved(*models), "out.safetensors", dtype=to)
+    wide = [{name: t.double() if t.is_floating_point() else t for name, t in each.items()} for each in models]
+    made = expected(wide, [1, 1, 1])
+    assert_equal(
+        load_file("out.safetensors"),
+        {name: rounded(t, dtype) if t.is_floating_point() else t for name, t in made.items()},
+    )
+
+
+def test_formats_may_be_mixed() -> None:
+    zero = ZERO / "z3_fp32_w4" / "checkpoint"
+    convert(zero, "model.safetensors")
+    other = {name: tensor + 1 for name, tensor in load_file("model.safetensors").items() if tensor.is_floating_point()}
+    torch.save({**load_file("model.safetensors"), **other}, "other.pt")
+    convert("other.pt", "step", to="dcp")
+    average(["other.pt", zero, "step", zero, "model.safetensors"], "out", verify=True)
+    found, first = load_file("out/model.safetensors"), load_file("model.safetensors")
+    for name in other:
+        torch.testing.assert_close(found[name], first[name] + 0.4)
+    assert verify("model.safetensors", "out").bytes_compared
+
+
+def test_an_fsdp_checkpoint_averaged_with_itself_is_itself() -> None:
+    step = checkpoint_of("hsdp_2x2")
+    convert(step, "once.safetensors")
+    average([step, step], "twice.safetensors")
+    assert diff("once.safetensors", "twice.safetensors").equal
+
+
+def test_states_of_an_optimizer_are_those_of_the_last() -> None:
+    for number in range(2):
+        layer = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.Adam(layer.parameters())
+        layer(torch.ones(4)).sum().backward()
+        optimizer.step()
+        torch.save({"model": layer.state_dict(), "optimizer": optimizer.state_dict(), "step": number}, f"{number}.pt")
+    report = average(["0.pt", "1.pt"], "whole.safetensors", verify=True)
+    assert any("states" in note for note in report.notes)
+    whole, last = load_state_dict("whole.safetensors"), torch.load("1.pt")
+    assert whole["step"] == 1
+    assert torch.equal(whole["optimizer"]["state"][0]["exp_avg"], last["optimizer"]["state"][0]["exp_avg"])
+    average(["0.pt", "1.pt"], "model.safetensors", key="model")
+    first = torch.load("0.pt")["model"]["weight"].double()
+    mean = ((first + last["model"]["weight"].double()) / 2).float()
+    assert torch.equal(load_file("model.safetensors")["weight"], mean)
+    assert torch.equal(whole["model"]["weight"], mean)
+
+
+def test_names_are_tied_if_they_are_in_every_checkpoint() -> None:
+    def tied(seed: int, apart: bool = False) -> dict[str, torch.Tensor]:
+        one = torch.randn(3, 3, generator=torch.Generator().manual_seed(seed))
+        return {"embed": one, "head": one + 1 if apart else one}
+
+    torch.save(tied(0), "0.pt")
+    torch.save(tied(1), "1.pt")
+    torch.save(tied(2, apart=True), "apart.pt")
+    assert average(["0.pt", "1.pt"], "tied.safetensors", verify=True).aliases == {"head": "embed"}
+    report = average(["apart.pt", "1.pt"], "untied.safetensors", verify=True)
+    assert not report.aliases
+    assert any("head" in text for text in report.warnings)
+    found = load_file("untied.safetensors")
+    assert torch.allclose(found["head"], found["embed"] + 0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda each: each.pop("a.bias"), ("lacks 'a.bias'", "0.pt")),
+        (lambda each: each.update(more=torch.ones(1)), ("lacks 'more'", "1.safetensors")),
+        (lambda each: each.update({"a.bias": torch.ones(34)}), ("'a.bias'", "[34]", "[33]")),
+        (lambda each: each.update({"a.bias": torch.ones(33, dtype=torch.int64)}), ("'a.bias'", "int64")),
+    ],
+    ids=["missing", "more", "shape", "dtype"],
+)
+def test_checkpoints_that_are_not_alike_are_refused(change: Any, words: tuple[str, ...]) -> None:
+    models = [model(0), model(1)]
+    change(models[0])
+    names = saved(*models)
+    with pytest.raises(DifferenceError) as error:
+        average(names, "out")
+    assert all(word in str(error.value) for word in words), error.value
+    assert not Path("out").exists()
+    average(names, "out", exclude=["a.bias", "more"])
+
+
+@pytest.mark.parametrize(
+    ("given_", "word"),
+    [
+        ({"weights": [1, -1]}, "add up to 0"),
+        ({"weights": [1]}, "1 weights for 2"),
+        ({"weights": "1,x"}, "such as 1,1,2"),
+        ({"weights": [1, 1], "ema": 0.9}, "one of them"),
+        ({"ema": 1.5}, "from 0 to 1"),
+        ({"ema": 0.5, "minus": "1.safetensors"}, "one of them"),
+    ],
+    ids=str,
+)
+def test_weights_that_make_no_average_are_refused(given_: dict[str, Any], word: str) -> None:
+    names = saved(model(0), model(1))
+    with pytest.raises(UsageError, match=word):
+        average(names, "out", **given_)
+
+
+def test_one_checkpoint_has_no_average() -> None:
+    (name,) = saved(model(0))
+    with pytest.raises(UsageError, match="needs at least 2 checkpoints, and there is 1"):
+        average(name, "out")
+    with pytest.raises(UsageError, match="at most 1,000 are averaged at once"):
+        average([name] * 1001, "out")
+
+
+def test_what_is_described_is_what_is_written() -> None:
+    names = saved(model(0), model(1))
+    average(names, "out", max_shard_size=1000)
+    average(names, "x.virtual.json", max_shard_size=1000)
+    with VirtualFiles("x.virtual.json") as files:
+        read = {name: files.read_bytes(name) for name in files}
+    assert read == {name: data for name, data in contents(Path("out")).items() if not name.startswith(".ckptconv")}
+
+
+def test_parts_make_the_whole() -> None:
+    names = saved(model(0), model(1))
+    average(names, "whole", max_shard_size=1000)
+    for part in ("0/2", "1/2"):
+        assert ckptconv_here("average", *names, "parts", "--max-shard-size", 1000, "--part", part).code == 0
+    assert ckptconv_here("finish", "parts").code == 0
+    assert contents(Path("whole")) == contents(Path("parts"))
+
+
+def test_the_manifest_names_the_others_and_verify_reads_them() -> None:
+    names = saved(*(model(seed) for seed in range(3)))
+    average(names, "out", weights=[1, 2, 3])
+    told = json.loads(Path("out/.ckptconv-manifest.json").read_text())
+    assert told["average"] == {"terms": ["../0.pt", "../1.safetensors", None], "weights": [1, 2, 3], "over": 6}
+    done = verify("2.pt", "out")
+    assert done.bytes_compared
+    assert [Path(each).name for each in done.averaged] == names[:2]
+    told["average"]["weights"][0] = 1.5
+    Path("out/.ckptconv-manifest.json").write_text(json.dumps(told))
+    with pytest.raises(DifferenceError):
+        verify("2.pt", "out")
+    shutil.copy("2.pt", "0.pt")
+    with pytest.raises(DifferenceError):
+        verify("2.pt", "out")
+
+
+def test_verify_finds_a_fault_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    other_fields(WeightedSum, weights=lambda kernel: kernel.weights[::-1])(monkeypatch)
+    with pytest.raises(DifferenceError):
+        average(saved(model(0), model(1)), "out", weights=[1, 2], verify=True)
+
+
+def test_an_average_is_no_file_for_torch() -> None:
+    ckptconv_here("average", *saved(model(0), model(1)), "x.pt").refused(2, "safetensors2pt")
+
+
+def test_adapters_have_no_average_of_their_factors() -> None:
+    """The products are what counts, and those are not products of averages."""
+    prefix = "base_model.model.a"
+    factors = {f"{prefix}.lora_A.weight": torch.ones(2, 5), f"{prefix}.lora_B.weight": torch.ones(6, 2)}
+    with pytest.raises(UsageError, match=r"0\.pt is an adapter") as refused:
+        average(saved(factors, factors), "out")
+    assert "ckptconv merge" in refused.value.hint
+    kohya = {"lora_unet_x.lora_down.weight": torch.ones(2, 5)}
+    save_file(kohya, "kohya.safetensors")
+    with pytest.raises(UnsupportedError, match="an adapter of kohya's"):
+        average(["kohya.safetensors", "kohya.safetensors"], "out")
+
+
+def test_the_report_says_which_dtype_several_became() -> None:
+    one, other = model(0), {name: t.double() if t.is_floating_point() else t for name, t in model(1).items()}
+    report = average(saved(one, other), "out.safetensors")
+    assert (
+        "1 tensor of bfloat16 and float64 became float64, as in 1.safetensors; --dtype gives another." in report.notes
+    )
+    report = average(saved(other, one), "out.safetensors", dtype="fp32")
+    assert any("of float64 and bfloat16 became float32, that of the output." in note for note in report.notes)
+    assert not any("became" in note for note in average(saved(one, model(1)), "out.safetensors").notes)
+
+
+def test_a_step_that_is_given_twice_is_told() -> None:
+    steps = saved(model(0), model(1))
+    report = average([*steps, f"./{steps[0]}"], "out.safetensors")
+    assert any("0.pt is given 2 times, and counts as often." in text for text in report.warnings)
+    report = average(steps, "out.safetensors", minus=steps[0], weights=[1, 0.5])
+    assert not report.warnings
+
+
+def test_a_difference_is_no_average() -> None:
+    steps = saved(model(0), model(1))
+    report = average(steps[1], "out.safetensors", minus=steps[0])
+    assert report.notes[0] == "took 0.pt off 1 checkpoint: 5 tensors."
+    assert not any("average" in note for note in report.notes)
+    assert (report.averaged, report.weights) == (["1.safetensors", "0.pt"], [1.0, -1.0])
+    average(steps[1], "out", minus=steps[0])
+    verify(steps[1], "out")
+
+
+def test_notes_on_states_give_no_option_that_there_is_not() -> None:
+    step = checkpoint_of("fsdp2_w4_bf16")
+    report = average([step, step], "out")
+    assert any("Beside the model" in note for note in report.notes)
+    assert not any("--optimizer" in note for note in report.notes)
+    assert any("--optimizer" in note for note in convert(step, "alone").notes)
+
+
+def test_a_model_to_publish_has_the_configuration_of_the_last() -> None:
+    for seed in (0, 1):
+        Path(f"step{seed}").mkdir()
+        torch.save({"model": model(seed), "step": 3}, f"step{seed}/pytorch_model.bin")
+        Path(f"step{seed}/config.json").write_text(json.dumps({"seed": seed}))
+    report = average(["step0", "step1"], "out", for_hub=True, verify=True)
+    assert {each.name for each in Path("out").iterdir()} == {"config.json", "model.safetensors"}
+    assert json.loads(Path("out/config.json").read_text()) == {"seed": 1}
+    assert load_file("out/model.safetensors").keys() == model(0).keys()
+    assert report.averaged == ["step0", "step1"]

@@ -1,0 +1,98 @@
+"""Checkpoints on servers of HTTP, with ranges and without."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import ckptconv_here
+from features.http.server import http_server
+from remote import KIB, a_model, converted_here
+
+from ckptconv import convert
+from ckptconv.errors import FailedError, UsageError
+from ckptconv.storage import remote
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "model.pt"
+    torch.save(a_model(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> Path:
+    return converted_here(model)
+
+
+@pytest.mark.parametrize("kind", ["torch", "safetensors"])
+def test_inspecting_a_huge_file_reads_kilobytes(kind: str, tmp_path: Path) -> None:
+    huge = {"first": torch.empty(10**9), "second": torch.empty(10**9)}  # 8 GB, never touched
+    if kind == "torch":
+        with torch.serialization.skip_data():
+            torch.save(huge, tmp_path / "huge")
+    else:
+        header = {
+            key: {"dtype": "F32", "shape": [10**9], "data_offsets": [at * 4 * 10**9, (at + 1) * 4 * 10**9]}
+            for at, key in enumerate(huge)
+        }
+        text = json.dumps(header).encode()
+        with (tmp_path / "huge").open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.truncate(8 + len(text) + 8 * 10**9)
+    with http_server(tmp_path) as counted:
+        run = ckptconv_here("inspect", f"{counted.endpoint}/huge", "--json")
+        assert run.code == 0, run.err
+        assert counted.bytes_asked < 400 * KIB
+        assert sum(asked.reads_range for asked in counted.asked) <= 5
+
+
+def test_inspecting_a_file_of_many_storages_reads_a_few_bytes_for_each(tmp_path: Path) -> None:
+    count = 300
+    with torch.serialization.skip_data():
+        torch.save({f"layer.{n}": torch.empty(10**6) for n in range(count)}, tmp_path / "model.pt")
+    with http_server(tmp_path) as counted:
+        run = ckptconv_here("inspect", f"{counted.endpoint}/model.pt", "--json")
+        assert run.code == 0, run.err
+        assert len(run.json["tensors"]) == count
+        assert counted.bytes_asked < 400 * KIB
+        assert sum(asked.reads_range for asked in counted.asked) <= count + 10
+
+
+def test_a_server_of_files_is_read_by_ranges(model: Path, plain: Path, tmp_path: Path) -> None:
+    with http_server(model.parent) as counted:
+        report = convert(f"{counted.endpoint}/model.pt?version=1", tmp_path / "out.safetensors")
+        assert counted.bytes_asked < 1.05 * report.bytes_written
+    assert (tmp_path / "out.safetensors").read_bytes() == (plain / "plain.safetensors").read_bytes()
+
+
+def test_a_server_without_ranges_is_read_once_from_beginning_to_end(model: Path, plain: Path, tmp_path: Path) -> None:
+    with http_server(model.parent, ranges=False) as counted:
+        convert(f"{counted.endpoint}/model.pt", tmp_path / "out.safetensors")
+        whole = [asked for asked in counted.asked if asked.method == "GET" and not asked.reads_range]
+        assert len(whole) == 1
+    assert (tmp_path / "out.safetensors").read_bytes() == (plain / "plain.safetensors").read_bytes()
+
+
+def test_a_server_without_ranges_cannot_give_a_set_of_files(plain: Path, tmp_path: Path) -> None:
+    with http_server(plain, ranges=False) as files, pytest.raises(FailedError, match="whole files only"):
+        convert(f"{files.endpoint}/plain/model.safetensors.index.json", tmp_path / "out.pt")
+
+
+def test_a_file_that_is_not_served_and_a_server_that_is_not_there(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "WAITS", (0.01,))
+    with http_server(model.parent) as files:
+        with pytest.raises(UsageError, match="does not exist"):
+            convert(f"{files.endpoint}/nothing.pt", tmp_path / "out.safetensors")
+        with pytest.raises(UsageError, match="cannot be written to http"):
+            convert(model, f"{files.endpoint}/out.safetensors")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        with pytest.raises(FailedError, match="cannot be looked at"):
+            convert(f"http://127.0.0.1:{taken.getsockname()[1]}/model.pt", tmp_path / "out.safetensors")

@@ -1,0 +1,46 @@
+"""What conversions from and to S3 ask of it, for the golden set."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from checkpoints import DATA, ckptconv
+from features.s3.server import BUCKET, proxy_to, s3_server
+from remote import SHARD, a_model
+
+
+def of_s3() -> dict[str, Any]:
+    """What conversions from and to a store ask of it, and make there."""
+    found = {}
+    with tempfile.TemporaryDirectory() as where, s3_server() as s3, proxy_to(s3) as proxy:
+        place = Path(where)
+        torch.save(a_model(layers=10), place / "model.pt")
+        s3.put(place / "model.pt", "model.pt")
+        s3.put(DATA / "zero" / "z3_bf16_w2" / "checkpoint", "zero")
+        s3.put(DATA / "dcp" / "fsdp2_w4_bf16" / "checkpoint", "dcp")
+        options = ("--json", "--storage-options", json.dumps(s3.through(proxy.endpoint)))
+        url = f"s3://{BUCKET}/"
+        for command in (
+            ("pt2safetensors", url + "model.pt", url + "out", "--max-shard-size", str(SHARD)),
+            ("zero-to-fp32", url + "zero", url + "fp32"),
+            ("dcp2safetensors", url + "dcp", url + "joined"),
+            ("inspect", url + "model.pt"),
+            ("verify", url + "model.pt", url + "out"),
+        ):
+            proxy.asked.clear()
+            code = ckptconv(*command, *options).code
+            kinds: dict[str, int] = {}
+            for each in proxy.asked:
+                kinds[each.method] = kinds.get(each.method, 0) + 1
+            found[" ".join(command)] = {"code": code, "requests": kinds, "bytes": proxy.bytes_asked}
+        found["files"] = {
+            key: hashlib.sha256(s3.get(key)).hexdigest()
+            for prefix in ("out", "fp32", "joined")
+            for key in s3.keys(prefix)
+        }
+    return found

@@ -1,0 +1,456 @@
+"""Checkpoints on S3: read by ranges, written as uploads, over links that break."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from botocore.exceptions import ClientError
+from checkpoints import ckptconv, ckptconv_here, contents
+from features.s3.server import BUCKET, CREDENTIALS, S3, OnS3, proxy_to, tried_once
+from huggingface_hub import save_torch_state_dict
+from remote import KIB, MIB, Asked, Proxy, a_model, converted_here, fresh
+from safetensors.torch import load_file
+from stores import ServedSuite
+
+import ckptconv as library
+from ckptconv import convert
+from ckptconv.errors import DifferenceError, FailedError, UsageError
+from ckptconv.features.s3.store import of_s3
+from ckptconv.storage import prefetch
+from ckptconv.storage.spool import Spool
+from ckptconv.verification import pairs, verify
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "scripts"))
+import make_example
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "model.pt"
+    torch.save(a_model(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> Path:
+    return converted_here(model)
+
+
+class TestS3(ServedSuite):
+    @pytest.fixture
+    def place(self, s3: S3) -> OnS3:
+        return OnS3(s3)
+
+    def test_a_bucket_that_is_not_there_is_named(self, s3: S3, model: Path) -> None:
+        with pytest.raises(FailedError, match=r"no-such-bucket.*bucket"):
+            convert(model, "s3://no-such-bucket/out.safetensors", storage_options=s3.options)
+
+    def test_from_one_place_to_another_as_moto_serves_them(self, moto: S3, model: Path, plain: Path) -> None:
+        place = OnS3(moto)
+        convert(place.put(model, "model.pt"), f"{place.url}/out.safetensors", storage_options=place.options)
+        assert place.contents()["out.safetensors"] == (plain / "plain.safetensors").read_bytes()
+        assert not place.unfinished()
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """So small that it is read with one request."""
+    path = tmp_path_factory.mktemp("small") / "model.pt"
+    torch.save({"w": torch.arange(1000.0)}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("large") / "model.pt"
+    torch.save({"w": torch.arange(100_000.0)}, path)
+    return path
+
+
+# -------------------------------------------------------------------------------------------------------- anywhere
+
+
+def answered(s3: S3) -> Iterator[Any]:
+    """What a store answers to all that a client may ask, but for times, and names that it makes up."""
+    name, upload = fresh(), ""
+    made_up = {name: "NAME", "binary/octet-stream": "application/octet-stream"}
+    told = ("ETag", "ContentLength", "ContentRange", "Contents", "CommonPrefixes", "KeyCount", "IsTruncated", "Body")
+
+    def asked(method: str, **given: Any) -> Any:
+        nonlocal upload
+        given = {key: value.replace("UPLOAD", upload) if key == "UploadId" else value for key, value in given.items()}
+        try:
+            answer = getattr(s3.client, method)(Bucket=given.pop("Bucket", BUCKET), **given)
+        except ClientError as error:
+            found = error.response
+            return (method, found["ResponseMetadata"]["HTTPStatusCode"], found["Error"]["Code"])
+        upload = answer.get("UploadId", upload)
+        if "Body" in answer:
+            answer["Body"] = answer["Body"].read()
+        for row in answer.get("Contents", ()):
+            assert row.pop("LastModified")
+        kept = [
+            {key: value for key, value in each.items() if key in ("Key", "Size", "ETag", "Prefix")}
+            for rows in ("Contents", "CommonPrefixes", "Uploads", "Deleted")
+            for each in answer.get(rows, ())
+        ]
+        simple = {key: answer.get(key) for key in told if not isinstance(answer.get(key), list)}
+        text = repr((method, answer["ResponseMetadata"]["HTTPStatusCode"], simple, kept))
+        for each, known in made_up.items():
+            text = text.replace(each, known)
+        return text
+
+    small, large = f"{name}/a b/sm\u00e4ll&<.bin", f"{name}/large.bin"
+    parts = [bytes(5 * MIB), b"the end"]
+    tags = [f'"{hashlib.md5(part).hexdigest()}"' for part in parts]
+    numbered = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]
+    yield asked("head_object", Key=small)
+    yield asked("get_object", Key=small)
+    yield asked("put_object", Key=small, Body=b"0123456789")
+    yield asked("put_object", Key=small, Body=b"0123456789", IfNoneMatch="*")
+    yield asked("head_object", Key=small)
+    yield asked("get_object", Key=small)
+    for wanted in ("bytes=2-4", "bytes=7-99", "bytes=3-", "bytes=10-12"):
+        yield asked("get_object", Key=small, Range=wanted)
+    tag = hashlib.md5(b"0123456789").hexdigest()
+    yield asked("get_object", Key=small, IfMatch=f'"{tag}"', Range="bytes=0-1")
+    yield asked("get_object", Key=small, IfMatch='"other"', Range="bytes=0-1")
+    yield asked("copy_object", Key=f"{name}/copy", CopySource={"Bucket": BUCKET, "Key": small})
+    yield asked("create_multipart_upload", Key=large)
+    for number, part in enumerate(parts, 1):
+        yield asked("upload_part", Key=large, UploadId="UPLOAD", PartNumber=number, Body=part)
+    yield asked("list_multipart_uploads", Prefix=f"{name}/")
+    yield asked("head_object", Key=large)
+    wrong = [{**numbered[0], "ETag": tags[1]}, numbered[1]]
+    yield asked("complete_multipart_upload", Key=large, UploadId="UPLOAD", MultipartUpload={"Parts": wrong})
+    yield asked("complete_multipart_upload", Key=large, UploadId="UPLOAD", MultipartUpload={"Parts": numbered})
+    yield asked("complete_multipart_upload", Key=large, UploadId="UPLOAD", MultipartUpload={"Parts": numbered})
+    yield asked("head_object", Key=large)
+    yield asked("get_object", Key=large, Range="bytes=5242878-5242883")
+    yield asked("create_multipart_upload", Key=large)
+    yield asked("abort_multipart_upload", Key=large, UploadId="UPLOAD")
+    yield asked("abort_multipart_upload", Key=large, UploadId="UPLOAD")
+    yield asked("list_multipart_uploads", Prefix=f"{name}/")
+    for options in ({}, {"Delimiter": "/"}, {"MaxKeys": 2}, {"StartAfter": f"{name}/copy"}):
+        yield asked("list_objects_v2", Prefix=f"{name}/", **options)
+    yield asked("list_objects_v2", Prefix=f"{name}/nothing")
+    yield asked("delete_object", Key=f"{name}/copy")
+    yield asked("delete_object", Key=f"{name}/copy")
+    yield asked("delete_objects", Delete={"Objects": [{"Key": small}, {"Key": large}]})
+    yield asked("list_objects_v2", Prefix=name)
+    yield asked("head_bucket")
+    yield asked("head_bucket", Bucket="no-such-bucket")
+    yield asked("list_objects_v2", Bucket="no-such-bucket")
+    yield asked("put_object", Bucket="no-such-bucket", Key="x", Body=b"")
+    yield asked("create_multipart_upload", Bucket="no-such-bucket", Key="x")
+
+
+def test_the_small_store_of_the_tests_answers_as_moto_does(s3: S3, moto: S3) -> None:
+    assert list(answered(s3)) == list(answered(moto))
+
+
+def test_what_is_sent_is_read_by_the_thread_that_sends_it(model: Path, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else aiohttp has another thread read each 64 KiB, and both wait for each other most of the time."""
+    handed_over: list[str] = []
+    usual = asyncio.base_events.BaseEventLoop.run_in_executor
+
+    def noted(self: Any, executor: Any, function: Any, *args: Any) -> Any:
+        handed_over.append(getattr(function, "__name__", ""))
+        return usual(self, executor, function, *args)
+
+    monkeypatch.setattr(asyncio.base_events.BaseEventLoop, "run_in_executor", noted)
+    convert(model, f"s3://models/{fresh()}/sent.safetensors", storage_options=s3.options)
+    assert not [name for name in handed_over if "read" in name]
+
+
+def test_the_command_line_takes_urls_storage_options_and_the_environment(
+    model: Path, plain: Path, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = fresh()
+    url = s3.put(model, f"{name}/model.pt")
+    by_option = ckptconv_here(
+        "pt2safetensors",
+        url,
+        f"s3://models/{name}/a.safetensors",
+        "--json",
+        "--storage-options",
+        json.dumps(s3.options),
+    )
+    assert by_option.code == 0, by_option.err
+    assert by_option.json["outputs"][0]["path"] == f"s3://models/{name}/a.safetensors"
+    for variable, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": s3.endpoint}.items():
+        monkeypatch.setenv(variable, value)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    by_environment = ckptconv_here("pt2safetensors", url, f"s3://models/{name}/b.safetensors")
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    assert by_environment.code == 0, by_environment.err
+    expected = (plain / "plain.safetensors").read_bytes()
+    assert s3.get(f"{name}/a.safetensors") == s3.get(f"{name}/b.safetensors") == expected
+
+
+# ------------------------------------------------------------------------------------------------- what is asked for
+
+
+def test_of_a_reference_headers_are_read_and_what_is_filled_in(s3: S3, proxy: Proxy, tmp_path: Path) -> None:
+    state = {f"layers.{number}": torch.randn(500, 1000) for number in range(8)}  # 16 MB
+    (tmp_path / "reference").mkdir()
+    save_torch_state_dict(state, tmp_path / "reference", max_shard_size="5MB")
+    (tmp_path / "reference" / "config.json").write_text("{}")
+    url = s3.put(tmp_path / "reference", fresh("reference"))
+    torch.save({name: tensor for name, tensor in state.items() if name != "layers.3"}, tmp_path / "less.pt")
+    settings: dict[str, Any] = {"like": url, "storage_options": tried_once(s3, proxy)}
+    shards = len(list((tmp_path / "reference").glob("*.safetensors")))
+    convert(tmp_path / "less.pt", tmp_path / "partial", partial=True, **settings)
+    # The first request for a file is for 256 KiB at most, which hold its header.
+    assert proxy.bytes_asked < (shards + 1) * 300 * KIB
+    assert len([asked for asked in proxy.asked if asked.reads_range]) <= shards + 2
+    assert (tmp_path / "partial" / "config.json").read_text() == "{}"
+
+    before = proxy.bytes_asked
+    convert(tmp_path / "less.pt", tmp_path / "filled", fill=True, **settings)
+    filled = state["layers.3"].nbytes
+    assert filled <= proxy.bytes_asked - before < filled + (shards + 1) * 300 * KIB
+    expected = contents(tmp_path / "reference")
+    found = contents(tmp_path / "filled")
+    assert {name: found[name] for name in expected if name.endswith(".safetensors")} == {
+        name: data for name, data in expected.items() if name.endswith(".safetensors")
+    }
+    verify.verify(tmp_path / "less.pt", tmp_path / "filled", storage_options=s3.options)
+    with pytest.raises(UsageError, match="a file of the reference"):
+        convert(tmp_path / "less.pt", url, fill=True, **settings)
+
+    target = f"s3://models/{fresh()}"
+    for part in ("0/2", "1/2"):
+        convert(tmp_path / "less.pt", target, like=url, fill=True, part=part, storage_options=s3.options)
+    library.finish(target, storage_options=s3.options)
+    verify.verify(tmp_path / "less.pt", target, storage_options=s3.options)
+    assert contents(s3.fetch(target.removeprefix("s3://models/"), tmp_path / "parts")) == found
+
+
+def test_a_zero_3_checkpoint_is_fetched_in_large_ranges_and_no_more_of_it_than_the_weights(
+    s3: S3, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As with 2 GB on many ranks: what a rank holds of a window is a small piece.
+    monkeypatch.setattr(prefetch, "REQUEST", 256 * KIB)
+    directory = tmp_path / "zero"
+    make_example.write(make_example.Example(params=4_000_000, ranks=8, stage=3, sparse=True), directory)
+    name = fresh()
+    url = s3.put(directory, f"{name}/zero")
+    options = tried_once(s3, proxy)
+    source = library.open(url, family="deepspeed", storage_options=options)
+    described, before = proxy.bytes_asked, len(proxy.asked)
+    assert described < 16 * 160 * KIB  # a rank has two files
+    report = convert(source, f"s3://models/{name}/out.safetensors", memory=2 * MIB, storage_options=options)
+    ranges = [asked for asked in proxy.asked[before:] if asked.reads_range]
+    assert proxy.bytes_asked - described <= 1.05 * report.bytes_written
+    assert len(ranges) <= report.bytes_written / (256 * KIB)
+    assert report.bytes_read <= proxy.bytes_asked
+    convert(directory, tmp_path / "local.safetensors", family="deepspeed")
+    assert s3.get(f"{name}/out.safetensors") == (tmp_path / "local.safetensors").read_bytes()
+
+
+def test_a_process_that_reads_and_writes_s3_stays_small(s3: S3, tmp_path: Path) -> None:
+    directory = tmp_path / "zero"
+    make_example.write(make_example.Example(params=12_000_000, ranks=6, stage=3, sparse=True), directory)
+    name = fresh()
+    url = s3.put(directory, f"{name}/zero")
+    run = ckptconv(
+        "zero-to-fp32", url, f"s3://models/{name}/out", "--json", "--storage-options", json.dumps(s3.options)
+    )
+    assert run.code == 0, run.err
+    assert run.json["bytes_written"] > 48_000_000
+    assert run.json["peak_rss_bytes"] < 96 * MIB
+
+
+def test_a_transposed_matrix_is_fetched_once_however_it_is_written(s3: S3, proxy: Proxy, tmp_path: Path) -> None:
+    torch.save({"t": torch.randn(1280, 1024).t()}, tmp_path / "model.pt")
+    name = fresh()
+    url = s3.put(tmp_path / "model.pt", f"{name}/model.pt")
+    options = tried_once(s3, proxy)
+    convert(url, f"s3://models/{name}/out.safetensors", memory=2 * MIB, storage_options=options)
+    convert(url, tmp_path / "out.safetensors", memory=2 * MIB, storage_options=options)
+    size = (tmp_path / "model.pt").stat().st_size
+    assert proxy.bytes_asked < 2 * (size + 300 * KIB)
+    assert s3.get(f"{name}/out.safetensors") == (tmp_path / "out.safetensors").read_bytes()
+    expected = torch.load(tmp_path / "model.pt")["t"]
+    assert torch.equal(load_file(tmp_path / "out.safetensors")["t"], expected)
+
+
+# ---------------------------------------------------------------------------------------------------- verification
+
+
+@pytest.mark.parametrize("memory", [pairs.PREFETCH_MEMORY, 256 * KIB], ids=["in memory", "spooled"])
+def test_a_transposed_tensor_is_verified_with_few_requests(
+    memory: int, s3: S3, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pairs, "PREFETCH_MEMORY", memory)
+    torch.save({"a": torch.arange(9.0), "t": torch.randn(2048, 1536).t(), "z": torch.ones(9)}, tmp_path / "model.pt")
+    name = fresh()
+    convert(tmp_path / "model.pt", tmp_path / "model.safetensors")
+    urls = [s3.put(tmp_path / file, f"{name}/{file}") for file in ("model.pt", "model.safetensors")]
+    options = tried_once(s3, proxy)
+    done = library.verify(*urls, storage_options=options)
+    size = 2 * 2048 * 1536 * 4
+    asked = [each for each in proxy.asked if each.reads_range]
+    assert proxy.bytes_asked < size + MIB
+    assert len(asked) < size / (4 * MIB) + 12  # of which some are for descriptions
+    assert done.bytes_compared == size / 2 + 72
+    assert size < done.bytes_read < size + MIB
+    spoiled = bytearray(s3.get(f"{name}/model.safetensors"))
+    spoiled[-(1536 * 2048 - (700 * 2048 + 99)) * 4 - 36] ^= 1
+    s3.ask("PUT", f"{name}/model.safetensors", bytes(spoiled))
+    with pytest.raises(DifferenceError) as caught:
+        library.verify(*urls, storage_options=options)
+    assert caught.value.difference["tensor"] == "t"
+    assert caught.value.difference["index"] == [700, 99]
+
+
+def test_small_tensors_and_those_of_many_ranks_are_verified_with_few_requests(
+    s3: S3, proxy: Proxy, tmp_path: Path
+) -> None:
+    torch.save({f"w{i:04}": torch.full((50,), float(i)) for i in range(2000)}, tmp_path / "small.pt")
+    directory = tmp_path / "zero"
+    make_example.write(make_example.Example(params=4_000_000, ranks=8, stage=3, sparse=True), directory)
+    name = fresh()
+    small = s3.put(tmp_path / "small.pt", f"{name}/small.pt")
+    ranks = s3.put(directory, f"{name}/zero")
+    options = tried_once(s3, proxy)
+    for url in (small, ranks):
+        output = f"{url}.safetensors"
+        convert(url, output, storage_options=s3.options)
+        source = library.open(url, storage_options=options)
+        before = len(proxy.asked)
+        done = library.verify(source, output, storage_options=options)
+        asked = [each for each in proxy.asked[before:] if each.reads_range]
+        assert done.bytes_compared > 0.99 * 16_000_000 if url == ranks else done.tensors == 2000
+        assert len(asked) < 60
+        assert sum(last - first for first, last in (each.range for each in asked)) < 1.2 * done.bytes_read
+
+
+def test_files_of_many_ranks_are_described_by_a_request_each_and_read_several_at_once(
+    s3: S3, proxy: Proxy, tmp_path: Path
+) -> None:
+    ranks = 12
+    (tmp_path / "run").mkdir()
+    for rank in range(ranks):
+        torch.save({"weight": torch.arange(9.0)}, tmp_path / "run" / f"model_rank{rank}.pt")
+    url = s3.put(tmp_path / "run", f"{fresh()}/run")
+    before = len(proxy.asked)
+    together = threading.Barrier(4)
+
+    def held(asked: Asked) -> str:
+        if asked.method == "GET" and ".pt" in asked.path:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                together.wait(600)
+        return ""
+
+    proxy.rule = held
+    source = library.open(url, storage_options=tried_once(s3, proxy))
+    proxy.rule = lambda asked: ""
+    assert not together.broken
+    assert list(source.source.weights) == ["weight"]
+    assert len(proxy.asked) - before <= ranks + 4
+
+
+def test_what_there_is_no_room_for_is_verified_all_the_same(
+    s3: S3, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pairs, "PREFETCH_MEMORY", 2 * KIB)
+    monkeypatch.setattr(pairs, "BLOCK", 64 * KIB)
+    torch.save({"t": torch.randn(40, 1000).t(), "w": torch.randn(500)}, tmp_path / "model.pt")
+    name = fresh()
+    url = s3.put(tmp_path / "model.pt", f"{name}/model.pt")
+    convert(url, f"s3://models/{name}/out.safetensors", storage_options=s3.options)
+
+    def requests() -> int:
+        before = len(proxy.asked)
+        done = library.verify(url, f"s3://models/{name}/out.safetensors", storage_options=tried_once(s3, proxy))
+        assert done.bytes_compared == 4 * (40 * 1000 + 500)
+        return len(proxy.asked) - before
+
+    with_room = requests()
+    monkeypatch.setattr(Spool, "check_space", lambda spool, size: (_ for _ in ()).throw(FailedError("It is full.")))
+    assert requests() > with_room
+
+
+def test_a_process_that_verifies_from_s3_stays_small(s3: S3, tmp_path: Path) -> None:
+    torch.save({"t": torch.randn(4000, 2000).t(), "w": torch.randn(4000, 3000)}, tmp_path / "model.pt")
+    name = fresh()
+    convert(tmp_path / "model.pt", tmp_path / "out.safetensors")
+    url, output = (s3.put(tmp_path / file, f"{name}/{file}") for file in ("model.pt", "out.safetensors"))
+    run = ckptconv("verify", url, output, "--json", "--storage-options", json.dumps(s3.options))
+    assert run.code == 0, run.err
+    assert run.json["bytes_compared"] == 80_000_000
+    assert run.json["peak_rss_bytes"] < 128 * MIB
+
+
+@pytest.mark.parametrize("fault", ["drop", "cut"])
+def test_a_link_that_stays_broken_ends_a_verification(fault: str, model: Path, s3: S3, proxy: Proxy) -> None:
+    name = fresh()
+    url = s3.put(model, f"{name}/model.pt")
+    convert(url, f"s3://models/{name}/out.safetensors", storage_options=s3.options)
+    proxy.rule = lambda asked: fault if asked.reads_range and asked.range[0] > MIB else ""
+    with pytest.raises(FailedError, match="cannot be read"):
+        library.verify(url, f"s3://models/{name}/out.safetensors", storage_options=tried_once(s3, proxy))
+
+
+# ------------------------------------------------------------------------------------------------------ other places
+
+
+@pytest.mark.parametrize("chain", ["simplecache::{}", "blockcache::{}"])
+def test_file_systems_may_be_stacked(chain: str, model: Path, plain: Path, s3: S3, tmp_path: Path) -> None:
+    url = s3.put(model, f"{fresh()}/model.pt")
+    convert(chain.format(url), tmp_path / "out.safetensors", storage_options={"s3": s3.options})
+    assert (tmp_path / "out.safetensors").read_bytes() == (plain / "plain.safetensors").read_bytes()
+    with pytest.raises(UsageError, match="cannot be written"):
+        convert(model, chain.format("s3://models/out.safetensors"), storage_options={"s3": s3.options})
+
+
+def spoiled(change: Callable[[dict[str, str], bytes], tuple[dict[str, str], bytes]]) -> Callable[..., Any]:
+    """A change to every answer to a GET of a file."""
+    return lambda asked, headers, data: (
+        change(headers, data) if asked.method == "GET" and asked.path.endswith(".pt") else (headers, data)
+    )
+
+
+def test_what_s3_gives_whole_has_its_checksum(s3: S3, small: Path, tmp_path: Path) -> None:
+    url, other = s3.put(small, f"{fresh()}/model.pt"), s3.put(small, f"{fresh()}/model.pt")
+    with proxy_to(s3) as proxy:
+        options = tried_once(s3, proxy)
+        convert(url, tmp_path / "sound.safetensors", storage_options=options)
+        proxy.change = spoiled(lambda headers, data: (headers, data[:-1] + bytes([data[-1] ^ 1])))
+        with pytest.raises(FailedError, match=r"(?i)checksum"):
+            convert(other, tmp_path / "out.safetensors", storage_options=options)
+
+
+def test_a_range_of_s3_is_the_one_that_was_asked_for(s3: S3, large: Path, tmp_path: Path) -> None:
+    url = s3.put(large, f"{fresh()}/model.pt")
+    with proxy_to(s3) as proxy:
+        options = tried_once(s3, proxy)
+        proxy.change = spoiled(lambda headers, data: ({**headers, "Content-Range": "bytes 1-2/3"}, data))
+        with pytest.raises(FailedError, match="says that it gives 'bytes 1-2/3'"):
+            convert(url, tmp_path / "out.safetensors", storage_options=options)
+
+
+def test_what_is_no_checksum_of_the_whole_object_is_not_one() -> None:
+    tag = {"ETag": '"25f9e794323b453885f5181f1b624d0b"'}
+    assert [name for name, _ in of_s3(tag, "b")] == ["md5"]
+    for answer, bucket in (
+        (tag, "b--use1-az4--x-s3"),
+        ({**tag, "ServerSideEncryption": "aws:kms"}, "b"),
+        ({**tag, "SSECustomerAlgorithm": "AES256"}, "b"),
+        ({"ETag": '"25f9e794323b453885f5181f1b624d0b-2"'}, "b"),
+        ({"ChecksumCRC32": "y/Q5Jg==", "ChecksumType": "COMPOSITE"}, "b"),
+    ):
+        assert list(of_s3(answer, bucket)) == [], answer
