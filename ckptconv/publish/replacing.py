@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import FailedError, UsageError
-from ckptconv.formats import holding, model_files
-from ckptconv.formats.companions import ADAPTER_CONFIG, CONFIG, is_companion_name
-from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
+from ckptconv.formats import holding
+from ckptconv.formats.companions import is_companion_name
+from ckptconv.formats.runs import LATEST_UNIVERSAL
 from ckptconv.formats.source import Source
 from ckptconv.outputs.computed import made_as, terms_of
 from ckptconv.outputs.targets import (
@@ -31,7 +31,6 @@ from ckptconv.outputs.targets import (
     final_path,
     is_beside,
     is_output_name,
-    pointer_of,
 )
 from ckptconv.plan import FilePlan
 from ckptconv.publish.earlier import UNFINISHED, Directory, file_made_as
@@ -361,39 +360,9 @@ class Replacing:
                     f"{claim.path} holds files of another kind, such as {name}, and would be replaced as a whole.",
                     _NEW_DIRECTORY,
                 )
-        self._check_pointer(claim)
+        from ckptconv.publish.pointer import check_pointer  # of universal checkpoints alone
 
-    def _check_pointer(self, claim: Claim) -> None:
-        """Raise UsageError if the file beside a tree that names it is another program's, or would hide a model of
-        others: what reads a directory with it reads the tree."""
-        pointer = Location(pointer_of(claim.path), self._stores)
-        if pointer.kind == "missing" and (hidden := self._models_beside(pointer)):
-            raise UsageError(
-                f"{pointer} would have {pointer.parent} read as the universal checkpoint, and {some(hidden, 3, str)} "
-                "of others would not be found there.",
-                "Write the universal checkpoint to a directory in another one.",
-            )
-        if pointer.kind == "missing" or claim.overwrite:
-            return
-        named = pointer.read_text(_UNIT).strip() if pointer.kind == "file" else ""
-        if named in ("", basename(claim.path)) or file_made_as(pointer, claim.made_as) == claim.made_as:
-            return
-        told = Directory(pointer.parent.child(named)).manifest if named == basename(named) else None
-        if told is None:
-            raise UsageError(
-                f"{pointer} names {named}, which this program did not write, and would be replaced.",
-                "Write the universal checkpoint to another directory, or give --overwrite.",
-            )
-
-    @staticmethod
-    def _models_beside(pointer: Location) -> list[str]:
-        """Return the names of others' weights in a model's directory, where a pointer is to be written. Beside
-        DeepSpeed's own pointer a run is read already, and weights without a configuration or an index are files of
-        which each is read by its name."""
-        beside = Directory(pointer.parent)
-        is_model = any(name in (CONFIG, ADAPTER_CONFIG) or name.endswith(model_files.INDEX) for name in beside.names)
-        names = beside.names if is_model and LATEST not in beside.names else ()
-        return [name for name in names if model_files.holds_whole([name]) and not beside.made_as(name)]
+        check_pointer(claim.path, claim.made_as, claim.overwrite, self._stores)
 
 
 def _is_inside(one: Claim, other: Claim) -> bool:
