@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from ckptconv.features.average.averaging import average
+    from ckptconv.features.deltas.patching import patch
     from ckptconv.features.merge.merging import merge
     from ckptconv.features.rows.check import check as check_rows
     from ckptconv.features.rows.pack import pack as pack_rows
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
     from ckptconv.library.distributed import DistributedReader
     from ckptconv.library.loading import load_state_dict
-    from ckptconv.library.patching import patch
     from ckptconv.library.saving import save_state_dict
     from ckptconv.library.tensor import Tensor
     from ckptconv.library.virtual import VirtualFiles
@@ -119,7 +119,7 @@ _HOMES = {
     "merge": ("features.merge.merging", "merge"),
     "open": ("library.checkpoint", "open_checkpoint"),
     "pack_rows": ("features.rows.pack", "pack"),
-    "patch": ("library.patching", "patch"),
+    "patch": ("features.deltas.patching", "patch"),
     "save_state_dict": ("library.saving", "save_state_dict"),
     "scan": ("inspection.scan.scanning", "scan"),
     "split_rows": ("features.rows.split", "split"),

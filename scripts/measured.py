@@ -19,18 +19,18 @@ BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 TABLES = {
     r"ZeRO-3, 4 ranks, [^\n]*: 2\.0 GB of output": {
         "": "`cp` of the result",
-        "cp and sync": "`cp` of the result, then `sync`",
+        "cp, then sync": "`cp` of the result, then `sync`",
         "ckptconv --no-fsync": "`ckptconv zero-to-fp32 --no-fsync`",
         "ckptconv": "`ckptconv zero-to-fp32`",
-        "DeepSpeed": "DeepSpeed's `zero_to_fp32`, to .bin",
+        "DeepSpeed's zero_to_fp32": "DeepSpeed's `zero_to_fp32`, to .bin",
     },
     r"\.pt of [^\n]*: 2\.0 GB of output": {
         "": "`cp` of the result",
-        "cp and sync": "`cp` of the result, then `sync`",
+        "cp, then sync": "`cp` of the result, then `sync`",
         "ckptconv --no-fsync": "`ckptconv pt2safetensors --no-fsync`",
         "ckptconv": "`ckptconv pt2safetensors`",
-        "torch.load, save_file": "torch.load + save_file",
-        "torch.load(mmap=True)": "torch.load(mmap=True) + save_file",
+        "torch.load + save_file": "torch.load + save_file",
+        "torch.load(mmap) + save_file": "torch.load(mmap=True) + save_file",
     },
 }
 COLUMNS = {"seconds (median)": "seconds", "÷ `cp`": "÷ `cp`", "peak RSS, MiB": "peak memory, MiB"}

@@ -1,6 +1,6 @@
 """Write the reference of the command line, and that of the JSON objects, from what the program knows itself.
 
-python scripts/reference.py             writes cli.md, json.md, map-catalogue.md and man in docs, schemas and help
+python scripts/reference.py             writes pages and man in docs (see `pages`), schemas and help
 python scripts/reference.py --check     says which of them are out of date
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import schemas
+import skill
 
 from ckptconv.cli.commands import app
 from ckptconv.cli.help import BRIEF, OWN, Flag, Help, as_json
@@ -31,6 +32,8 @@ DOCS = ROOT / "docs"
 HELP = ROOT / "ckptconv" / "cli" / "reference.json"
 SCHEMAS = ROOT / "ckptconv" / "cli" / "schemas"
 CASES = ROOT / "tests" / "data" / "maps"
+# The table of which command is for what, by hand.
+CHOICES = ROOT / "docs" / "commands.md"
 MADE = "This page is made by `scripts/reference.py`; do not edit it."
 # Variables that no option has.
 VARIABLES = {
@@ -264,7 +267,7 @@ def _type(field: Any) -> str:
 # ---------------------------------------------------------------------------------------------- docs/map-catalogue.md
 
 _MAPS = """\
-Maps that come with ckptconv: `--map NAME` gives a checkpoint the names and layouts of the other side, in either
+`--map NAME` gives a checkpoint the names and layouts of the other side of a built-in map, in either
 direction. Each was made from the framework's own source, named here and in the map (`ckptconv maps show NAME`).
 
 Tiny models with odd sizes, made by the frameworks, are in `tests/data/maps` with what the frameworks' own converters
@@ -272,12 +275,12 @@ made of them. `make test` compares each map with that, both ways, bit for bit. `
 and compares what they make now; it also converts checkpoints that torchtitan and Megatron-core have just saved, and
 compares the logits that transformers computes with those of the original model."""
 _CONVERTERS = """\
-## What they were compared with
+## Tested conversions
 
 | map | models | converter |
 |---|---|---|"""
 _MORE = """\
-## What they do not tell
+## Limits
 
 - **Sizes.** The number of heads is in no shape. It is taken from `config.json` beside the checkpoint (or Meta's
   `params.json`), or given: `--size n=32`. The way from Hugging Face to Megatron-core has no padding to look at:
@@ -313,7 +316,7 @@ which part of a tensor each rank has. A map does: name the directory, and give o
 def maps_page() -> str:
     """The maps that come with the program, in Markdown, from what they say of themselves."""
     found = [from_catalogue(name) for name in catalogue()]
-    lines = ["# Maps that come with it", "", f"<!-- {MADE} -->", "", _MAPS, ""]
+    lines = ["# Built-in maps", "", f"<!-- {MADE} -->", "", _MAPS, ""]
     lines += ["| map | sides | | made from |", "|---|---|---|---|"]
     lines += [
         f"| `{each.name}` | `{' ⇄ '.join(each.sides)}` | {_cell(each.about)} | {_cell(each.words['source'])} |"
@@ -401,6 +404,7 @@ def pages() -> dict[Path, str]:
         DOCS / "cli.md": cli_page(),
         DOCS / "json.md": json_page(),
         DOCS / "map-catalogue.md": maps_page(),
+        DOCS / "SKILL.md": skill.page(commands(), exit_codes(), CHOICES.read_text("utf-8"), MADE),
         **{SCHEMAS / name: text for name, text in schemas.texts().items()},
         **manual,
     }

@@ -1,4 +1,4 @@
-"""Makes harmless files with the libraries that are installed, for the figures in docs/scan.md.
+"""Makes harmless files with the libraries that are installed, for the figures in docs/internals/scan.md.
 
     python scripts/scan_corpus.py PART DIRECTORY [SECTION …]
 

@@ -1,4 +1,4 @@
-"""Compares the verdicts of `ckptconv scan` with those of other scanners, and writes the table in docs/scan.md.
+"""Compares the verdicts of `ckptconv scan` with those of other scanners: the table in docs/internals/scan.md.
 
     python scripts/scan_table.py --tools VENV [--last DIRECTORY …] [--foreign DIRECTORY …] [--peers DIRECTORY]
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, cast
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "scan.md"
+PAGE = ROOT / "docs" / "internals" / "scan.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 OTHER = ("picklescan", "fickling", "modelscan")
 # Run by the Python of the tools, with the name of one: a verdict for each file, flagged, clean or not read.

@@ -18,8 +18,7 @@ from typing import Any, Literal, NamedTuple
 from ckptconv.cli import printed
 from ckptconv.cli.console import VERSION
 from ckptconv.comparison.changes import Change
-from ckptconv.comparison.diff import STATUSES, DeltaFiles, Difference, TensorDifference
-from ckptconv.formats.delta import CHECKSUMS, ENCODINGS
+from ckptconv.comparison.diff import STATUSES, Difference, TensorDifference
 from ckptconv.inspection.mapping import MapSummary
 from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo
 from ckptconv.inspection.scan.report import RULES, VERDICTS, Finding, ScannedFile, ScanReport
@@ -47,12 +46,14 @@ class Command(NamedTuple):
 _PRINTED: dict[str, str] = {
     "average": "ckptconv.features.average.command",
     "merge": "ckptconv.features.merge.command",
+    "patch": "ckptconv.features.deltas.printed",
     "rows": "ckptconv.features.rows.printed",
+    "serve": "ckptconv.features.serve.printed",
 }
 FEATURES = tuple(map(import_module, _PRINTED.values()))
 _CONVERTING = (
     *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "safetensors2dcp", "virtual"),
-    *("patch", "finish"),
+    "finish",
     *(command for feature in FEATURES for command in getattr(feature, "OF_CONVERSIONS", ())),
 )
 COMMANDS = {
@@ -95,7 +96,6 @@ COMMANDS = {
         error="What stands for the worst verdict that counts, with the exit code of the process. Only when `ok` is "
         "false.",
     ),
-    "serve": Command("serve", "", ("serve",), printed.Serving, means="It listens."),
     "verify": Command(
         "verify",
         "What `verify --json` prints when the output is exactly that source.",
@@ -137,10 +137,7 @@ _MORE: dict[tuple[type, str], dict[str, Any]] = {
     (ScannedFile, "verdict"): {"enum": list(VERDICTS)},
     (Finding, "rule"): {"enum": list(RULES)},
     (TensorDifference, "status"): {"enum": list(STATUSES)},
-    (DeltaFiles, "encoding"): {"enum": list(ENCODINGS)},
-    (DeltaFiles, "checksum"): {"enum": list(CHECKSUMS)},
     (Summary, "values"): {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number"]}},
-    (DeltaFiles, "version"): {"type": "integer", "minimum": 1},
     (MapSummary, "rules"): {"type": "integer", "minimum": 1},
     (LikeReport, "casts"): {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
     (printed.OneDifference, "elements"): {"type": "integer", "minimum": 1},

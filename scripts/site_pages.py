@@ -37,8 +37,10 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def here(target: str) -> str:
     """Return a link to a file of the repository as one to the page of the site, or to the repository where it is none.
 
-    All pages are in one directory there.
+    The pages of docs/ keep their places there, with the others beside them; a link between two of them stays as it is.
     """
+    if (ROOT / "docs" / target.removeprefix("../")).is_file():
+        return target
     name = target.removeprefix("../").removeprefix(FILES).removeprefix(PICTURES)
     if name == target and target not in OUTSIDE:
         return target

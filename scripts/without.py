@@ -66,6 +66,7 @@ def copy(name: str, into: Path) -> None:
             [
                 *(rf"\bckptconv {command}\b" for command in commands_of(name)),
                 *(rf"\bckptconv\.{each}\(" for each in public),
+                *(rf"\bckptconv .*{flag}\b" for flag in flags_of(name)),
             ]
         )
         or "(?!)"
@@ -82,6 +83,9 @@ def copy(name: str, into: Path) -> None:
         if path.endswith(LINES):
             lines = target.read_text("utf-8").splitlines(keepends=True)
             kept = "".join(line for line in lines if not mentions.search(line.rstrip("\n")))
+            if path.startswith("ckptconv/"):
+                # Examples of commands in what they say of themselves.
+                kept = re.sub(r"^ +ckptconv .*\n", lambda line: line[0] * (not about.search(line[0])), kept, flags=re.M)
             if path.endswith(".md"):
                 kept = "".join(part for part in parts_of(kept) if not about.search(part))
             target.write_text(links.sub(r"\1", kept), "utf-8")
@@ -95,6 +99,15 @@ def parts_of(page: str) -> list[str]:
     return re.findall(
         r"^```(?:python|sh)\n.*?^```\n(?:\n```text\n.*?^```\n)?|^[^\n]*\n", page, re.MULTILINE | re.DOTALL
     )
+
+
+def flags_of(name: str) -> Iterator[str]:
+    """The options that the feature adds to commands of the trunk."""
+    table = (ROOT / "ckptconv" / "options" / "comparing.py").read_text("utf-8")
+    for module in re.findall(rf'^    "\w+": "ckptconv\.(features\.{name}\.\w+)",', table, re.MULTILINE):
+        text = (ROOT / "ckptconv" / f"{module.replace('.', '/')}.py").read_text("utf-8")
+        for option in re.findall(r"^    (\w+)(?:: .*)? = ", text, re.MULTILINE):
+            yield f"--{option.replace('_', '-')}"
 
 
 def commands_of(name: str) -> list[str]:

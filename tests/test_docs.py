@@ -34,7 +34,7 @@ def _commands(group: Any, above: str = "") -> Iterator[str]:
         yield f"{above}{name}"
 
 
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # An example, and what it prints: the text after it, or after one sentence that ends in a colon.
 _FENCED = re.compile(
     r"^```(python|sh)\n(.*?)^```$(?:\n\n(?:(?!```)[^\n]+\n)*[^\n]*:)?(?:\n\n```text\n(.*?)^```$)?",

@@ -79,11 +79,11 @@ def test_only_the_command_line_prints() -> None:
 
 # What each main job may load at most, and how large the trunk may be. These fall, and never rise.
 ROADS = {
-    "pt2safetensors": roads.Size(150, 23_840),
-    "dcp2safetensors": roads.Size(163, 26_296),
-    "zero-to-fp32": roads.Size(162, 26_469),
+    "pt2safetensors": roads.Size(150, 23_532),
+    "dcp2safetensors": roads.Size(163, 25_990),
+    "zero-to-fp32": roads.Size(162, 26_146),
 }
-TRUNK, WITHOUT_DEEPSPEED = 60_485, 57_710
+TRUNK, WITHOUT_DEEPSPEED = 57_275, 54_500
 
 
 @pytest.mark.parametrize("job", [job for job, path in roads.ROADS.items() if (ROOT / path).exists()])
@@ -113,8 +113,8 @@ def test_the_page_on_the_trunk_names_modules_of_the_trunk_that_exist() -> None:
     named = [name for name in modules_named(page) if not name.startswith(("tests/", "scripts/"))]
     assert len(named) > 30
     assert [name for name in named if not (PACKAGE / name).exists() or name.startswith("features/")] == []
-    # A word alone, such as `encoder.py`, stands for a module of the room that was named before.
-    alone = set(re.findall(r"`(\w+\.py)`", page))
+    # A word alone, such as `encoder.py`, is a module of the room named before; `store.py` is one of a feature.
+    alone = {*re.findall(r"`(\w+\.py)`", page)} - {"store.py"}
     assert alone <= {path.name for path in PACKAGE.rglob("*.py") if "features" not in path.parts}
 
 

@@ -50,6 +50,22 @@ def test_every_option_is_in_the_reference_and_in_the_manual() -> None:
             assert f".B {flag.words}".replace("-", "\\-") in told
 
 
+def test_the_page_for_agents_has_every_command_and_every_row_of_the_table_with_a_check() -> None:
+    page = (ROOT / "docs" / "SKILL.md").read_text("utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    for command in reference.commands()[1:]:
+        if not command.commands:
+            assert any(row[0] == f"| `{command.path}`" and row[-1].strip("| ") for row in rows), command.path
+    table = [
+        line
+        for line in reference.CHOICES.read_text("utf-8").splitlines()
+        if line.startswith(("| a", "| t", "| e", "| s"))
+    ]
+    assert len(table) > 20
+    for line in table:
+        assert any(" | ".join(row).startswith(line.removesuffix(" |")) and len(row) == 4 for row in rows), line
+
+
 def test_the_exit_codes_are_those_of_the_errors() -> None:
     assert list(reference.exit_codes()) == ["0", "1", "2", "3", "4", "5", "130, 143"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -82,7 +82,10 @@ class Pair:
 
 
 class Encoding(Protocol):
-    """What encodes the changes of pairs that are being compared: see `encoding.Encoder`."""
+    """What encodes the changes of pairs that are being compared: a context manager."""
+
+    def check(self, pairs: Mapping[str, Pair]) -> None:
+        """Raise an error for pairs, by name, that cannot be encoded."""
 
     def add(self, pair: Pair, one: memoryview, other: memoryview, is_equal: bool) -> None:
         """Take the next bytes of a pair."""

@@ -29,7 +29,7 @@ from ckptconv.errors import (
 )
 from ckptconv.formats.instead import what_directory_it_is, what_it_is
 from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, METADATA, SAFETENSORS, SUFFIX
-from ckptconv.formats.registered import NAMINGS
+from ckptconv.formats.registered import NAMINGS, NO_WEIGHTS
 from ckptconv.formats.source import STEMS, FileFacts, Source, StoredTensors, Wanted
 from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
@@ -38,9 +38,9 @@ from ckptconv.plan import NUMBERED, Input
 from ckptconv.storage import strict_json
 from ckptconv.storage.ahead import ahead, entries_of
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import basename, dirname, is_remote
+from ckptconv.storage.paths import basename, is_remote
 from ckptconv.storage.reading import Reader
-from ckptconv.structure import keymap, torchao
+from ckptconv.structure import keymap, parted
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY, RESERVED
 from ckptconv.tensors.dtypes import DTYPES_BY_CODE, DType
 from ckptconv.tensors.geometry import contiguous_strides
@@ -153,8 +153,8 @@ def source_of(place: Location, found: TensorFiles, warnings: list[str], wanted: 
     else:
         structured = False
         tree = flat
-    quantized = torchao.read(found.metadata, found.tensors)
-    told = torchao.without(found.metadata) if quantized else found.metadata
+    quantized = parted.read(found.metadata, found.tensors)
+    told = parted.without(found.metadata) if quantized else found.metadata
     told = {key: text[:200] for key, text in told.items() if key != METADATA_KEY and key not in aliases}
     told = dict(itertools.islice(told.items(), _TOLD))
     return Source(
@@ -170,7 +170,7 @@ def source_of(place: Location, found: TensorFiles, warnings: list[str], wanted: 
             "size": found.size,
             "files": len(found.inputs),
             "structure record": "yes" if found.record is not None else "no",
-            **({"torchao's quantized tensors": len(quantized)} if quantized else {}),
+            **({parted.called(quantized): len(quantized)} if quantized else {}),
             **({"metadata": told} if told else {}),
         },
         files=FileFacts(opaque),
@@ -194,11 +194,12 @@ def _naming_of(found: TensorFiles) -> Any:
 
 
 def _no_weights(found: TensorFiles, warnings: list[str]) -> CkptconvError | None:
-    """If the tensors are those of a delta, warn of that, and return the error for whoever takes them for weights."""
-    if "delta_encoding" not in found.metadata:
+    """If the metadata say that the tensors are no weights, warn of that, and return the error for whoever takes them
+    for such."""
+    module = next((NO_WEIGHTS[key] for key in NO_WEIGHTS if key in found.metadata), None)
+    if module is None:
         return None
-    what = f"{found.path} is of a delta: its tensors are compressed differences, and no weights."
-    how = f"Apply it to the checkpoint that it changes: ckptconv patch BASE {dirname(found.path) or '.'} OUTPUT"
+    what, how = import_module(module).no_weights(found.path)
     warnings.append(f"{what} {how}")
     return UnsupportedError(what, how)
 
@@ -337,15 +338,16 @@ def header_of(place: Location) -> Header:
         return read_header(reader)
 
 
-def read_header(reader: Reader, base: int = 0) -> Header:
-    """Read the header of the safetensors file that `reader` holds from byte `base` to its end."""
-    raw, bytes_read = _raw_header(reader, base)
+def read_header(reader: Reader, base: int = 0, stop: int | None = None) -> Header:
+    """Read the header of the safetensors file that `reader` holds from byte `base` to byte `stop`, or to its end."""
+    stop = reader.file.size if stop is None else stop
+    raw, bytes_read = _raw_header(reader, base, stop)
     file = reader.file
     identity = Input(file, (file.size, file.stamp, zlib.crc32(raw)))
     places, metadata = described(raw, file.path)
     start = base + 8 + len(raw)
     del raw
-    tensors = tensors_of(places, file, start)
+    tensors = tensors_of(places, file, start, stop)
     return Header(tensors, metadata, identity, file.size, bytes_read)
 
 
@@ -379,9 +381,9 @@ def _metadata(path: str, told: Any) -> dict[str, str]:
     return told
 
 
-def _raw_header(reader: Reader, base: int) -> tuple[bytes, int]:
+def _raw_header(reader: Reader, base: int, stop: int) -> tuple[bytes, int]:
     """Return the bytes of the header, and the number of bytes read for it."""
-    path, size = reader.file.path, reader.file.size - base
+    path, size = reader.file.path, stop - base
     head = reader.read_at(base, min(size, _FAR if is_remote(path) else 512))
     length = int.from_bytes(head[:8], "little")
     if len(head) < 9 or head[8:9] != b"{":
@@ -435,14 +437,14 @@ def _place(path: str, name: str, entry: Any, kinds: _Kinds) -> _Place:
     return _Place(begin, stop, name, dtype, shape)
 
 
-def tensors_of(places: list[_Place], file: File, start: int) -> dict[str, Stored]:
+def tensors_of(places: list[_Place], file: File, start: int, limit: int | None = None) -> dict[str, Stored]:
     """Return the tensors at `places`, in the order of the data, which begins at byte `start` of `file`. Raise
-    CorruptError unless they cover the data to the last byte."""
+    CorruptError unless they cover the data to the last byte, or to byte `limit`."""
     places.sort(key=itemgetter(0, 1))
     strides: dict[tuple[int, ...], tuple[int, ...]] = {}
     tensors: dict[str, Stored] = {}
     at = 0
-    end = file.size - start
+    end = (file.size if limit is None else limit) - start
     for begin, stop, name, dtype, shape in places:
         if name in tensors:
             raise _corrupt(file.path, f"its header has {quoted(name)} twice")

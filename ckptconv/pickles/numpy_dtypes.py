@@ -16,6 +16,14 @@ _NOTATION = re.compile(r"([<>|=]?)([biufcSUVmM])(0|[1-9][0-9]{0,8})(?:\[([1-9][0
 _SIZES = {
     "b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8, 12, 16), "c": (8, 16, 24, 32), "m": (8,), "M": (8,)
 }  # fmt: skip
+# torch's names of dtypes, by numpy's without the byte order.
+TORCH_NAMES = {
+    "b1": "bool",
+    **{f"{kind}{size}": f"{name}{8 * size}" for kind, name in (("i", "int"), ("u", "uint")) for size in (1, 2, 4, 8)},
+    **{f"f{size}": f"float{8 * size}" for size in (2, 4, 8)},
+    "c8": "complex64",
+    "c16": "complex128",
+}
 # Units of dates and times.
 UNITS = frozenset({"Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns", "ps", "fs", "as"})
 MOST_COUNT = (1 << 31) - 1

@@ -12,7 +12,7 @@ import itertools
 import operator
 import struct
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ckptconv.errors import AGAIN, CkptconvError, CorruptError, LimitError, TruncatedError, UnsupportedError
@@ -20,6 +20,7 @@ from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
 from ckptconv.storage.paths import is_remote
 from ckptconv.storage.reading import Reader
+from ckptconv.storage.records import Records
 from ckptconv.storage.spool import check_ratio
 from ckptconv.storage.zip_directory import (
     END_RECORDS,
@@ -469,6 +470,25 @@ class Archive:
         check_ratio(path, packed, size)
         crc = self.crcs[row] if self.crcs[row] or not size else None
         return File(path, size, file.stamp, Packed(file, self.start + self.payloads[row], packed, crc))
+
+    def records(self, rows: Sequence[int]) -> Records:
+        """Return the places and checksums of members that are located; of compressed ones, only the checksums."""
+        places = self._column(self.payloads, rows)
+        if any(map(operator.gt, places, places[1:])):
+            rows = sorted(rows, key=self.payloads.__getitem__)
+        packed = array.array("I")
+        if any(self._column(self.methods, rows)):
+            packed.extend(self.crcs[row] for row in rows if self.methods[row])
+            rows = [row for row in rows if not self.methods[row]]
+        offsets = self._column(self.payloads, rows)
+        if self.start:
+            offsets = array.array("Q", map(self.start.__add__, offsets))
+        return Records(offsets, self._column(self.sizes, rows), self._column(self.crcs, rows), packed)
+
+    @staticmethod
+    def _column(column: array.array[int], rows: Sequence[int]) -> array.array[int]:
+        """Return what a column has in `rows`."""
+        return array.array(column.typecode, map(column.__getitem__, rows))
 
     # ---- small members
 

@@ -562,9 +562,6 @@ scanned(UNSAFE, "stream_keys", "the last pickle of five calls os.system",
         lambda canary: streamed(W_STREAM, keys=pickled(called(SYSTEM, touch(canary)) + b"0" + listed(text("0")))),
         live=True)  # fmt: skip
 scanned(UNSUPPORTED, "seven_zip", "a 7z archive", lambda canary: b"7z\xbc\xaf\x27\x1c\0\4" + evil(canary))
-scanned(
-    UNSUPPORTED, "npz", "an archive of arrays", lambda canary: zipped([Member("arr_0.npy", b"\x93NUMPY" + bytes(80))])
-)
 scanned(UNSUPPORTED, "npy_objects", "an array of objects, which is a pickle",
         lambda canary: b"\x93NUMPY\1\0v\0" + b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117)
         + b"\n" + evil(canary))  # fmt: skip

@@ -63,14 +63,6 @@ REFUSED: list[tuple[str, int, str]] = [
     ("inspect none.pt", 2, "none.pt does not exist"),
     ("inspect empty", 2, "holds none that is known;It is empty."),
     ("inspect notes", 2, "It holds notes.txt"),
-    *(
-        (
-            f"diff model.pt model.pt {option} {value}",
-            2,
-            f"{option} is about a delta, and none was asked for;--delta DIR",
-        )
-        for option, value in (("--delta-encoding", "overwrite"), ("--delta-checksum", "blake3"), ("--delta-version", 2))
-    ),
     # Files beside the output
     *(
         (f"pt2safetensors model.pt out.safetensors {option} {name}", code, said)

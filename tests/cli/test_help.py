@@ -99,13 +99,11 @@ def test_help_is_a_command_too() -> None:
 def test_the_output_can_be_named_by_an_option() -> None:
     for name, value in (("a", 1.0), ("b", 3.0)):
         save_file({"w": torch.full((4, 4), value)}, f"{name}.safetensors")
-    done(ckptconv_here("diff", "a.safetensors", "b.safetensors", "--delta", "delta"))
     for words in (
         "convert model.pt -o made.safetensors",
         "pt2safetensors model.pt --output made-too.safetensors",
         "safetensors2pt made.safetensors -o back.pt",
         "safetensors2dcp made.safetensors --output dcp",
-        "patch a.safetensors delta -o patched.safetensors",
         "virtual a.safetensors -o a.virtual.json",
     ):
         done(ckptconv_here(*words.split()))
@@ -118,7 +116,6 @@ def test_the_output_can_be_named_by_an_option() -> None:
 
 def test_one_output_is_needed_and_no_two() -> None:
     for words, told in (
-        ("patch a b", "needs a BASE, at least one DELTA"),
         *itertools.chain(*of_features("LACKING")),
         ("virtual a", "OUTPUT is missing"),
         ("convert a.pt b.safetensors -o c.safetensors", "OUTPUT is given twice"),

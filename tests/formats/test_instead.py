@@ -6,7 +6,6 @@ import struct
 import zipfile
 from pathlib import Path
 
-import numpy as np
 from checkpoints import ckptconv_here
 from effort import every
 from hypothesis import given
@@ -65,12 +64,10 @@ def test_a_file_of_another_program_is_called_what_it_is(tmp_path: Path) -> None:
 
 
 def test_an_archive_of_another_program_is_called_what_it_is(tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", a=np.ones(3), b=np.ones(2))
-    with zipfile.ZipFile(tmp_path / "x.dduf", "w") as archive:
-        archive.writestr("model_index.json", "{}")
-        archive.writestr("unet/config.json", "{}")
-    for name, word in (("x.npz", "numpy.load"), ("x.dduf", "dduf_file")):
-        ckptconv_here("convert", tmp_path / name, tmp_path / "out.safetensors").refused(5, name, word)
+    with zipfile.ZipFile(tmp_path / "x.keras", "w") as archive:
+        archive.writestr("config.json", "{}")
+        archive.writestr("model.weights.h5", "")
+    ckptconv_here("convert", tmp_path / "x.keras", tmp_path / "out.safetensors").refused(5, "x.keras", "get_weights")
 
 
 @every("command", ["convert", "dcp2safetensors"])

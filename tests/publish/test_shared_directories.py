@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import of_features
 from checkpoints import SHARDS, ZERO, Run, ckptconv_here, contents, done, seven_shards
 from crashes import counted, failing, in_child, moments
 from safetensors.torch import save_file
@@ -189,7 +190,6 @@ WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
     "torch": ("x.pt", ("safetensors2pt", "WEIGHTS", "PATH")),
     "virtual": ("x.virtual.json", ("virtual", "WEIGHTS", "PATH")),
     "dcp": ("x", ("safetensors2dcp", "WEIGHTS", "PATH")),
-    "delta": ("x", ("diff", "WEIGHTS", "OTHER", "--delta", "PATH")),
     "page": ("x.html", ("inspect", "WEIGHTS", "--html", "PATH")),
     "page of differences": ("x.html", ("diff", "WEIGHTS", "OTHER", "--html", "PATH")),
     "sarif": ("x.sarif", ("scan", "MODEL", "--sarif", "PATH")),
@@ -199,6 +199,7 @@ WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
     "optimizer": ("x.safetensors", ("zero-to-fp32", "RUN", "OWN", "--optimizer", "PATH")),
     "universal": ("x", ("zero-to-fp32", "RUN", "--universal", "PATH")),
     "spool-dir": ("x", ("convert", "PACKED", "OWN", "--spool-dir", "PATH")),
+    **{output: written for each in of_features("WRITTEN") for output, written in each.items()},
 }
 
 

@@ -21,13 +21,6 @@ from ckptconv.text import brief
 
 _NUMPY_DTYPE_CLASS, _NUMPY_ARRAY_CLASS = Global("numpy", "dtype"), Global("numpy", "ndarray")
 _NUMPY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")
-_TORCH_OF_NUMPY = {
-    "b1": "bool",
-    **{f"{kind}{size}": f"{name}{8 * size}" for kind, name in (("i", "int"), ("u", "uint")) for size in (1, 2, 4, 8)},
-    **{f"f{size}": f"float{8 * size}" for size in (2, 4, 8)},
-    "c8": "complex64",
-    "c16": "complex128",
-}
 
 
 def _made_dtype(args: tuple[Any, ...]) -> Opaque:
@@ -176,7 +169,7 @@ def _scalar(args: tuple[Any, ...]) -> Any:
 
 def from_numpy(array: NumpyArray) -> LazyTensor:
     """Return the array as a tensor. Raises MalformedError if torch lacks its dtype."""
-    name = _TORCH_OF_NUMPY.get(array.dtype[1:])
+    name = numpy_dtypes.TORCH_NAMES.get(array.dtype[1:])
     if name is None:
         raise MalformedError(f"has a tensor made of a numpy array of {array.dtype[:40]}")
     dtype = DTYPES[name]

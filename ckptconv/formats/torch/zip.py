@@ -8,9 +8,7 @@ P/model.json and P/tensors/KEY instead.
 
 from __future__ import annotations
 
-import array
 import itertools
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +30,6 @@ from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, 
 from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.archive import DEFLATED, METHODS, STORED, Archive
 from ckptconv.storage.reading import Reader
-from ckptconv.storage.records import Records
 from ckptconv.storage.zip_directory import normal
 from ckptconv.tensors.moves import File
 from ckptconv.text import brief, some
@@ -85,7 +82,7 @@ def read_zip(reader: Reader, start: int = 0, size: int | None = None, *, limits:
         loaded.opaque,
         loaded.globals,
         byteorder.decode(),
-        archive.records(),
+        archive.records(archive.rows_below(*(archive.prefix + folder for folder in archive.folders))),
         archive.bytes_read,
         "zip archive",
         stem=archive.prefix.removesuffix("/"),
@@ -156,7 +153,7 @@ def _weights_file(archive: _Archive, weights: ScriptWeights, loaded: Loaded, byt
         tuple(cls for cls in loaded.opaque if cls.module.partition(".")[0] != "__torch__"),
         loaded.globals,
         byteorder,
-        archive.records(),
+        archive.records(archive.rows_below(*(archive.prefix + folder for folder in archive.folders))),
         archive.bytes_read,
         "script archive",
         notes=(told(weights.others),) if weights.others else (),
@@ -328,23 +325,3 @@ class _Archive(Archive):
     def storage(self, key: str, folder: str) -> int | None:
         """Return the row of the storage with this key."""
         return self.rows.get(self.prefix + folder + key)
-
-    def records(self) -> Records:
-        """Return the storages' places and checksums; of compressed ones, only the checksums."""
-        rows = self.rows_below(*(self.prefix + folder for folder in self.folders))
-        places = self._column(self.payloads, rows)
-        if any(map(operator.gt, places, places[1:])):
-            rows = sorted(rows, key=self.payloads.__getitem__)
-        packed = array.array("I")
-        if any(self._column(self.methods, rows)):
-            packed.extend(self.crcs[row] for row in rows if self.methods[row])
-            rows = [row for row in rows if not self.methods[row]]
-        offsets = self._column(self.payloads, rows)
-        if self.start:
-            offsets = array.array("Q", map(self.start.__add__, offsets))
-        return Records(offsets, self._column(self.sizes, rows), self._column(self.crcs, rows), packed)
-
-    @staticmethod
-    def _column(column: array.array[int], rows: Sequence[int]) -> array.array[int]:
-        """Return what a column has in `rows`."""
-        return array.array(column.typecode, map(column.__getitem__, rows))

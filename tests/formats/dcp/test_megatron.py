@@ -22,7 +22,7 @@ from checkpoints import DATA, assert_same, ckptconv_here, done
 from dcp_checkpoints import converted, refused
 from dcp_writer import Checkpoint, grid
 from effort import every
-from formats.test_every_format import FormatSuite
+from format_suite import FormatSuite
 from safetensors.torch import load_file
 
 import ckptconv

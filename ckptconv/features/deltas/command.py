@@ -45,7 +45,7 @@ def patch(
       ckptconv patch base/ deltas/weight_v000001 model/
       ckptconv patch base/ deltas/weight_v* model.safetensors
     """
-    from ckptconv.library.patching import patch as apply
+    from ckptconv.features.deltas.patching import patch as apply
 
     deltas, target = divided(words, options, "patch needs a BASE, at least one DELTA, and an OUTPUT.")
     output, report = run("patch", options, apply, base, deltas, target, before_commit=signals.ignore)

@@ -41,8 +41,10 @@ from ckptconv import (
     patch,
     verify,
 )
-from ckptconv.comparison import encoding, reading
+from ckptconv.comparison import reading
 from ckptconv.comparison.reading import Pair
+from ckptconv.features.deltas import encoding
+from ckptconv.options.table import OPTIONS
 from ckptconv.storage import overwriting
 from ckptconv.tensors.computing import Overlay, Xor
 from ckptconv.tensors.dtypes import DTYPES
@@ -736,3 +738,9 @@ def test_the_commands_say_what_they_did(pair: tuple[Path, Path]) -> None:
     dry = ckptconv_here("patch", pair[0], delta, pair[0].parent / "dry.safetensors", "--dry-run")
     assert dry.code == 0
     assert not (pair[0].parent / "dry.safetensors").exists()
+
+
+@pytest.mark.skipif("map" not in OPTIONS, reason="there are no maps")
+def test_a_delta_leads_from_a_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--map gives A other names"):
+        diff("a.pt", "b.pt", delta=tmp_path / "delta", map="my.toml")

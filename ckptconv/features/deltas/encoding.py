@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.comparison.reading import Pair
 from ckptconv.errors import UnsupportedError
-from ckptconv.formats.delta import ENCODINGS, MOST_OVERWRITTEN, OVERWRITE, XOR
+from ckptconv.features.deltas.reading import ENCODINGS, MOST_OVERWRITTEN, OVERWRITE, XOR
 from ckptconv.storage.digests import hasher
 from ckptconv.storage.files import DescriptorReader
 from ckptconv.storage.overwriting import CHANGE, NUMBER

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from ckptconv.engine.execute import in_threads
 from ckptconv.engine.together import blocks_of
 from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
-from ckptconv.formats.delta import Delta, read_delta
+from ckptconv.features.deltas.changes import check_chain
+from ckptconv.features.deltas.options import PATCHING
+from ckptconv.features.deltas.reading import Delta, read_delta
 from ckptconv.formats.opening import opened
 from ckptconv.options.option import checked
-from ckptconv.options.table import PATCHING, Options
-from ckptconv.outputs.delta import check_chain
+from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output, planned
 from ckptconv.outputs.targets import beside, check_spool, resolve_output
 from ckptconv.plan import Data

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.formats.delta import INDEX, OVERWRITE, XOR, ZSTD, Delta, read_delta
+from ckptconv.features.deltas.reading import INDEX, OVERWRITE, XOR, ZSTD, Delta, read_delta
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import safetensors

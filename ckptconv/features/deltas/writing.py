@@ -6,15 +6,17 @@ import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ckptconv.comparison.diff import CHANGED, EQUAL, DeltaFiles, Difference
-from ckptconv.comparison.encoding import Encoder, check_installed
 from ckptconv.comparison.reading import Pair
 from ckptconv.errors import UNWRITTEN, UnsupportedError, UsageError, leaving
-from ckptconv.formats.delta import OVERWRITE
+from ckptconv.features.deltas.changes import delta_files
+from ckptconv.features.deltas.comparing import COMPARING
+from ckptconv.features.deltas.encoding import Encoder, check_installed
+from ckptconv.features.deltas.reading import OVERWRITE
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
-from ckptconv.outputs.delta import delta_files
 from ckptconv.outputs.planning import output_of
 from ckptconv.outputs.targets import Target, beside, resolve_output
 from ckptconv.publish.producing import produce
@@ -100,3 +102,24 @@ class AskedDelta:
                 f"changed, give the new checkpoint itself{_SMALLER if encoding == OVERWRITE else ''}."
             )
         return DeltaFiles(target.path, self.version - 1, self.version, encoding, self.checksum, len(changed), size)
+
+
+def asked(
+    options: Options, optimizer: bool, tolerance: tuple[float | None, float | None], settings: Mapping[str, Any]
+) -> AskedDelta | None:
+    """Return the delta that is to be written, if one is. Raise UsageError for options that contradict it."""
+    path, *others = (settings[name] for name in COMPARING)
+    if not path:
+        for name, given in zip(list(COMPARING)[1:], others, strict=True):
+            if given != COMPARING[name].default:
+                raise UsageError(
+                    f"{COMPARING[name].flags[0]} is about a delta, and none was asked for.", "Give --delta DIR."
+                )
+        return None
+    if optimizer:
+        raise UsageError("--delta is of weights, and --optimizer asks for the optimizer states too.")
+    if tolerance != (None, None):
+        raise UsageError("--delta stores every bit that differs, and --rtol and --atol ask for less.")
+    if getattr(options, "map", ""):
+        raise UsageError("--delta leads from A as it is to B, and --map gives A other names.", "Convert A first.")
+    return AskedDelta(path, *others)
