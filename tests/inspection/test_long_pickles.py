@@ -17,7 +17,7 @@ from attacks.assemble import Member, called, mapped, members, name, number, pick
 from attacks.live import PAYLOADS, SYSTEM
 from attacks.unknown import HIDDEN, RUNNERS, STOP, wrapper
 from checkpoints import ckptconv_here
-from prepared import prepared
+from processes import prepared
 from verdicts import fails, found
 
 import ckptconv

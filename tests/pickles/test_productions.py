@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from attacks.sampling import Sampler
-from prepared import prepared
+from processes import prepared
 from verdicts import found
 
 # What comes with every installation that runs these tests.

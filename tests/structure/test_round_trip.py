@@ -25,6 +25,7 @@ import pytest
 import torch
 from attacks.corpus import CASES
 from checkpoints import DATA, Run, ckptconv, ckptconv_here, done, torch_loaded
+from compare import assert_same
 from effort import TIMES, every, examples
 from huggingface_hub import save_torch_state_dict
 from hypothesis import given
@@ -35,7 +36,6 @@ from states import (
     STATES,
     deep,
 )
-from strict import assert_same
 from trees import containers, keys_with, tie_into_a_cycle
 
 import ckptconv as ckptconv_module

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import ckptconv_here
-from counting import COUNTED
-from prepared import prepared
+from processes import COUNTED, prepared
 from safetensors.torch import save_file
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
