@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import DATA, ZERO, ckptconv_here
-from prepared import prepared
+from processes import prepared
 
 from ckptconv.cli.commands import app
 from ckptconv.structure.maps.file import parse_map

@@ -7,8 +7,8 @@ import pickle
 
 import numpy as np
 import pytest
+from compare import evaluate
 from effort import examples
-from evaluate import evaluate
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 

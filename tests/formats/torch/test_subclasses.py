@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 from checkpoints import DATA, ckptconv_here, done
+from compare import assert_same
 from effort import every
 from safetensors.torch import load_file
-from strict import assert_same
 
 ADAPTERS = DATA / "adapters"
 
