@@ -145,9 +145,6 @@ inspect --html page.html a.pt
 inspect --html linked.safetensors a.pt
 inspect --html b.pt b.pt --overwrite
 inspect --html hf/config.json hf
-scan --sarif a.pt b.pt
-scan --sarif b.pt b.pt --overwrite
-scan --sarif x.json .
 diff --html notes.md g1.safetensors g2.safetensors
 diff --html g1.safetensors g1.safetensors g2.safetensors
 diff --html hard.safetensors g1.safetensors g2.safetensors --overwrite
@@ -300,7 +297,6 @@ DONE: dict[str, set[str]] = {
     "convert a.pt new.safetensors --manifest x.json --overwrite": {"x.json"},
     "inspect --html notes.md a.pt --overwrite": {"notes.md"},
     "inspect --html new.html a.pt": set(),
-    "scan --sarif x.json a.pt --overwrite": {"x.json"},
     "diff --html page.html g1.safetensors g1.safetensors --overwrite": {"page.html"},
     "virtual a.pt new.virtual.json": set(),
     "safetensors2dcp g1.safetensors configured": set(),
@@ -415,7 +411,6 @@ convert zero new --optimizer new/optimizer
 convert train.pt new --universal trained2
 convert a.pt fresh.safetensors --manifest m.json --depfile m.d --digest sha256 --attest m.jsonl
 inspect --html new.html a.pt
-scan --sarif new.sarif a.pt
 diff --html new.html g1.safetensors g1.safetensors
 safetensors2dcp g1.safetensors new
 safetensors2dcp g1.safetensors new --to dcp-hf

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ckptconv.pickles.grammar.patterns import _KINDS, GETATTR, UNKNOWN_VALUE, current, is_class, is_name, resolved
-from ckptconv.pickles.grammar.table import Entry, Production, grammar
+from ckptconv.features.scan.grammar.patterns import _KINDS, GETATTR, UNKNOWN_VALUE, current, is_class, is_name, resolved
+from ckptconv.features.scan.grammar.table import Entry, Production, grammar
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.text import brief
 
@@ -38,6 +38,11 @@ _EVALUATED = frozenset({"_parse_arg_template", "restore_design_info", "restore_m
 # Attributes that unpicklers look up in an object, and call with what the pickle says.
 CALLED_BY_NAME = frozenset({"__setstate__", "__class__", "__reduce_ex__", "__getinitargs__", "add", "append", "extend"})
 _held, _any, _data = _KINDS["held"], _KINDS["any"], _KINDS["data"]
+
+
+def is_reviewed(name: Global) -> bool:
+    """Whether the grammar has a production for a name."""
+    return grammar().entry(name) is not None
 
 
 class Judge:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ckptconv.inspection.scan.contents import ScannedContents
-from ckptconv.inspection.scan.readers import InMemory
-from ckptconv.inspection.scan.report import counts
+from ckptconv.features.scan.contents import ScannedContents
+from ckptconv.features.scan.readers import InMemory
+from ckptconv.features.scan.report import counts
 from ckptconv.pickles.refusing import refusing_attacks
 
 

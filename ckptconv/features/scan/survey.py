@@ -12,10 +12,10 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from ckptconv.features.scan.grammar.patterns import is_name
 from ckptconv.pickles import attacks
 from ckptconv.pickles.containers import PYTHON, Keys, today
 from ckptconv.pickles.fastpath import HOLE, TensorPhrases
-from ckptconv.pickles.grammar.patterns import is_name
 from ckptconv.pickles.machine import Machine, run
 from ckptconv.pickles.nodes import Global, Opaque
 from ckptconv.pickles.numpy_dtypes import DTYPE

@@ -8,12 +8,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from attacks import held_back, traps
 from attacks.assemble import called, dtype, listed, mapped, name, number, numbers, pickled, raw, several, text
-from verdicts import fails, found
+from features.scan import held_back, traps
+from features.scan.verdicts import fails, found
 
 import ckptconv
-from ckptconv.inspection.scan.report import counts
+from ckptconv.features.scan.report import counts
 
 
 def test_no_known_name_is_safe_with_a_trap() -> None:

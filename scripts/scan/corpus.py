@@ -1,6 +1,6 @@
 """Makes harmless files with the libraries that are installed, for the figures in docs/internals/scan.md.
 
-    python scripts/scan_corpus.py PART DIRECTORY [SECTION …]
+    python scripts/scan/corpus.py PART DIRECTORY [SECTION …]
 
 PART is `first`, on whose files the grammar was improved, or `last`, which was set aside until it was done. Both have the
 same sections; `last` was made with other releases, and of other classes. `foreign` is of libraries that the grammar does

@@ -1,8 +1,8 @@
 """Live payloads that were written after the tables of scan, and that no table was made with.
 
 Each is the name of a file and its bytes, which make the file CANARY when Python's pickle loads them, or when the loading
-program ends. `python tests/attacks/held_back.py` loads each in a process of its own, and says which made its canary:
-run it where nothing is to be lost.
+program ends. `python tests/features/scan/held_back.py` loads each in a process of its own, and says which made its
+canary: run it where nothing is to be lost.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    sys.path.insert(0, str(Path(__file__).parents[2]))
 from attacks.assemble import called, dotted, listed, mapped, name, number, raw, several, text
 
 Made = Callable[[str], bytes]

@@ -18,14 +18,14 @@ import effort
 import numpy as np
 import pytest
 import torch
+from features.scan.verdicts import found
 from hypothesis import given
 from hypothesis import strategies as st
-from verdicts import found
 
-from ckptconv.inspection.scan.programs import is_arithmetic, programs_in
-from ckptconv.pickles.grammar.judge import Judge
-from ckptconv.pickles.grammar.patterns import Notation
-from ckptconv.pickles.grammar.table import TABLES, Grammar, grammar
+from ckptconv.features.scan.grammar.judge import Judge
+from ckptconv.features.scan.grammar.patterns import Notation
+from ckptconv.features.scan.grammar.table import TABLES, Grammar, grammar
+from ckptconv.features.scan.programs import is_arithmetic, programs_in
 from ckptconv.pickles.nodes import Global, Opaque
 
 PRINT, DTYPE = Global("builtins", "print"), Opaque(Global("numpy", "dtype"), ("f4",))
@@ -81,7 +81,7 @@ def test_the_tables_are_sorted_and_say_what_they_were_made_from() -> None:
 @pytest.mark.parametrize("library", ["numpy", "torch", "accelerate"])
 def test_a_library_writes_what_its_section_says(library: str) -> None:
     """Of libraries of which this environment has the release that the table names; `make test-grammar` has all."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+    sys.path.insert(0, str(Path(__file__).parents[3] / "scripts" / "scan"))
     import grammar as script
 
     lines = script.parsed(TABLES[1].read_text()).get((library, version(library)))

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from attacks.sampling import Sampler
+from features.scan.sampling import Sampler
+from features.scan.verdicts import found
 from processes import prepared
-from verdicts import found
 
 # What comes with every installation that runs these tests.
 ROOTS = frozenset({"numpy", "torch", *sys.stdlib_module_names})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from ckptconv.inspection.scan.names import LOADERS
+from ckptconv.features.scan.names import LOADERS
 from ckptconv.pickles import attacks
 from ckptconv.pickles.children import CHILDREN, walk
 from ckptconv.pickles.nodes import Opaque

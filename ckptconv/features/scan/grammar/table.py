@@ -1,6 +1,6 @@
 """Reads the table of productions: for each name, what it is called with, and what its objects are given.
 
-`reviewed.txt` was written by hand, `made.txt` by `scripts/grammar.py`. A line is one production of some names:
+`reviewed.txt` was written by hand, `made.txt` by `scripts/scan/grammar.py`. A line is one production of some names:
 
     module,… name …: production | production …
 
@@ -23,7 +23,7 @@ import functools
 from pathlib import Path
 from typing import NamedTuple
 
-from ckptconv.pickles.grammar.patterns import Notation, Pattern, current
+from ckptconv.features.scan.grammar.patterns import Notation, Pattern, current
 from ckptconv.pickles.nodes import Global
 
 # Patterns of states that become attributes.

@@ -1,9 +1,9 @@
 """Loads what the grammar of scan allows, with traps in the place of objects, and says which names call a trap.
 
-    python scripts/grammar_traps.py [--python PYTHON …] [--rounds N] [--seed N]
+    python scripts/scan/traps.py [--python PYTHON …] [--rounds N] [--seed N]
 
-For each name in ckptconv/pickles/grammar it makes pickles that a production allows. Wherever a production takes any
-object, it puts a trap; a state also gets a trap for each method that the class has, and each name that its
+For each name in ckptconv/features/scan/grammar it makes pickles that a production allows. Wherever a production takes
+any object, it puts a trap; a state also gets a trap for each method that the class has, and each name that its
 `__setstate__` looks up. Those that scan calls safe are loaded by PYTHON, an interpreter that has the libraries (this
 one, if none is named). An object is hashed and compared too, as a key of a dict is. The exit code is 1 if loading
 calls a trap, calls one of its attributes, starts something, opens a file to write it, or takes more than five seconds.
@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 # Run by PYTHON. "names": of each class, its methods and the names that its setter looks up; "load": what fires.
 VICTIM = r"""
@@ -150,8 +150,8 @@ def main() -> int:
 
 def run(python: str, rounds: int, seed: int) -> tuple[str, list[str]]:
     """Load pickles of all names that `python` has. Return what was counted, and each name with what it did."""
-    from attacks.sampling import Sampler
-    from verdicts import found
+    from features.scan.sampling import Sampler
+    from features.scan.verdicts import found
 
     sampler = Sampler(random.Random(seed))
     sampler.has_traps = True

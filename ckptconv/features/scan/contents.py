@@ -16,15 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, TruncatedError, UnsafeError, UnsupportedError
-from ckptconv.formats.dcp.locate import SUFFIX as _ENTRIES
-from ckptconv.formats.model_files import looks_like_safetensors
-from ckptconv.formats.torch.container import SCANNED, LongError, Pickles, is_stream
-from ckptconv.formats.torch.file import read_from
-from ckptconv.formats.torch.objects import without_tensors
-from ckptconv.formats.torch.tar import is_tar
-from ckptconv.formats.torch.zip import check_zip
-from ckptconv.inspection.scan.beginnings import CLOSED, header_in, is_pickle, is_plain, place_of_header
-from ckptconv.inspection.scan.bounds import (
+from ckptconv.features.scan.beginnings import CLOSED, header_in, is_pickle, is_plain, place_of_header
+from ckptconv.features.scan.bounds import (
     LIMITS,
     LONGEST,
     MEMBERS,
@@ -35,18 +28,25 @@ from ckptconv.inspection.scan.bounds import (
     listed,
     members_of,
 )
-from ckptconv.inspection.scan.compressed import decompressed, is_compressed
-from ckptconv.inspection.scan.joblib import Arrays
-from ckptconv.inspection.scan.names import LOADERS, carries_code, is_needed, is_unusual
-from ckptconv.inspection.scan.programs import programs_in, texts_in
-from ckptconv.inspection.scan.readers import InMemory, PartReader
-from ckptconv.inspection.scan.readings import Readings, all_bytes
-from ckptconv.inspection.scan.report import Finding
+from ckptconv.features.scan.compressed import decompressed, is_compressed
+from ckptconv.features.scan.grammar.judge import Judge
+from ckptconv.features.scan.joblib import Arrays
+from ckptconv.features.scan.names import LOADERS, carries_code, is_needed, is_unusual
+from ckptconv.features.scan.programs import programs_in, texts_in
+from ckptconv.features.scan.readers import InMemory, PartReader
+from ckptconv.features.scan.readings import Readings, all_bytes
+from ckptconv.features.scan.report import Finding
+from ckptconv.features.scan.survey import Passed, survey
+from ckptconv.formats.dcp.locate import SUFFIX as _ENTRIES
+from ckptconv.formats.model_files import looks_like_safetensors
+from ckptconv.formats.torch.container import SCANNED, LongError, Pickles, is_stream
+from ckptconv.formats.torch.file import read_from
+from ckptconv.formats.torch.objects import without_tensors
+from ckptconv.formats.torch.tar import is_tar
+from ckptconv.formats.torch.zip import check_zip
 from ckptconv.pickles import attacks
-from ckptconv.pickles.grammar.judge import Judge
 from ckptconv.pickles.machine import load
 from ckptconv.pickles.nodes import Global
-from ckptconv.pickles.survey import Passed, survey
 from ckptconv.pickles.vocabulary import ExcessiveError, Vocabulary
 from ckptconv.storage import LOCAL_SIGNATURE, zip_elsewhere
 from ckptconv.storage.inside import leads_out

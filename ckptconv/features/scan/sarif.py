@@ -7,19 +7,35 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import Any
 from urllib.parse import quote
 
-from ckptconv.inspection.scan.report import ATTACK, RULES, SUSPICIOUS, ScanReport
+from ckptconv.features.scan.report import ATTACK, RULES, SUSPICIOUS, ScanReport
 from ckptconv.storage.paths import is_remote
+from ckptconv.storage.reading import Reader
 from ckptconv.text import printable
 from ckptconv.version import __version__
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+# How a report of `scan` begins, and bytes in which it does.
+_BEGINS = re.compile(
+    rb'\{\s*"\$schema": "[^"]*",\s*"version": "2\.1\.0",\s*"runs": \[[\s{]*"tool": '
+    rb'[\s{]*"driver": [\s{]*"name": "ckptconv"'
+)
+_HEAD = 4096
 _HOME = "https://github.com/ckptconv/ckptconv"
 # The level of a result, and how severe a code host shows it: from 0 to 10.
 _LEVELS = {ATTACK: ("error", "9.8"), SUSPICIOUS: ("warning", "6.0")}
 _OTHER = ("note", "3.0")
+
+# The option that asks for one, and what the file is, as `publish.earlier` names it.
+SARIF = ("--sarif", "sarif")
+
+
+def is_ours(reader: Reader) -> bool:
+    """Whether a file is a report that this program wrote."""
+    return _BEGINS.match(reader.read_at(0, min(reader.file.size, _HEAD))) is not None
 
 
 def document(report: ScanReport, directory: str = "") -> str:

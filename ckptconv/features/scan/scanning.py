@@ -9,6 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from ckptconv.errors import CkptconvError, MissingError, UnsafeError, UnsupportedError
+from ckptconv.features.scan.beginnings import CLOSED
+from ckptconv.features.scan.bounds import LONGEST
+from ckptconv.features.scan.contents import HEAD, SUFFIXES, ScannedContents
+from ckptconv.features.scan.options import SCANNING
+from ckptconv.features.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst
 from ckptconv.formats import model_files, virtual
 from ckptconv.formats.dcp import locate as dcp
 from ckptconv.formats.deepspeed import locate as deepspeed
@@ -17,12 +22,7 @@ from ckptconv.formats.instead import what_it_is
 from ckptconv.formats.model_files import SAFETENSORS
 from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
 from ckptconv.formats.weight_map import read_index
-from ckptconv.inspection.scan.beginnings import CLOSED
-from ckptconv.inspection.scan.bounds import LONGEST
-from ckptconv.inspection.scan.contents import HEAD, SUFFIXES, ScannedContents
-from ckptconv.inspection.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst
 from ckptconv.options.option import checked, filled
-from ckptconv.options.table import SCANNING
 from ckptconv.pickles import attacks
 from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.refusing import refusing_attacks
@@ -50,7 +50,7 @@ def scan(
 ) -> ScanReport:
     """Return a verdict for each file in `paths`, files or directories, by what loading it would run.
 
-    The verdict on a file is "safe", "suspicious", "attack" or "unreadable"; `ckptconv.inspection.scan.report.RULES`
+    The verdict on a file is "safe", "suspicious", "attack" or "unreadable"; `ckptconv.features.scan.report.RULES`
     describes the reasons. Files are told by their content, whatever they are called. Those that are no checkpoints are
     counted and skipped. Directories are searched to any depth, hidden files too; symbolic links in them are not
     followed. Pickles and descriptions are read, no tensor data, and nothing is run.

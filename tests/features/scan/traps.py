@@ -14,8 +14,8 @@ import tarfile
 import zipfile
 from collections.abc import Callable
 
-from .assemble import called, dotted, listed, mapped, name, number, pickled, raw, several, text
-from .live import SYSTEM, touch
+from attacks.assemble import called, dotted, listed, mapped, name, number, pickled, raw, several, text
+from attacks.live import SYSTEM, touch
 
 LOADER = name("torch.storage", "_load_from_bytes")
 NAMESPACE = name("argparse", "Namespace") + b")\x81"

@@ -15,16 +15,16 @@ import pytest
 import torch
 from attacks.assemble import Member, called, mapped, members, name, number, pickled, raw, text, zipped
 from attacks.live import PAYLOADS, SYSTEM
-from attacks.unknown import HIDDEN, RUNNERS, STOP, wrapper
 from checkpoints import ckptconv_here
+from features.scan.unknown import HIDDEN, RUNNERS, STOP, wrapper
+from features.scan.verdicts import fails, found
 from processes import prepared
-from verdicts import fails, found
 
 import ckptconv
-from ckptconv.inspection.scan.bounds import LONGEST
-from ckptconv.inspection.scan.contents import ScannedContents
-from ckptconv.inspection.scan.readers import InMemory
-from ckptconv.pickles import survey
+from ckptconv.features.scan import survey
+from ckptconv.features.scan.bounds import LONGEST
+from ckptconv.features.scan.contents import ScannedContents
+from ckptconv.features.scan.readers import InMemory
 from ckptconv.pickles.refusing import refusing_attacks
 
 # More bytes than are held of a pickle, as a value of it.

@@ -47,9 +47,9 @@ from checkpoints import ckptconv_here
 from safetensors.torch import save_file
 
 import ckptconv
-from ckptconv.inspection.scan.report import RULES, VERDICTS, counts
+from ckptconv.features.scan.report import RULES, VERDICTS, counts
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 SCHEMAS = Path(ckptconv.__file__).parent / "cli" / "schemas"
 ATTACK = pickled(called(SYSTEM, text("true")))
 SOUND = pickled(mapped(text("a"), number(1)))
@@ -550,7 +550,7 @@ def test_sarif_has_a_rule_for_each_reason_and_names_files_from_here(place: Path,
     (told,) = found["runs"]
     listed_rules = told["tool"]["driver"]["rules"]
     assert [rule["id"] for rule in listed_rules] == list(RULES)
-    page = (Path(__file__).parents[2] / "docs" / "scan.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "scan.md").read_text()
     for rule in listed_rules:
         assert f"\n### {rule['helpUri'].partition('#')[2]}\n" in page
     levels = {}

@@ -12,11 +12,11 @@ import typer
 from ckptconv.cli import signals
 from ckptconv.cli.options import named, output_of, taking
 from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UsageError
-from ckptconv.options.table import COMMAND
+from ckptconv.features.scan.options import COMMAND
 from ckptconv.text import format_size, some
 
 if TYPE_CHECKING:
-    from ckptconv.inspection.scan.report import ScanReport
+    from ckptconv.features.scan.report import ScanReport
 
 # Most classes that are named.
 _NAMED = 5
@@ -24,7 +24,7 @@ _NAMED = 5
 OTHER_WORDS = {"scan": ("audit", "picklescan", "fickling", "modelscan")}
 
 
-@taking(*named("sarif overwrite fail_on json quiet verbose storage_options"))
+@taking(COMMAND["sarif"], *named("overwrite"), COMMAND["fail_on"], *named("json quiet verbose storage_options"))
 def scan(
     paths: Annotated[
         list[str],
@@ -50,8 +50,8 @@ def scan(
       ckptconv scan --sarif scan.sarif .
       ckptconv scan --fail-on unknown hf://org/model
     """
-    from ckptconv.inspection.scan.report import ATTACK
-    from ckptconv.inspection.scan.scanning import scan as scanned
+    from ckptconv.features.scan.report import ATTACK
+    from ckptconv.features.scan.scanning import scan as scanned
 
     # Before there was --fail-on, that was --allow-suspicious.
     if allow_suspicious and fail_on not in ("", ATTACK):
@@ -59,14 +59,15 @@ def scan(
     level = fail_on or (ATTACK if allow_suspicious else COMMAND["fail_on"].default)
     output = output_of("scan", options)
     if sarif:
-        from ckptconv.inspection.file import SARIF, check_whole
+        from ckptconv.features.scan.sarif import SARIF
+        from ckptconv.inspection.file import check_whole
 
         check_whole(sarif, SARIF, overwrite)
     report = scanned(*paths, **options)
     signals.ignore()
     if sarif:
+        from ckptconv.features.scan.sarif import SARIF, document
         from ckptconv.inspection.file import write_whole
-        from ckptconv.inspection.scan.sarif import document
 
         write_whole(sarif, document(report).encode(), SARIF, overwrite, [each.path for each in report.files])
     from ckptconv.cli.console import say
@@ -85,7 +86,7 @@ def scan(
 
 def _lines(report: ScanReport, verbose: bool) -> Iterator[str]:
     """Yield a paragraph for each file that is not safe, with `verbose` for all, then the totals."""
-    from ckptconv.inspection.scan.report import UNREADABLE
+    from ckptconv.features.scan.report import UNREADABLE
     from ckptconv.text import count_of
 
     for file in report.files:
@@ -114,7 +115,7 @@ def _lines(report: ScanReport, verbose: bool) -> Iterator[str]:
 
 def _error(report: ScanReport, fail_on: str) -> CkptconvError | None:
     """Return the error that stands for the worst verdict that counts."""
-    from ckptconv.inspection.scan.report import ATTACK, SUSPICIOUS, UNKNOWN, UNREADABLE, counts
+    from ckptconv.features.scan.report import ATTACK, SUSPICIOUS, UNKNOWN, UNREADABLE, counts
     from ckptconv.text import count_of
 
     # The worst first: what is said of one file and of more.

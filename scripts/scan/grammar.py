@@ -1,8 +1,8 @@
-"""Makes the productions in ckptconv/pickles/grammar/made.txt from the libraries themselves.
+"""Makes the productions in ckptconv/features/scan/grammar/made.txt from the libraries themselves.
 
-    python scripts/grammar.py LIBRARY …     writes the sections of these libraries anew (of all that it knows: no name)
-    python scripts/grammar.py --older …     writes what only these older releases have, in sections of their own
-    python scripts/grammar.py --check …     changes nothing; exit code 1 if a section differs from its library
+    python scripts/scan/grammar.py LIBRARY …     writes the sections of these libraries anew (of all it knows: no name)
+    python scripts/scan/grammar.py --older …     writes what only these older releases have, in sections of their own
+    python scripts/scan/grammar.py --check …     changes nothing; exit code 1 if a section differs from its library
 
 A class gets a production if nothing but its attributes comes from the pickle: pickling it is Python's own, no code of
 the class runs when it is loaded, or only a `__setstate__` that was reviewed here. An object of each class is pickled,
@@ -30,7 +30,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 REVIEWED, MADE = (ROOT / "ckptconv" / "pickles" / "grammar" / name for name in ("reviewed.txt", "made.txt"))
 # By distribution: the packages whose classes are listed.
 LIBRARIES = {
@@ -206,7 +206,7 @@ def main() -> int:
     text = "\n\n".join(
         "\n".join((f"# {library} {release}", *lines)) for (library, release), lines in sorted(sections.items()) if lines
     )
-    MADE.write_text(f"# Made by scripts/grammar.py. `table.py` describes the notation.\n\n{text}\n")
+    MADE.write_text(f"# Made by scripts/scan/grammar.py. `table.py` describes the notation.\n\n{text}\n")
     return 0
 
 

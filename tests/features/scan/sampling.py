@@ -7,9 +7,9 @@ import random
 import re
 from collections.abc import Callable
 
-from ckptconv.pickles.grammar.table import TABLES
+from attacks.assemble import NONE, called, dotted, dtype, listed, mapped, name, number, raw, several, text
 
-from .assemble import NONE, called, dotted, dtype, listed, mapped, name, number, raw, several, text
+from ckptconv.features.scan.grammar.table import TABLES
 
 # Of what a regular expression takes, when the first characters of its classes do not do.
 _TEXTS = (

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 from attacks.assemble import archive, called, mapped, name, number, pickled, raw, several, text
-from attacks.unknown import COMPRESSED, FILES, HIDDEN, RUNNERS, SQUEEZED, evaluated, joblib_file
 from checkpoints import DATA, ckptconv_here
-from verdicts import fails, found
+from features.scan.unknown import COMPRESSED, FILES, HIDDEN, RUNNERS, SQUEEZED, evaluated, joblib_file
+from features.scan.verdicts import fails, found
 
 import ckptconv
-from ckptconv.inspection.scan.report import LEVELS, RULES, counts, worst
+from ckptconv.features.scan.grammar.table import grammar
+from ckptconv.features.scan.report import LEVELS, RULES, counts, worst
 from ckptconv.outputs import writable
 from ckptconv.pickles import attacks
-from ckptconv.pickles.grammar.table import grammar
 from ckptconv.pickles.nodes import Global, Opaque
 
 

@@ -1,8 +1,8 @@
 """Compares the verdicts of `ckptconv scan` with those of other scanners: the table in docs/internals/scan.md.
 
-    python scripts/scan_table.py --tools VENV [--last DIRECTORY …] [--foreign DIRECTORY …] [--peers DIRECTORY]
+    python scripts/scan/table.py --tools VENV [--last DIRECTORY …] [--foreign DIRECTORY …] [--peers DIRECTORY]
 
-VENV has picklescan, fickling and modelscan. `--last` and `--foreign` are files that `scan_corpus.py` made, and
+VENV has picklescan, fickling and modelscan. `--last` and `--foreign` are files that `corpus.py` made, and
 `--peers` is a checkout of picklescan's repository. Rows whose files are not named stay as they are.
 
 The other files are the corpus of tests/attacks, made in a temporary directory, and the files of tests/data, which real
@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "internals" / "scan.md"
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 OTHER = ("picklescan", "fickling", "modelscan")
@@ -151,10 +151,10 @@ def made(directory: Path) -> dict[Path, str]:
     modules = (
         "attacks.corpus",
         "attacks.readers",
-        "attacks.unknown",
+        "features.scan.unknown",
         "attacks.assemble",
-        "attacks.traps",
-        "attacks.held_back",
+        "features.scan.traps",
+        "features.scan.held_back",
     )
     corpus, readers, unknown, assemble, traps, held_back = map(importlib.import_module, modules)
     kinds: dict[Path, str] = {}
@@ -198,7 +198,7 @@ def made(directory: Path) -> dict[Path, str]:
 
 def ours(path: Path) -> dict[str, str]:
     import ckptconv
-    from ckptconv.inspection.scan.report import counts
+    from ckptconv.features.scan.report import counts
 
     found = ckptconv.scan(path)
     verdicts = {}
