@@ -17,7 +17,7 @@ COMMANDS: dict[str, str] = {
     "merge": "ckptconv.features.merge.command:merge",
     "diff": "ckptconv.cli.compare:diff",
     "patch": "ckptconv.features.deltas.command:patch",
-    "scan": "ckptconv.cli.scan:scan",
+    "scan": "ckptconv.features.scan.command:scan",
     "virtual": "ckptconv.cli.virtual:virtual",
     "serve": "ckptconv.features.serve.command:serve",
     "finish": "ckptconv.cli.finish:finish_",

@@ -40,6 +40,7 @@ _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
 _HOOKS = Global("collections", "OrderedDict")
 # Tensors are many and their shapes few: tensors share the tuples of up to this many shapes.
 _SHAPES_KEPT = 1024
+_INTEGERS = frozenset((int,))
 # Tensor classes, which torch pickled by name until 0.1.10, and classes of Variables, until 0.3.
 _TENSOR_DTYPES = {
     Global(module, f"{kind}Tensor"): DTYPES[STORAGE_DTYPES[kind]]
@@ -101,21 +102,13 @@ class _Tensors:
 
     def geometry(self, size: Any, stride: Any) -> _Geometry:
         # Tuples are hashed only if all their elements are plain integers: hashing others could take forever.
-        if type(size) is tuple and type(stride) is tuple and len(size) == len(stride) <= MAX_DIMS:
-            for number in size:
-                if type(number) is not int:
-                    break
-            else:
-                for number in stride:
-                    if type(number) is not int:
-                        break
-                else:
-                    known = self._kept.get((size, stride))
-                    if known is None:
-                        known = _geometry(size, stride)
-                        if len(self._kept) < _SHAPES_KEPT:
-                            self._kept[size, stride] = known
-                    return known
+        if type(size) is type(stride) is tuple and _INTEGERS.issuperset(map(type, size + stride)):
+            known = self._kept.get((size, stride))
+            if known is None:
+                known = _geometry(size, stride)
+                if len(self._kept) < _SHAPES_KEPT:
+                    self._kept[size, stride] = known
+            return known
         return _geometry(size, stride)
 
     def view(

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 # The program itself, to which all files are large; it says at its end how often it forked.
-LARGE = "from ckptconv.comparison import reading\nreading._WORTH_PROCESSES = 0\n" + COUNTED.format(before="pass")
+LARGE = "from ckptconv.comparison import reading\nreading.WORTH_PROCESSES = 0\n" + COUNTED.format(before="pass")
 WHAT_VARIES = ("seconds", "peak_rss_bytes")
 
 
