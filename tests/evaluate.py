@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import operator
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
+from cells import of_features
 
-from ckptconv.tensors.computing import Bits, Join, Overlay, Tile, Xor
+from ckptconv.tensors.computing import Bits, Join, Tile
 from ckptconv.tensors.kernels import apply
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.tensors.moves import BLOCK, Assembled, Conjugate, Cut, File, Gather, Move, Negate, Order, Swap
@@ -72,21 +73,16 @@ def result(move: Move, data: np.ndarray) -> np.ndarray:
                 joined = [whole | number << shift for whole, number in zip(joined, kind, strict=True)]
                 at += count * size
             data = packed(joined, kernel.result)
-        elif isinstance(kernel, Xor):
-            blocks = (block.tolist() for block in np.split(data, kernel.blocks))
-            data = np.array([functools.reduce(operator.xor, each) for each in zip(*blocks, strict=True)], "u1")
-        elif isinstance(kernel, Overlay):
-            data, *layers = np.split(
-                data, [len(data) * (1 + 2 * n) // (1 + 2 * kernel.layers) for n in range(kernel.layers)]
-            )
-            for units in layers:
-                rows = zip(data, units[::2], units[1::2], strict=True)
-                data = np.array([(b | m) ^ (m & ~v) for b, v, m in rows], "u1")
         elif isinstance(kernel, Tile):
             data = np.frombuffer(apply((kernel,), data.data)[0], "u1")
         else:
-            raise TypeError(kernel)
+            data = of_features_kernels()[type(kernel)](kernel, data)
     return data
+
+
+@functools.cache
+def of_features_kernels() -> dict[type[Any], Callable[[Any, np.ndarray], np.ndarray]]:
+    return {kernel: made for each in of_features("EVALUATED") for kernel, made in each.items()}
 
 
 def unsigned(data: np.ndarray, size: int) -> list[int]:
