@@ -21,7 +21,6 @@ from ckptconv.comparison.changes import Change
 from ckptconv.comparison.diff import STATUSES, Difference, TensorDifference
 from ckptconv.inspection.mapping import MapSummary
 from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo
-from ckptconv.inspection.scan.report import RULES, VERDICTS, Finding, ScannedFile, ScanReport
 from ckptconv.inspection.summary import Summary
 from ckptconv.result import LikeReport, Report
 from ckptconv.tensors.statistics import Statistics
@@ -48,6 +47,8 @@ _PRINTED: dict[str, str] = {
     "merge": "ckptconv.features.merge.command",
     "patch": "ckptconv.features.deltas.printed",
     "rows": "ckptconv.features.rows.printed",
+    "serve": "ckptconv.features.serve.printed",
+    "scan": "ckptconv.features.scan.printed",
 }
 FEATURES = tuple(map(import_module, _PRINTED.values()))
 _CONVERTING = (
@@ -84,18 +85,6 @@ COMMANDS = {
     "error": Command("Failures", "", (), printed.Failed, ok=False),
     "inspect": Command("inspect", "What `inspect --json` prints.", ("inspect",), Summary, "summary"),
     "maps": Command("maps", "", ("maps", "maps show", "maps check"), printed.Maps),
-    "scan": Command(
-        "Scans",
-        "What `scan --json` prints, whatever the verdicts are. Wrong usage is an object of failures.",
-        ("scan",),
-        ScanReport,
-        "scanned",
-        ok=None,
-        means="Whether nothing was found that counts: true with exit code 0 only.",
-        error="What stands for the worst verdict that counts, with the exit code of the process. Only when `ok` is "
-        "false.",
-    ),
-    "serve": Command("serve", "", ("serve",), printed.Serving, means="It listens."),
     "verify": Command(
         "verify",
         "What `verify --json` prints when the output is exactly that source.",
@@ -124,18 +113,11 @@ def _object(fields: dict[str, Any], required: list[str]) -> dict[str, Any]:
 
 
 _BY_STATUS = ("In A only.", "In B only.", "With another shape.", "With another dtype.", "With elements that differ.")
-_BY_VERDICT = ("are safe", "load what nobody has reviewed", "are not to be judged", "are suspicious", "are attacks")
 _ANY_NUMBER = {"type": ["number", "null"]}
 _PLAIN = ["string", "integer", "number", "boolean", "object", "array", "null"]
 # What the type of a field does not say.
 _MORE: dict[tuple[type, str], dict[str, Any]] = {
     (Difference, "counts"): _counts(dict(zip(STATUSES, (*_BY_STATUS, "Equal."), strict=True))),
-    (ScanReport, "counts"): _counts(
-        {name: f"How many files {what}." for name, what in zip(VERDICTS, _BY_VERDICT, strict=True)}
-    ),
-    (ScanReport, "verdict"): {"enum": list(VERDICTS)},
-    (ScannedFile, "verdict"): {"enum": list(VERDICTS)},
-    (Finding, "rule"): {"enum": list(RULES)},
     (TensorDifference, "status"): {"enum": list(STATUSES)},
     (Summary, "values"): {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number"]}},
     (MapSummary, "rules"): {"type": "integer", "minimum": 1},

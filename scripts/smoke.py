@@ -134,15 +134,14 @@ def virtual(smoke: Smoke) -> None:
 
 
 def look(smoke: Smoke) -> None:
-    """inspect, scan, help, completion."""
+    """inspect, help, completion."""
     for path in ("model.pt", "model.safetensors", ZERO, DCP):
         smoke.run("inspect", path)
         json.loads(smoke.run("inspect", "--json", path))
     smoke.run("inspect", "model.pt", "--html", "page.html", "--depth", "1", "--as", "bf16", "--max-shard-size", "1GB")
-    smoke.run("scan", "--sarif", "scan.sarif", "model.pt", "model.safetensors", ZERO, DCP)
     commands = [
         *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"),
-        *("verify", "finish", "inspect", "scan", "virtual", "serve"),
+        *("verify", "finish", "inspect", "virtual"),
     ]
     for words in ([], *([each] for each in commands)):
         if "Usage" not in smoke.run(*words, "--help"):

@@ -18,7 +18,6 @@ from ckptconv.options.table import (
     INSPECTING,
     LOADING,
     OPTIONS,
-    SCANNING,
     VIEWING,
 )
 
@@ -27,7 +26,6 @@ TABLES = {
     "ConvertOptions": (OPTIONS, "Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."),
     "InspectOptions": (INSPECTING, "Options of `inspect`."),
     "DiffOptions": (DIFFING, "Options of `diff`."),
-    "ScanOptions": (SCANNING, "Options of `scan`."),
     "FinishOptions": (FINISHING, "Options of `finish`."),
     "OpenOptions": (VIEWING, "Options of `open`."),
     "LoadOptions": (LOADING, "Options of `load_state_dict`."),
@@ -39,6 +37,7 @@ FEATURES: dict[str, str] = {
     "MergeOptions": "ckptconv.features.merge.options",
     "PatchOptions": "ckptconv.features.deltas.options",
     "RowsOptions": "ckptconv.features.rows.options",
+    "ScanOptions": "ckptconv.features.scan.options",
 }
 
 

@@ -274,7 +274,7 @@ class _Spooling(TypedDict, total=False):
 
 
 class _Connecting(TypedDict, total=False):
-    """Convert, Inspect, Diff, Scan, Finish, Open, Load, Distributed, Average, Merge, Patch, Rows."""
+    """Convert, Inspect, Diff, Finish, Open, Load, Distributed, Average, Merge, Patch, Rows, Scan."""
 
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
@@ -450,10 +450,6 @@ class DiffOptions(
 
     delta_version: int | str | None
     """B is version N of the model, and A the one before. Default: 1."""
-
-
-class ScanOptions(_Connecting, total=False):
-    """Options of `scan`."""
 
 
 class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=False):
@@ -643,3 +639,7 @@ class RowsOptions(
 
     max_dim: int | str | None
     """D of the widest table of the same operator. Default: this table's."""
+
+
+class ScanOptions(_Connecting, total=False):
+    """Options of `scan`."""

@@ -34,7 +34,6 @@ from ckptconv.options.kinds import (
     TIED,
     USUAL_MEMORY,
     WAY,
-    choice,
     counted,
 )
 from ckptconv.options.option import Given, Option, naming, option, options_in
@@ -482,28 +481,6 @@ class _Command:
         fallback="as many as fit a page; with --json, all tensors",
         common=True,
     )
-    sarif = Option(
-        PATH, "Write the verdicts as SARIF 2.1.0 too, for code hosts.", metavar="FILE", group=OUTPUT, common=True
-    )
-    fail_on = Option(
-        choice("unknown", "call", "suspicious", "attack"),
-        "Exit with 3 for this and what is worse: unknown names and archives, calls of unknown functions, what is "
-        "suspicious, attacks.",
-        default="call",
-        metavar="unknown|call|suspicious|attack",
-        common=True,
-    )
-    host = Option(
-        TEXT, "Listen at this address; 0.0.0.0: at all that this machine has.", default="127.0.0.1", group=RUNNING
-    )
-    port = Option(
-        counted(0, 65535),
-        "Listen at this port.",
-        metavar="N",
-        fallback="any that is free",
-        group=RUNNING,
-        common=True,
-    )
 
 
 # The table, in parts: one name may be different options in different parts.
@@ -550,6 +527,5 @@ COMBINING = named_in(
     f"{_OF_TENSORS} to chunks model_key copy_config for_hub {_READ} raw opaque drop_opaque {_WORKING} verify checksum "
     f"part manifest digest attest depfile dry_run {_REACHED}"
 )
-SCANNING = named_in("storage_options")
 # Which tensors to convert, and how.
 TENSORS = tuple(named_in(_OF_TENSORS).values())

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.pickles.children import ATOMS
 from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, Size
-from ckptconv.structure import live, torchao
+from ckptconv.structure import live, parted
 from ckptconv.structure.dtype_views import stored
 from ckptconv.structure.forms import (
     ATTRIBUTES,
@@ -189,8 +189,8 @@ class RecordEncoder:
     `Composite`. It returns True to leave that out, False to write it, or what to write in its place: the object itself,
     or a container of what it holds. The dict `found` has, by name, those that were chosen and not simply written.
     `fixed` are the names of tensors that must not be cast: parts of complex numbers, of quantized tensors, and of those
-    of other classes. `quantized` are those that torchao's metadata describes. `tagged` keeps lazy tensors tagged with
-    their facts.
+    of other classes. `quantized` are those that their library's metadata describes. `tagged` keeps lazy tensors
+    tagged with their facts.
 
     `choice` says which names go into the record; `flat` has all tensors anyway. `values` are the top-level keys that
     lead to values in the record. `foreign`: it has objects known by name only. `outside`: it has a tensor that is not
@@ -217,7 +217,7 @@ class RecordEncoder:
         self.spoilt: dict[Hashable, int] = {}
         self.flat: dict[str, Any] = {}
         self.fixed: set[str] = set()
-        self.quantized: dict[str, torchao.QuantizedTensor] = {}
+        self.quantized: dict[str, parted.PartedTensor] = {}
         self.nodes: list[Any] = []
         self.storages: list[list[Any]] = []
         self.indices: dict[Hashable, int] = {}
@@ -507,12 +507,13 @@ class RecordEncoder:
     def _prefix(self, frame: _Frame, text: str) -> str:
         """Return what begins the names of tensors inside a child of `frame` with this part of a name."""
         kind = frame.children[0] if frame.form.tag == _COMPOSITE and text == "attributes" else None
-        if kind is not None and torchao.is_stored_in_parts(str(kind)):
+        parting = None if kind is None else parted.of_class(str(kind))
+        if parting:
             name = frame.prefix[:-1]
-            told = torchao.described(str(kind), dict(zip(frame.children[1::2], frame.children[2::2], strict=True)))
+            told = parting.described(str(kind), dict(zip(frame.children[1::2], frame.children[2::2], strict=True)))
             if told:
                 self.quantized[name] = told
-            return torchao.prefix_of(name)
+            return parted.prefix_of(name)
         return cut(frame.prefix + text) + "."
 
     def _refer(self, value: Any, form: Form, identity: Hashable, prefix: str, rule: int) -> tuple[int, _Frame | None]:

@@ -22,7 +22,7 @@ from ckptconv.text import brief
 
 if TYPE_CHECKING:
     from ckptconv.structure.choice import Choice
-    from ckptconv.structure.torchao import QuantizedTensor
+    from ckptconv.structure.parted import PartedTensor
 
 __all__ = [
     "Flattened", "claimed_equal", "classes", "describe", "flatten", "flatten_states", "names", "plain_record", "remap",
@@ -37,7 +37,7 @@ class Flattened(NamedTuple):
     stored as pairs, of quantized tensors, and of those of other classes. `apart`: no two tensors have the same bytes.
     `values` are the top-level keys that lead to values in the record, other than tensors and the versions of a state
     dict. `inert`: the record has objects known by name only, and no tensor outside them. `found` are, by name, chosen
-    objects that were left out or replaced. `quantized` are the tensors that torchao's metadata describes, by name.
+    objects that were left out or replaced. `quantized` are the tensors that are stored in parts, by name.
     """
 
     tensors: dict[str, Any]
@@ -47,7 +47,7 @@ class Flattened(NamedTuple):
     values: tuple[str, ...] = ()
     inert: bool = False
     found: Mapping[str, Any] = MappingProxyType({})
-    quantized: Mapping[str, QuantizedTensor] = MappingProxyType({})
+    quantized: Mapping[str, PartedTensor] = MappingProxyType({})
 
 
 _TENSOR, _FACTS, _PLACE = attrgetter("tensor"), attrgetter("facts"), attrgetter("file.path", "offset")

@@ -81,7 +81,7 @@ REFUSED: list[tuple[str, int, str]] = [
             "convert model.pt --universal",
             "safetensors2dcp model.pt",
             "inspect model.pt --html",
-            "scan model.pt --sarif",
+            *itertools.chain(*of_features("WHOLE")),
             "pt2safetensors model.pt out.safetensors --manifest",
             "pt2safetensors model.pt out.safetensors --depfile",
         )
@@ -93,7 +93,6 @@ REFUSED: list[tuple[str, int, str]] = [
     ),
     ("diff none none --html gone/page.html", 2, "there is no directory gone"),
     ("inspect none --html gone/page.html", 2, "there is no directory gone"),
-    ("scan none --sarif gone/found.sarif", 2, "there is no directory gone"),
     (f"convert model.pt --output-dir {LONG}", 1, f"{LONG} cannot be written;too long"),
     ("pt2safetensors model.pt --manifest x --depfile x", 2, "both name x"),
     *(

@@ -23,7 +23,6 @@ PATHS: dict[str, Callable[[Any], object]] = {
     "diff": lambda value: ckptconv.diff("model.pt", value),
     "finish": ckptconv.finish,
     "load_state_dict": ckptconv.load_state_dict,
-    "scan": ckptconv.scan,
     "VirtualFiles": ckptconv.VirtualFiles,
     "save_state_dict": lambda value: ckptconv.save_state_dict({"a": torch.ones(1)}, value),
     **{name: call for calls in of_features("PATHS") for name, call in calls.items()},

@@ -31,7 +31,7 @@ DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 # What is read, and not written; and what is written to a directory of its own, under names that are not taken.
 READ = {"order", "spool_dir", "like", "map", "minus"}
 # The commands that write nothing.
-READING = {"verify", "serve", "maps", "maps show", "maps check"}.union(*of_features("READING"))
+READING = {"verify", "maps", "maps show", "maps check"}.union(*of_features("READING"))
 
 
 def tensors(seed: int) -> dict[str, torch.Tensor]:
@@ -145,9 +145,6 @@ inspect --html page.html a.pt
 inspect --html linked.safetensors a.pt
 inspect --html b.pt b.pt --overwrite
 inspect --html hf/config.json hf
-scan --sarif a.pt b.pt
-scan --sarif b.pt b.pt --overwrite
-scan --sarif x.json .
 diff --html notes.md g1.safetensors g2.safetensors
 diff --html g1.safetensors g1.safetensors g2.safetensors
 diff --html hard.safetensors g1.safetensors g2.safetensors --overwrite
@@ -187,6 +184,9 @@ convert zero new --universal dcp
 convert zero new --universal uni
 convert zero new --universal uni --overwrite
 convert zero new --universal trained/step
+convert zero new --universal hf/uni
+convert hf new --universal hf/uni
+convert zero new --universal bin/uni --overwrite
 convert zero new --universal trained --overwrite
 convert zero new --universal=
 convert a.pt new --manifest=
@@ -275,6 +275,7 @@ REASONS = (
     "both name",
     "is empty",
     "read together with",
+    "would not be found there",
 )
 
 # Words of commands that succeed, and what of others they replace, as they were told to.
@@ -296,11 +297,11 @@ DONE: dict[str, set[str]] = {
     "convert a.pt --output-dir out --overwrite": {"out/a.safetensors"},
     "convert b.pt --output-dir out": set(),
     "convert zero new --optimizer new/optimizer --universal new/universal": set(),
+    "convert zero new --universal zero/uni": set(),
     "convert zero new --universal trained/step --overwrite": {"trained/latest_universal"},
     "convert a.pt new.safetensors --manifest x.json --overwrite": {"x.json"},
     "inspect --html notes.md a.pt --overwrite": {"notes.md"},
     "inspect --html new.html a.pt": set(),
-    "scan --sarif x.json a.pt --overwrite": {"x.json"},
     "diff --html page.html g1.safetensors g1.safetensors --overwrite": {"page.html"},
     "virtual a.pt new.virtual.json": set(),
     "safetensors2dcp g1.safetensors configured": set(),
@@ -415,7 +416,6 @@ convert zero new --optimizer new/optimizer
 convert train.pt new --universal trained2
 convert a.pt fresh.safetensors --manifest m.json --depfile m.d --digest sha256 --attest m.jsonl
 inspect --html new.html a.pt
-scan --sarif new.sarif a.pt
 diff --html new.html g1.safetensors g1.safetensors
 safetensors2dcp g1.safetensors new
 safetensors2dcp g1.safetensors new --to dcp-hf

@@ -8,8 +8,8 @@ import pickle
 import numpy as np
 import pytest
 from cells import of_features
+from compare import evaluate
 from effort import examples
-from evaluate import evaluate
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 

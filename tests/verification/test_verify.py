@@ -19,8 +19,8 @@ import safetensors
 import torch
 from cells import of_features
 from checkpoints import ZERO, Run, ckptconv, ckptconv_here
+from compare import evaluate
 from effort import TIMES, examples
-from evaluate import evaluate
 from faults import spoiled
 from hypothesis import given
 from hypothesis import strategies as st
