@@ -22,7 +22,7 @@ from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Constructor, Limits, Mal
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
 from ckptconv.storage.tar_directory import listed
-from ckptconv.structure.soundness import MAX_BYTES, MAX_DIMS
+from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.moves import File
 from ckptconv.text import brief
 
