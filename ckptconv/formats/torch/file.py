@@ -17,7 +17,6 @@ from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.location import Location
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
-from ckptconv.storage.tar_directory import HEAD, is_tar
 
 
 def read_torch(place: Location | str, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
@@ -41,6 +40,8 @@ def is_distributed(place: Location) -> bool:
 
 def read_from(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
     """Read as `read_torch` does, from a reader of the file."""
+    from ckptconv.storage.tar_directory import HEAD  # other formats have what is here, and no tar archives
+
     head = reader.read_at(0, min(HEAD, reader.file.size))
     try:
         return _read(reader, head, limits)
@@ -52,6 +53,8 @@ def read_from(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
 
 
 def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
+    from ckptconv.storage.tar_directory import is_tar
+
     begins_as_zip, begins_as_tar = head.startswith(LOCAL_SIGNATURE), is_tar(head)
     if begins_as_zip and begins_as_tar:
         raise CorruptError(
