@@ -71,7 +71,7 @@ def test_every_extra_is_explained_in_the_readme() -> None:
 def test_every_extra_that_a_message_names_exists() -> None:
     package = "".join(path.read_text() for path in (ROOT / "ckptconv").rglob("*.py"))
     named = re.findall(r"\binstall\(\"(\w+)\"\)", package)
-    assert {"torch", "zstd", "dask"} <= set(named) <= set(EXTRAS)
+    assert {"torch", "zstd"} <= set(named) <= set(EXTRAS)
     assert {stores.of_scheme(scheme).extra for scheme in stores.STORES} <= set(EXTRAS)
 
 
