@@ -104,9 +104,9 @@ build/trainers-more: build/trainers-tools
 	@touch $@
 
 test-grammar: $(INSTALLED) build/grammar-tools
-	build/grammar-tools/bin/python scripts/grammar.py --check
-	$(BIN)/python -W ignore tests/attacks/held_back.py
-	$(BIN)/python scripts/grammar_traps.py --python build/grammar-tools/bin/python $(GRAMMAR_FLAGS)
+	build/grammar-tools/bin/python scripts/scan/grammar.py --check
+	$(BIN)/python -W ignore tests/features/scan/held_back.py
+	$(BIN)/python scripts/scan/traps.py --python build/grammar-tools/bin/python $(GRAMMAR_FLAGS)
 
 # The last release of transformers with Meta's script. What it needs and has in common with the newest is not doubled.
 build/maps-old: build/maps-tools
@@ -143,7 +143,7 @@ fuzz: $(INSTALLED)
 	$(BIN)/python -W ignore tests/fuzz.py --seconds 60 $(FUZZ_FLAGS)
 
 grammar: $(INSTALLED)
-	$(BIN)/python scripts/grammar.py $(GRAMMAR_FLAGS)
+	$(BIN)/python scripts/scan/grammar.py $(GRAMMAR_FLAGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -26,21 +26,21 @@ if TYPE_CHECKING:
         UsageError,
     )
     from ckptconv.features.average.averaging import average
+    from ckptconv.features.deltas.patching import patch
     from ckptconv.features.merge.merging import merge
     from ckptconv.features.rows.check import check as check_rows
     from ckptconv.features.rows.pack import pack as pack_rows
     from ckptconv.features.rows.split import split as split_rows
+    from ckptconv.features.scan.report import ScanReport
+    from ckptconv.features.scan.scanning import scan
     from ckptconv.formats.source import Source
     from ckptconv.inspection.comparing import diff
     from ckptconv.inspection.inspecting import inspect
-    from ckptconv.inspection.scan.report import ScanReport
-    from ckptconv.inspection.scan.scanning import scan
     from ckptconv.inspection.summary import Summary
     from ckptconv.library.checkpoint import Checkpoint
     from ckptconv.library.checkpoint import open_checkpoint as open  # noqa: A004
     from ckptconv.library.distributed import DistributedReader
     from ckptconv.library.loading import load_state_dict
-    from ckptconv.library.patching import patch
     from ckptconv.library.saving import save_state_dict
     from ckptconv.library.tensor import Tensor
     from ckptconv.library.virtual import VirtualFiles
@@ -95,7 +95,7 @@ _HOMES = {
     "RowsOptions": ("options.keywords", "RowsOptions"),
     "PatchOptions": ("options.keywords", "PatchOptions"),
     "ScanOptions": ("options.keywords", "ScanOptions"),
-    "ScanReport": ("inspection.scan.report", "ScanReport"),
+    "ScanReport": ("features.scan.report", "ScanReport"),
     "Source": ("formats.source", "Source"),
     "StoppedError": ("errors", "StoppedError"),
     "Summary": ("inspection.summary", "Summary"),
@@ -119,9 +119,9 @@ _HOMES = {
     "merge": ("features.merge.merging", "merge"),
     "open": ("library.checkpoint", "open_checkpoint"),
     "pack_rows": ("features.rows.pack", "pack"),
-    "patch": ("library.patching", "patch"),
+    "patch": ("features.deltas.patching", "patch"),
     "save_state_dict": ("library.saving", "save_state_dict"),
-    "scan": ("inspection.scan.scanning", "scan"),
+    "scan": ("features.scan.scanning", "scan"),
     "split_rows": ("features.rows.split", "split"),
     "unflatten": ("structure.keymap", "unflatten"),
     "verify": ("verification.verify", "verify"),

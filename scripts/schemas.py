@@ -18,11 +18,9 @@ from typing import Any, Literal, NamedTuple
 from ckptconv.cli import printed
 from ckptconv.cli.console import VERSION
 from ckptconv.comparison.changes import Change
-from ckptconv.comparison.diff import STATUSES, DeltaFiles, Difference, TensorDifference
-from ckptconv.formats.delta import CHECKSUMS, ENCODINGS
+from ckptconv.comparison.diff import STATUSES, Difference, TensorDifference
 from ckptconv.inspection.mapping import MapSummary
 from ckptconv.inspection.module_tree import ModuleInfo, TensorInfo
-from ckptconv.inspection.scan.report import RULES, VERDICTS, Finding, ScannedFile, ScanReport
 from ckptconv.inspection.summary import Summary
 from ckptconv.result import LikeReport, Report
 from ckptconv.tensors.statistics import Statistics
@@ -47,13 +45,15 @@ class Command(NamedTuple):
 _PRINTED: dict[str, str] = {
     "average": "ckptconv.features.average.command",
     "merge": "ckptconv.features.merge.command",
+    "patch": "ckptconv.features.deltas.printed",
     "rows": "ckptconv.features.rows.printed",
     "serve": "ckptconv.features.serve.printed",
+    "scan": "ckptconv.features.scan.printed",
 }
 FEATURES = tuple(map(import_module, _PRINTED.values()))
 _CONVERTING = (
     *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors", "safetensors2dcp", "virtual"),
-    *("patch", "finish"),
+    "finish",
     *(command for feature in FEATURES for command in getattr(feature, "OF_CONVERSIONS", ())),
 )
 COMMANDS = {
@@ -85,17 +85,6 @@ COMMANDS = {
     "error": Command("Failures", "", (), printed.Failed, ok=False),
     "inspect": Command("inspect", "What `inspect --json` prints.", ("inspect",), Summary, "summary"),
     "maps": Command("maps", "", ("maps", "maps show", "maps check"), printed.Maps),
-    "scan": Command(
-        "Scans",
-        "What `scan --json` prints, whatever the verdicts are. Wrong usage is an object of failures.",
-        ("scan",),
-        ScanReport,
-        "scanned",
-        ok=None,
-        means="Whether nothing was found that counts: true with exit code 0 only.",
-        error="What stands for the worst verdict that counts, with the exit code of the process. Only when `ok` is "
-        "false.",
-    ),
     "verify": Command(
         "verify",
         "What `verify --json` prints when the output is exactly that source.",
@@ -124,23 +113,13 @@ def _object(fields: dict[str, Any], required: list[str]) -> dict[str, Any]:
 
 
 _BY_STATUS = ("In A only.", "In B only.", "With another shape.", "With another dtype.", "With elements that differ.")
-_BY_VERDICT = ("are safe", "load what nobody has reviewed", "are not to be judged", "are suspicious", "are attacks")
 _ANY_NUMBER = {"type": ["number", "null"]}
 _PLAIN = ["string", "integer", "number", "boolean", "object", "array", "null"]
 # What the type of a field does not say.
 _MORE: dict[tuple[type, str], dict[str, Any]] = {
     (Difference, "counts"): _counts(dict(zip(STATUSES, (*_BY_STATUS, "Equal."), strict=True))),
-    (ScanReport, "counts"): _counts(
-        {name: f"How many files {what}." for name, what in zip(VERDICTS, _BY_VERDICT, strict=True)}
-    ),
-    (ScanReport, "verdict"): {"enum": list(VERDICTS)},
-    (ScannedFile, "verdict"): {"enum": list(VERDICTS)},
-    (Finding, "rule"): {"enum": list(RULES)},
     (TensorDifference, "status"): {"enum": list(STATUSES)},
-    (DeltaFiles, "encoding"): {"enum": list(ENCODINGS)},
-    (DeltaFiles, "checksum"): {"enum": list(CHECKSUMS)},
     (Summary, "values"): {"type": "object", "additionalProperties": {"type": ["string", "boolean", "number"]}},
-    (DeltaFiles, "version"): {"type": "integer", "minimum": 1},
     (MapSummary, "rules"): {"type": "integer", "minimum": 1},
     (LikeReport, "casts"): {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}},
     (printed.OneDifference, "elements"): {"type": "integer", "minimum": 1},

@@ -32,7 +32,9 @@ MAKERS = (
     (".", ("-m", "ruff", "format", "--quiet", ".")),
 )
 # Files whose lines belong to features: registries, lists of pages and of public names.
-LINES = (".py", ".pyi", ".md", ".yml", ".toml")
+LINES = (".py", ".pyi", ".md", ".yml", ".yaml", ".toml")
+# What others' pre-commit may run: each item is a command.
+HOOKS = ".pre-commit-hooks.yaml"
 
 
 def names() -> list[str]:
@@ -48,6 +50,7 @@ def copy(name: str, into: Path) -> None:
     pages = listed_by(name, "PAGES")
     gone = [f"{FEATURES / name}/", f"tests/features/{name}/", *(f"docs/{page}" for page in pages)]
     gone += [f"scripts/{script}" for script in listed_by(name, "SCRIPTS")]
+    gone += listed_by(name, "FILES")
     public = list(public_names(name))
     mentions = re.compile(
         "|".join(
@@ -66,6 +69,7 @@ def copy(name: str, into: Path) -> None:
             [
                 *(rf"\bckptconv {command}\b" for command in commands_of(name)),
                 *(rf"\bckptconv\.{each}\(" for each in public),
+                *(rf"\bckptconv .*{flag}\b" for flag in flags_of(name)),
             ]
         )
         or "(?!)"
@@ -82,6 +86,12 @@ def copy(name: str, into: Path) -> None:
         if path.endswith(LINES):
             lines = target.read_text("utf-8").splitlines(keepends=True)
             kept = "".join(line for line in lines if not mentions.search(line.rstrip("\n")))
+            if path == HOOKS:
+                hooks = re.split(r"^(?=- id:)", kept, flags=re.MULTILINE)
+                kept = "".join(hook for hook in hooks if not about.search(hook))
+            if path.startswith("ckptconv/"):
+                # Examples of commands in what they say of themselves.
+                kept = re.sub(r"^ +ckptconv .*\n", lambda line: line[0] * (not about.search(line[0])), kept, flags=re.M)
             if path.endswith(".md"):
                 kept = "".join(part for part in parts_of(kept) if not about.search(part))
             target.write_text(links.sub(r"\1", kept), "utf-8")
@@ -97,6 +107,15 @@ def parts_of(page: str) -> list[str]:
     )
 
 
+def flags_of(name: str) -> Iterator[str]:
+    """The options that the feature adds to commands of the trunk."""
+    table = (ROOT / "ckptconv" / "options" / "comparing.py").read_text("utf-8")
+    for module in re.findall(rf'^    "\w+": "ckptconv\.(features\.{name}\.\w+)",', table, re.MULTILINE):
+        text = (ROOT / "ckptconv" / f"{module.replace('.', '/')}.py").read_text("utf-8")
+        for option in re.findall(r"^    (\w+)(?:: .*)? = ", text, re.MULTILINE):
+            yield f"--{option.replace('_', '-')}"
+
+
 def commands_of(name: str) -> list[str]:
     """The commands of the feature, or the groups of them."""
     registered = (ROOT / "ckptconv" / "cli" / "registered.py").read_text("utf-8")
@@ -104,7 +123,7 @@ def commands_of(name: str) -> list[str]:
 
 
 def listed_by(name: str, what: str) -> tuple[str, ...]:
-    """What the feature's `__init__` lists: PAGES in docs, SCRIPTS in scripts."""
+    """What the feature's `__init__` lists: PAGES in docs, SCRIPTS in scripts, other FILES."""
     for node in ast.parse((ROOT / FEATURES / name / "__init__.py").read_text("utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == what:
             return tuple(ast.literal_eval(node.value))

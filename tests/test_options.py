@@ -25,9 +25,10 @@ from hypothesis import strategies as st
 import ckptconv
 from ckptconv import Options, UsageError
 from ckptconv.cli.commands import app
+from ckptconv.options.comparing import COMPARING
 from ckptconv.options.kinds import FLAG, Rules
 from ckptconv.options.option import Option
-from ckptconv.options.table import COMMAND, COMPARING, OPENING, OPTIONS
+from ckptconv.options.table import COMMAND, OPENING, OPTIONS
 
 # For each option: what its default is, a value, and how that may be written, in Python and last as words.
 ACCEPTED: dict[str, tuple[Any, Any, list[Any]]] = {

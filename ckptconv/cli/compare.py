@@ -9,7 +9,7 @@ import typer
 
 from ckptconv.cli.options import SHOWING, named, run, taking
 from ckptconv.errors import DifferenceError
-from ckptconv.options.table import COMPARING
+from ckptconv.options.comparing import COMPARING, COMPARING_TOO
 from ckptconv.text import format_size, some
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ OTHER_WORDS = {"diff": ("compare", "cmp", "delta", "changes")}
     COMPARING["rtol"],
     COMPARING["atol"],
     COMPARING["tolerance"],
-    *(COMPARING[name] for name in ("delta", "delta_encoding", "delta_checksum", "delta_version")),
+    *COMPARING_TOO.values(),
     *named("html overwrite top jobs memory spool_dir"),
     *SHOWING,
 )

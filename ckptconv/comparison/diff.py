@@ -12,9 +12,8 @@ from fractions import Fraction
 from typing import Any
 
 from ckptconv.comparison.changes import Change, Tolerance, widened
-from ckptconv.comparison.encoding import Encoder
 from ckptconv.comparison.quantization import Quantization, Steps
-from ckptconv.comparison.reading import Pair, compare
+from ckptconv.comparison.reading import Encoding, Pair, compare
 from ckptconv.errors import LimitError, UsageError
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
@@ -247,7 +246,7 @@ def difference(
     progress: Progress | None = None,
     on_total: Callable[[int], object] | None = None,
     changed: dict[str, Pair] | None = None,
-    encoder: Encoder | None = None,
+    encoder: Encoding | None = None,
     measure: bool = True,
 ) -> Difference:
     """Compare two opened checkpoints.

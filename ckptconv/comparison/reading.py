@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -40,7 +40,7 @@ _MOST_JOBS = 4
 # Most runs of small tensors that are read together.
 _MOST_RUNS = 512
 # Bytes of both sides for which processes are worth starting.
-_WORTH_PROCESSES = 1 << 26
+WORTH_PROCESSES = 1 << 26
 # Tasks that a process takes at once.
 _FEW = 8
 # A list of runs that is longer than this is merged.
@@ -82,7 +82,10 @@ class Pair:
 
 
 class Encoding(Protocol):
-    """What encodes the changes of pairs that are being compared: see `encoding.Encoder`."""
+    """What encodes the changes of pairs that are being compared: a context manager."""
+
+    def check(self, pairs: Mapping[str, Pair]) -> None:
+        """Raise an error for pairs, by name, that cannot be encoded."""
 
     def add(self, pair: Pair, one: memoryview, other: memoryview, is_equal: bool) -> None:
         """Take the next bytes of a pair."""
@@ -314,7 +317,7 @@ class _Comparing:
             self.bytes_read += prefetch.bytes_fetched
         else:
             jobs = min(self._jobs, nbytes // self._unit + 1)
-            if jobs > 1 and nbytes >= _WORTH_PROCESSES and self._forked(pairs, groups, jobs):
+            if jobs > 1 and nbytes >= WORTH_PROCESSES and self._forked(pairs, groups, jobs):
                 return
             workers = [self._worker(self._readers) for _ in range(jobs)]
             in_threads(groups(), workers, None)

@@ -27,7 +27,6 @@ from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename
 from ckptconv.storage.reading import Entry
 from ckptconv.structure.record import ALONE_KEY
-from ckptconv.tensors.lazy import LazyTensor
 
 _HOW = "Or convert what is in it with --alone."
 # Names with numbers, as patterns that are compiled when a name with a number comes.
@@ -192,14 +191,6 @@ def _of_xla(file: LoneFile) -> bool:
     return isinstance(told, Mapping) and "shard_info" in told and told.get("world_size") != 1
 
 
-def _of_delta(file: LoneFile) -> bool:
-    tensors = file.tree if isinstance(file.tree, Mapping) else {}
-    return bool(tensors) and all(
-        name in file.metadata and isinstance(each, LazyTensor) and each.dtype.name == "uint8" and len(each.shape) == 1
-        for name, each in tensors.items()
-    )
-
-
 # Those of no format that is read.
 LONE = (
     LoneKind(
@@ -210,12 +201,6 @@ LONE = (
         lies=lambda place: any(
             name != place.name and matching(_OF_INDEX, name) is not None for name in listed(place.parent)
         ),
-        is_written=True,
-    ),
-    LoneKind(
-        "is one file of a delta: compressed differences, and no weights.",
-        "Apply it to the checkpoint that it changes: ckptconv patch BASE {} OUTPUT",
-        _of_delta,
         is_written=True,
     ),
     LoneKind(

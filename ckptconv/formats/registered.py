@@ -106,9 +106,15 @@ LONE: tuple[Lone, ...] = (
     Lone("ckptconv.formats.dcp.shards", ("shard-#",), ("DCP_SHARDING_INFO",)),
     Lone("ckptconv.features.nanotron.step", keys=("data",)),
     Lone("ckptconv.formats.alone"),
+    Lone("ckptconv.features.deltas.alone", (".safetensors",)),
     Lone("ckptconv.formats.ranks.alone", RANKS, part="flat_param"),
     Lone("ckptconv.formats.checkpointing.alone", ("#.pt", "#.safetensors")),
 )
+# Safetensors that are no weights: a key in the metadata of their index, and the module. There, `no_weights` returns
+# what they are, and what to do with them, of their path.
+NO_WEIGHTS: dict[str, str] = {
+    "delta_encoding": "ckptconv.features.deltas.alone",
+}
 # Directories of several models, each in a folder of its own: a name in one, and the module that `pipelines` asks.
 PIPELINES: dict[str, str] = {
     "model_index.json": "ckptconv.features.diffusers.pipelines",

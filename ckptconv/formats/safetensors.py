@@ -27,9 +27,9 @@ from ckptconv.errors import (
     UsageError,
     damaged,
 )
-from ckptconv.formats.instead import what_it_is
+from ckptconv.formats.instead import what_directory_it_is, what_it_is
 from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, METADATA, SAFETENSORS, SUFFIX
-from ckptconv.formats.registered import NAMINGS
+from ckptconv.formats.registered import NAMINGS, NO_WEIGHTS
 from ckptconv.formats.source import STEMS, FileFacts, Source, StoredTensors, Wanted
 from ckptconv.formats.weight_map import read_index
 from ckptconv.pickles.children import walk
@@ -38,9 +38,9 @@ from ckptconv.plan import NUMBERED, Input
 from ckptconv.storage import strict_json
 from ckptconv.storage.ahead import ahead, entries_of
 from ckptconv.storage.location import Location
-from ckptconv.storage.paths import basename, dirname, is_remote
+from ckptconv.storage.paths import basename, is_remote
 from ckptconv.storage.reading import Reader
-from ckptconv.structure import keymap, torchao
+from ckptconv.structure import keymap, parted
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY, RESERVED
 from ckptconv.tensors.dtypes import DTYPES_BY_CODE, DType
 from ckptconv.tensors.geometry import contiguous_strides
@@ -81,6 +81,8 @@ def locate(directory: Location) -> Location | None:
         if len(found) == 1:
             return directory.join(found[0])
         if found:
+            if other := what_directory_it_is(found):
+                raise type(other)(f"{directory} {other.message}", other.hint)
             is_set = all(re.search(rf"{NUMBERED}{re.escape(SUFFIX)}$", name) for name in found)
             raise UsageError(
                 f"{directory} holds several safetensors files, and no index that says which belong together: "
@@ -151,8 +153,8 @@ def source_of(place: Location, found: TensorFiles, warnings: list[str], wanted: 
     else:
         structured = False
         tree = flat
-    quantized = torchao.read(found.metadata, found.tensors)
-    told = torchao.without(found.metadata) if quantized else found.metadata
+    quantized = parted.read(found.metadata, found.tensors)
+    told = parted.without(found.metadata) if quantized else found.metadata
     told = {key: text[:200] for key, text in told.items() if key != METADATA_KEY and key not in aliases}
     told = dict(itertools.islice(told.items(), _TOLD))
     return Source(
@@ -168,7 +170,7 @@ def source_of(place: Location, found: TensorFiles, warnings: list[str], wanted: 
             "size": found.size,
             "files": len(found.inputs),
             "structure record": "yes" if found.record is not None else "no",
-            **({"torchao's quantized tensors": len(quantized)} if quantized else {}),
+            **({parted.called(quantized): len(quantized)} if quantized else {}),
             **({"metadata": told} if told else {}),
         },
         files=FileFacts(opaque),
@@ -192,11 +194,12 @@ def _naming_of(found: TensorFiles) -> Any:
 
 
 def _no_weights(found: TensorFiles, warnings: list[str]) -> CkptconvError | None:
-    """If the tensors are those of a delta, warn of that, and return the error for whoever takes them for weights."""
-    if "delta_encoding" not in found.metadata:
+    """If the metadata say that the tensors are no weights, warn of that, and return the error for whoever takes them
+    for such."""
+    module = next((NO_WEIGHTS[key] for key in NO_WEIGHTS if key in found.metadata), None)
+    if module is None:
         return None
-    what = f"{found.path} is of a delta: its tensors are compressed differences, and no weights."
-    how = f"Apply it to the checkpoint that it changes: ckptconv patch BASE {dirname(found.path) or '.'} OUTPUT"
+    what, how = import_module(module).no_weights(found.path)
     warnings.append(f"{what} {how}")
     return UnsupportedError(what, how)
 

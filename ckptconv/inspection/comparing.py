@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.comparison.changes import Tolerance
@@ -12,8 +13,9 @@ from ckptconv.comparison.diff import Difference, difference
 from ckptconv.errors import UsageError
 from ckptconv.formats.opening import opened
 from ckptconv.formats.source import Opened, Source, source_of
+from ckptconv.options.comparing import COMPARING_TOO, DIFFING
 from ckptconv.options.option import checked, filled
-from ckptconv.options.table import DIFFING, Options
+from ckptconv.options.table import Options
 from ckptconv.process import no_garbage
 from ckptconv.storage.progress import counter, shown
 from ckptconv.storage.spool import is_pipe
@@ -22,12 +24,14 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ckptconv.comparison.reading import Pair
-    from ckptconv.inspection.deltas import AskedDelta
     from ckptconv.options.keywords import DiffOptions
     from ckptconv.storage.progress import AnyProgress
 
-# The options of a delta, in the order of `AskedDelta`.
-_DELTA = ("delta", "delta_encoding", "delta_checksum", "delta_version")
+# Features that write what changes A into B: the module of each, by its option. `asked` there returns what writes it, or
+# None; it has a method for each step: `checked`, `encoder` (see `reading.Encoding`) and `write`.
+WRITERS: dict[str, str] = {
+    "delta": "ckptconv.features.deltas.writing",
+}
 
 
 @shown
@@ -62,8 +66,9 @@ def diff(
     """
     asked = filled(DIFFING, options)
     html, optimizer, rtol, atol, rule = (asked.pop(name) for name in ("html", "optimizer", "rtol", "atol", "tolerance"))
-    delta = _delta_asked(optimizer, (rtol, atol), *(asked.pop(name) for name in _DELTA))
+    settings = {name: asked.pop(name) for name in COMPARING_TOO}
     chosen = Options(**asked)
+    delta = _writer(chosen, optimizer, (rtol, atol), settings)
     if html and not measure:
         raise UsageError("--html shows by how much tensors differ, and that is not to be measured.", "Leave one out.")
     if html:
@@ -71,8 +76,6 @@ def diff(
 
         check_whole(html, PAGE, chosen.overwrite)
     if delta:
-        if chosen.map:
-            raise UsageError("--delta leads from A as it is to B, and --map gives A other names.", "Convert A first.")
         chosen = delta.checked(chosen)
     tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0, rule)
     if tolerance is None and rule != DIFFING["tolerance"].default:
@@ -109,21 +112,12 @@ def diff(
     return found
 
 
-def _delta_asked(
-    optimizer: bool, tolerance: tuple[float | None, float | None], path: str, *settings: Any
-) -> AskedDelta | None:
-    """Return the delta that is to be written, if one is. Raise UsageError for options that contradict it."""
-    if not path:
-        for name, given in zip(_DELTA[1:], settings, strict=True):
-            if given != DIFFING[name].default:
-                raise UsageError(
-                    f"{DIFFING[name].flags[0]} is about a delta, and none was asked for.", "Give --delta DIR."
-                )
+def _writer(
+    options: Options, optimizer: bool, tolerance: tuple[float | None, float | None], settings: dict[str, Any]
+) -> Any:
+    """Return what writes what changes A into B, None if that is not asked for; `settings` are the options of features.
+    Raise UsageError for options that contradict it."""
+    if all(value == COMPARING_TOO[name].default for name, value in settings.items()):
         return None
-    if optimizer:
-        raise UsageError("--delta is of weights, and --optimizer asks for the optimizer states too.")
-    if tolerance != (None, None):
-        raise UsageError("--delta stores every bit that differs, and --rtol and --atol ask for less.")
-    from ckptconv.inspection.deltas import AskedDelta
-
-    return AskedDelta(path, *settings)
+    asked = (import_module(module).asked(options, optimizer, tolerance, settings) for module in WRITERS.values())
+    return next(filter(None, asked), None)

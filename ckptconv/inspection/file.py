@@ -10,14 +10,14 @@ from ckptconv.publish.replacing import Replacing, Spared
 from ckptconv.publish.staging.local import LocalStaging
 from ckptconv.storage.paths import is_remote, normalize
 
-# What a command writes of what it found, by option.
-PAGE, SARIF = ("--html", "page"), ("--sarif", "sarif")
+# What a command writes of what it found: its option, and what the file is, as `publish.earlier` names it.
+PAGE = ("--html", "page")
 
 
 @leaving(UNWRITTEN)
 def check_whole(target: str, asked: tuple[str, str], overwrite: bool, read: Iterable[str] = ()) -> None:
     """Raise UsageError if `target` cannot be a local file, or if it would replace what it may not, such as the files
-    that are `read`. Call it before long work too. `asked` is `PAGE` or `SARIF`."""
+    that are `read`. Call it before long work too. `asked` is as `PAGE`."""
     option, kind = asked
     if is_remote(normalize(target)):
         raise UsageError(f"{option} {target}: it is written to a local file.")

@@ -10,16 +10,14 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, TypedDict
 
+from ckptconv.options.comparing import DIFFING
 from ckptconv.options.option import Option
 from ckptconv.options.table import (
-    DIFFING,
     DISTRIBUTED,
     FINISHING,
     INSPECTING,
     LOADING,
     OPTIONS,
-    PATCHING,
-    SCANNING,
     VIEWING,
 )
 
@@ -28,8 +26,6 @@ TABLES = {
     "ConvertOptions": (OPTIONS, "Options of `convert`, `verify`, `save_state_dict` and `VirtualFiles`."),
     "InspectOptions": (INSPECTING, "Options of `inspect`."),
     "DiffOptions": (DIFFING, "Options of `diff`."),
-    "PatchOptions": (PATCHING, "Options of `patch`."),
-    "ScanOptions": (SCANNING, "Options of `scan`."),
     "FinishOptions": (FINISHING, "Options of `finish`."),
     "OpenOptions": (VIEWING, "Options of `open`."),
     "LoadOptions": (LOADING, "Options of `load_state_dict`."),
@@ -39,7 +35,9 @@ TABLES = {
 FEATURES: dict[str, str] = {
     "AverageOptions": "ckptconv.features.average.options",
     "MergeOptions": "ckptconv.features.merge.options",
+    "PatchOptions": "ckptconv.features.deltas.options",
     "RowsOptions": "ckptconv.features.rows.options",
+    "ScanOptions": "ckptconv.features.scan.options",
 }
 
 

@@ -42,7 +42,7 @@ DTypeName: TypeAlias = Literal[
 
 
 class _Sharding(TypedDict, total=False):
-    """Convert, Inspect, Patch, Average, Merge, Rows."""
+    """Convert, Inspect, Average, Merge, Patch, Rows."""
 
     max_shard_size: int | str | None
     """Split the output into files of at most SIZE, such as 5GB or 2GiB. Default: 5GB for what many processes wrote,
@@ -50,7 +50,7 @@ class _Sharding(TypedDict, total=False):
 
 
 class _Casting(TypedDict, total=False):
-    """Convert, Patch, Load, Distributed, Average, Merge, Rows."""
+    """Convert, Load, Distributed, Average, Merge, Patch, Rows."""
 
     dtype: DTypeName | TorchDType | None
     """Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.
@@ -115,7 +115,7 @@ class _Making(TypedDict, total=False):
 
 
 class _Choosing(TypedDict, total=False):
-    """Convert, Inspect, Diff, Patch, Open, Load, Distributed, Average, Merge, Rows."""
+    """Convert, Inspect, Diff, Open, Load, Distributed, Average, Merge, Patch, Rows."""
 
     key: str | None
     """Only this subtree, such as state_dict or optimizer.state; . is all."""
@@ -135,7 +135,7 @@ class _Selecting(TypedDict, total=False):
 
 
 class _Renaming(TypedDict, total=False):
-    """Convert, Diff, Patch, Distributed, Average, Merge, Rows."""
+    """Convert, Diff, Distributed, Average, Merge, Patch, Rows."""
 
     strip_prefix: str | None
     """Take PREFIX, such as model., off the beginning of names."""
@@ -212,7 +212,7 @@ class _Ordering(TypedDict, total=False):
 
 
 class _Working(TypedDict, total=False):
-    """Convert, Diff, Patch, Average, Merge, Rows."""
+    """Convert, Diff, Average, Merge, Patch, Rows."""
 
     jobs: int | str | None
     """Work in N threads; an output that is mostly computed, in N processes. Default: what suits the machine."""
@@ -223,7 +223,7 @@ class _Working(TypedDict, total=False):
 
 
 class _Publishing(TypedDict, total=False):
-    """Convert, Patch, Finish, Average, Merge, Rows."""
+    """Convert, Finish, Average, Merge, Patch, Rows."""
 
     fsync: bool
     """False: Do not wait for the disk: a power cut may lose the output."""
@@ -233,7 +233,7 @@ class _Publishing(TypedDict, total=False):
 
 
 class _Planning(TypedDict, total=False):
-    """Convert, Patch, Average, Merge, Rows."""
+    """Convert, Average, Merge, Patch, Rows."""
 
     clobber: bool
     """False: Refuse to replace an output."""
@@ -247,7 +247,7 @@ class _Planning(TypedDict, total=False):
 
 
 class _Overwriting(TypedDict, total=False):
-    """Convert, Inspect, Diff, Patch, Finish, Average, Merge, Rows."""
+    """Convert, Inspect, Diff, Finish, Average, Merge, Patch, Rows."""
 
     overwrite: bool
     """Replace files of other programs too, where they have the names of what is written."""
@@ -264,7 +264,7 @@ class _Attesting(TypedDict, total=False):
 
 
 class _Spooling(TypedDict, total=False):
-    """Convert, Inspect, Diff, Patch, Open, Distributed, Average, Merge, Rows."""
+    """Convert, Inspect, Diff, Open, Distributed, Average, Merge, Patch, Rows."""
 
     spool_dir: str | os.PathLike[str] | None
     """For temporary files: of pipes, compressed tensors, remote files. Default: beside OUTPUT, or TMPDIR."""
@@ -274,21 +274,21 @@ class _Spooling(TypedDict, total=False):
 
 
 class _Connecting(TypedDict, total=False):
-    """Convert, Inspect, Diff, Patch, Scan, Finish, Open, Load, Distributed, Average, Merge, Rows."""
+    """Convert, Inspect, Diff, Finish, Open, Load, Distributed, Average, Merge, Patch, Rows, Scan."""
 
     storage_options: Mapping[str, Any] | str | None
     """Settings of a store, for fsspec, such as '{"anon": true}'."""
 
 
 class _Undecoded(TypedDict, total=False):
-    """Convert, Inspect, Diff, Patch, Open, Load, Average, Merge, Rows."""
+    """Convert, Inspect, Diff, Open, Load, Average, Merge, Patch, Rows."""
 
     raw: bool
     """Take whole modules as the objects they are, not as their state dicts."""
 
 
 class _SingleFile(TypedDict, total=False):
-    """Convert, Diff, Patch, Open, Load, Rows."""
+    """Convert, Diff, Open, Load, Patch, Rows."""
 
     alone: bool
     """Take INPUT by itself even if it is one file of many, such as a rank's or a shard."""
@@ -302,7 +302,7 @@ class _Detecting(TypedDict, total=False):
 
 
 class _Precision(TypedDict, total=False):
-    """Convert, Diff, Patch, Open, Load, Distributed, Average, Merge, Rows."""
+    """Convert, Diff, Open, Load, Distributed, Average, Merge, Patch, Rows."""
 
     master: bool
     """The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint."""
@@ -452,29 +452,6 @@ class DiffOptions(
     """B is version N of the model, and A the one before. Default: 1."""
 
 
-class PatchOptions(
-    _Sharding,
-    _Casting,
-    _Choosing,
-    _Renaming,
-    _Working,
-    _Publishing,
-    _Planning,
-    _Overwriting,
-    _Spooling,
-    _Connecting,
-    _Undecoded,
-    _SingleFile,
-    _Precision,
-    total=False,
-):
-    """Options of `patch`."""
-
-
-class ScanOptions(_Connecting, total=False):
-    """Options of `scan`."""
-
-
 class FinishOptions(_Publishing, _Overwriting, _Attesting, _Connecting, total=False):
     """Options of `finish`."""
 
@@ -596,6 +573,25 @@ class MergeOptions(
     the only one."""
 
 
+class PatchOptions(
+    _Sharding,
+    _Casting,
+    _Choosing,
+    _Renaming,
+    _Working,
+    _Publishing,
+    _Planning,
+    _Overwriting,
+    _Spooling,
+    _Connecting,
+    _Undecoded,
+    _SingleFile,
+    _Precision,
+    total=False,
+):
+    """Options of `patch`."""
+
+
 class RowsOptions(
     _Sharding,
     _Casting,
@@ -643,3 +639,7 @@ class RowsOptions(
 
     max_dim: int | str | None
     """D of the widest table of the same operator. Default: this table's."""
+
+
+class ScanOptions(_Connecting, total=False):
+    """Options of `scan`."""

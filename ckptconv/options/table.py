@@ -22,7 +22,6 @@ from ckptconv.options.kinds import (
     FLAG,
     MAPPING,
     MOST_ITEMS,
-    NUMBER,
     OPAQUE,
     PART,
     PATH,
@@ -36,7 +35,6 @@ from ckptconv.options.kinds import (
     TIED,
     USUAL_MEMORY,
     WAY,
-    choice,
     counted,
 )
 from ckptconv.options.option import Given, Option, naming, option, options_in
@@ -478,81 +476,6 @@ class _Command:
         fallback="as many as fit a page; with --json, all tensors",
         common=True,
     )
-    sarif = Option(
-        PATH, "Write the verdicts as SARIF 2.1.0 too, for code hosts.", metavar="FILE", group=OUTPUT, common=True
-    )
-    fail_on = Option(
-        choice("unknown", "call", "suspicious", "attack"),
-        "Exit with 3 for this and what is worse: unknown names and archives, calls of unknown functions, what is "
-        "suspicious, attacks.",
-        default="call",
-        metavar="unknown|call|suspicious|attack",
-        common=True,
-    )
-
-
-class _Comparing:
-    """Options that only `diff` has, or that mean something else for it."""
-
-    optimizer = Option(FLAG, "Compare the optimizer states too, by parameter.", group=TAKE, common=True)
-    dtype = Options.table["dtype"].explained(
-        "Cast the floating tensors of both to DTYPE before they are compared.",
-        "float32 for a DeepSpeed checkpoint, else keep",
-    )
-    map = Options.table["map"].explained(
-        "Give the tensors of A the names and layouts that B has, by a map that comes with ckptconv (`ckptconv maps`) "
-        "or a file of rules.",
-    )
-    rtol = Option(
-        NUMBER,
-        "Compare values, not bits; equal is what differs by at most R times the larger of both.",
-        metavar="R",
-        fallback="bits are compared; 0 with --atol",
-        group=NAMING,
-        common=True,
-    )
-    atol = Option(
-        NUMBER,
-        "Compare values, not bits; equal is what differs by at most A.",
-        metavar="A",
-        fallback="bits are compared; 0 with --rtol",
-        group=NAMING,
-        common=True,
-    )
-    tolerance = Option(
-        choice("symmetric", "numpy"),
-        "How far apart equal values may be: as math.isclose has it, the larger of A and R times the larger of both; or "
-        "as numpy's isclose, A and R times that of B, together.",
-        default="symmetric",
-        group=NAMING,
-    )
-
-    delta = Option(
-        PATH,
-        "Write what changes A into B to the directory DIR, as `ckptconv patch`, slime and sglang read it.",
-        metavar="DIR",
-        group=OUTPUT,
-        common=True,
-    )
-    delta_encoding = Option(
-        choice("auto", "xor", "overwrite"),
-        "Store the exclusive or of old and new bytes, or the new bytes and where they go; auto: what is smaller.",
-        default="auto",
-        group=OUTPUT,
-    )
-    delta_checksum = Option(
-        choice("adler32", "xxh3-128", "blake3"),
-        "Store these checksums of the new tensors; all but adler32 need a package.",
-        default="adler32",
-        group=OUTPUT,
-    )
-    delta_version = Option(
-        counted(1, 999_999),
-        "B is version N of the model, and A the one before.",
-        metavar="N",
-        default=1,
-        group=OUTPUT,
-    )
 
 
 # Features whose workers carry out a conversion, by the option that asks for each: a package that has it in `OPTIONS`,
@@ -563,10 +486,10 @@ EXECUTORS: dict[str, str] = {
 # The table, in parts: one name may be different options in different parts.
 OPTIONS = Options.table
 COMMAND = {**options_in(_Command), **{name: import_module(place).OPTIONS[name] for name, place in EXECUTORS.items()}}
-COMPARING = options_in(_Comparing)
 
 
-def _named_in(every: Mapping[str, Option], names: str) -> dict[str, Option]:
+def named_in(names: str, every: Mapping[str, Option] = OPTIONS) -> dict[str, Option]:
+    """Return the options with these names."""
     return {name: every[name] for name in names.split()}
 
 
@@ -583,40 +506,26 @@ _OF_TENSORS = (
 )
 
 # What the calls of the library take that are no conversions.
-OPENING = _named_in(
-    {**OPTIONS, **options_in(_Opening)},
+OPENING = named_in(
     f"key tag exclude_frozen model_rank states structure {_AS_IT_IS} master unstack dequantize map size like order "
     f"family {_REACHED}",
+    {**OPTIONS, **options_in(_Opening)},
 )
 # What an opened checkpoint gives, by names and dtypes, beside what is read of it.
-VIEWING = {**OPENING, **_named_in(OPTIONS, "partial fill")}
-LOADING = _named_in(OPTIONS, f"key dtype dequantize tag {_AS_IT_IS} master unstack storage_options")
-DISTRIBUTED = _named_in(
-    OPTIONS,
-    f"dtype {_TAKEN} {_NAMED} optimizer model_key optimizer_key flat_optimizer fill_states order {_READ} {_REACHED}",
+VIEWING = {**OPENING, **named_in("partial fill")}
+LOADING = named_in(f"key dtype dequantize tag {_AS_IT_IS} master unstack storage_options")
+DISTRIBUTED = named_in(
+    f"dtype {_TAKEN} {_NAMED} optimizer model_key optimizer_key flat_optimizer fill_states order {_READ} {_REACHED}"
 )
-FINISHING = _named_in(OPTIONS, "checksum manifest attest overwrite fsync storage_options")
-INSPECTING = _named_in(
-    {**OPTIONS, **COMMAND},
+FINISHING = named_in("checksum manifest attest overwrite fsync storage_options")
+INSPECTING = named_in(
     f"{_TAKEN} dequantize map size stats as_ max_shard_size html overwrite tag raw family {_REACHED}",
-)
-DIFFING = _named_in(
-    {**OPTIONS, **COMMAND, **COMPARING},
-    f"{_TAKEN} optimizer order {_NAMED} dtype dequantize rtol atol tolerance html overwrite jobs memory {_READ} "
-    f"{_AS_IT_IS} "
-    f"{_REACHED} delta delta_encoding delta_checksum delta_version",
-)
-PATCHING = _named_in(
-    OPTIONS,
-    f"max_shard_size dtype key strip_prefix rename copy_config {_READ} {_AS_IT_IS} {_WORKING} manifest dry_run "
-    f"{_REACHED}",
+    {**OPTIONS, **COMMAND},
 )
 # What takes several checkpoints, and makes one output of them.
-COMBINING = _named_in(
-    OPTIONS,
+COMBINING = named_in(
     f"{_OF_TENSORS} to chunks model_key copy_config for_hub {_READ} raw opaque drop_opaque {_WORKING} verify checksum "
-    f"part manifest digest attest depfile dry_run {_REACHED}",
+    f"part manifest digest attest depfile dry_run {_REACHED}"
 )
-SCANNING = _named_in(OPTIONS, "storage_options")
 # Which tensors to convert, and how.
-TENSORS = tuple(_named_in(OPTIONS, _OF_TENSORS).values())
+TENSORS = tuple(named_in(_OF_TENSORS).values())

@@ -93,7 +93,7 @@ COMPUTED: Mapping[str, Way] = {
     "quantize": Way("ckptconv.outputs.quantizing", ("quantized",), ("quantize", "requantize", "keep")),
     "average": Way("ckptconv.features.average.averages", ("average",)),
     "merge": Way("ckptconv.features.merge.computing", ("adapters", "adapter")),
-    "patch": Way("ckptconv.outputs.delta", ("deltas",)),
+    "patch": Way("ckptconv.features.deltas.changes", ("deltas",)),
 }
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
+from ckptconv.errors import UsageError
 from ckptconv.formats.torch.objects import without_tensors
 from ckptconv.options.table import Options
 from ckptconv.pickles import attacks
@@ -21,6 +23,12 @@ from ckptconv.pickles.refusing import refusing_attacks
 from ckptconv.pickles.vocabulary import WHOLE_TREES
 from ckptconv.structure.soundness import PLAIN_KINDS
 from ckptconv.text import brief
+
+# Who says of a pickle that names others whether it may be written, on request: modules of features with `Judge`, as
+# `attacks.Judge` has it, and `is_reviewed(name)`. Without one nothing of that kind is written.
+JUDGES: dict[str, str] = {
+    "scan": "ckptconv.features.scan.grammar.judge",
+}
 
 
 def named(*table: tuple[str, str]) -> frozenset[Global]:
@@ -207,12 +215,18 @@ def is_unlisted_kind(kind: str) -> bool:
 
 
 def unreviewed(pickle: bytes) -> str:
-    """Return what a pickle names or calls that `scan` would not call safe, in words; "" if there is nothing."""
-    from ckptconv.pickles.grammar.judge import Judge
-
+    """Return what a pickle names or calls that nobody has reviewed, in words; "" if there is nothing. Raise UsageError
+    if there is nobody to judge it."""
+    judges = _judges()
+    if not judges:
+        raise UsageError(
+            "--opaque keep writes only what scan calls safe, and scan, which knows that, is not part of this "
+            "installation."
+        )
     readings: list[attacks.PickleReading] = []
-    with attacks.watched(readings.append, Judge), refusing_attacks(False):
-        load(pickle, without_tensors(), where="What is to be written", limits=WHOLE_TREES)
+    for judging in judges:
+        with attacks.watched(readings.append, judging.Judge), refusing_attacks(False):
+            load(pickle, without_tensors(), where="What is to be written", limits=WHOLE_TREES)
     named = (brief(each, 200) for reading in readings for each in (*reading.suspects, *reading.unknown))
     calls = (each for reading in readings for each in reading.unknown_calls)
     return next(itertools.chain(named, calls), "")
@@ -220,11 +234,12 @@ def unreviewed(pickle: bytes) -> str:
 
 def reviewed(names: list[Global]) -> set[Global]:
     """Return those of some names that a pickle may have on request."""
-    if not names:
-        return set()
-    from ckptconv.pickles.grammar.table import grammar
+    judges = _judges() if names else ()
+    return {name for name in names if judges and all(judging.is_reviewed(name) for judging in judges)}
 
-    return {name for name in names if grammar().entry(name) is not None}
+
+def _judges() -> tuple[Any, ...]:
+    return tuple(map(import_module, JUDGES.values()))
 
 
 def leaving_out(options: Options) -> Callable[[str, Any], Any] | None:

@@ -1,7 +1,7 @@
 """Tells what this program made of what is there already: by marks, by manifests and records, and by form.
 
 What it made is named as `Output.made_as` has it: "weights", "weights/average", "universal", and what is written beside
-outputs: "manifest", "attest", "depfile", "page", "sarif".
+outputs: "manifest", "attest", "depfile", "page", and those of features.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
 from ckptconv.errors import CkptconvError
@@ -36,13 +37,9 @@ UNFINISHED = "unfinished"
 _HEAD, _TAIL, _WHOLE = 4096, 512, 64 << 20
 # How the keys of this program's records in metadata begin.
 _RECORDS = "ckptconv."
-# How a statement about an output ends, and how a report of `scan` begins.
+# How a statement about an output ends.
 _ATTESTED = re.compile(
     rb'"builder":\{"id":"https://github\.com/ckptconv/ckptconv","version":\{"ckptconv":"[^"]*"\}\}\}\}\}\n\Z'
-)
-_SARIF = re.compile(
-    rb'\{\s*"\$schema": "[^"]*",\s*"version": "2\.1\.0",\s*"runs": \[[\s{]*"tool": '
-    rb'[\s{]*"driver": [\s{]*"name": "ckptconv"'
 )
 
 
@@ -134,7 +131,7 @@ def file_made_as(place: Location, kind: str) -> str:
     if not is_remote(place.path) and (found := marked(place.path)):
         return found
     base = kind.partition("/")[0]
-    form = _FORMS.get(base)
+    form = import_module(_OF_FEATURES[base]).is_ours if base in _OF_FEATURES else _FORMS.get(base)
     if form is None or place.kind != "file":
         return ""
     with place.open_reader() as reader:
@@ -187,5 +184,8 @@ _FORMS: dict[str, Callable[[Reader], bool]] = {
     "attest": lambda reader: _ATTESTED.search(_tail(reader)) is not None,
     "depfile": _is_rule,
     "page": lambda reader: b'<meta name="generator" content="ckptconv">' in _head(reader),
-    "sarif": lambda reader: _SARIF.match(_head(reader)) is not None,
+}
+# Of files that features write: the module with `is_ours(reader)`, which tells whether this program wrote one.
+_OF_FEATURES: dict[str, str] = {
+    "sarif": "ckptconv.features.scan.sarif",
 }

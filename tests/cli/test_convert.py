@@ -19,7 +19,7 @@ from cells import of_features
 from checkpoints import COMMAND, DATA, Run, bits, ckptconv_here, contents, done, metadata_of
 from hypothesis import given
 from hypothesis import strategies as st
-from prepared import prepared
+from processes import prepared
 from safetensors.torch import load_file, save_file
 
 import ckptconv

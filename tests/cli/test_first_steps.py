@@ -63,14 +63,6 @@ REFUSED: list[tuple[str, int, str]] = [
     ("inspect none.pt", 2, "none.pt does not exist"),
     ("inspect empty", 2, "holds none that is known;It is empty."),
     ("inspect notes", 2, "It holds notes.txt"),
-    *(
-        (
-            f"diff model.pt model.pt {option} {value}",
-            2,
-            f"{option} is about a delta, and none was asked for;--delta DIR",
-        )
-        for option, value in (("--delta-encoding", "overwrite"), ("--delta-checksum", "blake3"), ("--delta-version", 2))
-    ),
     # Files beside the output
     *(
         (f"pt2safetensors model.pt out.safetensors {option} {name}", code, said)
@@ -89,7 +81,7 @@ REFUSED: list[tuple[str, int, str]] = [
             "convert model.pt --universal",
             "safetensors2dcp model.pt",
             "inspect model.pt --html",
-            "scan model.pt --sarif",
+            *itertools.chain(*of_features("WHOLE")),
             "pt2safetensors model.pt out.safetensors --manifest",
             "pt2safetensors model.pt out.safetensors --depfile",
         )
@@ -101,7 +93,6 @@ REFUSED: list[tuple[str, int, str]] = [
     ),
     ("diff none none --html gone/page.html", 2, "there is no directory gone"),
     ("inspect none --html gone/page.html", 2, "there is no directory gone"),
-    ("scan none --sarif gone/found.sarif", 2, "there is no directory gone"),
     (f"convert model.pt --output-dir {LONG}", 1, f"{LONG} cannot be written;too long"),
     ("pt2safetensors model.pt --manifest x --depfile x", 2, "both name x"),
     *(

@@ -16,8 +16,8 @@ import pytest
 import torch
 from cells import of_features
 from checkpoints import ckptconv_here, done
+from processes import on_terminal
 from safetensors.torch import save_file
-from terminal import on_terminal
 
 from ckptconv.cli import completion
 from ckptconv.cli.completion import answered
@@ -99,13 +99,11 @@ def test_help_is_a_command_too() -> None:
 def test_the_output_can_be_named_by_an_option() -> None:
     for name, value in (("a", 1.0), ("b", 3.0)):
         save_file({"w": torch.full((4, 4), value)}, f"{name}.safetensors")
-    done(ckptconv_here("diff", "a.safetensors", "b.safetensors", "--delta", "delta"))
     for words in (
         "convert model.pt -o made.safetensors",
         "pt2safetensors model.pt --output made-too.safetensors",
         "safetensors2pt made.safetensors -o back.pt",
         "safetensors2dcp made.safetensors --output dcp",
-        "patch a.safetensors delta -o patched.safetensors",
         "virtual a.safetensors -o a.virtual.json",
     ):
         done(ckptconv_here(*words.split()))
@@ -118,7 +116,6 @@ def test_the_output_can_be_named_by_an_option() -> None:
 
 def test_one_output_is_needed_and_no_two() -> None:
     for words, told in (
-        ("patch a b", "needs a BASE, at least one DELTA"),
         *itertools.chain(*of_features("LACKING")),
         ("virtual a", "OUTPUT is missing"),
         ("convert a.pt b.safetensors -o c.safetensors", "OUTPUT is given twice"),
@@ -184,7 +181,7 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
     }.items():
         ckptconv_here("convert", "x.pt", option, "1").refused(2, f"There is no option {option}.", said)
     # Nothing is said of an option that the command has not.
-    assert "--dtype" not in ckptconv_here("scan", "x.pt", "--bf16").refused(2, "no option --bf16")
+    assert "--dtype" not in ckptconv_here("finish", "x.pt", "--bf16").refused(2, "no option --bf16")
     for dtype in ("fp8", "int4", "float8_e4m3fn", "nf4"):
         ckptconv_here("convert", "x.pt", "--dtype", dtype).refused(
             2, "is no dtype to convert to", "--quantize fp8-block"
@@ -194,7 +191,6 @@ def test_options_of_other_programs_are_said_what_they_are_here() -> None:
 
 def test_a_shell_completes_the_values_of_options_that_have_few() -> None:
     for command, option, value in (
-        (["scan"], "--fail-on", "suspicious"),
         (["convert"], "--opaque", "keep"),
         (["inspect"], "--as", "bf16"),
         (["convert"], "--dtype", "bf16"),
@@ -210,7 +206,7 @@ def test_the_example_of_a_short_help_is_of_its_own_command() -> None:
             shown = ckptconv_here(*path.split()[1:], "-h").out
             assert f"Example:\n  {path} " in shown, path
     assert "Write a model" not in ckptconv_here("verify", "-h").out
-    assert "unknown|call|suspicious|attack" in ckptconv_here("scan", "--help").out
+    assert "keep|drop" in ckptconv_here("convert", "--help").out
 
 
 def test_words_without_a_meaning_have_none() -> None:
@@ -396,14 +392,14 @@ def test_a_line_is_completed_where_it_ends() -> None:
 
 
 def test_each_shell_is_told_in_its_own_words() -> None:
-    line = {"_TYPER_COMPLETE_ARGS": "ckptconv scan --s"}
-    about = "Write the verdicts as SARIF 2.1.0 too, for code hosts."
-    zsh = f"""_arguments '*: :(("--sarif":"{about}"\n"--storage-options":"Settings"""
+    line = {"_TYPER_COMPLETE_ARGS": "ckptconv inspect --st"}
+    about = "Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor."
+    zsh = f"""_arguments '*: :(("--stats":"{about}"\n"--storage-options":"Settings"""
     answers = {shell: answered({**line, "_CKPTCONV_COMPLETE": f"complete_{shell}"}) for shell in ("zsh", "fish")}
-    asked = {"_CKPTCONV_COMPLETE": "complete_pwsh", **line, "_TYPER_COMPLETE_WORD_TO_COMPLETE": "--s"}
+    asked = {"_CKPTCONV_COMPLETE": "complete_pwsh", **line, "_TYPER_COMPLETE_WORD_TO_COMPLETE": "--st"}
     assert (answers["zsh"] or ("",))[0].startswith(zsh)
-    assert (answers["fish"] or ("",))[0].startswith(f"--sarif\t{about}\n")
-    assert (answered(asked) or ("",))[0].startswith(f"--sarif:::{about}\n")
+    assert (answers["fish"] or ("",))[0].startswith(f"--stats\t{about}\n")
+    assert (answered(asked) or ("",))[0].startswith(f"--stats:::{about}\n")
     assert answered({"_CKPTCONV_COMPLETE": "complete_no-shell"}) is None
 
 

@@ -1,4 +1,4 @@
-"""Large files are compared, and deltas applied, in processes: what comes out is what threads make."""
+"""Large files are compared in processes: what comes out is what threads make."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import ckptconv_here
-from counting import COUNTED
-from prepared import prepared
+from processes import COUNTED, prepared
 from safetensors.torch import save_file
 
 import ckptconv
@@ -19,7 +18,7 @@ from ckptconv import TensorDifference, UsageError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 # The program itself, to which all files are large; it says at its end how often it forked.
-LARGE = "from ckptconv.comparison import reading\nreading._WORTH_PROCESSES = 0\n" + COUNTED.format(before="pass")
+LARGE = "from ckptconv.comparison import reading\nreading.WORTH_PROCESSES = 0\n" + COUNTED.format(before="pass")
 WHAT_VARIES = ("seconds", "peak_rss_bytes")
 
 
@@ -74,17 +73,6 @@ def test_what_is_not_measured_is_read_until_it_differs(two: list[Path], tmp_path
         ckptconv.diff(*two, html=tmp_path / "page.html", measure=False)
 
 
-def test_a_quiet_delta_is_the_one_that_is_told_of(two: list[Path], tmp_path: Path) -> None:
-    for name, options in (("quiet", ["--quiet"]), ("json", ["--quiet", "--json"])):
-        run = ckptconv_here("diff", *two, "--delta", tmp_path / name, *options)
-        assert run.code == 0
-    files = [{file.name: file.read_bytes() for file in (tmp_path / name).glob("model*")} for name in ("quiet", "json")]
-    assert files[0] == files[1]
-    assert len(files[0]) == 2
-    assert ckptconv_here("diff", *two, "--quiet").code == 1
-    assert ckptconv_here("diff", two[0], two[0], "--quiet").code == 0
-
-
 def test_what_is_found_is_what_threads_find(two: list[Path]) -> None:
     for options in ([], ["--rtol", "0.001"]):
         # Those that were equal until a difference was found are read again, in processes too.
@@ -102,33 +90,6 @@ def test_what_is_found_is_what_threads_find(two: list[Path]) -> None:
         assert by_name[0] == by_name[1], options
         assert found.pop("norm") == pytest.approx(threads.pop("norm"), 1e-14)
         assert found == threads, options
-
-
-def test_the_delta_is_that_of_threads(two: list[Path], tmp_path: Path) -> None:
-    for encoding in ("auto", "xor", "overwrite"):
-        made = [tmp_path / f"{encoding}-{way}" for way in ("forked", "threads")]
-        options = ["--delta-encoding", encoding, "--delta"]
-        forked = run_by("diff", *two, *options, made[0], "--jobs", 2, forks=4)["delta"]
-        threads = ckptconv_here("diff", *two, *options, made[1], "--json").json["delta"]
-        assert {**forked, "path": ""} == {**threads, "path": ""}, encoding
-        for name in ("model.safetensors.index.json", "model-00000-of-00001.safetensors"):
-            assert (made[0] / name).read_bytes() == (made[1] / name).read_bytes(), (encoding, name)
-        output = tmp_path / f"{encoding}.safetensors"
-        assert ckptconv_here("patch", two[0], made[0], output).code == 0
-        assert output.read_bytes() == two[1].read_bytes(), encoding
-
-
-def test_a_delta_is_applied_in_processes(two: list[Path], tmp_path: Path) -> None:
-    for encoding in ("xor", "overwrite"):
-        delta = tmp_path / encoding
-        assert ckptconv_here("diff", *two, "--delta-encoding", encoding, "--delta", delta).code == 0
-        made = [tmp_path / f"{encoding}-{way}.safetensors" for way in ("forked", "threads")]
-        forked = run_by("patch", two[0], delta, made[0], "--jobs", 2, forks=2)
-        threads = comparable(ckptconv_here("patch", two[0], delta, made[1], "--jobs", 2, "--json").json)
-        for report in (forked, threads):
-            report.pop("outputs")
-        assert forked == threads, encoding
-        assert [path.read_bytes() == two[1].read_bytes() for path in made] == [True, True], encoding
 
 
 def test_one_job_needs_no_process(two: list[Path]) -> None:

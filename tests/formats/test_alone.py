@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from cells import of_features
 from checkpoints import DATA, ZERO, ckptconv_here, contents, done
 from effort import every
 from safetensors.torch import load_file, save_file
@@ -83,13 +84,6 @@ def of_dcp(place: Path) -> Path:
     return place / "step/shard-00001-model-00001-of-00002.safetensors"
 
 
-def of_delta(place: Path) -> Path:
-    save_file({"w": W}, place / "old.safetensors")
-    save_file({"w": W + 1}, place / "new.safetensors")
-    ckptconv.diff(place / "old.safetensors", place / "new.safetensors", delta=place / "delta")
-    return next((place / "delta").glob("*.safetensors"))
-
-
 def of_universal(place: Path) -> Path:
     save_file({"w": W, "b": torch.ones(4)}, place / "model.safetensors")
     ckptconv.convert(place / "model.safetensors", universal=place / "universal", fsync=False)
@@ -157,7 +151,6 @@ PARTS: dict[str, tuple[Make, str]] = {
     ),
     "DCP's safetensors": (of_dcp, "dcp2safetensors {0.parent}"),
     "DCP's safetensors, of another name": (moved(of_dcp, "model.safetensors"), "dcp2safetensors"),
-    "a delta": (of_delta, "patch BASE {0.parent}"),
     "torch_xla": (making(SHARD, "model_rank-00000000-of-00000002.pth"), "consolidate_sharded_ckpts"),
     "OLMo": (making(FLAT, "model/rank0.pt"), "all ranks"),
     "flat parameters": (making({"l.0._flat_param": torch.zeros(6)}, "model.pt"), "all ranks"),
@@ -167,6 +160,7 @@ PARTS: dict[str, tuple[Make, str]] = {
     "DeepSeek": (making(STATE, "model0-mp8.safetensors"), "ranks"),
     "fairseq": (making(STATE, "checkpoint_last-model_part-1.pt"), "ranks"),
     "another rank": (making(STATE, "model_rank_3.pt"), "all ranks"),
+    **{name: part for parts in of_features("PARTS") for name, part in parts.items()},
 }
 
 

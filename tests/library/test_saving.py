@@ -14,11 +14,11 @@ import pytest
 import torch
 from cells import of_features
 from checkpoints import ZERO
-from prepared import prepared
+from compare import assert_same
+from processes import prepared
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from states import STATES
-from strict import assert_same
 from torch.distributed import checkpoint as dcp
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -252,11 +252,11 @@ def test_what_is_missing_is_a_file_that_is_not_found(tmp_path: Path) -> None:
         ckptconv.open,
         ckptconv.load_state_dict,
         ckptconv.inspect,
-        ckptconv.scan,
         ckptconv.DistributedReader,
         ckptconv.VirtualFiles,
         lambda path: ckptconv.convert(path, tmp_path / "x.safetensors"),
         lambda path: ckptconv.diff(path, path),
+        *(call for calls in of_features("OPENING") for call in calls),
         *(functools.partial(call, out=tmp_path / "x.safetensors") for call in of_features("MAKE")),
     ):
         with pytest.raises(FileNotFoundError, match=r"none\.pt does not exist") as caught:

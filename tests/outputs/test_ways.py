@@ -33,11 +33,6 @@ def test_the_table_names_what_each_of_them_has() -> None:
         assert way.options or callable(getattr(ckptconv, name)), name
 
 
-def _patch(here: Path, base: str, out: Path) -> None:
-    ckptconv.diff(here / base, here / "b", delta=here / "delta")
-    ckptconv.patch(here / base, here / "delta", out)
-
-
 def _job(name: str) -> tuple[Callable[..., object], str]:
     make, source = JOBS[name]
     return make, source
@@ -49,7 +44,6 @@ WAYS: dict[str, tuple[Callable[..., object], str]] = {
     "like": (lambda here, source, out: ckptconv.convert(here / source, out, like=str(here / "b")), "a"),
     "dequantize": (lambda here, source, out: ckptconv.convert(here / source, out, dequantize=True), "powers"),
     "quantize": _job("fp8-block"),
-    "patch": (_patch, "a"),
     **{name: job for ways in of_features("COMPUTING") for name, job in ways.items()},
 }
 

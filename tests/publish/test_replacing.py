@@ -20,10 +20,11 @@ from typer.core import TyperGroup
 
 import ckptconv
 from ckptconv import CkptconvError, FailedError, UsageError, convert
+from ckptconv.options.comparing import COMPARING
 from ckptconv.options.kinds import PATH
 from ckptconv.options.option import Option
 from ckptconv.options.table import COMMAND as OF_COMMANDS
-from ckptconv.options.table import COMPARING, OPTIONS
+from ckptconv.options.table import OPTIONS
 
 PEFT = DATA / "peft" / "lora-bf16"
 DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
@@ -101,8 +102,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     convert(here / "a.pt", here / "parts", part="0/1", digest="sha256")
     for scene in of_features("scene"):
         scene(here)
-    ckptconv.diff(here / "g1.safetensors", here / "g2.safetensors", delta=here / "d1", delta_version=1)
-    ckptconv.diff(here / "g2.safetensors", here / "g3.safetensors", delta=here / "d2", delta_version=2)
     (here / "out").mkdir()
     save_file(tensors(61), here / "out" / "a.safetensors", {"format": "pt"})
     return here
@@ -139,12 +138,6 @@ def changed(before: dict[str, bytes | str], after: dict[str, bytes | str]) -> se
 # Words of commands that would replace what others made, or put an output among it: nothing is changed, and nothing is
 # new.
 REFUSED = """
-patch g1.safetensors d1 d2
-patch g1.safetensors d1 -o d2
-patch g1.safetensors d1 hf
-patch g1.safetensors d1 g3.safetensors
-patch g1.safetensors d1 d2 -o g1.safetensors
-patch g1.safetensors d1 d2 -o new.safetensors --manifest notes.md
 inspect --html a.pt b.pt
 inspect --html b.pt b.pt
 inspect --html notes.md a.pt
@@ -152,16 +145,9 @@ inspect --html page.html a.pt
 inspect --html linked.safetensors a.pt
 inspect --html b.pt b.pt --overwrite
 inspect --html hf/config.json hf
-scan --sarif a.pt b.pt
-scan --sarif b.pt b.pt --overwrite
-scan --sarif x.json .
 diff --html notes.md g1.safetensors g2.safetensors
 diff --html g1.safetensors g1.safetensors g2.safetensors
 diff --html hard.safetensors g1.safetensors g2.safetensors --overwrite
-diff --delta hf g1.safetensors g2.safetensors
-diff --delta dcp g1.safetensors g2.safetensors
-diff --delta zero g1.safetensors g2.safetensors
-diff --delta ad1 g1.safetensors g2.safetensors
 convert model.pt
 convert a.pt --manifest notes.md
 convert model.pt --dtype bf16
@@ -198,6 +184,9 @@ convert zero new --universal dcp
 convert zero new --universal uni
 convert zero new --universal uni --overwrite
 convert zero new --universal trained/step
+convert zero new --universal hf/uni
+convert hf new --universal hf/uni
+convert zero new --universal bin/uni --overwrite
 convert zero new --universal trained --overwrite
 convert zero new --universal=
 convert a.pt new --manifest=
@@ -286,6 +275,7 @@ REASONS = (
     "both name",
     "is empty",
     "read together with",
+    "would not be found there",
 )
 
 # Words of commands that succeed, and what of others they replace, as they were told to.
@@ -297,7 +287,6 @@ DONE: dict[str, set[str]] = {
     "convert nested.pt -o b.pt --key nested": {"b.pt"},
     "convert zero b.pt": {"b.pt"},
     "convert a.pt linked.safetensors": {"hf/model.safetensors"},
-    "patch g1.safetensors d1 -o g3.safetensors": {"g3.safetensors"},
     "convert model.pt --overwrite": {"model.safetensors"},
     "convert a.pt configured": set(),
     "convert a.pt configured --copy-config": set(),
@@ -308,11 +297,11 @@ DONE: dict[str, set[str]] = {
     "convert a.pt --output-dir out --overwrite": {"out/a.safetensors"},
     "convert b.pt --output-dir out": set(),
     "convert zero new --optimizer new/optimizer --universal new/universal": set(),
+    "convert zero new --universal zero/uni": set(),
     "convert zero new --universal trained/step --overwrite": {"trained/latest_universal"},
     "convert a.pt new.safetensors --manifest x.json --overwrite": {"x.json"},
     "inspect --html notes.md a.pt --overwrite": {"notes.md"},
     "inspect --html new.html a.pt": set(),
-    "scan --sarif x.json a.pt --overwrite": {"x.json"},
     "diff --html page.html g1.safetensors g1.safetensors --overwrite": {"page.html"},
     "virtual a.pt new.virtual.json": set(),
     "safetensors2dcp g1.safetensors configured": set(),
@@ -426,11 +415,8 @@ convert a.pt new --max-shard-size 16
 convert zero new --optimizer new/optimizer
 convert train.pt new --universal trained2
 convert a.pt fresh.safetensors --manifest m.json --depfile m.d --digest sha256 --attest m.jsonl
-patch g1.safetensors d1 new
 inspect --html new.html a.pt
-scan --sarif new.sarif a.pt
 diff --html new.html g1.safetensors g1.safetensors
-diff --delta new g1.safetensors g2.safetensors
 safetensors2dcp g1.safetensors new
 safetensors2dcp g1.safetensors new --to dcp-hf
 safetensors2dcp g1.safetensors new --to accelerate
@@ -549,10 +535,8 @@ def test_what_parts_have_read_stays(world: Path) -> None:
 def test_calls_of_the_library_follow_the_same_rule(world: Path) -> None:
     state = {"w": torch.ones(2)}
     calls: list[Callable[[], object]] = [
-        lambda: ckptconv.patch("g1.safetensors", "d1", "hf"),
         lambda: ckptconv.save_state_dict(state, "hf"),
         lambda: ckptconv.save_state_dict(state, "new", manifest="a.pt"),
-        lambda: ckptconv.diff("g1.safetensors", "g2.safetensors", delta="hf"),
         lambda: ckptconv.diff("g1.safetensors", "g2.safetensors", html="a.pt"),
         lambda: ckptconv.inspect("a.pt", html="b.pt"),
         lambda: convert("model.pt"),

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 import torch
+from cells import of_features
 from checkpoints import SHARDS, ZERO, Run, ckptconv_here, contents, done, seven_shards
-from crashes import counted, failing, in_child, moments
+from processes import before_call, failing, in_child, moments
 from safetensors.torch import save_file
 
 import ckptconv
@@ -189,16 +190,15 @@ WRITTEN: dict[str, tuple[str, tuple[object, ...]]] = {
     "torch": ("x.pt", ("safetensors2pt", "WEIGHTS", "PATH")),
     "virtual": ("x.virtual.json", ("virtual", "WEIGHTS", "PATH")),
     "dcp": ("x", ("safetensors2dcp", "WEIGHTS", "PATH")),
-    "delta": ("x", ("diff", "WEIGHTS", "OTHER", "--delta", "PATH")),
     "page": ("x.html", ("inspect", "WEIGHTS", "--html", "PATH")),
     "page of differences": ("x.html", ("diff", "WEIGHTS", "OTHER", "--html", "PATH")),
-    "sarif": ("x.sarif", ("scan", "MODEL", "--sarif", "PATH")),
     "manifest": ("x.json", ("convert", "MODEL", "OWN", "--manifest", "PATH")),
     "attest": ("x.jsonl", ("convert", "MODEL", "OWN", "--digest", "sha256", "--attest", "PATH")),
     "depfile": ("x.d", ("convert", "MODEL", "OWN", "--depfile", "PATH")),
     "optimizer": ("x.safetensors", ("zero-to-fp32", "RUN", "OWN", "--optimizer", "PATH")),
     "universal": ("x", ("zero-to-fp32", "RUN", "--universal", "PATH")),
     "spool-dir": ("x", ("convert", "PACKED", "OWN", "--spool-dir", "PATH")),
+    **{output: written for each in of_features("WRITTEN") for output, written in each.items()},
 }
 
 
@@ -586,7 +586,7 @@ def test_finish_that_is_killed_at_any_call_is_completed_by_the_next(model: Path,
     report = tmp_path / "calls"
 
     def count() -> None:
-        found = counted(-1, lambda: None)
+        found = before_call(-1, lambda: None)
         ckptconv.finish([tmp_path / "counted"])
         report.write_text(" ".join(found))
 
@@ -598,7 +598,7 @@ def test_finish_that_is_killed_at_any_call_is_completed_by_the_next(model: Path,
         out = Path(shutil.copytree(made, tmp_path / "out"))
 
         def work(at: int = at, out: Path = out) -> None:
-            counted(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            before_call(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
             ckptconv.finish([out])
 
         ended = in_child(work)

@@ -18,8 +18,6 @@ OTHER_OPTIONS = {
 # The commands that print the report of a conversion.
 OF_CONVERSIONS = ("merge",)
 
-OTHER_WORDS = {"merge": ("merge-weights", "merge-lora", "merge-adapter", "merge-and-unload", "lora")}
-
 
 @taking(
     MERGING["adapter"],

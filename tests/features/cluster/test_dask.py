@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import ckptconv_here, contents, seven_shards
-from prepared import PROGRAM, Process, Server, prepared
+from processes import PROGRAM, Process, Server, prepared
 
 SHARD = 100_000
 

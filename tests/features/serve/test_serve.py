@@ -21,7 +21,7 @@ import torch
 from checkpoints import COMMAND, DATA, ZERO, ckptconv_here, contents
 from dcp_checkpoints import checkpoint_of
 from jsonschema import Draft202012Validator
-from prepared import PROGRAM, Process, prepared
+from processes import PROGRAM, Process, prepared
 from remote import a_model
 from safetensors.torch import save_file
 

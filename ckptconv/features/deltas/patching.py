@@ -1,0 +1,185 @@
+"""Apply deltas to a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ckptconv.engine.execute import in_threads
+from ckptconv.engine.together import blocks_of
+from ckptconv.errors import UNWRITTEN, CorruptError, UsageError, leaving
+from ckptconv.features.deltas.changes import check_chain
+from ckptconv.features.deltas.options import PATCHING
+from ckptconv.features.deltas.reading import Delta, read_delta
+from ckptconv.formats.opening import opened
+from ckptconv.options.option import checked
+from ckptconv.options.table import Options
+from ckptconv.outputs.planning import Output, planned
+from ckptconv.outputs.targets import beside, check_spool, resolve_output
+from ckptconv.plan import Data
+from ckptconv.process import no_garbage, settled
+from ckptconv.publish.companions import accompanied
+from ckptconv.publish.producing import produce
+from ckptconv.publish.publish import Verifier
+from ckptconv.result import Report
+from ckptconv.storage.digests import hasher
+from ckptconv.storage.files import is_far, look
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import is_remote, listed, normalize
+from ckptconv.storage.progress import Progress, counter, shown
+from ckptconv.storage.spool import SpoolingReaders
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import LazyTensor, Stored, packed
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ckptconv.options.keywords import PatchOptions
+    from ckptconv.storage.progress import AnyProgress
+
+# Bytes of a tensor that are hashed at a time, and tensors at once.
+_STEP = 1 << 19
+_MOST_JOBS = 4
+_U8 = DTYPES["uint8"]
+
+
+@leaving(UNWRITTEN)
+@shown
+@checked(PATCHING)
+def patch(
+    base: str | os.PathLike[str],
+    deltas: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    output: str | os.PathLike[str],
+    *,
+    progress: AnyProgress | None = None,
+    on_total: Callable[[int], object] | None = None,
+    before_commit: Callable[[], object] | None = None,
+    **options: Unpack[PatchOptions],
+) -> Report:
+    """Apply `deltas`, directories that `diff` or slime wrote, in their order to `base`, a checkpoint of any format.
+
+    `output` is safetensors, in one file or a directory, as `convert` would make it of `base`. Every tensor that a delta
+    changes is read again when it is written, and its checksum compared, before the output gets its name. `progress`,
+    `on_total` and `before_commit` are those of `convert`.
+
+    Raise UsageError for deltas that do not follow one another, CorruptError if a delta is damaged or for another base,
+    and what `convert` raises. Then nothing new has a final name.
+
+    Examples:
+        >>> report = ckptconv.convert("model.pt", "model.safetensors")
+        >>> found = ckptconv.diff("model.pt", "model.safetensors", delta="delta")
+        >>> report = ckptconv.patch("model.pt", "delta", "patched.safetensors")
+        >>> report.tensors
+        2
+    """
+    started = time.monotonic()
+    chosen = Options(**options)
+    base, given = normalize(base), listed(deltas, "There is no delta to apply.")
+    target = resolve_output(normalize(output), chosen)
+    if target.kind not in ("file", "directory"):
+        raise UsageError(
+            f"{target.path} is no name for safetensors, which is what patch writes.",
+            "Give a directory, or a name that ends in .safetensors.",
+        )
+    check_spool(chosen.spool_dir)
+    chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside([target]))
+    with no_garbage():
+        places = [Location(each, dict(chosen.storage_options)) for each in given]
+        chain = [read_delta(place) for place in places]
+        check_chain(chain)
+        source = opened(base, chosen, key=chosen.key)
+        source, target = accompanied(source, target, chosen)
+        source = source.computing(patch=chain)
+        made = planned(source, target, chosen)
+        # They are inputs, which the output may not replace.
+        source = source._replace(pointers=[*source.pointers, *_indices(chain)])
+    expected = _expected(chain, made)
+    verify = None
+    if not chosen.dry_run:
+        if is_remote(target.path):
+            # A store gives back only what has its final name: compare what is going to be written instead.
+            _check({part.name: part.tensor for part in _parts(made)}, expected, base, chosen)
+        else:
+            verify = _verifier(made, expected, base, chosen)
+    return produce([source], [made], chosen, started, counter(progress), on_total, before_commit, verify)
+
+
+def _indices(chain: Sequence[Delta]) -> Iterator[str]:
+    for delta in chain:
+        for name in delta.inputs:
+            yield Location(delta.path).join(name).path
+
+
+def _parts(output: Output) -> Iterator[Data]:
+    return (part for file in output.plan.files for part in file.parts if isinstance(part, Data))
+
+
+def _expected(chain: Sequence[Delta], output: Output) -> dict[str, Delta]:
+    """Return the last delta that changes each tensor of `output`: its checksum is that of the result."""
+    last: dict[str, Delta] = {}
+    for delta in chain:
+        last.update(dict.fromkeys(delta.checksums, delta))
+    return {name: delta for name, delta in last.items() if name not in output.aliases}
+
+
+def _verifier(output: Output, expected: Mapping[str, Delta], base: object, options: Options) -> Verifier:
+    """Return the function that compares the checksums of the staged files."""
+
+    def verify(places: Sequence[Mapping[str, str] | None], progress: Progress) -> int:
+        staged: dict[str, LazyTensor] = {}
+        for file in output.plan.files:
+            found = look((places[0] or {})[file.name]).file
+            for part in file.parts:
+                if isinstance(part, Data):
+                    staged[part.name] = Stored(found, part.offset, _U8, (part.nbytes,), (1,))
+        return _check(staged, expected, base, options, progress)
+
+    return verify
+
+
+def _check(
+    tensors: Mapping[str, LazyTensor],
+    expected: Mapping[str, Delta],
+    base: object,
+    options: Options,
+    progress: Progress | None = None,
+) -> int:
+    """Compare the checksums of `tensors` with those of the deltas `expected`. Return the bytes read.
+
+    Raise CorruptError for a tensor that has another.
+    """
+    far = any(is_far(file.stored.path) for name in expected for file in tensors[name].inputs())
+    jobs = 1 if far else min(options.jobs or min(os.cpu_count() or 1, _MOST_JOBS), max(len(expected), 1))
+    with settled(), SpoolingReaders(dict(options.storage_options), options.spool_dir) as readers:
+        readers.expect(packed(tensors[name] for name in expected))
+        checkers = [_Checker(readers, tensors, base, progress) for _ in range(jobs)]
+        in_threads(iter(expected.items()), checkers, None)
+    return sum(tensors[name].nbytes for name in expected)
+
+
+class _Checker:
+    """Compares the checksum of one tensor after the other."""
+
+    def __init__(
+        self, readers: SpoolingReaders, tensors: Mapping[str, LazyTensor], base: object, progress: Progress | None
+    ) -> None:
+        self._readers, self._tensors, self._base, self._progress = readers, tensors, base, progress
+
+    def run(self, task: tuple[str, Delta]) -> int:
+        """Check a tensor that a delta changes last. Return its bytes."""
+        name, delta = task
+        hashing = hasher(delta.checksum)
+        for block in blocks_of(self._tensors[name], self._readers, _STEP):
+            hashing.update(block)
+            if self._progress:
+                self._progress(len(block))
+        if hashing.hexdigest() != delta.checksums[name]:
+            raise CorruptError(
+                f"{name!r} would not be what {delta.path} says: its {delta.checksum} is {hashing.hexdigest()}, and "
+                f"{delta.checksums[name]} was expected. {self._base} is not the checkpoint that the delta was made "
+                "from, or one of both is damaged.",
+                "Give the base that the first delta changes, and all deltas in order.",
+            )
+        return self._tensors[name].nbytes

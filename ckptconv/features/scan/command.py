@@ -1,0 +1,143 @@
+"""The command `scan`: a verdict for each file, and an exit code for CI."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ckptconv.cli import signals
+from ckptconv.cli.options import named, output_of, taking
+from ckptconv.errors import CkptconvError, CorruptError, UnsafeError, UsageError
+from ckptconv.features.scan.options import COMMAND
+from ckptconv.text import format_size, some
+
+if TYPE_CHECKING:
+    from ckptconv.features.scan.report import ScanReport
+
+# Most classes that are named.
+_NAMED = 5
+
+OTHER_WORDS = {"scan": ("audit", "picklescan", "fickling", "modelscan")}
+
+
+@taking(COMMAND["sarif"], *named("overwrite"), COMMAND["fail_on"], *named("json quiet verbose storage_options"))
+def scan(
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="PATH...", show_default=False, help="Files, directories and URLs, of any format."),
+    ],
+    allow_suspicious: Annotated[bool, typer.Option("--allow-suspicious", hidden=True)] = False,
+    *,
+    sarif: str = "",
+    fail_on: str = "",
+    overwrite: bool = False,
+    **options: Any,
+) -> None:
+    """Would loading these files run something?
+
+    Says of each checkpoint whether it is safe, unknown, suspicious, an attack, or unreadable, and why. Nothing in a
+    file is run, and no tensor data is read. Directories are searched to any depth; files that are no checkpoints are
+    skipped. Exit code 3: something is as bad as --fail-on says, or worse; 4: something cannot be judged, and nothing is
+    worse.
+
+    \b
+    Examples:
+      ckptconv scan model.pt
+      ckptconv scan --sarif scan.sarif .
+      ckptconv scan --fail-on unknown hf://org/model
+    """
+    from ckptconv.features.scan.report import ATTACK
+    from ckptconv.features.scan.scanning import scan as scanned
+
+    # Before there was --fail-on, that was --allow-suspicious.
+    if allow_suspicious and fail_on not in ("", ATTACK):
+        raise UsageError(f"--allow-suspicious is --fail-on attack, and --fail-on {fail_on} was given too.")
+    level = fail_on or (ATTACK if allow_suspicious else COMMAND["fail_on"].default)
+    output = output_of("scan", options)
+    if sarif:
+        from ckptconv.features.scan.sarif import SARIF
+        from ckptconv.inspection.file import check_whole
+
+        check_whole(sarif, SARIF, overwrite)
+    report = scanned(*paths, **options)
+    signals.ignore()
+    if sarif:
+        from ckptconv.features.scan.sarif import SARIF, document
+        from ckptconv.inspection.file import write_whole
+
+        write_whole(sarif, document(report).encode(), SARIF, overwrite, [each.path for each in report.files])
+    from ckptconv.cli.console import say
+    from ckptconv.cli.failures import described
+
+    error = _error(report, level)
+    if output.json:
+        failure = {"error": described(error)} if error else {}
+        output.print_json(error is None, {**dataclasses.asdict(report), **failure})
+    else:
+        output.tell(_lines(report, output.verbose))
+    if error:
+        say(str(error))
+        raise typer.Exit(error.exit_code)
+
+
+def _lines(report: ScanReport, verbose: bool) -> Iterator[str]:
+    """Yield a paragraph for each file that is not safe, with `verbose` for all, then the totals."""
+    from ckptconv.features.scan.report import UNREADABLE
+    from ckptconv.text import count_of
+
+    for file in report.files:
+        if file.findings or verbose:
+            # What cannot be read is of no format that is known.
+            known = "" if file.verdict == UNREADABLE else f"{file.format}, "
+            yield f"{file.verdict}: {file.path} ({known}{format_size(file.bytes)})"
+            yield from (f"  {finding.rule}: {finding.message}" for finding in file.findings)
+            if file.classes and verbose:
+                yield f"  needs {some(file.classes, len(file.classes), str)}"
+    classes = list(dict.fromkeys(name for file in report.files for name in file.classes))
+    if classes:
+        most = len(classes) if verbose else _NAMED
+        yield f"torch.load with weights_only=False would import and call {some(classes, most, str)}"
+    words = {"unknown": "unknown (not reviewed)"}
+    verdicts = ", ".join(
+        f"{count:,} {words.get(verdict, verdict)}" for verdict, count in report.counts.items() if count
+    )
+    yield f"scanned {count_of(len(report.files), 'file')} in {report.seconds:.2f} s: {verdicts or 'no checkpoint'}"
+    if report.skipped:
+        which = "it is no checkpoint" if report.skipped == 1 else "they are no checkpoints"
+        yield f"{count_of(report.skipped, 'file')} skipped: {which}"
+    if report.links:
+        yield f"{count_of(report.links, 'symbolic link')} not followed; name what they lead to, to scan that"
+
+
+def _error(report: ScanReport, fail_on: str) -> CkptconvError | None:
+    """Return the error that stands for the worst verdict that counts."""
+    from ckptconv.features.scan.report import ATTACK, SUSPICIOUS, UNKNOWN, UNREADABLE, counts
+    from ckptconv.text import count_of
+
+    # The worst first: what is said of one file and of more.
+    verdicts = {
+        ATTACK: ("is an attack", "are attacks"),
+        SUSPICIOUS: ("is suspicious", "are suspicious"),
+        UNREADABLE: ("cannot be judged", "cannot be judged"),
+        UNKNOWN: ("is unknown", "are unknown"),
+    }
+    failing = {id(file) for file in report.files if any(counts(each.rule, fail_on) for each in file.findings)}
+    counted = Counter(file.verdict for file in report.files if file.verdict == UNREADABLE or id(file) in failing)
+    if not counted:
+        return None
+    told = some(
+        [
+            f"{counted[verdict]:,} {words[counted[verdict] > 1]}"
+            for verdict, words in verdicts.items()
+            if counted[verdict]
+        ],
+        form=str,
+    )
+    # A file that cannot be judged may have what counts, too.
+    return (UnsafeError if failing else CorruptError)(
+        f"Of {count_of(len(report.files), 'file')}, {told}.", "Do not load an attack." if counted[ATTACK] else ""
+    )

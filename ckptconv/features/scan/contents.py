@@ -1,0 +1,701 @@
+"""Find out what a file is by its content, read every pickle in it, and say what is wrong with it.
+
+Files are told by how they begin, whatever their names. The readers of the formats read what they know, strictly, and
+whoever watches the pickle machine (`attacks.watched`) sees each pickle. Archives that are no checkpoints are searched
+for members that are, pickles for bytes that are pickles. Only descriptions and pickles are read, no tensor data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ckptconv.errors import CkptconvError, CorruptError, LimitError, TruncatedError, UnsafeError, UnsupportedError
+from ckptconv.features.scan.beginnings import CLOSED, header_in, is_pickle, is_plain, place_of_header
+from ckptconv.features.scan.bounds import (
+    LIMITS,
+    LONGEST,
+    MEMBERS,
+    STORED,
+    Room,
+    has_long,
+    is_long,
+    listed,
+    members_of,
+)
+from ckptconv.features.scan.compressed import decompressed, is_compressed
+from ckptconv.features.scan.grammar.judge import Judge
+from ckptconv.features.scan.joblib import Arrays
+from ckptconv.features.scan.names import LOADERS, carries_code, is_needed, is_unusual
+from ckptconv.features.scan.programs import programs_in, texts_in
+from ckptconv.features.scan.readers import InMemory, PartReader
+from ckptconv.features.scan.readings import Readings, all_bytes
+from ckptconv.features.scan.report import Finding
+from ckptconv.features.scan.survey import Passed, survey
+from ckptconv.formats.dcp.locate import SUFFIX as _ENTRIES
+from ckptconv.formats.model_files import looks_like_safetensors
+from ckptconv.formats.torch.container import SCANNED, LongError, Pickles, is_stream
+from ckptconv.formats.torch.file import read_from
+from ckptconv.formats.torch.objects import without_tensors
+from ckptconv.formats.torch.tar import is_tar
+from ckptconv.formats.torch.zip import check_zip
+from ckptconv.pickles import attacks
+from ckptconv.pickles.machine import load
+from ckptconv.pickles.nodes import Global
+from ckptconv.pickles.vocabulary import ExcessiveError, Vocabulary
+from ckptconv.storage import LOCAL_SIGNATURE, zip_elsewhere
+from ckptconv.storage.inside import leads_out
+from ckptconv.storage.reading import Reader
+from ckptconv.text import brief, some
+
+HEAD = 512
+# What is inside what is inside …, and the most pickles one after the other in a file.
+_DEPTH, _PICKLES = 8, 10_000
+# The most findings of one rule, and classes, that are told of a file.
+_ALIKE = 1_000
+# The most bytes of a compressed member or file that are held in memory.
+_INFLATED = 1 << 24
+# Suffixes of files that are expected to be checkpoints or pickles: if such a file is not read, it is not judged.
+SUFFIXES = (
+    ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".safetensors", ".distcp", ".pt2", ".ptl", ".joblib", ".dill", ".npy",
+    ".npz", ".mar", ".nemo", ".p", ".t7", ".torch", ".sav",
+)  # fmt: skip
+# Members of torch's archives that are the bytes of tensors.
+_STORAGES = re.compile(rb"[^/]+/(?:data|constants|tensors)/[^/.]+", re.DOTALL)
+_MACHINE_CODE = (b"\x7fELF", b"MZ\x90", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
+# What readers call the pickle on which the rest depends.
+_MAIN = re.compile(r"\((?:[^()]*data\.pkl|the object|(?:the )?pickle(?: \d+)?)\)$")
+_ENCRYPTED, _DEFLATED = 0x41, 8
+# The most values in a long pickle that are files themselves.
+_LEFT = 1_000
+# Bytes of what may be a pickle that are read at first.
+_HELD_FIRST = 1 << 16
+_MANY = f"{{}} holds more than {_PICKLES} pickles, one after the other."
+
+
+@dataclass
+class ScannedContents:
+    """What was found in a file: reasons for a verdict, and the classes that loading it needs.
+
+    `expected`: the file is meant to be a checkpoint, so that it is a finding if it cannot be read. Of findings of one
+    rule, and of classes, the first `_ALIKE` are kept. `pickles` are the pickles that were read to their ends, as
+    messages name them. `room` is that of the outermost file.
+    """
+
+    expected: bool = True
+    findings: dict[Finding, None] = field(default_factory=dict)
+    classes: dict[str, None] = field(default_factory=dict)
+    pickles: set[str] = field(default_factory=set)
+    room: Room = field(default_factory=Room)
+
+    def _inner(self, expected: bool = True) -> ScannedContents:
+        """Return where to put what is found in a part of the file, before it is known whether that counts."""
+        return ScannedContents(expected, room=self.room)
+
+    def _take(self, inner: ScannedContents) -> None:
+        self._keep(inner.findings)
+        self._need(inner.classes)
+
+    def add(self, rule: str, message: str) -> None:
+        self._keep([Finding(rule, message)])
+
+    def _keep(self, findings: Iterable[Finding]) -> None:
+        for each in findings:
+            alike = sum(other.rule == each.rule for other in self.findings) if len(self.findings) >= _ALIKE else 0
+            if alike < _ALIKE:
+                self.findings[each] = None
+            elif alike == _ALIKE:
+                self.findings[Finding(each.rule, f"There are more than {_ALIKE} of this kind.")] = None
+
+    def _need(self, classes: Iterable[str]) -> None:
+        for each in classes:
+            if len(self.classes) < _ALIKE:
+                self.classes[each] = None
+            else:
+                self.classes["…"] = None
+                break
+
+    # ---- any file
+
+    def look(self, reader: Reader, depth: int = 0) -> str:
+        """Look at a file of any kind, and return what it is in words; "" if it is nothing that could run."""
+        if depth > _DEPTH:
+            self.add("excessive", f"{reader.file.path} is inside more than {_DEPTH} other archives.")
+            return ""
+        self.room.open(reader.file.size)
+        if not self.room.spend():
+            self.add("excessive", "It has more files inside other files than are looked at.")
+            return ""
+        head = reader.read_at(0, min(HEAD, reader.file.size))
+        if depth and reader.file.path.endswith(f"{_ENTRIES})") and self.archives(reader):
+            return "torch.distributed.checkpoint data"
+        kinds = [kind for kind in _KINDS if kind.matches(head, reader.file.size)]
+        if kinds:
+            told = kinds[0].look(self, reader, depth)
+            self._otherwise(reader, kinds, depth)
+            return told
+        closed = next((what for begin, what in CLOSED.items() if head.startswith(begin)), "")
+        if closed:
+            rule = "unreadable" if self.expected else "not-opened"
+            self.add(rule, f"{reader.file.path} is {closed}, which is not opened here: unpack it first.")
+            return "closed archive"
+        return self._unknown(reader, depth)
+
+    def _otherwise(self, reader: Reader, kinds: list[_Kind], depth: int) -> None:
+        """Look at a file as whoever takes it for something else than its first kind: for what would run."""
+        if any(kind in _OF_PICKLES for kind in kinds[:1]):
+            return
+        inner = self._inner()
+        for kind in kinds[1:]:
+            if kind not in _OF_PICKLES:
+                kind.look(inner, reader, depth)
+        if kinds[0] is not _ZIP:
+            # What begins an archive is a persistent id to an unpickler, which has none for it.
+            inner._from_start(reader, depth)
+        if kinds[0] is not _ZIP and zip_elsewhere.ends_as_zip(reader):
+            inner._zip(reader, depth)
+        inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING or each.rule == "not-opened"}
+        self._take(inner)
+
+    def _unknown(self, reader: Reader, depth: int) -> str:
+        """Look at a file that begins like nothing that is known: it may be a pickle of an old protocol."""
+        found = self._inner()
+        found._from_start(reader, depth)
+        if found.findings:
+            self._take(found)
+            return "pickle"
+        if zip_elsewhere.ends_as_zip(reader):
+            return self._zip(reader, depth)
+        return "pickle" if self.expected and found.pickles else ""
+
+    def _from_start(self, reader: Reader, depth: int) -> None:
+        """Read a file as a pickle from its first byte, whatever it is, and look at what follows."""
+        readings = Readings()
+        end = 0
+        with attacks.watched(readings.add, Judge), self._noting_limits(reader):
+            end = self._load(reader, 0, reader.file.path, depth)
+        if end:
+            self._following(reader, end, depth)
+            self.pickles.add(reader.file.path)
+        self._judge_calls(readings, depth)
+
+    def _load(self, reader: Reader, at: int, where: str, depth: int) -> int:
+        """Read what may be a pickle at byte `at`. Return the position behind it. Raises what `load` raises."""
+        room = reader.file.size - at
+        for length in (_HELD_FIRST, LONGEST):
+            try:
+                data = reader.read_at(at, min(length, room))
+                return at + load(data, without_tensors(), where=where, limits=LIMITS).end
+            except TruncatedError:
+                if room <= length:
+                    raise
+        inner = self._inner()
+        try:
+            return at + self._survey(reader, at, where, without_tensors(), inner, depth)
+        finally:
+            inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING}
+            self._take(inner)
+
+    @contextlib.contextmanager
+    def _noting_limits(self, reader: Reader) -> Iterator[None]:
+        """Read what may be no pickle: errors say nothing, but that it was not read to where it ends."""
+        try:
+            yield
+        except LimitError as error:
+            self.add("not-opened", f"{reader.file.path} may be a pickle, and exceeds a limit: {error.message}")
+        except CkptconvError:
+            pass
+
+    def _judge_calls(self, readings: Readings, depth: int) -> None:
+        for reading in readings.all():
+            # Text may begin with what is a name to a pickle. A call is no accident.
+            if reading.called or reading.unknown_calls:
+                self._judge(reading, depth)
+
+    def _following(self, reader: Reader, at: int, depth: int) -> None:
+        """Look at what follows a pickle: whoever reads one after another takes it for one, however it begins."""
+        readings = Readings()
+        with attacks.watched(readings.add, Judge), self._noting_limits(reader):
+            for count in range(2, _PICKLES):
+                if at >= reader.file.size:
+                    break
+                at = self._load(reader, at, f"{reader.file.path} (pickle {count})", depth)
+            else:
+                self.add("not-opened", _MANY.format(reader.file.path))
+        self._judge_calls(readings, depth)
+
+    def read(self, action: Callable[[], object], depth: int = 0) -> bool:
+        """Call `action`, which reads pickles, and judge them and how it ended. Return whether it was read."""
+        readings = Readings()
+        error: CkptconvError | None = None
+        try:
+            with attacks.watched(readings.add, Judge):
+                action()
+        except CkptconvError as reason:
+            error = reason
+        before = len(self.findings)
+        found = readings.all()
+        for reading in found:
+            self._judge(reading, depth)
+        self.pickles.update(reading.where for reading in found if not reading.broken)
+        if error is None:
+            return True
+        whole = [reading.broken for reading in found if _MAIN.search(reading.where)]
+        is_whole = bool(whole) and not any(whole)
+        if isinstance(error, UnsafeError):
+            if len(self.findings) == before:
+                self.add("path-outside", error.message)
+        elif isinstance(error, LimitError):
+            self.add("excessive", error.message)
+        elif isinstance(error, CorruptError) and not isinstance(error, TruncatedError):
+            self.add("two-readings", error.message)
+        elif not (isinstance(error, UnsupportedError) and is_whole):
+            self.add("unreadable", error.message)
+        # What is read and cannot be converted can be judged.
+        return isinstance(error, UnsupportedError) and is_whole
+
+    # ---- pickles
+
+    def _judge(self, reading: attacks.PickleReading, depth: int) -> None:
+        """Add what the names in a pickle say about it."""
+        where, called, suspects = reading.where, reading.called, reading.suspects
+        if suspects and (called or reading.broken):
+            direct = [each for each in suspects if each in called]
+            if direct:
+                what = f"calls {some(direct, 3, brief)}"
+            elif called:
+                what = f"names {some(suspects, 3, brief)} and calls {some(called, 3, brief)}"
+            else:
+                what = f"names {some(suspects, 3, brief)}, and is broken"
+            self.add("dangerous-call", f"{where} {what}.")
+        elif suspects:
+            self.add("dangerous-name", f"{where} names {some(suspects, 3, brief)} and calls nothing.")
+        code = [each for each in called if carries_code(each)]
+        if code:
+            self.add("carries-code", f"{where} makes functions of code that it holds, by {some(code, 3, brief)}.")
+        unusual = [each for each in called if is_unusual(each) and each not in suspects]
+        if unusual:
+            self.add("unusual-call", f"{where} calls {some(unusual, 3, brief)}, which no known checkpoint does.")
+        # With bytes that are in the pickle, the call is a known one.
+        computed = [each for each in reading.unknown_calls if each in LOADERS]
+        if computed:
+            self.add("unusual-call", f"{where} calls {some(computed, 3, str)} with bytes that are computed.")
+        told = {*suspects, *unusual, *code}
+        shown = {brief(each, 200) for each in told} | {*computed}
+        words = [each for each in reading.unknown_calls if each not in shown]
+        if words:
+            self.add("unknown-call", f"{where} calls {some(words, 3, str)}, which nobody here has looked at.")
+        names = [each for each in reading.unknown if each not in told and brief(each, 200) not in words]
+        if names and not (reading.broken and not (called or words)):
+            self.add("unknown-name", f"{where} names {some(names, 3, brief)}, which nobody here has looked at.")
+        self._need(brief(each, 200) for each in called if is_needed(each))
+        if not reading.broken:
+            for data, is_loaded in _bytes_in(reading.value):
+                self._held(InMemory(data, f"{where}: bytes in it"), depth, is_loaded)
+
+    def _held(self, reader: Reader, depth: int, is_loaded: bool) -> None:
+        """Look at bytes in a pickle. `is_loaded`: loading the pickle loads them too."""
+        inner = self._inner(expected=is_loaded)
+        kind = inner.look(reader, depth + 1)
+        if not is_loaded:
+            for each in inner.findings:
+                if each.rule in _RUNNING:
+                    self.add("hidden", each.message)
+            return
+        self._take(inner)
+        if not (kind or inner.findings):
+            self.add("not-opened", f"{reader.file.path} are loaded, and are nothing that is read here.")
+
+    def _pickles(self, reader: Reader, depth: int) -> str:
+        """Read pickles one after another, up to the end or to something else."""
+        size = reader.file.size
+        pickles = Pickles(reader, 0, size, LIMITS, longest=LONGEST)
+        count = skipped = 0
+
+        def objects(at: int) -> int:
+            within = Pickles(reader, at, size, LIMITS)
+            within.load(f"array of objects at byte {at}", without_tensors())
+            return within.position
+
+        def action() -> None:
+            nonlocal count, skipped
+            while pickles.position < size and count < _PICKLES:
+                if count and not _may_be_pickle(reader, pickles.position):
+                    inner._following(reader, pickles.position, depth)
+                    break
+                arrays = Arrays(reader, pickles.position, objects)
+                words = without_tensors()._replace(embedded=arrays)
+                what = f"pickle {count + 1}" if count else "the pickle"
+                try:
+                    pickles.load(what, words)
+                except LongError:
+                    arrays.begin()
+                    pickles.position += self._survey(reader, pickles.position, pickles.where(what), words, inner, depth)
+                finally:
+                    skipped += arrays.skipped
+                count += 1
+            if count >= _PICKLES and pickles.position < size:
+                self.add("not-opened", _MANY.format(reader.file.path))
+            if count and zip_elsewhere.ends_as_zip(reader, pickles.position):
+                raise CorruptError(f"{reader.file.path} begins as a pickle, and ends as a zip archive.")
+
+        inner = self._inner()
+        inner.read(action, depth)
+        if skipped:
+            # Whoever does not know joblib takes the arrays for instructions.
+            inner._plainly(reader, depth)
+        runs = any(each.rule in _RUNNING for each in inner.findings)
+        if not (count or runs or self.expected):
+            return ""
+        if count and not self.expected:
+            # Any two bytes may look like a pickle, and what follows one is no concern of Python's.
+            inner.findings = {each: None for each in inner.findings if each.rule in _RUNNING}
+        self._take(inner)
+        return "pickle"
+
+    def _survey(
+        self, reader: Reader, start: int, where: str, words: Vocabulary, inner: ScannedContents, depth: int
+    ) -> int:
+        """Read a pickle that is too long to be held, and look at the bytes in it. Return its length."""
+
+        # What is not loaded when the pickle is loaded, by position, or as it is.
+        left: dict[int | bytes, Passed | bytes] = {}
+
+        def look(data: Passed | bytes, *, is_loaded: bool) -> None:
+            name = f"{where}: bytes in it"
+            if isinstance(data, Passed):
+                inner._held(PartReader(reader, name, start + data.position, data.length), depth, is_loaded)
+            else:
+                inner._held(InMemory(data, name), depth, is_loaded)
+
+        def met(data: Passed | bytes, head: bytes, function: Global | None) -> None:
+            key = data.position if isinstance(data, Passed) else data
+            if function is None and _is_file(head):
+                if len(left) >= _LEFT:
+                    raise ExcessiveError(f"holds more than {_LEFT} files")
+                left[key] = data
+            elif function is not None and str(function) in LOADERS:
+                left.pop(key, None)
+                look(data, is_loaded=True)
+
+        def read_at(offset: int, length: int) -> bytes:
+            return reader.read_at(start + offset, length)
+
+        def placed(name: str | None) -> None:
+            why = leads_out(name) if name is not None else ""
+            if why:
+                inner.add("path-outside", f"{where} names {brief(name)}, which does not lie in its directory: {why}.")
+            elif name is None:
+                inner.add("reads-elsewhere", f"{where} names files by texts that are too long to be kept.")
+
+        try:
+            return survey(read_at, reader.file.size - start, words, where=where, limits=LIMITS, met=met, placed=placed)
+        finally:
+            for data in left.values():
+                look(data, is_loaded=False)
+
+    def _plainly(self, reader: Reader, depth: int) -> None:
+        """Look at a pickle of joblib as Python reads it, for what would run."""
+        readings = Readings()
+        with attacks.watched(readings.add, Judge), self._noting_limits(reader):
+            self._load(reader, 0, reader.file.path, depth)
+        for reading in readings.all():
+            self._judge(reading._replace(where=f"{reader.file.path} (read without joblib)", broken=True), depth)
+
+    # ---- torch's files, and archives
+
+    def _torch(self, reader: Reader, depth: int) -> str:
+        if has_long(reader):
+            return self._pickles(reader, depth) and "torch stream"
+        self.read(lambda: read_from(reader, limits=LIMITS), depth)
+        return "torch stream"
+
+    def _zip(self, reader: Reader, depth: int) -> str:
+        """Read an archive of torch as torch's; of any archive, look at each member that is no storage."""
+        told = listed(reader)
+        # torch.export and numpy read what is no storage under the names of storages.
+        is_other = told.is_other or reader.file.path.rstrip(")").endswith((".npz", ".pt2"))
+        read: set[str] = set()
+        if told.is_torch or not told.members:
+            inner = self._inner()
+            # Pickles too long to be held are judged as other members are.
+            check = (lambda: check_zip(reader)) if told.has_long else (lambda: read_from(reader, limits=LIMITS))
+            inner.read(check, depth)
+            read = inner.pickles
+            if is_other and told.members:
+                # It is not torch's, and each member is looked at.
+                inner.findings = {each: None for each in inner.findings if each.rule != "unreadable"}
+            if told.is_torch or self.expected or any(each.rule in _RUNNING for each in inner.findings):
+                self._take(inner)
+        elif told.members < zip_elsewhere.count(reader):
+            # Whoever reads the rest by other means finds what is not looked at here.
+            self.add("two-readings", f"{reader.file.path} has a directory that can be read only in part.")
+        # A package's members are code and pickles in directories of their own.
+        if told.is_package:
+            self.add("carries-code", f"{reader.file.path} is a package of torch.package: importing it runs its code.")
+        known = False
+        for entry in zip_elsewhere.entries(reader):
+            if self.room.stored < 0:
+                break
+            if told.is_torch and not is_other and _STORAGES.fullmatch(entry.name):
+                continue
+            if _inside(reader, entry) in read:
+                continue
+            if (told.is_torch or self.expected) and zip_elsewhere.content(reader, entry, 4).startswith(_MACHINE_CODE):
+                self.add("carries-code", f"{_inside(reader, entry)} is machine code.")
+            # Only torch's own readers know how the members of its archives should be.
+            known |= bool(self._member(reader, entry, depth, only_what_runs=told.is_torch and not is_long(entry)))
+        if told.is_torch:
+            return "torch archive"
+        return "zip archive" if known or (told.members and self.expected) else ""
+
+    def archives(self, reader: Reader) -> bool:
+        """Look at archives that lie one after the other, from the last to the first. Return whether that is all."""
+        self.room.open(reader.file.size)
+        end = reader.file.size
+        while end > 0:
+            start = zip_elsewhere.start_of_last(reader, end)
+            if start is None:
+                return False
+            self._zip(PartReader(reader, f"{reader.file.path} (bytes {start} to {end})", start, end - start), 1)
+            end = start
+        return True
+
+    def _member(self, reader: Reader, entry: zip_elsewhere.ZipEntry, depth: int, *, only_what_runs: bool) -> str:
+        """Look at a member of a zip archive."""
+        path = _inside(reader, entry)
+        is_expected = path[:-1].endswith(SUFFIXES)
+        if entry.flags & _ENCRYPTED or entry.method not in (STORED, _DEFLATED):
+            rule = "unreadable" if is_expected else "not-opened"
+            self.add(rule, f"{path} is encrypted, or compressed in a way that is not supported.")
+            return ""
+        start = zip_elsewhere.payload_of(reader, entry)
+        if start is None or not entry.packed:
+            return ""
+        if entry.name.endswith(b".py") and b"/code/" in entry.name:
+            self._code(path, zip_elsewhere.content(reader, entry, _INFLATED + 1))
+            return ""
+        inner = self._inner(is_expected)
+        if entry.method == STORED:
+            # Members may lie on the same bytes.
+            place = reader.file.path, start, entry.packed
+            if place in self.room.places:
+                return ""
+            self.room.places.add(place)
+            self.room.stored -= entry.packed
+            if self.room.stored < 0:
+                self.add("excessive", f"{reader.file.path} has members that overlap, and take more than is looked at.")
+                return ""
+            kind = inner.look(PartReader(reader, path, start, entry.packed), depth + 1)
+        else:
+            kind = inner.unpacked(path, functools.partial(zip_elsewhere.content, reader, entry), depth)
+        if entry.method == _DEFLATED or entry.packed <= _INFLATED:
+            self._texts(entry.name, path, lambda: zip_elsewhere.content(reader, entry, _INFLATED + 1), depth)
+        if only_what_runs:
+            kept = _RUNNING | {"not-opened", "excessive"}
+            inner.findings = {each: None for each in inner.findings if each.rule in kept}
+        self._take(inner)
+        return kind
+
+    def unpacked(self, path: str, content: Callable[[int], bytes], depth: int) -> str:
+        """Look at what is compressed; `content` returns at most so many bytes of its beginning."""
+        head = content(HEAD)
+        if not any(kind.matches(head, len(head)) for kind in _KINDS) and not self.expected:
+            if len(head) < HEAD:
+                return self._unknown(InMemory(head, path), depth + 1)
+            if not _begins_like_pickle(head, path):
+                return ""
+        if _NPY.matches(head, len(head)) and is_plain(header_in(head)):
+            return "array"
+        if self.room.bytes <= 0:
+            self.add("excessive", f"{path} is compressed, after more compressed data than is looked at.")
+            return "compressed file"
+        data = content(_INFLATED + 1)
+        self.room.spend(len(data))
+        if len(data) > _INFLATED:
+            self.add("unreadable", f"{path} is compressed, and has more than {_INFLATED >> 20} MiB: unpack it first.")
+            return "compressed file"
+        return self.look(InMemory(data, path), depth + 1)
+
+    def _code(self, path: str, code: bytes) -> None:
+        """Judge a program of TorchScript."""
+        if len(code) > _INFLATED:
+            self.add("not-opened", f"{path} is a program of more than {_INFLATED >> 20} MiB.")
+        programs = programs_in(code)
+        if programs.files:
+            self.add("carries-code", f"{path} is a program that reads or writes files: {some(programs.files, 3, str)}.")
+        if programs.unknown:
+            self.add(
+                "unknown-call", f"{path} calls the operators {some(programs.unknown, 3, str)}, which are not known."
+            )
+
+    def _texts(self, name: bytes, path: str, content: Callable[[], bytes], depth: int) -> None:
+        """Judge what programs evaluate, or load, of a member that is JSON."""
+        if not (name.endswith(b".json") or name.rpartition(b"/")[2] in (b"data", b"_stable_baselines3_data")):
+            return
+        data = content()
+        # Readers of JSON take UTF-16 and marks of the order of bytes too.
+        if data.lstrip(b" \t\r\n\0\xef\xbb\xbf\xfe\xff")[:1] not in (b"{", b"["):
+            return
+        if len(data) > _INFLATED:
+            self.add("not-opened", f"{path} is a description of more than {_INFLATED >> 20} MiB.")
+            return
+        texts = texts_in(data)
+        if texts is None:
+            self.add("not-opened", f"{path} is a description that cannot be read.")
+            return
+        for text in texts.evaluated:
+            self.add("unknown-call", f"{path} evaluates, calls or imports what is not known: {brief(text)}.")
+        for pickled in texts.pickled:
+            self._held(InMemory(pickled, f"{path}: a pickle in it"), depth, is_loaded=True)
+
+    def _tar(self, reader: Reader, depth: int) -> str:
+        """Read torch's tar archives as torch's; of other ones look at each member."""
+        inner = self._inner()
+        inner.read(lambda: read_from(reader, limits=LIMITS), depth)
+        members: list[tuple[str, int, int]] = []
+        try:
+            members = list(members_of(reader))
+        except LimitError as error:
+            self.add("excessive", error.message)
+        except UnsafeError as error:
+            inner.add("path-outside", error.message)
+        except (tarfile.TarError, CkptconvError, ValueError, OSError, EOFError) as error:
+            if self.expected and not inner.findings:
+                inner.add(
+                    "unreadable", f"{reader.file.path} is a tar archive that cannot be read: {brief(str(error))}."
+                )
+        is_torch = any(name in _OF_TAR for name, _, _ in members) or (self.expected and not members)
+        if is_torch or any(each.rule in _RUNNING for each in inner.findings):
+            self._take(inner)
+            return "torch tar archive"
+        known = False
+        if len(members) > MEMBERS:
+            self.add("not-opened", f"{reader.file.path} has more than {MEMBERS} members.")
+        for name, start, size in members[:MEMBERS]:
+            path = f"{reader.file.path} ({brief(name, 200)[1:-1]})"
+            member = self._inner(name.endswith(SUFFIXES))
+            if size < 0:
+                member.add("not-opened", f"{path} is stored with holes.")
+            else:
+                known |= bool(member.look(PartReader(reader, path, start, size), depth + 1))
+            self._take(member)
+        return "tar archive" if known or self.expected else ""
+
+    # ---- others
+
+    def _npy(self, reader: Reader, depth: int) -> str:
+        """Look at an array of numpy: one of objects is a pickle after its header."""
+        fixed = reader.read_at(0, min(12, reader.file.size))
+        begin, length = place_of_header(fixed)
+        if len(fixed) < 12 or begin + length > min(reader.file.size, SCANNED):
+            self.add("unreadable", f"{reader.file.path} is an array of numpy whose header is cut short.")
+            return "array"
+        if not is_plain(reader.read_at(begin, length)):
+            start = begin + length
+            self._pickles(PartReader(reader, reader.file.path, start, reader.file.size - start), depth)
+        return "array"
+
+    def _safetensors(self, reader: Reader, depth: int) -> str:
+        # Nothing in it can run. What its names and its record say is read where the file is opened by its path.
+        return "safetensors"
+
+    def _compressed(self, reader: Reader, depth: int) -> str:
+        """Look into a compressed file, if what is in it can be run."""
+        came, errors = False, []
+
+        def content(most: int) -> bytes:
+            nonlocal came
+            data, error = decompressed(reader, most)
+            came |= bool(data)
+            errors.extend([error] if error else [])
+            return data
+
+        kind = self.unpacked(reader.file.path, content, depth)
+        # Two bytes alone say that a file is compressed by zlib.
+        if errors and (self.expected or came or reader.read_at(0, 1) != b"\x78"):
+            rule = "unreadable" if self.expected else "not-opened"
+            self.add(rule, f"{reader.file.path} cannot be decompressed: {brief(errors[0])}.")
+        elif not kind and self.expected and not self.findings:
+            self.add("unreadable", f"{reader.file.path} is compressed, and what is in it is no checkpoint.")
+        return f"compressed {kind}" if kind else "compressed file" if self.expected else ""
+
+
+# --------------------------------------------------------------------------------------------------------------- kinds
+
+
+class _Kind(NamedTuple):
+    matches: Callable[[bytes, int], bool]
+    look: Callable[[ScannedContents, Reader, int], str]
+
+
+_NPY = _Kind(lambda head, size: head.startswith(b"\x93NUMPY"), ScannedContents._npy)
+_ZIP = _Kind(lambda head, size: head.startswith(LOCAL_SIGNATURE), ScannedContents._zip)
+_STREAM = _Kind(lambda head, size: is_stream(head), ScannedContents._torch)
+_PICKLE = _Kind(is_pickle, ScannedContents._pickles)
+# Kinds that are read as pickles from their first byte.
+_OF_PICKLES = (_STREAM, _PICKLE)
+# In this order: a file is of the first kind that it matches; it is looked at as each of the others too.
+_KINDS: tuple[_Kind, ...] = (
+    _ZIP,
+    _Kind(lambda head, size: is_tar(head), ScannedContents._tar),
+    _STREAM,
+    _NPY,
+    _Kind(looks_like_safetensors, ScannedContents._safetensors),
+    _PICKLE,
+    _Kind(is_compressed, ScannedContents._compressed),
+)
+# Rules about what would run, and not about how a file is made.
+_RUNNING = frozenset(
+    {
+        "dangerous-call",
+        "path-outside",
+        "carries-code",
+        "unusual-call",
+        "dangerous-name",
+        "hidden",
+        "unknown-call",
+        "unknown-name",
+    }
+)
+_OF_TAR = frozenset({"storages", "tensors", "pickle"})
+
+
+def _inside(reader: Reader, entry: zip_elsewhere.ZipEntry) -> str:
+    """Return how messages name a member of an archive."""
+    return f"{reader.file.path} ({brief(entry.name.decode('utf-8', 'replace'), 200)[1:-1]})"
+
+
+def _begins_like_pickle(head: bytes, where: str) -> bool:
+    """Whether a pickle, or the beginning of a longer one, may begin with `head`, whatever its first opcodes are."""
+    calls: list[attacks.PickleReading] = []
+    with attacks.watched(calls.append, Judge):
+        try:
+            load(head, without_tensors(), where=where, limits=LIMITS)
+        except TruncatedError:
+            return True
+        except CkptconvError:
+            return any(reading.called or reading.unknown_calls for reading in calls)
+    return True
+
+
+def _may_be_pickle(reader: Reader, at: int) -> bool:
+    head = reader.read_at(at, min(HEAD, reader.file.size - at))
+    return is_pickle(head, len(head))
+
+
+def _bytes_in(value: Any) -> Iterator[tuple[bytes, bool]]:
+    """Yield the bytes in a tree that begin like a file of ours, and whether loading the tree loads them too."""
+    for data, is_loaded in all_bytes(value):
+        if is_loaded or _is_file(data):
+            yield bytes(data), is_loaded
+
+
+def _is_file(data: bytes | bytearray) -> bool:
+    head = bytes(data[:HEAD])
+    return len(head) > 3 and any(kind.matches(head, len(data)) for kind in _KINDS)

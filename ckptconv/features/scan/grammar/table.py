@@ -1,0 +1,127 @@
+"""Reads the table of productions: for each name, what it is called with, and what its objects are given.
+
+`reviewed.txt` was written by hand, `made.txt` by `scripts/scan/grammar.py`. A line is one production of some names:
+
+    module,… name …: production | production …
+
+with the productions
+
+    call(PATTERN, …)     a call with these arguments; `call(*PATTERN)` with any number of them
+    new(PATTERN, …)      an object that is made without calling the class, as NEWOBJ makes it
+    value                the class may be mentioned as a value
+    held                 the function may be an attribute or an item, and no argument
+    data                 its objects are plain data
+
+where `state=PATTERN`, `items=(PATTERN, PATTERN)` and `append=PATTERN` in `call` and `new` say what BUILD, SETITEM and
+APPEND may give the object. A line `= name: PATTERN` is an alias. `patterns` describes the patterns.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+from typing import NamedTuple
+
+from ckptconv.features.scan.grammar.patterns import Notation, Pattern, current
+from ckptconv.pickles.nodes import Global
+
+# Patterns of states that become attributes.
+_ATTRIBUTES = ("object", "slots")
+TABLES = tuple(Path(__file__).with_name(name) for name in ("reviewed.txt", "made.txt"))
+
+
+class Production(NamedTuple):
+    """What one way of making an object takes. `is_call`: by a call; `rest`: what further arguments are; `is_typed`: a
+    function of the class takes the state, which else becomes attributes as it is."""
+
+    is_call: bool
+    args: tuple[Pattern, ...] = ()
+    rest: Pattern | None = None
+    state: Pattern | None = None
+    items: tuple[Pattern, Pattern] | None = None
+    append: Pattern | None = None
+    is_typed: bool = False
+
+
+class Entry(NamedTuple):
+    """What is known of a name."""
+
+    productions: tuple[Production, ...]
+    is_value: bool
+    is_held: bool
+    is_data: bool
+
+
+class Grammar:
+    """The productions of a table, each made when its name is first asked for."""
+
+    def __init__(self, text: str) -> None:
+        self._lines: dict[Global, list[str]] = {}
+        aliases: dict[str, str] = {}
+        for line in text.splitlines():
+            head, colon, production = line.partition(": ")
+            words = head.split()
+            if not colon or words[0] == "#":
+                continue
+            if words[0] == "=":
+                aliases[words[1]] = production
+                continue
+            for module in words[0].split(","):
+                for name in words[1:]:
+                    self._lines.setdefault(Global(module, name), []).append(production)
+        self._notation = Notation(aliases)
+        self._entries: dict[Global, Entry | None] = {}
+
+    @property
+    def names(self) -> list[Global]:
+        """All names that have a production."""
+        return list(self._lines)
+
+    def entry(self, name: Global) -> Entry | None:
+        """Return what is known of `name`, in the spelling of any release; None if nothing is."""
+        if name not in self._entries:
+            spelled = name if name in self._lines else current(name)
+            lines = self._lines.get(spelled)
+            self._entries[name] = self._read(lines) if lines else None
+        return self._entries[name]
+
+    def _read(self, lines: list[str]) -> Entry:
+        words: set[str] = set()
+        productions = []
+        todo: list[ast.expr] = [ast.parse(line, mode="eval").body for line in lines]
+        while todo:
+            node = todo.pop()
+            if isinstance(node, ast.BinOp):
+                todo += (node.right, node.left)
+            elif isinstance(node, ast.Name):
+                words.add(node.id)
+            else:
+                productions.append(self._production(node))
+        if not words <= {"value", "held", "data"}:
+            raise ValueError(f"no production: {lines}")
+        return Entry(tuple(productions), "value" in words, "held" in words, "data" in words)
+
+    def _production(self, node: ast.expr) -> Production:
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in ("call", "new"):
+            raise ValueError(f"no production: {ast.unparse(node)}")
+        pattern = self._notation.pattern
+        args = tuple(pattern(each) for each in node.args if not isinstance(each, ast.Starred))
+        rest = next((pattern(each.value) for each in node.args if isinstance(each, ast.Starred)), None)
+        told = {keyword.arg: keyword.value for keyword in node.keywords}
+        items = told.pop("items", None)
+        state = told.get("state")
+        return Production(
+            node.func.id == "call",
+            args,
+            rest,
+            items=(pattern(items.elts[0]), pattern(items.elts[1])) if isinstance(items, ast.Tuple) else None,
+            is_typed=state is not None and ast.unparse(state) not in _ATTRIBUTES,
+            **{str(name): pattern(value) for name, value in told.items()},
+        )
+
+
+@functools.cache
+def grammar() -> Grammar:
+    """Return the grammar of the tables that come with the package."""
+    return Grammar("".join(table.read_text("utf-8") for table in TABLES))

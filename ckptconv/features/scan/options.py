@@ -1,0 +1,30 @@
+"""The options of `scan`."""
+
+from __future__ import annotations
+
+from ckptconv.options import OUTPUT
+from ckptconv.options.kinds import PATH, choice
+from ckptconv.options.option import Option, options_in
+from ckptconv.options.table import OPTIONS
+
+
+class _Scanning:
+    """Options that only the command has."""
+
+    sarif = Option(
+        PATH, "Write the verdicts as SARIF 2.1.0 too, for code hosts.", metavar="FILE", group=OUTPUT, common=True
+    )
+    fail_on = Option(
+        choice("unknown", "call", "suspicious", "attack"),
+        "Exit with 3 for this and what is worse: unknown names and archives, calls of unknown functions, what is "
+        "suspicious, attacks.",
+        default="call",
+        metavar="unknown|call|suspicious|attack",
+        common=True,
+    )
+
+
+COMMAND = options_in(_Scanning)
+SCANNING = {"storage_options": OPTIONS["storage_options"]}
+# What the type of the keywords has, and its docstring.
+KEYWORDS = SCANNING, "Options of `scan`."

@@ -1,0 +1,56 @@
+"""What the pickles in a file say: their readings, and the bytes that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from ckptconv.features.scan.names import LOADERS
+from ckptconv.pickles import attacks
+from ckptconv.pickles.children import CHILDREN, walk
+from ckptconv.pickles.nodes import Opaque
+
+_T = TypeVar("_T")
+
+
+def _joined(some: tuple[_T, ...], others: tuple[_T, ...]) -> tuple[_T, ...]:
+    return tuple(dict.fromkeys(some + others))
+
+
+class Readings:
+    """The readings of pickles, in order. One may be read several times, each time further; all of them count."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, attacks.PickleReading] = {}
+
+    def add(self, reading: attacks.PickleReading) -> None:
+        before = self._found.get(reading.where)
+        if before is not None:
+            reading = reading._replace(
+                called=_joined(before.called, reading.called),
+                suspects=_joined(before.suspects, reading.suspects),
+                unknown=_joined(before.unknown, reading.unknown),
+                unknown_calls=_joined(before.unknown_calls, reading.unknown_calls),
+            )
+        self._found[reading.where] = reading
+
+    def all(self) -> list[attacks.PickleReading]:
+        return list(self._found.values())
+
+
+def all_bytes(value: Any) -> Iterator[tuple[bytes | bytearray, bool]]:
+    """Yield the bytes in a tree, and whether loading the tree loads them too."""
+    if type(value) is bytes:
+        yield value, False
+    # The arguments of a call are a tuple, which the walk meets after the call.
+    loaded: set[int] = set()
+    for node in walk(value):
+        kind = type(node)
+        if kind is Opaque and node.name in LOADERS and type(node.args) is tuple:
+            loaded.add(id(node.args))
+        if kind is bytearray:
+            yield node, False
+        elif id(node) in loaded:
+            yield from ((child, True) for child in node if type(child) in (bytes, bytearray))
+        elif kind in CHILDREN and bytes in map(type, CHILDREN[kind](node)):
+            yield from ((child, False) for child in CHILDREN[kind](node) if type(child) is bytes)

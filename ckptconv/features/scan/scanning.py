@@ -1,0 +1,284 @@
+"""The call `scan`: a verdict for each file in some paths, by what loading it would run. Nothing is run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from ckptconv.errors import CkptconvError, MissingError, UnsafeError, UnsupportedError
+from ckptconv.features.scan.beginnings import CLOSED
+from ckptconv.features.scan.bounds import LONGEST
+from ckptconv.features.scan.contents import HEAD, SUFFIXES, ScannedContents
+from ckptconv.features.scan.options import SCANNING
+from ckptconv.features.scan.report import RULES, VERDICTS, ScannedFile, ScanReport, worst
+from ckptconv.formats import model_files, virtual
+from ckptconv.formats.dcp import locate as dcp
+from ckptconv.formats.deepspeed import locate as deepspeed
+from ckptconv.formats.detect import open_source
+from ckptconv.formats.instead import what_it_is
+from ckptconv.formats.model_files import SAFETENSORS
+from ckptconv.formats.runs import LATEST, LATEST_UNIVERSAL
+from ckptconv.formats.weight_map import read_index
+from ckptconv.options.option import checked, filled
+from ckptconv.pickles import attacks
+from ckptconv.pickles.nodes import Global
+from ckptconv.pickles.refusing import refusing_attacks
+from ckptconv.process import no_garbage
+from ckptconv.storage import LOCAL_SIGNATURE
+from ckptconv.storage.inside import check_inside
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import is_remote, listed
+from ckptconv.storage.stores import pinned
+from ckptconv.text import brief, some
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ckptconv.options.keywords import ScanOptions
+
+# What git-lfs leaves of a file.
+_LFS = b"version https://git-lfs"
+
+
+@checked(SCANNING)
+def scan(
+    *paths: str | os.PathLike[str],
+    **options: Unpack[ScanOptions],
+) -> ScanReport:
+    """Return a verdict for each file in `paths`, files or directories, by what loading it would run.
+
+    The verdict on a file is "safe", "suspicious", "attack" or "unreadable"; `ckptconv.features.scan.report.RULES`
+    describes the reasons. Files are told by their content, whatever they are called. Those that are no checkpoints are
+    counted and skipped. Directories are searched to any depth, hidden files too; symbolic links in them are not
+    followed. Pickles and descriptions are read, no tensor data, and nothing is run.
+
+    Raise UsageError for a path that does not exist. A file that cannot be read is a verdict, not an error.
+
+    Examples:
+        >>> found = ckptconv.scan("model.pt")
+        >>> found.verdict, [(each.path, each.verdict) for each in found.files]
+        ('safe', [('model.pt', 'safe')])
+    """
+    stores = filled(SCANNING, options)["storage_options"]
+    asked = listed(paths, "No path was given to scan.")
+    started = time.monotonic()
+    report = ScanReport("safe", [], {})
+    places = [Location(pinned(path, dict(stores)), dict(stores)) for path in asked]
+    missing = next((place for place in places if place.kind == "missing"), None)
+    if missing:
+        raise MissingError(f"{missing} does not exist.")
+    seen: set[str] = set()
+    with refusing_attacks():
+        named = {place.path for place in places}
+        for found in (each for place in places for each in _files_in(place, report)):
+            if found.path in seen:
+                continue
+            seen.add(found.path)
+            with no_garbage():
+                scanned = found if isinstance(found, ScannedFile) else _scanned(found, found.path in named)
+            if scanned is None:
+                report.skipped += 1
+                continue
+            report.files.append(scanned)
+    counts = Counter(each.verdict for each in report.files)
+    report.counts = {verdict: counts[verdict] for verdict in VERDICTS}
+    report.verdict = worst([each.verdict for each in report.files])
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _files_in(place: Location, report: ScanReport) -> Iterator[Location | ScannedFile]:
+    """Yield the files at or below `place`, in order; a directory that cannot be listed as a verdict."""
+    stack = [place]
+    while stack:
+        here = stack.pop()
+        try:
+            if here.kind != "directory":
+                if here.kind == "file":
+                    yield here
+                else:
+                    report.skipped += 1
+                continue
+            names = here.names
+        except CkptconvError as error:
+            contents = ScannedContents()
+            contents.add("unreadable", error.message)
+            yield _verdict(here.path, "directory", 0, contents)
+            continue
+        below = []
+        for name, entry in names.items():
+            inside = here.join(name)
+            if not is_remote(inside.path) and os.path.islink(inside.path):
+                report.links += 1
+            elif entry.kind in ("file", "directory"):
+                below.append(here.at(entry.file) if entry.kind == "file" else inside)
+            else:
+                report.skipped += 1
+        stack.extend(reversed(below))
+
+
+def _scanned(place: Location, is_named: bool) -> ScannedFile | None:
+    """Return the verdict on a file; None if it is no checkpoint, and was not named itself."""
+    contents = ScannedContents(expected=place.name.endswith(SUFFIXES))
+    size, head, kind = 0, b"", ""
+    try:
+        with place.open_reader() as reader:
+            size = reader.file.size
+            head = reader.read_at(0, min(HEAD, size))
+            # What a file is called does not decide alone what it is.
+            if place.name.endswith(dcp.SUFFIX) and contents.archives(reader):
+                kind = "torch.distributed.checkpoint data"
+            elif not (place.name.endswith(dcp.SUFFIX) and head.startswith(tuple(CLOSED))):
+                kind = contents.look(reader)
+        special = next((each for each in _SPECIAL if each.matches(place, head)), None)
+        if special is not None and kind in ("", "safetensors", "pickle"):
+            kind = special.look(contents, place) or kind
+    except CkptconvError as error:
+        contents.add("unreadable", error.message)
+    other = "" if kind else _other_model(place, head)
+    if other or (is_named and not kind and not contents.findings and not contents.expected):
+        contents.add("not-opened", f"{place} is {other or 'nothing that is read here'}: it was not judged.")
+        kind = kind or other or "other file"
+    if not kind and not contents.findings:
+        what = what_it_is(head, size)
+        is_missing = contents.expected and not isinstance(what, UnsupportedError)
+        if not (is_missing or head.startswith(_LFS)):
+            return None
+        told = what.message if what else f"begins with {head[:16]!r}, as no checkpoint does."
+        contents.add("unreadable", f"{place} {told}{f' {what.hint}' if what else ''}")
+    return _verdict(place.path, kind or "unknown", size, contents)
+
+
+# Models that are not judged, by how they begin, and by what they are called.
+_OTHER_BEGINNINGS = {
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    b"GGUF": "a GGUF file",
+    b"PYTORCH1": "a TorchScript archive of torch 1.0",
+}
+_OTHER_NAMES = {
+    ".h5": "an HDF5 file",
+    ".hdf5": "an HDF5 file",
+    ".keras": "a model of Keras",
+    ".mlmodel": "a model of Core ML",
+    ".onnx": "a model of ONNX",
+    ".pmml": "a model in PMML",
+    ".skops": "a model of skops",
+    ".tflite": "a model of TensorFlow Lite",
+    "saved_model.pb": "a model of TensorFlow",
+}
+
+
+def _other_model(place: Location, head: bytes) -> str:
+    """Return what a model is in words that is not judged here; "" for other files."""
+    began = next((what for begin, what in _OTHER_BEGINNINGS.items() if head.startswith(begin)), "")
+    return began or next((what for end, what in _OTHER_NAMES.items() if place.name.endswith(end)), "")
+
+
+def _verdict(path: str, kind: str, size: int, contents: ScannedContents) -> ScannedFile:
+    verdict = worst([RULES[each.rule].verdict for each in contents.findings])
+    return ScannedFile(path, verdict, kind, size, list(contents.findings), list(contents.classes))
+
+
+# -------------------------------------------------------------------------------------- files that say where others are
+
+
+def _safetensors(contents: ScannedContents, place: Location) -> str:
+    def action() -> None:
+        source = open_source(place.path, family=SAFETENSORS, storage_options=place.options)
+        suspects = [name for name in source.files.opaque if attacks.is_suspect(Global(*name.rpartition(".")[::2]))]
+        if suspects:
+            contents.add("dangerous-name", f"{place} has a record of objects that names {some(suspects, 3, str)}.")
+
+    contents.read(action)
+    return "safetensors"
+
+
+def _index(contents: ScannedContents, place: Location) -> str:
+    return _only_unsafe(contents, "index", lambda: read_index(place))
+
+
+def _virtual(contents: ScannedContents, place: Location) -> str:
+    def action() -> None:
+        roots = virtual.load(place, look=False).roots
+        elsewhere = [root for root in roots if root != place.parent.path]
+        if elsewhere:
+            contents.add("reads-elsewhere", f"{place} reads from {some(elsewhere, 3, brief)}.")
+
+    contents.read(action)
+    return "virtual checkpoint"
+
+
+def _pointer(contents: ScannedContents, place: Location) -> str:
+    """Check the file `latest` of DeepSpeed, if that is what it is."""
+    if not deepspeed.tags_in(place.parent):
+        return ""
+
+    def action() -> None:
+        check_inside(place.read_text(deepspeed.MAX_TAG).strip(), place.path, place.parent.path, nested=False)
+
+    return _only_unsafe(contents, "pointer", action)
+
+
+def _only_unsafe(contents: ScannedContents, kind: str, action: Callable[[], object]) -> str:
+    """Read a file that names others; that it is no sound one of its kind says nothing of what loading it would run."""
+    try:
+        action()
+    except UnsafeError as error:
+        contents.add("path-outside", error.message)
+    except CkptconvError:
+        return ""
+    return kind
+
+
+def _metadata(contents: ScannedContents, place: Location) -> str:
+    """Read the description in a directory of torch.distributed.checkpoint: it names files. A long one was surveyed."""
+    from ckptconv.formats.dcp.metadata import read_description
+
+    with place.open_reader() as reader:
+        if reader.file.size > LONGEST:
+            return "torch.distributed.checkpoint description"
+        data = reader.read_at(0, reader.file.size)
+    contents.read(lambda: read_description([(place.path, data)], of_ranks=place.name != dcp.METADATA))
+    return "torch.distributed.checkpoint description"
+
+
+def _entries(contents: ScannedContents, place: Location) -> str:
+    """Read the entries of a file of torch.distributed.checkpoint that are no archives: its directory describes them."""
+
+    def action() -> None:
+        source = open_source(place.parent.path, key=".", storage_options=place.options)
+        if place.name not in source.inputs and place.entry.file.size:
+            contents.add("not-opened", f"{place} is in no description in its directory, so what is in it is not known.")
+
+    if not contents.findings:
+        contents.read(action)
+    return "torch.distributed.checkpoint data"
+
+
+class _Special(NamedTuple):
+    """A file that names others, or is described by others."""
+
+    matches: Callable[[Location, bytes], bool]
+    look: Callable[[ScannedContents, Location], str]
+
+
+_SPECIAL = (
+    _Special(lambda place, head: place.name.endswith(dcp.SUFFIX), _entries),
+    _Special(lambda place, head: dcp.is_part(place.path) or dcp.is_metadata(head), _metadata),
+    _Special(
+        lambda place, head: (
+            not head.startswith(LOCAL_SIGNATURE)
+            and (
+                place.name.endswith(model_files.SUFFIX)
+                or model_files.looks_like_safetensors(head, place.entry.file.size)
+            )
+        ),
+        _safetensors,
+    ),
+    _Special(lambda place, head: place.name.endswith(".index.json"), _index),
+    _Special(lambda place, head: virtual.is_one(place.path, head), _virtual),
+    _Special(lambda place, head: place.name in (LATEST, LATEST_UNIVERSAL), _pointer),
+)

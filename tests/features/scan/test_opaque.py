@@ -1,0 +1,107 @@
+"""`--opaque keep`: objects of other classes are written back if, and only if, `scan` would call the file safe."""
+
+from __future__ import annotations
+
+import argparse
+import array
+import collections
+import functools
+import numbers
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attacks.corpus import CASES
+from checkpoints import ckptconv_here, done, torch_loaded
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+from ckptconv import convert
+
+KEEP = ("--opaque", "keep")
+
+
+class Config:
+    pass
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def converted(tmp_path: Path, state: Any) -> Path:
+    """The safetensors of a state."""
+    torch.save(state, tmp_path / "x.pt")
+    convert(tmp_path / "x.pt", tmp_path / "x.safetensors", overwrite=True)
+    return tmp_path / "x.safetensors"
+
+
+def test_reviewed_objects_are_written_on_request(tmp_path: Path) -> None:
+    state = {
+        "w": torch.ones(3),
+        "when": [array.array("d", [1.5]), 2],
+        "class": numbers.Number,
+        "config": random.Random(),
+        "counts": collections.defaultdict(random.Random, a=1, b=torch.ones(2)),
+    }
+    source, output = converted(tmp_path, state), tmp_path / "back.pt"
+    ckptconv_here("safetensors2pt", source, output).refused(
+        3, "4 objects", "'config'", "--opaque keep", "--opaque drop"
+    )
+    kept = done(ckptconv_here("safetensors2pt", source, output, *KEEP, "--verify", "--no-fsync"))
+    assert "array.array" in kept.err
+    again = torch_loaded(output)
+    assert again["class"] is numbers.Number
+    assert again["config"].getstate() == state["config"].getstate()
+    assert again["counts"].default_factory is random.Random
+    assert again["when"] == state["when"]
+    convert(source, output, opaque="keep")
+    assert "config" in torch_loaded(output)
+    left = ["--exclude", "config", "--exclude", "class", "--exclude", "when", "--exclude", "counts"]
+    done(ckptconv_here("safetensors2pt", source, output, *KEEP, *left))
+    assert set(torch_loaded(output)) == {"w"}
+
+
+def test_what_nobody_has_reviewed_is_not_written_whoever_asks_for_it(tmp_path: Path) -> None:
+    wrong = argparse.Namespace(lr=Config)
+    values = {
+        "a class": Config(),
+        "a class as a value": Config,
+        "a function": [functools.partial(print, 1)],
+        "a tensor": torch.arange(3.0).as_subclass(Subclass),
+        "a function in a known object": wrong,
+        "a factory": collections.defaultdict(Config, a=1),
+    }
+    for what, value in values.items():
+        source = converted(tmp_path, {"w": torch.ones(3), "value": value})
+        plain, kept = (
+            ckptconv_here("safetensors2pt", source, tmp_path / "back.pt", *options) for options in ((), KEEP)
+        )
+        assert (plain.code, kept.code) == (3, 3), what
+        assert "--opaque drop" in plain.err, what
+        assert "--opaque keep" not in plain.err + kept.err, what
+        assert not (tmp_path / "back.pt").exists()
+
+
+def test_an_attack_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    path.write_bytes(CASES["live_partial.pt"].make(str(tmp_path / "canary")))
+    done(ckptconv_here("pt2safetensors", path, "--inert"))
+    ckptconv_here("safetensors2pt", tmp_path / "x.safetensors", tmp_path / "back.pt", *KEEP).refused(3)
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_objects_are_written_into_checkpoints_of_directories_too(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(2), "odd": random.Random()}, tmp_path / "m.pt")
+    ckptconv_here("safetensors2dcp", tmp_path / "m.pt", tmp_path / "out").refused(3, "Random", "--opaque keep")
+    done(ckptconv_here("safetensors2dcp", tmp_path / "m.pt", tmp_path / "kept", *KEEP, "--no-fsync"))
+    found: dict[str, Any] = {}
+    reader = FileSystemReader(tmp_path / "kept")
+    _load_state_dict(found, reader, planner=_EmptyStateDictLoadPlanner(), no_dist=True)
+    assert type(found["odd"]) is random.Random
+    torch.save({"odd": pytest.Config}, tmp_path / "m.pt")
+    ckptconv_here("safetensors2dcp", tmp_path / "m.pt", tmp_path / "no", *KEEP).refused(3, "pytest")
