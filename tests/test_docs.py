@@ -166,6 +166,15 @@ def test_the_readme_shows_the_figures_of_the_benchmarks() -> None:
     assert measured.PICTURE.read_text() == picture
 
 
+def test_the_first_sentences_of_the_readme_say_what_its_picture_and_its_table_say() -> None:
+    report = (ROOT / "docs" / "benchmarks.md").read_text()
+    first = (ROOT / "README.md").read_text().partition("```")[0]
+    for heading, wanted in measured.TABLES.items():
+        row = measured.rows(report, heading)[wanted["ckptconv --no-fsync"]]
+        assert f"{float(row['÷ `cp`']):.1f} times as long as `cp`" in first
+        assert f"about {round(int(row['peak RSS, MiB']), -1)} MiB of memory" in " ".join(first.split())
+
+
 def said() -> list[str]:
     """Every text in the package, with … for what is put into it."""
     found = []

@@ -27,7 +27,7 @@ from ckptconv.errors import (
     UsageError,
     damaged,
 )
-from ckptconv.formats.instead import what_it_is
+from ckptconv.formats.instead import what_directory_it_is, what_it_is
 from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, METADATA, SAFETENSORS, SUFFIX
 from ckptconv.formats.registered import NAMINGS, NO_WEIGHTS
 from ckptconv.formats.source import STEMS, FileFacts, Source, StoredTensors, Wanted
@@ -81,6 +81,8 @@ def locate(directory: Location) -> Location | None:
         if len(found) == 1:
             return directory.join(found[0])
         if found:
+            if other := what_directory_it_is(found):
+                raise type(other)(f"{directory} {other.message}", other.hint)
             is_set = all(re.search(rf"{NUMBERED}{re.escape(SUFFIX)}$", name) for name in found)
             raise UsageError(
                 f"{directory} holds several safetensors files, and no index that says which belong together: "

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.pickles.children import ATOMS
 from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, Size
-from ckptconv.structure import live, parted
+from ckptconv.structure import leaves, parted
 from ckptconv.structure.dtype_views import stored
 from ckptconv.structure.forms import (
     ATTRIBUTES,
@@ -266,9 +266,9 @@ class RecordEncoder:
             stack.extend(form.children(value))
 
     def _is_leaf(self, value: Any) -> bool:
-        if live.is_tensor(value):
-            return live.is_plain(value)
-        return isinstance(value, (LazyTensor, Handle)) or live.is_storage(value)
+        if leaves.is_tensor(value):
+            return leaves.is_plain(value)
+        return isinstance(value, (LazyTensor, Handle)) or leaves.is_storage(value)
 
     def _add_leaf(self, value: Any) -> bool:
         """Count an occurrence of a tensor; return whether it is the first."""
@@ -281,7 +281,7 @@ class RecordEncoder:
             bare, facts = untagged(tensor), facts_of(tensor)
             group = _storage_group(bare, facts)
         else:
-            bare, facts = live.bare(value)
+            bare, facts = leaves.bare(value)
             group = facts.storage
         self.leaves[id(value)] = _Leaf(bare, facts, group)
         if group is not None:
@@ -295,6 +295,8 @@ class RecordEncoder:
             return value, FORMS[defaultdict]
         known = self.stand_ins.get(id(value))
         if known is None:
+            from ckptconv.structure import live  # most trees hold none
+
             known = self.stand_ins[id(value)] = (value, live.inert(value))
         return known[1], FORMS[type(known[1])]
 
@@ -559,7 +561,7 @@ class RecordEncoder:
         if name != implied_name(frame.implied, key):
             node["name"] = name
         if bits is not leaf.bare:
-            node["view"] = live.dtype_name(leaf.bare)
+            node["view"] = leaves.dtype_name(leaf.bare)
         if bits is not leaf.bare or frame.fixed:
             self.fixed.add(name)
         if facts.kind != "tensor":
@@ -619,10 +621,10 @@ class RecordEncoder:
         strides = facts.strides if len(facts.strides) == len(shape) else contiguous_strides(shape)
         contiguous = is_contiguous(shape, strides)
         if leaf.group is None or self.members[leaf.group] == 1:
-            if not contiguous and live.is_dense(shape, strides):
+            if not contiguous and leaves.is_dense(shape, strides):
                 node["strides"] = list(strides)
             return
-        dtype = live.dtype_name(leaf.bare)
+        dtype = leaves.dtype_name(leaf.bare)
         group = self.groups.get(leaf.group)
         if group is None:
             group = self.groups[leaf.group] = len(self.storages)

@@ -30,15 +30,8 @@ from ckptconv.pickles.nodes import (
     TorchConstant,
 )
 from ckptconv.pickles.vocabulary import Builder, Constructor, Maker, MalformedError, Phrase, RefusedError, Vocabulary
-from ckptconv.structure.soundness import (
-    MAX_BYTES,
-    MAX_DIMS,
-    PACKED,
-    attributes_fault,
-    composite_fault,
-    is_differentiable,
-)
-from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
+from ckptconv.tensors.dtypes import DTYPES, DType, is_differentiable, itemsize_of_components
+from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, Tagged, TensorFacts
 from ckptconv.tensors.moves import Cast, Conjugate, Negate
 from ckptconv.text import brief
@@ -229,6 +222,8 @@ class _Tensors:
         if type(storage) is not Storage:
             return _unknown("a quantized tensor", storage)
         packed: dict[str, Any] = {}
+        from ckptconv.structure.soundness import PACKED
+
         if storage.dtype.name in PACKED:
             # Several values share a byte: take the bytes as they are.
             shape, strides, _, extent = self.geometry(size, stride)
@@ -297,6 +292,8 @@ def _composite(kind: str, parts: dict[str, Any]) -> Any:
     for part in parts.values():
         if type(part) is Opaque:
             return NotImplemented
+    from ckptconv.structure.soundness import composite_fault  # most files have none
+
     fault = composite_fault(kind, parts)
     if fault:
         raise MalformedError(f"has a {kind} tensor with {fault}")
@@ -351,9 +348,12 @@ _KINDS = {
 
 def _described(leaf: Any, kind: str, requires_grad: bool | None, attributes: Any) -> Any:
     """Return `leaf` as a tensor of `kind` with `attributes`. `requires_grad` None keeps that of `leaf`."""
-    fault = attributes_fault(kind, attributes)
-    if fault:
-        raise MalformedError(f"has a tensor with {fault}")
+    if attributes is not None:
+        from ckptconv.structure.soundness import attributes_fault
+
+        fault = attributes_fault(kind, attributes)
+        if fault:
+            raise MalformedError(f"has a tensor with {fault}")
     if type(leaf) is Composite:
         parts = dict(leaf.parts)
         if requires_grad is not None:
