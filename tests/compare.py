@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import collections
 import functools
-import operator
 import os
 import struct
 import sys
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from cells import of_features
 from torch import nn
 
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
-from ckptconv.tensors.computing import Bits, Join, Overlay, Tile, Xor
+from ckptconv.tensors.computing import Bits, Join, Tile
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides, is_contiguous
 from ckptconv.tensors.kernels import apply
@@ -396,21 +396,17 @@ def result(move: Move, data: np.ndarray) -> np.ndarray:
                 joined = [whole | number << shift for whole, number in zip(joined, kind, strict=True)]
                 at += count * size
             data = packed(joined, kernel.result)
-        elif isinstance(kernel, Xor):
-            blocks = (block.tolist() for block in np.split(data, kernel.blocks))
-            data = np.array([functools.reduce(operator.xor, each) for each in zip(*blocks, strict=True)], "u1")
-        elif isinstance(kernel, Overlay):
-            data, *layers = np.split(
-                data, [len(data) * (1 + 2 * n) // (1 + 2 * kernel.layers) for n in range(kernel.layers)]
-            )
-            for units in layers:
-                rows = zip(data, units[::2], units[1::2], strict=True)
-                data = np.array([(b | m) ^ (m & ~v) for b, v, m in rows], "u1")
         elif isinstance(kernel, Tile):
             data = np.frombuffer(apply((kernel,), data.data)[0], "u1")
         else:
-            raise TypeError(kernel)
+            data = _of_features()[type(kernel)](kernel, data)
     return data
+
+
+@functools.cache
+def _of_features() -> dict[type[Any], Callable[[Any, np.ndarray], np.ndarray]]:
+    """What kernels of features make of bytes, byte by byte."""
+    return {kernel: made for each in of_features("EVALUATED") for kernel, made in each.items()}
 
 
 def unsigned(data: np.ndarray, size: int) -> list[int]:

@@ -43,10 +43,9 @@ from ckptconv import (
 )
 from ckptconv.comparison import reading
 from ckptconv.comparison.reading import Pair
-from ckptconv.features.deltas import encoding
+from ckptconv.features.deltas import encoding, overwriting
+from ckptconv.features.deltas.kernels import Overlay, Xor
 from ckptconv.options.table import OPTIONS
-from ckptconv.storage import overwriting
-from ckptconv.tensors.computing import Overlay, Xor
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Zeros
 
