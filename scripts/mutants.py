@@ -126,6 +126,24 @@ MUTANTS = [
         "tests/tensors/test_lazy.py",
     ),
     Mutant(
+        "formats/torch/zip",
+        "found = itertools.takewhile(fits,",
+        "found = filter(fits,",
+        "tests/formats/torch/test_zip.py",
+    ),
+    Mutant(
+        "formats/torch/zip",
+        "sizes[row] == nbytes and methods[row] == STORED",
+        "sizes[row] == nbytes",
+        "tests/formats/torch/test_zip.py",
+    ),
+    Mutant(
+        "storage/archive",
+        "        if at != len(directory):",
+        "        if False:",
+        "tests/formats/torch/test_zip.py",
+    ),
+    Mutant(
         "tensors/dequantize",
         "most) if packed in (None, array.ndim - 1) else [()]:",
         "most):",
