@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from cells import of_features
 from checkpoints import DATA, ZERO, ckptconv_here, contents, done
 from effort import every
+from lone_files import STATE, Make, W, making, moved
 from safetensors.torch import load_file, save_file
 
 import ckptconv
 from ckptconv import CorruptError, UnsupportedError
 from ckptconv.library.virtual import VirtualFiles
 
-W = torch.arange(12.0).reshape(3, 4)
 QUIETLY = ("--no-fsync", "--quiet")
-Make = Callable[[Path], Path]
 
 
 def of_zero(case: str, name: str) -> Make:
@@ -32,51 +30,6 @@ def of_zero(case: str, name: str) -> Make:
         return next((place / "run").rglob(name))
 
     return make
-
-
-def moved(make: Make, name: str = "model.pt") -> Make:
-    """The same file, under another name and by itself."""
-
-    def again(place: Path) -> Path:
-        return Path(shutil.move(make(place), place / name))
-
-    return again
-
-
-def making(value: Any, *names: str) -> Make:
-    """A file of torch.save, or of safetensors; and others beside it."""
-
-    def make(place: Path) -> Path:
-        for name in names:
-            path = place / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.suffix == ".safetensors":
-                save_file(value, path)
-            elif path.suffix in (".json", ""):
-                path.touch()
-            elif path.suffix == ".pkl":
-                path.write_bytes(pickle.dumps({"version": "2.0", "world_size": 2, "metadata": {}}))
-            else:
-                torch.save(value, path)
-        return place / names[0]
-
-    return make
-
-
-def of_megatron(*directories: str, **sizes: int) -> Make:
-    args = argparse.Namespace(lr=1.0, **{f"{kind}_model_parallel_size": size for kind, size in sizes.items()})
-    return making(
-        {"args": args, "model": {"w": W}}, *(f"iter_0000005/{each}/model_optim_rng.pt" for each in directories)
-    )
-
-
-def of_meta(*names: str, share: int = 1) -> Make:
-    state = {
-        "tok_embeddings.weight": torch.zeros(8, 4),
-        "layers.0.attention.wo.weight": torch.zeros(4, 4 // share),
-        "norm.weight": torch.ones(4),
-    }
-    return making(state, *names)
 
 
 def of_dcp(place: Path) -> Path:
@@ -90,7 +43,6 @@ def of_universal(place: Path) -> Path:
     return next((place / "universal").rglob("zero/w/fp32.pt"))
 
 
-STATE = {"a": W, "b": torch.ones(4)}
 FLAT = {"modules": [{"handles": [{"flat_param.data": torch.zeros(6), "flat_param._fqns": ["w"]}], "name": ""}]}
 SHARD = {"model": {"w": torch.zeros(6)}, "shard_metadata": {"rank": 0, "world_size": 2, "shard_info": {}}}
 # A file of each family, and what is to be named in its place.
@@ -120,13 +72,6 @@ PARTS: dict[str, tuple[Make, str]] = {
     "experts' optimizer": (making(STATE, "expp_rank_0_mp_rank_00_optim_states.pt"), "zero-to-fp32"),
     "universal": (of_universal, "zero-to-fp32 {0.parent.parent.parent}"),
     "universal, alone": (moved(of_universal, "fp32.pt"), "zero-to-fp32"),
-    "Megatron, tensors": (of_megatron("mp_rank_00", "mp_rank_01"), "convert {0.parent.parent} OUTPUT --map"),
-    "Megatron, stages": (of_megatron("mp_rank_00_000", "mp_rank_00_001"), "--map"),
-    "Megatron, alone": (of_megatron("mp_rank_00", tensor=2), "--map"),
-    "Megatron, of another name": (moved(of_megatron("mp_rank_00", pipeline=2)), "--map"),
-    "Megatron, another rank": (of_megatron("mp_rank_01"), "--map"),
-    "Megatron's optimizer": (making(STATE, "iter_0000005/mp_rank_00/distrib_optim.pt"), "--map"),
-    "NeMo": (making(STATE, "tp_rank_01_pp_rank_000/model_weights.ckpt"), "--map"),
     "Megatron-core": (making({"iteration": 5, "w": W}, "common.pt", ".metadata"), "dcp2safetensors"),
     "Megatron-core, alone": (
         making({"iteration": 5, "args": argparse.Namespace(lr=1.0)}, "common.pt"),
@@ -136,10 +81,6 @@ PARTS: dict[str, tuple[Make, str]] = {
         making({"args": argparse.Namespace(tensor_model_parallel_size=2)}, "common.pt"),
         "dcp2safetensors",
     ),
-    "Meta": (of_meta("consolidated.00.pth", "consolidated.01.pth"), "--map meta-llama3"),
-    "Meta, another": (of_meta("consolidated.01.pth"), "--map meta-llama3"),
-    "Meta, alone": (of_meta("consolidated.00.pth", share=2), "--map meta-llama3"),
-    "Meta, of another name": (of_meta("model.pt", share=2), "--map meta-llama3"),
     "a shard": (making(STATE, "pytorch_model-00001-of-00003.bin"), "or the index"),
     "a shard of safetensors": (making(STATE, "model-00002-of-00002.safetensors"), "or the index"),
     "a shard of DeepSeek": (making(STATE, "model-00001-of-000163.safetensors"), "or the index"),
@@ -176,7 +117,7 @@ def test_one_file_of_many_is_not_a_model(family: str, tmp_path: Path) -> None:
     assert any(str(path) in each and "--alone" in each for each in shown.json["warnings"])
 
 
-@every("family", ["ZeRO-3, model", "a shard", "Megatron, tensors", "Meta", "a layer"])
+@every("family", ["ZeRO-3, model", "a shard", "a layer", *itertools.chain(*of_features("TAKEN_ALONE"))])
 def test_it_is_converted_if_it_is_asked_for_alone(family: str, tmp_path: Path) -> None:
     path = PARTS[family][0](tmp_path)
     run = ckptconv_here("convert", path, tmp_path / "o", "--alone", "--opaque", "drop", "--no-fsync", "--json")
@@ -194,7 +135,7 @@ def test_it_is_converted_if_it_is_asked_for_alone(family: str, tmp_path: Path) -
 
 def test_no_directory_is_proposed_that_is_not_that_of_the_others(tmp_path: Path) -> None:
     """Earlier releases did not mark what was made of one file."""
-    for family in ("ZeRO-3, model", "Megatron, alone"):
+    for family in ("ZeRO-3, model", *itertools.chain(*of_features("LYING_ELSEWHERE"))):
         place = tmp_path / family
         place.mkdir()
         path = PARTS[family][0](place)
@@ -204,8 +145,6 @@ def test_no_directory_is_proposed_that_is_not_that_of_the_others(tmp_path: Path)
         assert "DIRECTORY" in told, family
         assert f"{place} " not in told, family
         assert f"{tmp_path} " not in told, family
-    moved(of_megatron("mp_rank_00", tensor=2))(tmp_path)
-    assert "convert DIRECTORY OUTPUT" in ckptconv_here("convert", tmp_path / "model.pt").err
 
 
 def remade(path: Path, *, without: str) -> None:
@@ -222,9 +161,6 @@ WHOLE: dict[str, Make] = {
     "a model": making(STATE, "model.pt", "other.pt"),
     "a model that is called like a part": making(STATE, "common.pt"),
     "ZeRO-0": of_zero("z0_bf16_w2", "mp_rank_00_model_states.pt"),
-    "Megatron's only rank": of_megatron("mp_rank_00", tensor=1, pipeline=1),
-    "Megatron's only rank, which does not tell": of_megatron("mp_rank_00"),
-    "Meta's only file": of_meta("consolidated.00.pth"),
     "Mistral's, whose heads are narrower than the model": making(
         {
             "tok_embeddings.weight": torch.zeros(8, 5),
@@ -240,6 +176,7 @@ WHOLE: dict[str, Make] = {
     "steps beside each other": making(STATE, "model_100.pt", "model_200.pt"),
     "a directory called zero": making(STATE, "zero/run/model.pt"),
     "a parameter called param": making({"param": W}, "model.pt"),
+    **{name: make for whole in of_features("WHOLE_FILES") for name, make in whole.items()},
 }
 
 
@@ -265,7 +202,9 @@ def test_a_file_that_may_be_all_is_converted_with_a_warning(make: Make, words: s
     assert words in run.json["warnings"][0]
 
 
-@every("family", ["a shard of safetensors", "Meta, alone", "Megatron, alone", "DCP's safetensors, of another name"])
+@every(
+    "family", ["a shard of safetensors", "DCP's safetensors, of another name", *itertools.chain(*of_features("LONELY"))]
+)
 def test_a_directory_with_one_of_them_lacks_the_others(family: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     path = PARTS[family][0](tmp_path / "in")
@@ -293,15 +232,6 @@ def test_a_set_without_its_index_is_told(tmp_path: Path) -> None:
     ckptconv_here("convert", shard, tmp_path / "o.pt").refused(5, shard, f"the directory of all, {tmp_path}", "--alone")
     assert ckptconv_here("convert", shard, tmp_path / "o.pt", "--alone").code == 0
     assert torch.load(tmp_path / "o.pt").keys() == ckptconv.open(shard).keys() == {"w1"}
-
-
-def test_a_map_does_not_make_a_model_of_one_rank(tmp_path: Path) -> None:
-    for family, name in (("Meta, alone", "meta-llama3"), ("Megatron, alone", "megatron-llama")):
-        path = PARTS[family][0](tmp_path)
-        run = ckptconv_here("convert", path, tmp_path / "o.safetensors", "--map", name, *QUIETLY)
-        run.refused(5, path, "--alone")
-    run = ckptconv_here("convert", path.parent.parent, tmp_path / "o.safetensors", "--map", "megatron-llama", *QUIETLY)
-    run.refused(4, "lacks the file of the rank (1, 0, 0)")
 
 
 def test_with_a_directory_of_outputs_each_of_them_is_refused(tmp_path: Path) -> None:

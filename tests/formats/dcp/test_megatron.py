@@ -10,7 +10,6 @@ import io
 import json
 import pickle
 import re
-import shutil
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -506,37 +505,6 @@ def test_a_checkpoint_of_megatron_fsdp_keeps_its_names_and_shows_its_training(tm
     with ckptconv.open(run) as opened:
         facts = opened.source.facts
     assert (facts["iteration"], facts["TP"], facts["learning rate"]) == (7, 1, 0.5)
-
-
-# ------------------------------------------------------------------------------------------------- a file for each rank
-
-
-def of_ranks(run: Path, *ranks: str) -> Path:
-    for rank in ranks:
-        place = run / "iter_0000005" / rank
-        place.mkdir(parents=True)
-        state = {"args": argparse.Namespace(lr=1.0), "iteration": 5, "model": {"language_model": {"w": torch.ones(3)}}}
-        torch.save(state, place / "model_optim_rng.pt")
-    (run / "latest_checkpointed_iteration.txt").write_text("5")
-    return run
-
-
-@every("below", ["", "iter_0000005"])
-def test_the_file_of_a_single_rank_is_converted(below: str, tmp_path: Path) -> None:
-    run = of_ranks(tmp_path / "run", "mp_rank_00")
-    done = ckptconv_here("pt2safetensors", run / below, tmp_path / "o.safetensors", "--key", "model", "--no-fsync")
-    assert done.code == 0, done.err
-    assert set(load_file(tmp_path / "o.safetensors")) == {"language_model.w"}
-    shutil.rmtree(run)
-
-
-@every("ranks", [("mp_rank_00", "mp_rank_01"), ("mp_rank_00_000", "mp_rank_00_001")])
-def test_files_of_several_ranks_are_refused(ranks: tuple[str, ...], tmp_path: Path) -> None:
-    run = ckptconv_here("convert", of_ranks(tmp_path / "run", *ranks), tmp_path / "o.safetensors")
-    assert run.code == 5
-    assert ranks[1] in run.err
-    assert "torch_dist" in run.err
-    assert not (tmp_path / "o.safetensors").exists()
 
 
 # ---------------------------------------------------------------------------------------------------------- with maps
