@@ -36,6 +36,12 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "publish/pointer",
+        "found = [] if LATEST in beside.names else [*of_steps, *of_models]",
+        "found = []",
+        "tests/publish/test_replacing.py -k others_made_is_not",
+    ),
+    Mutant(
         "plan",
         r"of-(?P<of>\d{5,6})",
         r"of-(?P<of>\d{5})",
