@@ -49,8 +49,6 @@ def _models_beside(pointer: Location) -> list[str]:
     written. Beside DeepSpeed's own pointer a run is read already, and weights without a configuration or an index are
     read by their own names."""
     beside = Directory(pointer.parent)
-    of_steps = [name for name in beside.names if name.endswith(_OF_STEP)]
     is_model = any(name in (CONFIG, ADAPTER_CONFIG) or name.endswith(model_files.INDEX) for name in beside.names)
-    of_models = [name for name in beside.names if model_files.holds_whole([name])] if is_model else []
-    found = [] if LATEST in beside.names else [*of_steps, *of_models]
-    return [name for name in found if not beside.made_as(name)]
+    names = [] if LATEST in beside.names else [name for name in beside.names if not beside.made_as(name)]
+    return [name for name in names if name.endswith(_OF_STEP) or (is_model and model_files.holds_whole([name]))]
