@@ -36,6 +36,12 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "publish/pointer",
+        "names = [] if LATEST in beside.names else [",
+        "names = [] if beside.names else [",
+        "tests/publish/test_replacing.py -k others_made_is_not",
+    ),
+    Mutant(
         "plan",
         r"of-(?P<of>\d{5,6})",
         r"of-(?P<of>\d{5})",
