@@ -66,7 +66,7 @@ class ChangedError(OSError):
 class RefusedError(OSError):
     """A store refuses, and will again: why, and what a user may do, in `hint`."""
 
-    def __init__(self, why: str, hint: str) -> None:
+    def __init__(self, why: str, hint: str = "") -> None:
         super().__init__(why)
         self.hint = hint
 

@@ -31,6 +31,7 @@ from processes import PROGRAM, Process, failing, prepared, shown_on
 from safetensors.torch import load_file, save_file
 
 from ckptconv.cli import console as report
+from ckptconv.options.table import EXECUTORS
 from ckptconv.storage import files as storage
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -295,7 +296,10 @@ OTHERS += "tensors.computing formats.quantized. comparison.steps"
 SLOW = {"dataclasses", "inspect", "signal", "queue", "hashlib", "difflib", "tempfile", "subprocess", "random", "numpy"}
 OF_PICKLES = {"ckptconv.pickles.machine", "ckptconv.pickles.attacks", "ckptconv.pickles.vocabulary"}
 # Rooms that a conversion, and a checkpoint that is opened, have no use for.
-BESIDE = {"verification", "comparison", "inspection", "features"}
+BESIDE = {"verification", "comparison", "inspection"}
+# Of features, conversions have options, and files are shown to what tells that they are one of many.
+OF_FEATURES = {"features", "features.deltas", "features.deltas.alone"}
+OF_FEATURES.update(place.removeprefix("ckptconv.") for place in EXECUTORS.values())
 ABOVE = {"engine", "publish", "conversion", "cli", "result"}
 OPENED = (
     "import json, sys, ckptconv; list(ckptconv.open(sys.argv[1])); print(json.dumps([*sys.modules]), file=sys.stderr)"
@@ -316,6 +320,7 @@ def test_a_file_imports_the_rooms_on_its_way_and_no_format_but_its_own(tmp_path:
         for found, needless in ((of_opening, BESIDE | ABOVE), (of_conversion, BESIDE | {"library"})):
             modules = {module.removeprefix("ckptconv.") for module in found if module.startswith("ckptconv.")}
             assert not {module.partition(".")[0] for module in modules} & needless, name
+            assert {module for module in modules if module.startswith("features")} <= OF_FEATURES, name
             assert {module for module in modules if module.startswith(tuple(OTHERS.split()))} <= RECOGNIZING, name
             assert {"formats.torch.file", "formats.safetensors"} & modules == {reader}
         assert not of_opening & slow, name
