@@ -16,7 +16,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, TruncatedError, UnsafeError, UnsupportedError
-from ckptconv.features.scan.beginnings import CLOSED, header_in, is_pickle, is_plain, place_of_header
+from ckptconv.features.scan.beginnings import (
+    CLOSED,
+    HEAD,
+    begins_like_pickle,
+    header_in,
+    is_pickle,
+    is_plain,
+    may_be_pickle,
+    place_of_header,
+)
 from ckptconv.features.scan.bounds import (
     LIMITS,
     LONGEST,
@@ -53,7 +62,6 @@ from ckptconv.storage.inside import leads_out
 from ckptconv.storage.reading import Reader
 from ckptconv.text import brief, some
 
-HEAD = 512
 # What is inside what is inside …, and the most pickles one after the other in a file.
 _DEPTH, _PICKLES = 8, 10_000
 # The most findings of one rule, and classes, that are told of a file.
@@ -325,7 +333,7 @@ class ScannedContents:
         def action() -> None:
             nonlocal count, skipped
             while pickles.position < size and count < _PICKLES:
-                if count and not _may_be_pickle(reader, pickles.position):
+                if count and not may_be_pickle(reader, pickles.position):
                     inner._following(reader, pickles.position, depth)
                     break
                 arrays = Arrays(reader, pickles.position, objects)
@@ -508,7 +516,7 @@ class ScannedContents:
         if not any(kind.matches(head, len(head)) for kind in _KINDS) and not self.expected:
             if len(head) < HEAD:
                 return self._unknown(InMemory(head, path), depth + 1)
-            if not _begins_like_pickle(head, path):
+            if not begins_like_pickle(head, path):
                 return ""
         if _NPY.matches(head, len(head)) and is_plain(header_in(head)):
             return "array"
@@ -560,16 +568,17 @@ class ScannedContents:
         inner.read(lambda: read_from(reader, limits=LIMITS), depth)
         members: list[tuple[str, int, int]] = []
         try:
-            members = list(members_of(reader))
+            # What was listed before an error counts.
+            members.extend(members_of(reader))
         except LimitError as error:
             self.add("excessive", error.message)
         except UnsafeError as error:
             inner.add("path-outside", error.message)
         except (tarfile.TarError, CkptconvError, ValueError, OSError, EOFError) as error:
-            if self.expected and not inner.findings:
-                inner.add(
-                    "unreadable", f"{reader.file.path} is a tar archive that cannot be read: {brief(str(error))}."
-                )
+            # Of what cannot be read as torch's either, one reason is told.
+            if members or not self.expected or not inner.findings:
+                rule = "unreadable" if self.expected else "not-opened"
+                self.add(rule, f"{reader.file.path} is a tar archive that cannot be read: {brief(str(error))}.")
         is_torch = any(name in _OF_TAR for name, _, _ in members) or (self.expected and not members)
         if is_torch or any(each.rule in _RUNNING for each in inner.findings):
             self._take(inner)
@@ -669,24 +678,6 @@ _OF_TAR = frozenset({"storages", "tensors", "pickle"})
 def _inside(reader: Reader, entry: zip_elsewhere.ZipEntry) -> str:
     """Return how messages name a member of an archive."""
     return f"{reader.file.path} ({brief(entry.name.decode('utf-8', 'replace'), 200)[1:-1]})"
-
-
-def _begins_like_pickle(head: bytes, where: str) -> bool:
-    """Whether a pickle, or the beginning of a longer one, may begin with `head`, whatever its first opcodes are."""
-    calls: list[attacks.PickleReading] = []
-    with attacks.watched(calls.append, Judge):
-        try:
-            load(head, without_tensors(), where=where, limits=LIMITS)
-        except TruncatedError:
-            return True
-        except CkptconvError:
-            return any(reading.called or reading.unknown_calls for reading in calls)
-    return True
-
-
-def _may_be_pickle(reader: Reader, at: int) -> bool:
-    head = reader.read_at(at, min(HEAD, reader.file.size - at))
-    return is_pickle(head, len(head))
 
 
 def _bytes_in(value: Any) -> Iterator[tuple[bytes, bool]]:
