@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 ROOT = Path(__file__).resolve().parents[2]
-REVIEWED, MADE = (ROOT / "ckptconv" / "pickles" / "grammar" / name for name in ("reviewed.txt", "made.txt"))
+REVIEWED, MADE = (ROOT / "ckptconv" / "features" / "scan" / "grammar" / name for name in ("reviewed.txt", "made.txt"))
 # By distribution: the packages whose classes are listed.
 LIBRARIES = {
     "accelerate": "accelerate.utils accelerate.state",
