@@ -174,5 +174,7 @@ def _work(sources: list[Source], targets: Sequence[Target], options: Options) ->
                 sources[number] = taken
             if taken.is_model or taken.companions:
                 work.append((taken, goal))
+    if not work:
+        raise UsageError(f"{sources[0].path} has no model, and none of its other files is to be copied.")
     # What says that the others are a pipeline is there last.
     return sorted(work, key=lambda one: one[0].component == "")

@@ -313,18 +313,6 @@ MUTANTS = [
         "tests/structure/test_keymap.py -k record_gives",
     ),
     Mutant(
-        "structure/torchao",
-        'own.endswith("_") and len(own) > 2',
-        'own.endswith("_")',
-        "tests/formats/torch/test_subclasses.py",
-    ),
-    Mutant(
-        "structure/torchao",
-        'own.startswith("_") and own.endswith',
-        "own.endswith",
-        "tests/formats/torch/test_subclasses.py",
-    ),
-    Mutant(
         "formats/ranks/flat",
         "_ALIGNMENT = 8",
         "_ALIGNMENT = 800",

@@ -47,6 +47,7 @@ _PRINTED: dict[str, str] = {
     "merge": "ckptconv.features.merge.command",
     "patch": "ckptconv.features.deltas.printed",
     "rows": "ckptconv.features.rows.printed",
+    "serve": "ckptconv.features.serve.printed",
     "scan": "ckptconv.features.scan.printed",
 }
 FEATURES = tuple(map(import_module, _PRINTED.values()))
@@ -84,7 +85,6 @@ COMMANDS = {
     "error": Command("Failures", "", (), printed.Failed, ok=False),
     "inspect": Command("inspect", "What `inspect --json` prints.", ("inspect",), Summary, "summary"),
     "maps": Command("maps", "", ("maps", "maps show", "maps check"), printed.Maps),
-    "serve": Command("serve", "", ("serve",), printed.Serving, means="It listens."),
     "verify": Command(
         "verify",
         "What `verify --json` prints when the output is exactly that source.",

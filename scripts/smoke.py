@@ -141,7 +141,7 @@ def look(smoke: Smoke) -> None:
     smoke.run("inspect", "model.pt", "--html", "page.html", "--depth", "1", "--as", "bf16", "--max-shard-size", "1GB")
     commands = [
         *("convert", "pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"),
-        *("verify", "finish", "inspect", "virtual", "serve"),
+        *("verify", "finish", "inspect", "virtual"),
     ]
     for words in ([], *([each] for each in commands)):
         if "Usage" not in smoke.run(*words, "--help"):

@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from prepared import PROGRAM, prepared
+from processes import PROGRAM, prepared
 from safetensors import safe_open
 from safetensors.torch import load_file
 

@@ -79,6 +79,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def program() -> Path:
     """A directory for the PATH with `ckptconv`, which starts at once."""
-    from prepared import prepared
+    from processes import prepared
 
     return prepared().programs

@@ -15,12 +15,11 @@ import fsspec
 import pytest
 import torch
 from checkpoints import ckptconv_here, load_with_aliases
-from counting import calls, open_files
+from compare import Attack, bits, evaluate, numbers, same
 from effort import TIMES, examples
-from evaluate import evaluate
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from torch_reference import Attack, bits, numbers, same
+from processes import calls, open_files
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError
 from ckptconv.formats.torch.container import TorchFile

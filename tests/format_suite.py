@@ -12,7 +12,7 @@ import fsspec
 import pytest
 import torch
 from checkpoints import assert_same, ckptconv_here, contents, done, load_with_aliases
-from prepared import bare
+from processes import bare
 from reading import assert_reads
 
 import ckptconv

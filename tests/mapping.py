@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from evaluate import evaluate
+from compare import evaluate
 
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides

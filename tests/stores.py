@@ -19,7 +19,7 @@ import pytest
 import torch
 from cells import of_features
 from checkpoints import ZERO, ckptconv_here, contents
-from prepared import Process, prepared
+from processes import Process, prepared
 from remote import KIB, MIB, SHARD, Asked, Proxy, a_model, converted_here, fresh
 from safetensors.torch import load_file
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import DATA, ZERO, ckptconv_here
-from prepared import prepared
+from processes import prepared
 
 from ckptconv.cli.commands import app
 from ckptconv.structure.maps.file import parse_map
@@ -166,6 +166,15 @@ def test_the_readme_shows_the_figures_of_the_benchmarks() -> None:
     assert measured.PICTURE.read_text() == picture
 
 
+def test_the_first_sentences_of_the_readme_say_what_its_picture_and_its_table_say() -> None:
+    report = (ROOT / "docs" / "benchmarks.md").read_text()
+    first = (ROOT / "README.md").read_text().partition("```")[0]
+    for heading, wanted in measured.TABLES.items():
+        row = measured.rows(report, heading)[wanted["ckptconv --no-fsync"]]
+        assert f"{float(row['÷ `cp`']):.1f} times as long as `cp`" in first
+        assert f"about {round(int(row['peak RSS, MiB']), -1)} MiB of memory" in " ".join(first.split())
+
+
 def said() -> list[str]:
     """Every text in the package, with … for what is put into it."""
     found = []
@@ -190,8 +199,10 @@ def follow(parts: list[str], text: str) -> bool:
 
 
 def test_maps_that_are_shown_are_maps() -> None:
-    shown = re.findall(r"^```toml\n(.*?)^```$", (ROOT / "docs" / "maps.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert [len(parse_map(text, "maps.md").rules) for text in shown] == [4, 1, 1, 1, 2]
+    pages = [ROOT / "docs" / "maps.md", ROOT / "docs" / "internals" / "maps.md"]
+    text = "\n".join(page.read_text() for page in pages)
+    shown = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert [len(parse_map(each, "maps.md").rules) for each in shown] == [1, 4, 1, 1, 1, 2]
 
 
 def test_messages_that_are_quoted_are_those_of_the_program() -> None:
@@ -202,3 +213,28 @@ def test_messages_that_are_quoted_are_those_of_the_program() -> None:
     for quote in quotes:
         parts = quote.strip("… ").split("…")
         assert any(follow(parts, text) for text in texts), f"the program does not say {quote!r}"
+
+
+# Phrases that need two readings, and what the field says instead.
+_TWICE_READ = {
+    r"of no use": "has no effect, ignored",
+    r"there is to (do|know)": "name the thing",
+    r"\bwhat (decides|differs|is read|was tried|comes out|they were)\b": "a noun: formats, differences, tests",
+    r"\bmakes? (weights|codes|checkpoints|tensors|files) of\b": "converts, computes",
+    r"\bthe way (there|back)\b": "converting, converting back, resuming",
+    r"\bnobody here\b": "an actor: the list, the program",
+    r"\b(is|are) told of\b": "an error names",
+    r"\bthose of which\b": "a relative clause with a noun",
+}
+# Pages that are made from the program, and one for developers.
+_OTHERS = {"cli.md", "json.md", "map-catalogue.md", "api.md", "SKILL.md", "core.md"}
+
+
+def test_pages_for_users_say_it_in_the_words_of_the_field() -> None:
+    pages = [ROOT / "README.md", *(page for page in (ROOT / "docs").glob("*.md") if page.name not in _OTHERS)]
+    assert len(pages) > 20
+    for page in pages:
+        prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for pattern, instead in _TWICE_READ.items():
+            phrases = [match[0] for match in re.finditer(pattern, prose, re.IGNORECASE)]
+            assert phrases == [], f"{page.name}: say {instead}"

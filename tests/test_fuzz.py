@@ -12,10 +12,10 @@ from typing import Any
 
 import fuzz
 import pytest
+from compare import Attack
 from differential.cases import KINDS, Case
 from differential.hunt import Hunter, told
 from effort import TIMES
-from torch_reference import Attack
 
 from ckptconv.formats import safetensors
 from ckptconv.formats.torch import objects as torch_objects

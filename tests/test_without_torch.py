@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from prepared import prepared
+from processes import prepared
 
 ROOT = Path(__file__).parents[1]
 

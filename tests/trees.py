@@ -7,8 +7,8 @@ import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
+from compare import text
 from hypothesis import strategies as st
-from strict import text
 
 texts = st.text(st.characters(exclude_categories=()), max_size=8) | st.sampled_from(
     ["@", "dict", "a.b", "", "__metadata__", "k" * 70]

@@ -88,11 +88,6 @@ class Printer:
         if not self.quiet:
             self._print(lines)
 
-    def request(self, line: str) -> None:
-        """Print a line for a request that was served, if verbose."""
-        if self.verbose:
-            say(line)
-
     def show(self, lines: Iterable[Line]) -> None:
         """Print styled lines, unless quiet: in colours on a terminal that has them, else as plain text."""
         if self.quiet:

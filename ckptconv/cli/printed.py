@@ -215,22 +215,3 @@ class Maps(TypedDict):
 
     warnings: NotRequired[Sequence[str]]
     """What is left out, each in a sentence; with `maps check` and a checkpoint."""
-
-
-class Serving(TypedDict):
-    """What `serve --json` prints once it listens."""
-
-    input: str
-    """What the files are made of."""
-
-    url: str
-    """Where the files are, without their names."""
-
-    files: Mapping[str, int]
-    """The files and their sizes in bytes: {name: bytes}."""
-
-    warnings: Sequence[str]
-    """What is cause for concern, each in a sentence."""
-
-    notes: Sequence[str]
-    """What is worth knowing, each in a sentence."""

@@ -19,7 +19,7 @@ COMMANDS: dict[str, str] = {
     "patch": "ckptconv.features.deltas.command:patch",
     "scan": "ckptconv.features.scan.command:scan",
     "virtual": "ckptconv.cli.virtual:virtual",
-    "serve": "ckptconv.cli.virtual:serve",
+    "serve": "ckptconv.features.serve.command:serve",
     "finish": "ckptconv.cli.finish:finish_",
     "inspect": "ckptconv.cli.inspect:inspect_",
     "maps": "ckptconv.cli.maps:maps",

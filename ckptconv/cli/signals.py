@@ -2,7 +2,7 @@
 comes.
 
 Before the work begins, a signal ends the process at once. After that, the first signal raises StoppedError, so that the
-work is cleaned up. Later ones do not disturb the cleanup, unless it takes more than `_PATIENCE` seconds: then they end
+work is cleaned up. Later ones do not disturb the cleanup, unless it takes more than `PATIENCE` seconds: then they end
 the process. While outputs get their final names, signals are ignored: exit code 143 means that nothing new is there.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 # Seconds of cleaning up after which another signal ends the process.
-_PATIENCE = 5.0
+PATIENCE = 5.0
 # Numbers of the signals that came since `hold`.
 _held: list[int] = []
 _NOTHING = "Nothing was put under a final name."
@@ -97,7 +97,7 @@ def stop(number: int, frame: FrameType | None) -> NoReturn:
     stopped = time.monotonic()
 
     def again(number: int, frame: FrameType | None) -> None:
-        if time.monotonic() - stopped > _PATIENCE:
+        if time.monotonic() - stopped > PATIENCE:
             os._exit(128 + number)
 
     handle(again)

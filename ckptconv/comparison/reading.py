@@ -40,7 +40,7 @@ _MOST_JOBS = 4
 # Most runs of small tensors that are read together.
 _MOST_RUNS = 512
 # Bytes of both sides for which processes are worth starting.
-_WORTH_PROCESSES = 1 << 26
+WORTH_PROCESSES = 1 << 26
 # Tasks that a process takes at once.
 _FEW = 8
 # A list of runs that is longer than this is merged.
@@ -317,7 +317,7 @@ class _Comparing:
             self.bytes_read += prefetch.bytes_fetched
         else:
             jobs = min(self._jobs, nbytes // self._unit + 1)
-            if jobs > 1 and nbytes >= _WORTH_PROCESSES and self._forked(pairs, groups, jobs):
+            if jobs > 1 and nbytes >= WORTH_PROCESSES and self._forked(pairs, groups, jobs):
                 return
             workers = [self._worker(self._readers) for _ in range(jobs)]
             in_threads(groups(), workers, None)

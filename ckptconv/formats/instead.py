@@ -25,6 +25,7 @@ _TF = "Read it with tf.train.load_checkpoint, and write its arrays with safetens
 _FLAX = "Load it with flax.serialization.msgpack_restore, and write the flat dict with safetensors.flax.save_file."
 _ORBAX = "Restore it with orbax.checkpoint, and write the flat dict of its arrays with safetensors.flax.save_file."
 _PADDLE = "Load it with paddle.distributed.load_state_dict, and save it as safetensors, as PaddleFormers does."
+_OF_RANKS = 'They load it, with load_format="sharded_state": convert the model that it was made of.'
 _FOR_DEVICES = "It is made of a model, for devices: convert that."
 _BESIDE = "Name the other file: this one's name without the ._ it begins with."
 _REPICKLE = "If it holds a state dict that you trust: load it with pickle, and write it with torch.save."
@@ -124,6 +125,8 @@ _DIRECTORIES: tuple[tuple[str, str, str], ...] = (
     (r".+\.data-\d{5}-of-\d{5}", "a checkpoint of TensorFlow", _TF),
     (r"flax_model(?:-\d{5}-of-\d{5})?\.msgpack(?:\.index\.json)?", "a model of Flax", _FLAX),
     (r".+\.mlmodel", "a package of Core ML", _FOR_DEVICES),
+    # A first file alone may be the model.
+    (r"model-rank-(?!0-part-0\.)\d+-part-\d+\.safetensors", "what each rank of vLLM or SGLang holds", _OF_RANKS),
 )
 
 

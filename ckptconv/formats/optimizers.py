@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.numbers.orders import may_be_trained, wrapper
+from ckptconv.formats.source import MODEL_KEYS
 from ckptconv.pickles.children import walk
+from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor, Tagged
 from ckptconv.text import name_of, quoted, some
 
@@ -336,3 +338,30 @@ def _shape(state: Mapping[str, Any]) -> tuple[int, ...] | None:
 def is_factor(key: Any) -> bool:
     """Whether a state has the name of a factor, whose shape is not that of its parameter."""
     return str(key).endswith(_FACTORS)
+
+
+def weights_key(tree: Any) -> str:
+    """Return the key that selects the weights in a training checkpoint; "" if there is none. In a list or tuple, it is
+    the number of what is no optimizer, beside those that are."""
+    if isinstance(tree, (list, tuple)) and (beside := {name for name, _ in optimizers_in(tree)}):
+        left = [name for name, value in entries(tree).items() if name not in beside and keymap.flatten(value)[0]]
+        return left[0] if len(left) == 1 else ""
+    for around in ("", _STATE):  # where Composer has the model and the optimizers
+        inner = below(tree, around) if around else tree
+        found = next((key for key in MODEL_KEYS if _holds_names(inner, key)), "")
+        if found:
+            return f"{around}.{found}" if around else found
+    return ""
+
+
+def _holds_names(tree: Any, key: str) -> bool:
+    return isinstance(tree, Mapping) and isinstance(tree.get(key), Mapping) and bool(tree[key])
+
+
+def below(tree: Any, key: str) -> Any:
+    """Return what is under `key`, a name or names joined with dots; {} if there is nothing."""
+    if isinstance(tree, Mapping) and key in tree:
+        return tree[key]
+    for name in key.split("."):
+        tree = entries(tree).get(name, {})
+    return tree

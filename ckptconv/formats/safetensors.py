@@ -27,7 +27,7 @@ from ckptconv.errors import (
     UsageError,
     damaged,
 )
-from ckptconv.formats.instead import what_it_is
+from ckptconv.formats.instead import what_directory_it_is, what_it_is
 from ckptconv.formats.model_files import INDEX_SUFFIX, MAX_HEADER, METADATA, SAFETENSORS, SUFFIX
 from ckptconv.formats.registered import NAMINGS, NO_WEIGHTS
 from ckptconv.formats.source import STEMS, FileFacts, Source, StoredTensors, Wanted
@@ -40,7 +40,7 @@ from ckptconv.storage.ahead import ahead, entries_of
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import basename, is_remote
 from ckptconv.storage.reading import Reader
-from ckptconv.structure import keymap, torchao
+from ckptconv.structure import keymap, parted
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY, RESERVED
 from ckptconv.tensors.dtypes import DTYPES_BY_CODE, DType
 from ckptconv.tensors.geometry import contiguous_strides
@@ -81,6 +81,8 @@ def locate(directory: Location) -> Location | None:
         if len(found) == 1:
             return directory.join(found[0])
         if found:
+            if other := what_directory_it_is(found):
+                raise type(other)(f"{directory} {other.message}", other.hint)
             is_set = all(re.search(rf"{NUMBERED}{re.escape(SUFFIX)}$", name) for name in found)
             raise UsageError(
                 f"{directory} holds several safetensors files, and no index that says which belong together: "
@@ -151,8 +153,8 @@ def source_of(place: Location, found: TensorFiles, warnings: list[str], wanted: 
     else:
         structured = False
         tree = flat
-    quantized = torchao.read(found.metadata, found.tensors)
-    told = torchao.without(found.metadata) if quantized else found.metadata
+    quantized = parted.read(found.metadata, found.tensors)
+    told = parted.without(found.metadata) if quantized else found.metadata
     told = {key: text[:200] for key, text in told.items() if key != METADATA_KEY and key not in aliases}
     told = dict(itertools.islice(told.items(), _TOLD))
     return Source(
@@ -168,7 +170,7 @@ def source_of(place: Location, found: TensorFiles, warnings: list[str], wanted: 
             "size": found.size,
             "files": len(found.inputs),
             "structure record": "yes" if found.record is not None else "no",
-            **({"torchao's quantized tensors": len(quantized)} if quantized else {}),
+            **({parted.called(quantized): len(quantized)} if quantized else {}),
             **({"metadata": told} if told else {}),
         },
         files=FileFacts(opaque),

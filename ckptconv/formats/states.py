@@ -8,7 +8,7 @@ from ckptconv.errors import UnsupportedError, UsageError
 from ckptconv.formats.detect import asked_orders, complete, open_source
 from ckptconv.formats.numbers.matching import NAMED
 from ckptconv.formats.optimizers import entries, optimizers_alone
-from ckptconv.formats.source import FileFacts, Source
+from ckptconv.formats.source import STATES_ARE_CONVERTED, FileFacts, Source
 from ckptconv.formats.training import weights_in, with_named, without_optimizers
 from ckptconv.storage.paths import basename, is_same, normalize
 
@@ -50,9 +50,12 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
         found = source.optimizer
     else:
         source = source._replace(notes=[*source.notes, *(note for note in other.notes if note.startswith(NAMED))])
+    # Where the states are is known now.
+    notes = [note for note in source.notes if not note.endswith(f"{STATES_ARE_CONVERTED}.")]
     read = {f"{basename(other.path)}/{name}": what for name, what in other.inputs_of_all.items()}
     return source._replace(
         optimizer=found,
+        notes=notes,
         of_states=other.of_states._replace(error=None, inputs={**source.of_states.inputs, **read}),
         warnings=[*source.warnings, *other.warnings],
         files=FileFacts.of_all([source.files, other.files]),

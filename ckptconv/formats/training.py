@@ -10,8 +10,8 @@ from ckptconv.errors import CkptconvError, UnsupportedError, UsageError
 from ckptconv.formats.numbers.matching import WAYS, Order
 from ckptconv.formats.numbers.orders import is_kept
 from ckptconv.formats.numbers.told import model_of
-from ckptconv.formats.optimizers import entries, is_numbered, named, optimizers_in
-from ckptconv.formats.source import MODEL_KEYS, OF_REFERENCE, Source
+from ckptconv.formats.optimizers import below, entries, is_numbered, named, optimizers_in, weights_key
+from ckptconv.formats.source import OF_REFERENCE, Source
 from ckptconv.formats.values import first_bytes
 from ckptconv.options.table import Options
 from ckptconv.storage.location import Location
@@ -22,28 +22,8 @@ from ckptconv.tensors.lazy import Inline, LazyTensor
 from ckptconv.text import some
 
 _STEP = "step"
-# Where Composer has the model and the optimizers.
-_STATE = "state"
 _UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
 FRESH = "Give --fresh-optimizer for zero moments in their place."
-
-
-def weights_key(tree: Any) -> str:
-    """Return the key that selects the weights in a training checkpoint; "" if there is none. In a list or tuple, it is
-    the number of what is no optimizer, beside those that are."""
-    if isinstance(tree, (list, tuple)) and (beside := {name for name, _ in optimizers_in(tree)}):
-        left = [name for name, value in entries(tree).items() if name not in beside and keymap.flatten(value)[0]]
-        return left[0] if len(left) == 1 else ""
-    for around in ("", _STATE):
-        inner = _below(tree, around) if around else tree
-        found = next((key for key in MODEL_KEYS if _holds_names(inner, key)), "")
-        if found:
-            return f"{around}.{found}" if around else found
-    return ""
-
-
-def _holds_names(tree: Any, key: str) -> bool:
-    return isinstance(tree, Mapping) and isinstance(tree.get(key), Mapping) and bool(tree[key])
 
 
 def model_alone(source: Source, key: str = "") -> Source:
@@ -70,7 +50,7 @@ def model_alone(source: Source, key: str = "") -> Source:
         )
     left = [str(name) for name in tree if name != found.partition(".")[0]]
     notes = [f"took {found}; left out: {some(left, len(left), str)}" if left else f"took {found}"]
-    return source._replace(weights=_below(tree, found), stored=None, notes=[*source.notes, *notes])
+    return source._replace(weights=below(tree, found), stored=None, notes=[*source.notes, *notes])
 
 
 def _has_tensors(tree: Mapping[Any, Any]) -> bool:
@@ -84,7 +64,7 @@ def with_states_beside(source: Source, key: str = "") -> Source:
         return source
     key = key or weights_key(source.weights)
     around, _, own = key.rpartition(".")
-    found = optimizers_in(source.weights, key) or (optimizers_in(_below(source.weights, around), own) if around else [])
+    found = optimizers_in(source.weights, key) or (optimizers_in(below(source.weights, around), own) if around else [])
     if not found:
         return source
     try:
@@ -128,7 +108,7 @@ def liked(source: Source) -> Order | None:
 def model_tree(source: Source, key: str = "") -> Any:
     """Return what is under `key`, or where a training checkpoint has its weights, as it was saved."""
     key = key or weights_key(source.weights)
-    return source.weights if key in ("", ".") else _below(source.tree(key), key)
+    return source.weights if key in ("", ".") else below(source.tree(key), key)
 
 
 def weights_in(source: Source, key: str = "") -> dict[str, LazyTensor]:
@@ -140,14 +120,14 @@ def weights_in(source: Source, key: str = "") -> dict[str, LazyTensor]:
 def without_optimizers(source: Source, key: str = "") -> Source:
     """Return `source` without the optimizers that are saved beside its weights, whose states are converted by name."""
     around, _, own = (key or weights_key(source.weights)).rpartition(".")
-    tree = _below(source.weights, around) if around else source.weights
+    tree = below(source.weights, around) if around else source.weights
     found = {name for name, _ in optimizers_in(tree, own)}
     if not found:
         return source
     left: Any = {name: each for name, each in entries(tree).items() if name not in found}
     for step in reversed(around.split(".") if around else []):
         around = around.removesuffix(step).removesuffix(".")
-        left = {**(_below(source.weights, around) if around else source.weights), step: left}
+        left = {**(below(source.weights, around) if around else source.weights), step: left}
     return source._replace(weights=left)
 
 
@@ -208,15 +188,6 @@ def with_training(source: Source, options: Options) -> Source:
         optimizer={**optimizer, "state": states},
         warnings=[*source.warnings, *warnings],
     )
-
-
-def _below(tree: Any, key: str) -> Any:
-    """Return what is under `key`, a name or names joined with dots; {} if there is nothing."""
-    if isinstance(tree, Mapping) and key in tree:
-        return tree[key]
-    for name in key.split("."):
-        tree = entries(tree).get(name, {})
-    return tree
 
 
 def _number(value: Any, storage_options: Mapping[str, Any]) -> int | None:

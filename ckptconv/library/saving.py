@@ -21,7 +21,7 @@ from ckptconv.process import no_garbage
 from ckptconv.result import Report
 from ckptconv.storage.files import Buffers, holding
 from ckptconv.storage.paths import normalize
-from ckptconv.structure import keymap, live
+from ckptconv.structure import keymap, leaves
 from ckptconv.structure.record import RESERVED
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
@@ -122,7 +122,7 @@ class _Memory:
             if isinstance(value, LazyTensor):
                 self._others.update(file for file in value.inputs() if file.path not in self.held)
                 continue
-            found[name], facts[name] = data, told = live.bare(value.cpu())
+            found[name], facts[name] = data, told = leaves.bare(value.cpu())
             key = told.storage, told.storage_nbytes
             if key not in starts:
                 torch = sys.modules["torch"]
@@ -133,7 +133,7 @@ class _Memory:
             self.held[self._token] = storages
         file = File(self._token, storages.size)
         for name, told in facts.items():
-            data, dtype = found[name], DTYPES[live.dtype_name(found[name])]
+            data, dtype = found[name], DTYPES[leaves.dtype_name(found[name])]
             start = starts[told.storage, told.storage_nbytes] + told.storage_offset * dtype.itemsize
             found[name] = Stored(file, start, dtype, tuple(data.shape), told.strides)
         return found
@@ -153,7 +153,7 @@ class _Memory:
                         made[id(value)] = dict(value)
                         stack.append(made[id(value)])
                     items[key] = made[id(value)]
-                elif live.is_array(value):
+                elif leaves.is_array(value):
                     items[key] = self._of_array(value)
                     changed = True
         return made[id(state)] if changed else state

@@ -14,7 +14,7 @@ from ckptconv.options.kinds import FLAG
 from ckptconv.options.table import OPTIONS
 from ckptconv.outputs import selection
 from ckptconv.outputs.safetensors import shape_of
-from ckptconv.structure import live
+from ckptconv.structure import leaves
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Handle, LazyTensor
 from ckptconv.tensors.slices import Span, as_stored, sliced
@@ -309,7 +309,7 @@ def _of_integer(name: str, key: Any, extent: int) -> int:
 
 def _bytes_of(buffer: Any) -> Any:
     """Return what gives the bytes of an array: a torch tensor has no buffer of its own."""
-    if live.is_tensor(buffer):
+    if leaves.is_tensor(buffer):
         import torch
 
         return buffer.detach().view(-1).view(torch.uint8).numpy()

@@ -481,17 +481,6 @@ class _Command:
         fallback="as many as fit a page; with --json, all tensors",
         common=True,
     )
-    host = Option(
-        TEXT, "Listen at this address; 0.0.0.0: at all that this machine has.", default="127.0.0.1", group=RUNNING
-    )
-    port = Option(
-        counted(0, 65535),
-        "Listen at this port.",
-        metavar="N",
-        fallback="any that is free",
-        group=RUNNING,
-        common=True,
-    )
 
 
 # The table, in parts: one name may be different options in different parts.

@@ -18,7 +18,7 @@ from ckptconv.outputs.mapped import map_back, mapped, mapped_states, told_of
 from ckptconv.outputs.naming import flattened, named, tree_of
 from ckptconv.outputs.selected import METADATA, Selected
 from ckptconv.outputs.selection import Rename
-from ckptconv.structure import keymap, torchao
+from ckptconv.structure import keymap, parted
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors.lazy import Equal, untagged
 from ckptconv.text import some
@@ -98,11 +98,11 @@ def _states(source: Source, options: Options, rename: Rename) -> Selected:
 
 
 def torch_tree_of(source: Source, options: Options) -> Any:
-    """Return the tree of which a `.pt` file of the source is made: `tree_of`, with torchao's tensors of their parts."""
+    """Return the tree of which a `.pt` file of the source is made: `tree_of`, with tensors made of their parts."""
     source.check_weights()
     tree = tree_of(source, options)
     is_stored = not source.structured and options.structure and not options.key
-    return torchao.assembled(tree, source.remarks) if is_stored else tree
+    return parted.assembled(tree, source.remarks) if is_stored else tree
 
 
 def _tree(source: Source, options: Options, rename: Rename) -> Selected:
@@ -179,7 +179,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
     described, ties, structured, choice, warnings, notes, _, settings = own
     flat = described.tensors
     names = _names(source, flat, options, choice, rename)
-    quantized = described.quantized or torchao.read(source.remarks, flat)
+    quantized = described.quantized or parted.read(source.remarks, flat)
     # A whole state without tensors is kept by its record alone; if the user asked for a part, it is a mistake.
     if not flat and options.key != "." and (options.key or not source.structured):
         where = f"under {options.key!r} of {source.path}" if options.key else f"in {source.path}"
@@ -187,7 +187,7 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
     if flat and not names:
         raise UsageError(f"Nothing is left to convert: all {len(flat)} tensors are excluded.")
     dtype = options.dtype or source.defaults.dtype
-    fixed = described.fixed | selection.scales(flat) | torchao.parts_of(quantized)
+    fixed = described.fixed | selection.scales(flat) | parted.parts_of(quantized)
     return Selected(
         names,
         flat,
@@ -245,7 +245,7 @@ def _with_metadata(chosen: Selected, remarks: Mapping[str, str], path: str) -> S
     A remark that a reader would take for an alias {removed: kept} is left out, with a warning.
     """
     if chosen.first.quantized:
-        remarks = torchao.without(remarks)
+        remarks = parted.without(remarks)
     remarks = {**remarks, **chosen.remarks}
     taken = chosen.tensors.keys()
     lost = sorted(key for key, text in remarks.items() if key not in METADATA and (key in taken or text in taken))

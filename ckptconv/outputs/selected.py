@@ -10,7 +10,7 @@ from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import selection
 from ckptconv.plan import FilePlan
-from ckptconv.structure import keymap, torchao
+from ckptconv.structure import keymap, parted
 from ckptconv.structure.choice import Choice
 from ckptconv.structure.record import RESERVED
 from ckptconv.tensors.lazy import Equal, LazyTensor
@@ -34,8 +34,9 @@ class Selected(NamedTuple):
     its old names. `structured`: its structure record belongs to the output. `owners` are the source's own ties, {alias:
     owner}, by new name; all aliases, if they are `tied`. `fixed` are new names of tensors that are never cast; those of
     them that are `settled` were not to be. `dtypes` are those of tensors that have others than `dtype` says.
-    `quantized` are torchao's tensors, by old name. `metadata` is that of every file of the output, without aliases,
-    structure record and what torchao says of `quantized`; `remarks` are entries of it beside those of the source.
+    `quantized` are tensors that are stored in parts, by old name. `metadata` is that of every file of the output,
+    without aliases, structure record and what is said of `quantized`; `remarks` are entries of it beside those of the
+    source.
     `warnings` say what of the source is left out, `notes` what was computed. `settings` is what a configuration has to
     say of that, and `quantization` what of how weights are quantized.
 
@@ -62,7 +63,7 @@ class Selected(NamedTuple):
     metadata: Mapping[str, str] = METADATA
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    quantized: Mapping[str, torchao.QuantizedTensor] = {}
+    quantized: Mapping[str, parted.PartedTensor] = {}
     unmapped: Selected | None = None
     applied: Applied | None = None
     equal: tuple[Equal, ...] = ()
@@ -110,7 +111,7 @@ class Selected(NamedTuple):
         if not self.quantized:
             return dict(self.metadata)
         names = {old: new for old, new in self.names.items() if new not in aliases}
-        return {**self.metadata, **torchao.metadata_of(self.quantized, names)}
+        return {**self.metadata, **parted.metadata_of(self.quantized, names)}
 
     @property
     def first(self) -> Selected:

@@ -20,7 +20,7 @@ from ckptconv.pickles.children import walk
 from ckptconv.pickles.nodes import COMPOSITES, QUANTIZERS, WRAPPER, Composite, Global, Opaque, TorchConstant
 from ckptconv.pickles.writer import Call, PersistentId, dumps
 from ckptconv.plan import FilePlan
-from ckptconv.structure import live
+from ckptconv.structure.leaves import is_dense
 from ckptconv.structure.soundness import composite_fault
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
@@ -91,7 +91,7 @@ class _Room:
 
 
 def _may_overlap(views: list[Placed]) -> bool:
-    return len(views) > 1 or not live.is_dense(views[0].tensor.shape, views[0].strides)
+    return len(views) > 1 or not is_dense(views[0].tensor.shape, views[0].strides)
 
 
 class TorchTree:
@@ -255,7 +255,7 @@ class TorchTree:
                 room.number = len(self._rooms)
                 self._rooms.append(room)
         else:
-            if not live.is_dense(leaf.shape, strides):
+            if not is_dense(leaf.shape, strides):
                 strides = contiguous_strides(leaf.shape)
             room = _Room(len(self._rooms), 0, leaf.nbytes, _CLASSES.get(leaf.dtype.name))
             self._rooms.append(room)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ckptconv.engine.checksums import Checksums
 from ckptconv.errors import UsageError
 from ckptconv.formats.companions import CONFIG
+from ckptconv.formats.optimizers import weights_key
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
 from ckptconv.outputs.computed import reported
@@ -200,11 +201,7 @@ def _opaque(sources: Sequence[Source], outputs: Sequence[Output]) -> Iterator[st
 
 def _weights_key(sources: Sequence[Source], chosen: Options) -> str:
     """Return the key that selects the weights in a training checkpoint; "" if there is none."""
-    if chosen.key:
-        return ""
-    from ckptconv.formats.training import weights_key
-
-    return weights_key(sources[0].weights)
+    return "" if chosen.key else weights_key(sources[0].weights)
 
 
 def _met(outputs: Sequence[Output], chosen: Options, checksums: Checksums, done: Done) -> Iterator[str]:

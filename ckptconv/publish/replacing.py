@@ -31,7 +31,6 @@ from ckptconv.outputs.targets import (
     final_path,
     is_beside,
     is_output_name,
-    pointer_of,
 )
 from ckptconv.plan import FilePlan
 from ckptconv.publish.earlier import UNFINISHED, Directory, file_made_as
@@ -361,22 +360,9 @@ class Replacing:
                     f"{claim.path} holds files of another kind, such as {name}, and would be replaced as a whole.",
                     _NEW_DIRECTORY,
                 )
-        self._check_pointer(claim)
+        from ckptconv.publish.pointer import check_pointer  # of universal checkpoints alone
 
-    def _check_pointer(self, claim: Claim) -> None:
-        """Raise UsageError if the file beside a tree that names it is another program's."""
-        pointer = Location(pointer_of(claim.path), self._stores)
-        if pointer.kind == "missing" or claim.overwrite:
-            return
-        named = pointer.read_text(_UNIT).strip() if pointer.kind == "file" else ""
-        if named in ("", basename(claim.path)) or file_made_as(pointer, claim.made_as) == claim.made_as:
-            return
-        told = Directory(pointer.parent.child(named)).manifest if named == basename(named) else None
-        if told is None:
-            raise UsageError(
-                f"{pointer} names {named}, which this program did not write, and would be replaced.",
-                "Write the universal checkpoint to another directory, or give --overwrite.",
-            )
+        check_pointer(claim.path, claim.made_as, claim.overwrite, self._stores)
 
 
 def _is_inside(one: Claim, other: Claim) -> bool:

@@ -209,8 +209,7 @@ def info(fs: Any, inner: str) -> dict[str, Any] | None:
 def names(fs: Any, inner: str) -> list[dict[str, Any]]:
     """List a directory, requested anew. Each entry is as `info` returns it."""
     _refresh(fs, inner)
-    rows: list[dict[str, Any]] = retrying(lambda: stores.of(fs).asked(fs, "ls", inner, detail=True))
-    return rows
+    return list(retrying(lambda: stores.of(fs).asked(fs, "ls", inner, detail=True)))
 
 
 def _refresh(fs: Any, inner: str) -> None:

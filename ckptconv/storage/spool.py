@@ -16,6 +16,7 @@ import stat
 import threading
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import NamedTuple
 
 from ckptconv.errors import CorruptError, FailedError, LimitError, UnsupportedError, UsageError
@@ -288,8 +289,8 @@ class SpoolingReaders(Readers):
         """Whether a packed file is likely to be read once, and its checksum need not be compared first."""
         assert file.packed is not None
         width = 1
-        if file.packed.method == "overwriting":
-            from ckptconv.storage.overwriting import UNIT as width  # noqa: N811
+        if file.packed.method in LAYING_OUT:
+            width = import_module(LAYING_OUT[file.packed.method]).UNIT
         return file.packed.crc is None and file.size == width * self._expected.get(file, 0)
 
     def _unpack_anew(self, file: File, content: _Content, to: int) -> None:
@@ -479,21 +480,25 @@ class _Chunks(io.BytesIO):
         return next(self._chunks, b"")
 
 
-def _overwriting(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
-    """Unpack what overwrites a tensor of half as many bytes as `file` has."""
+# Methods of features, which lay out what zstandard unpacks: the module of each, with `laid_out`, and `UNIT`, the bytes
+# of the layout for each byte of the tensor.
+LAYING_OUT: dict[str, str] = {
+    "overwriting": "ckptconv.features.deltas.overwriting",
+}
 
-    def unpacked() -> Iterator[bytes]:
-        return _zstandard(file, packed, reader)
 
-    from ckptconv.storage.overwriting import UNIT, laid_out
-
-    return laid_out(unpacked, file.size // UNIT, lambda why: _damaged(file, why))
+def _laid_out(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
+    module = import_module(LAYING_OUT[packed.method])
+    laid: Iterator[bytes] = module.laid_out(
+        lambda: _zstandard(file, packed, reader), file.size // module.UNIT, lambda why: _damaged(file, why)
+    )
+    return laid
 
 
 UNPACKING: dict[str, Callable[[File, Packed, Reader], Iterator[bytes]]] = {
     "deflate": _deflated,
     "zstandard": _zstandard,
-    "overwriting": _overwriting,
+    **dict.fromkeys(LAYING_OUT, _laid_out),
 }
 
 

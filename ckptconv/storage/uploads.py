@@ -11,7 +11,7 @@ import contextlib
 import functools
 import io
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from queue import Queue
 from typing import Any
 
@@ -19,9 +19,8 @@ from ckptconv.errors import CkptconvError, FailedError, UsageError
 from ckptconv.process import Thread, start_threads
 from ckptconv.storage import remote, stores
 from ckptconv.storage.handles import HIDDEN
+from ckptconv.storage.stores import Options
 from ckptconv.storage.writing import Writer
-
-Options = Mapping[str, Any]
 
 # S3's limits: parts of at least 5 MiB, except the last, and at most 10,000 of them.
 PART, PARTS = 5 << 20, 10_000

@@ -18,7 +18,7 @@ from typing import Any
 from ckptconv.errors import CorruptError, LimitError
 from ckptconv.pickles import numpy_dtypes
 from ckptconv.pickles.nodes import CALL_DEPTH, Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
-from ckptconv.structure import live
+from ckptconv.structure import leaves, live
 from ckptconv.structure.dtype_views import seen_as
 from ckptconv.structure.record import (
     DISTRUST,
@@ -35,8 +35,8 @@ from ckptconv.structure.record import (
     tensors_of,
     typed,
 )
-from ckptconv.structure.soundness import attributes_fault, composite_fault, is_differentiable
-from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.structure.soundness import attributes_fault, composite_fault
+from ckptconv.tensors.dtypes import DTYPES, is_differentiable
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import NO_FACTS, LazyTensor, Tagged, TensorFacts, untagged
 from ckptconv.text import some
@@ -462,9 +462,9 @@ class RecordDecoder:
         tensor, said, first = self.tensors[number]
         name = name_of(leaf, implied)
         own = self.flat[name]
-        same = _said(leaf) == said and live.dtype_name(own) == live.dtype_name(first)
+        same = _said(leaf) == said and leaves.dtype_name(own) == leaves.dtype_name(first)
         # For lazy tensors, the reader of their bytes compares these.
-        same = same and tuple(own.shape) == tuple(first.shape) and (not live.is_tensor(own) or live.same(own, first))
+        same = same and tuple(own.shape) == tuple(first.shape) and (not leaves.is_tensor(own) or live.same(own, first))
         expect(same, f"{name[:100]!r} is said to be the same object as another tensor, from which it differs")
         self.used.add(name)
         return tensor
@@ -479,14 +479,14 @@ class RecordDecoder:
         expect(kind != "storage" or len(tensor.shape) == 1, "a storage is not flat")
         grad = leaf.get("requires_grad", kind == "parameter")
         expect(type(grad) is bool, "requires_grad is neither true nor false")
-        dtype = live.dtype_name(tensor)
+        dtype = leaves.dtype_name(tensor)
         if grad and not is_differentiable(dtype):
             corrupt(f"a tensor of {dtype} is said to require gradients")
         if attributes is not None:
             self.described.append((kind, attributes))
         if isinstance(tensor, LazyTensor):
             tensor = self._lazy(leaf, untagged(tensor), kind, grad, attributes)
-        elif live.is_tensor(tensor) and live.is_plain(tensor):
+        elif leaves.is_tensor(tensor) and leaves.is_plain(tensor):
             view = self._view(leaf, tensor, tensor.element_size())
             strides = _dense(leaf, tensor) if self.lay_out else None
             tensor = live.tensor(tensor, kind, grad, strides, view is not None or name in self.used)
@@ -530,7 +530,7 @@ class RecordDecoder:
         dtype = leaf.get("dtype", dtype)
         strides = _strides(note[2], tensor) if len(note) == 3 else contiguous_strides(tensor.shape)
         storage: Hashable = note[0]
-        now = live.dtype_name(tensor)
+        now = leaves.dtype_name(tensor)
         if dtype != now:
             if dtype not in DTYPES:
                 return None
@@ -558,7 +558,7 @@ class RecordDecoder:
             fault = composite_fault(composite.kind, composite.parts)
             expect(not fault, f"a tensor of kind {composite.kind[:100]!r} has {fault}")
         for owner, attributes in self.attributes:
-            named = _tensor_attributes if live.is_tensor(owner) else _dict_attributes
+            named = _tensor_attributes if leaves.is_tensor(owner) else _dict_attributes
             vars(owner).update(named(type(owner), attributes))
         for opaque in self.opaques:
             _check_opaque(opaque)
@@ -584,7 +584,7 @@ def _dense(leaf: Mapping[str, Any], tensor: Any) -> tuple[int, ...] | None:
     if "strides" not in leaf:
         return None
     strides = _strides(leaf["strides"], tensor)
-    expect(live.is_dense(tensor.shape, strides), f"a tensor by strides {_short(strides)} has gaps")
+    expect(leaves.is_dense(tensor.shape, strides), f"a tensor by strides {_short(strides)} has gaps")
     return strides
 
 

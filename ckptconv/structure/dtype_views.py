@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ckptconv.structure import live
+from ckptconv.structure import leaves
 from ckptconv.structure.record import expect
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
@@ -32,7 +32,7 @@ _PAIRS = frozenset({"complex128", "complex32"})
 
 def stored(tensor: Any) -> Any:
     """Return `tensor`, lazy or torch, in a dtype that safetensors has: itself, or the same bits as another dtype."""
-    name = live.dtype_name(tensor)
+    name = leaves.dtype_name(tensor)
     if name not in STORED_AS:
         return tensor
     if not isinstance(tensor, LazyTensor):
@@ -54,14 +54,14 @@ def seen_as(tensor: Any, dtype: Any) -> Any:
     the tensor cannot have that dtype.
     """
     expect(type(dtype) is str and dtype in STORED_AS, f"{str(dtype)[:100]!r} is no dtype that is stored as another")
-    found, shape = live.dtype_name(tensor), tuple(tensor.shape)
+    found, shape = leaves.dtype_name(tensor), tuple(tensor.shape)
     fits = found == STORED_AS[dtype] and (dtype not in _PAIRS or shape[-1:] == (2,))
     expect(fits, f"a tensor of {dtype} cannot be stored as {found} {shape}")
     if dtype in _PAIRS:
         shape = shape[:-1]
     if isinstance(tensor, LazyTensor):
         return _lazy(tensor, dtype, shape)
-    if live.is_tensor(tensor):
+    if leaves.is_tensor(tensor):
         return _live(tensor, dtype)
     return tensor.view("complex128").reshape(shape) if dtype == "complex128" else tensor
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckptconv.pickles.children import ATOMS
 from ckptconv.pickles.nodes import COMPOSITES, Composite, Global, Size
-from ckptconv.structure import live, torchao
+from ckptconv.structure import leaves, parted
 from ckptconv.structure.dtype_views import stored
 from ckptconv.structure.forms import (
     ATTRIBUTES,
@@ -189,8 +189,8 @@ class RecordEncoder:
     `Composite`. It returns True to leave that out, False to write it, or what to write in its place: the object itself,
     or a container of what it holds. The dict `found` has, by name, those that were chosen and not simply written.
     `fixed` are the names of tensors that must not be cast: parts of complex numbers, of quantized tensors, and of those
-    of other classes. `quantized` are those that torchao's metadata describes. `tagged` keeps lazy tensors tagged with
-    their facts.
+    of other classes. `quantized` are those that their library's metadata describes. `tagged` keeps lazy tensors
+    tagged with their facts.
 
     `choice` says which names go into the record; `flat` has all tensors anyway. `values` are the top-level keys that
     lead to values in the record. `foreign`: it has objects known by name only. `outside`: it has a tensor that is not
@@ -217,7 +217,7 @@ class RecordEncoder:
         self.spoilt: dict[Hashable, int] = {}
         self.flat: dict[str, Any] = {}
         self.fixed: set[str] = set()
-        self.quantized: dict[str, torchao.QuantizedTensor] = {}
+        self.quantized: dict[str, parted.PartedTensor] = {}
         self.nodes: list[Any] = []
         self.storages: list[list[Any]] = []
         self.indices: dict[Hashable, int] = {}
@@ -266,9 +266,9 @@ class RecordEncoder:
             stack.extend(form.children(value))
 
     def _is_leaf(self, value: Any) -> bool:
-        if live.is_tensor(value):
-            return live.is_plain(value)
-        return isinstance(value, (LazyTensor, Handle)) or live.is_storage(value)
+        if leaves.is_tensor(value):
+            return leaves.is_plain(value)
+        return isinstance(value, (LazyTensor, Handle)) or leaves.is_storage(value)
 
     def _add_leaf(self, value: Any) -> bool:
         """Count an occurrence of a tensor; return whether it is the first."""
@@ -281,7 +281,7 @@ class RecordEncoder:
             bare, facts = untagged(tensor), facts_of(tensor)
             group = _storage_group(bare, facts)
         else:
-            bare, facts = live.bare(value)
+            bare, facts = leaves.bare(value)
             group = facts.storage
         self.leaves[id(value)] = _Leaf(bare, facts, group)
         if group is not None:
@@ -295,6 +295,8 @@ class RecordEncoder:
             return value, FORMS[defaultdict]
         known = self.stand_ins.get(id(value))
         if known is None:
+            from ckptconv.structure import live  # most trees hold none
+
             known = self.stand_ins[id(value)] = (value, live.inert(value))
         return known[1], FORMS[type(known[1])]
 
@@ -507,12 +509,13 @@ class RecordEncoder:
     def _prefix(self, frame: _Frame, text: str) -> str:
         """Return what begins the names of tensors inside a child of `frame` with this part of a name."""
         kind = frame.children[0] if frame.form.tag == _COMPOSITE and text == "attributes" else None
-        if kind is not None and torchao.is_stored_in_parts(str(kind)):
+        parting = None if kind is None else parted.of_class(str(kind))
+        if parting:
             name = frame.prefix[:-1]
-            told = torchao.described(str(kind), dict(zip(frame.children[1::2], frame.children[2::2], strict=True)))
+            told = parting.described(str(kind), dict(zip(frame.children[1::2], frame.children[2::2], strict=True)))
             if told:
                 self.quantized[name] = told
-            return torchao.prefix_of(name)
+            return parted.prefix_of(name)
         return cut(frame.prefix + text) + "."
 
     def _refer(self, value: Any, form: Form, identity: Hashable, prefix: str, rule: int) -> tuple[int, _Frame | None]:
@@ -558,7 +561,7 @@ class RecordEncoder:
         if name != implied_name(frame.implied, key):
             node["name"] = name
         if bits is not leaf.bare:
-            node["view"] = live.dtype_name(leaf.bare)
+            node["view"] = leaves.dtype_name(leaf.bare)
         if bits is not leaf.bare or frame.fixed:
             self.fixed.add(name)
         if facts.kind != "tensor":
@@ -618,10 +621,10 @@ class RecordEncoder:
         strides = facts.strides if len(facts.strides) == len(shape) else contiguous_strides(shape)
         contiguous = is_contiguous(shape, strides)
         if leaf.group is None or self.members[leaf.group] == 1:
-            if not contiguous and live.is_dense(shape, strides):
+            if not contiguous and leaves.is_dense(shape, strides):
                 node["strides"] = list(strides)
             return
-        dtype = live.dtype_name(leaf.bare)
+        dtype = leaves.dtype_name(leaf.bare)
         group = self.groups.get(leaf.group)
         if group is None:
             group = self.groups[leaf.group] = len(self.storages)

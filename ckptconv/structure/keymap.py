@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.errors import UnsupportedError, UsageError
-from ckptconv.structure import live
+from ckptconv.structure import leaves
 from ckptconv.structure.record import METADATA, StructureRecord, dump, name_of, parse, tensors_of
 from ckptconv.tensors.dtypes import DTYPE_RANK
 from ckptconv.tensors.lazy import NO_FACTS, LazyTensor, Stored, Tagged, TensorFacts, untagged
@@ -22,7 +22,7 @@ from ckptconv.text import brief
 
 if TYPE_CHECKING:
     from ckptconv.structure.choice import Choice
-    from ckptconv.structure.torchao import QuantizedTensor
+    from ckptconv.structure.parted import PartedTensor
 
 __all__ = [
     "Flattened", "claimed_equal", "classes", "describe", "flatten", "flatten_states", "names", "plain_record", "remap",
@@ -37,7 +37,7 @@ class Flattened(NamedTuple):
     stored as pairs, of quantized tensors, and of those of other classes. `apart`: no two tensors have the same bytes.
     `values` are the top-level keys that lead to values in the record, other than tensors and the versions of a state
     dict. `inert`: the record has objects known by name only, and no tensor outside them. `found` are, by name, chosen
-    objects that were left out or replaced. `quantized` are the tensors that torchao's metadata describes, by name.
+    objects that were left out or replaced. `quantized` are the tensors that are stored in parts, by name.
     """
 
     tensors: dict[str, Any]
@@ -47,7 +47,7 @@ class Flattened(NamedTuple):
     values: tuple[str, ...] = ()
     inert: bool = False
     found: Mapping[str, Any] = MappingProxyType({})
-    quantized: Mapping[str, QuantizedTensor] = MappingProxyType({})
+    quantized: Mapping[str, PartedTensor] = MappingProxyType({})
 
 
 _TENSOR, _FACTS, _PLACE = attrgetter("tensor"), attrgetter("facts"), attrgetter("file.path", "offset")
@@ -152,7 +152,7 @@ def unflatten(
     if structure is None:
         return dict(flat)
     if live_values is None:
-        live_values = live.is_imported() and not any(isinstance(leaf, LazyTensor) for leaf in flat.values())
+        live_values = leaves.is_imported() and not any(isinstance(leaf, LazyTensor) for leaf in flat.values())
     record = parse(structure)
     made = plain_dict(record, flat)
     if made is not None:
@@ -245,9 +245,9 @@ def plain_tensors(tree: Any, tagged: bool) -> dict[str, Any] | None:
     if kinds == {Tagged}:
         facts, tensors = [*map(_FACTS, tensors)], [*map(_TENSOR, tensors)]
     elif kinds != {Stored}:
-        if not all(map(live.is_ordinary, tensors)):
+        if not all(map(leaves.is_ordinary, tensors)):
             return None
-        pairs = [*map(live.bare, tensors)]
+        pairs = [*map(leaves.bare, tensors)]
         facts, tensors = [told for _, told in pairs], [tensor for tensor, _ in pairs]
     if not (kinds - {Tagged, Stored} or _are_dense(tensors)):
         return None
@@ -297,5 +297,5 @@ def _is_plain(root: Sequence[Any]) -> bool:
 
 
 def _in_file_order(flat: Mapping[str, Any]) -> bool:
-    ranks = (-DTYPE_RANK.get(live.dtype_name(tensor), -1) for tensor in flat.values())
+    ranks = (-DTYPE_RANK.get(leaves.dtype_name(tensor), -1) for tensor in flat.values())
     return all(starmap(lt, pairwise(zip(ranks, flat, strict=True))))

@@ -27,9 +27,8 @@ from ckptconv.pickles.nodes import (
     Size,
     TorchConstant,
 )
-from ckptconv.tensors.dtypes import DTYPES, DType
+from ckptconv.structure.leaves import class_name, is_plain, is_wrapper, kind_of
 from ckptconv.tensors.geometry import is_contiguous
-from ckptconv.tensors.lazy import TensorFacts
 
 # A storage is rebuilt for its views unless that takes more than _SPREAD times their own memory, plus _SPARE bytes.
 _SPREAD = 64
@@ -38,133 +37,7 @@ _SPARE = 1 << 20
 _OWN = "ckptconv.library."
 
 
-def is_imported() -> bool:
-    """Whether torch is imported."""
-    return sys.modules.get("torch") is not None
-
-
-def is_tensor(value: Any) -> bool:
-    """Whether `value` is a torch tensor."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
-def is_array(value: Any) -> bool:
-    """Whether `value` is a numpy array of elements that a tensor can have."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and type(value) is numpy.ndarray and _is_number(value.dtype)
-
-
-def _is_number(dtype: Any) -> bool:
-    # ml_dtypes registers its dtypes with the kind of raw data, or of a float.
-    return dtype.kind in "biufc" or (dtype.kind == "V" and dtype.names is None and dtype.name in DTYPES)
-
-
-def dtype_name(tensor: Any) -> str:
-    """Return the name of the dtype of a LazyTensor or a torch tensor, as in `tensors.DTYPES`; of others, its text."""
-    dtype = tensor.dtype
-    return dtype.name if type(dtype) is DType else _text_of(dtype).removeprefix("torch.")
-
-
-# There are many tensors, of few dtypes on few devices.
-_text_of = functools.lru_cache(maxsize=256)(str)
-
-
 # ---------------------------------------------------------------------------------------------------- live to inert
-
-
-def is_storage(value: Any) -> bool:
-    """Whether `value` is a torch storage, typed or untyped."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, (torch.TypedStorage, torch.UntypedStorage))
-
-
-def is_plain(tensor: Any) -> bool:
-    """Whether a torch tensor consists of elements in a storage, which can be stored as they are."""
-    torch = sys.modules["torch"]
-    return bool(
-        tensor.layout is torch.strided
-        and not tensor.is_quantized
-        and not tensor.is_nested
-        and tensor.device.type != "meta"
-        and not _is_wrapper(tensor)
-    )
-
-
-def _is_wrapper(tensor: Any) -> bool:
-    """Whether a tensor is of a subclass that only wraps others, its attributes, and has no elements itself."""
-    torch = sys.modules["torch"]
-    kind = type(tensor)
-    if kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or hasattr(tensor, "full_tensor"):
-        return False
-    if tensor.layout is not torch.strided or tensor.is_quantized or not vars(tensor):
-        return False
-    try:
-        return tensor.device.type == "meta" or not tensor.data_ptr()
-    except RuntimeError:  # one of torch's own that stand for tensors without data
-        return False
-
-
-def is_ordinary(value: Any) -> bool:
-    """Whether `value` is a torch tensor of no other class, whose elements are in C order and safetensors has."""
-    torch = sys.modules.get("torch")
-    if torch is None or type(value) is not torch.Tensor:
-        return False
-    dtype = DTYPES.get(dtype_name(value))
-    return dtype is not None and dtype.code is not None and is_plain(value) and value.is_contiguous()
-
-
-def bare(tensor: Any) -> tuple[Any, TensorFacts]:
-    """Return a plain torch tensor detached, and the facts beside its bytes. Raise UsageError if it has no storage."""
-    torch = sys.modules["torch"]
-    kind = type(tensor)
-    if kind is not torch.Tensor and hasattr(tensor, "full_tensor"):
-        raise UsageError(
-            "The tree holds a DTensor, of which this process has a part.",
-            "Call full_tensor() on it, in all processes, or save it with torch.distributed.checkpoint.",
-        )
-    if kind is not torch.Tensor and is_storage(tensor):
-        dtype = getattr(tensor, "dtype", torch.uint8)
-        tensor = torch.empty(0, dtype=dtype, device=tensor.device).set_(tensor)
-        data, facts = bare(tensor)
-        return data, facts._replace(kind="storage")
-    attributes = vars(tensor) or None
-    data, told, requires_grad = tensor, "tensor", tensor.requires_grad
-    if requires_grad or kind is not torch.Tensor or attributes:
-        data, told = tensor.detach().as_subclass(torch.Tensor), _tensor_kind(tensor)
-    # Store the values that torch's conjugate and negative flags stand for.
-    data = data.resolve_conj().resolve_neg()
-    try:
-        storage = data.untyped_storage()
-        address, nbytes = storage.data_ptr(), storage.nbytes()
-    except (RuntimeError, NotImplementedError, TypeError) as error:
-        raise UsageError(
-            f"A {_class_name(kind)} has no data of its own that could be stored: {str(error).rstrip('.')}."
-        ) from error
-    shares = address and data.numel()
-    return data, TensorFacts(
-        told,
-        requires_grad,
-        attributes,
-        (_text_of(data.device), address) if shares else None,
-        nbytes,
-        data.storage_offset(),
-        tuple(data.stride()),
-    )
-
-
-def _tensor_kind(tensor: Any) -> str:
-    torch = sys.modules["torch"]
-    kind = type(tensor)
-    if kind is torch.nn.Parameter:
-        return "parameter"
-    if kind is torch.Tensor:
-        return "buffer" if getattr(tensor, "_is_buffer", False) else "tensor"
-    return _class_name(kind)
-
-
-def _class_name(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def inert(value: Any) -> Any:
@@ -198,7 +71,7 @@ def inert(value: Any) -> Any:
 def _reduced(value: Any) -> Global | Opaque:
     if type(value).__module__.startswith(_OWN):
         raise UsageError(
-            f"The tree holds a {_class_name(type(value))}, a handle with paths and the settings of stores, "
+            f"The tree holds a {class_name(type(value))}, a handle with paths and the settings of stores, "
             "which does not go into a file.",
             "Put the tensors into the tree that it leads to.",
         )
@@ -206,7 +79,7 @@ def _reduced(value: Any) -> Global | Opaque:
         reduced = value.__reduce_ex__(4)
     except Exception as error:
         raise UsageError(
-            f"The tree holds a {_class_name(type(value))}, which cannot be recorded as data: {str(error).rstrip('.')}.",
+            f"The tree holds a {class_name(type(value))}, which cannot be recorded as data: {str(error).rstrip('.')}.",
             "Take it out, or put its contents into plain containers.",
         ) from error
     if isinstance(reduced, str):
@@ -245,11 +118,11 @@ def _composite(tensor: Any) -> Any:
     """Return the node of a tensor that is not plain: its parts, or the call that its class is made by. Raise UsageError
     if there is neither."""
     torch = sys.modules["torch"]
-    if _is_wrapper(tensor):
+    if is_wrapper(tensor):
         made = {"dtype": tensor.dtype, "shape": Size(tensor.shape), "strides": tuple(tensor.stride())}
         made |= {"storage_offset": tensor.storage_offset(), "layout": tensor.layout, "device": tensor.device}
         made |= {"requires_grad": tensor.requires_grad, "attributes": torch._utils._get_obj_state(tensor)}
-        return Composite(_class_name(type(tensor)), made)
+        return Composite(class_name(type(tensor)), made)
     kind = "meta" if tensor.device.type == "meta" else str(tensor.layout).removeprefix("torch.")
     if tensor.is_quantized:
         kind = "quantized"
@@ -265,8 +138,8 @@ def _composite(tensor: Any) -> Any:
         parts["requires_grad"] = tensor.requires_grad
     if vars(tensor):
         parts["attributes"] = vars(tensor)
-    if _tensor_kind(tensor) != "tensor":
-        parts["class"] = _tensor_kind(tensor)
+    if kind_of(tensor) != "tensor":
+        parts["class"] = kind_of(tensor)
     return Composite(kind, parts)
 
 
@@ -554,12 +427,3 @@ def _fill(target: Any, source: Any) -> None:
     line = torch.as_strided(target, (reach + 1,), (1,), target.storage_offset())
     places = torch.arange(reach + 1).as_strided(target.shape, target.stride(), 0)
     line[places.reshape(-1)] = source.reshape(-1)
-
-
-# There are many tensors, but few distinct shapes.
-@functools.lru_cache(maxsize=4096)
-@functools.lru_cache(maxsize=4096)  # there are many tensors, but few distinct shapes
-def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether elements laid out by `strides` are dense, with the dimensions in some order."""
-    order = sorted(range(len(shape)), key=lambda dim: -strides[dim])
-    return is_contiguous(tuple(shape[dim] for dim in order), tuple(strides[dim] for dim in order))

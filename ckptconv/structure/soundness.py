@@ -12,13 +12,10 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 from ckptconv.pickles.nodes import COMPOSITES, QUANTIZERS, SPARSE, WRAPPER, Composite, TorchConstant
-from ckptconv.structure import live
+from ckptconv.structure import leaves
 from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.lazy import LazyTensor
-
-# torch's limits.
-MAX_DIMS = 64
-MAX_BYTES = 1 << 63
 
 # ------------------------------------------------------------------------------------------------- attributes
 
@@ -58,7 +55,7 @@ def attributes_fault(kind: str, state: Any) -> str:
             if name in ("__class__", "__dict__") or (plain and _is_special(name)):
                 return f"an attribute {name[:40]!r}, which would change its class"
             # A user's class may have a state of its own, with another meaning.
-            if name in _DATA and (plain or isinstance(value, (LazyTensor, Composite)) or live.is_tensor(value)):
+            if name in _DATA and (plain or isinstance(value, (LazyTensor, Composite)) or leaves.is_tensor(value)):
                 return f"an attribute {name!r}, which would replace its data"
             if plain and name in _OWN:
                 return f"an attribute {name!r}, which is one of torch's own"
@@ -67,11 +64,6 @@ def attributes_fault(kind: str, state: Any) -> str:
 
 def _is_special(name: str) -> bool:
     return len(name) > 4 and name.startswith("__") and name.endswith("__")
-
-
-def is_differentiable(dtype: str) -> bool:
-    """Whether tensors of the dtype with this name can require gradients."""
-    return dtype not in DTYPES or DTYPES[dtype].kind in "fc"
 
 
 # ------------------------------------------------------------------------------------------------- composites
@@ -131,14 +123,14 @@ def _shape(part: Any, name: str) -> tuple[int, ...]:
     """Return the shape of a part that must be a tensor."""
     if type(part) is Composite and part.kind == "meta":
         return _counts(part.parts.get("shape"), name)
-    _need(isinstance(part, LazyTensor) or live.is_tensor(part), f"{name} that are not a tensor")
+    _need(isinstance(part, LazyTensor) or leaves.is_tensor(part), f"{name} that are not a tensor")
     return tuple(part.shape)
 
 
 def _dtype(part: Any) -> str:
     if type(part) is Composite:
         return _constant(part.parts.get("dtype"), "dtype")
-    return live.dtype_name(part)
+    return leaves.dtype_name(part)
 
 
 def _integers(part: Any, name: str) -> tuple[int, ...]:

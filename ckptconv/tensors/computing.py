@@ -42,21 +42,6 @@ class Join(NamedTuple):
     result: int
 
 
-class Xor(NamedTuple):
-    """Combine bytes by exclusive or. The input is `blocks` blocks of equal size, one after the other."""
-
-    blocks: int
-
-
-class Overlay(NamedTuple):
-    """Replace some bytes: the input is the bytes as they were, then for each of `layers` a unit of two bytes for each.
-
-    The bits of 1 in the second byte of a unit say which bits of the first replace those that were there.
-    """
-
-    layers: int
-
-
 class WeightedSum(NamedTuple):
     """Add up numbers in float64, in their order, each times its weight, and divide by `over`: the result is float64.
 

@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 from ckptconv.tensors.moves import BLOCK, GAP, Cut, File, Gather, Move, Runs
 
+# Limits of torch's tensors: dimensions, and bytes.
+MAX_DIMS, MAX_BYTES = 64, 1 << 63
+
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a C-order tensor of `shape`, in elements, as torch counts them."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from ckptconv.errors import UsageError
 from ckptconv.process import go_on
 from ckptconv.tensors.casts import cast, sign_of
-from ckptconv.tensors.computing import Bits, Join, Overlay, Tile, WeightedSum, Xor
+from ckptconv.tensors.computing import Bits, Join, Tile, WeightedSum
 from ckptconv.tensors.dtypes import DTYPES, SUMMED, DType, can_cast, itemsize_of_components
 from ckptconv.tensors.float_formats import FORMATS, SCALES, numbers, numpy_module, scratch
 from ckptconv.tensors.moves import Cast, Conjugate, Cut, Gather, Kernel, Negate, Runs, Swap
@@ -248,30 +248,6 @@ def _join(kernel: Join, data: memoryview, out: memoryview) -> int:
     return 0
 
 
-# ------------------------------------------------------------------------------------------------------------ deltas
-
-
-def _xor(kernel: Xor, data: memoryview, out: memoryview) -> int:
-    np = numpy_module()
-    blocks = np.frombuffer(data, "u1").reshape(kernel.blocks, -1)
-    result = np.frombuffer(out, "u1")
-    np.bitwise_xor(blocks[0], blocks[1], out=result)
-    for block in blocks[2:]:
-        result ^= block
-    return 0
-
-
-def _overlay(kernel: Overlay, data: memoryview, out: memoryview) -> int:
-    np = numpy_module()
-    result = np.frombuffer(out, "u1")
-    result[...] = np.frombuffer(data, "u1", len(out))
-    for units in np.frombuffer(data, "u1", offset=len(out)).reshape(kernel.layers, len(out), 2):
-        values, mask = units[:, 0], units[:, 1]
-        result &= ~mask
-        result |= values & mask
-    return 0
-
-
 # -------------------------------------------------------------------------------------------------------------- sums
 
 
@@ -397,12 +373,6 @@ def _fits_terms(kernel: WeightedSum, before: Sequence[DType], after: DType) -> b
     )
 
 
-def _fits_layers(before: Sequence[DType], after: DType, layers: int, size: int) -> bool:
-    """Whether there are `layers` of elements of `size` bytes above one of single bytes."""
-    first, *others = (dtype.itemsize for dtype in before)
-    return first == after.itemsize == 1 and len(others) == layers and {*others} <= {size}
-
-
 class _Functions(dict[type[Any], Callable[[Any, memoryview, memoryview], int]]):
     """What carries out each kernel: of a feature's, what its maker has."""
 
@@ -447,18 +417,6 @@ JOINING = ByKernel(
     {
         Join: ElementMaker(
             "join", _join, lambda kernel: (sum(size for size, _, _ in kernel.kinds), kernel.result), _fits_kinds
-        ),
-        Xor: ElementMaker(
-            "xor",
-            _xor,
-            lambda kernel: (kernel.blocks, 1),
-            lambda kernel, before, after: _fits_layers(before, after, kernel.blocks - 1, 1),
-        ),
-        Overlay: ElementMaker(
-            "overlay",
-            _overlay,
-            lambda kernel: (1 + 2 * kernel.layers, 1),
-            lambda kernel, before, after: _fits_layers(before, after, kernel.layers, 2),
         ),
         WeightedSum: ElementMaker(
             "sum",

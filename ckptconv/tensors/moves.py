@@ -42,9 +42,8 @@ class File(NamedTuple):
 class Packed(NamedTuple):
     """Compressed data: `nbytes` bytes from byte `offset` of `file`.
 
-    `method` is "deflate", "zstandard", or "overwriting": new bytes of a tensor and their positions, as a delta has
-    them, compressed with zstandard, of which the units that `Overlay` takes are made. `crc` is the CRC-32 of the
-    uncompressed data, if it is recorded.
+    `method` is "deflate", "zstandard", or that of a feature, which lays out what zstandard unpacks (`storage.spool`).
+    `crc` is the CRC-32 of the uncompressed data, if it is recorded.
     """
 
     file: File

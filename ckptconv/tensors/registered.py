@@ -23,6 +23,7 @@ class Home(NamedTuple):
 
 
 HOMES: tuple[Home, ...] = (
+    Home(("xor", "overlay"), "ckptconv.features.deltas.kernels", "ckptconv.features.deltas.arithmetic"),
     Home(("low rank", "magnitude"), "ckptconv.features.merge.kernels", "ckptconv.features.merge.arithmetic"),
 )
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from ckptconv.tensors.geometry import contiguous_strides, tiles
 from ckptconv.tensors.lazy import Composed, Concat, Convert, Derived, LazyTensor, Stored, Tagged, View
 from ckptconv.tensors.moves import Assembled, Move
-from ckptconv.tensors.slices import Steps, opened, strided
 
 # Parts of a joined tensor that have fewer bytes beside each other are put together before they are written.
 _LONG = 4096
@@ -32,6 +31,8 @@ def joined_tiles(tensor: LazyTensor, limit: int) -> Iterator[Move]:
 
     What goes into a block is read from all parts, and put together before it is written.
     """
+    from ckptconv.tensors.slices import Steps, opened, strided
+
     tensor = opened(tensor)
     item = tensor.dtype.itemsize
     for target, starts, counts in tiles(tensor.shape, _strides(tensor), max(limit // item, 1), item):

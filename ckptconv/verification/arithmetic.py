@@ -14,11 +14,9 @@ from ckptconv.tensors.computing import (
     Dequantize,
     Join,
     Joined,
-    Overlay,
     Quantize,
     Rescale,
     WeightedSum,
-    Xor,
 )
 from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
 from ckptconv.tensors.float_formats import numpy_module
@@ -106,22 +104,6 @@ def joined(expression: Joined, parts: Sequence[Array]) -> Array:
     return _JOINED[type(expression.kernel)](expression.kernel, parts)
 
 
-def _laid_over(kernel: Overlay, parts: Sequence[Array]) -> Array:
-    laid: Array = parts[0]
-    for units in parts[1:]:
-        mask = units >> 8
-        laid = (laid - (laid & mask) + (units & mask)).astype("u1")
-    return laid
-
-
-def _differences(kernel: Xor, parts: Sequence[Array]) -> Array:
-    result: Array = numpy_module().zeros(parts[0].shape, "u1")
-    for part in parts:
-        # a ^ b without carries: the bits that are in either, less those that are in both
-        result = (result | part) - (result & part)
-    return result
-
-
 def _put_together(kernel: Join, parts: Sequence[Array]) -> Array:
     result: Array = numpy_module().zeros(parts[0].shape, f"u{kernel.result}")
     for part, (_, shift, width) in zip(parts, kernel.kinds, strict=True):
@@ -152,8 +134,6 @@ _JOINED: ByKernel[Callable[[Any, Sequence[Array]], Array]] = ByKernel(
     "JOINED",
     {
         Join: _put_together,
-        Xor: _differences,
-        Overlay: _laid_over,
         WeightedSum: _summed,
     },
     evaluating=True,

@@ -20,7 +20,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from counting import counted
+from processes import counted
 
 import ckptconv
 from ckptconv.process import settled

@@ -19,7 +19,7 @@ from cells import of_features
 from checkpoints import COMMAND, DATA, Run, bits, ckptconv_here, contents, done, metadata_of
 from hypothesis import given
 from hypothesis import strategies as st
-from prepared import prepared
+from processes import prepared
 from safetensors.torch import load_file, save_file
 
 import ckptconv
@@ -55,8 +55,7 @@ def test_it_has_every_option_of_the_commands_for_a_format() -> None:
     for command in ("pt2safetensors", "safetensors2pt", "zero-to-fp32", "dcp2safetensors"):
         assert flags_of(command) - flags_of("convert") == set(), command
     opening = {"--tag", "--exclude-frozen-parameters", "--master", "--unstack", "--raw", "--inert"}
-    for command in ("virtual", "serve"):
-        assert opening <= flags_of(command), command
+    assert opening <= flags_of("virtual")
 
 
 def a_set(directory: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 import torch
 from cells import of_features
 from checkpoints import ckptconv_here, done
+from processes import on_terminal
 from safetensors.torch import save_file
-from terminal import on_terminal
 
 from ckptconv.cli import completion
 from ckptconv.cli.completion import answered

@@ -26,11 +26,9 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import ckptconv, ckptconv_forked, ckptconv_here, done
-from crashes import failing
 from effort import TIMES
-from prepared import PROGRAM, Process, prepared
+from processes import PROGRAM, Process, failing, prepared, shown_on
 from safetensors.torch import load_file, save_file
-from terminal import shown_on
 
 from ckptconv.cli import console as report
 from ckptconv.storage import files as storage
@@ -83,7 +81,7 @@ came, stop = [], signals.stop
 def stopped(number, frame):
     came.append(number)
     stop(number, frame)
-signals.stop, signals._PATIENCE = stopped, 600.0
+signals.stop, signals.PATIENCE = stopped, 600.0
 def wait():
     while not came:
         time.sleep(0.02)

@@ -74,7 +74,7 @@ def read_torch(path: Path) -> tuple[Any, Iterable[Any]]:
 
 def read_safetensors(path: Path) -> tuple[Any, Iterable[Any]]:
     """The header alone: names, dtypes, shapes, bytes and metadata; and the whole file must be readable or refused."""
-    from evaluate import evaluate
+    from compare import evaluate
 
     with contextlib.suppress(CkptconvError):
         open_source(path)

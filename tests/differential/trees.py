@@ -422,7 +422,7 @@ def significant(shape: tuple[int, ...], strides: tuple[int, ...]) -> list[int]:
 
 def ours(value: Any) -> str | Shared | tuple[str, list[Any]]:
     """A value that we read."""
-    from evaluate import evaluate
+    from compare import evaluate
 
     from ckptconv.formats.torch.storages import Storage
     from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant

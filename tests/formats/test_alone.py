@@ -328,7 +328,6 @@ def test_no_way_takes_it_for_a_model(tmp_path: Path) -> None:
         ("diff", other, path),
         ("diff", path, other),
         ("virtual", path, tmp_path / "x.virtual.json"),
-        ("serve", path),
         ("verify", path, other),
         ("safetensors2pt", path, tmp_path / "x.pt"),
         ("safetensors2dcp", path, tmp_path / "dcp"),

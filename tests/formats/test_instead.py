@@ -51,6 +51,8 @@ DIRECTORIES = {
     ("saved_model.cpb", "fingerprint.pb"): "SavedModel",
     ("ckpt-1.index", "ckpt-1.data-00000-of-00001"): "tf.train",
     ("flax_model.msgpack", "config.json"): "flax.serialization",
+    ("model-rank-0-part-0.safetensors", "model-rank-1-part-0.safetensors", "config.json"): "sharded_state",
+    ("model-rank-0-part-0.safetensors", "model-rank-0-part-1.safetensors"): "sharded_state",
 }
 
 

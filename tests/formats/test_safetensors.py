@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from counting import counted
+from compare import bits, evaluate
 from effort import every, examples
-from evaluate import evaluate
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import counted
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save, save_file
-from torch_reference import bits
 
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsafeError, UnsupportedError, UsageError

@@ -21,8 +21,8 @@ from checkpoints import ZERO, ckptconv, ckptconv_here
 from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import on_terminal
 from safetensors.torch import save_file
-from terminal import on_terminal
 
 import ckptconv as library
 from ckptconv.cli.batch import Outcome, table

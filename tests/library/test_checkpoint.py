@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import DATA, ZERO, load_with_aliases, seven_shards
-from counting import open_files
+from compare import Attack
 from dcp_checkpoints import DCP
+from processes import open_files
 from reading import KIB, assert_reads, bits, converted, counted, random_key
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch_reference import Attack
 from zero_writer import Model, Save, write
 
 import ckptconv

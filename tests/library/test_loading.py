@@ -18,11 +18,11 @@ import pytest
 import torch
 from checkpoints import DATA, ZERO, ckptconv_here, load_with_aliases, torch_file, torch_loaded
 from checkpoints import assert_same as assert_same_tensors
+from compare import assert_same
 from dcp_checkpoints import DCP
-from prepared import prepared
+from processes import prepared
 from safetensors.torch import load_file, save_file
 from states import STATES
-from strict import assert_same
 
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError

@@ -15,7 +15,7 @@ import pytest
 import rich.console
 import rich.progress
 import torch
-from prepared import prepared
+from processes import prepared
 from tqdm import tqdm
 
 import ckptconv

@@ -14,11 +14,11 @@ import pytest
 import torch
 from cells import of_features
 from checkpoints import ZERO
-from prepared import prepared
+from compare import assert_same
+from processes import prepared
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from states import STATES
-from strict import assert_same
 from torch.distributed import checkpoint as dcp
 from torch.testing._internal.two_tensor import TwoTensor
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from checkpoints import ckptconv_here, done
+from compare import assert_same
 from effort import every, examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors import safe_open
-from strict import assert_same
 
 from ckptconv.outputs.selection import goal, untie
 from ckptconv.structure import keymap

@@ -17,11 +17,11 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 import pytest
-from counting import calls
+from compare import assert_same
 from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from strict import assert_same
+from processes import calls
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, TruncatedError, UnsafeError, UnsupportedError
 from ckptconv.pickles import machine

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from computed import JOBS, SOME, sources
-from crashes import contents, counted, failing, in_child
+from processes import before_call, contents, failing, in_child
 from stores import SOURCES, Place
 
 from ckptconv import VirtualFiles, finish, verify
@@ -51,7 +51,7 @@ def test_killed_at_any_moment_it_leaves_nothing_bad_and_goes_on(
         for at in (25, chance.randint(30, 50), chance.randint(50, 68)):
 
             def work(at: int = at, make: Any = make, source: str = source, out: Path = out) -> None:
-                counted(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+                before_call(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
                 make(here, source, out, jobs=1, **SHARDS)
 
             killed += in_child(work) == -signal.SIGKILL

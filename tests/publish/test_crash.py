@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 import torch
-from crashes import contents, counted, failing, in_child, stepped
 from effort import TIMES
+from processes import before_call, contents, failing, in_child, stepped
 
 import ckptconv
 from ckptconv.errors import CkptconvError, CorruptError, FailedError
@@ -91,7 +91,7 @@ def kill_again_and_again(crashing: Crashing, place: Path, kills: int, seed: int)
     report = place / "calls"
 
     def count() -> None:
-        made, steps = counted(-1, lambda: None), stepped(-1)
+        made, steps = before_call(-1, lambda: None), stepped(-1)
         crashing.convert(place / "out")
         report.write_text(f"{len(made)} {steps[0]}")
 
@@ -111,7 +111,7 @@ def kill_again_and_again(crashing: Crashing, place: Path, kills: int, seed: int)
             if is_step:
                 stepped(at)
             else:
-                counted(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+                before_call(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
             crashing.convert(output, **options)
 
         ended = in_child(work)
@@ -140,7 +140,7 @@ def test_killed_again_and_again_it_gets_done_in_the_end(crashing: Crashing, tmp_
     """Each run is killed after 60 calls, of the 150 that all the work takes: none has to do everything."""
     output = crashing.output(tmp_path / "out")
     for _ in range(100):
-        ended = in_child(lambda: (counted(60, lambda: os.kill(os.getpid(), 9)), crashing.convert(output)))
+        ended = in_child(lambda: (before_call(60, lambda: os.kill(os.getpid(), 9)), crashing.convert(output)))
         check(crashing, contents(output))
         # What is killed once all is published has left its staging directory, and the next run would begin anew.
         if contents(output) == crashing.new:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import SHARDS, ZERO, ckptconv_here, contents, seven_shards
-from prepared import PROGRAM, Process, Server, prepared
+from processes import PROGRAM, Process, Server, prepared
 
 import ckptconv as library
 from ckptconv.errors import CorruptError, FailedError

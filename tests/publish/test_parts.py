@@ -14,7 +14,7 @@ import torch
 from checkpoints import SHARDS, ZERO, Run, ckptconv_here, contents, done, seven_shards
 from hypothesis import given
 from hypothesis import strategies as st
-from prepared import PROGRAM, prepared
+from processes import PROGRAM, prepared
 
 from ckptconv import finish
 from ckptconv.cli import console as report

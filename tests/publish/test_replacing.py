@@ -31,7 +31,7 @@ DCP = DATA / "dcp" / "fsdp2_w2_nested" / "checkpoint"
 # What is read, and not written; and what is written to a directory of its own, under names that are not taken.
 READ = {"order", "spool_dir", "like", "map", "minus"}
 # The commands that write nothing.
-READING = {"verify", "serve", "maps", "maps show", "maps check"}.union(*of_features("READING"))
+READING = {"verify", "maps", "maps show", "maps check"}.union(*of_features("READING"))
 
 
 def tensors(seed: int) -> dict[str, torch.Tensor]:
@@ -184,6 +184,9 @@ convert zero new --universal dcp
 convert zero new --universal uni
 convert zero new --universal uni --overwrite
 convert zero new --universal trained/step
+convert zero new --universal hf/uni
+convert hf new --universal hf/uni
+convert zero new --universal bin/uni --overwrite
 convert zero new --universal trained --overwrite
 convert zero new --universal=
 convert a.pt new --manifest=
@@ -272,6 +275,7 @@ REASONS = (
     "both name",
     "is empty",
     "read together with",
+    "would not be found there",
 )
 
 # Words of commands that succeed, and what of others they replace, as they were told to.
@@ -293,6 +297,7 @@ DONE: dict[str, set[str]] = {
     "convert a.pt --output-dir out --overwrite": {"out/a.safetensors"},
     "convert b.pt --output-dir out": set(),
     "convert zero new --optimizer new/optimizer --universal new/universal": set(),
+    "convert zero new --universal zero/uni": set(),
     "convert zero new --universal trained/step --overwrite": {"trained/latest_universal"},
     "convert a.pt new.safetensors --manifest x.json --overwrite": {"x.json"},
     "inspect --html notes.md a.pt --overwrite": {"notes.md"},

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import ZERO, Run, ckptconv_here
-from crashes import contents
-from prepared import prepared
+from processes import contents, prepared
 from safetensors.torch import load_file
 
 from ckptconv.publish import jobs as making

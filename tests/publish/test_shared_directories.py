@@ -18,7 +18,7 @@ import pytest
 import torch
 from cells import of_features
 from checkpoints import SHARDS, ZERO, Run, ckptconv_here, contents, done, seven_shards
-from crashes import counted, failing, in_child, moments
+from processes import before_call, failing, in_child, moments
 from safetensors.torch import save_file
 
 import ckptconv
@@ -586,7 +586,7 @@ def test_finish_that_is_killed_at_any_call_is_completed_by_the_next(model: Path,
     report = tmp_path / "calls"
 
     def count() -> None:
-        found = counted(-1, lambda: None)
+        found = before_call(-1, lambda: None)
         ckptconv.finish([tmp_path / "counted"])
         report.write_text(" ".join(found))
 
@@ -598,7 +598,7 @@ def test_finish_that_is_killed_at_any_call_is_completed_by_the_next(model: Path,
         out = Path(shutil.copytree(made, tmp_path / "out"))
 
         def work(at: int = at, out: Path = out) -> None:
-            counted(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            before_call(at, lambda: os.kill(os.getpid(), signal.SIGKILL))
             ckptconv.finish([out])
 
         ended = in_child(work)

@@ -22,12 +22,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from checkpoints import ZERO, Run, assert_same, ckptconv, ckptconv_forked, ckptconv_here, load_with_aliases
-from counting import open_files
+from compare import numbers, same
 from effort import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from prepared import PROGRAM, prepared
-from torch_reference import numbers, same
+from processes import PROGRAM, open_files, prepared
 
 from ckptconv.conversion import convert
 from ckptconv.errors import CkptconvError, CorruptError, FailedError, LimitError

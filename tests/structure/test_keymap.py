@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from counting import calls, counted
+from compare import assert_same
 from effort import every, examples
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import calls, counted
 from states import NAN, STATES, deep, nested, with_one
-from strict import assert_same
 from trees import containers, keys_with, nodes, texts, tie_into_a_cycle
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError, UsageError

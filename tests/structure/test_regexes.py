@@ -41,12 +41,11 @@ def test_what_is_no_expression_is_refused_with_its_number(pattern: str) -> None:
     assert (caught.value.at, caught.value.number) == (1, 1)
 
 
-@every("pattern", ["(a+)+$", "(a?){60}a{60}$", "(.*)*(.*)*(.*)*(.*)*b"])
-def test_what_takes_too_long_is_stopped(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regexes, "MOST_SECONDS", 1)
     monkeypatch.setattr(regexes, "LONGEST_WAIT", 600)
     with pytest.raises(LimitsError) as caught:
-        first_matches([[pattern]], ["a" * 60 + "!"])
+        first_matches([["(a+)+$"]], ["a" * 60 + "!"])
     assert isinstance(caught.value.__cause__, subprocess.CalledProcessError)
     assert caught.value.__cause__.returncode < 0
 

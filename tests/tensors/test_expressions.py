@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 import pytest
+from cells import of_features
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptconv.tensors import computing, lazy, moves
-from ckptconv.tensors.computing import Axis, Bits, Dequantize, Join, Joined, Overlay, Tiled, Xor
+from ckptconv.tensors.computing import Axis, Bits, Dequantize, Join, Joined, Tiled
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.expressions import EXPRESSIONS, MAX_DEPTH, Decoder, Encoder
 from ckptconv.tensors.lazy import (
@@ -56,8 +57,7 @@ EVERY: list[LazyTensor] = [
     Convert(Stored(FILE, 0, C64, (2,), (1,)), Conjugate("complex64"), C64),
     Convert(Stored(FILE, 0, I32, (2,), (1,)), Bits(4, 3, 5, 8), I64),
     Joined((Stored(FILE, 0, I32, (2,), (1,)), Stored(FILE, 9, U8, (2,), (1,))), Join(((4, 0, 32), (1, 32, 8)), 8), I64),
-    Joined((BYTES, BYTES, BYTES), Xor(3), U8),
-    Joined((BYTES, Stored(FILE, 80, U16, (6,), (1,))), Overlay(1), U8),
+    *(made(BYTES, BYTES, Stored(FILE, 80, U16, (6,), (1,))) for each in of_features("CHANGES") for made in each),
     Tiled(
         (Stored(FILE, 0, DTYPES["float8_e4m3fn"], (4, 6), (6, 1)), Stored(FILE, 24, F32, (2, 2), (2, 1))),
         ((Axis(0), Axis(1)), (Axis(0, 1, 3), Axis(1, 1, 4))),
@@ -143,14 +143,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         ["convert", ["zeros", "int32", [4]], ["join", [[4, 0, 32]], 4], "int32"],
         "does not make",
     ),
-    "a difference of other parts": (
-        ["joined", [["zeros", "uint8", [4]], ["zeros", "uint8", [4]]], ["xor", 1 << 62], "uint8"],
-        "does not make",
-    ),
-    "changes of other bytes": (
-        ["joined", [["zeros", "uint8", [4]], ["zeros", "uint16", [5]]], ["overlay", 1 << 60], "uint8"],
-        "does not make",
-    ),
+    **{case: refused for each in of_features("REFUSED_KERNELS") for case, refused in each.items()},
     "a swap of three bytes": (["convert", ["zeros", "float32", [4]], ["swap", 3], "float32"], "does not make"),
     "bits that are not there": (["convert", ["zeros", "int32", [4]], ["bits", 4, 31, 2, 4], "int32"], "does not make"),
     "a join of others": (["joined", [["zeros", "int32", [4]]], ["join", [[8, 0, 32]], 4], "int32"], "does not make"),

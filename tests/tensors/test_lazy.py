@@ -7,12 +7,13 @@ import pickle
 
 import numpy as np
 import pytest
+from cells import of_features
+from compare import evaluate
 from effort import examples
-from evaluate import evaluate
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
-from ckptconv.tensors.computing import Bits, Join, Joined, Overlay, Xor
+from ckptconv.tensors.computing import Bits, Join, Joined
 from ckptconv.tensors.dtypes import DTYPES, DType
 from ckptconv.tensors.geometry import contiguous_strides, is_contiguous, reshaped_strides, tiles
 from ckptconv.tensors.lazy import (
@@ -65,13 +66,8 @@ def reference(tensor: LazyTensor) -> np.ndarray:
         return reference(tensor.tensor)[..., -1:]
     if isinstance(tensor, Convert):
         return reference(tensor.tensor)[..., ::-1]
-    if isinstance(tensor, Joined) and isinstance(tensor.kernel, Xor):
-        return np.bitwise_xor.reduce([reference(part) for part in tensor.parts])
-    if isinstance(tensor, Joined) and isinstance(tensor.kernel, Overlay):
-        made, *layers = map(reference, tensor.parts)
-        for units in layers:
-            made = np.asarray(made & ~units[..., 1:] | units[..., :1] & units[..., 1:])
-        return made
+    if isinstance(tensor, Joined) and not isinstance(tensor.kernel, Join):
+        return np.asarray(CHANGED[type(tensor.kernel)]([reference(part) for part in tensor.parts]))
     if isinstance(tensor, Joined):
         return np.concatenate([reference(part) for part in tensor.parts], axis=-1)
     if isinstance(tensor, Picked):
@@ -132,7 +128,10 @@ def leaves(draw: st.DrawFn, file: File) -> LazyTensor:
     return Stored(file, draw(st.integers(0, 1000)), dtype, shape, strides)
 
 
-STEPS = ("concat", "narrow", "view", "swap", "last byte", "join", "xor", "pick", "slice")
+# Kernels of features that change bytes: how they are joined of bytes, others, and pairs of bytes; and what they make.
+CHANGES = list(itertools.chain(*of_features("CHANGES")))
+CHANGED = {kernel: made for each in of_features("CHANGED") for kernel, made in each.items()}
+STEPS = ("concat", "narrow", "view", "swap", "last byte", "join", "pick", "slice")
 
 
 def flipped(tensor: LazyTensor) -> tuple[bytes, DType, tuple[int, ...]]:
@@ -168,14 +167,10 @@ def expressions(draw: st.DrawFn, file: File) -> LazyTensor:
             kernel = Join(((item, 0, 8 * item), (item, 8 * item, 8 * item)), 2 * item)
             wide = {1: "int16", 2: "int32", 4: "int64"}[item]
             twice = Joined((tensor, View(tensor, tensor.dtype, tensor.shape)), kernel, DTYPES[wide])
-            tensor = (
-                Joined((tensor, twice, twice), Overlay(2), DTYPES["uint8"])
-                if item == 1 and draw(st.booleans())
-                else twice
-            )
-        elif step == "xor" and tensor.dtype.itemsize == 1:
-            parts = (tensor, View(tensor, tensor.dtype, tensor.shape), Inline(*flipped(tensor)))
-            tensor = Joined(parts, Xor(3), DTYPES["uint8"])
+            if item == 1 and CHANGES and draw(st.booleans()):
+                tensor = draw(st.sampled_from(CHANGES))(tensor, Inline(*flipped(tensor)), twice)
+            else:
+                tensor = twice
     return tensor
 
 

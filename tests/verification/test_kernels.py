@@ -20,12 +20,10 @@ from ckptconv.tensors.computing import (
     Dequantize,
     Join,
     Joined,
-    Overlay,
     Quantize,
     Rescale,
     Tiled,
     WeightedSum,
-    Xor,
 )
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.expressions import KERNELS, Decoder, Encoder
@@ -44,7 +42,6 @@ MATRIX = Inline(np.arange(1, 5, dtype="<f8").tobytes(), F64, (2, 2))
 FACTOR = Inline(np.array([[0.1, 3], [7, 0.7]], "<f4").tobytes(), F32, (2, 2))
 NARROW = Inline(np.array([16256, 16257], "<u2").tobytes(), BF16, (2,))
 OCTETS = Inline(BYTES, U8, (32,))
-PAIRS = Inline(bytes(range(64)), U16, (32,))
 CODES = Inline(BYTES, U8, (2, 16))
 POWERS = Inline(bytes([120, 122]), DTYPES["float8_e8m0fnu"], (2, 1))
 SCALES = Inline(np.array([[0.5], [3]], "<f4").tobytes(), F32, (2, 1))
@@ -57,8 +54,6 @@ SAMPLES: dict[type[Any], LazyTensor] = {
     Conjugate: Convert(Inline(BYTES, C64, (4,)), Conjugate("complex64"), C64),
     Bits: Convert(NUMBERS, Bits(4, 3, 5, 1), U8),
     Join: Joined((OCTETS, OCTETS), Join(((1, 0, 8), (1, 8, 8)), 2), I16),
-    Xor: Joined((OCTETS, OCTETS, OCTETS), Xor(3), U8),
-    Overlay: Joined((OCTETS, PAIRS), Overlay(1), U8),
     WeightedSum: Joined((NUMBERS, HALVES), WeightedSum(("float32", "bfloat16"), (1.0, 0.1), 1.1), F64),
     Quantize: Tiled(
         (Inline(np.linspace(-3, 9, 30).astype("<f4").tobytes(), F32, (5, 6)),),

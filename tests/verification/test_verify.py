@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 import safetensors
 import torch
+from cells import of_features
 from checkpoints import ZERO, Run, ckptconv, ckptconv_here
+from compare import evaluate
 from effort import TIMES, examples
-from evaluate import evaluate
 from faults import spoiled
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +33,7 @@ from ckptconv.errors import CkptconvError, DifferenceError, FailedError, Unsuppo
 from ckptconv.storage.files import Readers
 from ckptconv.storage.reading import Reader
 from ckptconv.structure import regexes
-from ckptconv.tensors.computing import Bits, Join, Joined, Overlay, Xor
+from ckptconv.tensors.computing import Bits, Join, Joined
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides
 from ckptconv.tensors.lazy import Concat, Convert, Inline, LazyTensor, Narrow, Partitioned, Picked, Stored, View, Zeros
@@ -835,6 +836,10 @@ def expressions(draw: st.DrawFn, file: File) -> LazyTensor:
     return tensor
 
 
+# How bytes are changed by kernels of features.
+CHANGES = [made for each in of_features("CHANGES") for made in each]
+
+
 @st.composite
 def wrapped(draw: st.DrawFn, tensor: LazyTensor) -> LazyTensor:
     choices = ["flat", "one", "transposed"]
@@ -847,7 +852,7 @@ def wrapped(draw: st.DrawFn, tensor: LazyTensor) -> LazyTensor:
     if tensor.dtype.kind in "iu":
         choices += ["bits"]
     if tensor.dtype.name == "uint8":
-        choices += ["join", "xor", "overlay"]
+        choices += ["join", *(["changes"] if CHANGES else [])]
     kind = draw(st.sampled_from(choices))
     if kind == "bits":
         item = tensor.dtype.itemsize
@@ -856,12 +861,12 @@ def wrapped(draw: st.DrawFn, tensor: LazyTensor) -> LazyTensor:
         return Convert(tensor, Bits(item, shift, width, item), tensor.dtype)
     if kind == "join":
         return Joined((tensor, tensor), Join(((1, 0, 8), (1, 8, 8)), 2), DTYPES["int16"])
-    if kind in ("xor", "overlay"):
+    if kind == "changes":
         wide = Joined((tensor, tensor), Join(((1, 0, 8), (1, 8, 8)), 2), DTYPES["uint16"])
         backwards = View(Convert(wide, Swap(2), wide.dtype), DTYPES["uint8"], (2 * tensor.numel,))
         others = View(Narrow(backwards, 0, tensor.numel, tensor.numel), tensor.dtype, tensor.shape)
-        parts = (tensor, others, tensor) if kind == "xor" else (others, wide, wide)
-        return Joined(parts, Xor(3) if kind == "xor" else Overlay(2), tensor.dtype)
+        changed: LazyTensor = draw(st.sampled_from(CHANGES))(tensor, others, wide)
+        return changed
     if kind == "transposed":
         return Picked(tensor, 0, tensor.shape[::-1], contiguous_strides(tensor.shape)[::-1])
     if kind == "flat":

@@ -20,7 +20,7 @@ from ckptconv.outputs import selection
 from ckptconv.outputs.computed import Again, Computing, From
 from ckptconv.outputs.naming import Named, named
 from ckptconv.storage.strict_json import OrNull
-from ckptconv.structure import torchao
+from ckptconv.structure import parted
 from ckptconv.structure.choice import Choice
 from ckptconv.tensors import casting
 from ckptconv.tensors.computing import Joined, WeightedSum
@@ -208,7 +208,7 @@ def _averages(own: Named, source: Source, options: Options) -> Named:
         theirs = own if each is None else named(each, options)
         flat = theirs.described.tensors
         chosen = {name: flat[name] for name in selection.matching(flat, Choice(options.include, options.exclude))}
-        fixed = theirs.described.fixed | torchao.parts_of(theirs.described.quantized)
+        fixed = theirs.described.fixed | parted.parts_of(theirs.described.quantized)
         terms.append(Term((each or source).path, chosen, fixed, theirs.ties, theirs.optimizers))
     dtype = options.dtype or source.defaults.dtype
     stored_as = functools.partial(selection.goal, dtype=dtype, widen_only=source.defaults.dtype == dtype == "float32")

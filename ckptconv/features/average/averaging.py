@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.conversion import convert
@@ -64,7 +64,7 @@ def average(
     given: dict[str, Any] = {**options}
     weights, decay, base = (given.pop(name, None) for name in ("weights", "ema", "minus"))
     paths, minus = listed(steps, "There is no checkpoint to average."), normalize(base) if base else ""
-    if len(paths) == 1 and not minus and isinstance(output, LastWord) and look(normalize(output)).kind != "missing":
+    if len(paths) == 1 and not minus and isinstance(output, LastWord) and _exists(output, given):
         raise taken_for_input(output)
     weights, over = weighted(len(paths), weights, decay, bool(minus))
     chosen = Options(**given)
@@ -82,3 +82,7 @@ def average(
         executor=executor,
         **given,
     )
+
+
+def _exists(path: str, given: Mapping[str, Any]) -> bool:
+    return look(normalize(path), dict(Options(**given).storage_options)).kind != "missing"

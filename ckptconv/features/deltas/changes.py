@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptconv.errors import CorruptError, UsageError
+from ckptconv.features.deltas.kernels import Overlay, Xor
+from ckptconv.features.deltas.overwriting import UNIT
 from ckptconv.features.deltas.reading import INDEX, OVERWRITE, XOR, ZSTD, Delta, read_delta
 from ckptconv.formats.source import Source
 from ckptconv.options.table import Options
@@ -19,8 +21,7 @@ from ckptconv.outputs.computed import Again, Computing, From
 from ckptconv.outputs.selected import Selected
 from ckptconv.plan import FilePlan, Literal, identify
 from ckptconv.storage.location import Location
-from ckptconv.storage.overwriting import UNIT
-from ckptconv.tensors.computing import Joined, Overlay, Xor
+from ckptconv.tensors.computing import Joined
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor, Stored, View
 from ckptconv.tensors.moves import File, Packed

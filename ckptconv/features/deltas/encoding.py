@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ckptconv.comparison.reading import Pair
 from ckptconv.errors import UnsupportedError
+from ckptconv.features.deltas.overwriting import CHANGE, NUMBER
 from ckptconv.features.deltas.reading import ENCODINGS, MOST_OVERWRITTEN, OVERWRITE, XOR
 from ckptconv.storage.digests import hasher
 from ckptconv.storage.files import DescriptorReader
-from ckptconv.storage.overwriting import CHANGE, NUMBER
 from ckptconv.storage.spool import Spool
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.float_formats import numpy_module

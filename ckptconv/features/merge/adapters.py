@@ -126,6 +126,7 @@ class _Work:
                 f"The head that is tied to {embedding!r} changes with it, as where PEFT merges them; in the training "
                 "it did not."
             )
+        self._check_saved(modules)
         self._placed = placed(adapter, self._base.tensors, self._base.path, modules)
         names = [f"{module}.{stack}" for module, stacks in self._placed.stacks.items() for stack in stacks]
         adapted = [module for module, each in modules.items() if each.factors]
@@ -164,6 +165,33 @@ class _Work:
         lacking = [name for name, each in adapted.items() if adapter.scale.dora and each.lengths is None]
         if lacking:
             raise CorruptError(f"{self._path} has no DoRA lengths of {some(lacking, 3)}.")
+        self._check_targets(adapted)
+
+    def _check_targets(self, adapted: Mapping[str, Module]) -> None:
+        """Raise CorruptError for factors that PEFT does not load, and for modules that were trained whole and are not
+        there."""
+        adapter = self._adapter
+        holders = [parameter.rpartition(".")[0] for parameter in adapter.parameters]
+        # What is tied to a target is adapted as one with it.
+        apart = [*holders, *([HEAD] if adapter.tied else [])]
+        targeted = [each.attention or module for module, each in adapted.items() if not _ends(module, apart)]
+        if left_out := adapter.targets.left_out(targeted):
+            raise CorruptError(
+                f"{self._path} has factors of {some(left_out, 3)}, which its configuration does not have adapted: PEFT "
+                "leaves them out.",
+                "Correct target_modules in the configuration, or take the factors out.",
+            )
+
+    def _check_saved(self, modules: Mapping[str, Module]) -> None:
+        """Raise CorruptError if a module of the base was trained whole, and is not in the adapter."""
+        whole = [f".{module}." for module, each in modules.items() if each.whole]
+        for name in () if self._adapter.tied else self._adapter.saved:
+            within = f".{name}."
+            if any(within in f".{each}" for each in self._base.tensors) and not any(within in each for each in whole):
+                raise CorruptError(
+                    f"{self._path} lacks {name!r}, which its configuration says was trained whole.",
+                    "Save the adapter again with PEFT's save_pretrained.",
+                )
 
     def _untie(self, head: Head) -> None:
         """Give the head a tensor of its own, that of the embedding as it is now."""
@@ -623,3 +651,7 @@ def _added(base: LazyTensor, left: LazyTensor, right: LazyTensor, scale: float, 
     rows, columns = (1, 0) if turned else (0, 1)
     axes = (Axis(0), Axis(1)), (Axis(rows), Axis(0, 0)), (Axis(0, 0), Axis(columns))
     return Tiled((base, left, right), axes, LowRank(scale), _F64, base.shape, (0, 0))
+
+
+def _ends(name: str, ends: Sequence[str]) -> bool:
+    return any(name == end or name.endswith(f".{end}") for end in ends)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, UnsupportedError, UsageError
+from ckptconv.features.merge.targets import Targets, read_targets
 from ckptconv.formats import companions, configs
 from ckptconv.formats.adapter_names import other_program
 from ckptconv.formats.companions import ADAPTER_CONFIG
@@ -67,7 +68,8 @@ class Adapter(NamedTuple):
     `turned`: its configuration says that the base stores matrices transposed. `parameters` are the ends of the names of
     those that it adapts by themselves, not as weights of modules; `saved` the ends of the names of modules that were
     trained whole. `tokens` are the rows that were trained of a module, by the end of its name, "" for the embedding.
-    `tied`: what the base ties was trained as one. `has_bias`: the factors have a bias.
+    `tied`: what the base ties was trained as one. `has_bias`: the factors have a bias. `targets` are the modules that
+    are adapted.
     """
 
     source: Source
@@ -79,6 +81,7 @@ class Adapter(NamedTuple):
     tokens: Mapping[str, tuple[int, ...]] = {}
     tied: bool = False
     has_bias: bool = False
+    targets: Targets = Targets()
 
 
 class Merge(NamedTuple):
@@ -137,6 +140,7 @@ def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
         _tokens(said),
         said.flag("ensure_weight_tying"),
         said.flag("lora_bias"),
+        read_targets(said.told, file),
     )
 
 

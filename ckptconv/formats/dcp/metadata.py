@@ -22,8 +22,8 @@ from ckptconv.pickles.nodes import Global, Opaque, TorchConstant
 from ckptconv.pickles.vocabulary import Builder, Constructor, MalformedError, Vocabulary
 from ckptconv.storage.inside import check_inside
 from ckptconv.storage.paths import dirname
-from ckptconv.structure.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.dtypes import DTYPES, DType
+from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.lazy import Stored
 from ckptconv.text import brief, quoted, some
 

@@ -20,7 +20,7 @@ from ckptconv.storage import strict_json
 from ckptconv.storage.coalesce import DESCRIPTIONS, max_gap
 from ckptconv.storage.location import Location
 from ckptconv.storage.spool import SpoolingReaders
-from ckptconv.structure import torchao
+from ckptconv.structure import parted
 from ckptconv.tensors import casting
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor, Stored, same_bytes, untagged
@@ -61,7 +61,7 @@ def with_weights(source: Source, dtype: str, storage_options: Mapping[str, Any],
 
 
 def _without_quantization(remarks: Mapping[str, str]) -> dict[str, str]:
-    return {key: text for key, text in torchao.without(remarks).items() if key != COMFY}
+    return {key: text for key, text in parted.without(remarks).items() if key != COMFY}
 
 
 def _notes(quantized: Quantized, made: _Weights, anew: bool) -> Iterator[str]:
@@ -180,23 +180,24 @@ def _in_parts(
 ) -> tuple[Mapping[Any, Any], dict[str, Mapping[str, Any]]]:
     """Return `items` with torchao's tensors in their parts, and {module: what torchao says of its weight}."""
     made: dict[Any, Any] = {}
-    described = torchao.read(metadata, [name for name in items if type(name) is str])
+    described = parted.read(metadata, [name for name in items if type(name) is str])
     for name, value in items.items():
-        if not isinstance(value, Composite) or not torchao.is_stored_in_parts(value.kind):
+        parting = parted.of_class(value.kind) if isinstance(value, Composite) else None
+        if parting is None:
             made[name] = value
             continue
-        told = torchao.described(value.kind, value.parts)
+        told = parting.described(value.kind, value.parts)
         if told is None:
             raise UnsupportedError(
                 f"The quantized weight {name!r} is of torchao's class {value.kind}, with attributes that are not known."
             )
         described[name] = told
         own = value.parts["attributes"]
-        made.update((torchao.prefix_of(name) + part, own[part]) for part in told.parts)
+        made.update((parted.prefix_of(name) + part, own[part]) for part in told.parts)
     return (made if described else items), _layers(described)
 
 
-def _layers(described: Mapping[str, torchao.QuantizedTensor]) -> dict[str, Mapping[str, Any]]:
+def _layers(described: Mapping[str, parted.PartedTensor]) -> dict[str, Mapping[str, Any]]:
     """Return {module: what torchao says of its weight}."""
     layers: dict[str, Mapping[str, Any]] = {}
     for name, told in described.items():
@@ -208,7 +209,7 @@ def _layers(described: Mapping[str, torchao.QuantizedTensor]) -> dict[str, Mappi
 def surveyed(
     source: Source,
     tensors: Mapping[str, LazyTensor],
-    described: Mapping[str, torchao.QuantizedTensor],
+    described: Mapping[str, parted.PartedTensor],
     storage_options: Mapping[str, Any],
 ) -> joining.Found:
     """Return which weights are quantized among `tensors` of `source`; `described` are those of torchao in a pickle.
@@ -216,7 +217,7 @@ def surveyed(
     Raise as `joining.found` does.
     """
     told = read_configurations(source, storage_options).told(source.metadata)
-    layers = _layers({**torchao.read(source.metadata, tensors), **described})
+    layers = _layers({**parted.read(source.metadata, tensors), **described})
     if layers:
         told = told._replace(method="torchao", layers=layers)
     return joining.found(tensors, told, lambda wanted: read_small(wanted, storage_options))

@@ -20,7 +20,7 @@ from ckptconv.formats.chunks import ChunkTile, Shape
 from ckptconv.formats.dcp.metadata import named
 from ckptconv.formats.ranks.layouts import Distribution, Mesh, MeshCut, unravelled
 from ckptconv.pickles.nodes import Composite, Opaque, class_of
-from ckptconv.structure.soundness import MAX_BYTES, MAX_DIMS
+from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.lazy import LazyTensor, Stored, Tagged
 from ckptconv.text import brief
 

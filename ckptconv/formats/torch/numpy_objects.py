@@ -13,8 +13,8 @@ from typing import Any
 from ckptconv.pickles import numpy_dtypes
 from ckptconv.pickles.nodes import Global, NumpyArray, NumpyScalar, Opaque
 from ckptconv.pickles.vocabulary import Builder, Constructor, MalformedError
-from ckptconv.structure.soundness import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.dtypes import DTYPES, itemsize_of_components
+from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.lazy import Convert, Inline, LazyTensor
 from ckptconv.tensors.moves import Swap
 from ckptconv.text import brief

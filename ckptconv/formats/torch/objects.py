@@ -30,15 +30,8 @@ from ckptconv.pickles.nodes import (
     TorchConstant,
 )
 from ckptconv.pickles.vocabulary import Builder, Constructor, Maker, MalformedError, Phrase, RefusedError, Vocabulary
-from ckptconv.structure.soundness import (
-    MAX_BYTES,
-    MAX_DIMS,
-    PACKED,
-    attributes_fault,
-    composite_fault,
-    is_differentiable,
-)
-from ckptconv.tensors.dtypes import DTYPES, DType, itemsize_of_components
+from ckptconv.tensors.dtypes import DTYPES, DType, is_differentiable, itemsize_of_components
+from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.lazy import Convert, LazyTensor, Stored, Tagged, TensorFacts
 from ckptconv.tensors.moves import Cast, Conjugate, Negate
 from ckptconv.text import brief
@@ -47,6 +40,7 @@ _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
 _HOOKS = Global("collections", "OrderedDict")
 # Tensors are many and their shapes few: tensors share the tuples of up to this many shapes.
 _SHAPES_KEPT = 1024
+_INTEGERS = frozenset((int,))
 # Tensor classes, which torch pickled by name until 0.1.10, and classes of Variables, until 0.3.
 _TENSOR_DTYPES = {
     Global(module, f"{kind}Tensor"): DTYPES[STORAGE_DTYPES[kind]]
@@ -108,21 +102,13 @@ class _Tensors:
 
     def geometry(self, size: Any, stride: Any) -> _Geometry:
         # Tuples are hashed only if all their elements are plain integers: hashing others could take forever.
-        if type(size) is tuple and type(stride) is tuple and len(size) == len(stride) <= MAX_DIMS:
-            for number in size:
-                if type(number) is not int:
-                    break
-            else:
-                for number in stride:
-                    if type(number) is not int:
-                        break
-                else:
-                    known = self._kept.get((size, stride))
-                    if known is None:
-                        known = _geometry(size, stride)
-                        if len(self._kept) < _SHAPES_KEPT:
-                            self._kept[size, stride] = known
-                    return known
+        if type(size) is type(stride) is tuple and _INTEGERS.issuperset(map(type, size + stride)):
+            known = self._kept.get((size, stride))
+            if known is None:
+                known = _geometry(size, stride)
+                if len(self._kept) < _SHAPES_KEPT:
+                    self._kept[size, stride] = known
+            return known
         return _geometry(size, stride)
 
     def view(
@@ -236,6 +222,8 @@ class _Tensors:
         if type(storage) is not Storage:
             return _unknown("a quantized tensor", storage)
         packed: dict[str, Any] = {}
+        from ckptconv.structure.soundness import PACKED
+
         if storage.dtype.name in PACKED:
             # Several values share a byte: take the bytes as they are.
             shape, strides, _, extent = self.geometry(size, stride)
@@ -304,6 +292,8 @@ def _composite(kind: str, parts: dict[str, Any]) -> Any:
     for part in parts.values():
         if type(part) is Opaque:
             return NotImplemented
+    from ckptconv.structure.soundness import composite_fault  # most files have none
+
     fault = composite_fault(kind, parts)
     if fault:
         raise MalformedError(f"has a {kind} tensor with {fault}")
@@ -358,9 +348,12 @@ _KINDS = {
 
 def _described(leaf: Any, kind: str, requires_grad: bool | None, attributes: Any) -> Any:
     """Return `leaf` as a tensor of `kind` with `attributes`. `requires_grad` None keeps that of `leaf`."""
-    fault = attributes_fault(kind, attributes)
-    if fault:
-        raise MalformedError(f"has a tensor with {fault}")
+    if attributes is not None:
+        from ckptconv.structure.soundness import attributes_fault
+
+        fault = attributes_fault(kind, attributes)
+        if fault:
+            raise MalformedError(f"has a tensor with {fault}")
     if type(leaf) is Composite:
         parts = dict(leaf.parts)
         if requires_grad is not None:

@@ -26,8 +26,8 @@ from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Limits, MalformedError, 
 from ckptconv.storage.coalesce import coalesced
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
-from ckptconv.structure.soundness import MAX_BYTES
 from ckptconv.tensors.dtypes import DType
+from ckptconv.tensors.geometry import MAX_BYTES
 from ckptconv.tensors.moves import File
 from ckptconv.text import brief
 

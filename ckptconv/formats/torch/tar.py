@@ -25,7 +25,7 @@ from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Constructor, Limits, MalformedError
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
-from ckptconv.structure.soundness import MAX_BYTES, MAX_DIMS
+from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.moves import File
 from ckptconv.text import brief
 

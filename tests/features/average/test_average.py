@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -16,6 +17,7 @@ from checkpoints import ZERO, ckptconv_here, contents
 from dcp_checkpoints import checkpoint_of
 from effort import examples
 from faults import other_fields
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -367,3 +369,27 @@ def test_a_model_to_publish_has_the_configuration_of_the_last() -> None:
     assert json.loads(Path("out/config.json").read_text()) == {"seed": 1}
     assert load_file("out/model.safetensors").keys() == model(0).keys()
     assert report.averaged == ["step0", "step1"]
+
+
+class Guarded(MemoryFileSystem):
+    """A store that answers nobody without its token."""
+
+    protocol, cachable, store = "guarded", False, {}
+
+    def __init__(self, token: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        if not token:
+            raise PermissionError("no token")
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.replace("guarded://", "memory://")))
+
+
+def test_a_last_word_is_looked_up_with_the_settings_of_its_store() -> None:
+    fsspec.register_implementation("guarded", Guarded, clobber=True)
+    save_file(model(1), "a.safetensors")
+    Guarded(token="t").pipe("/kept/b.safetensors", Path("a.safetensors").read_bytes())
+    words = ("average", "a.safetensors", "guarded://kept/b.safetensors")
+    ckptconv_here(*words, "--storage-options", '{"token": "t"}').refused(2, "is no earlier output", "-o")
+    assert Guarded(token="t").cat("/kept/b.safetensors") == Path("a.safetensors").read_bytes()

@@ -18,10 +18,8 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import ckptconv, ckptconv_forked, ckptconv_here
-from counting import COUNTED
-from prepared import Process, prepared
+from processes import COUNTED, Process, prepared, shown_on
 from safetensors.torch import load_file, save_file
-from terminal import shown_on
 
 from ckptconv.options.table import OPTIONS
 

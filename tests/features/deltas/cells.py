@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 
 import ckptconv
 from ckptconv.features.deltas.comparing import COMPARING as OF_DIFF
+from ckptconv.features.deltas.kernels import Overlay, Xor
 from ckptconv.features.deltas.options import PATCHING
+from ckptconv.tensors.computing import Joined
+from ckptconv.tensors.dtypes import DTYPES
+from ckptconv.tensors.lazy import Inline, LazyTensor
 
 # Options of commands that no other command has, by the beginning of the command.
 FLAGS = {"patch": (PATCHING,)}
@@ -27,6 +34,58 @@ def _patch(here: Path, base: str, out: Path) -> None:
 
 # A way to compute, and what shows it.
 COMPUTING: dict[str, tuple[Callable[..., object], str]] = {"patch": (_patch, "a")}
+
+
+OCTETS = Inline(bytes(range(1, 33)), DTYPES["uint8"], (32,))
+PAIRS = Inline(bytes(range(64)), DTYPES["uint16"], (32,))
+# A tensor of each kernel.
+SAMPLES: dict[type[Any], LazyTensor] = {
+    Xor: Joined((OCTETS, OCTETS, OCTETS), Xor(3), DTYPES["uint8"]),
+    Overlay: Joined((OCTETS, PAIRS), Overlay(1), DTYPES["uint8"]),
+}
+# How each is joined of bytes, others of the same shape, and pairs of bytes; and what it makes of their bytes.
+CHANGES: list[Callable[..., LazyTensor]] = [
+    lambda one, other, pairs: Joined((one, other, one), Xor(3), one.dtype),
+    lambda one, other, pairs: Joined((other, pairs, pairs), Overlay(2), one.dtype),
+]
+
+
+def _laid_over(parts: Any) -> Any:
+    made, *layers = parts
+    for units in layers:
+        made = made & ~units[..., 1:] | units[..., :1] & units[..., 1:]
+    return made
+
+
+CHANGED: dict[type[Any], Callable[[Any], Any]] = {Xor: np.bitwise_xor.reduce, Overlay: _laid_over}
+
+
+def _xor_of(kernel: Xor, data: Any) -> Any:
+    blocks = (block.tolist() for block in np.split(data, kernel.blocks))
+    return np.array([functools.reduce(operator.xor, each) for each in zip(*blocks, strict=True)], "u1")
+
+
+def _overlay_of(kernel: Overlay, data: Any) -> Any:
+    data, *layers = np.split(data, [len(data) * (1 + 2 * n) // (1 + 2 * kernel.layers) for n in range(kernel.layers)])
+    for units in layers:
+        rows = zip(data, units[::2], units[1::2], strict=True)
+        data = np.array([(b | m) ^ (m & ~v) for b, v, m in rows], "u1")
+    return data
+
+
+# What each makes of the bytes of a move, byte by byte.
+EVALUATED: dict[type[Any], Callable[[Any, Any], Any]] = {Xor: _xor_of, Overlay: _overlay_of}
+# Expressions that cannot be, and why.
+REFUSED_KERNELS = {
+    "a difference of other parts": (
+        ["joined", [["zeros", "uint8", [4]], ["zeros", "uint8", [4]]], ["xor", 1 << 62], "uint8"],
+        "does not make",
+    ),
+    "changes of other bytes": (
+        ["joined", [["zeros", "uint8", [4]], ["zeros", "uint16", [5]]], ["overlay", 1 << 60], "uint8"],
+        "does not make",
+    ),
+}
 
 
 def _of_delta(place: Path) -> Path:

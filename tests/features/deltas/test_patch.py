@@ -19,11 +19,11 @@ import pytest
 import torch
 import zstandard
 from checkpoints import ckptconv_here, contents
-from crashes import CALLS, counted, failing, in_child
 from effort import examples
 from faults import one_bit, spoiled
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from processes import CALLS, before_call, failing, in_child
 from safetensors.numpy import load_file as load_bytes
 from safetensors.numpy import save_file as save_bytes
 from safetensors.torch import load_file, save_file
@@ -43,10 +43,9 @@ from ckptconv import (
 )
 from ckptconv.comparison import reading
 from ckptconv.comparison.reading import Pair
-from ckptconv.features.deltas import encoding
+from ckptconv.features.deltas import encoding, overwriting
+from ckptconv.features.deltas.kernels import Overlay, Xor
 from ckptconv.options.table import OPTIONS
-from ckptconv.storage import overwriting
-from ckptconv.tensors.computing import Overlay, Xor
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import Zeros
 
@@ -690,7 +689,7 @@ def test_a_kill_leaves_the_whole_output_or_none(command: str, pair: tuple[Path, 
 
     def run(after: int) -> int:
         def work() -> None:
-            counted(after, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            before_call(after, lambda: os.kill(os.getpid(), signal.SIGKILL))
             if command == "diff":
                 diff(*pair, delta=made)
             else:

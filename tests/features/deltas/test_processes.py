@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import ckptconv_here
-from counting import COUNTED
-from prepared import prepared
+from processes import COUNTED, prepared
 from safetensors.torch import save_file
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 # The program itself, to which all files are large; it says at its end how often it forked.
-LARGE = "from ckptconv.comparison import reading\nreading._WORTH_PROCESSES = 0\n" + COUNTED.format(before="pass")
+LARGE = "from ckptconv.comparison import reading\nreading.WORTH_PROCESSES = 0\n" + COUNTED.format(before="pass")
 WHAT_VARIES = ("seconds", "peak_rss_bytes")
 
 

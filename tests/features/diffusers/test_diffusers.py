@@ -314,3 +314,13 @@ def test_a_model_without_weights_is_refused(pipeline: Path) -> None:
     with pytest.raises(UnsupportedError, match="unet is a folder for a UNet2DConditionModel, and holds no weights"):
         convert(pipeline)
     assert not (pipeline.parent / "out").exists()
+
+
+def test_without_models_there_has_to_be_something_to_copy(tmp_path: Path) -> None:
+    place = tmp_path / "settings"
+    place.mkdir()
+    (place / "model_index.json").write_text("{}")
+    for options in ({"output": place}, {"output": tmp_path / "out", "copy_config": False}):
+        with pytest.raises(UsageError, match="has no model"):
+            ckptconv.convert(place, **options)
+    assert contents(place) == {"model_index.json": b"{}"}

@@ -14,7 +14,7 @@ import torch
 from checkpoints import DATA, ZERO, ckptconv_forked, ckptconv_here
 from features.hub.server import TOKEN, Hub, hub_server
 from huggingface_hub import HfFileSystem, constants
-from prepared import prepared
+from processes import prepared
 from safetensors.torch import load_file, save
 from samples import saved
 

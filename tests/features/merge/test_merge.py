@@ -400,7 +400,19 @@ WRONG: dict[str, tuple[Change, type[Exception], str]] = {
         UnsupportedError,
         r"adapter_config.json has patterns that are no regular expressions: '\('",
     ),
-}
+    "factors that are not targeted": (lambda t, c: c.update(target_modules=["b"]), CorruptError, "has factors of 'a'"),
+    "factors that an expression leaves out": (
+        lambda t, c: c.update(target_modules="x.*|ab"), CorruptError, "PEFT leaves them out",
+    ),
+    "factors that are left out by name": (
+        lambda t, c: c.update(target_modules=["a"], exclude_modules="a"), CorruptError, "PEFT leaves them out",
+    ),
+    "an expression that is none": (lambda t, c: c.update(target_modules="("), UnsupportedError, "target_modules"),
+    "targets that are a number": (lambda t, c: c.update(target_modules=3), UnsupportedError, "not understood"),
+    "a module that was trained whole and is not there": (
+        lambda t, c: c.update(modules_to_save=["b"]), CorruptError, "lacks 'b', which its configuration says",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -411,6 +423,27 @@ def test_what_does_not_fit_is_refused(wrong: str) -> None:
     with pytest.raises(kind, match=words):
         merge(model(), adapter(tensors, **config), "out")
     assert not Path("out").exists()
+
+
+# What a configuration says of the layers that are adapted, and the layers whose factors PEFT loads.
+LAYERS: tuple[tuple[dict[str, Any], set[int]], ...] = (
+    ({}, {0, 1, 12}),
+    ({"layers_to_transform": 1}, {1}),
+    ({"layers_to_transform": [0, 12], "layers_pattern": "layers"}, {0, 12}),
+    ({"layers_to_transform": [1], "layers_pattern": ["blocks"]}, set()),
+    ({"layers_to_transform": []}, {0, 1, 12}),
+)
+
+
+@pytest.mark.parametrize(("said", "loaded"), LAYERS)
+def test_factors_of_layers_that_peft_does_not_load_are_refused(said: dict[str, Any], loaded: set[int]) -> None:
+    for layer in (0, 1, 12):
+        module = f"m.layers.{layer}.q"
+        base = model(**{f"{module}.weight": random(6, 5)})
+        given = adapter(factors(module, 6, 5), f"of-{layer}", target_modules=["q"], **said)
+        ended = ckptconv_here("merge", base, given, "-o", f"out-{layer}")
+        assert ended.code == (0 if layer in loaded else 4), ended.err
+        assert layer in loaded or f"has factors of '{module}'" in ended.err
 
 
 def test_an_adapter_has_a_configuration() -> None:
@@ -714,7 +747,8 @@ def test_a_head_that_nothing_names_is_not_added() -> None:
 HOSTILE = [None, 0, -1, 1e400, "x" * 10_000, [[]], {"a": {"b": []}}, [1, "a"], True, 10**4000]
 KEYS = [
     "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "fan_in_fan_out", "lora_bias",
-    "target_parameters", "modules_to_save", "trainable_token_indices", "ensure_weight_tying", "init_lora_weights",
+    "target_parameters", "modules_to_save", "target_modules", "exclude_modules", "layers_to_transform",
+    "layers_pattern", "trainable_token_indices", "ensure_weight_tying", "init_lora_weights",
     "peft_type", "task_type", "arrow_config", "layer_replication",
 ]  # fmt: skip
 

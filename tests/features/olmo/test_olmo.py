@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import ckptconv_here, done, torch_loaded
+from compare import assert_same
 from safetensors.torch import save_file
-from strict import assert_same
 
 from ckptconv import CorruptError, UnsafeError
 from ckptconv.features.olmo import names as olmo

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from features.s3.server import S3, OnS3, proxy_to
-from prepared import PROGRAM, Process, prepared
+from processes import PROGRAM, Process, prepared
 from remote import Proxy
 from stores import COUNT, INDEX, SHARD_OF_SIX, Output, is_model, of_six
 

@@ -18,7 +18,7 @@ from attacks.live import PAYLOADS, SYSTEM
 from checkpoints import ckptconv_here
 from features.scan.unknown import HIDDEN, RUNNERS, STOP, wrapper
 from features.scan.verdicts import fails, found
-from prepared import prepared
+from processes import prepared
 
 import ckptconv
 from ckptconv.features.scan import survey

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from features.scan.sampling import Sampler
 from features.scan.verdicts import found
-from prepared import prepared
+from processes import prepared
 
 # What comes with every installation that runs these tests.
 ROOTS = frozenset({"numpy", "torch", *sys.stdlib_module_names})

@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dist_checkpoint
 from checkpoints import bits, ckptconv_here, done
+from compare import assert_same
 from dcp_checkpoints import DCP, checkpoint_of, converted, expected_of, refused
 from effort import every
 from safetensors import safe_open
 from safetensors.torch import load_file
-from strict import assert_same
 
 import ckptconv
 from ckptconv.engine.execute import carry_out

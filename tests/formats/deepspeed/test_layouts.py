@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import assert_same, bits, ckptconv_here, load_with_aliases
-from counting import counted
 from effort import every, examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from processes import counted
 from safetensors.torch import load_file
 from zero_writer import (
     NEWEST,

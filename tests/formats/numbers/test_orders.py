@@ -74,8 +74,9 @@ def test_a_trainer_s_checkpoint_has_the_order_of_its_architecture(tmp_path: Path
         run = ckptconv_here("convert", step, tmp_path / f"{name}-alone")
         assert "optimizer.pt; --optimizer PATH converts its states" in run.out
         states = ["--optimizer", step / "optimizer.pt", "--optimizer-key", "optim"]
-        run = ckptconv_here("safetensors2dcp", step / "model.safetensors", tmp_path / f"{name}-dcp", *states)
+        run = ckptconv_here("safetensors2dcp", step, tmp_path / f"{name}-dcp", *states)
         assert run.code == 0, run.err
+        assert "--optimizer PATH" not in run.out
         with ckptconv.open(tmp_path / f"{name}-dcp") as checkpoint:
             assert_same(dict(checkpoint.optimizer.get_tensors()), expected)
         shutil.copy(step / "config.json", tmp_path / "config.json")

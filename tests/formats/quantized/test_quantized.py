@@ -5,6 +5,7 @@ The checkpoints in `tests/data/quantized` are rows of those that each program wr
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -30,6 +31,8 @@ CASES = sorted(path.name for path in QUANTIZED.iterdir() if (path / "expected.sa
 NAME = "model.layers.0.self_attn.q_proj.weight"
 SCALE = f"{NAME}_scale_inv"
 FP8: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+# Files of tensors that a library stores in parts, without their suffixes.
+PARTED: dict[str, Path] = {case: file for found in of_features("PARTED") for case, file in found.items()}
 
 
 def bits(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
@@ -109,14 +112,14 @@ def test_float32_is_the_product_itself(tmp_path: Path) -> None:
     assert torch.equal(made.half().bfloat16(), rounded)
 
 
-@every("case", ["float8", "int8", "intx"])
-def test_tensors_of_torchao_are_weights_in_both_its_files(case: str, tmp_path: Path) -> None:
-    parts = load_file(DATA / "torchao" / f"{case}.safetensors")
+@every("file", PARTED.values())
+def test_tensors_stored_in_parts_are_weights_in_both_their_files(file: Path, tmp_path: Path) -> None:
+    parts = load_file(f"{file}.safetensors")
     codes, zero = (parts.get(f"0._weight_{part}", torch.zeros(1)).float() for part in ("qdata", "zero_point"))
     expected = ((codes - zero) * parts["0._weight_scale"].float()).bfloat16()
     for ending in ("safetensors", "pt"):
         output = tmp_path / f"{ending}.safetensors"
-        ckptconv.convert(DATA / "torchao" / f"{case}.{ending}", output, dequantize=True, verify=True)
+        ckptconv.convert(f"{file}.{ending}", output, dequantize=True, verify=True)
         made = load_file(output)
         assert made.keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
         assert bits({"": made["0.weight"]}) == bits({"": expected})
@@ -125,10 +128,11 @@ def test_tensors_of_torchao_are_weights_in_both_its_files(case: str, tmp_path: P
             assert "tensor_names" not in opened.metadata()
 
 
-def test_scales_that_torchao_has_shuffled_are_refused(tmp_path: Path) -> None:
-    for ending in ("safetensors", "pt"):
-        with pytest.raises(UnsupportedError, match=r"0\.weight"):
-            ckptconv.convert(DATA / "torchao" / f"mx.{ending}", tmp_path / "out", dequantize=True)
+def test_scales_that_are_shuffled_are_refused(tmp_path: Path) -> None:
+    for file in itertools.chain(*of_features("SHUFFLED")):
+        for ending in ("safetensors", "pt"):
+            with pytest.raises(UnsupportedError, match=r"0\.weight"):
+                ckptconv.convert(f"{file}.{ending}", tmp_path / "out", dequantize=True)
 
 
 # -------------------------------------------------------------------------------------------------- what is left behind
@@ -258,8 +262,8 @@ def test_inspect_says_what_is_quantized() -> None:
     assert told["formats"]["NVFP4"] == {"weights": 1, "parameters": 48 * 64, "bits_per_weight": 4.51}
     assert told["formats"]["FP8"]["weights"] == 1
     assert "quantized" not in ckptconv.inspect(QUANTIZED / "not-quantized").to_dict()
-    for ending in ("safetensors", "pt"):
-        summary = ckptconv.inspect(DATA / "torchao" / f"int8.{ending}")
+    for ending in ("safetensors", "pt") if "int8" in PARTED else ():
+        summary = ckptconv.inspect(f"{PARTED['int8']}.{ending}")
         assert summary.to_dict()["quantized"]["formats"]["torchao int8"]["parameters"] == 8 * 32
         assert not summary.warnings
 

@@ -26,9 +26,9 @@ from attacks.assemble import (
     zipped,
 )
 from checkpoints import ckptconv_here, done, torch_loaded
+from compare import same
 from effort import every
 from safetensors.torch import load_file
-from torch_reference import same
 
 from ckptconv.formats.torch.file import read_torch
 

@@ -29,9 +29,8 @@ from attacks.assemble import (
     text,
     zipped,
 )
+from compare import bits, evaluate
 from effort import every
-from evaluate import evaluate
-from torch_reference import bits
 
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.torch.zip import read_zip

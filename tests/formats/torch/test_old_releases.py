@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoints import DATA, ckptconv_here, done, torch_loaded
+from compare import bits, evaluate, same
 from effort import every
-from evaluate import evaluate
-from torch_reference import bits, same
 
 from ckptconv.formats.torch.file import read_torch
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import DATA, ckptconv_here, done
+from compare import evaluate
 from effort import every
-from evaluate import evaluate
 from safetensors.numpy import load_file
 
 from ckptconv.errors import CorruptError, UnsupportedError

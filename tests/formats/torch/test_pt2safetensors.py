@@ -30,11 +30,11 @@ from checkpoints import (
     torch_file,
     torch_loaded,
 )
+from compare import assert_same as assert_same_tree
 from effort import every, examples
 from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from strict import assert_same as assert_same_tree
 
 import ckptconv as library
 from ckptconv.tensors.dtypes import DTYPES

@@ -14,10 +14,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from checkpoints import assert_same, ckptconv_here, done, load_with_aliases
+from compare import bits, evaluate, same
 from effort import every
-from evaluate import evaluate
 from torch import nn
-from torch_reference import bits, same
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch.container import TorchFile

@@ -15,12 +15,12 @@ import fsspec
 import pytest
 import torch
 from checkpoints import ZERO, Run, assert_same, ckptconv_here, done, load_with_aliases, metadata_of
+from compare import Attack, numbers
 from effort import every, examples
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
-from torch_reference import Attack, numbers
 
 import ckptconv as library
 

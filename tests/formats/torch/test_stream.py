@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 import torch
+from compare import SAVABLE, bits, evaluate, numbers, same
 from containers import ContainerSuite, refusal
 from effort import every
-from evaluate import evaluate
 from torch import nn
-from torch_reference import SAVABLE, bits, numbers, same
 
 from ckptconv.errors import CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch import container as torch_container

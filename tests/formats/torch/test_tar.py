@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from compare import bits, evaluate, numbers, same
 from containers import ContainerSuite, refusal
 from effort import TIMES, every
-from evaluate import evaluate
 from tar_writer import CLASSES, Part, Writer, pack, storages, tensors
 from torch import nn
-from torch_reference import bits, numbers, same
 
 from ckptconv.errors import UnsupportedError
 from ckptconv.formats.torch.file import read_torch

@@ -19,10 +19,10 @@ from attacks.assemble import Member, mapped, members, name, pickled, streamed, t
 from attacks.corpus import DONE, W_STREAM, M, P
 from attacks.readers import READERS, THREE, entry, record, tar
 from checkpoints import ckptconv_here
+from compare import same
 from effort import every, examples
 from hypothesis import given
 from hypothesis import strategies as st
-from torch_reference import same
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch import script as torch_script

@@ -21,13 +21,12 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import ckptconv_here
+from compare import SAVABLE, bits, evaluate, numbers, same
 from containers import ContainerSuite
 from effort import every, examples
-from evaluate import evaluate
 from hypothesis import given, note
 from hypothesis import strategies as st
 from torch import nn
-from torch_reference import SAVABLE, bits, numbers, same
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch import objects as torch_objects

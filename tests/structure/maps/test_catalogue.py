@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from compare import evaluate
 from effort import every
-from evaluate import evaluate
 from safetensors.numpy import load_file
 
 from ckptconv.errors import UsageError

@@ -18,16 +18,17 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
-from checkpoints import DATA, ZERO, ckptconv_here, contents
+from checkpoints import COMMAND, DATA, ZERO, ckptconv_here, contents
 from dcp_checkpoints import checkpoint_of
 from jsonschema import Draft202012Validator
-from prepared import PROGRAM, Process, prepared
+from processes import PROGRAM, Process, prepared
 from remote import a_model
+from safetensors.torch import save_file
 
 import ckptconv
 from ckptconv.errors import StoppedError
-from ckptconv.library import server
-from ckptconv.library.server import Server
+from ckptconv.features.serve import server
+from ckptconv.features.serve.server import Server
 from ckptconv.library.virtual import VirtualFiles
 
 MIB = 1 << 20
@@ -124,7 +125,7 @@ def raw(address: Server, data: bytes) -> bytes:
 @pytest.fixture
 def online(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let huggingface_hub ask servers, whatever tests of other modules have said."""
-    constants = pytest.importorskip("huggingface_hub").constants
+    constants = pytest.importorskip("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 
@@ -460,3 +461,14 @@ def test_what_cannot_be_served(place: Path, served: Server) -> None:
         assert run.code == code, run
         assert message in run.err
     assert ckptconv_here("serve", place / "none").code == 2
+
+
+def test_a_lone_shard_is_not_served_as_the_model(tmp_path: Path) -> None:
+    path = tmp_path / "model-00002-of-00002.safetensors"
+    save_file({"w": torch.ones(3)}, path)
+    ckptconv_here("serve", path).refused(5, path, "--alone")
+
+
+def test_it_reads_any_checkpoint_as_a_conversion_does() -> None:
+    opening = {"--tag", "--exclude-frozen-parameters", "--master", "--unstack", "--raw", "--inert"}
+    assert opening <= {flag for each in COMMAND.commands["serve"].params for flag in each.opts}

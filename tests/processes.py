@@ -1,39 +1,49 @@
-"""Processes that start at once: servers that have everything imported already, and fork for each call.
+"""Processes that start at once, are killed at any moment, and are counted: their calls, their files, what they show.
 
-    python prepared.py ADDRESS [MODULE ...]     started by `prepared`
+    python processes.py ADDRESS [MODULE ...]     started by `prepared`
 
-What a call is given goes to the child: code, arguments, directory, environment, and the streams themselves. It has a
-process number of its own, and takes signals. Where it matters what a new interpreter is (its memory, what it has
-imported, the moments before it hears signals, its standard streams), the usual one is started.
+A server has everything imported already, and forks for each call. What a call is given goes to the child: code,
+arguments, directory, environment, and the streams themselves. It has a process number of its own, and takes signals.
+Where it matters what a new interpreter is (its memory, what it has imported, the moments before it hears signals, its
+standard streams), the usual one is started.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import cProfile
 import functools
 import importlib
 import json
 import os
 import pkgutil
+import pty
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import traceback
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from fcntl import ioctl
 from io import TextIOWrapper
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import ckptconv
 from ckptconv.cli import commands
 from ckptconv.process import settled
 from ckptconv.tensors.float_formats import numpy_module
+
+if TYPE_CHECKING:
+    import pytest
 
 PROGRAM = "import sys; from ckptconv.__main__ import main; main()"
 _CALLING = f"""#!{{python}} -IS
@@ -278,6 +288,156 @@ def _ended(code: str) -> int:
             return 1
         return ended.code or 0
     return 0
+
+
+# What changes something on the disk.
+CALLS = ("open", "pwrite", "write", "ftruncate", "fsync", "replace", "rename", "unlink", "rmdir", "mkdir")
+
+
+def contents(place: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in place.iterdir() if path.is_file()}
+
+
+def in_child(work: Callable[[], Any]) -> int:
+    """Run `work` in a child process; how it ended."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        with contextlib.suppress(BaseException):
+            work()
+            code = 0
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def before_call(at: int, act: Callable[[], None]) -> list[str]:
+    """Have `act` called before the call to the system of this number, from 1; the list holds what was called."""
+    made: list[str] = []
+
+    def wrapped(name: str) -> Callable[..., Any]:
+        call = getattr(os, name)
+
+        def counting(*arguments: Any, **options: Any) -> Any:
+            made.append(name)
+            if len(made) == at:
+                act()
+            return call(*arguments, **options)
+
+        return counting
+
+    for name in CALLS:
+        setattr(os, name, wrapped(name))
+    return made
+
+
+def moments(made: list[str]) -> list[int]:
+    """Numbers of calls before which to kill: of each kind the first, one in the middle, and the last. In a thorough
+    run, of all."""
+    from effort import TIMES
+
+    if TIMES > 1:
+        return [*range(1, len(made) + 1)]
+    found = set()
+    for name in CALLS:
+        places = [number for number, each in enumerate(made, 1) if each == name]
+        found |= set(places[:1] + places[len(places) // 2 :][:1] + places[-1:])
+    return sorted(found)
+
+
+def stepped(after: int) -> list[int]:
+    """Have this process killed when so many functions were called; the list holds how many there were."""
+    made = [0]
+
+    def counting(frame: Any, event: str, argument: Any) -> None:
+        made[0] += 1
+        if made[0] == after:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.setprofile(counting)
+    sys.setprofile(counting)
+    return made
+
+
+@contextlib.contextmanager
+def failing(monkeypatch: pytest.MonkeyPatch, call: str, after: int, error: Exception) -> Iterator[None]:
+    usual = getattr(os, call)
+    left = [after]
+
+    def refused(*arguments: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise error
+        return usual(*arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, refused)
+        yield
+
+
+# The program itself, which says at its end how often it forked. `before` runs before each fork.
+COUNTED = """
+import os, sys
+from ckptconv.__main__ import main
+fork, forks = os.fork, []
+def counted():
+    {before}
+    pid = fork()
+    forks.append(pid)
+    return pid
+os.fork = counted
+try:
+    main()
+finally:
+    print(len(forks), file=sys.stderr)
+"""
+
+
+def counted(work: Callable[[], Any]) -> tuple[int, Any]:
+    """How many functions, of Python's or of C's, are called in this thread while `work` runs; and what it returns."""
+    profile = cProfile.Profile()
+    result = profile.runcall(work)
+    return sum(entry.callcount for entry in profile.getstats()), result
+
+
+def calls(work: Callable[[], Any]) -> int:
+    """How many functions are called in this thread while `work` runs."""
+    return counted(work)[0]
+
+
+def open_files() -> Counter[str]:
+    """The files and directories that this process has open. `open_files() - before` are those it did not have before.
+
+    Sockets are left out: connections of an earlier test to a store end when they have been idle for a while.
+    """
+    found: Counter[str] = Counter()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            found[os.readlink(f"/proc/self/fd/{descriptor}")] += 1
+    return Counter({path: count for path, count in found.items() if path.startswith("/")})
+
+
+def shown_on(master: int) -> str:
+    """What is written to a pseudo-terminal, by its controlling side, until the last that has it open has ended."""
+    shown = b""
+    # Linux reports the end as an error.
+    with contextlib.suppress(OSError):
+        while data := os.read(master, 1 << 16):
+            shown += data
+    os.close(master)
+    return shown.decode()
+
+
+def on_terminal(columns: int, *arguments: object, **environment: str) -> str:
+    """What the command shows on a terminal of so many columns."""
+    master, slave = pty.openpty()
+    ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    clean = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
+    environment = {**clean, "TERM": "xterm-256color", **environment}
+    process = prepared().python(PROGRAM, *arguments, stdout=slave, env=environment)
+    os.close(slave)
+    shown = shown_on(master)
+    assert process.wait() == 0, process.communicate()
+    return shown
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""torchao's quantized tensors in safetensors files: the metadata by which torchao makes them of their parts. Pure.
+"""The metadata by which torchao makes its quantized tensors of the parts in safetensors files. Pure.
 
-Source: torchao/prototype/safetensors/{safetensors_support,safetensors_utils}.py of torchao 0.18. Part `qdata` of the
-tensor `0.weight` is stored as `0._weight_qdata`. The metadata lists all tensors, as JSON, in `tensor_names`, and has an
-entry for each: its class, as `_type`, and unless that is "Tensor", its attributes in `_data`, and the names of its
-parts. torchao's loader takes only names with a dot, of a module and a tensor in it.
+Source: torchao/prototype/safetensors/{safetensors_support,safetensors_utils}.py of torchao 0.18. The metadata lists all
+tensors, as JSON, in `tensor_names`, and has an entry for each: its class, as `_type`, and unless that is "Tensor", its
+attributes in `_data`, and the names of its parts. torchao's loader takes only names with a dot, of a module and a
+tensor in it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptconv.pickles.nodes import Composite, Global, Opaque, Size, TorchConstant
 from ckptconv.storage import strict_json
+from ckptconv.structure.parted import PartedTensor, Parting, prefix_of
 from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.lazy import LazyTensor
 
-_NAMES, _PLAIN = "tensor_names", "Tensor"
+_OF, _NAMES, _PLAIN = "torchao.", "tensor_names", "Tensor"
 _ORDINARY = json.dumps({"_type": _PLAIN})
 _MX, _NVFP4 = "torchao.prototype.mx_formats.mx_tensor", "torchao.prototype.mx_formats.nvfp4_tensor"
 _QUANTIZATION, _WORKFLOWS = "torchao.quantization", "torchao.quantization.quantize_.workflows"
@@ -88,41 +89,19 @@ class _UnknownError(Exception):
     """A value is of no known class."""
 
 
-class QuantizedTensor(NamedTuple):
-    """A quantized tensor: the text of its entry, and the names of its parts."""
-
-    text: str
-    parts: tuple[str, ...]
-
-
 def is_stored_in_parts(cls: str) -> bool:
     """Whether tensors of the class with this full name are stored under torchao's names.
 
     >>> is_stored_in_parts("torchao.quantization.Int8Tensor"), is_stored_in_parts("torch.nn.Parameter")
     (True, False)
     """
-    return cls.startswith("torchao.") and cls.rpartition(".")[2] in _CLASSES
-
-
-def prefix_of(name: str) -> str:
-    """Return what begins the names of a tensor's parts.
-
-    >>> prefix_of("0.weight")
-    '0._weight_'
-    """
-    module, dot, own = name.rpartition(".")
-    return f"{module}{dot}_{own}_"
-
-
-def parts_of(known: Mapping[str, QuantizedTensor]) -> frozenset[str]:
-    """Return the names under which the parts of tensors are stored."""
-    return frozenset(prefix_of(name) + part for name, told in known.items() for part in told.parts)
+    return cls.startswith(_OF) and cls.rpartition(".")[2] in _CLASSES
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
 
 
-def described(kind: str, of_it: Mapping[str, Any]) -> QuantizedTensor | None:
+def described(kind: str, of_it: Mapping[str, Any]) -> PartedTensor | None:
     """Return what torchao's metadata says of a tensor: a `Composite` of this kind, with the parts `of_it`. Return None
     if it has something that the metadata cannot say."""
     cls, own = kind.rpartition(".")[2], of_it.get("attributes")
@@ -137,10 +116,10 @@ def described(kind: str, of_it: Mapping[str, Any]) -> QuantizedTensor | None:
         data = {name: _encoded(known[name], room) for name in _CLASSES[cls][1] if name in known}
     except _UnknownError:
         return None
-    return QuantizedTensor(json.dumps({"_type": cls, "_data": data, "_tensor_data_names": list(parts)}), parts)
+    return PartedTensor(json.dumps({"_type": cls, "_data": data, "_tensor_data_names": list(parts)}), parts, _OF)
 
 
-def metadata_of(known: Mapping[str, QuantizedTensor], names: Mapping[str, str]) -> dict[str, str]:
+def metadata_of(known: Mapping[str, PartedTensor], names: Mapping[str, str]) -> dict[str, str]:
     """Return the metadata of a file that holds tensors `names` {old: new}, of which those `known` by old name are
     quantized; {} if none of them is there with all its parts, under names that belong together."""
     entries: dict[str, str] = {}
@@ -193,10 +172,10 @@ def _object(value: Opaque) -> tuple[str, Any]:
     cls, args = value.cls, value.args
     if type(cls) is Global and cls.name == "getattr" and len(args) == 2 and type(args[0]) is Global:
         # Some releases of Python pickle a member of an enum by its name.
-        if _text(args[1]) in _ENUMS.get(args[0].name, ("", {}))[1] and args[0].module.startswith("torchao."):
+        if _text(args[1]) in _ENUMS.get(args[0].name, ("", {}))[1] and args[0].module.startswith(_OF):
             return args[0].name, args[1]
         raise _UnknownError
-    name = cls.name if type(cls) is Global and cls.module.startswith("torchao.") else ""
+    name = cls.name if type(cls) is Global and cls.module.startswith(_OF) else ""
     if name in _ENUMS and not value.state:
         found = [member for member, own in _ENUMS[name][1].items() if (own,) == args]
         if found:
@@ -213,10 +192,10 @@ def _object(value: Opaque) -> tuple[str, Any]:
 # ---------------------------------------------------------------------------------------------------------- reading
 
 
-def read(metadata: Mapping[str, str], names: Iterable[str]) -> dict[str, QuantizedTensor]:
+def read(metadata: Mapping[str, str], names: Iterable[str]) -> dict[str, PartedTensor]:
     """Return the quantized tensors, by name, that `metadata` describes of a file that holds tensors `names`; {} if it
     is not torchao's."""
-    listed, found = _listed(metadata), dict[str, QuantizedTensor]()
+    listed, found = _listed(metadata), dict[str, PartedTensor]()
     held = set(names if listed else ())
     for name in listed:
         told = _entry(metadata.get(name, ""))
@@ -224,7 +203,7 @@ def read(metadata: Mapping[str, str], names: Iterable[str]) -> dict[str, Quantiz
         if _text(told.get("_type")) not in _CLASSES or type(parts) is not list or not parts:
             continue
         if _PARTS.issuperset(map(_text, parts)) and held.issuperset(prefix_of(name) + part for part in parts):
-            found[name] = QuantizedTensor(metadata[name], tuple(parts))
+            found[name] = PartedTensor(metadata[name], tuple(parts), _OF)
     return found
 
 
@@ -338,3 +317,6 @@ def _parsed(text: str) -> Any:
 
 def _text(value: Any) -> str:
     return value if type(value) is str else ""
+
+
+PARTING = Parting("torchao's quantized tensors", is_stored_in_parts, described, read, without, assembled, metadata_of)

@@ -1,20 +1,36 @@
-"""A comparison of trees that forgives nothing: types, order, the bits of floats, what is shared with what.
+"""Comparisons with what torch makes of a file, and with plain references.
 
-`assert_same(one, other)` fails, naming the path, unless the trees could not be told apart by a program that holds them.
-It does not recurse, so it compares trees of any depth, and cyclic ones.
+`assert_same(one, other)` compares trees and forgives nothing: types, order, the bits of floats, what is shared with
+what. It fails, naming the path, unless the trees could not be told apart by a program that holds them; it does not
+recurse, so it compares trees of any depth, and cyclic ones. `same` compares what was read with what torch.load makes.
+`evaluate` is a slow, plain reference for lazy tensors: what their moves make, worked out byte by byte with numpy.
 """
 
 from __future__ import annotations
 
+import collections
+import functools
+import os
 import struct
 import sys
+import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from cells import of_features
+from torch import nn
+
 from ckptconv.pickles.nodes import Composite, Global, NumpyArray, NumpyScalar, Opaque, Size, TorchConstant
+from ckptconv.tensors.computing import Bits, Join, Tile
+from ckptconv.tensors.dtypes import DTYPES
 from ckptconv.tensors.geometry import contiguous_strides, is_contiguous
+from ckptconv.tensors.kernels import apply
 from ckptconv.tensors.lazy import LazyTensor, Tagged, TensorFacts, same_bytes, untagged
+from ckptconv.tensors.moves import BLOCK, Assembled, Conjugate, Cut, File, Gather, Move, Negate, Order, Swap
 
 MAPPINGS = (dict, OrderedDict, Counter, defaultdict)
 SEQUENCES = (list, tuple, deque, Size, Global, TorchConstant, NumpyScalar)
@@ -242,3 +258,190 @@ def _data(tensor: Any) -> Any:
         return _data(tensor.int_repr()), repr(tensor)
     tensor = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     return bytes(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    # A tensor may count as contiguous and still have a stride of 0, which `view` does not like.
+    plain = torch.empty(tensor.shape, dtype=tensor.dtype)
+    plain.copy_(tensor.detach())
+    return plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+
+
+def same(ours: Any, theirs: Any, path: str = "") -> None:
+    """Assert that what we read is what torch.load makes."""
+    if isinstance(theirs, torch.Tensor):
+        assert isinstance(ours, Tagged), path
+        assert f"torch.{ours.dtype}" == str(theirs.dtype), path
+        assert ours.shape == theirs.shape, path
+        assert evaluate(ours) == bits(theirs), path
+        # Cut into pieces of 64 bytes, or what is large into some thousand.
+        limit = max(64, 1 << (ours.nbytes >> 11).bit_length())
+        assert evaluate(ours, order="source", limit=limit) == bits(theirs), path
+        facts = ours.facts
+        assert facts.strides == theirs.stride(), path
+        assert facts.storage_offset == theirs.storage_offset(), path
+        assert facts.storage_nbytes == theirs.untyped_storage().nbytes(), path
+        assert facts.requires_grad == theirs.requires_grad, path
+        assert (facts.kind == "parameter") == isinstance(theirs, nn.Parameter), path
+        attributes = {k: v for k, v in vars(theirs).items() if not k.startswith("_backward")} or None
+        same(facts.attributes, attributes, path + ".attributes")
+    elif isinstance(theirs, dict):
+        assert type(ours) is type(theirs), path
+        assert list(ours) == list(theirs), path
+        for key, value in theirs.items():
+            same(ours[key], value, f"{path}/{key}")
+        if getattr(theirs, "__dict__", None):
+            same(vars(ours), vars(theirs), path + ".__dict__")
+    elif isinstance(theirs, (list, tuple, collections.deque)):
+        assert type(ours) is (Size if type(theirs) is torch.Size else type(theirs)), path
+        assert len(ours) == len(theirs), path
+        for index, value in enumerate(theirs):
+            same(ours[index], value, f"{path}[{index}]")
+    elif isinstance(theirs, np.ndarray):
+        assert type(ours) is NumpyArray, path
+        back = np.frombuffer(ours.data, ours.dtype).reshape(ours.shape, order=ours.order)
+        # numpy turns arrays of the other byte order when it reads them, at some protocols.
+        assert back.dtype.newbyteorder("=") == theirs.dtype.newbyteorder("="), path
+        assert back.astype(theirs.dtype).tobytes() == theirs.tobytes(), path
+    elif isinstance(theirs, np.generic):
+        assert type(ours) is NumpyScalar, path
+        assert ours.dtype == theirs.dtype.str, path
+        assert ours.data == theirs.tobytes(), path
+    elif isinstance(theirs, (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)):
+        assert type(ours) is TorchConstant, path
+        assert f"torch.{ours.name}" == str(theirs), path
+    elif isinstance(theirs, torch.device):
+        assert ours == TorchConstant("device", str(theirs)), path
+    else:
+        assert type(ours) is type(theirs), path
+        assert repr(ours) == repr(theirs), path
+
+
+def numbers(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """A tensor of random bits."""
+    count = torch.empty(shape, dtype=dtype).numel() * dtype.itemsize
+    raw = torch.randint(0, 256, (count,), dtype=torch.uint8, generator=torch.Generator().manual_seed(7))
+    return (raw % 2).view(dtype).reshape(shape) if dtype is torch.bool else raw.view(dtype).reshape(shape)
+
+
+# All of torch's that a tensor can be saved in; those of odd widths exist by name only.
+SAVABLE = sorted(
+    {d for d in vars(torch).values() if isinstance(d, torch.dtype) and str(d).removeprefix("torch.") in DTYPES
+     and not str(d).startswith("torch.q")}, key=str
+)  # fmt: skip
+
+
+class Attack:
+    def __init__(self, canary: Path):
+        self.canary = canary
+
+    def __reduce__(self):
+        return os.system, (f"touch '{self.canary}'",)
+
+
+def read(move: Move) -> np.ndarray:
+    """The source bytes of a move, packed."""
+    if isinstance(move.source, bytes):
+        return np.frombuffer(move.source, "u1")
+    if isinstance(move.source, Assembled):
+        out, covered = np.zeros(move.source.nbytes, "u1"), np.zeros(move.source.nbytes, "i4")
+        for inner in move.source.moves:
+            put(out, covered, inner, result(inner, read(inner)))
+        # The inputs of a tile begin at multiples of 16 bytes.
+        assert (covered == 1).all() or ((covered <= 1).all() and isinstance(move.kernels[0], Tile))
+        return out
+    if move.file.packed:
+        content = inflated(move.file)
+        return np.frombuffer(b"".join(content[at : at + move.source.length] for at in move.source.offsets()), "u1")
+    with open(move.file.path, "rb") as file:
+        runs = []
+        for offset in move.source.offsets():
+            file.seek(offset)
+            runs.append(file.read(move.source.length))
+    return np.frombuffer(b"".join(runs), "u1")
+
+
+@functools.lru_cache(maxsize=4)
+def inflated(file: File) -> bytes:
+    """The content of a file that is deflated inside another."""
+    with open(file.packed.file.path, "rb") as archive:
+        archive.seek(file.packed.offset)
+        return zlib.decompress(archive.read(file.packed.nbytes), -zlib.MAX_WBITS)
+
+
+def result(move: Move, data: np.ndarray) -> np.ndarray:
+    """What the kernels of a move make of its source; casts are tested elsewhere, and so is what a tile computes."""
+    for kernel in move.kernels:
+        if isinstance(kernel, Gather):
+            strides = (*kernel.strides, 1)
+            picked = np.lib.stride_tricks.as_strided(data, (*kernel.shape, kernel.itemsize), strides)
+            data = np.ascontiguousarray(picked).reshape(-1)
+        elif isinstance(kernel, Cut):
+            data = data[kernel.start : kernel.stop]
+        elif isinstance(kernel, Swap):
+            data = np.ascontiguousarray(data.reshape(-1, kernel.itemsize)[:, ::-1]).reshape(-1)
+        elif isinstance(kernel, Negate):
+            data = (-data.view({"float32": "f4", "float64": "f8", "complex64": "c8"}[kernel.dtype])).view("u1")
+        elif isinstance(kernel, Conjugate):
+            data = data.view({"complex64": "c8", "complex128": "c16"}[kernel.dtype]).conj().view("u1")
+        elif isinstance(kernel, Bits):
+            numbers = [number >> kernel.shift & (1 << kernel.width) - 1 for number in unsigned(data, kernel.itemsize)]
+            data = packed(numbers, kernel.result)
+        elif isinstance(kernel, Join):
+            count = len(data) // sum(size for size, _, _ in kernel.kinds)
+            joined, at = [0] * count, 0
+            for size, shift, width in kernel.kinds:
+                kind = unsigned(data[at : at + count * size], size)
+                assert all(number < 1 << width for number in kind)
+                joined = [whole | number << shift for whole, number in zip(joined, kind, strict=True)]
+                at += count * size
+            data = packed(joined, kernel.result)
+        elif isinstance(kernel, Tile):
+            data = np.frombuffer(apply((kernel,), data.data)[0], "u1")
+        else:
+            data = _of_features()[type(kernel)](kernel, data)
+    return data
+
+
+@functools.cache
+def _of_features() -> dict[type[Any], Callable[[Any, np.ndarray], np.ndarray]]:
+    """What kernels of features make of bytes, byte by byte."""
+    return {kernel: made for each in of_features("EVALUATED") for kernel, made in each.items()}
+
+
+def unsigned(data: np.ndarray, size: int) -> list[int]:
+    """Little-endian integers of `size` bytes."""
+    content = data.tobytes()
+    return [int.from_bytes(content[at : at + size], "little") for at in range(0, len(content), size)]
+
+
+def packed(numbers: list[int], size: int) -> np.ndarray:
+    return np.frombuffer(b"".join(number.to_bytes(size, "little") for number in numbers), "u1")
+
+
+def put(out: np.ndarray, covered: np.ndarray, move: Move, data: np.ndarray) -> None:
+    """Put the bytes a move made where they belong, and count them."""
+    length = move.target.length
+    assert len(data) == move.target.nbytes
+    for index, offset in enumerate(move.target.offsets()):
+        out[offset : offset + length] = data[index * length : (index + 1) * length]
+        covered[offset : offset + length] += 1
+
+
+def evaluate(
+    tensor: LazyTensor,
+    start: int = 0,
+    stop: int | None = None,
+    order: Order = "output",
+    limit: int = BLOCK,
+    moves: Iterable[Move] | None = None,
+) -> bytes:
+    """Bytes `start` to `stop` of a tensor, from its moves; asserts that these make every byte of it exactly once."""
+    stop = tensor.nbytes if stop is None else stop
+    out, covered = np.zeros(tensor.nbytes, "u1"), np.zeros(tensor.nbytes, "i4")
+    for move in tensor.moves(start, stop, order, limit):
+        put(out, covered, move, result(move, read(move)))
+    assert (covered[start:stop] == 1).all()
+    assert not covered[:start].any()
+    assert not covered[stop:].any()
+    return out[start:stop].tobytes()

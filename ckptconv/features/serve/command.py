@@ -1,0 +1,73 @@
+"""`ckptconv serve`: the files of a conversion over HTTP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ckptconv.cli import signals
+from ckptconv.cli.options import SHOWING, named, output_of, taking
+from ckptconv.errors import StoppedError
+from ckptconv.features.serve.options import SERVING
+from ckptconv.options.table import TENSORS
+
+if TYPE_CHECKING:
+    from ckptconv.features.serve.printed import Serving
+
+Checkpoint = Annotated[
+    str, typer.Argument(metavar="SOURCE", show_default=False, help="A checkpoint of any format: a path or a URL.")
+]
+
+
+@taking(
+    *SERVING.values(),
+    *named("tag exclude_frozen_parameters master unstack raw alone"),
+    *TENSORS,
+    *named("spool_dir"),
+    *SHOWING,
+)
+def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **options: Any) -> None:
+    """Offer the safetensors files of a conversion over HTTP, without writing them.
+
+    SOURCE may be a virtual checkpoint. The files are at http://HOST:PORT/NAME, and where huggingface_hub looks for
+    them, in a repository of any name. Ctrl-C ends it.
+
+    \b
+    Examples:
+      ckptconv serve runs/7b/checkpoints --port 8000
+      HF_ENDPOINT=http://127.0.0.1:8000 python -c '... from_pretrained("any/name")'
+    """
+    from ckptconv.cli.console import say
+    from ckptconv.features.serve.server import Server
+    from ckptconv.formats.companions import CONFIG
+    from ckptconv.library.virtual import VirtualFiles
+    from ckptconv.process import settled
+
+    shown = output_of("serve", options)
+    request = say if shown.verbose else (lambda line: None)
+    with VirtualFiles(source, **options) as files, Server(files, host, port, request) as server, settled():
+        files.overflows.warn = shown.warn
+        for warning in files.warnings:
+            shown.warn(warning)
+        if shown.json:
+            served: Serving = {
+                "input": source,
+                "url": server.url,
+                "files": {name: files[name].size for name in files},
+                "warnings": files.warnings,
+                "notes": files.notes,
+            }
+            shown.print_json(True, served)
+        else:
+            shown.tell([server.url])
+            for note in files.notes:
+                shown.note(note)
+            if CONFIG not in files:
+                shown.note(
+                    f"{CONFIG}, which from_pretrained needs, is not beside SOURCE. --like REF takes it from a model."
+                )
+        try:
+            server.serve_forever()
+        except StoppedError:
+            signals.ignore()  # this is how it ends

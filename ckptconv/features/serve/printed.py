@@ -1,0 +1,29 @@
+"""What `serve` prints with --json, for its schema (`scripts/schemas.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+
+class Serving(TypedDict):
+    """What `serve --json` prints once it listens."""
+
+    input: str
+    """What the files are made of."""
+
+    url: str
+    """Where the files are, without their names."""
+
+    files: Mapping[str, int]
+    """The files and their sizes in bytes: {name: bytes}."""
+
+    warnings: Sequence[str]
+    """What is cause for concern, each in a sentence."""
+
+    notes: Sequence[str]
+    """What is worth knowing, each in a sentence."""
+
+
+# Title, what prints it, the commands, the class of the fields; then: the fields stand beside `ok`, and what that means.
+COMMANDS = {"serve": ("serve", "", ("serve",), Serving, "", True, "It listens.")}

@@ -1,0 +1,51 @@
+"""Decides whether the file beside a universal checkpoint, which names it, may be written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ckptconv.errors import UsageError
+from ckptconv.formats import model_files
+from ckptconv.formats.companions import ADAPTER_CONFIG, CONFIG
+from ckptconv.formats.runs import LATEST
+from ckptconv.outputs.targets import pointer_of
+from ckptconv.publish.earlier import Directory, file_made_as
+from ckptconv.storage.location import Location
+from ckptconv.storage.paths import basename
+from ckptconv.text import some
+
+# Most bytes of a name that are read.
+_LONGEST = 4096
+
+
+def check_pointer(path: str, made_as: str, overwrite: bool, stores: Mapping[str, Any]) -> None:
+    """Raise UsageError if the file beside the tree at `path` is another program's, or would hide a model of others:
+    what reads a directory with it reads the tree."""
+    pointer = Location(pointer_of(path), dict(stores))
+    if pointer.kind == "missing" and (hidden := _models_beside(pointer)):
+        raise UsageError(
+            f"{pointer} would have {pointer.parent} read as the universal checkpoint, and {some(hidden, 3, str)} of "
+            "others would not be found there.",
+            "Write the universal checkpoint to a directory in another one.",
+        )
+    if pointer.kind == "missing" or overwrite:
+        return
+    named = pointer.read_text(_LONGEST).strip() if pointer.kind == "file" else ""
+    if named in ("", basename(path)) or file_made_as(pointer, made_as) == made_as:
+        return
+    told = Directory(pointer.parent.child(named)).manifest if named == basename(named) else None
+    if told is None:
+        raise UsageError(
+            f"{pointer} names {named}, which this program did not write, and would be replaced.",
+            "Write the universal checkpoint to another directory, or give --overwrite.",
+        )
+
+
+def _models_beside(pointer: Location) -> list[str]:
+    """Return the names of others' weights in a model's directory, where a pointer is to be written. Beside DeepSpeed's
+    own pointer a run is read already, and weights without a configuration or an index are read by their own names."""
+    beside = Directory(pointer.parent)
+    is_model = any(name in (CONFIG, ADAPTER_CONFIG) or name.endswith(model_files.INDEX) for name in beside.names)
+    names = beside.names if is_model and LATEST not in beside.names else ()
+    return [name for name in names if model_files.holds_whole([name]) and not beside.made_as(name)]

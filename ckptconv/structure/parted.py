@@ -1,0 +1,111 @@
+"""Tensors of classes that a library stores in parts, and makes of them again by metadata of safetensors files. Pure.
+
+Part `qdata` of the tensor `0.weight` is stored as `0._weight_qdata`. What the metadata of a library says is its
+feature's, which is named here and imported for what it wrote, or for a tensor of its classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+# By how the full names of its classes begin: a key that its metadata has, and the module that has `PARTING`.
+PARTED: Mapping[str, tuple[str, str]] = {
+    "torchao.": ("tensor_names", "ckptconv.features.torchao.parts"),
+}
+
+
+class PartedTensor(NamedTuple):
+    """A tensor that is stored in parts: the text of its entry in the metadata, and the names of its parts. `of` is how
+    the names of its library's classes begin."""
+
+    text: str
+    parts: tuple[str, ...]
+    of: str
+
+
+class Parting(NamedTuple):
+    """How a library stores tensors in parts.
+
+    - `called` are such tensors. `is_one`: tensors of the class with this full name are stored so.
+    - `described` returns what the metadata says of a `Composite` of a kind, with its parts; None if it cannot.
+    - `read` returns such tensors, by name, that metadata describes of a file with tensors of some names. `without`
+      returns the metadata without what the library wrote in it. `assembled` returns stored tensors and values by name
+      with the nodes that a pickle would have in the place of their parts.
+    - `metadata` returns that of a file which holds tensors {old: new}, of which some are known by old name.
+    """
+
+    called: str
+    is_one: Callable[[str], bool]
+    described: Callable[[str, Mapping[str, Any]], PartedTensor | None]
+    read: Callable[[Mapping[str, str], Iterable[str]], dict[str, PartedTensor]]
+    without: Callable[[Mapping[str, str]], dict[str, str]]
+    assembled: Callable[[Mapping[str, Any], Mapping[str, str]], dict[str, Any]]
+    metadata: Callable[[Mapping[str, PartedTensor], Mapping[str, str]], dict[str, str]]
+
+
+def of_class(name: str) -> Parting | None:
+    """Return how tensors of the class with this full name are stored in parts; None if they are not."""
+    found = next((_parting(begins) for begins in PARTED if name.startswith(begins)), None)
+    return found if found and found.is_one(name) else None
+
+
+def prefix_of(name: str) -> str:
+    """Return what begins the names of a tensor's parts.
+
+    >>> prefix_of("0.weight")
+    '0._weight_'
+    """
+    module, dot, own = name.rpartition(".")
+    return f"{module}{dot}_{own}_"
+
+
+def parts_of(known: Mapping[str, PartedTensor]) -> frozenset[str]:
+    """Return the names under which the parts of tensors are stored."""
+    return frozenset(prefix_of(name) + part for name, told in known.items() for part in told.parts)
+
+
+def read(metadata: Mapping[str, str], names: Iterable[str]) -> dict[str, PartedTensor]:
+    """Return the tensors, by name, that `metadata` describes of a file that holds tensors `names`."""
+    return {name: told for parting in _written(metadata) for name, told in parting.read(metadata, names).items()}
+
+
+def called(known: Mapping[str, PartedTensor]) -> str:
+    """Return what the tensors `known` are."""
+    return " and ".join(dict.fromkeys(_parting(told.of).called for told in known.values()))
+
+
+def without(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata without what libraries wrote in it of tensors in parts."""
+    found = dict(metadata)
+    for parting in _written(metadata):
+        found = parting.without(found)
+    return found
+
+
+def assembled(flat: Mapping[str, Any], metadata: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return the state dict of which a library stored the tensors `flat`, as a pickle of it would have it. A tensor of
+    which something is not known remains in parts."""
+    for parting in _written(metadata):
+        flat = parting.assembled(flat, metadata)
+    return flat
+
+
+def metadata_of(known: Mapping[str, PartedTensor], names: Mapping[str, str]) -> dict[str, str]:
+    """Return the metadata of a file that holds tensors `names` {old: new}, of which those `known` by old name are in
+    parts; {} if none of them is there with all its parts, under names that belong together."""
+    found: dict[str, str] = {}
+    for begins in dict.fromkeys(told.of for told in known.values()):
+        found |= _parting(begins).metadata({name: told for name, told in known.items() if told.of == begins}, names)
+    return found
+
+
+def _written(metadata: Mapping[str, str]) -> Iterator[Parting]:
+    """Yield how those libraries store tensors that wrote the `metadata`."""
+    return (_parting(begins) for begins, (key, _) in PARTED.items() if key in metadata)
+
+
+def _parting(begins: str) -> Parting:
+    parting: Parting = import_module(PARTED[begins][1]).PARTING
+    return parting
