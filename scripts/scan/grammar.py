@@ -54,9 +54,9 @@ LIBRARIES = {
     "scikit-learn": "sklearn",
     "scipy": "scipy.sparse scipy.stats scipy.interpolate scipy.spatial scipy.optimize scipy.signal",
     "sentence-transformers": "sentence_transformers.training_args sentence_transformers.models "
-    "sentence_transformers.readers sentence_transformers.cross_encoder.training_args sentence_transformers.base.modules "
-    "sentence_transformers.base.sampler sentence_transformers.sentence_transformer.modules "
-    "sentence_transformers.sentence_transformer.training_args",
+    "sentence_transformers.readers sentence_transformers.cross_encoder.training_args "
+    "sentence_transformers.base.modules sentence_transformers.base.sampler "
+    "sentence_transformers.sentence_transformer.modules sentence_transformers.sentence_transformer.training_args",
     "statsmodels": "statsmodels",
     "stable-baselines3": "stable_baselines3",
     "gymnasium": "gymnasium.spaces",
