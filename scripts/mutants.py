@@ -36,6 +36,12 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "publish/pointer",
+        "names = [] if LATEST in beside.names else [",
+        "names = [] if beside.names else [",
+        "tests/publish/test_replacing.py -k others_made_is_not",
+    ),
+    Mutant(
         "plan",
         r"of-(?P<of>\d{5,6})",
         r"of-(?P<of>\d{5})",
@@ -124,6 +130,24 @@ MUTANTS = [
         "        if step <= most:",
         "        if step < most:",
         "tests/tensors/test_lazy.py",
+    ),
+    Mutant(
+        "formats/torch/zip",
+        "found = itertools.takewhile(fits,",
+        "found = filter(fits,",
+        "tests/formats/torch/test_zip.py",
+    ),
+    Mutant(
+        "formats/torch/zip",
+        "sizes[row] == nbytes and methods[row] == STORED",
+        "sizes[row] == nbytes",
+        "tests/formats/torch/test_zip.py",
+    ),
+    Mutant(
+        "storage/archive",
+        "        if at != len(directory):",
+        "        if False:",
+        "tests/formats/torch/test_zip.py",
     ),
     Mutant(
         "tensors/dequantize",

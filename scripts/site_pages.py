@@ -29,16 +29,20 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
     """Make the links of a page those of the site."""
-    return _LINK.sub(lambda link: f"]({here(link[1])}{link[2] or ''})", markdown)
+    is_outside = page is not None and page.file.src_uri in OUTSIDE.values()
+    return _LINK.sub(lambda link: f"]({here(link[1], is_outside)}{link[2] or ''})", markdown)
 
 
-def here(target: str) -> str:
+def here(target: str, is_outside: bool = False) -> str:
     """Return a link to a file of the repository as one to the page of the site, or to the repository where it is none.
+    The link is on a page of docs/, or `is_outside`, on one beside mkdocs.yml.
 
     The pages of docs/ keep their places there, with the others beside them; a link between two of them stays as it is.
     """
+    if is_outside and target.startswith("docs/"):
+        return target.removeprefix("docs/")
     if (ROOT / "docs" / target.removeprefix("../")).is_file():
         return target
     name = target.removeprefix("../").removeprefix(FILES).removeprefix(PICTURES)

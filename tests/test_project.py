@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,7 +69,7 @@ def test_every_extra_is_explained_in_the_readme() -> None:
 def test_every_extra_that_a_message_names_exists() -> None:
     package = "".join(path.read_text() for path in (ROOT / "ckptconv").rglob("*.py"))
     named = re.findall(r"\binstall\(\"(\w+)\"\)", package)
-    assert {"torch", "zstd", "dask"} <= set(named) <= set(EXTRAS)
+    assert {"torch", "zstd"} <= set(named) <= set(EXTRAS)
     assert set(re.findall(r"\bextra=\"(\w+)\"", package)) <= set(EXTRAS)
 
 
@@ -211,6 +212,11 @@ def test_the_site_has_every_page_once() -> None:
 )
 def test_links_stay_on_the_site(target: str, page: str) -> None:
     assert site_pages.on_page_markdown(f"[x]({target}#y)") == f"[x]({page}#y)"
+
+
+def test_links_of_pages_outside_docs_stay_on_the_site() -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="SECURITY.md"))
+    assert site_pages.on_page_markdown("[x](docs/formats.md#y)", page=page) == "[x](formats.md#y)"
 
 
 def test_the_image_is_made_of_what_the_build_may_see_and_is_not_root() -> None:

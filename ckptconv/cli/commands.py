@@ -8,7 +8,6 @@ import typer
 
 from ckptconv.cli.registered import COMMANDS
 from ckptconv.cli.typer_compat import App, Group
-from ckptconv.cli.versions import versions
 
 ABOUT = """
 Convert checkpoints of any size to safetensors: nothing in them runs, and memory stays small.
@@ -40,6 +39,8 @@ app = App(
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from ckptconv.cli.versions import versions
+
         typer.echo("\n".join(versions()))
         raise typer.Exit
 

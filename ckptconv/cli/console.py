@@ -11,7 +11,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from ckptconv.cli import likeness
 from ckptconv.cli.failures import described
 from ckptconv.cli.terminal import can_rewrite, coloured, columns, has_colours
 from ckptconv.errors import CkptconvError, FailedError
@@ -112,6 +111,8 @@ class Printer:
         say(str(error))
         difference = getattr(error, "difference", {})
         if difference.get("what") == "reference" and not self.json:
+            from ckptconv.cli import likeness
+
             with contextlib.suppress(OSError):
                 print("\n".join(map(printable, likeness.differences(difference))), file=sys.stderr, flush=True)
 

@@ -6,6 +6,7 @@ import contextlib
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,14 +15,14 @@ from ckptconv.cli import signals
 from ckptconv.cli.options import CONVERTING, destination, named, output_of, run, taking
 from ckptconv.cli.typer_compat import Command
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
-from ckptconv.options.table import COMMAND, OPTIONS
+from ckptconv.options.table import COMMAND, EXECUTORS, OPTIONS
 from ckptconv.text import UNSET, Proposed
 
 if TYPE_CHECKING:
     from ckptconv.result import Report
 
 # Options that name one output, or spread one conversion: they do not apply to several inputs.
-_OF_ONE = ("optimizer", "universal", "manifest", "attest", "depfile", "part", "dask")
+_OF_ONE = ("optimizer", "universal", "manifest", "attest", "depfile", "part", *EXECUTORS)
 # Where a command finds the words of its command line, in its context.
 _WORDS = "ckptconv.words"
 
@@ -148,15 +149,16 @@ def convert_one(command: str, family: str, source: str, target: str | None, opti
 
 def make(command: str, call: Callable[..., Report], source: Any, target: str | None, options: dict[str, Any]) -> None:
     """Make `target` of `source` by `call`, a function of the library, and report it."""
-    address = options.pop("dask", "")
-    if options.get("part") and address:
-        raise UsageError("--part and --dask are two ways to spread the work: give one of them.")
+    workers = {name: value for name in EXECUTORS if (value := options.pop(name, ""))}
+    ways = [*(OPTIONS[name] for name in ("part",) if options.get(name)), *(COMMAND[name] for name in workers)]
+    if len(ways) > 1:
+        first, second = (way.flags[0] for way in ways[:2])
+        raise UsageError(f"{first} and {second} are two ways to spread the work: give one of them.")
     with contextlib.ExitStack() as stack:
         executor = None
-        if address:
-            from ckptconv.cli.dask import dask_executor
-
-            executor = stack.enter_context(dask_executor(address))
+        for name, value in workers.items():
+            module = import_module(f"{EXECUTORS[name]}.executor")
+            executor = stack.enter_context(module.executor(value))
         output, report = run(command, options, call, source, target, before_commit=signals.ignore, executor=executor)
     output.done(report)
 

@@ -14,7 +14,7 @@ from ckptconv.cli import signals
 from ckptconv.errors import UNWRITTEN, UsageError, leaving
 from ckptconv.options.kinds import FLAG
 from ckptconv.options.option import Option
-from ckptconv.options.table import COMMAND, OPTIONS, TENSORS
+from ckptconv.options.table import COMMAND, EXECUTORS, OPTIONS, TENSORS
 from ckptconv.text import LastWord
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def named(names: str) -> list[Option]:
 SHOWING = named("json quiet verbose storage_options inert progress")
 CONVERTING = [
     *TENSORS,
-    *named("copy_config jobs memory fsync clobber overwrite verify checksum spool_dir part dask"),
+    *named("copy_config jobs memory fsync clobber overwrite verify checksum spool_dir part"),
+    *(COMMAND[name] for name in EXECUTORS),
     *named("manifest digest attest depfile dry_run"),
     *SHOWING,
 ]

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ckptconv.cli import likeness
 from ckptconv.text import count_of, cut, format_memory, format_size, format_time, some
 
 if TYPE_CHECKING:
@@ -40,6 +39,8 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
     lines.extend(f"{name} ← {some(of, len(of) if verbose else FEW, str)}" for name, of in report.made_of.items())
     lines.extend(report.notes)
     if report.like:
+        from ckptconv.cli import likeness
+
         lines.extend(likeness.summary(report.like, verbose))
     lines.extend(recorded([report]))
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in report.counts.items())

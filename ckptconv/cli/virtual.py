@@ -42,6 +42,8 @@ def virtual(
 
     target = required(output, options)
     if not target.endswith(SUFFIX):
-        raise UsageError(f"{target} is no name for a virtual checkpoint.", f"Give one that ends in {SUFFIX}.")
+        raise UsageError(
+            f"{target or 'An empty text'} is no name for a virtual checkpoint.", f"Give one that ends in {SUFFIX}."
+        )
     shown, report = run("virtual", options, convert, source, target, before_commit=signals.ignore)
     shown.done(report)

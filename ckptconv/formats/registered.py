@@ -92,6 +92,7 @@ FORMATS: tuple[Format, ...] = (
     KnownFormat(SAFETENSORS, "ckptconv.formats.virtual", ".virtual.json", head=b'{"ckptconv.virtual"'),
     KnownFormat("npz", "ckptconv.features.npz.read", head=b".npy"),
     KnownFormat("dduf", "ckptconv.features.dduf.read", ".dduf"),
+    KnownFormat("nemo", "ckptconv.features.nemo.read", ".nemo"),
     KnownFormat("exported", "ckptconv.features.exported.read", ".pt2"),
     KnownFormat(SAFETENSORS, "ckptconv.formats.safetensors", sniff=model_files.sniff_safetensors),
     KnownFormat(TORCH, "ckptconv.formats.torch.sharded", sniff=model_files.sniff_torch_set),

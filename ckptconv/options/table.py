@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from ckptconv.errors import UsageError
@@ -433,12 +434,6 @@ class _Opening:
 class _Command:
     """Options that only the command line has."""
 
-    dask = Option(
-        TEXT,
-        "Spread the work over the dask.distributed cluster with the scheduler there: tcp://10.0.0.1:8786.",
-        metavar="ADDRESS",
-        group=RUNNING,
-    )
     output_dir = Option(
         PATH,
         "Convert every INPUT, each to an output of its own in DIR. One that fails does not stop the others.",
@@ -483,9 +478,14 @@ class _Command:
     )
 
 
+# Features whose workers carry out a conversion, by the option that asks for each: a package that has it in `OPTIONS`,
+# with a module `executor` that has a context manager of this name, from the value to a `concurrent.futures.Executor`.
+EXECUTORS: dict[str, str] = {
+    "dask": "ckptconv.features.cluster",
+}
 # The table, in parts: one name may be different options in different parts.
 OPTIONS = Options.table
-COMMAND = options_in(_Command)
+COMMAND = {**options_in(_Command), **{name: import_module(place).OPTIONS[name] for name, place in EXECUTORS.items()}}
 
 
 def named_in(names: str, every: Mapping[str, Option] = OPTIONS) -> dict[str, Option]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import carry_out
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import CkptconvError, FailedError
@@ -19,6 +18,9 @@ from ckptconv.storage.records import Records
 from ckptconv.storage.spool import SpoolingReaders
 from ckptconv.tensors.lazy import packed
 from ckptconv.tensors.moves import File
+
+if TYPE_CHECKING:
+    from ckptconv.engine.checksums import Checksums
 
 
 class Task(NamedTuple):
@@ -125,7 +127,11 @@ def make_elsewhere(task: Task, known: Elsewhere) -> Result | CkptconvError:
 
 
 def _made(task: Task, known: Elsewhere) -> Result:
-    checksums = None if known.records is None else Checksums(known.records)
+    checksums: Checksums | None = None
+    if known.records is not None:
+        from ckptconv.engine.checksums import Checksums
+
+        checksums = Checksums(known.records)
     plan = Plan((task.file,), "")
     with SpoolingReaders(dict(known.storage_options), known.spool_dir) as readers, task.staging.opened():
         packed = packed_in([plan])

@@ -17,6 +17,8 @@ from ckptconv.text import some
 
 # Most bytes of a name that are read.
 _LONGEST = 4096
+# How the names of DeepSpeed's files in the directory of a step end.
+_OF_STEP = "_states.pt"
 
 
 def check_pointer(path: str, made_as: str, overwrite: bool, stores: Mapping[str, Any]) -> None:
@@ -43,9 +45,10 @@ def check_pointer(path: str, made_as: str, overwrite: bool, stores: Mapping[str,
 
 
 def _models_beside(pointer: Location) -> list[str]:
-    """Return the names of others' weights in a model's directory, where a pointer is to be written. Beside DeepSpeed's
-    own pointer a run is read already, and weights without a configuration or an index are read by their own names."""
+    """Return the names of others' weights in the directory of a model or of DeepSpeed's step, where a pointer is to be
+    written. Beside DeepSpeed's own pointer a run is read already, and weights without a configuration or an index are
+    read by their own names."""
     beside = Directory(pointer.parent)
     is_model = any(name in (CONFIG, ADAPTER_CONFIG) or name.endswith(model_files.INDEX) for name in beside.names)
-    names = beside.names if is_model and LATEST not in beside.names else ()
-    return [name for name in names if model_files.holds_whole([name]) and not beside.made_as(name)]
+    names = [] if LATEST in beside.names else [name for name in beside.names if not beside.made_as(name)]
+    return [name for name in names if name.endswith(_OF_STEP) or (is_model and model_files.holds_whole([name]))]

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ckptconv.engine.checksums import Checksums
 from ckptconv.errors import UsageError
 from ckptconv.formats.companions import CONFIG
 from ckptconv.formats.optimizers import weights_key
@@ -22,7 +21,6 @@ from ckptconv.outputs.planning import Output, check_growth, check_size
 from ckptconv.outputs.targets import files_behind, named_inputs
 from ckptconv.outputs.telling import is_inert, notes_of, warnings_of
 from ckptconv.process import peak_rss
-from ckptconv.publish.inputs import inputs_of
 from ckptconv.publish.parts import files_of
 from ckptconv.publish.publish import Done, Hooks, Inputs, Verifier, last_path, publish
 from ckptconv.publish.replacing import Replacing, Spared, claim_of, inputs_behind
@@ -35,6 +33,8 @@ from ckptconv.tensors.moves import File
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
+
+    from ckptconv.engine.checksums import Checksums
 
 
 def produce(
@@ -78,7 +78,11 @@ class _Production:
         self._read_by = [each.plan.inputs() for each in outputs]
         self._read = list(dict.fromkeys(itertools.chain.from_iterable(self._read_by)))
         self.inputs = list(dict.fromkeys(file.stored for file in self._read))
-        self._checksums = Checksums({path: each for one in self.every for path, each in one.files.records.items()})
+        self._checksums: Checksums | None = None
+        if options.checksum:
+            from ckptconv.engine.checksums import Checksums
+
+            self._checksums = Checksums({path: each for one in self.every for path, each in one.files.records.items()})
 
     def check(self) -> None:
         """Raise an error if an output would replace what it may not, or cannot be written as planned."""
@@ -100,15 +104,18 @@ class _Production:
     def described(self) -> Inputs:
         """Return what `publish` must know of the inputs."""
         options = self._options
-        asked = options.attest or (options.part and options.digest)
-        within = self._sources[0].path
+        named: list[dict[str, File]] = [{} for _ in self._outputs]
+        if options.attest or (options.part and options.digest):
+            from ckptconv.publish.inputs import inputs_of
+
+            named = [inputs_of(each, self._sources[0].path) for each in self._outputs]
         return Inputs(
             self._read,
             list(self._equal()),
             list(self._alike()),
             {path: each for one in self.every for path, each in one.files.digests.items()},
-            self._checksums if options.checksum else None,
-            [inputs_of(each, within) if asked else {} for each in self._outputs],
+            self._checksums,
+            named,
             self._replacing,
         )
 
@@ -135,6 +142,7 @@ class _Production:
         """Return what was done, or planned. `started` is as in `produce`."""
         sources, outputs, options = self._sources, self._outputs, self._options
         mine = files_of(outputs, options.part)
+        checked, extra = (known.checked, known.extra_bytes) if (known := self._checksums) else (0, 0)
         recorded = list(dict.fromkeys(key for each in outputs for key in each.told.recorded))
         counts: Counter[str] = Counter()
         for one in sources:
@@ -157,12 +165,12 @@ class _Production:
             ],
             notes=list(notes_of(sources, outputs, options)),
             input_bytes=sum(file.size for file in self.inputs),
-            bytes_read=sum(one.bytes_read for one in self.every) + done.tally.bytes_read + self._checksums.extra_bytes,
+            bytes_read=sum(one.bytes_read for one in self.every) + done.tally.bytes_read + extra,
             bytes_written=sum(file.size for files in mine for file in files) - done.reused_bytes,
             bytes_verified=0 if is_inert(outputs) else done.tally.bytes_verified,
             reused=done.reused,
-            checksums=self._checksums.checked,
-            extra_bytes=self._checksums.extra_bytes,
+            checksums=checked,
+            extra_bytes=extra,
             seconds=time.monotonic() - started,
             peak_rss_bytes=peak_rss(),
             dry_run=options.dry_run,
@@ -204,9 +212,9 @@ def _weights_key(sources: Sequence[Source], chosen: Options) -> str:
     return "" if chosen.key else weights_key(sources[0].weights)
 
 
-def _met(outputs: Sequence[Output], chosen: Options, checksums: Checksums, done: Done) -> Iterator[str]:
+def _met(outputs: Sequence[Output], chosen: Options, checksums: Checksums | None, done: Done) -> Iterator[str]:
     """Yield warnings of what was met when the outputs were made."""
-    if checksums.unrecorded:
+    if checksums and checksums.unrecorded:
         paths = list(checksums.unrecorded)
         more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
         yield f"{paths[0]}{more} cannot be checked: no checksums are recorded for what was read."

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ckptconv.engine.checksums import Checksums
 from ckptconv.engine.execute import in_threads, is_scattered, same, usual_threads, worth_processes
 from ckptconv.engine.worker import Tally
 from ckptconv.errors import UNPUBLISHED, CkptconvError, CorruptError, FailedError, StoppedError, leaving
@@ -20,7 +19,6 @@ from ckptconv.options.table import Options
 from ckptconv.outputs.planning import Output
 from ckptconv.outputs.targets import DIRECTORIES, MANIFEST, Target
 from ckptconv.plan import FilePlan, Plan
-from ckptconv.publish.inputs import Digested, described, digested, files_in
 from ckptconv.publish.jobs import Elsewhere, Task, make, make_elsewhere, packed_in
 from ckptconv.publish.manifest import Made, document, together
 from ckptconv.publish.parts import check_part, files_of, is_one_upload
@@ -39,6 +37,9 @@ from ckptconv.tensors.moves import File
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor, Future
+
+    from ckptconv.engine.checksums import Checksums
+    from ckptconv.publish.inputs import Digested
 
 # Compares outputs with their sources. Takes the paths of each output's staged files by name (None for files under their
 # final names), and what counts the bytes compared, of which it returns the sum.
@@ -313,7 +314,11 @@ class _Run:
         if self._hooks.on_total:
             # Verification reads all of it once more.
             verifying = self._nbytes if self._hooks.verify else 0
-            digesting = sum(file.size for file in files_in(self._inputs.named)) if self._options.attest else 0
+            digesting = 0
+            if self._options.attest:
+                from ckptconv.publish.inputs import files_in
+
+                digesting = sum(file.size for file in files_in(self._inputs.named))
             self._hooks.on_total(self._nbytes - self.done.reused_bytes + verifying + digesting)
 
     def make(self) -> None:
@@ -337,6 +342,8 @@ class _Run:
         """Return the digests of each output's inputs by name, if they are to be attested."""
         if not self._options.attest:
             return ()
+        from ckptconv.publish.inputs import digested, files_in
+
         found = digested(self._inputs.named, self._options.digest, self._options, self._hooks.progress)
         self.done.tally.bytes_read += sum(file.size for file in files_in(self._inputs.named))
         return found
@@ -557,6 +564,8 @@ def _description(
 ) -> bytes:
     """Return what `finish` needs to know of a plan, as JSON: its files, how to publish them, what they are made of, and
     what they may replace."""
+    from ckptconv.publish.inputs import described
+
     target, files = output.target, output.plan.files
     return json.dumps(
         {

@@ -442,8 +442,8 @@ def _deflated(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
             yield made
             total += len(made)
             data = inflater.unconsumed_tail
-            # After a full chunk there may be more.
-            more = bool(data) or len(made) == CHUNK
+            # After a full chunk there may be more; at the end, zlib keeps what it did not take.
+            more = not inflater.eof and (bool(data) or len(made) == CHUNK)
         if inflater.unused_data:
             raise _damaged(file, "something follows the end of it")
     if not inflater.eof:

@@ -492,7 +492,7 @@ def test_options_for_one_output_are_refused_for_several(place: Path) -> None:
         "--manifest=m",
         "--depfile=d",
         "--part=0/2",
-        "--dask=tcp://127.0.0.1:1",
+        *itertools.chain(*of_features("OF_ONE")),
     )
     for option in options:
         said = refused(2, "convert", "a.pt", "--output-dir", "o", option)

@@ -96,10 +96,6 @@ REFUSED: list[tuple[str, int, str]] = [
     (f"convert model.pt --output-dir {LONG}", 1, f"{LONG} cannot be written;too long"),
     ("pt2safetensors model.pt --manifest x --depfile x", 2, "both name x"),
     *(
-        (f"pt2safetensors model.pt --dask {address}", 2, "is not the address of a scheduler")
-        for address in ("foo", "foo://x", "tcp")
-    ),
-    *(
         (f"pt2safetensors model.pt {output}", 2, f"OUTPUT cannot be {output};by a rename")
         for output in ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/2")
     ),

@@ -186,6 +186,7 @@ convert zero new --universal uni --overwrite
 convert zero new --universal trained/step
 convert zero new --universal hf/uni
 convert hf new --universal hf/uni
+convert zero new --universal zero/global_step3/uni
 convert zero new --universal bin/uni --overwrite
 convert zero new --universal trained --overwrite
 convert zero new --universal=

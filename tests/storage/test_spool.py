@@ -291,6 +291,12 @@ def test_a_storage_that_is_not_what_it_should_be(data: bytes, reason: str, tmp_p
     assert sorted(os.listdir(tmp_path)) == ["model.pt", "zeros.pt"]
 
 
+def test_what_follows_a_long_storage_ends_the_reading(tmp_path: Path) -> None:
+    """zlib keeps what it has not taken: of a storage of several chunks, that is never used up."""
+    data = deflate(bytes(4 * MIB)) + b"more"
+    assert "something follows the end of it" in converted(checkpoint_of(tmp_path, data, 4 * MIB, 0, MIB))
+
+
 @given(data=st.data())
 @examples(50)
 def test_a_flipped_bit_is_found_wherever_it_is(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

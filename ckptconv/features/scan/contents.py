@@ -51,7 +51,6 @@ from ckptconv.formats.model_files import looks_like_safetensors
 from ckptconv.formats.torch.container import SCANNED, LongError, Pickles, is_stream
 from ckptconv.formats.torch.file import read_from
 from ckptconv.formats.torch.objects import without_tensors
-from ckptconv.formats.torch.tar import is_tar
 from ckptconv.formats.torch.zip import check_zip
 from ckptconv.pickles import attacks
 from ckptconv.pickles.machine import load
@@ -60,6 +59,7 @@ from ckptconv.pickles.vocabulary import ExcessiveError, Vocabulary
 from ckptconv.storage import LOCAL_SIGNATURE, zip_elsewhere
 from ckptconv.storage.inside import leads_out
 from ckptconv.storage.reading import Reader
+from ckptconv.storage.tar_directory import is_tar
 from ckptconv.text import brief, some
 
 # What is inside what is inside …, and the most pickles one after the other in a file.

@@ -40,7 +40,7 @@ def is_distributed(place: Location) -> bool:
 
 def read_from(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
     """Read as `read_torch` does, from a reader of the file."""
-    from ckptconv.formats.torch.tar import HEAD  # the containers are read by modules that other formats can do without
+    from ckptconv.storage.tar_directory import HEAD  # other formats have what is here, and no tar archives
 
     head = reader.read_at(0, min(HEAD, reader.file.size))
     try:
@@ -53,7 +53,7 @@ def read_from(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
 
 
 def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
-    from ckptconv.formats.torch.tar import is_tar, read_tar
+    from ckptconv.storage.tar_directory import is_tar
 
     begins_as_zip, begins_as_tar = head.startswith(LOCAL_SIGNATURE), is_tar(head)
     if begins_as_zip and begins_as_tar:
@@ -61,6 +61,8 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
             f"{reader.file.path} begins as a zip archive and as a tar archive: readers take it for either."
         )
     if begins_as_tar:
+        from ckptconv.formats.torch.tar import read_tar
+
         found = read_tar(reader, limits=limits)
         if is_pickle(reader.read_at(0, min(SCANNED, reader.file.size)), reader.file.path, or_begins=True):
             raise CorruptError(

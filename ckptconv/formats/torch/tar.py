@@ -5,19 +5,15 @@ format of POSIX.1-2001 (pax), has three members. `storages`: their number; for e
 class, an int64 count, and its elements; at the end, a list of storages that are parts of others. `tensors`: their
 number; for each a pickle with its key, storage and class, then dimensions, sizes, strides and offset. `pickle`: the
 object, whose persistent ids are keys of these. Numbers and elements are little-endian.
-
-torch.load reads it with Python's tarfile, which supports member types and extension headers that no file of torch has.
-This module interprets them as tarfile does, but only to decide whether the file is meant for torch; it then refuses it.
 """
 
 from __future__ import annotations
 
 import array
-import re
 import struct
-from typing import Any, NamedTuple
+from typing import Any
 
-from ckptconv.errors import AGAIN, CorruptError, UnsupportedError
+from ckptconv.errors import CorruptError, UnsupportedError
 from ckptconv.formats.torch.container import SCANNED, Pickles, TorchFile, first_identity, refuse_attack
 from ckptconv.formats.torch.objects import vocabulary
 from ckptconv.formats.torch.storages import Storage, storage_dtype
@@ -25,47 +21,17 @@ from ckptconv.pickles.nodes import Global
 from ckptconv.pickles.vocabulary import DEFAULT_LIMITS, Constructor, Limits, MalformedError
 from ckptconv.storage.reading import Reader
 from ckptconv.storage.records import Records
+from ckptconv.storage.tar_directory import listed
 from ckptconv.tensors.geometry import MAX_BYTES, MAX_DIMS
 from ckptconv.tensors.moves import File
 from ckptconv.text import brief
 
-# Bytes at the start of a file that tell whether it is in this format: a tar header.
-HEAD = 512
-_BLOCK = 512
-_ASCII = bytes(range(128))
-_NAME, _SIZE, _SUM, _KIND = slice(0, 100), slice(124, 136), slice(148, 156), slice(156, 157)
-_LINK, _PREFIX = slice(157, 257), slice(345, 500)
-# Mode, owners, times and devices. tarfile ends the archive at a header where one of them is not a number.
-_NUMBERS = (slice(100, 108), slice(108, 116), slice(116, 124), slice(136, 148), slice(329, 337), slice(337, 345))
-_FILES, _PAX, _PAX_FOR_ALL = (b"0", b"\0"), b"x", b"g"
-# Other types that tarfile supports: GNU's and Sun's headers for the next member, and types without data, whatever size.
-_LONG_NAME, _LONG_LINK, _SOLARIS_PAX = b"L", b"K", b"X"
-_HEADERS = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL, _SOLARIS_PAX)
-_LINKS = (b"1", b"2")
-_DIRECTORY = b"5"
-_NO_DATA = (*_LINKS, b"3", b"4", _DIRECTORY, b"6")
-_KNOWN = (*_HEADERS, *_NO_DATA)
-_MAX_PAX = 1 << 20
-_RECORD = re.compile(rb"(\d{1,9}) ([^=]+)=")
-# Pax keys that affect a member's name or extent, and those that a header for a single member may have.
-_TELLING, _OWN = ("path", "size", "linkpath", "GNU."), ("path", "size")
 # torch writes these members.
 _PARTS = ("storages", "tensors", "pickle")
-_MAX_MEMBERS = 100
-# Zeros end an archive; they fill a record, of 10 KiB by default.
-_MAX_PADDING = 1 << 20
 # Bytes first read for a pickle: that of a storage takes about a hundred, and the storage's data follows.
 _WINDOW = 1 << 10
 _COUNT = struct.Struct("<q")
 _DIMENSIONS = struct.Struct("<i4x")
-
-
-def is_tar(head: bytes) -> bool:
-    """Whether a file that begins with `head` (HEAD bytes) is a tar archive.
-
-    The checksum of the header decides, as it does for tarfile and so for torch.
-    """
-    return len(head) == HEAD and any(head) and _checksum(head[_SUM]) in _checksums(head)
 
 
 def read_tar(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
@@ -74,7 +40,7 @@ def read_tar(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
     Raises CorruptError for a file that contradicts itself, is truncated, or contains more than torch.save writes;
     UnsupportedError for a tar archive of anything else.
     """
-    listing = _listed(reader)
+    listing = listed(reader)
     members, odd = listing.members, listing.odd
     if not members.keys() >= set(_PARTS) and (odd is None or members.keys() - set(_PARTS)):
         some = ", ".join(name[:60] for name in list(members)[:5])
@@ -229,147 +195,3 @@ def _check_end(pickles: Pickles, stop: int, member: str) -> None:
         raise pickles.corrupt(
             f"its member {member} has {stop - pickles.position} bytes more than it should, from byte {pickles.position}"
         )
-
-
-# --------------------------------------------------------------------------------------------------------- the archive
-
-
-class _Span(NamedTuple):
-    start: int
-    stop: int
-
-
-class _Listing:
-    """The members of a tar archive by name, as tarfile finds them: of two with the same name, the last.
-
-    `odd` is the error for the first thing in the archive that torch.save would not write.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.members: dict[str, _Span] = {}
-        self.odd: CorruptError | None = None
-        self._path = path
-
-    def corrupt(self, reason: str, hint: str = "") -> CorruptError:
-        return CorruptError(f"{self._path} is not a sound tar archive: {reason}.", hint)
-
-    def note(self, reason: str) -> None:
-        """Remember the error for an oddity, unless there is an earlier one."""
-        self.odd = self.odd or self.corrupt(reason, AGAIN)
-
-    def add(self, name: str, span: _Span | None) -> None:
-        if name in self.members:
-            self.note(f"it has two members named {brief(name)}")
-        if span is not None:
-            self.members[name] = span
-
-
-def _listed(reader: Reader) -> _Listing:
-    """List a tar archive as tarfile does. Note as odd what no file of torch has: only that can be read in two ways."""
-    listing = _Listing(reader.file.path)
-    at, size = 0, reader.file.size
-    # Values of preceding headers: for all members, for the next member, and the next member's long name.
-    for_all: dict[str, str] = {}
-    for_next: dict[str, str] = {}
-    named = ""
-    for _ in range(_MAX_MEMBERS):
-        if at + _BLOCK > size:
-            listing.note(f"it ends at byte {size}, before its end is marked: it was cut short")
-            return listing
-        header = reader.read_at(at, _BLOCK)
-        if not any(header):
-            if size - at > _MAX_PADDING or any(reader.read_at(at, size - at)):
-                listing.note(f"something follows its end at byte {at}")
-            return listing
-        length = _number(header[_SIZE])
-        if not is_tar(header) or length is None or None in (_number(header[field]) for field in _NUMBERS):
-            listing.note(f"there is no header at byte {at}, where one should be")
-            return listing
-        here, start, kind = at, at + _BLOCK, header[_KIND]
-        if kind == b"\0" and _text(header[_NAME]).endswith("/"):
-            kind = _DIRECTORY
-        if kind not in (*_FILES, _PAX, _PAX_FOR_ALL):
-            listing.note(f"the member at byte {here} is no plain file, but of type {kind!r}")
-        if kind not in _KNOWN and "size" in for_next:
-            digits = for_next["size"]
-            length = int(digits) if digits.isdecimal() and len(digits) < 20 else size
-        if kind in _NO_DATA:
-            length = 0
-        if start + length > size:
-            listing.note(f"the member at byte {here} goes beyond its {size} bytes: it was cut short")
-            return listing
-        at = start + -(-length // _BLOCK) * _BLOCK
-        if kind in _HEADERS:
-            if (for_next or named) and kind != _PAX_FOR_ALL:
-                listing.note(f"it has two headers for one member, the second at byte {here}")
-            if length > _MAX_PAX:
-                listing.note(f"the header at byte {here} takes {length} bytes")
-                return listing
-            content = reader.read_at(start, min(at, size) - start)
-            if kind == _LONG_NAME:
-                named = _text(content)
-            elif kind != _LONG_LINK:
-                found, end = _pax(content)
-                if end != length or any(content[length:]):
-                    listing.note(f"the extended header at byte {here} is malformed")
-                telling = sorted(key for key in found if key.startswith(_TELLING) and (kind != _PAX or key not in _OWN))
-                if telling:
-                    listing.note(f"the extended header at byte {here} says {brief(telling[0])}")
-                # If two precede one member, tarfile applies the first one last.
-                for_all, for_next = (for_all | found, for_next) if kind == _PAX_FOR_ALL else (for_all, found | for_next)
-            continue
-        pax = for_all | for_next
-        own = "/".join(filter(None, map(_text, (header[_PREFIX], header[_NAME]))))
-        name = pax.get("GNU.sparse.name") or pax.get("path") or named or own
-        if name.endswith("/"):
-            listing.note(f"the file at byte {here} is named as a directory, {brief(name)}")
-        target = listing.members.get(_text(header[_LINK])) if kind in _LINKS else None
-        listing.add(name.rstrip("/"), target if kind in _NO_DATA else _Span(start, start + length))
-        for_next, named = {}, ""
-    listing.note(f"it has more than {_MAX_MEMBERS} members")
-    return listing
-
-
-def _number(field: bytes) -> int | None:
-    """Parse a number field: octal digits, or a big-endian binary number after a byte 0x80. None if it is neither."""
-    if field[:1] == b"\x80":
-        return int.from_bytes(field[1:], "big")
-    digits = field.strip(b" \0")
-    try:
-        return int(digits or b"0", 8) if digits.isdigit() or not digits else None
-    except ValueError:
-        return None
-
-
-def _checksum(field: bytes) -> int | None:
-    """Parse a checksum field as tarfile does, less strictly: up to a NUL, and any octal that Python's `int` accepts."""
-    if field[0] in (0x80, 0xFF):
-        return int.from_bytes(field, "big", signed=True) if field[0] == 0xFF else int.from_bytes(field[1:], "big")
-    try:
-        return int(field.partition(b"\0")[0].decode("ascii").strip() or "0", 8)
-    except ValueError:
-        return None
-
-
-def _checksums(header: bytes) -> tuple[int, int]:
-    """Return the sums of a header's unsigned and signed bytes, with spaces for its checksum. Either is a valid one."""
-    counted = header[: _SUM.start] + b" " * (_SUM.stop - _SUM.start) + header[_SUM.stop :]
-    unsigned = sum(counted)
-    return unsigned, unsigned - 256 * len(counted.translate(None, _ASCII))
-
-
-def _text(field: bytes) -> str:
-    return field.partition(b"\0")[0].decode("utf-8", "replace")
-
-
-def _pax(data: bytes) -> tuple[dict[str, str], int]:
-    """Parse the records "LENGTH KEY=VALUE\\n" of an extended header, up to a malformed one. Return their end too."""
-    found: dict[str, str] = {}
-    at = 0
-    while record := _RECORD.match(data, at):
-        stop = at + int(record[1])
-        if not record.end() < stop <= len(data) or data[stop - 1 : stop] != b"\n":
-            break
-        found[record[2].decode("utf-8", "replace")] = data[record.end() : stop - 1].decode("utf-8", "replace")
-        at = stop
-    return found, at

@@ -27,9 +27,9 @@ from hypothesis import strategies as st
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, UnsupportedError
 from ckptconv.formats.torch import script as torch_script
 from ckptconv.formats.torch.file import read, read_torch
-from ckptconv.formats.torch.tar import is_tar
 from ckptconv.storage import archive as zip_archives
 from ckptconv.storage.location import Location
+from ckptconv.storage.tar_directory import is_tar
 from ckptconv.storage.zip_directory import normal
 
 TREE = {"w": torch.arange(6.0).reshape(2, 3), "none": torch.zeros(0), "b": torch.ones(3, dtype=torch.bfloat16)}

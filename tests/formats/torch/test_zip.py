@@ -519,6 +519,16 @@ def test_other_compression_is_refused_but_only_for_the_tensors(tmp_path):
     same(read(tmp_path / "not.pt").value, tree)
 
 
+def test_of_many_tensors_that_are_alike_one_may_be_compressed(tmp_path):
+    tree = {f"layer.{number}": torch.full((64,), float(number)) for number in range(400)}
+    saved_and_read(tree, tmp_path)
+    with zipfile.ZipFile(tmp_path / "model.pt") as old, zipfile.ZipFile(tmp_path / "one.pt", "w") as new:
+        for info in old.infolist():
+            is_packed = info.filename.endswith("data/300")
+            new.writestr(info.filename, old.read(info), zipfile.ZIP_DEFLATED if is_packed else zipfile.ZIP_STORED)
+    same(read(tmp_path / "one.pt").value, tree)
+
+
 @every("state", [lambda stored: stored, lambda stored: {"a": 1, "s": [stored]}])
 def test_a_storage_of_the_meta_device_has_no_data(state, tmp_path):
     """torch does not save one, but reads it as empty memory of its size."""
@@ -745,6 +755,15 @@ def instead(old: bytes, new: bytes, count: int = -1) -> Change:
     return lambda data: data.replace(old, new, count)
 
 
+def one_entry_less(data: bytes) -> bytes:
+    """Both records at the end count one entry of the directory less."""
+    end, last = data.rindex(END), data.rindex(b"PK\x05\x06")
+    count = struct.unpack_from("<Q", data, end + 24)[0] - 1
+    for place, form in ((end + 24, "<Q"), (end + 32, "<Q"), (last + 8, "<H"), (last + 10, "<H")):
+        data = put(data, place, form, count)
+    return data
+
+
 ZERO, ONE = b"m/data/0", b"m/data/1"
 END, LOCATOR = b"PK\x06\x06", b"PK\x06\x07"
 DAMAGE: dict[str, tuple[Change, str]] = {
@@ -772,6 +791,7 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "another byte order": (instead(b"little", b"middle"), "checksum"),
     "more entries than there is room for": (both(in_end(END, 24, 1 << 40), in_end(END, 32, 1 << 40)), "contradict"),
     "more entries than there are": (both(in_end(END, 24, 12), in_end(END, 32, 12)), "contradict"),
+    "fewer entries than there are": (one_entry_less, "has more in it than"),
     "several disks": (in_end(END, 16, 1), "several files"),
     "one of several disks": (in_end(END, 24, 3), "contradict"),
     "a directory elsewhere": (in_end(END, 48, 100), "contradict"),

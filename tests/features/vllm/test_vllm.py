@@ -18,7 +18,7 @@ from checkpoints import ZERO, assert_same
 from safetensors.torch import load_file
 
 from ckptconv import UsageError
-from ckptconv.library import vllm
+from ckptconv.features.vllm import loader as vllm
 
 STEP = ZERO / "z3_bf16_untied_w2" / "checkpoint"
 EXPECTED = ZERO / "z3_bf16_untied_w2" / "expected.safetensors"
@@ -87,7 +87,7 @@ def test_the_model_itself_may_be_the_checkpoint_and_is_cast() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
 def test_vllm_itself_loads_a_model(tmp_path: Path) -> None:
-    program = Path(__file__).parents[1] / "vllm_model.py"
+    program = Path(__file__).with_name("vllm_model.py")
     done = subprocess.run([sys.executable, program, tmp_path], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "loaded 21 tensors" in done.stdout

@@ -20,7 +20,7 @@ _ADDRESS = "Give the address that it shows when it starts, such as tcp://10.0.0.
 
 
 @contextlib.contextmanager
-def dask_executor(address: str) -> Iterator[Executor]:
+def executor(address: str) -> Iterator[Executor]:
     """Yield an executor of the cluster whose scheduler is at `address`, such as tcp://10.0.0.1:8786.
 
     Raises UsageError if distributed is not installed or `address` is not an address, FailedError if no scheduler
