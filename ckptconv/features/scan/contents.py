@@ -38,7 +38,6 @@ from ckptconv.features.scan.bounds import (
     members_of,
 )
 from ckptconv.features.scan.compressed import decompressed, is_compressed
-from ckptconv.features.scan.grammar.judge import Judge
 from ckptconv.features.scan.joblib import Arrays
 from ckptconv.features.scan.names import LOADERS, carries_code, is_needed, is_unusual
 from ckptconv.features.scan.programs import programs_in, texts_in
@@ -185,7 +184,7 @@ class ScannedContents:
         """Read a file as a pickle from its first byte, whatever it is, and look at what follows."""
         readings = Readings()
         end = 0
-        with attacks.watched(readings.add, Judge), self._noting_limits(reader):
+        with attacks.watched(readings.add, readings.judge), self._noting_limits(reader):
             end = self._load(reader, 0, reader.file.path, depth)
         if end:
             self._following(reader, end, depth)
@@ -224,11 +223,17 @@ class ScannedContents:
             # Text may begin with what is a name to a pickle. A call is no accident.
             if reading.called or reading.unknown_calls:
                 self._judge(reading, depth)
+        self._dropped(readings, depth)
+
+    def _dropped(self, readings: Readings, depth: int) -> None:
+        """Look at bytes that pickles loaded without keeping what that made."""
+        for data in readings.dropped():
+            self._held(InMemory(data, "bytes that a pickle loads and drops"), depth, True)
 
     def _following(self, reader: Reader, at: int, depth: int) -> None:
         """Look at what follows a pickle: whoever reads one after another takes it for one, however it begins."""
         readings = Readings()
-        with attacks.watched(readings.add, Judge), self._noting_limits(reader):
+        with attacks.watched(readings.add, readings.judge), self._noting_limits(reader):
             for count in range(2, _PICKLES):
                 if at >= reader.file.size:
                     break
@@ -242,7 +247,7 @@ class ScannedContents:
         readings = Readings()
         error: CkptconvError | None = None
         try:
-            with attacks.watched(readings.add, Judge):
+            with attacks.watched(readings.add, readings.judge):
                 action()
         except CkptconvError as reason:
             error = reason
@@ -250,6 +255,7 @@ class ScannedContents:
         found = readings.all()
         for reading in found:
             self._judge(reading, depth)
+        self._dropped(readings, depth)
         self.pickles.update(reading.where for reading in found if not reading.broken)
         if error is None:
             return True
@@ -410,10 +416,11 @@ class ScannedContents:
     def _plainly(self, reader: Reader, depth: int) -> None:
         """Look at a pickle of joblib as Python reads it, for what would run."""
         readings = Readings()
-        with attacks.watched(readings.add, Judge), self._noting_limits(reader):
+        with attacks.watched(readings.add, readings.judge), self._noting_limits(reader):
             self._load(reader, 0, reader.file.path, depth)
         for reading in readings.all():
             self._judge(reading._replace(where=f"{reader.file.path} (read without joblib)", broken=True), depth)
+        self._dropped(readings, depth)
 
     # ---- torch's files, and archives
 
