@@ -16,9 +16,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from ckptconv.formats.model_files import SAFETENSORS, TORCH
 from ckptconv.formats.registered import PIPELINES
-from ckptconv.formats.source import Source
+from ckptconv.formats.source import PIPELINE, Source
 from ckptconv.storage.location import Location
+
+# Where one of these is expected, or any, a pipeline may be meant. Else its directory is not looked at.
+_FAMILIES = ("", PIPELINE, SAFETENSORS, TORCH)
 
 
 class Pipeline(NamedTuple):
@@ -37,7 +41,7 @@ def told_by(names: Iterable[str]) -> Iterator[Any]:
 
 def reader_of(place: Location, family: str = "", *, copies: bool = True) -> Any:
     """Return the module that reads `place` as a pipeline; None if it is none, or not meant."""
-    names = place.names if place.kind == "directory" else ()
+    names = place.names if family in _FAMILIES and place.kind == "directory" else ()
     return next((module for module in told_by(names) if module.is_one(place, family, copies=copies)), None)
 
 

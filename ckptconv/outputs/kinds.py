@@ -46,8 +46,9 @@ class OutputKind(NamedTuple):
     `holds` is the manifest's word for what is in it, and `form` that for how it lies on a disk: "file", "tree",
     a directory that is replaced as a whole, or one of `targets.DIRECTORIES`. `refused` are the options that such an
     output cannot have, {option: (message, hint)}; `idle` those that change nothing in it, {option: why}. `suffixes` are
-    the ends of names that ask for it. `compared` says how it is verified: with a reader of that name, with its plan,
-    or, if it is "", not at all.
+    the ends of names that ask for it. `compared` says how it is verified: by `pairs` of the module of that name, with a
+    reader of safetensors or of torch, with its plan, or, if it is "", not at all. `plan` is the module whose `plan`
+    plans it.
     """
 
     holds: str
@@ -56,6 +57,7 @@ class OutputKind(NamedTuple):
     idle: Mapping[str, str] = _NONE
     suffixes: tuple[str, ...] = ()
     compared: str = "plan"
+    plan: str = "ckptconv.outputs.planning"
 
 
 _ELSEWHERE = {**_OF_CHECKPOINT, **_OF_UNIVERSAL}
@@ -80,9 +82,16 @@ KINDS: Mapping[str, OutputKind] = {
         {"tied": "changes nothing in a .pt file, where tensors share memory as the structure record says"},
         TORCH_SUFFIXES,
         "torch",
+        "ckptconv.outputs.torch_output",
     ),
     "virtual": OutputKind(
-        "virtual", "file", {**_ELSEWHERE, **_OF_DATA, **_OF_MODELS}, _SAFETENSORS, (virtual.SUFFIX,), ""
+        "virtual",
+        "file",
+        {**_ELSEWHERE, **_OF_DATA, **_OF_MODELS},
+        _SAFETENSORS,
+        (virtual.SUFFIX,),
+        "",
+        "ckptconv.outputs.virtual_output",
     ),
     "states": OutputKind("optimizer", "directory", {**_ELSEWHERE, **_OF_MODELS}, _STATES, compared=SAFETENSORS),
     "states-file": OutputKind("optimizer", "file", {**_ELSEWHERE, **_OF_MODELS}, _STATES, compared=SAFETENSORS),
@@ -95,10 +104,16 @@ KINDS: Mapping[str, OutputKind] = {
             "opaque": "changes nothing in a universal checkpoint, which has no place for other objects",
             "copy_config": "copies nothing: from_pretrained reads no universal checkpoint",
         },
-        compared="universal",
+        compared="ckptconv.verification.universal",
+        plan="ckptconv.outputs.universal_output",
     ),
     "dcp": OutputKind(
-        "dcp", "dcp", {**_OF_UNIVERSAL, **_OF_WEIGHTS, **_OF_MODELS, **_OF_CODES}, _CHECKPOINT, compared="dcp"
+        "dcp",
+        "dcp",
+        {**_OF_UNIVERSAL, **_OF_WEIGHTS, **_OF_MODELS, **_OF_CODES},
+        _CHECKPOINT,
+        compared="ckptconv.verification.dcp",
+        plan="ckptconv.outputs.dcp_output",
     ),
     "dcp-hf": OutputKind(
         "dcp",
@@ -109,7 +124,8 @@ KINDS: Mapping[str, OutputKind] = {
             "tied": "changes nothing in safetensors shards, where every name has its own bytes",
             **dict.fromkeys(("opaque", "structure"), "changes nothing in safetensors shards, which hold tensors alone"),
         },
-        compared="dcp",
+        compared="ckptconv.verification.dcp",
+        plan="ckptconv.outputs.dcp_output",
     ),
     "accelerate": OutputKind(
         "dcp",
@@ -129,7 +145,8 @@ KINDS: Mapping[str, OutputKind] = {
             ),
         },
         _CHECKPOINT,
-        compared="dcp",
+        compared="ckptconv.verification.dcp",
+        plan="ckptconv.outputs.accelerate",
     ),
     "torch-checkpointing": OutputKind(
         "dcp",
@@ -145,7 +162,8 @@ KINDS: Mapping[str, OutputKind] = {
             "copy_config": "copies nothing: from_pretrained reads no step of torch_checkpointing",
             "tied": "changes nothing in a step of torch_checkpointing, where every name has its own bytes",
         },
-        compared="dcp",
+        compared="ckptconv.verification.dcp",
+        plan="ckptconv.outputs.dcp_output",
     ),
 }
 

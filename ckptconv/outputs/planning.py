@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from importlib import import_module
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ckptconv.errors import LimitError, UsageError
-from ckptconv.formats import virtual
 from ckptconv.formats.model_files import SUFFIX
 from ckptconv.formats.source import ADAPTER, MODEL, OPEN_CLIP, Source
 from ckptconv.options.table import Options
 from ckptconv.outputs import computed, kinds, safetensors, selection
 from ckptconv.outputs.counted import contradicted
 from ckptconv.outputs.pipeline import selected
-from ckptconv.outputs.targets import NO_WEIGHTS, Target
+from ckptconv.outputs.targets import Target
 from ckptconv.outputs.told import Told
 from ckptconv.plan import (
     MAX_GROWTH,
@@ -30,7 +30,7 @@ from ckptconv.plan import (
     pack,
     shard_names,
 )
-from ckptconv.storage.paths import basename, dirname
+from ckptconv.storage.paths import basename
 from ckptconv.structure import keymap
 from ckptconv.structure.record import FILE_NAME, METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor
@@ -86,32 +86,19 @@ class Output(NamedTuple):
         return self.restored.tensors if self.restored else file.tensors
 
 
-def _torch_output(source: Source, target: Target, options: Options) -> Output:
-    if computed.command_of(source.computed):
-        raise UsageError(
-            f"{target.path} is named as a file for torch.load, and what is computed is written as safetensors.",
-            "Give a directory, or a name that ends in .safetensors; `ckptconv safetensors2pt` makes a .pt of it.",
-        )
-    if source.reference:
-        raise UsageError(f"{target.path} is named as a file for torch.load, and --like is for safetensors.")
-    from ckptconv.outputs.restore import plan_restored
-
-    restored = plan_restored(source, target.path, options)
-    return output_of("weights", [source], target, options, (restored.file,), {}, restored.told, restored)
-
-
-def _safetensors_output(source: Source, target: Target, options: Options) -> Output:
+def plan(source: Source, target: Target, options: Options) -> Output:
+    """Plan safetensors: of the weights, or of the optimizer's states."""
     of_states = target.holds == "optimizer"
     inputs = source.inputs_of_all if of_states else source.all_inputs()
     source = source._replace(inputs=inputs, companions={} if of_states else source.companions)
-    files, aliases, told = _safetensors_files(source, target, options) if source.is_model else ((), {}, Told())
+    files, aliases, told = safetensors_files(source, target, options) if source.is_model else ((), {}, Told())
     contents = {name: source.content(name, file, told.change) for name, file in source.companions.items()}
-    told = told if "config.json" in contents else _unsaid(told)
+    told = told if "config.json" in contents else unsaid(told)
     copied = tuple(FilePlan(name, content.nbytes, _copied(content)) for name, content in contents.items())
     return output_of(target.holds, [source], target, options, (*copied, *files), aliases, told)
 
 
-def _unsaid(told: Told) -> Told:
+def unsaid(told: Told) -> Told:
     """Return `told` with a warning of what a user has to say of quantized weights, as no configuration is written."""
     said = told.change.quantization
     if not said:
@@ -128,88 +115,12 @@ def _copied(content: LazyTensor) -> tuple[Copied, ...]:
     return (Copied(0, content),) if content.nbytes else ()
 
 
-def _virtual_output(source: Source, target: Target, options: Options) -> Output:
-    """Plan the description of the files that a conversion of the weights to a directory would write."""
-    meant = Target(dirname(target.path), "directory", stem=source.stem)
-    source = source._replace(inputs=source.all_inputs())
-    files, aliases, told = _safetensors_files(source, meant, options)
-    real = output_of("weights", [source], meant, options, files, aliases, _unsaid(told))
-    data = virtual.document(target.path, real.plan.files, source.format, real.plan.plan_id)
-    file = FilePlan(basename(target.path), len(data), (Literal(0, data),))
-    made = output_of("virtual", [source], target, options, (file,), real.aliases, real.told)
-    return made._replace(described=real.tensors)
-
-
-def _universal_output(source: Source, target: Target, options: Options) -> Output:
-    from ckptconv.outputs import universal
-    from ckptconv.outputs.training import resumable
-
-    found = resumable(source, options)
-    files = (*universal.file_plans(found.training, found.weights, found.states), universal.latest(target.path))
-    source = source._replace(inputs=source.inputs_of_all)
-    told = Told(idle=found.idle, notes=found.notes, warnings=found.warnings)
-    return output_of("universal", [source], target, options, files, {}, told)
-
-
-def _dcp_output(source: Source, target: Target, options: Options) -> Output:
-    """Plan a checkpoint of torch.distributed.checkpoint, or a step of torch_checkpointing: the weights, and with
-    `optimizer` the states beside them."""
-    from ckptconv.outputs import dcp, restore, step
-
-    if options.optimizer:
-        source = source._replace(inputs=source.inputs_of_all)
-    found = dcp.contents(source, options)
-    files = tuple(step.checkpoint_plans(found, options, target.layout))
-    warnings = [*found.chosen.warnings, *found.warnings]
-    if found.left_out:
-        warnings.append(f"left out, as their classes are known by name only: {restore.shown(found.left_out)}")
-    if found.kept:
-        warnings.append(f"dcp.load will run what is named by: {restore.shown(found.kept)}")
-    if options.to == dcp.SHARDS and found.values:
-        warnings.append(f"left out, as safetensors shards hold tensors alone: {some(found.values)}")
-    if target.layout and (unlike := dcp.unlike(found.tensors, target.layout)):
-        warnings.append(f"not in {options.like} with this shape, so written whole: {some(unlike)}")
-    told = Told(idle=found.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings), notes=found.chosen.notes)
-    made = output_of("dcp", [source], target, options, files, {}, told)
-    return made._replace(described=len(found.tensors))
-
-
-def _accelerate_output(source: Source, target: Target, options: Options) -> Output:
-    """Plan one of the directories that accelerate loads; that of the weights says what else it looks for."""
-    own = target.options or options
-    made = _dcp_output(source, target, own)
-    if own.model_key == NO_WEIGHTS:
-        return made
-    step = dirname(target.path)
-    left = "" if options.optimizer else "There are no optimizer states (optimizer_0): --optimizer PATH writes them. "
-    note = (
-        f"{left}Schedulers and random states are left to the run: load_state takes scheduler.bin and "
-        f"random_states_*.pkl from {step}, and the Trainer trainer_state.json, scheduler.pt and rng_state_*.pth; "
-        "without scheduler.pt, it does not load the optimizer either."
-    )
-    return made._replace(told=made.told._replace(notes=(*made.told.notes, note)))
-
-
-PLANS = {
-    "file": _safetensors_output,
-    "directory": _safetensors_output,
-    "torch": _torch_output,
-    "virtual": _virtual_output,
-    "states": _safetensors_output,
-    "states-file": _safetensors_output,
-    "universal": _universal_output,
-    "dcp": _dcp_output,
-    "dcp-hf": _dcp_output,
-    "accelerate": _accelerate_output,
-    "torch-checkpointing": _dcp_output,
-}
-
-
 def planned(source: Source, target: Target, options: Options) -> Output:
     """Plan the output of `source` at `target`."""
     if target.kind == "directory":
         target = target._replace(stem=source.stem)
-    return PLANS[target.kind](source, target, options)
+    output: Output = import_module(kinds.KINDS[target.kind].plan).plan(source, target, options)
+    return output
 
 
 def output_of(
@@ -259,7 +170,7 @@ def check_growth(output: Output, available: int) -> None:
         )
 
 
-def _safetensors_files(source: Source, target: Target, options: Options) -> _Files:
+def safetensors_files(source: Source, target: Target, options: Options) -> _Files:
     """Plan the files of the weights, or of the optimizer's states. Pure.
 
     Aliases lead from a tied parameter's states to those of the parameter it is tied to. The states of an alias that is

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 Options = dict[str, Any]
 
-# Concurrent requests.
-REQUESTS = 8
+REQUESTS = 8  # that run at a time
 
 
 class Range(NamedTuple):

@@ -43,10 +43,6 @@ class Meant(NamedTuple):
     url: str
 
 
-def _asked(fs: Any, method: str, inner: str, **settings: Any) -> Any:
-    return getattr(fs, method)(inner, **settings)
-
-
 class Store(NamedTuple):
     """What is special about a store. `fs` is its file system of fsspec, and `inner` a path inside it.
 
@@ -64,7 +60,7 @@ class Store(NamedTuple):
     """
 
     extra: str = ""
-    asked: Callable[..., Any] = _asked
+    asked: Callable[..., Any] = lambda fs, method, inner, **settings: getattr(fs, method)(inner, **settings)
     fixed: Callable[[str], bool] = lambda inner: False
     ranges: Callable[[Any, str, int, str], Ranges] | None = None
     parallel: bool = False

@@ -27,17 +27,32 @@ from ckptconv.outputs.selection import Rename
 from ckptconv.outputs.targets import DIRECTORIES, MANIFEST
 from ckptconv.pickles.children import ATOMS
 from ckptconv.plan import FilePlan
+from ckptconv.storage.gathered import Gathered
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import join
 from ckptconv.structure import keymap
 from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import some
 from ckptconv.verification import AGAIN, planned
+from ckptconv.verification.names import rename_of
+from ckptconv.verification.paired import paired
+from ckptconv.verification.pairs import Attested, Differences
 from ckptconv.verification.planned import Compared, differs, frame
 from ckptconv.verification.records import without_storages
+from ckptconv.verification.report import CheckedOutput, Verification
 from ckptconv.verification.runs import ExpectedPair
 
 _STATES = "If the optimizer states were taken from somewhere (--optimizer), say so here too."
+
+
+def pairs(
+    source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: Attested, wrong: Differences
+) -> Iterator[ExpectedPair]:
+    """Compare a checkpoint of torch.distributed.checkpoint with its source, and yield the pairs of its tensors."""
+    if asked.optimizer:
+        source = source._replace(inputs=source.inputs_of_all)
+    place = target.place if target.at is None else Gathered(target.path, target.place.options, target.at)
+    yield from paired(source, target, compare(source, place, target.path, asked, rename_of(asked)), done, attested)
 
 
 def compare(source: Source, place: Location, path: str, asked: Options, rename: Rename) -> Compared:

@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ckptconv.errors import CkptconvError, DifferenceError, MissingError, UsageError
@@ -29,7 +30,6 @@ from ckptconv.outputs.targets import ACCELERATE, MANIFEST, kind_of_states, of_ac
 from ckptconv.process import no_garbage, peak_rss
 from ckptconv.result import OutputFile
 from ckptconv.storage import progress as bars
-from ckptconv.storage.gathered import Gathered
 from ckptconv.storage.location import Location
 from ckptconv.storage.paths import dirname, is_remote, is_same, join, normalize, real_place, resolved_name
 from ckptconv.tensors.lazy import whole
@@ -40,22 +40,19 @@ from ckptconv.verification.names import (
     check_structure,
     compare_names,
     expected_of,
-    other_kind,
-    rename_of,
 )
 from ckptconv.verification.output import Written, read_directory, read_file, recorded_map
+from ckptconv.verification.paired import paired
 from ckptconv.verification.pairs import Attested, Differences, compare_pairs
-from ckptconv.verification.planned import Compared
 from ckptconv.verification.provenance import (
     Manifest,
-    check_compared,
     check_planned,
     check_safetensors,
     read_manifest,
 )
 from ckptconv.verification.report import CheckedOutput, Verification
 from ckptconv.verification.runs import ExpectedPair
-from ckptconv.verification.trees import compare_torch, compare_universal, expected_tree
+from ckptconv.verification.trees import compare_torch, expected_tree
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -301,11 +298,11 @@ def _compare(
     if entry.kind == "missing":
         raise MissingError(f"{target.path} does not exist: there is no output to verify.")
     how = KINDS[target.kind].compared
-    if how == "universal":
-        yield from compare_universal(source, target, asked, done, attested, wrong)
+    if how == "plan" and (entry.kind == "file" or target.at is not None):
+        yield from _compare_plan(source, target, asked, done, attested)
         return
-    if how == "dcp" or (how == "plan" and (entry.kind == "file" or target.at is not None)):
-        yield from (_compare_dcp if how == "dcp" else _compare_plan)(source, target, asked, done, attested)
+    if "." in how:
+        yield from import_module(how).pairs(source, target, asked, done, attested, wrong)
         return
     if how == "torch" and entry.kind == "file":
         yield from compare_torch(source, expected_tree(source, asked), target.path, here, asked, done, wrong)
@@ -389,18 +386,6 @@ def _compare_companions(
         yield ExpectedPair(want, got, path, name)
 
 
-def _compare_dcp(
-    source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: Attested
-) -> Iterator[ExpectedPair]:
-    """Compare a checkpoint of torch.distributed.checkpoint."""
-    from ckptconv.verification import dcp
-
-    if asked.optimizer:
-        source = source._replace(inputs=source.inputs_of_all)
-    place = target.place if target.at is None else Gathered(target.path, target.place.options, target.at)
-    yield from _paired(source, target, dcp.compare(source, place, target.path, asked, rename_of(asked)), done, attested)
-
-
 def _compare_plan(
     source: Source, target: CheckedOutput, asked: Options, done: Verification, attested: Attested
 ) -> Iterator[ExpectedPair]:
@@ -410,28 +395,4 @@ def _compare_plan(
     files = planning.planned(source, target.planned, asked).plan.files
     above = dirname(target.path) if KINDS[target.kind].form == "file" else target.path
     where = {file.name: target.place.at((target.at or {}).get(file.name, join(above, file.name))) for file in files}
-    yield from _paired(source, target, planned.compare(above, files, where), done, attested)
-
-
-def _check_frames(found: Compared, attested: Attested) -> list[str]:
-    """Check what is around the tensors of an output, which have been compared."""
-    found.crcs = {name: attested.known(place.path) for name, place in found.where.items()}
-    found.check_frames()
-    return []
-
-
-def _paired(
-    source: Source, target: CheckedOutput, found: Compared, done: Verification, attested: Attested
-) -> Iterator[ExpectedPair]:
-    """Yield the pairs of an output that is compared with its plan."""
-    done.outputs.extend(OutputFile(join(found.path, plan.name), plan.size, plan.tensors) for plan in found.plans)
-    done.tensors += found.tensors
-    attested.later(_check_frames, found, attested)
-    if target.manifest:
-        attested.later(check_compared, target.manifest, source, target.planned, found)
-    for pair in found.pairs:
-        error = other_kind(pair)
-        if error:
-            raise error
-        attested.count(pair.path, pair.name)
-        yield pair
+    yield from paired(source, target, planned.compare(above, files, where), done, attested)

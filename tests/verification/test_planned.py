@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,9 +43,9 @@ def plan(source: Source, target: Target, options: Options) -> planning.Output:
 
 @pytest.fixture
 def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    kind = kinds.KINDS["file"]._replace(suffixes=(".flat",), compared="plan")
+    kind = kinds.KINDS["file"]._replace(suffixes=(".flat",), compared="plan", plan=__name__)
     monkeypatch.setitem(kinds.KINDS, "flat", kind)  # type: ignore[arg-type]
-    monkeypatch.setitem(planning.PLANS, "flat", plan)
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or SimpleNamespace(plan=plan))
     save_file({"a": torch.arange(6.0), "b": torch.ones(2, 3)}, tmp_path / "in.safetensors")
     return tmp_path / "out.flat"
 

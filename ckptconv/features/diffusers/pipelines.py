@@ -37,7 +37,7 @@ _WITHOUT_FILES = "Normalize"
 def is_one(place: Location, family: str = "", *, copies: bool = True) -> bool:
     """Whether `place` is the directory of a pipeline, and one may be meant where a `family` is expected. One that has a
     single model in it is only a pipeline if what is beside that is copied, too."""
-    if family not in ("", PIPELINE, model_files.SAFETENSORS, model_files.TORCH) or place.kind != "directory":
+    if place.kind != "directory":
         return False
     if _INDEX in place.names:
         return family in ("", PIPELINE)

@@ -20,8 +20,8 @@ from effort import every
 from safetensors.numpy import load_file
 
 from ckptconv.errors import CorruptError, UnsupportedError
+from ckptconv.features.model_parallel import megatron, meta
 from ckptconv.formats.source import Source, Wanted
-from ckptconv.formats.torch import megatron, meta
 from ckptconv.storage.location import Location
 from ckptconv.structure.maps.compile import apply_map
 from ckptconv.structure.maps.file import from_catalogue

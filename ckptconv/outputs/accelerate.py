@@ -1,0 +1,26 @@
+"""Plan the directories that accelerate loads as outputs."""
+
+from __future__ import annotations
+
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs import dcp_output
+from ckptconv.outputs.planning import Output
+from ckptconv.outputs.targets import NO_WEIGHTS, Target
+from ckptconv.storage.paths import dirname
+
+
+def plan(source: Source, target: Target, options: Options) -> Output:
+    """Plan one of the directories that accelerate loads; that of the weights says what else it looks for."""
+    own = target.options or options
+    made = dcp_output.plan(source, target, own)
+    if own.model_key == NO_WEIGHTS:
+        return made
+    step = dirname(target.path)
+    left = "" if options.optimizer else "There are no optimizer states (optimizer_0): --optimizer PATH writes them. "
+    note = (
+        f"{left}Schedulers and random states are left to the run: load_state takes scheduler.bin and "
+        f"random_states_*.pkl from {step}, and the Trainer trainer_state.json, scheduler.pt and rng_state_*.pth; "
+        "without scheduler.pt, it does not load the optimizer either."
+    )
+    return made._replace(told=made.told._replace(notes=(*made.told.notes, note)))

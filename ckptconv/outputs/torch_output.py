@@ -1,0 +1,24 @@
+"""Plan a file for torch.load as an output."""
+
+from __future__ import annotations
+
+from ckptconv.errors import UsageError
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs import computed
+from ckptconv.outputs.planning import Output, output_of
+from ckptconv.outputs.restore import plan_restored
+from ckptconv.outputs.targets import Target
+
+
+def plan(source: Source, target: Target, options: Options) -> Output:
+    """Plan the file of the weights. Raise UsageError for what is computed, or like a reference."""
+    if computed.command_of(source.computed):
+        raise UsageError(
+            f"{target.path} is named as a file for torch.load, and what is computed is written as safetensors.",
+            "Give a directory, or a name that ends in .safetensors; `ckptconv safetensors2pt` makes a .pt of it.",
+        )
+    if source.reference:
+        raise UsageError(f"{target.path} is named as a file for torch.load, and --like is for safetensors.")
+    restored = plan_restored(source, target.path, options)
+    return output_of("weights", [source], target, options, (restored.file,), {}, restored.told, restored)

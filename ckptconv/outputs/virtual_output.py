@@ -1,0 +1,23 @@
+"""Plan a virtual checkpoint as an output."""
+
+from __future__ import annotations
+
+from ckptconv.formats import virtual
+from ckptconv.formats.source import Source
+from ckptconv.options.table import Options
+from ckptconv.outputs.planning import Output, output_of, safetensors_files, unsaid
+from ckptconv.outputs.targets import Target
+from ckptconv.plan import FilePlan, Literal
+from ckptconv.storage.paths import basename, dirname
+
+
+def plan(source: Source, target: Target, options: Options) -> Output:
+    """Plan the description of the files that a conversion of the weights to a directory would write."""
+    meant = Target(dirname(target.path), "directory", stem=source.stem)
+    source = source._replace(inputs=source.all_inputs())
+    files, aliases, told = safetensors_files(source, meant, options)
+    real = output_of("weights", [source], meant, options, files, aliases, unsaid(told))
+    data = virtual.document(target.path, real.plan.files, source.format, real.plan.plan_id)
+    file = FilePlan(basename(target.path), len(data), (Literal(0, data),))
+    made = output_of("virtual", [source], target, options, (file,), real.aliases, real.told)
+    return made._replace(described=real.tensors)
