@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 ROOT = Path(__file__).resolve().parents[2]
-REVIEWED, MADE = (ROOT / "ckptconv" / "pickles" / "grammar" / name for name in ("reviewed.txt", "made.txt"))
+REVIEWED, MADE = (ROOT / "ckptconv" / "features" / "scan" / "grammar" / name for name in ("reviewed.txt", "made.txt"))
 # By distribution: the packages whose classes are listed.
 LIBRARIES = {
     "accelerate": "accelerate.utils accelerate.state",
@@ -55,7 +55,8 @@ LIBRARIES = {
     "scipy": "scipy.sparse scipy.stats scipy.interpolate scipy.spatial scipy.optimize scipy.signal",
     "sentence-transformers": "sentence_transformers.training_args sentence_transformers.models "
     "sentence_transformers.readers sentence_transformers.cross_encoder.training_args "
-    "sentence_transformers.sentence_transformer.training_args",
+    "sentence_transformers.base.modules sentence_transformers.base.sampler "
+    "sentence_transformers.sentence_transformer.modules sentence_transformers.sentence_transformer.training_args",
     "statsmodels": "statsmodels",
     "stable-baselines3": "stable_baselines3",
     "gymnasium": "gymnasium.spaces",

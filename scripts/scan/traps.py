@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -140,7 +141,8 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="say what looks into a trap, too")
     asked = parser.parse_args()
     code = 0
-    for python in asked.python or [sys.executable]:
+    # They run in a directory of their own.
+    for python in map(os.path.abspath, asked.python or [sys.executable]):
         counts, lines = run(python, asked.rounds, asked.seed)
         grave = [line for line in lines if asked.verbose or " looks " not in line]
         print(f"{python}: {counts}", *grave, sep="\n  ")

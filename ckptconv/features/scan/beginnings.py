@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from ckptconv.errors import CkptconvError, TruncatedError
+from ckptconv.features.scan.bounds import LIMITS
+from ckptconv.features.scan.grammar.judge import Judge
 from ckptconv.formats.instead import begins_as_pickle
+from ckptconv.formats.torch.objects import without_tensors
+from ckptconv.pickles import attacks
+from ckptconv.pickles.machine import load
+from ckptconv.storage.reading import Reader
+
+# Bytes by which a file is told.
+HEAD = 512
 
 # In a header of numpy, types of numbers, texts, times and raw bytes.
 _PLAIN_IN_NPY = re.compile(r"[<>|=]?[?biufcmMSaUV][0-9]*(?:\[\w+\])?")
@@ -27,6 +37,24 @@ CLOSED = {
 
 def is_pickle(head: bytes, size: int) -> bool:
     return (head[:1] == b"\x80" and b"\x00" < head[1:2] <= b"\x05") or begins_as_pickle(head)
+
+
+def may_be_pickle(reader: Reader, at: int) -> bool:
+    head = reader.read_at(at, min(HEAD, reader.file.size - at))
+    return is_pickle(head, len(head))
+
+
+def begins_like_pickle(head: bytes, where: str) -> bool:
+    """Whether a pickle, or the beginning of a longer one, may begin with `head`, whatever its first opcodes are."""
+    calls: list[attacks.PickleReading] = []
+    with attacks.watched(calls.append, Judge):
+        try:
+            load(head, without_tensors(), where=where, limits=LIMITS)
+        except TruncatedError:
+            return True
+        except CkptconvError:
+            return any(reading.called or reading.unknown_calls for reading in calls)
+    return True
 
 
 def place_of_header(head: bytes) -> tuple[int, int]:

@@ -16,7 +16,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ckptconv.errors import CkptconvError, CorruptError, LimitError, TruncatedError, UnsafeError, UnsupportedError
-from ckptconv.features.scan.beginnings import CLOSED, header_in, is_pickle, is_plain, place_of_header
+from ckptconv.features.scan.beginnings import (
+    CLOSED,
+    HEAD,
+    begins_like_pickle,
+    header_in,
+    is_pickle,
+    is_plain,
+    may_be_pickle,
+    place_of_header,
+)
 from ckptconv.features.scan.bounds import (
     LIMITS,
     LONGEST,
@@ -29,7 +38,6 @@ from ckptconv.features.scan.bounds import (
     members_of,
 )
 from ckptconv.features.scan.compressed import decompressed, is_compressed
-from ckptconv.features.scan.grammar.judge import Judge
 from ckptconv.features.scan.joblib import Arrays
 from ckptconv.features.scan.names import LOADERS, carries_code, is_needed, is_unusual
 from ckptconv.features.scan.programs import programs_in, texts_in
@@ -53,7 +61,6 @@ from ckptconv.storage.reading import Reader
 from ckptconv.storage.tar_directory import is_tar
 from ckptconv.text import brief, some
 
-HEAD = 512
 # What is inside what is inside …, and the most pickles one after the other in a file.
 _DEPTH, _PICKLES = 8, 10_000
 # The most findings of one rule, and classes, that are told of a file.
@@ -177,7 +184,7 @@ class ScannedContents:
         """Read a file as a pickle from its first byte, whatever it is, and look at what follows."""
         readings = Readings()
         end = 0
-        with attacks.watched(readings.add, Judge), self._noting_limits(reader):
+        with attacks.watched(readings.add, readings.judge), self._noting_limits(reader):
             end = self._load(reader, 0, reader.file.path, depth)
         if end:
             self._following(reader, end, depth)
@@ -216,11 +223,17 @@ class ScannedContents:
             # Text may begin with what is a name to a pickle. A call is no accident.
             if reading.called or reading.unknown_calls:
                 self._judge(reading, depth)
+        self._dropped(readings, depth)
+
+    def _dropped(self, readings: Readings, depth: int) -> None:
+        """Look at bytes that pickles loaded without keeping what that made."""
+        for data in readings.dropped():
+            self._held(InMemory(data, "bytes that a pickle loads and drops"), depth, True)
 
     def _following(self, reader: Reader, at: int, depth: int) -> None:
         """Look at what follows a pickle: whoever reads one after another takes it for one, however it begins."""
         readings = Readings()
-        with attacks.watched(readings.add, Judge), self._noting_limits(reader):
+        with attacks.watched(readings.add, readings.judge), self._noting_limits(reader):
             for count in range(2, _PICKLES):
                 if at >= reader.file.size:
                     break
@@ -234,7 +247,7 @@ class ScannedContents:
         readings = Readings()
         error: CkptconvError | None = None
         try:
-            with attacks.watched(readings.add, Judge):
+            with attacks.watched(readings.add, readings.judge):
                 action()
         except CkptconvError as reason:
             error = reason
@@ -242,6 +255,7 @@ class ScannedContents:
         found = readings.all()
         for reading in found:
             self._judge(reading, depth)
+        self._dropped(readings, depth)
         self.pickles.update(reading.where for reading in found if not reading.broken)
         if error is None:
             return True
@@ -325,7 +339,7 @@ class ScannedContents:
         def action() -> None:
             nonlocal count, skipped
             while pickles.position < size and count < _PICKLES:
-                if count and not _may_be_pickle(reader, pickles.position):
+                if count and not may_be_pickle(reader, pickles.position):
                     inner._following(reader, pickles.position, depth)
                     break
                 arrays = Arrays(reader, pickles.position, objects)
@@ -402,10 +416,11 @@ class ScannedContents:
     def _plainly(self, reader: Reader, depth: int) -> None:
         """Look at a pickle of joblib as Python reads it, for what would run."""
         readings = Readings()
-        with attacks.watched(readings.add, Judge), self._noting_limits(reader):
+        with attacks.watched(readings.add, readings.judge), self._noting_limits(reader):
             self._load(reader, 0, reader.file.path, depth)
         for reading in readings.all():
             self._judge(reading._replace(where=f"{reader.file.path} (read without joblib)", broken=True), depth)
+        self._dropped(readings, depth)
 
     # ---- torch's files, and archives
 
@@ -508,7 +523,7 @@ class ScannedContents:
         if not any(kind.matches(head, len(head)) for kind in _KINDS) and not self.expected:
             if len(head) < HEAD:
                 return self._unknown(InMemory(head, path), depth + 1)
-            if not _begins_like_pickle(head, path):
+            if not begins_like_pickle(head, path):
                 return ""
         if _NPY.matches(head, len(head)) and is_plain(header_in(head)):
             return "array"
@@ -560,16 +575,17 @@ class ScannedContents:
         inner.read(lambda: read_from(reader, limits=LIMITS), depth)
         members: list[tuple[str, int, int]] = []
         try:
-            members = list(members_of(reader))
+            # What was listed before an error counts.
+            members.extend(members_of(reader))
         except LimitError as error:
             self.add("excessive", error.message)
         except UnsafeError as error:
             inner.add("path-outside", error.message)
         except (tarfile.TarError, CkptconvError, ValueError, OSError, EOFError) as error:
-            if self.expected and not inner.findings:
-                inner.add(
-                    "unreadable", f"{reader.file.path} is a tar archive that cannot be read: {brief(str(error))}."
-                )
+            # Of what cannot be read as torch's either, one reason is told.
+            if members or not self.expected or not inner.findings:
+                rule = "unreadable" if self.expected else "not-opened"
+                self.add(rule, f"{reader.file.path} is a tar archive that cannot be read: {brief(str(error))}.")
         is_torch = any(name in _OF_TAR for name, _, _ in members) or (self.expected and not members)
         if is_torch or any(each.rule in _RUNNING for each in inner.findings):
             self._take(inner)
@@ -669,24 +685,6 @@ _OF_TAR = frozenset({"storages", "tensors", "pickle"})
 def _inside(reader: Reader, entry: zip_elsewhere.ZipEntry) -> str:
     """Return how messages name a member of an archive."""
     return f"{reader.file.path} ({brief(entry.name.decode('utf-8', 'replace'), 200)[1:-1]})"
-
-
-def _begins_like_pickle(head: bytes, where: str) -> bool:
-    """Whether a pickle, or the beginning of a longer one, may begin with `head`, whatever its first opcodes are."""
-    calls: list[attacks.PickleReading] = []
-    with attacks.watched(calls.append, Judge):
-        try:
-            load(head, without_tensors(), where=where, limits=LIMITS)
-        except TruncatedError:
-            return True
-        except CkptconvError:
-            return any(reading.called or reading.unknown_calls for reading in calls)
-    return True
-
-
-def _may_be_pickle(reader: Reader, at: int) -> bool:
-    head = reader.read_at(at, min(HEAD, reader.file.size - at))
-    return is_pickle(head, len(head))
 
 
 def _bytes_in(value: Any) -> Iterator[tuple[bytes, bool]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+from ckptconv.features.scan.grammar.judge import Judge
 from ckptconv.features.scan.names import LOADERS
 from ckptconv.pickles import attacks
 from ckptconv.pickles.children import CHILDREN, walk
@@ -22,6 +23,7 @@ class Readings:
 
     def __init__(self) -> None:
         self._found: dict[str, attacks.PickleReading] = {}
+        self._judges: list[Judge] = []
 
     def add(self, reading: attacks.PickleReading) -> None:
         before = self._found.get(reading.where)
@@ -33,6 +35,17 @@ class Readings:
                 unknown_calls=_joined(before.unknown_calls, reading.unknown_calls),
             )
         self._found[reading.where] = reading
+
+    def judge(self, size: int) -> Judge:
+        """Return who judges one of them."""
+        self._judges.append(Judge(size))
+        return self._judges[-1]
+
+    def dropped(self) -> list[bytes]:
+        """Return bytes that were loaded by calls whose results the pickles dropped."""
+        kept = {bytes(data) for each in self.all() if not each.broken for data, loads in all_bytes(each.value) if loads}
+        given = (bytes(data) for judge in self._judges for name, data in judge.bytes_given if str(name) in LOADERS)
+        return [data for data in dict.fromkeys(given) if data not in kept]
 
     def all(self) -> list[attacks.PickleReading]:
         return list(self._found.values())

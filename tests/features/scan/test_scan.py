@@ -207,6 +207,24 @@ def tar_header(kind: bytes, data: bytes = b"") -> bytes:
     return header.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE)
 
 
+def sparse(layout: bytes) -> bytes:
+    """A member of a tar archive with holes, as pax 1.0 has it: what lies where stands before the bytes."""
+    records = (
+        b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n23 GNU.sparse.name=a.bin\n30 GNU.sparse.realsize=8388609\n"
+    )
+    return tar_header(b"x", records) + tar_header(b"0", layout.ljust(tarfile.BLOCKSIZE, b"\0") + b"x")
+
+
+def test_members_with_holes_are_unknown_and_hide_no_others(tmp_path: Path) -> None:
+    end = bytes(2 * tarfile.BLOCKSIZE)
+    for what, layout in (("a map", b"1\n8388608\n1\n"), ("no number", b"1\nx\n1\n"), ("too many", b"99999999\n")):
+        for file in (tmp_path / "notes.txt", tmp_path / "model.tar"):
+            assert verdict(file, tar_header(b"0", SOUND) + sparse(layout) + end) == "unknown", what
+            assert verdict(file, sparse(layout) + end) == "unknown", what
+            assert verdict(file, tar_header(b"0", ATTACK) + sparse(layout) + end) == "attack", what
+        assert verdict(tmp_path / "model.nemo", sparse(layout) + end) in ("unknown", "unreadable"), what
+
+
 def test_headers_of_tar_archives_are_bounded(tmp_path: Path) -> None:
     values = b"".join(b"12 k%05d=v\n" % number for number in range(2_000))
     member, end = tar_header(b"0", SOUND), bytes(2 * tarfile.BLOCKSIZE)

@@ -243,3 +243,10 @@ def test_members_of_tar_archives_stay_inside(member: str, tmp_path: Path) -> Non
     with tarfile.open(tmp_path / "model.nemo", "w") as archive:
         archive.addfile(info)
     assert ckptconv.scan(tmp_path).verdict == "attack"
+
+
+def test_bytes_that_are_loaded_are_looked_at_whatever_becomes_of_the_result() -> None:
+    for loaded, is_evil in ((EVIL, True), (pickled(listed()), False)):
+        call = called(LOADER, raw(loaded))
+        for what in (call + b"0N", call + b"\x940N", several(call) + b"0]", pickled(call) + pickled(b"N")[2:]):
+            assert bool(found(b"\x80\x04" + what + b".")) == is_evil, (what, loaded)

@@ -52,6 +52,8 @@ class Judge:
         self.grammar, self.size = grammar(), size
         self.unknown: dict[Global, None] = {}
         self.unknown_calls: dict[str, None] = {}
+        # What functions get as arguments that were allowed, and are bytes: some load them.
+        self.bytes_given: list[tuple[Global, bytes | bytearray]] = []
         self._steps = _STEPS + size
         # By identity: containers that counted for a verdict.
         self._entered: dict[int, Any] = {}
@@ -123,6 +125,7 @@ class Judge:
             return
         entry = self.grammar.entry(name)
         if entry is not None and not kwargs and self._allowed(entry, args, how):
+            self.bytes_given += ((name, each) for each in args if type(each) in (bytes, bytearray))
             return
         if self._is_grave(name, args if not kwargs else (*args, *kwargs.values()), how):
             self.unknown_calls[brief(name, 200)] = None
