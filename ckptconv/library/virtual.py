@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptconv.engine.ranges import FileBytes
 from ckptconv.errors import CorruptError, UsageError
-from ckptconv.formats import opening, virtual
+from ckptconv.formats import companions, opening, virtual
 from ckptconv.formats.companions import together, with_files
 from ckptconv.formats.configs import UNCHANGED, Change
 from ckptconv.formats.source import Source
@@ -115,6 +115,8 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         inputs = dict.fromkeys(each.stored for file in files for each in file.inputs())
         self.version = _hash(decided, *(f"{each.size} {each.stamp}" for each in inputs))
         opened = opened if opened.companions else with_files(opened, together(opened, known), known)
+        if opened.config is not None:
+            self.notes += companions.notes(opened.config, change.dtype)
         names = {file.name for file in files}
         copies = [
             _copy(name, opened.content(name, file, change))

@@ -29,7 +29,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from remote import a_model
 from safetensors import safe_open
-from safetensors.torch import load
+from safetensors.torch import load, save_file
 
 import ckptconv
 from ckptconv.errors import CorruptError, UsageError
@@ -218,6 +218,16 @@ def test_it_tells_what_a_conversion_would(tmp_path: Path) -> None:
         with VirtualFiles(place() / source, **options) as files:
             assert (files.warnings, files.notes) == (report.warnings, report.notes), options
             assert files.warnings or files.notes, options
+
+
+def test_a_note_says_what_the_configuration_says_now(tmp_path: Path) -> None:
+    save_file({"weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "dtype": "float32"}')
+    with ckptconv.VirtualFiles(tmp_path, dtype="bf16") as files:
+        assert json.loads(files.read_bytes("config.json"))["dtype"] == "bfloat16"
+        assert "config.json says now that the weights are bfloat16" in " ".join(files.notes)
+    with ckptconv.VirtualFiles(tmp_path) as files:
+        assert "config.json" not in " ".join(files.notes)
 
 
 @pytest.mark.filterwarnings("error")

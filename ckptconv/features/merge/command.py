@@ -13,7 +13,8 @@ from ckptconv.features.merge.options import MERGING
 OTHER_WORDS = {"merge": ("merge-weights", "merge-lora", "merge-adapter", "merge-and-unload", "lora")}
 # What is said of options of other programs.
 OTHER_OPTIONS = {
-    "--base --base-model --adapter --lora": "Adapters are merged by: ckptconv merge BASE ADAPTER OUTPUT.",
+    "--base --base-model --adapter --lora --merge-weights": "Adapters are merged by: ckptconv merge BASE ADAPTER "
+    "OUTPUT.",
 }
 # The commands that print the report of a conversion.
 OF_CONVERSIONS = ("merge",)

@@ -139,7 +139,8 @@ def _scanned(place: Location, is_named: bool) -> ScannedFile | None:
     except CkptconvError as error:
         contents.add("unreadable", error.message)
     other = "" if kind else _other_model(place, head)
-    if other or (is_named and not kind and not contents.findings and not contents.expected):
+    is_odd = is_named and not (kind or contents.findings or contents.expected or head.startswith(_LFS))
+    if other or is_odd:
         contents.add("not-opened", f"{place} is {other or 'nothing that is read here'}: it was not judged.")
         kind = kind or other or "other file"
     if not kind and not contents.findings:

@@ -84,7 +84,7 @@ WAYS: dict[str, list[list[str]]] = {
 LACKING = [("merge a b", "at least one ADAPTER")]
 # What people call it, and options of other programs.
 MEANT = {"merge-weights": "merge"}
-OTHER_OPTIONS = {"--base": "ckptconv merge BASE ADAPTER OUTPUT"}
+OTHER_OPTIONS = dict.fromkeys(("--base", "--merge-weights"), "ckptconv merge BASE ADAPTER OUTPUT")
 
 
 # --------------------------------------------------------------------------------------------------- what is replaced
