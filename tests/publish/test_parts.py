@@ -302,12 +302,13 @@ def test_what_is_read_again_is_shown_unless_that_is_had_off(
 
 # Waits in its first file until its stdin ends.
 HELD = """
-import os, sys, time
+import os, re, sys, time
 from ckptconv.cli import main
 from ckptconv.publish.staging import local
 create = local.LocalStaging.create
 def recorded(self, count):
-    while sum(name.startswith(".record-") for name in os.listdir(self.staging)) < count:
+    # A record has another name until all of it is written.
+    while sum(re.fullmatch("[.]record-[0-9a-f]+", name) is not None for name in os.listdir(self.staging)) < count:
         time.sleep(0.01)
 def slowly(self, name, size):
     writer = create(self, name, size)
