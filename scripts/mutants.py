@@ -96,12 +96,6 @@ MUTANTS = [
         "tests/inspection/test_statistics.py",
     ),
     Mutant(
-        "tensors/computing",
-        "if len(self.shape) > 1 else 0",
-        "if self.by_rows else 0",
-        "tests/engine/test_row_blocks.py",
-    ),
-    Mutant(
         "text",
         "least <= count <= most",
         "least <= count < most",
