@@ -2,8 +2,9 @@
 
     python scripts/scan/table.py --tools VENV [--last DIRECTORY …] [--foreign DIRECTORY …] [--peers DIRECTORY]
 
-VENV has picklescan, fickling and modelscan. `--last` and `--foreign` are files that `corpus.py` made, and
-`--peers` is a checkout of picklescan's repository. Rows whose files are not named stay as they are.
+VENV has picklescan, fickling, modelscan, and typing_extensions, which fickling imports without asking for it.
+`--last` and `--foreign` are files that `corpus.py` made, and `--peers` is a checkout of picklescan's repository. Rows
+whose files are not named stay as they are.
 
 The other files are the corpus of tests/attacks, made in a temporary directory, and the files of tests/data, which real
 programs wrote. Nothing is loaded: each tool, in one process, reads each file once, for ten seconds at most.
@@ -135,7 +136,9 @@ def main() -> None:
 def asked(tools: Path, tool: str, paths: str) -> dict[str, Any]:
     """Return the version of a tool, and its verdicts on the files of these paths, one in each line."""
     command = [str(tools / "bin" / "python"), "-c", OTHERS, tool]
-    done = subprocess.run(command, input=paths, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, input=paths, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{tool} ended with an error:\n{done.stderr}")
     return cast(dict[str, Any], json.loads(done.stdout))
 
 

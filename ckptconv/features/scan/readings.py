@@ -43,9 +43,12 @@ class Readings:
 
     def dropped(self) -> list[bytes]:
         """Return bytes that were loaded by calls whose results the pickles dropped."""
+        loaded = (bytes(data) for judge in self._judges for name, data in judge.bytes_given if str(name) in LOADERS)
+        given = dict.fromkeys(loaded)
+        if not given:
+            return []
         kept = {bytes(data) for each in self.all() if not each.broken for data, loads in all_bytes(each.value) if loads}
-        given = (bytes(data) for judge in self._judges for name, data in judge.bytes_given if str(name) in LOADERS)
-        return [data for data in dict.fromkeys(given) if data not in kept]
+        return [data for data in given if data not in kept]
 
     def all(self) -> list[attacks.PickleReading]:
         return list(self._found.values())
