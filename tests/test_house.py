@@ -97,6 +97,18 @@ def test_the_trunk_is_no_larger_than_it_was() -> None:
     assert roads.trunk(deepspeed=False).lines <= WITHOUT_DEEPSPEED
 
 
+# The most lines of a feature that reads a format of input.
+CONTAINER = 350
+
+
+def test_formats_of_features_keep_to_their_budget() -> None:
+    registry = (PACKAGE / "formats" / "registered.py").read_text("utf-8")
+    named = re.findall(r"KnownFormat\([^\n]*?ckptconv\.features\.(\w+)\.", registry)
+    assert len(set(named)) > 4
+    sizes = {name: roads.size_of((PACKAGE / "features" / name).rglob("*.py")).lines for name in named}
+    assert {name: lines for name, lines in sizes.items() if lines > CONTAINER} == {}
+
+
 def test_the_picture_shows_the_imports() -> None:
     page = house.PAGE.read_text("utf-8")
     assert house.picture() in page

@@ -31,6 +31,7 @@ from processes import PROGRAM, Process, failing, prepared, shown_on
 from safetensors.torch import load_file, save_file
 
 from ckptconv.cli import console as report
+from ckptconv.formats.registered import LONE
 from ckptconv.options.table import EXECUTORS
 from ckptconv.storage import files as storage
 
@@ -298,8 +299,9 @@ OF_PICKLES = {"ckptconv.pickles.machine", "ckptconv.pickles.attacks", "ckptconv.
 # Rooms that a conversion, and a checkpoint that is opened, have no use for.
 BESIDE = {"verification", "comparison", "inspection"}
 # Of features, conversions have options, and files are shown to what tells that they are one of many.
-OF_FEATURES = {"features", "features.deltas", "features.deltas.alone"}
-OF_FEATURES.update(place.removeprefix("ckptconv.") for place in EXECUTORS.values())
+_PLACES = [*EXECUTORS.values(), *(kind.module for kind in LONE)]
+OF_FEATURES = {"features", *(place.removeprefix("ckptconv.") for place in _PLACES)}
+OF_FEATURES.update(place.rpartition(".")[0] for place in list(OF_FEATURES))
 ABOVE = {"engine", "publish", "conversion", "cli", "result"}
 OPENED = (
     "import json, sys, ckptconv; list(ckptconv.open(sys.argv[1])); print(json.dumps([*sys.modules]), file=sys.stderr)"
