@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptconv.engine.ranges import FileBytes
 from ckptconv.errors import CorruptError, UsageError
 from ckptconv.formats import companions, opening, virtual
-from ckptconv.formats.companions import together, with_files
 from ckptconv.formats.configs import UNCHANGED, Change
 from ckptconv.formats.source import Source
 from ckptconv.options import RUNNING
@@ -104,9 +103,10 @@ class VirtualFiles(Mapping[str, VirtualFile]):
                 files, self.format, decided = described.files, described.called, repr(described.identity)
                 change = _change(files)
                 opened = Source(self.format, virtual.FAMILY, path, {})
+                opened = companions.with_files(opened, companions.together(opened, known), known)
             else:
                 opened = opening.opened(path, chosen, key=chosen.key, like=chosen.like)
-                opened = with_files(opened, together(opened, known), known)
+                opened = companions.with_files(opened, companions.together(opened, known), known)
                 output = planned(opened._replace(companions={}), Target(path, "directory"), chosen)
                 change, plan = output.told.change, output.plan
                 files, self.format, decided = plan.files, opened.format, plan.plan_id
@@ -114,7 +114,6 @@ class VirtualFiles(Mapping[str, VirtualFile]):
                 self.notes = list(notes_of([opened], [output], chosen))
         inputs = dict.fromkeys(each.stored for file in files for each in file.inputs())
         self.version = _hash(decided, *(f"{each.size} {each.stamp}" for each in inputs))
-        opened = opened if opened.companions else with_files(opened, together(opened, known), known)
         if opened.config is not None:
             self.notes += companions.notes(opened.config, change.dtype)
         names = {file.name for file in files}
