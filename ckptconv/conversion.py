@@ -85,7 +85,7 @@ def convert(
     source = source_of(source)
     output = None if output is None else parse_path(output, "OUTPUT")
     if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise UsageError(f"executor {brief(executor)} is none of concurrent.futures.")
+        raise UsageError(f"executor {brief(executor)} is not an executor of concurrent.futures.")
     chosen = Options(**options)
     # Check the outputs before reading a large input.
     check_checkpoint(output, chosen)
@@ -103,9 +103,7 @@ def convert(
         with no_garbage():
             holds = {target.holds for target in targets} or {"weights"}
             if not targets and not isinstance(source, Source) and is_pipe(normalize(source)):
-                raise UsageError(
-                    "What comes through a pipe needs an OUTPUT: a directory, or a name that ends in .safetensors."
-                )
+                raise UsageError("Input from a pipe needs an OUTPUT: a directory, or a name that ends in .safetensors.")
             sources = fitted(all_opened(source, chosen, holds), source, chosen, holds)
             if not targets:
                 asked = source.path if isinstance(source, Source) else normalize(source)
@@ -118,7 +116,7 @@ def convert(
             work = [(kept_apart(one, target.path), target) for one, target in _work(sources, targets, chosen)]
             outputs = [planned(one, target, chosen) for one, target in work]
             if wanted and not isinstance(wanted, Default) and not _is_spooled(source, outputs):
-                unneeded = "--spool-dir was not needed: nothing had to be unpacked or taken from a pipe."
+                unneeded = "--spool-dir had no effect: nothing was unpacked or read from a pipe."
                 sources[0] = sources[0]._replace(notes=[*sources[0].notes, unneeded])
             stack.enter_context(settled())
         verify = _verifier(work, chosen) if chosen.verify else None
@@ -175,6 +173,6 @@ def _work(sources: list[Source], targets: Sequence[Target], options: Options) ->
             if taken.is_model or taken.companions:
                 work.append((taken, goal))
     if not work:
-        raise UsageError(f"{sources[0].path} has no model, and none of its other files is to be copied.")
+        raise UsageError(f"{sources[0].path} has no model, and no files to copy.")
     # What says that the others are a pipeline is there last.
     return sorted(work, key=lambda one: one[0].component == "")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from typing import Any, ClassVar
 
 # What a call that writes leaves untouched when it fails before it begins an output, and until it publishes one.
-UNWRITTEN, UNPUBLISHED = "Nothing was written.", "Nothing was put under a final name."
+UNWRITTEN, UNPUBLISHED = "Nothing was written.", "No output was published."
 # What to do about a file that is not as it was written.
 AGAIN = "Copy or download it again."
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 # The hint for a word of a command line that is empty.
-UNSET = "Is it a variable of the shell that was not set?"
+UNSET = "Is a shell variable not set?"
 # Python prints no integer of more than about 14,000 bits.
 _MOST_BITS = 1 << 12
 _DECIMAL = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
@@ -58,7 +58,7 @@ def parse_size(value: Any, option: str) -> int:
             size = int(number) * scale if number.isdecimal() else round(float(number) * scale)
     if size > 0:
         return size
-    raise UsageError(f"{option} {brief(value)} is not a size.", "Sizes are written as 5GB, 512MiB or 1000000.")
+    raise UsageError(f"{option} {brief(value)} is not a size.", "Write sizes like 5GB, 512MiB or 1000000.")
 
 
 def parse_count(value: Any, option: str, least: int, most: int) -> int:
@@ -97,8 +97,8 @@ def _part_of_system(option: str, environment: Mapping[str, str]) -> tuple[int, i
         count = _first(option, environment, counts)
         if count is None:
             raise UsageError(
-                f"{option} auto: {numbers[0]} is set, as in {system}, and {' or '.join(counts)} is not.",
-                f"Set it to how many there are, or give {option} I/N.",
+                f"{option} auto: {numbers[0]} is set, as in {system}, but {' or '.join(counts)} is not.",
+                f"Set it to the number of parts, or give {option} I/N.",
             )
         lowest_number = _first(option, environment, lowest) or 0
         return _checked_part(number - lowest_number, count, f"{option} auto, from {numbers[0]}")
@@ -119,8 +119,8 @@ def _first(option: str, environment: Mapping[str, str], names: tuple[str, ...]) 
 def _checked_part(number: int, count: int, where: str) -> tuple[int, int]:
     if not 0 <= number < count:
         raise UsageError(
-            f"{where}: there is no part {number} of {count}.",
-            f"Parts are counted from 0: 0/{count} to {count - 1}/{count}." if count > 0 else "",
+            f"{where}: part {number} of {count} does not exist.",
+            f"Parts are numbered from 0: 0/{count} to {count - 1}/{count}." if count > 0 else "",
         )
     return number, count
 
@@ -206,7 +206,7 @@ def parse_path(value: object, called: str = "") -> str:
     if not isinstance(path, str):
         raise UsageError(f"{called} {brief(value)} is not a path.".lstrip())
     if "\0" in path:
-        raise UsageError(f"{called} {brief(path)} is not a path: no name contains a NUL character.".lstrip())
+        raise UsageError(f"{called} {brief(path)} is not a path: names cannot contain a NUL character.".lstrip())
     host, slash, rest = path.partition("/")
     if slash and host in _HUB and not os.path.lexists(path):
         # The address of a page about a file is refused as such.
@@ -221,7 +221,7 @@ def parse_path(value: object, called: str = "") -> str:
 def name_of(key: object) -> str:
     """Return a key of a file as a name. Raise CorruptError for an integer of more digits than Python prints."""
     if type(key) is int and key.bit_length() > _MOST_BITS:
-        raise CorruptError(f"A name is {brief(key)}, an integer of more digits than any name has.")
+        raise CorruptError(f"A name is {brief(key)}, an integer with too many digits.")
     return str(key)
 
 
@@ -275,15 +275,20 @@ class Shown:
     """A dataclass that a notebook shows as a table of its fields. Those that are empty are left out."""
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         named: list[str] = list(getattr(self, "__dataclass_fields__", ()))
-        told = ((name, value) for name in named if (value := getattr(self, name)) not in (None, "", [], {}, ()))
-        rows = (
-            f"<tr><th>{escape(name.replace('_', ' '))}</th><td>{escape(_cell(name, value))}</td></tr>"
-            for name, value in told
-        )
-        return f"<table><caption>{escape(type(self).__name__)}</caption>{''.join(rows)}</table>"
+        fields = ((name, value) for name in named if (value := getattr(self, name)) not in (None, "", [], {}, ()))
+        return html_table(type(self).__name__, ((name.replace("_", " "), _cell(name, value)) for name, value in fields))
+
+
+def html_table(caption: str, rows: Iterable[Sequence[str]]) -> str:
+    """Return a table for notebooks. The first text of each row is its heading."""
+    from html import escape
+
+    lines = (
+        f"<tr><th>{escape(first)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+        for first, *cells in rows
+    )
+    return f"<table><caption>{escape(caption)}</caption>{''.join(lines)}</table>"
 
 
 def _cell(name: str, value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shutil
@@ -16,6 +15,7 @@ import pytest
 import torch
 from checkpoints import DATA, ZERO, ckptconv_here
 from processes import prepared
+from said import texts_of_the_package
 
 from ckptconv.cli.commands import app
 from ckptconv.structure.maps.file import parse_map
@@ -175,19 +175,6 @@ def test_the_first_sentences_of_the_readme_say_what_its_picture_and_its_table_sa
         assert f"about {round(int(row['peak RSS, MiB']), -1)} MiB of memory" in " ".join(first.split())
 
 
-def said() -> list[str]:
-    """Every text in the package, with … for what is put into it."""
-    found = []
-    for path in sorted((ROOT / "ckptconv").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(node.value)
-            elif isinstance(node, ast.JoinedStr):
-                parts = (str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
-                found.append("".join(parts))
-    return found
-
-
 def follow(parts: list[str], text: str) -> bool:
     """Whether the parts are in the text, one after the other."""
     at = 0
@@ -209,32 +196,7 @@ def test_messages_that_are_quoted_are_those_of_the_program() -> None:
     page = _FENCED.sub("", (ROOT / "docs" / "troubleshooting.md").read_text())
     quotes = "".join(re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)).splitlines()
     assert len(quotes) > 25
-    texts = said()
+    texts = [text for _, text in texts_of_the_package()]
     for quote in quotes:
         parts = quote.strip("… ").split("…")
         assert any(follow(parts, text) for text in texts), f"the program does not say {quote!r}"
-
-
-# Phrases that need two readings, and what the field says instead.
-_TWICE_READ = {
-    r"of no use": "has no effect, ignored",
-    r"there is to (do|know)": "name the thing",
-    r"\bwhat (decides|differs|is read|was tried|comes out|they were)\b": "a noun: formats, differences, tests",
-    r"\bmakes? (weights|codes|checkpoints|tensors|files) of\b": "converts, computes",
-    r"\bthe way (there|back)\b": "converting, converting back, resuming",
-    r"\bnobody here\b": "an actor: the list, the program",
-    r"\b(is|are) told of\b": "an error names",
-    r"\bthose of which\b": "a relative clause with a noun",
-}
-# Pages that are made from the program, and one for developers.
-_OTHERS = {"cli.md", "json.md", "map-catalogue.md", "api.md", "SKILL.md", "core.md"}
-
-
-def test_pages_for_users_say_it_in_the_words_of_the_field() -> None:
-    pages = [ROOT / "README.md", *(page for page in (ROOT / "docs").glob("*.md") if page.name not in _OTHERS)]
-    assert len(pages) > 20
-    for page in pages:
-        prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-        for pattern, instead in _TWICE_READ.items():
-            phrases = [match[0] for match in re.finditer(pattern, prose, re.IGNORECASE)]
-            assert phrases == [], f"{page.name}: say {instead}"

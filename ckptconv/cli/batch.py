@@ -177,7 +177,7 @@ def _make(path: str, made: list[str]) -> None:
         except FileExistsError as error:
             if os.path.isdir(path):  # another process made it meanwhile
                 return
-            raise UsageError(f"{path} is no directory: outputs cannot be written there.") from error
+            raise UsageError(f"{path} is not a directory: outputs cannot be written there.") from error
     made.append(path)
 
 
@@ -369,8 +369,8 @@ def summary_error(results: Sequence[Outcome], stopped: StoppedError | None) -> C
     done = sum(each.report is not None for each in results)
     if stopped:
         first, _, _ = stopped.message.partition(". ")
-        of = f"{done} of {count_of(len(results), 'input')} converted; nothing of the others" if done else "Nothing"
-        return StoppedError(f"{first}. {of} was put under a final name.", exit_code=stopped.exit_code)
+        of = f"{done} of {count_of(len(results), 'input')} converted; no output of the others" if done else "No output"
+        return StoppedError(f"{first}. {of} was published.", exit_code=stopped.exit_code)
     code = worst(error.exit_code for error in errors)
     worst_one = next(error for error in errors if error.exit_code == code)
     text = f"{len(errors)} of {count_of(len(results), 'input')} could not be converted."
@@ -383,7 +383,7 @@ def table(results: Sequence[Outcome], width: int | None) -> Iterator[str]:
     The lines have at most `width` cells, unless that is None or different paths would look alike.
     """
     rows = [_row(each) for each in results]
-    shown = [("input", "what it was", "output", "size", "time"), *rows]
+    shown = [("input", "input format", "output", "size", "time"), *rows]
     # Output, size and time of what failed are one text.
     widths = [max(len(row[column]) for row in shown if len(row) > 3 or column < 2) for column in range(5)]
     room = (width or 10**6) - widths[1] - widths[3] - widths[4] - 8

@@ -36,22 +36,22 @@ OTHER_WORDS = {"diff": ("compare", "cmp", "delta", "changes")}
     *SHOWING,
 )
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", show_default=False, help="A checkpoint, of any format.")],
+    a: Annotated[str, typer.Argument(metavar="A", show_default=False, help="A checkpoint of any format.")],
     b: Annotated[
-        str, typer.Argument(metavar="B", show_default=False, help="Another, of the same format or any other.")
+        str, typer.Argument(metavar="B", show_default=False, help="Another checkpoint, of the same or another format.")
     ],
     *,
     html: str = "",
     top: int | None = None,
     **options: Any,
 ) -> None:
-    """What differs between two checkpoints?
+    """Compare two checkpoints, tensor by tensor.
 
-    Tensors are matched by name, and compared element by element: in how many they differ, by how much, and where first.
-    Elements of one dtype are equal if all their bits are; those of two dtypes if their values are. With --rtol or
-    --atol, values count, not bits and dtypes. Options that choose and change names apply to both. Exit code 0: all is
-    equal; 1: something differs. With --delta it is 0 once the delta is written, which is empty if all is equal.
-    --map is for A alone.
+    diff matches tensors by name, and reports for each how many elements differ, by how much, and where first. Elements
+    with the same dtype are equal if their bits are equal, elements with different dtypes if their values are. With
+    --rtol or --atol, only values count, not bits and dtypes. Options that select and rename tensors apply to both
+    sides, --map only to A. Exit code 0: equal; 1: different. With --delta the exit code is 0 once the delta is written;
+    the delta is empty if all is equal.
 
     \b
     Examples:

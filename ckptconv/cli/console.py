@@ -133,7 +133,7 @@ class Printer:
             # Python would try again when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if not isinstance(error, BrokenPipeError):
-                raise FailedError(f"The report cannot be written: {reason(error)}.") from error
+                raise FailedError(f"The report could not be written: {reason(error)}.") from error
 
 
 def _plain(value: Any) -> Any:

@@ -43,8 +43,10 @@ OTHER_WORDS = {
 }
 # What options do here beside what they do in other commands.
 _EXPLAINED = {
-    "jobs": "Work in N threads; an output that is mostly computed, in N processes; with --output-dir, convert N inputs "
-    "at once.",
+    "jobs": (
+        "Use N threads, or N processes for an output that is mostly computed; with --output-dir, convert N inputs "
+        "at once."
+    ),
     "optimizer": "Write the optimizer states too, to PATH; with --to, take them from PATH into the checkpoint.",
     "like": "Write the tensors under the names, in the files and with the dtypes of REF; with --to, cut as REF is cut.",
 }
@@ -70,17 +72,17 @@ def convert_(
         typer.Argument(
             metavar="INPUT... [OUTPUT]",
             show_default=False,
-            help="What to convert, and what to make of it; with --output-dir, all of them are inputs.",
+            help="The input, then the output; with --output-dir, all of them are inputs.",
         ),
     ],
     **options: Any,
 ) -> None:
-    """Convert a checkpoint, whatever it is.
+    """Convert a checkpoint of any format.
 
     A .pt file or a sharded set becomes safetensors, a DeepSpeed checkpoint its fp32 weights, a directory of
-    torch.distributed.checkpoint safetensors: as the command for it does. Safetensors become safetensors again: cast,
-    merged, split, renamed, selected; or a .pt file if OUTPUT is called so. --to makes a checkpoint to train on from.
-    Without OUTPUT, it is beside the input.
+    torch.distributed.checkpoint safetensors: as with the command for each format. Safetensors can be cast, merged,
+    split, renamed and selected, or become a .pt file if OUTPUT has such a name. --to makes a checkpoint to train on
+    from. Without OUTPUT, the output goes next to the input.
 
     \b
     Examples:
@@ -98,7 +100,7 @@ def convert_(
             # Without it, the last input would be taken for the output, and replaced.
             raise UsageError("--output-dir is empty.", UNSET)
         if directory is not None and "into" in options:
-            raise UsageError("-o names one output, and --output-dir is for several.", "Leave one of them out.")
+            raise UsageError("-o names one output, but --output-dir takes several.", "Leave one of them out.")
         if directory is not None:
             raise typer.Exit(_several(words, directory, template, options))
         if template:
@@ -106,7 +108,7 @@ def convert_(
         output = destination(words[1] if len(words) > 1 else None, options)
         if len(words) > 2:
             raise UsageError(
-                f"There are {len(words)} arguments, where INPUT and OUTPUT were expected.",
+                f"Expected INPUT and OUTPUT, but found {len(words)} arguments.",
                 f"To convert each of them: ckptconv convert {repeated(ctx.meta[_WORDS])} --output-dir DIR",
             )
     convert_one("convert", "", words[0], output, options)
@@ -175,9 +177,11 @@ def _several(words: Sequence[str], directory: str, template: str, options: dict[
     for name in _OF_ONE:
         if options.get(name):
             flag = {**OPTIONS, **COMMAND}[name].flags[0]
-            raise UsageError(f"{flag} is for one conversion, and --output-dir for several.", "Leave one of them out.")
+            raise UsageError(
+                f"{flag} applies to one conversion, but --output-dir makes several.", "Leave one of them out."
+            )
     if any(map(is_pipe, words)):
-        raise UsageError("What comes through a pipe is converted by itself.", "Leave --output-dir out.")
+        raise UsageError("Input from a pipe must be converted alone.", "Leave --output-dir out.")
     shown = output_of("convert", options)
     stores = options.get("storage_options", {})
     inputs = []

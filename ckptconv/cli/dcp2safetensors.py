@@ -19,12 +19,12 @@ def dcp2safetensors(
     output: Destination = None,
     **options: Any,
 ) -> None:
-    """Join the files of a torch.distributed.checkpoint (FSDP).
+    """Convert a torch.distributed.checkpoint directory (FSDP) to safetensors.
 
-    DIR holds .metadata and .distcp files, or is what FSDP, torchtitan, OLMo-core, accelerate or Lightning put such a
-    directory in. The model is converted, under its own names: what is below `model`, `state_dict` or `module`, else
-    all but the optimizer. --key takes another part, and --key . everything. OUTPUT is a directory, or one file if it
-    ends in .safetensors; it may be left out with --optimizer.
+    DIR contains .metadata and .distcp files, or is the directory in which FSDP, torchtitan, OLMo-core, accelerate or
+    Lightning put such a directory. The output has the model, under its own names: the part below `model`, `state_dict`
+    or `module`, or everything except the optimizer. --key selects another part, --key . everything. OUTPUT is a
+    directory, or one file if its name ends in .safetensors; with --optimizer it is optional.
 
     \b
     Examples:

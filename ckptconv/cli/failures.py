@@ -34,7 +34,7 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
     elif said and (not named or own.intersection(named)):
         meant = f"{said} "
     elif option in _options_below(ctx.command):
-        meant = f"Commands have it, and it stands after them: {ctx.command_path} COMMAND {option}. "
+        meant = f"It is an option of commands, and goes after the command: {ctx.command_path} COMMAND {option}. "
     else:
         meant = f"Did you mean {' or '.join(f'--{each}' for each in sorted(close))}? " if close else ""
     return f"{meant}See {ctx.command_path} --help."
@@ -42,22 +42,25 @@ def _instead(option: str, close: Iterable[str], ctx: Any) -> str:
 
 # Options of other programs, and what is said of them to whoever types one.
 _WORDS = {
-    "-o --out --output --output-file": "OUTPUT is named without one, after what is read.",
-    "--bf16 --bfloat16": "It is --dtype bf16.",
-    "--fp16 --float16 --half": "It is --dtype fp16.",
-    "--fp32 --float32 --float": "It is --dtype fp32.",
-    "--fp8 --int4 --int8 --quantise --quantization --quant --q4 --q8 --nf4": "It is --quantize, such as --quantize "
-    "fp8-block.",
-    "--dequant --dequantise --unquantize": "It is --dequantize.",
-    "--force -f --replace --yes -y --exist-ok": "It is --overwrite, for files of others; what ckptconv made is "
-    "replaced without it.",
-    "--device --gpu --cuda --cpu --device-map": "Nothing is put on a device: tensors go from file to file.",
-    "--trust-remote-code --weights-only --no-weights-only --unsafe": "Nothing in a file runs, so nothing has to be "
-    "trusted; --inert converts even a file that carries an attack.",
-    "--num-workers --workers --threads --num-threads --max-workers": "It is --jobs N.",
-    "--shard-size --split-max-size --max-file-size": "It is --max-shard-size SIZE.",
-    "--revision --branch": "A revision stands in the URL: hf://organization/model@revision.",
-    "--from --to-format --from-format --input-format --source-format": "What an input is, is found out.",
+    "-o --out --output --output-file": "OUTPUT needs no option: name it after INPUT.",
+    "--bf16 --bfloat16": "Use --dtype bf16.",
+    "--fp16 --float16 --half": "Use --dtype fp16.",
+    "--fp32 --float32 --float": "Use --dtype fp32.",
+    "--fp8 --int4 --int8 --quantise --quantization --quant --q4 --q8 --nf4": (
+        "Use --quantize, such as --quantize fp8-block."
+    ),
+    "--dequant --dequantise --unquantize": "Use --dequantize.",
+    "--force -f --replace --yes -y --exist-ok": (
+        "Use --overwrite to replace files of other programs; ckptconv replaces its own outputs without it."
+    ),
+    "--device --gpu --cuda --cpu --device-map": "ckptconv uses no device: it copies tensors from file to file.",
+    "--trust-remote-code --weights-only --no-weights-only --unsafe": (
+        "ckptconv runs no code from files, so it needs no trust; --inert converts the tensors of malicious files too."
+    ),
+    "--num-workers --workers --threads --num-threads --max-workers": "Use --jobs N.",
+    "--shard-size --split-max-size --max-file-size": "Use --max-shard-size SIZE.",
+    "--revision --branch": "Put the revision into the URL: hf://organization/model@revision.",
+    "--from --to-format --from-format --input-format --source-format": "The format of the input is detected.",
 }
 
 
@@ -107,8 +110,8 @@ def _no_command(word: str, group: Any) -> UsageError:
         path = shlex.quote(word)
         return UsageError(
             f"{word} is not a command.",
-            f"ckptconv convert {path} converts it; ckptconv inspect {path} shows what it is; ckptconv --help lists the "
-            "commands.",
+            f"ckptconv convert {path} converts it; ckptconv inspect {path} shows its contents; ckptconv --help lists "
+            "the commands.",
         )
     path = group.command_path
     known = list(group.command.commands)
@@ -117,7 +120,7 @@ def _no_command(word: str, group: Any) -> UsageError:
         meant = [f"--{word}"]
     elif path == "ckptconv" and meant_by(word):
         meant = [meant_by(word)]
-    hint = f"Did you mean {path} {meant[0]}?" if meant else f"There are: {', '.join(known)}. See {path} --help."
+    hint = f"Did you mean {path} {meant[0]}?" if meant else f"Its commands are {', '.join(known)}. See {path} --help."
     return UsageError(f"No such command '{word}'.", hint)
 
 
@@ -144,7 +147,7 @@ def failure_of(error: BaseException) -> CkptconvError | None:
         more = re.fullmatch(r"Got unexpected extra argument(?:\(s\)|s)? \((.*)\)", message)
         if more:
             return UsageError(
-                f"There are more arguments than {asked} takes: {more[1]}.",
+                f"{asked} does not take so many arguments: {more[1]}.",
                 "Several inputs: ckptconv convert INPUT... --output-dir DIR. Quote names with blanks in them. See "
                 f"{asked} --help.",
             )
@@ -153,25 +156,23 @@ def failure_of(error: BaseException) -> CkptconvError | None:
             return _no_command(named[1], error.ctx)
         return UsageError(message if message.endswith((".", "?")) else f"{message}.", f"See {asked} --help.")
     if isinstance(error, MemoryError):
-        return FailedError(
-            "There is not enough memory. Nothing was put under a final name.", "Lower --memory or --jobs."
-        )
+        return FailedError("There is not enough memory. No output was published.", "Lower --memory or --jobs.")
     if isinstance(error, Exception) and os.environ.get("CKPTCONV_DEBUG"):
         traceback.print_exception(error)
     if isinstance(error, OSError):
         from ckptconv.text import reason
 
         where = f"{error.filename}: " if error.filename else ""
-        return FailedError(f"The system reports: {where}{reason(error)}. Nothing was put under a final name.")
+        return FailedError(f"Error from the operating system: {where}{reason(error)}. No output was published.")
     if isinstance(error, Exception):
         from ckptconv.formats.plugins import USED
 
-        what = f"{type(error).__name__}: {error}. Nothing was put under a final name."
-        brought = [f"the package {USED[name]}, which brings the format {name!r}" for name in sorted(USED)]
+        what = f"{type(error).__name__}: {error}. No output was published."
+        brought = [f"the package {USED[name]}, which provides the format {name!r}" for name in sorted(USED)]
         return FailedError(
-            f"This is a mistake in {', or in '.join(brought)}, or else in ckptconv: {what}"
+            f"This is a bug in {', or in '.join(brought)}, or else in ckptconv: {what}"
             if brought
-            else f"This is a mistake in ckptconv itself: {what}",
-            "Please report it, with what CKPTCONV_DEBUG=1 prints.",
+            else f"This is a bug in ckptconv itself: {what}",
+            "Please report it, with the output of CKPTCONV_DEBUG=1.",
         )
     return None

@@ -14,19 +14,18 @@ OTHER_WORDS = {"finish": ("commit", "publish", "finalize")}
 
 
 @taking(
-    OPTIONS["checksum"].explained("Read all again, and compare it with its checksums."),
+    OPTIONS["checksum"].explained("Read all parts again, and compare them with their checksums."),
     *named("overwrite fsync manifest attest storage_options json quiet verbose progress"),
 )
 def finish_(
     outputs: Annotated[
-        list[str], typer.Argument(metavar="OUTPUT...", show_default=False, help="What was made in parts.")
+        list[str], typer.Argument(metavar="OUTPUT...", show_default=False, help="The outputs that were made in parts.")
     ],
     **options: Any,
 ) -> None:
-    """Publish outputs that were made in parts.
+    """Publish outputs that were made in parts (--part).
 
-    OUTPUT is what the conversions with --part were given. All parts have to be there, or nothing is published, and the
-    missing ones are named.
+    Give the OUTPUT of the conversions with --part. If parts are missing, finish publishes nothing, and names them.
 
     \b
     Examples:

@@ -15,7 +15,7 @@ OTHER_WORDS = {"inspect": ("show", "info", "ls", "list", "view", "describe", "tr
 
 @taking(
     *named("raw tag depth as_"),
-    OPTIONS["max_shard_size"].explained("And that in files of at most SIZE."),
+    OPTIONS["max_shard_size"].explained("With --as: in files of at most SIZE."),
     *named("key include exclude dequantize map size stats html overwrite"),
     *SHOWING,
 )
@@ -28,10 +28,10 @@ def inspect_(
     html: str = "",
     **options: Any,
 ) -> None:
-    """Show what is inside a checkpoint. No tensor data is read, unless --stats asks for it.
+    """Show the contents of a checkpoint. Tensor data is read only with --stats.
 
-    Modules that are alike, such as layers, are shown once. The page of --html has a map of where the bytes are, and a
-    table of all tensors to search.
+    Identical modules, such as layers, are shown once. The page of --html has a map of the bytes, and a searchable table
+    of all tensors.
 
     \b
     Examples:

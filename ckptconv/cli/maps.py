@@ -19,7 +19,7 @@ maps = typer.Typer(
     name="maps",
     cls=Group,
     invoke_without_command=True,
-    help="""List the maps that come with ckptconv, show one, or check one.
+    help="""List the built-in maps, show one, or check one.
 
 A map gives tensors the names and layouts of another program: --map in a conversion.
 
@@ -34,7 +34,7 @@ Examples:
 )
 
 MapName = Annotated[
-    str, typer.Argument(metavar="MAP", show_default=False, help="The name of a map, or a file of rules.")
+    str, typer.Argument(metavar="MAP", show_default=False, help="The name of a built-in map, or a file of rules.")
 ]
 
 
@@ -53,7 +53,7 @@ def _listed(ctx: typer.Context, **options: Any) -> None:
 def maps_show(map_: MapName, **options: Any) -> None:
     """Print a map.
 
-    It is text in TOML: copied to a file and changed, it is a map of your own.
+    A map is text in TOML. To make your own, copy it to a file and change it.
 
     \b
     Examples:
@@ -73,14 +73,14 @@ def maps_show(map_: MapName, **options: Any) -> None:
 def maps_check(
     map_: MapName,
     source: Annotated[
-        str | None, typer.Argument(metavar="SOURCE", show_default=False, help="A checkpoint to try it on.")
+        str | None, typer.Argument(metavar="SOURCE", show_default=False, help="A checkpoint to try the map on.")
     ] = None,
     **options: Any,
 ) -> None:
-    """Check a map, and with SOURCE whether it fits a checkpoint.
+    """Check a map; with SOURCE, check that it fits a checkpoint.
 
-    Both sides of each rule have to hold the same. In SOURCE, a rule has to have each tensor, and the sizes have to fit.
-    With --like, what the map makes has to be what REF has. Only descriptions are read.
+    Both sides of each rule must have the same elements. With SOURCE, each tensor must have a rule, and the sizes must
+    fit. With --like, the result of the map must match REF. Only descriptions are read, no tensor data.
 
     \b
     Examples:

@@ -74,7 +74,7 @@ def _filled_in(template: str, fields: dict[str, str]) -> str:
             text += literal + (fields[field] if field else "")
     except ValueError as error:
         raise UsageError(
-            f"--output-name {template!r} is no template for names: {error}.",
+            f"--output-name {template!r} is not a template for names: {error}.",
             f"Its fields are {', '.join(f'{{{field}}}' for field in FIELDS)}.",
         ) from error
     return text
@@ -86,7 +86,7 @@ def _check_inside(name: str, directory: str, word: str) -> None:
     chained = is_remote(directory) and "::" in name
     if chained or "\0" in name or any(part in ("", ".", "..") for part in parts):
         raise UsageError(
-            f"The output of {word} would be called {name!r}, which is no name in {directory}.",
+            f"The output of {word} would be called {name!r}, which is not a valid name in {directory}.",
             "Choose another --output-name.",
         )
 

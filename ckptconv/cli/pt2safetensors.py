@@ -12,8 +12,9 @@ from ckptconv.cli.options import CONVERTING, Destination, Input, destination, na
 def pt2safetensors(source: Input, output: Destination = None, **options: Any) -> None:
     """Convert .pt, .pth, .bin and .ckpt files to safetensors.
 
-    Nested state keeps its structure in a record beside the tensors. Without OUTPUT, x.pt becomes x.safetensors. INPUT
-    may be a directory with a set of shards, or with a file for each rank, as FSDP's and verl's: these are joined.
+    The structure of nested state is kept in a record next to the tensors. Without OUTPUT, x.pt becomes x.safetensors.
+    INPUT may be a directory with a set of shards, or with one file per rank, as FSDP and verl write them: these are
+    joined.
 
     \b
     Examples:

@@ -26,7 +26,7 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
     lines: list[str] = []
     verb = "would write" if report.dry_run else "staged" if report.part else "finished" if report.finished else "wrote"
     if report.part and not report.outputs:
-        lines.append(f"there is nothing to do for part {report.part}")
+        lines.append(f"no files fall to part {report.part}")
     by_directory: dict[str, list[OutputFile]] = {}
     for output in report.outputs:
         by_directory.setdefault(_gathered(output.path), []).append(output)
@@ -59,16 +59,16 @@ def of_conversion(report: Report, verbose: bool) -> list[str]:
         if others:
             lines.append(f"safetensors2pt does not write back: {some(others, most, str)}")
     if report.checksums:
-        extra = f", for which {format_size(report.extra_bytes)} more were read" if report.extra_bytes else ""
-        lines.append(f"the checksums of {count_of(report.checksums, 'storage')} are right{extra}")
+        extra = f", which took {format_size(report.extra_bytes)} of further reading" if report.extra_bytes else ""
+        lines.append(f"the checksums of {count_of(report.checksums, 'storage')} are correct{extra}")
     if report.bytes_verified:
-        lines.append(f"verified: {format_size(report.bytes_verified)} are exactly what the source gives")
+        lines.append(f"verified: {format_size(report.bytes_verified)} match the source bit for bit")
     if report.reused:
         what = "1 file was" if report.reused == 1 else f"{report.reused:,} files were"
-        lines.append(f"{what} taken over from an interrupted run")
+        lines.append(f"{what} reused from an interrupted run")
     if report.part and not report.dry_run:
         asked = " ".join(map(shlex.quote, report.finish))
-        lines.append(f"this was part {report.part}; when all are done: ckptconv finish {asked}")
+        lines.append(f"this was part {report.part}; when all parts are done, run: ckptconv finish {asked}")
     if not report.dry_run and not report.finished:
         # Descriptions may be read twice, and are most of a small file: more may be read than there is.
         read = f"{format_size(report.bytes_read)} of" if report.bytes_read < report.input_bytes else "all"
@@ -129,9 +129,9 @@ def recorded(reports: Sequence[Report]) -> Iterator[str]:
             found.setdefault((tuple(report.recorded), report.weights_key), []).append(report.input)
     for (under, key), inputs in found.items():
         keys = some(under, KEYS, lambda each: cut(each, KEY))
-        alone = f"--key {key} takes the weights alone, " if key else ""
+        alone = f"--key {key} converts only the weights, " if key else ""
         whose = f" of {some(inputs, FEW, str)}" if len(reports) > 1 else ""
-        yield f"values are recorded beside the tensors{whose}, under {keys}; {alone}--no-structure leaves them out"
+        yield f"the structure record holds other values{whose}, under {keys}; {alone}--no-structure leaves them out"
 
 
 def _contents(size: int, tensors: int) -> str:

@@ -13,10 +13,10 @@ from ckptconv.options.table import OPTIONS
 
 @taking(
     *named("into to chunks model_key optimizer_key flat_optimizer fill_states"),
-    OPTIONS["like"].explained("Cut the tensors as the checkpoint in REF is cut, with its keys, and its files."),
+    OPTIONS["like"].explained("Cut the tensors like the checkpoint in REF, with its keys and its files."),
     OPTIONS["optimizer"].explained(
-        "The optimizer states too, from PATH: what --optimizer of another conversion wrote, or a checkpoint that has "
-        "them, INPUT itself for one."
+        "Also write optimizer states, from PATH: the --optimizer output of another conversion, or a checkpoint with "
+        "states, such as INPUT itself."
     ),
     *named("order opaque drop_opaque raw alone tag exclude_frozen_parameters master unstack per_rank"),
     *(each for each in CONVERTING if each not in named("copy_config like partial fill")),
@@ -25,17 +25,15 @@ def safetensors2dcp(
     source: Annotated[
         str, typer.Argument(metavar="INPUT", show_default=False, help="Safetensors, or a checkpoint of any format.")
     ],
-    output: Annotated[
-        str | None, typer.Argument(metavar="OUTPUT", show_default=False, help="A directory that does not exist yet.")
-    ] = None,
+    output: Annotated[str | None, typer.Argument(metavar="OUTPUT", show_default=False, help="A new directory.")] = None,
     **options: Any,
 ) -> None:
     """Write a checkpoint that torch.distributed.checkpoint loads.
 
-    dcp.load reads OUTPUT into FSDP2, DDP and plain models, on any number of ranks. Names stay as they are; --model-key
-    model puts them where {"model": model.state_dict()} looks for them. INPUT is safetensors, or a checkpoint of any
-    other format: a .pt file, a DeepSpeed run, another checkpoint of torch. Values that are no tensors are written as
-    torch writes them. A rank reads whole chunks: --chunks N keeps these small, --like DIR makes them those of DIR. With
+    dcp.load reads OUTPUT into FSDP2, DDP and plain models, on any number of ranks. Names stay unchanged; --model-key
+    model stores them where {"model": model.state_dict()} looks for them. INPUT is safetensors, or a checkpoint of any
+    other format: a .pt file, a DeepSpeed run, another checkpoint of torch. Other values are written as torch writes
+    them. A rank reads whole chunks: --chunks N keeps chunks small, --like DIR cuts them like those of DIR. With
     --to torch-checkpointing, OUTPUT is a step that CheckpointManager.load of torch_checkpointing reads.
 
     \b

@@ -27,12 +27,12 @@ def safetensors2pt(
     ] = None,
     **options: Any,
 ) -> None:
-    """Write a .pt file of a safetensors file or directory.
+    """Convert safetensors to a .pt file for torch.load.
 
-    With the structure record that pt2safetensors keeps, torch.load gives back the very state that was saved once:
-    containers, order, parameters, shared tensors. INPUT is a file, an index or a directory; OUTPUT ends in .pt, .pth,
-    .bin or .ckpt. Whoever loads a .pt file runs what its objects name: those of classes that are not known to be data
-    are written only with --opaque keep, and only if scan would call them safe.
+    With the structure record that pt2safetensors writes, torch.load returns the original state: containers, order,
+    parameters, shared tensors. INPUT is a file, an index or a directory; OUTPUT ends in .pt, .pth, .bin or .ckpt.
+    Loading a .pt file runs the code that its objects name: objects of classes that are not known to be plain data are
+    written only with --opaque keep, and only if scan calls them safe.
 
     \b
     Examples:

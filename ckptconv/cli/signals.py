@@ -23,7 +23,7 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 PATIENCE = 5.0
 # Numbers of the signals that came since `hold`.
 _held: list[int] = []
-_NOTHING = "Nothing was put under a final name."
+_NOTHING = "No output was published."
 
 
 def leave_at_once() -> None:

@@ -15,32 +15,32 @@ OTHER_WORDS = {"verify": ("check", "validate", "test")}
 @taking(
     *named("raw alone tag exclude_frozen_parameters master unstack"),
     OPTIONS["optimizer"].explained(
-        "Verify the optimizer states there; of a checkpoint of torch.distributed.checkpoint, what they come from."
+        "Verify the optimizer states in PATH; for a checkpoint of torch.distributed.checkpoint, PATH is their source."
     ),
-    OPTIONS["universal"].explained("Verify the universal checkpoint there."),
-    OPTIONS["for_hub"].explained("OUTPUT was made with --for-hub."),
-    OPTIONS["to"].explained("OUTPUT is a checkpoint of this kind.", "what the manifest says"),
+    OPTIONS["universal"].explained("Verify the universal checkpoint in DIR."),
+    OPTIONS["for_hub"].explained("OUTPUT was written with --for-hub."),
+    OPTIONS["to"].explained("OUTPUT is a checkpoint of this kind.", "from the manifest"),
     *named("zero_stage fresh_optimizer per_rank opaque drop_opaque"),
     *named("chunks model_key optimizer_key flat_optimizer fill_states order"),
-    OPTIONS["manifest"].explained("What the conversion wrote with that; default: in OUTPUT."),
+    OPTIONS["manifest"].explained("The manifest that the conversion wrote; default: the one in OUTPUT."),
     *TENSORS,
     *named("spool_dir"),
     *SHOWING,
 )
 def verify_(
     source: Annotated[
-        str, typer.Argument(metavar="SOURCE", show_default=False, help="What was converted, of any format.")
+        str, typer.Argument(metavar="SOURCE", show_default=False, help="The source of the conversion, of any format.")
     ],
     output: Annotated[
-        str | None, typer.Argument(metavar="OUTPUT", show_default=False, help="What the conversion wrote.")
+        str | None, typer.Argument(metavar="OUTPUT", show_default=False, help="The output of the conversion.")
     ] = None,
     **options: Any,
 ) -> None:
-    """Is this output exactly that source?
+    """Check that an output matches its source bit for bit.
 
-    Reads both again, by other means than a conversion, and compares every name, dtype, shape, tied name and structure
-    record, and every element bit for bit. The options of the conversion are read from its manifest, in OUTPUT or
-    --manifest FILE; those given here come first. Exit code 1: it is not, and what differs is named.
+    verify reads both again, with code that conversions do not use, and compares every name, dtype, shape, tied name and
+    structure record, and every element bit for bit. It takes the options of the conversion from its manifest, in OUTPUT
+    or --manifest FILE; options given here override them. Exit code 1: they differ, and the error names the difference.
 
     \b
     Examples:

@@ -29,8 +29,8 @@ def virtual(
 ) -> None:
     """Describe the safetensors files of a conversion, without writing them.
 
-    OUTPUT is a small file that says which bytes of SOURCE, cast how, make up each file. Every command reads it like the
-    files themselves, as long as SOURCE stays as it is.
+    OUTPUT is a small file that records which bytes of SOURCE, with which casts, make up each file. Every command reads
+    it like the files themselves, as long as SOURCE does not change.
 
     \b
     Examples:
@@ -43,7 +43,7 @@ def virtual(
     target = required(output, options)
     if not target.endswith(SUFFIX):
         raise UsageError(
-            f"{target or 'An empty text'} is no name for a virtual checkpoint.", f"Give one that ends in {SUFFIX}."
+            f"{target or 'An empty text'} is not a name for a virtual checkpoint.", f"Give one that ends in {SUFFIX}."
         )
     shown, report = run("virtual", options, convert, source, target, before_commit=signals.ignore)
     shown.done(report)

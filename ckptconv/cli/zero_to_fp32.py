@@ -25,9 +25,10 @@ def zero_to_fp32(
 ) -> None:
     """Join the fp32 weights of a DeepSpeed checkpoint.
 
-    They are the master weights of ZeRO 1, 2 or 3; what is stored in 16 bits only is widened, unless --dtype says keep.
-    CHECKPOINT is the directory that holds `latest`, or one tag's. OUTPUT is a directory, or one file if it ends in
-    .safetensors. Optimizer states are not read, unless --optimizer asks for them; OUTPUT may then be left out.
+    These are the master weights of ZeRO 1, 2 or 3. Weights that exist only in 16 bits are cast to float32, unless
+    --dtype says keep. CHECKPOINT is the directory that contains `latest`, or the directory of one tag. OUTPUT is a
+    directory, or one file if its name ends in .safetensors. Optimizer states are read only with --optimizer, which
+    makes OUTPUT optional.
 
     \b
     Examples:

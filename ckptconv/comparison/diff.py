@@ -264,7 +264,7 @@ def difference(
         _check_globs(a, b)
         names = list(dict.fromkeys([*a.tensors, *b.tensors]))
         if not names:
-            raise UsageError("There is nothing to compare: no tensor is chosen.", "Change --include or --exclude.")
+            raise UsageError("No tensors to compare: the options select none.", "Change --include or --exclude.")
         pairs = dict(_pairs(names, a, b))
     if encoder:
         encoder.check({name: pair for (name, _), pair in pairs.items()})
@@ -337,7 +337,7 @@ def _check_growth(source: Source, tensors: Collection[LazyTensor]) -> None:
     stored = sum(file.size for file in files)
     if total > MAX_GROWTH * stored + ROOM_TO_GROW:
         raise LimitError(
-            f"{source.path}: its tensors would have {total} bytes, made of {stored}: they repeat the same elements. "
+            f"{source.path}: its tensors would take {total} bytes, made of {stored}: they repeat the same elements. "
             "They were not compared.",
             "Leave them out with --exclude.",
         )
@@ -463,6 +463,6 @@ def _hints(tensors: Iterable[TensorDifference]) -> Iterator[str]:
         for prefix, _ in prefixes.most_common(1):
             count = sum(name.startswith(prefix) and name[len(prefix) :] in there for name in only[longer])
             yield (
-                f"{count:,} names of {side} would be in both without the prefix {prefix!r}: --strip-prefix "
-                f"{shlex.quote(prefix)} takes it off."
+                f"{count:,} names of {side} would match the other side without the prefix {prefix!r}: --strip-prefix "
+                f"{shlex.quote(prefix)} removes it."
             )

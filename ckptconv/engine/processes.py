@@ -196,7 +196,7 @@ def _heard(connection: Connection) -> int | _Ended:
         said: int | _Ended | _Raised = connection.recv()
     except EOFError:
         raise FailedError(
-            "A process that did a part of the work was killed, perhaps for lack of memory.",
+            "A worker process was killed, perhaps for lack of memory.",
             "Lower --memory or --jobs.",
         ) from None
     if isinstance(said, _Raised):

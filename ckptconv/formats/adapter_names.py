@@ -46,7 +46,8 @@ def other_program(path: str, names: Mapping[str, object]) -> CkptconvError | Non
         name = next((name for name in names if name.startswith(begins) and any(each in name for each in holds)), "")
         if name:
             return UnsupportedError(
-                f"{path} is an adapter of {program}, as its names say ({brief(name)}); those of PEFT are merged.",
-                f"It is read by {readers}.",
+                f"{path} is an adapter of {program}, as its names show ({brief(name)}); only adapters of PEFT can be "
+                "merged.",
+                f"It can be read by {readers}.",
             )
     return None

@@ -28,7 +28,7 @@ from ckptconv.storage.paths import basename
 from ckptconv.storage.reading import Entry
 from ckptconv.structure.record import ALONE_KEY
 
-_HOW = "Or convert what is in it with --alone."
+_HOW = "Or convert this file alone with --alone."
 # Names with numbers, as patterns that are compiled when a name with a number comes.
 # A file of a set with an index; diffusers puts the variant, as in fp16, before the numbers or behind.
 _OF_INDEX = rf".*{NUMBERED}(?:\.[\w-]+)?(?:{'|'.join(map(re.escape, (*TORCH_SUFFIXES, SUFFIX)))})"
@@ -99,14 +99,14 @@ def marked(place: Location, source: Source, alone: bool) -> Source:
     file = _only_file(place, source)
     kind = _kind_of(file) if file else None
     if file is None or kind is None:
-        idle = f"--alone is of no use: {place} is not one file of many."
+        idle = f"--alone has no effect: {place} is not one file of a set."
         return source._replace(warnings=[*source.warnings, idle]) if alone else source
     what = f"{file.place} {kind.called}"
     if alone:
         remarks = {**source.remarks, ALONE_KEY: "true"}
-        return source._replace(notes=[*source.notes, f"{what} It was taken alone."], remarks=remarks)
+        return source._replace(notes=[*source.notes, f"{what} It was converted alone."], remarks=remarks)
     if ALONE_KEY in source.remarks:
-        return source._replace(notes=[*source.notes, f"{file.place} was made with --alone of one file of many."])
+        return source._replace(notes=[*source.notes, f"{file.place} was made with --alone from one file of a set."])
     above = file.place
     for _ in range(kind.up):
         above = above.parent
@@ -118,7 +118,7 @@ def marked(place: Location, source: Source, alone: bool) -> Source:
         return source._replace(warnings=[*source.warnings, f"{what} {instead}"])
     error: CkptconvError = kind.error(what, f"{instead} {_HOW}")
     if place.kind == "directory" and not is_elsewhere:
-        error = CorruptError(f"{what} {place} lacks the others.", f"Copy or download them too. {_HOW}")
+        error = CorruptError(f"{what} {place} lacks the other files.", f"Copy or download them too. {_HOW}")
     return source._replace(weights_error=error, warnings=[*source.warnings, str(error)])
 
 
@@ -194,8 +194,8 @@ def _of_xla(file: LoneFile) -> bool:
 # Those of no format that is read.
 LONE = (
     LoneKind(
-        "is one file of a sharded set: its tensors are whole, and the model has more, in other files.",
-        "Name the directory of all, {}, or the index.",
+        "is one file of a sharded set: its tensors are complete, but other files hold the rest of the model.",
+        "Give the directory of the set, {}, or its index.",
         lambda file: is_numbered(file.place, _OF_INDEX),
         error=OfSetError,
         lies=lambda place: any(
@@ -204,11 +204,11 @@ LONE = (
         is_written=True,
     ),
     LoneKind(
-        "is of one of several ranks of torch_xla's FSDP.", "Join them with its consolidate_sharded_ckpts.", _of_xla
+        "belongs to one of several ranks of torch_xla's FSDP.", "Join them with its consolidate_sharded_ckpts.", _of_xla
     ),
     LoneKind(
-        "is of one of several ranks.",
-        "Nothing in them says how they are joined; the program that wrote them does it.",
+        "belongs to one of several ranks.",
+        "The files do not say how to join them; use the program that wrote them.",
         lambda file: is_numbered(file.place, *_NUMBERED),
     ),
 )

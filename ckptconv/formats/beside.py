@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from ckptconv.errors import CkptconvError
 from ckptconv.formats.model_files import OPTIMIZERS, SAFETENSORS, TORCH
 from ckptconv.formats.optimizers import optimizers_alone
-from ckptconv.formats.source import FileFacts, Source, Wanted
+from ckptconv.formats.source import STATES_ARE_CONVERTED, FileFacts, Source, Wanted
 from ckptconv.formats.torch.file import read as read_torch
 from ckptconv.formats.training import with_named, with_states_beside
 from ckptconv.storage.location import Location
@@ -36,7 +36,7 @@ def with_optimizer(source: Source, place: Location, wanted: Wanted) -> Source:
         return source
     if not wanted.states:
         again = functools.partial(_again, source, place)
-        note = f"Beside the model there is {found[0].path}; --optimizer PATH converts its states."
+        note = f"Not converted: {found[0].path}{STATES_ARE_CONVERTED}."
         source = source._replace(notes=[*source.notes, note])
         return source._replace(wanted=wanted, reread=again) if source.reread is None else source
     return _with_states_of(source, place, found, wanted.key)
@@ -80,7 +80,7 @@ def _with_states_of(source: Source, place: Location, files: list[Location], key:
         optimizers = [(path if len(held) > 1 else label, one) for path, own in held for label, one in own]
         source = with_named(source, optimizers, files[0].path, key, place)
     except CkptconvError as error:
-        message = f"Beside the model lies {files[0].path}, whose states are not taken. {error.message}"
+        message = f"Not converted: the states in {files[0].path}. {error.message}"
         return source._replace(of_states=source.of_states._replace(error=type(error)(message, error.hint)))
     read = {name: what for each in others for name, what in each.inputs.items()}
     return source._replace(

@@ -26,7 +26,7 @@ def with_map(source: Source, named: str, sizes: Mapping[str, int], options: Mapp
     if named and named != NO_MAP:
         return source.computing(map=choose_map(named, sizes, source, options))
     if sizes:
-        return source._replace(warnings=[*source.warnings, "--size is of no use without --map."])
+        return source._replace(warnings=[*source.warnings, "--size has no effect without --map."])
     return source
 
 
@@ -88,6 +88,6 @@ def read_map(named: str, options: Mapping[str, object]) -> Map:
     place = Location(named, dict(options))
     if place.kind != "file":
         if is_path:
-            raise UsageError(f"The map {named} {'does not exist' if place.kind == 'missing' else 'is no file'}.")
+            raise UsageError(f"The map {named} {'does not exist' if place.kind == 'missing' else 'is not a file'}.")
         return from_catalogue(named)
     return parse_map(place.read_text(MAX_BYTES), basename(named))

@@ -56,16 +56,18 @@ def join(dtype: DType, shape: Shape, tiles: Sequence[ChunkTile], what: Callable[
         if any(tile.stop(dim) > extent for dim, extent in enumerate(shape)):
             raise CorruptError(
                 f"{what()} has the shape {list(shape)}, and a chunk of {list(tile.tensor.shape)} at "
-                f"{list(tile.offsets)} reaches beyond it."
+                f"{list(tile.offsets)} extends beyond it."
             )
     missing = math.prod(shape) - sum(tile.tensor.numel for tile in tiles)
     if missing > 0:
         raise CorruptError(
-            f"{what()} has {math.prod(shape)} elements, and its chunks lack {missing} of them: they are not all there.",
-            "Copy the files of all ranks; a checkpoint that was saved so has lost them.",
+            f"{what()} has {math.prod(shape)} elements, but {missing} of them are in no chunk: chunks are missing.",
+            "Copy the files of all ranks. If the checkpoint was saved like this, the elements are lost.",
         )
     if missing < 0:
-        raise CorruptError(f"{what()} has {math.prod(shape)} elements, and its chunks {-missing} more: they overlap.")
+        raise CorruptError(
+            f"{what()} has {math.prod(shape)} elements, but its chunks have {-missing} more: they overlap."
+        )
     if not tiles:
         return Inline(b"", dtype, shape)
     try:
@@ -79,7 +81,7 @@ def _joined(start: Shape, stop: Shape, tiles: list[ChunkTile], cuts: int) -> Laz
     if len(tiles) == 1:
         tile = tiles[0]
         if tile.offsets != start or any(tile.stop(dim) != end for dim, end in enumerate(stop)):
-            raise _MisfitError(f"nothing is in a part of the region from {list(start)} to {list(stop)}")
+            raise _MisfitError(f"no chunk covers a part of the region from {list(start)} to {list(stop)}")
         return tile.tensor
     for dim in range(len(start) if cuts else 0):
         groups = _cut(tiles, dim)
@@ -125,7 +127,9 @@ def _misfit(start: Shape, stop: Shape, tiles: Sequence[ChunkTile]) -> _MisfitErr
     for one, other in combinations(tiles[:_COMPARED], 2):
         if all(one.start(dim) < other.stop(dim) and other.start(dim) < one.stop(dim) for dim in range(len(start))):
             return _MisfitError(f"in {region}, its chunks at {list(one.offsets)} and {list(other.offsets)} overlap")
-    return _MisfitError(f"{region} is cut into {len(tiles)} chunks in a way that no sharding makes", UnsupportedError)
+    return _MisfitError(
+        f"{region} is cut into {len(tiles)} chunks in a way that no sharding produces", UnsupportedError
+    )
 
 
 def _with(shape: Shape, dim: int, value: int) -> Shape:

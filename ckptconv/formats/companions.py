@@ -102,16 +102,16 @@ def _in(place: Location, names: Collection[str] | None, copied: Collection[str])
         if name not in (copied if names is None else names):
             continue
         if entry.kind != "file":
-            why = "a link that leads nowhere" if entry.kind == "missing" else "no file"
+            why = "a broken link" if entry.kind == "missing" else "no file"
             if names is not None:
-                raise CorruptError(f"{place.join(name)} is {why}, and is to be read.", "Copy it again, or remove it.")
+                raise CorruptError(f"{place.join(name)} is {why}, but has to be read.", "Copy it again, or remove it.")
             warnings.append(f"{place.join(name)} was not copied: it is {why}.")
         elif names is not None:
             found[name] = entry.file
         elif entry.file.size > LARGEST:
-            warnings.append(f"{entry.file.path} was not copied: it has more than {LARGEST >> 20} MiB.")
+            warnings.append(f"{entry.file.path} was not copied: it is larger than {LARGEST >> 20} MiB.")
         elif _leads_out(place.path, entry.file.path):
-            warnings.append(f"{entry.file.path} was not copied: it is a link that leads out of its directory.")
+            warnings.append(f"{entry.file.path} was not copied: it is a link to a file outside its directory.")
         else:
             found[name] = entry.file
     return Companions(found, tuple(warnings), place.path)
@@ -139,13 +139,13 @@ def notes(config: Mapping[str, Any], dtype: str) -> list[str]:
     found = []
     said = configs.dtype_of(config)
     if dtype and said and dtype != said:
-        found.append(f"{CONFIG} says now that the weights are {dtype}, which they were cast to; it said {said}.")
+        found.append(f"{CONFIG} was changed from {said} to {dtype}, the dtype that the weights were cast to.")
     own = config.get("auto_map")
     named = [text for text in own.values() if isinstance(text, str)] if isinstance(own, dict) else []
     code = dict.fromkeys(f"{text.split('.')[0]}.py" for text in named if "--" not in text)
     if code:
         found.append(
-            f"{CONFIG} names code of the repository, which is not copied: {some(code, form=str)}. Whoever loads "
-            "the model needs it, and has to trust it."
+            f"{CONFIG} names code of the repository, which was not copied: {some(code, form=str)}. Loading the model "
+            "needs this code, and runs it."
         )
     return found

@@ -64,7 +64,7 @@ def read_list(place: Location, shapes: Mapping[str, Any]) -> list[dict[str, Any]
             for key, shape in shapes.items():
                 strict_json.check(strict_json.object_of(each, str(number)).get(key), shape, f"{number}.{key}")
     except ValueError as error:
-        raise CorruptError(f"{path} is no configuration: {error}.") from error
+        raise CorruptError(f"{path} is not a valid configuration: {error}.") from error
     return told
 
 
@@ -73,7 +73,7 @@ def parsed(path: str, text: str) -> dict[str, Any]:
     try:
         return strict_json.object_of(_parsed(text), "it")
     except ValueError as error:
-        raise CorruptError(f"{path} is no configuration: {error}.") from error
+        raise CorruptError(f"{path} is not a valid configuration: {error}.") from error
 
 
 def _parsed(text: str) -> Any:
@@ -104,7 +104,7 @@ def agreed(told: Mapping[str, Any], key: str) -> Any:
         if value != said[first]:
             raise UnsupportedError(
                 f"{first} and {where} contradict each other: their {key} is {brief(said[first])} and {brief(value)}.",
-                "Correct the one that is wrong.",
+                "Correct the wrong one.",
             )
     return said.get(first)
 

@@ -114,7 +114,7 @@ def open_source(
         source = source._replace(notes=[*source.notes, *_repository_notes(place, source)])
     is_deepspeed, is_megatron = source.family == deepspeed.FAMILY, source.format == dcp.MEGATRON
     idle = [
-        f"{option} is of no use: {path} is {guess.called}, and it is for {whose} checkpoints."
+        f"{option} has no effect: {path} is {guess.called}, but the option applies only to {whose} checkpoints."
         for option, given, whose, is_theirs in (
             ("--tag", tag, "DeepSpeed's", is_deepspeed),
             ("--exclude-frozen-parameters", exclude_frozen, "DeepSpeed's", is_deepspeed),
@@ -158,7 +158,7 @@ def with_layout(
     The arguments are those of `open_source`; `reaching` say how it reaches and trusts any checkpoint.
     """
     if is_pipe(like):
-        raise UsageError(f"--like {like} is a pipe, and a reference is a checkpoint that stays.")
+        raise UsageError(f"--like {like} is a pipe, but a reference must be a file or directory.")
     if dequantize:
         from ckptconv.formats.quantized.weights import with_weights
 
@@ -179,7 +179,7 @@ def _repository_notes(place: Location, source: Source) -> Iterator[str]:
         return
     left = _left(place, source)
     if left:
-        yield f"It holds other weights too, which were not read: {left}. Name one to convert it."
+        yield f"It also holds other weights, which were not read: {left}. To convert one of them, give its name."
 
 
 def _left(place: Location, source: Source) -> str:
@@ -274,7 +274,7 @@ def _choose(probe: Probe) -> _Found:
         _check_foreign(place)
     if best is None:
         raise UsageError(
-            f"{place} is {place.entry.described}, where a checkpoint was expected, and holds none that is known.",
+            f"{place} is {place.entry.described}, but does not contain a known checkpoint.",
             _within(place) if probe.is_directory else "",
         )
     found, guess = best
@@ -343,12 +343,12 @@ def _within(place: Location) -> str:
     if len(found) > 1:
         words = " ".join(map(shlex.quote, found)) if len(found) <= _FEW else "INPUT..."
         return (
-            f"It holds several: {some(found, _FEW, str)}. Name one, or convert more than one: "
-            f"ckptconv convert {words} --output-dir DIR"
+            f"It holds several: {some(found, _FEW, str)}. Give one of them, or convert several: ckptconv convert "
+            f"{words} --output-dir DIR"
         )
     if found:
-        return f"Name the checkpoint in it: {found[0]}"
-    return f"Name a file, or the checkpoint's own directory. It holds {some(names, form=str)}."
+        return f"Give the checkpoint in it: {found[0]}"
+    return f"Give a file, or the directory of the checkpoint. It holds {some(names, form=str)}."
 
 
 def _is_checkpoint(place: Location) -> bool:
@@ -369,14 +369,14 @@ def _nearby(place: Location) -> str:
 
     path = place.path
     if os.path.islink(path):
-        return f"It is a symbolic link to {os.readlink(path)}, which is not there."
+        return f"It is a symbolic link to {os.readlink(path)}, which does not exist."
     if path.startswith("~"):
         return f"The shell did not expand the ~. Did you mean {os.path.expanduser(path)}?"
     if glob.has_magic(path) and not is_remote(path):
         found = sorted(glob.glob(path))
         if not found:
-            return "The shell found nothing that matches it, and left it as it is."
-        return f"The shell did not expand it; without quotes it stands for {some(found, form=str)}."
+            return "The shell found no match for the pattern, and passed it unchanged."
+        return f"The shell did not expand it; without quotes it would match {some(found, form=str)}."
     scheme, colon, rest = path.partition(":/")
     if colon and scheme.isalnum() and not rest.startswith("/"):
         return f"Did you mean {scheme}://{rest}?"

@@ -16,18 +16,18 @@ from collections.abc import Iterable
 from ckptconv.errors import CorruptError, UnsupportedError, damaged
 
 _CORRUPT, _UNSUPPORTED = CorruptError, UnsupportedError
-_AGAIN = "Download it again, and look at what the server says."
+_AGAIN = "Download it again, and read the answer of the server."
 _UNPACK = "Unpack it first."
-_OTHERS = "Files of PyTorch, DeepSpeed and safetensors are read."
+_OTHERS = "ckptconv reads files of PyTorch, DeepSpeed and safetensors."
 _ARRAYS = "Load it with numpy.load, and write its arrays with safetensors.numpy.save_file."
 _KERAS = "Load it in Keras, and write the arrays of get_weights, by name, with safetensors.numpy.save_file."
 _TF = "Read it with tf.train.load_checkpoint, and write its arrays with safetensors.numpy.save_file."
 _FLAX = "Load it with flax.serialization.msgpack_restore, and write the flat dict with safetensors.flax.save_file."
 _ORBAX = "Restore it with orbax.checkpoint, and write the flat dict of its arrays with safetensors.flax.save_file."
 _PADDLE = "Load it with paddle.distributed.load_state_dict, and save it as safetensors, as PaddleFormers does."
-_OF_RANKS = 'They load it, with load_format="sharded_state": convert the model that it was made of.'
-_FOR_DEVICES = "It is made of a model, for devices: convert that."
-_BESIDE = "Name the other file: this one's name without the ._ it begins with."
+_OF_RANKS = 'Only these programs load it, with load_format="sharded_state": convert the original model instead.'
+_FOR_DEVICES = "It was exported from a model for devices: convert the original model instead."
+_BESIDE = "Give the other file: its name lacks the leading ._ of this one."
 _REPICKLE = "If it holds a state dict that you trust: load it with pickle, and write it with torch.save."
 _EXPORTED = "Load it with torch.export.load, and save its state_dict with torch.save."
 # First bytes of other files: the error, what the file is, what to do.
@@ -47,7 +47,7 @@ _BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str
     (b"\xfd7zXZ\0", _UNSUPPORTED, "is compressed with xz.", _UNPACK),
     (b"7z\xbc\xaf\x27\x1c", _UNSUPPORTED, "is a 7z archive.", _UNPACK),
     (b"\x89HDF\r\n\x1a\n", _UNSUPPORTED, "is an HDF5 file, such as Keras writes.", _KERAS),
-    (b"PYTORCH1", _UNSUPPORTED, "is a TorchScript archive of torch 1.0, which was no zip archive yet.", _OTHERS),
+    (b"PYTORCH1", _UNSUPPORTED, "is a TorchScript archive of torch 1.0, which is not a zip archive.", _OTHERS),
     (
         b"GGUF",
         _UNSUPPORTED,
@@ -61,7 +61,12 @@ _BEGINNINGS: tuple[tuple[bytes, type[CorruptError] | type[UnsupportedError], str
         "is a file of tensorizer.",
         "Load it with tensorizer.TensorDeserializer, and write its tensors with safetensors.torch.save_file.",
     ),
-    (b"\x00\x05\x16\x07", _UNSUPPORTED, "is an AppleDouble file: what macOS keeps of another file beside it.", _BESIDE),
+    (
+        b"\x00\x05\x16\x07",
+        _UNSUPPORTED,
+        "is an AppleDouble file: macOS metadata of another file in the same directory.",
+        _BESIDE,
+    ),
     (b"\x00\x05\x16\x00", _UNSUPPORTED, "is an AppleSingle file.", _UNPACK),
     (
         b"# This file tracks properties of this Flutter project",
@@ -88,7 +93,7 @@ _SIGNS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
             rb"(?:\x08[\x80-\xff]*[\x00-\x7f]|\x0a[\x00-\x7f][^\x12]*)*\x12[\x03-\x0a](?:B?[Ff]loat|U?[Ii]nt|Bool|Complex|str)"
         ),
         "is a checkpoint of MindSpore.",
-        "mindspore.ckpt_to_safetensors makes safetensors of it.",
+        "Convert it with mindspore.ckpt_to_safetensors.",
     ),
     (
         re.compile(
@@ -98,8 +103,8 @@ _SIGNS: tuple[tuple[re.Pattern[bytes], str, str], ...] = (
         "is a msgpack file, such as Flax writes.",
         _FLAX,
     ),
-    (re.compile(rb"....FT01FH01", re.DOTALL), "is a file of data of ExecuTorch (.ptd).", _FOR_DEVICES),
-    (re.compile(rb"....ET\d\d", re.DOTALL), "is a program of ExecuTorch (.pte).", _FOR_DEVICES),
+    (re.compile(rb"....FT01FH01", re.DOTALL), "is an ExecuTorch data file (.ptd).", _FOR_DEVICES),
+    (re.compile(rb"....ET\d\d", re.DOTALL), "is an ExecuTorch program (.pte).", _FOR_DEVICES),
     (re.compile(rb"....TFL3", re.DOTALL), "is a model of TensorFlow Lite.", _FOR_DEVICES),
 )
 # The beginning of pickles of protocols 0 and 1, which have no header: a container put into the memo, or a name.
@@ -108,7 +113,7 @@ _PICKLE_BEGINS = rb"[(\]})]+[dlt]?(?:q[\0\1]|p[01]\n)|\(*c[\w.]+\n[\w.]+\n(?:[q(
 _ARCHIVES = (
     ("archive_format", "an archive of torch.export (.pt2)", _EXPORTED),
     ("serialized_exported_program.json", "an archive of torch.export (.pt2)", _EXPORTED),
-    ("extern_modules", "a package of torch.package", "Load what it holds, and save that with torch.save."),
+    ("extern_modules", "a package of torch.package", "Load its contents, and save them with torch.save."),
     ("model.weights.h5", "an archive of Keras (.keras)", _KERAS),
     (
         "model_index.json",
@@ -126,7 +131,7 @@ _DIRECTORIES: tuple[tuple[str, str, str], ...] = (
     (r"flax_model(?:-\d{5}-of-\d{5})?\.msgpack(?:\.index\.json)?", "a model of Flax", _FLAX),
     (r".+\.mlmodel", "a package of Core ML", _FOR_DEVICES),
     # A first file alone may be the model.
-    (r"model-rank-(?!0-part-0\.)\d+-part-\d+\.safetensors", "what each rank of vLLM or SGLang holds", _OF_RANKS),
+    (r"model-rank-(?!0-part-0\.)\d+-part-\d+\.safetensors", "the shards of the ranks of vLLM or SGLang", _OF_RANKS),
 )
 
 
@@ -145,9 +150,9 @@ def what_it_is(head: bytes, size: int) -> CorruptError | UnsupportedError | None
         if head.startswith(beginning) or (beginning[:1] == b"<" and text.startswith(beginning)):
             return kind(what, hint)
     if not size:
-        return CorruptError("is empty (0 bytes).", "It was probably never written: look for another copy.")
+        return CorruptError("is empty (0 bytes).", "It was probably never written: find another copy.")
     if not head.strip(b"\0"):
-        return damaged("begins with zeros only: space was reserved for it, and not filled.")
+        return damaged("begins with zeros only: its space was allocated, but not written.")
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
         return UnsupportedError("is a safetensors file already.", "It needs no conversion.")
     if head[257:262] == b"ustar":

@@ -28,7 +28,7 @@ def parsed_json(data: bytes, where: str) -> Any:
         return strict_json.parse(data.decode())
     except (ValueError, RecursionError) as error:
         why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise damaged(f"{where} is not sound: {why}.") from None
+        raise damaged(f"{where} is not valid: {why}.") from None
 
 
 def stated_digests(directory: Location, name: str, data: bytes, heading: Mapping[str, Any]) -> dict[str, str]:
@@ -43,10 +43,10 @@ def stated_digests(directory: Location, name: str, data: bytes, heading: Mapping
     expected = {**heading, "algorithm": _ALGORITHM}
     stated = {key: manifest.get(key) for key in expected} if type(manifest) is dict else {}
     if stated != expected:
-        shown = ", ".join(f"{key} {brief(value)}" for key, value in stated.items()) or "nothing of the kind"
+        shown = ", ".join(f"{key} {brief(value)}" for key, value in stated.items()) or "something else"
         version = f" of version {heading['version']}" if "version" in heading else ""
         raise UnsupportedError(
-            f"{where} says {shown}; known are manifests{version}, of files and their {_ALGORITHM}.",
+            f"{where} says {shown}; supported are manifests{version} of files with {_ALGORITHM}.",
             "Remove it to convert the checkpoint without its digests.",
         )
     files = manifest.get("files")
@@ -57,7 +57,7 @@ def stated_digests(directory: Location, name: str, data: bytes, heading: Mapping
     missing = [file for file in files if not directory.has_file(file)]
     if missing:
         raise CorruptError(
-            f"{where} names {len(files)} files, of which {len(missing)} are not there: {some(missing)}.",
+            f"{where} names {len(files)} files, of which {len(missing)} are missing: {some(missing)}.",
             "Copy or download them too.",
         )
     return {directory.join(file).path: hexed.lower() for file, hexed in files.items()}

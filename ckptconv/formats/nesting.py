@@ -32,7 +32,7 @@ def nest(leaves: Iterable[tuple[tuple[Any, ...], Any]], where: str, shown: Calla
                 made.inner.append((node, step))
             node = node[step]
             if id(node) not in dicts:
-                raise CorruptError(f"{where}: {shown(path)} lies inside another value.")
+                raise CorruptError(f"{where}: {shown(path)} is inside another value.")
         if path[-1] in node:
             raise CorruptError(f"{where}: there are two values for {shown(path)}.")
         node[path[-1]] = leaf

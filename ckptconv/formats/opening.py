@@ -72,7 +72,7 @@ def opened_at(path: str, settings: Mapping[str, Any], *, copies: bool | None, pe
     says that its other files are wanted too; None: if it is on the hub."""
     if is_pipe(path):
         if per_rank:
-            raise UsageError("What comes through a pipe has no ranks.")
+            raise UsageError("Input from a pipe has no ranks.")
         return [open_source(path, **settings)]
     reaching = dict(settings["storage_options"] or {})
     place = Location(stores.pinned(path, reaching), reaching)
@@ -110,5 +110,5 @@ def _ordered(sources: list[Source]) -> list[Source]:
 
     if any(note.startswith(NAMED) for one in sources for note in one.notes):
         return sources
-    idle = "--order changes nothing: no numbers of an optimizer got their names by it."
+    idle = "--order has no effect: the input has no numbered optimizer states that it could name."
     return [one._replace(warnings=[*one.warnings, idle]) for one in sources]

@@ -209,9 +209,9 @@ def named(
         tree: dict[str, Any] = {_STATE: _states(optimizer, model.shapes), _GROUPS: _groups(optimizer)}
         if _JOINED in {key for state in tree[_STATE].values() for key in state}:
             raise UnsupportedError(
-                f"{where} holds an optimizer that has one state for all its parameters, as LBFGS has: none of it is of "
-                "one parameter.",
-                "Convert the weights alone.",
+                f"{where} holds an optimizer with one state for all its parameters, such as LBFGS: it has no states by "
+                "parameter.",
+                "Convert only the weights.",
             )
         ids = [number for group in optimizer.get(_GROUPS, ()) for number in listed(group.get("params"))]
         if all(map(_is_number, (*optimizer[_STATE], *ids))):
@@ -221,7 +221,7 @@ def named(
                 # Names of another model would be numbered in its order.
                 model = model._replace(orders=[order for order in model.orders if order.asked])
                 if not model.orders:
-                    why = "the names that its groups record are not the model's, each once and in the states' shape"
+                    why = "the names in its groups do not match the model's names and the shapes of the states"
                     raise matching.refusal(numbers_of(tree), model, f"{where}: {_called([label])}", why)
             tree = renamed(tree, names or {number: f"{at}/{number}" for number in (*tree[_STATE], *map(str, ids))})
             if not names:
@@ -248,7 +248,7 @@ def named(
     told = _unwrapped({_STATE: states, _GROUPS: groups}, model)
     if states and model.shapes and not any(name in model.shapes or name in model.aliases for name in told[_STATE]):
         shown = some([*told[_STATE]])
-        raise UnsupportedError(f"{where} has states of {shown}, and the model has no parameters of these names.")
+        raise UnsupportedError(f"{where} has states of {shown}, but the model has no parameters with these names.")
     return told, found
 
 

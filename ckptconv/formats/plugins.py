@@ -38,21 +38,21 @@ class _Plugin:
         if guess is None:
             return None
         if not isinstance(guess, Guess):
-            raise self._broken(f"its sniff gives no Guess, but {type(guess).__name__}")
+            raise self._broken(f"its sniff must return a Guess, not {type(guess).__name__}")
         for name, value, kind in (
             ("sure", guess.sure, int),
             ("called", guess.called, str),
             ("command", guess.command, str),
         ):
             if not isinstance(value, kind):
-                raise self._broken(f"{name} of its Guess is no {kind.__name__}, but {type(value).__name__}")
+                raise self._broken(f"{name} of its Guess must be {kind.__name__}, not {type(value).__name__}")
         sure = CERTAIN if probe.expected == self.FAMILY else guess.sure
         return guess._replace(sure=sure, also=(*guess.also, _COMMAND_OF))
 
     def read(self, place: Location, wanted: Wanted) -> Source:
         source = self._called("read", self._format.read, place, wanted)
         if not isinstance(source, Source):
-            raise self._broken(f"its read gives no Source, but {type(source).__name__}")
+            raise self._broken(f"its read must return a Source, not {type(source).__name__}")
         USED[self.FAMILY] = self._package
         return source._replace(family=self.FAMILY)
 
@@ -66,7 +66,7 @@ class _Plugin:
 
     def _broken(self, why: str) -> FailedError:
         return FailedError(
-            f"The format {self.FAMILY!r}, which the package {self._package} brings, cannot be used: {why}.",
+            f"The format {self.FAMILY!r}of the package {self._package} cannot be used: {why}.",
             "Update that package, or uninstall it.",
         )
 
@@ -81,6 +81,4 @@ def named(family: str) -> Format:
     """Return the format with this name."""
     for entry in entry_points(group=GROUP, name=family):
         return _Plugin(entry)
-    raise UsageError(
-        f"There is no format {family!r} here.", "It is of a package that is not installed, or the name is mistaken."
-    )
+    raise UsageError(f"The format {family!r} is not known.", "Its package is not installed, or the name is wrong.")

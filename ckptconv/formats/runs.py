@@ -81,13 +81,13 @@ def locate(
     if named:
         step, pointer = named
         found = below(step.name)
-        return _noted(found, f"Took {step.name}, as {pointer.name} says.", pointer.path) if found else None
+        return _noted(found, f"Converted {step.name}, which {pointer.name} names.", pointer.path) if found else None
     lost = _pointer(place)
     if lost:
         there = some([*_steps(place).values()], form=str)
         raise CorruptError(
-            f"{lost} names a step that is not there; there is: {there or 'none'}.",
-            "Name the directory of a step.",
+            f"{lost} names a step that does not exist; the directory has: {there or 'none'}.",
+            "Give the directory of a step.",
         )
     names = [name for name, entry in place.names.items() if entry.kind == "directory" and not name.startswith(".")]
     beside = _beside(place, [name for name in names if _is_known(name) and is_here(place.child(name))])
@@ -104,14 +104,14 @@ def locate(
                 f"{place} holds the checkpoints of several steps: {some([taken[0], *others][::-1], form=str)}.",
                 f"Name one of them: {place.join(taken[0])}",
             )
-        why = f", the last of {len(steps)} that are there" if len(steps) > 1 else ""
+        why = f", the last of {len(steps)} steps" if len(steps) > 1 else ""
         return _noted(taken[1], f"Took {taken[0]}{why}.")
     holders = [(name, found) for name in _HOLDERS if name in names and (found := below(name))]
     if not holders:
         return None
     name, found = holders[0]
     critic = name != _CRITIC and any(other == _CRITIC for other, _ in holders)
-    more = f" {place.join(_CRITIC)} is another model: name it to convert it." if critic else ""
+    more = f" {place.join(_CRITIC)} is another model: to convert it, give its path." if critic else ""
     return _noted(found, f"Took {name}.{more}")
 
 

@@ -85,11 +85,11 @@ def locate(directory: Location) -> Location | None:
                 raise type(other)(f"{directory} {other.message}", other.hint)
             is_set = all(re.search(rf"{NUMBERED}{re.escape(SUFFIX)}$", name) for name in found)
             raise UsageError(
-                f"{directory} holds several safetensors files, and no index that says which belong together: "
+                f"{directory} holds several safetensors files, but no index of the files that belong together: "
                 f"{some(found)}.",
-                f"Copy or download their index too, such as model{INDEX_SUFFIX}; or take one of them with --alone."
+                f"Copy or download their index too, such as model{INDEX_SUFFIX}; or convert one of them with --alone."
                 if is_set
-                else "Give the one that is meant.",
+                else "Give one of them.",
             )
     return None
 
@@ -109,7 +109,7 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
         place = found
         single = asked.join(f"{place.name.removesuffix(INDEX_SUFFIX)}{SUFFIX}")
         if place.path.endswith(INDEX_SUFFIX) and single.kind == "file":
-            warnings.append(f"{single} was not read: the index beside it is used instead.")
+            warnings.append(f"{single} was not read, because the directory has an index.")
     if place.path.endswith(INDEX_SUFFIX):
         found_set = _read_set(place, warnings)
         beside = True
@@ -213,7 +213,7 @@ def _restored(found: TensorFiles, wanted: Wanted, warnings: list[str]) -> Any:
             warnings.append(f"{found.record_path}: its structure record was left out: {error.message}")
             found.record = None
             return None
-        hint = f"{error.hint} --no-structure converts the tensors without the record.".lstrip()
+        hint = f"{error.hint} Use --no-structure to convert the tensors without the record.".lstrip()
         raise type(error)(f"{found.record_path}: {error.message}", hint) from error
 
 
@@ -241,7 +241,7 @@ def _read_single(place: Location) -> TensorFiles:
 def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
     index = read_index(place)
     if index is None:
-        raise CorruptError(f"{place} is no index: it has no weight_map from the names of tensors to those of files.")
+        raise CorruptError(f"{place} is not an index: it has no weight_map from tensor names to file names.")
     files, metadata = index.weight_map, index.metadata
     wanted: dict[str, dict[str, None]] = {}
     for tensor, name in files.items():
@@ -251,7 +251,7 @@ def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
     missing = [name for name, entry in entries.items() if entry.kind != "file"]
     if missing:
         raise CorruptError(
-            f"{place} names {len(names)} files, of which {len(missing)} are not there: {some(missing)}.",
+            f"{place} names {len(names)} files, of which {len(missing)} are missing: {some(missing)}.",
             "Copy or download them too.",
         )
     found = TensorFiles(place.path, index.size)
@@ -269,10 +269,15 @@ def _read_set(place: Location, warnings: list[str]) -> TensorFiles:
         found.bytes_read += header.bytes_read
     # A record in one of several files says nothing of the others.
     if found.metadata.pop(METADATA_KEY, None) is not None:
-        warnings.append(f"{place}: a structure record in one of its files was left out: it says nothing of the others.")
+        warnings.append(
+            f"{place}: the structure record of one of its files was left out, because it does not cover the other "
+            "files."
+        )
         differing.pop(METADATA_KEY, None)
     if differing:
-        warnings.append(f"{place}: the metadata of its files differs in {some(differing)}; that of the last is taken.")
+        warnings.append(
+            f"{place}: the metadata of its files differs in {some(differing)}; the metadata of the last file is used."
+        )
     found.metadata.update({key: value for key, value in metadata.items() if type(value) is str})
     return found
 
@@ -367,7 +372,7 @@ def described(raw: bytes, path: str) -> tuple[list[_Place], dict[str, str]]:
             for name, entry in members.items():
                 places.append(_place(path, name, entry, kinds))
             if len(places) > MAX_TENSORS:
-                raise LimitError(f"{path} describes more than {MAX_TENSORS} tensors, which no model has.")
+                raise LimitError(f"{path} describes more than {MAX_TENSORS} tensors, the limit.")
     except ValueError as error:
         raise _corrupt(path, f"in its header: {error}") from None
     return places, metadata or {}
@@ -391,16 +396,16 @@ def _raw_header(reader: Reader, base: int, stop: int) -> tuple[bytes, int]:
         if what:
             raise type(what)(f"{path} {what.message}", what.hint)
     if len(head) < 8:
-        raise _corrupt(path, f"it has {size} bytes, fewer than the length of a header takes")
+        raise _corrupt(path, f"it has {size} bytes, too few for the length of a header")
     if length > MAX_HEADER:
         raise LimitError(
-            f"{path} is not a sound safetensors file: it begins with {head[:16]!r}, which says that its header has "
-            f"{length} bytes; at most {MAX_HEADER} are read."
+            f"{path} is not a valid safetensors file: it begins with {head[:16]!r}, which means a header of {length} "
+            f"bytes; at most {MAX_HEADER} are allowed."
         )
     if length > size - 8:
         raise _corrupt(path, f"its header of {length} bytes goes beyond its {size} bytes")
     if head[8:9] != b"{":
-        raise _corrupt(path, f"its header begins with {head[8:24]!r}, and not with an object")
+        raise _corrupt(path, f"its header begins with {head[8:24]!r}, not with an object")
     if len(head) < 8 + length:
         # Read it again, as one piece: joining the parts would hold a large header in memory twice.
         return reader.read_at(base + 8, length), len(head) + length
@@ -433,7 +438,7 @@ def _place(path: str, name: str, entry: Any, kinds: _Kinds) -> _Place:
     begin, stop = offsets
     if stop - begin != nbytes:
         what = f"{code} of shape {_brief(told)}"
-        raise _corrupt(path, f"{quoted(name)} has {stop - begin} bytes, where {what} has {nbytes}")
+        raise _corrupt(path, f"{quoted(name)} has {stop - begin} bytes, but {what} has {nbytes}")
     return _Place(begin, stop, name, dtype, shape)
 
 
@@ -449,8 +454,10 @@ def tensors_of(places: list[_Place], file: File, start: int, limit: int | None =
         if name in tensors:
             raise _corrupt(file.path, f"its header has {quoted(name)} twice")
         if begin != at:
-            kind = "overlaps what lies before it" if begin < at else "leaves a hole before it"
-            raise _corrupt(file.path, f"{quoted(name)} begins at byte {begin} of the data, which {kind}: {at} is next")
+            kind = "overlaps the tensor before it" if begin < at else "leaves a hole before it"
+            raise _corrupt(
+                file.path, f"{quoted(name)} begins at byte {begin} of the data, which {kind}: expected byte {at}"
+            )
         if stop > end:
             raise _truncated(
                 file.path, f"{quoted(name)} ends at byte {stop} of the data, which has {end}: it was cut short"
@@ -468,7 +475,7 @@ def tensors_of(places: list[_Place], file: File, start: int, limit: int | None =
 def _dtype(path: str, name: str, code: str) -> DType:
     dtype = DTYPES_BY_CODE.get(code)
     if dtype is None:
-        why = "has six bits, which no dtype of torch has" if code in _SIX_BITS else "is not known"
+        why = "has six bits, unlike any dtype of torch" if code in _SIX_BITS else "is not known"
         raise UnsupportedError(f"{path}: {quoted(name)} is of dtype {code[:40]!r}, which {why}.")
     return dtype
 
@@ -476,7 +483,9 @@ def _dtype(path: str, name: str, code: str) -> DType:
 def _shape(path: str, name: str, shape: list[int], dtype: DType) -> tuple[tuple[int, ...], int]:
     """Return the shape as torch counts it, and its bytes."""
     if len(shape) > MAX_DIMS:
-        raise UnsupportedError(f"{path}: {quoted(name)} has {len(shape)} dimensions; torch knows at most {MAX_DIMS}.")
+        raise UnsupportedError(
+            f"{path}: {quoted(name)} has {len(shape)} dimensions; torch supports at most {MAX_DIMS}."
+        )
     reach = 1
     for extent in shape:
         reach *= max(extent, 1)
@@ -533,11 +542,11 @@ _INSIDE: dict[type, Callable[[Any], Iterable[Any]]] = {
 
 
 def _corrupt(path: str, reason: str) -> CorruptError:
-    return CorruptError(f"{path} is not a sound safetensors file: {reason}.")
+    return CorruptError(f"{path} is not a valid safetensors file: {reason}.")
 
 
 def _truncated(path: str, reason: str) -> CorruptError:
-    return TruncatedError(f"{path} is not a sound safetensors file: {reason}.", AGAIN)
+    return TruncatedError(f"{path} is not a valid safetensors file: {reason}.", AGAIN)
 
 
 def _are_counts(values: list[Any]) -> bool:

@@ -109,8 +109,8 @@ class Quantized(NamedTuple):
 
 
 # How notes on optimizer states say what to do with them. What is computed of several checkpoints has none.
-STATES_ARE_CONVERTED = "; --optimizer PATH converts its states"
-THEIR_STATES_ARE_CONVERTED = "--optimizer PATH converts the optimizer's states, "
+STATES_ARE_CONVERTED = ". Use --optimizer PATH for its states"
+THEIR_STATES_ARE_CONVERTED = "--optimizer PATH for the optimizer states, "
 
 
 class StateFacts(NamedTuple):
@@ -265,15 +265,17 @@ class Source(_Fields):
         """Raise TypeError or ValueError if its fields contradict what is said of them, or one another."""
         for name, kind in _KINDS.items():
             if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"{name} of its Source is no {kind.__name__}, but {type(getattr(self, name)).__name__}")
+                raise TypeError(
+                    f"{name} of its Source must be {kind.__name__}, not {type(getattr(self, name)).__name__}"
+                )
         if not self.structured and not isinstance(self.weights, Mapping):
-            raise TypeError(f"weights of its Source are no flat state dict, but {type(self.weights).__name__}")
+            raise TypeError(f"weights of its Source must be a flat state dict, not {type(self.weights).__name__}")
         wrong = {
             "part is no rank": isinstance(self.part, int) and self.part < 0,
-            "grouping is beside shards": bool(self.grouping and self.shards),
+            "grouping excludes shards": bool(self.grouping and self.shards),
             "config.json was not read": "config.json" in self.companions and self.config is None,
             "dtype is not known": self.defaults.dtype not in ("keep", *DTYPES),
-            "shard_size is none": self.defaults.shard_size is not None and self.defaults.shard_size < 1,
+            "shard_size is not valid": self.defaults.shard_size is not None and self.defaults.shard_size < 1,
         }
         for what, is_so in wrong.items():
             if is_so:
@@ -384,7 +386,7 @@ class Source(_Fields):
             return []
         how = f"--key {key} --strip-prefix {prefix}" if key else f"--strip-prefix {prefix}"
         every = f"Every name under {key}" if key else "Every name"
-        return [f"{every} begins with {prefix!r}, as wrappers of models have it; {how} takes it off."]
+        return [f"{every} begins with {prefix!r}, the prefix of a model wrapper; {how} removes it."]
 
     def tree(self, key: str) -> Any:
         """Return the tree that holds what is under `key`: the weights, or a larger one."""
@@ -397,7 +399,7 @@ class Source(_Fields):
 
     def told(self) -> list[str]:
         """Return its notes, and that no weight was quantized where those were asked for."""
-        idle = ["--dequantize changes nothing: no weight is quantized."]
+        idle = ["--dequantize has no effect: no weight is quantized."]
         return [*self.notes, *(idle if self.quantized and not self.quantized.formats else [])]
 
     def states(self) -> Any:

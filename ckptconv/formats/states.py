@@ -40,9 +40,9 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
         is_own = any(_OF_TORCHTUNE in name for name in weights_in(source))
         if entries(other.weights).keys() >= _TORCHTUNE and not is_own:
             raise UnsupportedError(
-                f"{path} has the states of torchtune's own modules, and {source.path} has its weights under other "
-                "names, and rows of them in another order.",
-                "Convert the weights alone, or have torchtune save them with FullModelTorchTuneCheckpointer.",
+                f"{path} has states for torchtune's own modules, but {source.path} has the weights under other names "
+                "and with rows in another order.",
+                "Convert only the weights, or have torchtune save them with FullModelTorchTuneCheckpointer.",
             )
         orders = other.wanted.orders or asked_orders("", settings.get("like", ""), settings)
         known = source._replace(wanted=source.wanted._replace(orders=orders))
@@ -65,6 +65,6 @@ def with_states(source: Source, asked: str, path: str, **settings: Any) -> Sourc
 
 def _none(path: str) -> UsageError:
     return UsageError(
-        f"{path} holds no optimizer states that can be named by parameter.",
-        "Give what a conversion with --optimizer wrote, or a checkpoint that has them.",
+        f"{path} holds no optimizer states by parameter.",
+        "Give the output of a conversion with --optimizer, or a checkpoint with optimizer states.",
     )

@@ -23,7 +23,7 @@ from ckptconv.text import some
 
 _STEP = "step"
 _UNPACK = {"float32": "<f", "float64": "<d", "int32": "<i", "int64": "<q"}
-FRESH = "Give --fresh-optimizer for zero moments in their place."
+FRESH = "Use --fresh-optimizer to start with zero moments instead."
 
 
 def model_alone(source: Source, key: str = "") -> Source:
@@ -45,8 +45,8 @@ def model_alone(source: Source, key: str = "") -> Source:
     found = weights_key(tree) or (nested[0] if len(nested) == 1 and not _has_tensors(tree) else "")
     if not found:
         raise UsageError(
-            f"{source.path} holds tensors under {some(nested)}, and nothing tells which are the model.",
-            "Name the model with --key; . is all.",
+            f"{source.path} holds tensors under {some(nested)}, and it is not clear which are the model.",
+            "Select the model with --key; . is everything.",
         )
     left = [str(name) for name in tree if name != found.partition(".")[0]]
     notes = [f"took {found}; left out: {some(left, len(left), str)}" if left else f"took {found}"]
@@ -135,8 +135,8 @@ def _check_key(source: Source, optimizer: str, key: str) -> None:
     """Raise UsageError if the weights beside an optimizer have no key of their own."""
     if optimizer and key in ("", "."):
         raise UsageError(
-            f"{source.path} holds an optimizer under {optimizer!r}, and nothing tells where its model is.",
-            f"Name the model with --key; there are: {some(list(entries(source.weights)))}.",
+            f"{source.path} holds an optimizer under {optimizer!r}, but it is not clear where its model is.",
+            f"Select the model with --key; the keys are: {some(list(entries(source.weights)))}.",
         )
 
 
@@ -165,7 +165,7 @@ def with_training(source: Source, options: Options) -> Source:
         return source
     if is_numbered(optimizer, weights_in(source, key)):
         raise UnsupportedError(
-            f"{source.path} numbers its optimizer's parameters, and nothing tells which states are of which parameter.",
+            f"{source.path} numbers its optimizer's parameters, so the states cannot be matched to parameters.",
             f"{WAYS} {FRESH}",
         )
     states = dict(optimizer["state"])
@@ -179,8 +179,8 @@ def with_training(source: Source, options: Options) -> Source:
             states[name] = {**states[name], _STEP: Inline(struct.pack("<f", most), DTYPES["float32"], ())}
         if behind:
             warnings.append(
-                f"{some(behind)} have made fewer steps than the {most} of others of their group. DeepSpeed has one "
-                f"number of steps for a group: theirs is {most} from now on."
+                f"{some(behind)} have fewer steps than the {most} of other parameters in their group. DeepSpeed keeps "
+                f"one step count per group: theirs becomes {most}."
             )
     step = max((step for step in known.values() if step is not None), default=None)
     return source._replace(

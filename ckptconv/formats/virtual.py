@@ -122,9 +122,8 @@ def _source(path: str, file: File, roots: dict[str, int], indices: dict[File, in
         return {**packed, "name": file.path, "size": file.size}
     if is_held(file.path) or "::" in file.path:
         raise UsageError(
-            f"{file.path} cannot be named in a virtual checkpoint, which is read again later: only files and plain "
-            "URLs can.",
-            "Put it where it has a path, and describe it there.",
+            f"{file.path} cannot be used in a virtual checkpoint: only files and plain URLs can.",
+            "Copy it to a file, and describe that file.",
         )
     root, name = _divided(path, file.path)
     if leads_out(name, root):
@@ -146,9 +145,9 @@ def _divided(path: str, source: str) -> tuple[str, str]:
         root, name = _HERE, source[len(base.rstrip("/")) + 1 :]
     elif is_remote(path):
         raise UsageError(
-            f"{path} could not name {source}: on a store, a virtual checkpoint names only what is below its own "
+            f"{path} could not name {source}: on a store, a virtual checkpoint can only name files below its own "
             "directory.",
-            "Write it beside the checkpoint, or to a local file.",
+            "Write it next to the checkpoint, or to a local file.",
         )
     else:
         root = dirname(source)
@@ -199,7 +198,7 @@ def load(place: Location, *, look: bool = True) -> VirtualDescription:
         called, plan_id = (text_of(told.get(key), f"its {key!r}") for key in ("format", "plan"))
     except ValueError as error:
         raise CorruptError(
-            f"{place} is no sound virtual checkpoint: {error}.", "Make it again with ckptconv virtual."
+            f"{place} is not a valid virtual checkpoint: {error}.", "Write it again with ckptconv virtual."
         ) from error
     raw = text.encode()
     return VirtualDescription(files, called, plan_id, roots, (len(raw), zlib.crc32(raw)), len(raw))
@@ -259,7 +258,7 @@ def _index_metadata(place: Location, name: str, raw: bytes) -> dict[str, str]:
         index = strict_json.parse(raw.decode())
         metadata = object_of(object_of(index, "it").get("metadata", {}), "its 'metadata'")
     except ValueError as error:
-        raise CorruptError(f"{_within(place, name)} is no sound index: {error}.") from error
+        raise CorruptError(f"{_within(place, name)} is not a valid index: {error}.") from error
     return {key: value for key, value in metadata.items() if type(value) is str}
 
 
@@ -271,19 +270,19 @@ def _root(place: Location, told: str) -> str:
     server = rest.partition("/")[0]
     why = ""
     if is_remote(place.path):
-        why = "on a store, only its own directory may be named"
+        why = "on a store, it may only refer to its own directory"
     elif not told.isprintable() or "\\" in told or ".." in told.split("/"):
         why = "it has parts or characters that no such name has"
     elif is_remote(told):
         if scheme in _WITHIN or "::" in told or not colon or not server or any(each in told for each in "?#"):
-            why = "it is no plain URL"
+            why = "it is not a plain URL"
         elif ":" in server.rpartition("@")[0]:
             why = "it has a password"
     elif not os.path.isabs(told):
         why = "it is neither a URL nor an absolute path"
     if why:
         raise UnsafeError(
-            f"{place} reads from {told[:200]!r}, which it may not: {why}. Nothing was read from there.",
+            f"{place} reads from {told[:200]!r}, which is not allowed: {why}. Nothing was read from there.",
             "Do not trust its source.",
         )
     return told
@@ -325,7 +324,7 @@ def _packed(entry: dict[str, Any], name: str, size: int, sources: Sequence[File]
     )
     crc, method = entry.get("crc"), text_of(entry.get("method"), f"the method of {name[:100]!r}")
     if index >= len(sources) or sources[index].packed is not None or method not in _METHODS:
-        raise ValueError(f"{name[:100]!r} is packed in a way that is not known")
+        raise ValueError(f"{name[:100]!r} uses an unknown compression")
     if crc is not None:
         count_of(crc, f"the checksum of {name[:100]!r}")
     if offset + nbytes > sources[index].size:
@@ -342,15 +341,15 @@ def _check_unchanged(place: Location, file: File, now: Entry) -> None:
         here = place.parent.path
         is_below = file.path.startswith(here if here in ("", "/") else f"{here}/")
         raise CorruptError(
-            f"{file.path} has changed since {place} was made of it: it is gone now."
-            + (" The virtual checkpoint was moved without what it reads, or that was removed." if is_below else ""),
-            f"{'Move it back, or what it reads beside it' if is_below else 'Put it back'}; or make it again.",
+            f"{file.path} has changed since {place} was made: it no longer exists."
+            + (" The virtual checkpoint was moved without its source, or the source was removed." if is_below else ""),
+            f"{'Move it back, or move its source next to it' if is_below else 'Put it back'}; or write it again.",
         )
     found = "was written since" if now.file.size == file.size else f"has {now.file.size} now"
     raise CorruptError(
-        f"{file.path} has changed since {place} was made of it: it had {file.size} bytes, and {found}. Nothing was "
-        "read from there.",
-        "Make the virtual checkpoint again.",
+        f"{file.path} has changed since {place} was made: it had {file.size} bytes, and {found}. Nothing was read from "
+        "there.",
+        "Write the virtual checkpoint again.",
     )
 
 
@@ -383,13 +382,13 @@ def _file(place: Location, told: dict[str, Any], decoder: Decoder) -> FilePlan:
         places, _ = safetensors.described(raw, _within(place, name))
         start = 8 + len(raw)
         stored = safetensors.tensors_of(places, File(_within(place, name), size), start)
-        tensors = [decoder.decode(each) for each in list_of(told.get("tensors"), "what gives its tensors")]
+        tensors = [decoder.decode(each) for each in list_of(told.get("tensors"), "the expressions of its tensors")]
         if len(tensors) != len(stored):
-            raise ValueError(f"{name} has {len(stored)} tensors in its header, and {len(tensors)} expressions")
+            raise ValueError(f"{name} has {len(stored)} tensors in its header, but {len(tensors)} expressions")
         for (key, expected), tensor in zip(stored.items(), tensors, strict=True):
             if (tensor.dtype, tensor.shape) != (expected.dtype, expected.shape):
                 raise ValueError(
-                    f"{key[:100]!r} is {expected.dtype} {list(expected.shape)} in its header, and its expression gives "
+                    f"{key[:100]!r} is {expected.dtype} {list(expected.shape)} in its header, but its expression gives "
                     f"{tensor.dtype} {list(tensor.shape)}"
                 )
         data = [Data(at.offset, tensor, key) for (key, at), tensor in zip(stored.items(), tensors, strict=True)]
@@ -397,7 +396,7 @@ def _file(place: Location, told: dict[str, Any], decoder: Decoder) -> FilePlan:
         return FilePlan(name, size, (Literal(0, head), *data))
     text = text_of(told.get("text"), f"the text of {name[:100]!r}").encode()
     if len(text) != size:
-        raise ValueError(f"{name} has {len(text)} bytes of text, and is said to have {size}")
+        raise ValueError(f"{name} has {len(text)} bytes of text, but should have {size}")
     return FilePlan(name, size, (Literal(0, text),))
 
 

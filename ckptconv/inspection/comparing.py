@@ -70,7 +70,7 @@ def diff(
     chosen = Options(**asked)
     delta = _writer(chosen, optimizer, (rtol, atol), settings)
     if html and not measure:
-        raise UsageError("--html shows by how much tensors differ, and that is not to be measured.", "Leave one out.")
+        raise UsageError("--html shows how much tensors differ, and needs this measurement.", "Leave one out.")
     if html:
         from ckptconv.inspection.file import PAGE, check_whole
 
@@ -79,10 +79,10 @@ def diff(
         chosen = delta.checked(chosen)
     tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0, rule)
     if tolerance is None and rule != DIFFING["tolerance"].default:
-        raise UsageError(f"--tolerance {rule} says how --rtol and --atol count, and neither was given.", "Give one.")
+        raise UsageError(f"--tolerance {rule} needs --rtol or --atol.", "Give one.")
     given = source_of(a), source_of(b)
     if all(not isinstance(each, Source) and is_pipe(os.fspath(each)) for each in given):
-        raise UsageError("Both sides are a pipe, and there is one standard input.", "Give a path for one of them.")
+        raise UsageError("Both sides are a pipe, but there is only one standard input.", "Give a path for one of them.")
     with no_garbage():
         one = opened(given[0], chosen, key=chosen.key, states=optimizer)
         other = opened(given[1], chosen.replaced(map="", size={}), key=chosen.key, states=optimizer)

@@ -20,8 +20,8 @@ _HEADS = ("name", "differ", "relative", "largest", "first at", "")
 _COUNTED = {
     ONLY_A: "only in A",
     ONLY_B: "only in B",
-    SHAPE: "of other shapes",
-    DTYPE: "of other dtypes",
+    SHAPE: "with different shapes",
+    DTYPE: "with different dtypes",
     CHANGED: "changed",
     EQUAL: "equal",
 }
@@ -89,7 +89,7 @@ def _through(found: Difference) -> Iterator[Line]:
     yield [
         Words(f"of {count_of(told.tensors, 'quantized weight')} with {count_of(told.scales, 'scale')}, "),
         Words(", ".join(f"{count:,} {word}" for word, count in counts.items() if count)),
-        Words(f"; at most {_number(told.largest)} steps apart, in the mean {_number(told.mean)}"),
+        Words(f"; at most {_number(told.largest)} steps apart, on average {_number(told.mean)}"),
     ]
 
 
@@ -172,7 +172,7 @@ def _remark(change: Change | None) -> str:
     if change.not_finite:
         remarks.append(f"{change.not_finite:,} NaN or infinite")
     if change.same_value:
-        remarks.append(f"{change.same_value:,} of the same value in other bits")
+        remarks.append(f"{change.same_value:,} with the same value in other bits")
     return ", ".join(remarks)
 
 
@@ -207,7 +207,7 @@ _LEVELS = (
     ("by less than 10%", "#f28e2b"),
     ("by 10% or more", "#e15759"),
     ("NaN or infinite", "#d1242f"),
-    ("changed, no numbers", "#b07aa1"),
+    ("changed, not numeric", "#b07aa1"),
     ("other dtype or shape", "#9c755f"),
     ("only in A", "#5f8fd0"),
     ("only in B", "#8cb25c"),
@@ -307,7 +307,7 @@ def _level(tensor: TensorDifference) -> int:
     if change.not_finite:
         return places["NaN or infinite"]
     if change.relative is None:
-        return places["changed, no numbers"]
+        return places["changed, not numeric"]
     if change.elements == change.same_value:
         return places["other bits, same values"]
     first = places["changed by less than 0.0001%"]

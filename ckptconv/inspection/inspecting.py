@@ -126,6 +126,6 @@ def _quantized(
         described = keymap.describe(tree_of(source, which)).quantized if source.structured else {}
         found = surveyed(source, kept, described, storage_options)
     except CkptconvError as error:
-        warnings.append(f"Its weights are quantized, and --dequantize makes none of them: {error.message}")
+        warnings.append(f"Its weights are quantized, but --dequantize cannot convert them: {error.message}")
         return None
     return quantization(kept, found) if found.weights else None

@@ -279,7 +279,7 @@ def _others(summary: Summary, width: int | None, verbose: bool) -> Iterator[Line
         return
     most = len(found) if verbose else CHILDREN
     yield []
-    yield [Words("beside the tensors:")]
+    yield [Words("other values:")]
     for name, text in list(found.items())[:most]:
         yield fitted([Words("  "), Words(name, "name"), Words(f": {text}")], width)
     if len(found) > most:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 from ckptconv.errors import NoTensorError, UsageError
 from ckptconv.formats.alone import by_name
@@ -27,17 +28,28 @@ from ckptconv.storage.paths import normalize
 from ckptconv.structure import dtype_views, keymap
 from ckptconv.structure.record import METADATA_KEY
 from ckptconv.tensors.lazy import LazyTensor, untagged
-from ckptconv.text import brief
+from ckptconv.text import brief, format_size, html_table
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    import numpy
+    import torch
+    from typing_extensions import TypeVar, Unpack
 
     from ckptconv.options.keywords import OpenOptions
+
+    # The arrays of the framework that a checkpoint was opened for.
+    ArrayT = TypeVar("ArrayT", default=Any)
+else:
+    from typing import TypeVar
+
+    ArrayT = TypeVar("ArrayT")
 
 # How bytes of local files are read, as safetensors names it: by maps, or by copying what is read.
 _BACKENDS = ("mmap", "pread")
 # Bytes of tensors that `forward` reads together.
 _BATCH = 16 << 20
+# Tensors that a notebook lists.
+_ROWS = 50
 # Names at most among which one like a missing one is looked for.
 _SEARCHED = 10_000
 
@@ -68,7 +80,7 @@ class Names(KeysView[str], Sequence[str]):
         return repr(list(self))
 
 
-class Tensors(Mapping[str, Tensor]):
+class Tensors(Mapping[str, Tensor], Generic[ArrayT]):
     """Tensors by name, in the order in which they lie in the files. Nothing of them is read before it is asked for.
 
     It has the methods of safetensors' `safe_open` beside those of a mapping.
@@ -112,7 +124,7 @@ class Tensors(Mapping[str, Tensor]):
         except KeyError:
             # A name is often asked for to see whether it is there: do not search a million for those like it.
             close = selection.candidates(str(name), list(self._tensors)) if len(self) <= _SEARCHED else ""
-            raise NoTensorError(f"There is no tensor {brief(name)} in {self._path}.", close) from None
+            raise NoTensorError(f"{self._path} has no tensor {brief(name)}.", close) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -142,7 +154,7 @@ class Tensors(Mapping[str, Tensor]):
         """Return the names as a list, in the same order."""
         return list(self._tensors)
 
-    def get_tensor(self, name: str) -> Any:
+    def get_tensor(self, name: str) -> ArrayT:
         """Return all of a tensor, as an array of the framework, on the device that the checkpoint was opened for."""
         return self.get_tensors([name])[name]
 
@@ -150,7 +162,7 @@ class Tensors(Mapping[str, Tensor]):
         """Return a tensor to be sliced: `get_slice(name)[a:b, ...]`."""
         return self[name]
 
-    def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+    def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, ArrayT]:
         """Return arrays by name, of all tensors or of `names`. What has to be copied is read together."""
         chosen = [self[name] for name in (self._tensors if names is None else names)]
         return dict(zip([each.name for each in chosen], self._arrays(chosen), strict=True))
@@ -166,7 +178,7 @@ class Tensors(Mapping[str, Tensor]):
 
     # ---- forward
 
-    def forward(self) -> Iterator[tuple[str, Any]]:
+    def forward(self) -> Iterator[tuple[str, ArrayT]]:
         """Yield each name and array in the order in which they lie in the files.
 
         Small tensors are read together, at most 16 MiB at a time: of a store, this takes few requests. Nothing that was
@@ -187,7 +199,7 @@ class Tensors(Mapping[str, Tensor]):
         return [made.placed(array, self._device) for array in arrays]
 
 
-class Checkpoint(Tensors):
+class Checkpoint(Tensors[ArrayT]):
     """An opened checkpoint of any format: a read-only mapping of the names of its weights to lazy tensors.
 
     The names and dtypes are those that a conversion would write. `source` is the description that conversions use;
@@ -223,7 +235,7 @@ class Checkpoint(Tensors):
         return dict(self.source.metadata) or None
 
     @functools.cached_property
-    def optimizer(self) -> Tensors:
+    def optimizer(self) -> Tensors[ArrayT]:
         """The optimizer's states, named `<parameter>.<state>`; read only when they are asked for.
 
         Its first use raises UsageError for a checkpoint without states, or whose states cannot be told by parameter.
@@ -250,7 +262,7 @@ class Checkpoint(Tensors):
         """Close the files. What was read stays; reading more raises UsageError."""
         self._memory.close()
 
-    def __enter__(self) -> Checkpoint:
+    def __enter__(self) -> Checkpoint[ArrayT]:
         self._memory.check_open()
         return self
 
@@ -262,6 +274,16 @@ class Checkpoint(Tensors):
         count = "" if known is None else f", {len(known)} tensors"
         return f"<Checkpoint {self._path!r}: {self.format}{count}>"
 
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: the tensors with their dtypes, shapes and sizes."""
+        rows: list[tuple[str, ...]] = [
+            (name, str(tensor.dtype), str(list(tensor.shape)), format_size(tensor.nbytes))
+            for name, tensor in islice(self._tensors.items(), _ROWS)
+        ]
+        if len(self) > _ROWS:
+            rows.append((f"{len(self) - _ROWS:,} more tensors",))
+        return html_table(f"Checkpoint {self._path}: {self.format}", rows)
+
     def __reduce__(self) -> Any:
         self._memory.check_open()
         if is_held(self._given["path"]) or is_held(self._path):
@@ -269,10 +291,10 @@ class Checkpoint(Tensors):
         return _reopened, (dict(self._given),)
 
 
-class _States(Tensors):
+class _States(Tensors[ArrayT]):
     """The states of a checkpoint's optimizer."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint[ArrayT]) -> None:
         super().__init__(checkpoint._path, checkpoint._memory, checkpoint._framework, checkpoint._device)
         self._checkpoint = checkpoint
 
@@ -285,7 +307,7 @@ class _States(Tensors):
 class _Branch:
     """Makes views of a tree whose leaves are tensors."""
 
-    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
+    def __init__(self, checkpoint: Checkpoint[Any], name: str) -> None:
         self._checkpoint, self._name = checkpoint, name
 
     def wrapped(self, key: object, value: Any) -> Any:
@@ -307,7 +329,7 @@ class _Branch:
 class _Node(_Branch, Mapping[Any, Any]):
     """A mapping of a tree."""
 
-    def __init__(self, checkpoint: Checkpoint, name: str, items: Mapping[Any, Any]) -> None:
+    def __init__(self, checkpoint: Checkpoint[Any], name: str, items: Mapping[Any, Any]) -> None:
         super().__init__(checkpoint, name)
         self._items = items
 
@@ -330,7 +352,7 @@ class _Node(_Branch, Mapping[Any, Any]):
 class _List(_Branch, Sequence[Any]):
     """A list or tuple of a tree."""
 
-    def __init__(self, checkpoint: Checkpoint, name: str, items: Sequence[Any]) -> None:
+    def __init__(self, checkpoint: Checkpoint[Any], name: str, items: Sequence[Any]) -> None:
         super().__init__(checkpoint, name)
         self._items = items
 
@@ -346,6 +368,36 @@ class _List(_Branch, Sequence[Any]):
         return f"<{type(self._items).__name__} of {len(self._items)}>"
 
 
+@overload
+def open_checkpoint(
+    path: str | os.PathLike[str] = "",
+    framework: Literal["pt", "torch"] = "pt",
+    device: Any = None,
+    *,
+    filename: str | os.PathLike[str] = "",
+    backend: Literal["mmap", "pread"] = "mmap",
+    **options: Unpack[OpenOptions],
+) -> Checkpoint[torch.Tensor]: ...
+@overload
+def open_checkpoint(
+    path: str | os.PathLike[str],
+    framework: Literal["np", "numpy"],
+    device: Any = None,
+    *,
+    filename: str | os.PathLike[str] = "",
+    backend: Literal["mmap", "pread"] = "mmap",
+    **options: Unpack[OpenOptions],
+) -> Checkpoint[numpy.ndarray[Any, Any]]: ...
+@overload
+def open_checkpoint(
+    path: str | os.PathLike[str] = "",
+    *,
+    framework: Literal["np", "numpy"],
+    device: Any = None,
+    filename: str | os.PathLike[str] = "",
+    backend: Literal["mmap", "pread"] = "mmap",
+    **options: Unpack[OpenOptions],
+) -> Checkpoint[numpy.ndarray[Any, Any]]: ...
 @checked(VIEWING)
 def open_checkpoint(
     path: str | os.PathLike[str] = "",
@@ -355,7 +407,7 @@ def open_checkpoint(
     filename: str | os.PathLike[str] = "",
     backend: Literal["mmap", "pread"] = "mmap",
     **options: Unpack[OpenOptions],
-) -> Checkpoint:
+) -> Checkpoint[Any]:
     """Open the checkpoint at `path`, whatever its format, as safetensors' `safe_open` opens a file: `filename` is its
     name for `path`.
 
@@ -379,9 +431,9 @@ def open_checkpoint(
     """
     kind = named(framework)
     if backend not in _BACKENDS:
-        raise UsageError(f"There is no backend {backend!r}.", f"There are {' and '.join(_BACKENDS)}.")
+        raise UsageError(f"The backend {backend!r} is not known.", f"Use {' or '.join(_BACKENDS)}.")
     if filename and path:
-        raise UsageError("path and filename are two names of one argument.", "Give one of them.")
+        raise UsageError("path and filename are two names for the same argument.", "Give one of them.")
     path = normalize(filename or path)
     reading = filled(VIEWING, options)
     with no_garbage():
@@ -392,5 +444,5 @@ def open_checkpoint(
     return Checkpoint(source, kind, device, memory, given)
 
 
-def _reopened(given: Mapping[str, Any]) -> Checkpoint:
+def _reopened(given: Mapping[str, Any]) -> Checkpoint[Any]:
     return open_checkpoint(**given)

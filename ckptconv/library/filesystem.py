@@ -31,7 +31,9 @@ class VirtualFileSystem(AbstractFileSystem):  # type: ignore[misc]
         given = {name: options.pop(name) for name in _OF_FSSPEC if name in options}
         super().__init__(**given)
         if not source and not fo:
-            raise UsageError("The file system needs a checkpoint.", 'Name it: filesystem("ckptconv", source=PATH).')
+            raise UsageError(
+                "The file system needs a checkpoint.", 'Give it as source: filesystem("ckptconv", source=PATH).'
+            )
         if given.get("target_options"):
             options.setdefault("storage_options", given["target_options"])
         self.files = VirtualFiles(source or fo, **options)
@@ -70,7 +72,7 @@ class VirtualFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def _open(self, path: str, mode: str = "rb", block_size: Any = None, **options: Any) -> VirtualFileReader:
         if mode != "rb":
-            raise UsageError(f"{path} is made when it is read, and cannot be written.", "Convert the checkpoint.")
+            raise UsageError(f"{path} is computed when it is read, and cannot be written.", "Convert the checkpoint.")
         return VirtualFileReader(self, path, mode, block_size or "default", **options)
 
 

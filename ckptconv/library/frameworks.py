@@ -76,7 +76,7 @@ class Torch:
             self._torch.empty(0, device=device)
         except (RuntimeError, TypeError, AssertionError) as error:
             raise UsageError(
-                f"{brief(device)} is no device of this torch: {str(error).partition(chr(10))[0]}"
+                f"{brief(device)} is not a device of this torch: {str(error).partition(chr(10))[0]}"
             ) from error
         return array.to(device)
 
@@ -148,7 +148,7 @@ def _imported(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise UsageError(
-            f"{name} is needed for its tensors, and cannot be imported: {error}.",
+            f"{name} is needed for its tensors, but cannot be imported: {error}.",
             f'{install("torch")} Or open with framework="np".' if name == "torch" else f"Install {name}.",
         ) from error
 
@@ -160,7 +160,7 @@ _NAMES = {"pt": "pt", "torch": "pt", "pytorch": "pt", "np": "np", "numpy": "np"}
 def named(name: str) -> str:
     """Return "pt" or "np" for the name of a framework. Raise UsageError for any other."""
     if name not in tuple(_NAMES):  # it may be anything, also what has no hash
-        raise UsageError(f"There is no framework {name!r} here.", 'Give "pt" for torch or "np" for numpy.')
+        raise UsageError(f"The framework {name!r} is not known.", 'Give "pt" for torch or "np" for numpy.')
     return _NAMES[name]
 
 

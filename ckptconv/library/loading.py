@@ -33,7 +33,7 @@ def load_state_dict(
     *,
     device: Any = None,
     **options: Unpack[LoadOptions],
-) -> Any:
+) -> dict[str, Any]:
     """Return the state dict in a checkpoint of any format, with torch tensors.
 
     The tensors are in a private map of the files: they are read, and take memory, only when used. They can be changed
@@ -126,6 +126,6 @@ def _warn_of_newer(path: str) -> None:
             continue
         if newer:
             warnings.warn(
-                f"{original} is newer than {path}, which is loaded: convert it again if they should be the same.",
+                f"{original} is newer than {path}, which was loaded: convert it again if both should be the same.",
                 stacklevel=4,
             )

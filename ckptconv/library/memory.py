@@ -76,7 +76,7 @@ class Memory:
     def __reduce__(self) -> tuple[Callable[..., Memory], tuple[Any, ...]]:
         self.check_open()
         if is_held(self._given[0]):
-            raise UsageError(f"{self._given[0]} cannot be read in another process: only this one has what it held.")
+            raise UsageError(f"{self._given[0]} cannot be read in another process: its data is only in this process.")
         return Memory, self._given
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class Memory:
     def check_open(self) -> None:
         """Raise UsageError after `close`."""
         if self._closed:
-            raise UsageError(f"{self._given[0]} was closed, and is read only while it is open.", "Open it again.")
+            raise UsageError(f"{self._given[0]} is closed.", "Open it again.")
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[SpoolingReaders]:
@@ -194,7 +194,7 @@ class Memory:
         tally = carry_out(plan, _Buffers(buffers, starts), readers, jobs=None if shared else 1, memory=memory)
         # Each request for a remote file asks for the version that was opened.
         check_unchanged(file for file in files if not is_far(file.path))
-        if told := tally.overflowed("the dtype asked for"):
+        if told := tally.overflowed("the requested dtype"):
             warnings.warn(told, stacklevel=4)
 
 

@@ -67,7 +67,9 @@ def save_state_dict(
         {'w': tensor([1., 1.]), 'step': 7}
     """
     if normalize(path).endswith(TORCH_SUFFIXES):
-        raise UsageError(f"{path} is named as a file for torch.load, and this writes safetensors.", "Use torch.save.")
+        raise UsageError(
+            f"{path} has the name of a file for torch.load, but this function writes safetensors.", "Use torch.save."
+        )
     memory = _Memory()
     with no_garbage():
         # The conversion records the order, as everything else.
@@ -92,11 +94,13 @@ def _checked(metadata: Mapping[Any, Any] | None, names: Collection[str]) -> dict
         raise UsageError(f"metadata {brief(metadata)} is not a mapping.")
     for key, value in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise UsageError(f"metadata {key!r}: {value!r} is not text by text, as safetensors has it.")
+            raise UsageError(f"metadata {key!r}: {value!r}: safetensors metadata must map text to text.")
         # Every program says that its tensors are torch's, which they are.
         is_ours = key in RESERVED and (key, value) not in METADATA.items()
         if is_ours or value in names:
-            what = "is written by itself" if is_ours else f"would make it another name of the tensor {value!r}"
+            what = (
+                "is written automatically" if is_ours else f"would declare it as another name of the tensor {value!r}"
+            )
             raise UsageError(f"metadata {key!r} {what}.", "Give it another name.")
     return dict(metadata or {})
 

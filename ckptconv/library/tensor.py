@@ -132,8 +132,8 @@ class Tensor(Handle):
         name = OPTIONS["dtype"].parse(dtype)
         if self.dtype.kind != "f" and name not in (None, "keep", self.dtype.name):
             raise UsageError(
-                f"{self.name!r} is a tensor of {self.dtype}, and only floating-point tensors are cast.",
-                "Take the array, and cast that.",
+                f"{self.name!r} is a tensor of {self.dtype}; only floating-point tensors can be cast.",
+                "Cast the array instead.",
             )
         cast = selection.converted(self.name, self._tensor, name or "keep")
         key = None if self._key is None else (self._key, name)
@@ -154,7 +154,7 @@ class Tensor(Handle):
             raise UsageError(f"{self.name!r} cannot be read into {type(buffer).__name__}: {error}.") from error
         if view.readonly or view.nbytes != self.nbytes:
             found = "is read-only" if view.readonly else f"has {view.nbytes} bytes"
-            raise UsageError(f"{self.name!r} has {self.nbytes} bytes, and the buffer to read it into {found}.")
+            raise UsageError(f"{self.name!r} has {self.nbytes} bytes, but the buffer {found}.")
         self._memory.fill(self._tensor, view)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
@@ -162,7 +162,7 @@ class Tensor(Handle):
         is_cast = dtype is not None and array.dtype != dtype
         if copy is False and array.size and (is_cast or array.base is None):
             raise ValueError(
-                f"{self.name!r} cannot be had without a copy: its bytes do not lie in the file as numpy's."
+                f"{self.name!r} cannot be read without a copy: the file stores its bytes in another order than numpy."
             )
         return array.astype(dtype) if is_cast else array.copy() if copy else array
 
@@ -179,14 +179,14 @@ class Tensor(Handle):
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError(f"{self.name!r} has no dimensions, and so no length.")
+            raise TypeError(f"{self.name!r} has no dimensions, so it has no length.")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
 
     def __bool__(self) -> bool:
-        raise TypeError(f"Whether the tensor {self.name!r} is true is ambiguous: read its elements.")
+        raise TypeError(f"The truth value of {self.name!r} is ambiguous: read its elements.")
 
     @property
     def lazy(self) -> LazyTensor:
@@ -255,7 +255,7 @@ def parsed(name: str, key: Any, shape: tuple[int, ...]) -> Index:
     ellipses = sum(each is Ellipsis for each in keys)
     if used > len(shape) or ellipses > 1:
         what = "more than one Ellipsis" if ellipses > 1 else f"{used} indices"
-        raise OutOfRangeError(f"{name!r} has {len(shape)} dimensions, and was given {what}.")
+        raise OutOfRangeError(f"{name!r} has {len(shape)} dimensions, but was given {what}.")
     if not ellipses:
         keys = (*keys, Ellipsis)
     spans: list[Span] = []
@@ -299,8 +299,8 @@ def _of_integer(name: str, key: Any, extent: int) -> int:
     if index is None or isinstance(key, bool) or bool(getattr(key, "shape", None)):
         raise UsageError(
             f"{name!r} cannot be indexed by a {type(key).__name__}: only integers, slices, an Ellipsis and None are "
-            "read from the file.",
-            "Take the slice that holds it, and index that.",
+            "supported.",
+            "Read a slice that contains it, and index the slice.",
         )
     if not -extent <= index < extent:
         raise OutOfRangeError(f"Index {index} is out of range: {name!r} has {extent} there.")

@@ -87,7 +87,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         chosen = Options(**options)
         path = normalize(source)
         if chosen.per_rank or chosen.optimizer or chosen.universal or chosen.to:
-            raise UsageError("A virtual checkpoint is made of the weights of one rank or all together.")
+            raise UsageError("A virtual checkpoint describes the weights of one rank or of all ranks joined.")
         self._given = (path, dict(options))
         self._closed = False
         self.overflows = Overflows(chosen.dtype or "their dtype")
@@ -137,7 +137,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
         file = self[name].bytes
         stop = file.size if stop is None else min(stop, file.size)
         if not 0 <= start <= stop:
-            raise UsageError(f"{name} has {file.size} bytes, and no bytes {start} to {stop}.")
+            raise UsageError(f"{name} has {file.size} bytes, so bytes {start} to {stop} do not exist.")
         return file.read(start, stop, unit=unit, memory=FAR_MEMORY, requests=REQUESTS)
 
     def read_bytes(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
@@ -152,7 +152,7 @@ class VirtualFiles(Mapping[str, VirtualFile]):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise UsageError(f"{self.path} was closed, and is read only while it is open.", "Open it again.")
+            raise UsageError(f"{self.path} is closed.", "Open it again.")
 
     def __reduce__(self) -> tuple[Callable[..., VirtualFiles], tuple[Any, ...]]:
         self._check_open()
@@ -183,7 +183,7 @@ def _reopened(path: str, options: dict[str, Any], version: str) -> VirtualFiles:
     files = VirtualFiles(path, **options)
     if files.version != version:
         files.close()
-        raise CorruptError(f"{path} has changed since the files that are made of it were pickled.", "Open it again.")
+        raise CorruptError(f"{path} has changed since its files were pickled.", "Open it again.")
     return files
 
 

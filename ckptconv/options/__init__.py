@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # The groups of the help, in order.
 GROUPS = (TAKE, NAMING, OUTPUT, RUNNING, REPORTING) = (
-    "What to take",
+    "Input",
     "Names and types",
     "Output",
     "Running",

@@ -15,16 +15,15 @@ class _Comparing:
 
     optimizer = Option(FLAG, "Compare the optimizer states too, by parameter.", group=TAKE, common=True)
     dtype = Options.table["dtype"].explained(
-        "Cast the floating tensors of both to DTYPE before they are compared.",
+        "Cast the floating-point tensors of both sides to DTYPE before the comparison.",
         "float32 for a DeepSpeed checkpoint, else keep",
     )
     map = Options.table["map"].explained(
-        "Give the tensors of A the names and layouts that B has, by a map that comes with ckptconv (`ckptconv maps`) "
-        "or a file of rules.",
+        "Give the tensors of A the names and layouts of B, with a built-in map (`ckptconv maps`) or a file of rules.",
     )
     rtol = Option(
         NUMBER,
-        "Compare values, not bits; equal is what differs by at most R times the larger of both.",
+        "Compare values, not bits; two values are equal if they differ by at most R times the larger one.",
         metavar="R",
         fallback="bits are compared; 0 with --atol",
         group=NAMING,
@@ -32,7 +31,7 @@ class _Comparing:
     )
     atol = Option(
         NUMBER,
-        "Compare values, not bits; equal is what differs by at most A.",
+        "Compare values, not bits; two values are equal if they differ by at most A.",
         metavar="A",
         fallback="bits are compared; 0 with --rtol",
         group=NAMING,
@@ -40,8 +39,8 @@ class _Comparing:
     )
     tolerance = Option(
         choice("symmetric", "numpy"),
-        "How far apart equal values may be: as math.isclose has it, the larger of A and R times the larger of both; or "
-        "as numpy's isclose, A and R times that of B, together.",
+        "The tolerance for equal values. symmetric (as math.isclose): the larger of A and R times the larger value; "
+        "numpy (as numpy.isclose): A plus R times the value of B.",
         default="symmetric",
         group=NAMING,
     )

@@ -101,7 +101,7 @@ def _number(value: Any, called: str) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 <= number < math.inf:
-        raise UsageError(f"{called} is {brief(value)}; it is a number from 0 on, such as 1e-5.")
+        raise UsageError(f"{called} is {brief(value)}; expected a number of at least 0, such as 1e-5.")
     return number
 
 
@@ -112,7 +112,7 @@ def _numbers(value: Any, called: str) -> tuple[float, ...]:
     except (TypeError, ValueError, OverflowError):
         numbers = []
     if not numbers or not all(abs(number) <= _MOST_NUMBER for number in numbers):
-        raise UsageError(f"{called} is {brief(value)}; it is numbers, such as 1,1,2.")
+        raise UsageError(f"{called} is {brief(value)}; expected numbers, such as 1,1,2.")
     return tuple(numbers)
 
 
@@ -136,7 +136,9 @@ def dtype_name(value: Any, called: str) -> str:
     text = value if isinstance(value, str) else str(value)
     if not isinstance(value, str):
         if not text.startswith("torch."):
-            raise UsageError(f"{called} {brief(value)} is no dtype.", "Give its name as text, or a dtype of torch.")
+            raise UsageError(
+                f"{called} {brief(value)} is not a dtype.", "Give the name of a dtype, or a dtype of torch."
+            )
         text = text.removeprefix("torch.")
     return SHORT_DTYPES.get(text, text)
 
@@ -146,8 +148,8 @@ def _dtype(value: Any, called: str) -> str:
     if name not in DTYPES:
         hint = "Give fp32, bf16, fp16 or keep."
         if _CODES.match(name):
-            hint += f" Codes and scales are written by --quantize, such as --quantize {ROUNDING_WAYS[0]}."
-        raise UsageError(f"{called} {brief(name)} is no dtype to convert to.", hint)
+            hint += f" To write codes and scales, use --quantize, such as --quantize {ROUNDING_WAYS[0]}."
+        raise UsageError(f"{called} {brief(name)} is not a supported output dtype.", hint)
     return name
 
 
@@ -165,7 +167,7 @@ def _names(value: Any, called: str) -> dict[str, str]:
 def _named(text: str, called: str) -> tuple[str, str]:
     part, equals, name = text.partition("=")
     if not (part and equals and name):
-        raise UsageError(f"{called} {text!r} does not say which tensor is what.", "It is written as weight=NAME.")
+        raise UsageError(f"{called} {text!r} does not assign a tensor to a part.", "Write it as weight=NAME.")
     return part, name
 
 
@@ -176,7 +178,7 @@ def _sizes(value: Any, called: str) -> dict[str, int]:
     for axis, *sizes in pairs:
         shown = f"{called} {brief('='.join(map(str, (axis, *sizes))))}"
         if not axis or not isinstance(axis, str) or len(sizes) != 1:
-            raise UsageError(f"{shown} does not say how large an axis is.", "It is written as n=32.")
+            raise UsageError(f"{shown} does not give the size of an axis.", "Write it as n=32.")
         size = parse_count(sizes[0], shown, 0, _MOST_SIZE)
         if found.setdefault(axis, size) != size:
             raise UsageError(f"{called} gives two sizes for {axis}: {found[axis]} and {size}.")

@@ -131,7 +131,9 @@ def unknown(name: str, known: Iterable[str]) -> UsageError:
     close = difflib.get_close_matches(name, known)
     return UsageError(
         f"There is no option {name[:100]!r}.",
-        f"Did you mean {' or '.join(close)}?" if close else "They are those of the command line, with underscores.",
+        f"Did you mean {' or '.join(close)}?"
+        if close
+        else ("Options have the names of the command line, with underscores."),
     )
 
 
@@ -216,8 +218,11 @@ def checked(table: Mapping[str, Option]) -> Callable[[_Function], _Function]:
 
 
 class _Expanded:
-    """What is found within a decorated function that takes any keywords: its signature has the options of `table` in
-    the place of these. It is made when somebody looks, as for `_Signature`."""
+    """The wrapped function, as `inspect` sees it: its signature has the options of `table` instead of any keywords.
+
+    The signature is made when somebody looks, as for `_Signature`. Its text, which `help` shows above the docstring,
+    has the function's own parameters alone.
+    """
 
     def __init__(self, function: Any, table: Mapping[str, Option]) -> None:
         self.__wrapped__, self._table = function, table
@@ -226,9 +231,26 @@ class _Expanded:
     def __signature__(self) -> inspect.Signature:
         import inspect
 
+        table = self._table
+
+        class Expanded(inspect.Signature):
+            def __str__(self) -> str:
+                own = [
+                    parameter.replace(annotation=parameter.empty)
+                    for name, parameter in self.parameters.items()
+                    if name not in table
+                ]
+                keywords = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)
+                return str(inspect.Signature([*own, keywords]))
+
+            def format(self, **_: Any) -> str:  # which `help` calls from Python 3.13 on
+                return str(self)
+
         signature = inspect.signature(self.__wrapped__)
-        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
-        return signature.replace(parameters=[*own, *(option.parameter() for option in self._table.values())])
+        own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+        return Expanded(
+            [*own, *(option.parameter() for option in table.values())], return_annotation=signature.return_annotation
+        )
 
 
 def filled(table: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:

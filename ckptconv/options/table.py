@@ -65,80 +65,88 @@ class Options(Given):
         fallback={
             "zero-to-fp32": "5GB",
             "dcp2safetensors": "5GB",
-            "convert": "5GB for what many processes wrote, else files as the input has them",
-            "verify": "what the manifest says",
+            "convert": "5GB for distributed checkpoints, else files as the input has them",
+            "verify": "from the manifest",
             "": "files as the input has them",
         },
     )
     dtype: str | None = _deciding(
         DTYPE,
-        "Cast floating tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they are.",
+        "Cast floating-point tensors to float32, bfloat16 or float16 (or fp32, bf16, fp16); keep leaves them as they "
+        "are.",
         metavar="DTYPE",
         group=NAMING,
         common=True,
         fallback={
             "zero-to-fp32": "float32",
             "convert": "float32 for a DeepSpeed checkpoint, else keep",
-            "verify": "what the manifest says",
+            "verify": "from the manifest",
             "": "keep",
         },
     )
     dequantize: bool = _deciding(
         FLAG,
-        "Make weights of quantized ones: of their codes, scales and zero points, as bfloat16 or --dtype.",
+        "Convert quantized weights (codes, scales, zero points) to plain ones, in bfloat16 or --dtype.",
         group=NAMING,
     )
     quantize: str = _deciding(
         WAY,
-        "Quantize the matrices of layers: to FP8 with a scale for 128 by 128 (fp8-block; of powers of two: "
-        "fp8-block-ue8m0) or for 32 (mxfp8), or to 4 bits with a scale for 32 (int4-g32). Embeddings, heads, norms and "
-        "routers stay as they are.",
+        "Quantize the weight matrices of layers: to FP8 with one scale for each block of 128 by 128 (fp8-block; with "
+        "powers of two as scales: fp8-block-ue8m0) or for 32 elements (mxfp8), or to 4 bits with one scale for 32 "
+        "elements (int4-g32). Embeddings, heads, norms and routers stay as they are.",
         metavar="fp8-block|fp8-block-ue8m0|mxfp8|int4-g32",
         group=NAMING,
     )
     requantize: str = _deciding(
         EXACT_WAY,
-        "Give quantized weights another format that gives the same numbers, bit for bit; where it does not, that is an "
-        "error.",
+        "Change the format of quantized weights without changing any number; if the format cannot hold the same "
+        "numbers, that is an error.",
         metavar="fp8-block|fp8-block-ue8m0|mxfp8|nvfp4",
         group=NAMING,
     )
     keep: tuple[str, ...] = _deciding(
-        TEXTS, "Quantize no names that match, such as '*.down_proj.*'; repeatable.", metavar="GLOB", group=NAMING
+        TEXTS,
+        "Do not quantize tensors whose names match, such as '*.down_proj.*'; repeatable.",
+        metavar="GLOB",
+        group=NAMING,
     )
     key: str = _deciding(
         TEXT,
-        "Only this subtree, such as state_dict or optimizer.state; . is all.",
+        "Convert only this subtree, such as state_dict or optimizer.state; . is everything.",
         metavar="PATH",
         group=TAKE,
         common=True,
         fallback={"dcp2safetensors": "the model"},
     )
     include: tuple[str, ...] = _deciding(
-        TEXTS, "Only names that match, such as 'model.*'; repeatable.", metavar="GLOB", group=TAKE
+        TEXTS, "Convert only tensors whose names match, such as 'model.*'; repeatable.", metavar="GLOB", group=TAKE
     )
     exclude: tuple[str, ...] = _deciding(
-        TEXTS, "No names that match, such as '*.bias'; repeatable.", metavar="GLOB", group=TAKE, common=True
+        TEXTS,
+        "Leave out tensors whose names match, such as '*.bias'; repeatable.",
+        metavar="GLOB",
+        group=TAKE,
+        common=True,
     )
     strip_prefix: str = _deciding(
-        TEXT, "Take PREFIX, such as model., off the beginning of names.", metavar="PREFIX", group=NAMING, common=True
+        TEXT, "Remove PREFIX, such as model., from the beginning of names.", metavar="PREFIX", group=NAMING, common=True
     )
     rename: tuple[str, ...] = _deciding(
         RULES,
-        "Rename, as re.sub does: '^module=model'; repeatable.",
+        "Rename tensors as re.sub does, such as '^module=model'; repeatable.",
         metavar="REGEX=REPL",
         group=NAMING,
     )
     map: str = option(
         PATH,
-        "Give tensors the names and layouts of another program, by a map that comes with ckptconv (`ckptconv maps`) or "
-        "a file of rules.",
+        "Give tensors the names and layouts of another program, with a built-in map (`ckptconv maps`) or a file of "
+        "rules.",
         metavar="NAME|FILE",
         group=NAMING,
     )
     size: Mapping[str, int] = option(
         SIZES,
-        "The size of an axis of the map that shapes and config.json do not tell, such as n=32; repeatable.",
+        "The size of an axis of the map, such as n=32, if shapes and config.json do not give it; repeatable.",
         metavar="AXIS=N",
         group=NAMING,
     )
@@ -151,19 +159,17 @@ class Options(Given):
     )
     like: str = naming(
         PATH,
-        "Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer. What is "
-        "missing, too much, or of another shape is an error before anything is written.",
+        "Give the output the names, files and dtypes of REF, a checkpoint, and its config.json and tokenizer. Missing "
+        "tensors, extra tensors and other shapes are errors before anything is written.",
         metavar="REF",
-        fallback={"verify": "what the manifest says"},
+        fallback={"verify": "from the manifest"},
         common=True,
     )
-    partial: bool = _deciding(
-        FLAG, "Leave out tensors of REF that the input does not have, and say which.", group=NAMING
-    )
-    fill: bool = _deciding(FLAG, "Take from REF the tensors that the input does not have.", group=NAMING)
+    partial: bool = _deciding(FLAG, "Leave out the tensors of REF that the input lacks, and list them.", group=NAMING)
+    fill: bool = _deciding(FLAG, "Take the tensors that the input lacks from REF.", group=NAMING)
     structure: bool = _deciding(
         FLAG,
-        "Write tensors alone: no structure record, so none of the values that a checkpoint has beside them.",
+        "Write only tensors: no structure record, and so no other values of the checkpoint.",
         default=True,
         group=OUTPUT,
         common=True,
@@ -174,15 +180,15 @@ class Options(Given):
         CHECKPOINT,
         "Write a checkpoint of torch.distributed.checkpoint: .distcp files (dcp), or the safetensors shards of its "
         "HuggingFaceStorageWriter (dcp-hf); the two that accelerate and the Trainer of transformers load with FSDP2 "
-        "(accelerate); or a step of torch_checkpointing (torch-checkpointing).",
+        "(accelerate); or a torch_checkpointing step (torch-checkpointing).",
         metavar="dcp|dcp-hf|accelerate|torch-checkpointing",
         group=OUTPUT,
         common=True,
-        fallback={"safetensors2dcp": "dcp", "convert": "what OUTPUT is called", "verify": "what the manifest says"},
+        fallback={"safetensors2dcp": "dcp", "convert": "from the name of OUTPUT", "verify": "from the manifest"},
     )
     chunks: int | None = _deciding(
         counted(1, 1 << 20),
-        "Cut every tensor into N along its first dimension, as N ranks save it, each into files of its own.",
+        "Cut every tensor into N parts along its first dimension, as N ranks save it, each rank into its own files.",
         metavar="N",
         group=OUTPUT,
         common="safetensors2dcp verify average merge",
@@ -190,54 +196,55 @@ class Options(Given):
     )
     model_key: str = _deciding(
         TEXT,
-        "Put the weights under KEY, such as model; . is the top of the state dict; none leaves them out, beside "
-        "--optimizer.",
+        "Store the weights under KEY, such as model; . is the top of the state dict; none leaves out the weights, for "
+        "use with --optimizer.",
         metavar="KEY",
         group=NAMING,
-        fallback={"safetensors2dcp": ".; model in a step of torch_checkpointing; or as --like says"},
+        fallback={"safetensors2dcp": ".; model in a torch_checkpointing step; or as --like says"},
     )
     optimizer_key: str = _deciding(
         TEXT,
-        "Put the optimizer states under KEY.",
+        "Store the optimizer states under KEY.",
         metavar="KEY",
         group=NAMING,
         fallback={"safetensors2dcp": "optimizer, or as --like says"},
     )
     flat_optimizer: bool = _deciding(
         FLAG,
-        "One key for each state and setting of a parameter, as flatten_optimizer_state_dict and torchtitan have it.",
+        "Store each state and setting of a parameter under a key of its own, as torchtitan and "
+        "flatten_optimizer_state_dict do.",
         group=NAMING,
     )
 
     fill_states: bool = _deciding(
         FLAG,
-        "Give parameters that have no optimizer states yet those of the beginning, zeros: torch's strict load asks for "
-        "them.",
+        "Write zeros as the optimizer states of parameters that have none yet: torch's strict load requires states "
+        "for every parameter.",
         group=NAMING,
     )
 
     order: str = option(
         PATH,
-        "The order in which the optimizer numbers its parameters: a file of their names, one a line, or a JSON list of "
-        "them, or of a list for each of its groups; a checkpoint that keeps their order, such as a state dict of "
-        "torch.save; or a directory with the config.json of a model of transformers.",
+        "The order in which the optimizer numbers its parameters. FILE is a list of their names, one per line or in "
+        "JSON (also one list per parameter group); a checkpoint that keeps their order, such as a state dict saved "
+        "with torch.save; or a directory with the config.json of a transformers model.",
         metavar="FILE",
         group=TAKE,
-        fallback="what the checkpoint itself tells, or its config.json",
+        fallback="from the checkpoint itself, or from its config.json",
     )
 
     # How to work, and what to write beside the output.
     jobs: int | None = _running(
         counted(1, 256),
-        "Work in N threads; an output that is mostly computed, in N processes.",
+        "Use N threads, or N processes for an output that is mostly computed.",
         metavar="N",
-        fallback="what suits the machine",
+        fallback="chosen for the machine",
         env="CKPTCONV_JOBS",
     )
     memory: int | None = _running(
         SIZE,
-        "Most memory for all buffers together.",
-        fallback="8MiB; 16MiB where tensors are transposed, 24MiB where something is remote",
+        "The limit for all buffers together.",
+        fallback="8MiB; 16MiB if tensors are transposed, 24MiB if a file is remote",
         metavar="SIZE",
         env="CKPTCONV_MEMORY",
     )
@@ -245,41 +252,43 @@ class Options(Given):
     clobber: bool = option(FLAG, "Refuse to replace an output.", default=True, group=OUTPUT)
     overwrite: bool = option(
         FLAG,
-        "Replace files of other programs too, where they have the names of what is written.",
+        "Also replace files of other programs that have the names of output files.",
         group=OUTPUT,
     )
-    verify: bool = _running(FLAG, "Compare the output with the input before it gets its name.", common=True)
-    checksum: bool = _running(FLAG, "Check the checksums of all that is read, as far as the input has any.")
+    verify: bool = _running(FLAG, "Compare the output with the input before publishing it.", common=True)
+    checksum: bool = _running(FLAG, "Check the checksums that the input records, for all data that is read.")
     spool_dir: str = _running(
         PATH,
-        "For temporary files: of pipes, compressed tensors, remote files.",
+        "Store temporary files in DIR: for pipes, compressed tensors and remote files.",
         metavar="DIR",
-        fallback="beside OUTPUT, or TMPDIR",
+        fallback="next to OUTPUT, or TMPDIR",
         env="CKPTCONV_SPOOL_DIR",
     )
     part: tuple[int, int] | None = _running(
         PART,
-        "Do part I, from 0, of N, and leave it staged for `finish`; auto: as the job's environment says (Slurm, "
-        "torchrun, Kubernetes).",
+        "Convert part I (from 0) of N, and leave it staged for `finish`; auto takes I and N from the environment of "
+        "Slurm, torchrun or Kubernetes.",
         metavar="I/N",
     )
-    manifest: str = option(PATH, "Write there what was made of what, with checksums.", metavar="FILE", group=OUTPUT)
+    manifest: str = option(
+        PATH, "Write a manifest of inputs and outputs, with checksums, to FILE.", metavar="FILE", group=OUTPUT
+    )
     digest: str = option(
         DIGEST,
-        "Compute a digest of every file and tensor, kept in the manifest.",
+        "Compute a digest of every file and tensor, for the manifest.",
         metavar="sha256|blake3",
         group=OUTPUT,
     )
     attest: str = option(
         PATH,
-        "Write there, to be signed, the digests as OpenSSF Model Signing has them, and the provenance; needs --digest.",
+        "Write digests and provenance to FILE as an unsigned statement of OpenSSF Model Signing; needs --digest.",
         metavar="FILE",
         group=OUTPUT,
     )
     depfile: str = option(
-        PATH, "Write a rule for make there: which files the output is made of.", metavar="FILE", group=OUTPUT
+        PATH, "Write a rule for make to FILE, with the files that the output depends on.", metavar="FILE", group=OUTPUT
     )
-    dry_run: bool = _running(FLAG, "Show the plan, write nothing.")
+    dry_run: bool = _running(FLAG, "Show the plan without writing anything.")
 
     # Where the input is, and which part of it to take.
     storage_options: Mapping[str, Any] = _running(
@@ -288,71 +297,76 @@ class Options(Given):
         metavar="JSON",
         env="CKPTCONV_STORAGE_OPTIONS",
     )
-    inert: bool = _deciding(FLAG, "Take even files that carry an attack; nothing in them runs.", group=TAKE)
-    raw: bool = _deciding(FLAG, "Take whole modules as the objects they are, not as their state dicts.", group=TAKE)
+    inert: bool = _deciding(FLAG, "Convert the tensors of malicious files too; no code in them runs.", group=TAKE)
+    raw: bool = _deciding(FLAG, "Convert whole modules as objects, not as their state dicts.", group=TAKE)
     alone: bool = _deciding(
-        FLAG, "Take INPUT by itself even if it is one file of many, such as a rank's or a shard.", group=TAKE
+        FLAG, "Convert INPUT alone, even if it is one file of a set, such as a rank's file or a shard.", group=TAKE
     )
     family: str = option(
-        TEXT, "The family that the input must be of: torch, deepspeed, dcp, safetensors, or a plug-in's.", group=LIBRARY
+        TEXT,
+        "The required family of the input: torch, deepspeed, dcp, safetensors, or that of a plug-in.",
+        group=LIBRARY,
     )
     tag: str = _deciding(
         TEXT,
-        "The tag of a DeepSpeed run.",
+        "The tag (step) of a DeepSpeed run.",
         flags=("--tag", "-t"),
         metavar="TAG",
         group=TAKE,
-        fallback="what `latest` says",
+        fallback="the one in `latest`",
         common="zero-to-fp32",
     )
     exclude_frozen_parameters: bool = _deciding(FLAG, "Leave frozen parameters out.", group=TAKE)
     master: bool = _deciding(
-        FLAG, "The optimizer's fp32 masters in the place of the weights, of a Megatron-core checkpoint.", group=TAKE
+        FLAG, "For Megatron-core: write the optimizer's fp32 master weights instead of the weights.", group=TAKE
     )
     unstack: bool = _deciding(
         FLAG,
-        "A tensor for each layer, as in decoder.layers.0.…, where Megatron-core stores all layers in one.",
+        "For Megatron-core: write one tensor per layer, such as decoder.layers.0.…, where one tensor stores all "
+        "layers.",
         group=NAMING,
     )
 
     # Further outputs.
     optimizer: str = option(
         PATH,
-        "Write the optimizer states there, by parameter.",
+        "Write the optimizer states to PATH, by parameter.",
         metavar="PATH",
         group=OUTPUT,
         common="zero-to-fp32 dcp2safetensors safetensors2dcp",
     )
     copy_config: bool | None = option(
         SWITCH,
-        "Copy config.json, the tokenizer and the like to OUTPUT, a directory, for from_pretrained; --no-extras is the "
-        "same as --no-copy-config.",
+        "Copy config.json, the tokenizer and similar files to OUTPUT, a directory, for from_pretrained; --no-extras "
+        "is the same as --no-copy-config.",
         flags=("--copy-config/--no-copy-config", " /--no-extras"),
         group=OUTPUT,
-        fallback="from the hub, of a pipeline of diffusers, and from REF of --like",
+        fallback="on for hub repositories, for diffusers pipelines, and for REF of --like",
     )
     for_hub: bool = _deciding(
         FLAG,
-        "Write a model to publish: its weights alone, found without --key, with config.json, tokenizer and the like, "
-        "without structure record and manifest.",
+        "Write a model to publish: only the weights, which are found without --key, with config.json, tokenizer and "
+        "similar files, without structure record and manifest.",
         group=OUTPUT,
         common=True,
     )
-    universal: str = option(PATH, "Write a universal checkpoint there, to resume from.", metavar="DIR", group=OUTPUT)
+    universal: str = option(
+        PATH, "Write a DeepSpeed universal checkpoint to DIR, to resume training from.", metavar="DIR", group=OUTPUT
+    )
     zero_stage: int | None = _deciding(
         counted(1, 3),
-        "The ZeRO stage that the universal checkpoint is for.",
+        "The ZeRO stage of the training that will load the universal checkpoint.",
         metavar="1|2|3",
         group=OUTPUT,
-        fallback="any; of a ZeRO checkpoint, its own",
+        fallback="any; for a ZeRO checkpoint, its own stage",
     )
     fresh_optimizer: bool = _deciding(
-        FLAG, "Begin the universal checkpoint with zero moments and step 0, whatever INPUT holds.", group=OUTPUT
+        FLAG, "Start the universal checkpoint with zero moments at step 0, whatever INPUT holds.", group=OUTPUT
     )
-    per_rank: bool = option(FLAG, "Tensor parallel: OUTPUT/mp_rank_NN/ for each rank.", group=OUTPUT)
+    per_rank: bool = option(FLAG, "Write one output per tensor-parallel rank: OUTPUT/mp_rank_NN/.", group=OUTPUT)
     opaque: str = _deciding(
         OPAQUE,
-        "Objects of classes that are not known to be data: write them, or leave them out.",
+        "Write (keep) or leave out (drop) objects of classes that are not known to be plain data.",
         metavar="keep|drop",
         fallback="refuse",
         group=TAKE,
@@ -427,8 +441,8 @@ class _Opening:
     """Options that only `open` has, or names differently."""
 
     exclude_frozen = Option(FLAG, "Leave frozen parameters out.", group=LIBRARY)
-    model_rank = Option(counted(0, 1 << 20), "Only this tensor-parallel rank of DeepSpeed's, from 0.", group=LIBRARY)
-    states = Option(FLAG, "Read what describes the optimizer's states now, not when they are asked for.", group=LIBRARY)
+    model_rank = Option(counted(0, 1 << 20), "Only this tensor-parallel rank of DeepSpeed, from 0.", group=LIBRARY)
+    states = Option(FLAG, "Read the description of the optimizer states now, not at its first use.", group=LIBRARY)
 
 
 class _Command:
@@ -443,37 +457,44 @@ class _Command:
     into = Option(PATH, "The same as the argument OUTPUT.", flags=("--output", "-o"), metavar="OUTPUT", group=OUTPUT)
     output_name = Option(
         TEXT,
-        "What outputs in DIR are called: text with {stem}, {name}, {parent} or {number}. With an ending such as "
-        ".safetensors it is a file, else a directory.",
+        "The names of outputs in DIR: text with {stem}, {name}, {parent} or {number}. A name with an ending such as "
+        ".safetensors is a file, any other a directory.",
         metavar="TEMPLATE",
         group=OUTPUT,
-        fallback="x.pt gives x.safetensors, a directory one of its name",
+        fallback="x.pt becomes x.safetensors, a directory keeps its name",
     )
-    json = Option(FLAG, "Print one JSON object, also of a failure.", common=True)
+    json = Option(FLAG, "Print one JSON object, also after a failure.", common=True)
     quiet = Option(FLAG, "Print warnings and errors only.", flags=("--quiet", "-q"))
-    verbose = Option(FLAG, "Print all names, where a few are shown.", flags=("--verbose", "-v"))
-    progress = Option(FLAG, "Show no progress.", default=True, env="CKPTCONV_PROGRESS")
+    verbose = Option(FLAG, "Print all names, not only the first few.", flags=("--verbose", "-v"))
+    progress = Option(FLAG, "Do not show progress.", default=True, env="CKPTCONV_PROGRESS")
     safe_serialization = Option(FLAG, "Accepted and ignored: the output is always safe.", group=OUTPUT)
-    depth = Option(counted(1, 1000), "Levels of modules.", metavar="N", fallback="as many as fit a page", common=True)
+    depth = Option(
+        counted(1, 1000),
+        "The number of module levels to show.",
+        metavar="N",
+        fallback=("as many as fit on a page"),
+        common=True,
+    )
     as_ = Option(
         DTYPE,
-        "What a conversion to DTYPE (fp32, bf16, fp16, keep) would give.",
+        "Also show the result of a conversion to DTYPE (fp32, bf16, fp16, keep).",
         flags=("--as",),
         metavar="DTYPE",
         group=NAMING,
         common=True,
     )
-    html = Option(
-        PATH, "Write a page that shows it: one file, without links.", metavar="FILE", group=OUTPUT, common=True
-    )
+    html = Option(PATH, "Write a self-contained HTML page to FILE.", metavar="FILE", group=OUTPUT, common=True)
     stats = Option(
-        FLAG, "Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor.", common=True
+        FLAG,
+        "Read all data, and show the minimum, maximum, mean, standard deviation, zeros, NaN and infinities of "
+        "each tensor.",
+        common=True,
     )
     top = Option(
         counted(1, MOST_ITEMS),
         "List the N tensors that differ most.",
         metavar="N",
-        fallback="as many as fit a page; with --json, all tensors",
+        fallback="as many as fit on a page; with --json, all tensors",
         common=True,
     )
 

@@ -17,10 +17,10 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     if own.model_key == NO_WEIGHTS:
         return made
     step = dirname(target.path)
-    left = "" if options.optimizer else "There are no optimizer states (optimizer_0): --optimizer PATH writes them. "
+    left = "" if options.optimizer else "The optimizer states (optimizer_0) are missing: --optimizer PATH writes them. "
     note = (
-        f"{left}Schedulers and random states are left to the run: load_state takes scheduler.bin and "
-        f"random_states_*.pkl from {step}, and the Trainer trainer_state.json, scheduler.pt and rng_state_*.pth; "
-        "without scheduler.pt, it does not load the optimizer either."
+        f"{left}Schedulers and random states come from the run: load_state takes scheduler.bin and random_states_*.pkl "
+        f"from {step}, and the Trainer trainer_state.json, scheduler.pt and rng_state_*.pth; without scheduler.pt, it "
+        "does not load the optimizer either."
     )
     return made._replace(told=made.told._replace(notes=(*made.told.notes, note)))

@@ -43,8 +43,8 @@ def contradicted(config: Mapping[str, Any], before: Iterable[str], after: Iterab
             told.setdefault(wrong, []).append(f"{len(numbers) - len(left)} of {len(numbers)} {place}.N")
     for wrong, places in told.items():
         yield (
-            f"config.json says {some(wrong, form=str)}, and the output has {some(places, 2, str)}: it is not true of "
-            "what is left. Correct it before the output is loaded."
+            f"config.json says {some(wrong, form=str)}, and the output has {some(places, 2, str)}. Correct config.json "
+            "before loading the output."
         )
 
 

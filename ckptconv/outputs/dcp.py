@@ -104,8 +104,8 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
         present = next((name for name in chain(found.tensors, found.values) if f"{name}.".startswith(prefix)), "")
         if present:
             raise UsageError(
-                f"{named(present)} is among the weights already, where the optimizer states were to go.",
-                "Give another --optimizer-key, or leave it out with --exclude.",
+                f"{named(present)} is already used by the weights, but the optimizer states need this key.",
+                "Give another --optimizer-key, or leave out the weights with --exclude.",
             )
         tree = _states(source, options, rename)
         if lacking := optimizer.unused(tree):
@@ -114,15 +114,15 @@ def contents(source: Source, options: Options, rename: Rename = selection.rename
                 found.warnings.append(f"{some(lacking)} have no optimizer states yet, and got zeros.")
             else:
                 found.warnings.append(
-                    f"{some(lacking)} have no optimizer states yet. Where they are trained, torch's strict load asks "
-                    "for them: --fill-states writes zeros."
+                    f"{some(lacking)} have no optimizer states yet. torch's strict load requires states for trained "
+                    "parameters: --fill-states writes zeros."
                 )
         states = optimizer.arranged(tree, flat=options.flat_optimizer)
         _add(found, _flattened(states, key, empty), source, options)
     if options.tied == "alias" and options.to == TORCH:
         found.aliases = selection.untie({key: leaf.value for key, leaf in found.tensors.items()}, {})
     if empty:
-        found.warnings.append(f"left out, as a checkpoint of torch has no empty dicts: {some(empty, form=named)}")
+        found.warnings.append(f"left out, because a checkpoint of torch has no empty dicts: {some(empty, form=named)}")
     return found
 
 
@@ -213,7 +213,7 @@ def _flattened(tree: Any, path: Path, empty: list[str]) -> Iterator[Leaf]:
     if type(tree) not in MAPPINGS:
         kind = "tensor" if isinstance(tree, (LazyTensor, Composite)) else type(tree).__name__
         raise UsageError(
-            f"The state is a {kind}, and a checkpoint of torch.distributed.checkpoint is made of a dict.",
+            f"The state is a {kind}, but a checkpoint of torch.distributed.checkpoint needs a dict.",
             "Choose a dict in it with --key.",
         )
     stack = [(path, tree)]
@@ -229,14 +229,16 @@ def _flattened(tree: Any, path: Path, empty: list[str]) -> Iterator[Leaf]:
             yield Leaf(path, node)
             continue
         if steps and len(path) >= MAX_DEPTH:
-            raise LimitError(f"{named(dotted(path))} is nested {len(path)} levels deep; at most {MAX_DEPTH} are kept.")
+            raise LimitError(
+                f"{named(dotted(path))} is nested {len(path)} levels deep; at most {MAX_DEPTH} levels are supported."
+            )
         stack.extend(reversed(steps))
 
 
 def _is_terminal(values: Sequence[Any], depth: int = 0) -> bool:
     """Whether a list is one value: it has neither tensors nor dicts, nor lists that have any."""
     if depth > MAX_DEPTH:
-        raise LimitError(f"A list is nested in more than {MAX_DEPTH} others.")
+        raise LimitError(f"A list is nested more than {MAX_DEPTH} levels deep.")
     return not any(
         type(value) in MAPPINGS
         or isinstance(value, (LazyTensor, Composite))
@@ -541,7 +543,7 @@ def _shards(tensors: Mapping[str, Leaf], placed: Iterable[tuple[str, Box, str]])
         own = files.setdefault(file, {})
         if key in own:
             raise UnsupportedError(
-                f"{named(key)} would have two chunks in one shard, which has room for one of each name.",
+                f"{named(key)} would have two chunks in one shard, but a shard can hold only one chunk of each name.",
                 "Give --chunks N instead of --like, or write .distcp files: --to dcp.",
             )
         own[key] = cut(tensors[key].value, box), box

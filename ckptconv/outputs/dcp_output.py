@@ -20,13 +20,13 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     files = tuple(step.checkpoint_plans(found, options, target.layout))
     warnings = [*found.chosen.warnings, *found.warnings]
     if found.left_out:
-        warnings.append(f"left out, as their classes are known by name only: {restore.shown(found.left_out)}")
+        warnings.append(f"left out, because only the names of their classes are known: {restore.shown(found.left_out)}")
     if found.kept:
-        warnings.append(f"dcp.load will run what is named by: {restore.shown(found.kept)}")
+        warnings.append(f"dcp.load will run the code named by: {restore.shown(found.kept)}")
     if options.to == dcp.SHARDS and found.values:
-        warnings.append(f"left out, as safetensors shards hold tensors alone: {some(found.values)}")
+        warnings.append(f"left out, because safetensors shards hold only tensors: {some(found.values)}")
     if target.layout and (unlike := dcp.unlike(found.tensors, target.layout)):
-        warnings.append(f"not in {options.like} with this shape, so written whole: {some(unlike)}")
+        warnings.append(f"not in {options.like} with this shape, so written uncut: {some(unlike)}")
     told = Told(idle=found.chosen.idle(options), kept=frozenset(), warnings=tuple(warnings), notes=found.chosen.notes)
     made = output_of("dcp", [source], target, options, files, {}, told)
     return made._replace(described=len(found.tensors))

@@ -18,25 +18,25 @@ from ckptconv.options.table import OPTIONS, Options
 _NONE: Mapping[str, Any] = MappingProxyType({})
 # Options that are about one kind of output: what the others say of them, and what to do.
 _OF_REFERENCE = dict.fromkeys(
-    ("like", "partial", "fill"), ("A file for torch.load takes nothing from a reference: {} is for safetensors.", "")
+    ("like", "partial", "fill"), ("{} applies only to safetensors, not to a file for torch.load.", "")
 )
 _OF_CHECKPOINT = dict.fromkeys(
     ("chunks", "model_key", "optimizer_key", "flat_optimizer", "fill_states"),
-    ("{} is for a checkpoint of torch.distributed.checkpoint.", "Say so with --to, such as --to dcp."),
+    ("{} applies only to a checkpoint of torch.distributed.checkpoint.", "Add --to, such as --to dcp."),
 )
 _OF_UNIVERSAL = dict.fromkeys(
     ("zero_stage", "fresh_optimizer"),
-    ("{} is about a universal checkpoint, and none was asked for.", "Give --universal DIR."),
+    ("{} applies only to a universal checkpoint.", "Give --universal DIR."),
 )
-_OF_MODELS = {"for_hub": ("{} is for weights in safetensors, with their configuration.", "Leave it out.")}
+_OF_MODELS = {"for_hub": ("{} applies only to weights in safetensors, with their configuration.", "Leave it out.")}
 _OF_CODES = dict.fromkeys(
     ("quantize", "requantize", "keep"),
-    ("{} writes codes and scales, which programs load from safetensors.", "Give a directory as OUTPUT."),
+    ("{} writes codes and scales, which programs load only from safetensors.", "Give a directory as OUTPUT."),
 )
-_OF_DATA = dict.fromkeys(("verify", "part", "checksum"), ("A virtual checkpoint holds no data: {} is of no use.", ""))
+_OF_DATA = dict.fromkeys(("verify", "part", "checksum"), ("{} has no effect: a virtual checkpoint holds no data.", ""))
 _OF_WEIGHTS = dict.fromkeys(
     ("partial", "fill"),
-    ("{} is for tensors of a reference that safetensors are to be like, and here --like says how tensors are cut.", ""),
+    ("{} takes tensors from a reference, but for this output --like only says how to cut tensors.", ""),
 )
 
 
@@ -61,12 +61,12 @@ class OutputKind(NamedTuple):
 
 
 _ELSEWHERE = {**_OF_CHECKPOINT, **_OF_UNIVERSAL}
-_SAFETENSORS = {"opaque": "changes nothing in safetensors, which keep objects as data: nothing in them runs"}
+_SAFETENSORS = {"opaque": "has no effect on safetensors, which keep objects as data"}
 _STATES = {
     **_SAFETENSORS,
-    **dict.fromkeys(("key", "like", "partial", "fill", "master"), "changes nothing: it is for weights"),
-    **dict.fromkeys(("quantize", "requantize", "keep"), "changes nothing: optimizer states are not quantized"),
-    "exclude_frozen_parameters": "changes nothing: frozen parameters have no optimizer states",
+    **dict.fromkeys(("key", "like", "partial", "fill", "master"), "has no effect: it applies only to weights"),
+    **dict.fromkeys(("quantize", "requantize", "keep"), "has no effect: optimizer states are not quantized"),
+    "exclude_frozen_parameters": "has no effect: frozen parameters have no optimizer states",
     "copy_config": "copies nothing: from_pretrained reads no optimizer states",
 }
 _CHECKPOINT = {"copy_config": "copies nothing: from_pretrained reads no checkpoint of torch.distributed.checkpoint"}
@@ -79,7 +79,7 @@ KINDS: Mapping[str, OutputKind] = {
         "weights",
         "file",
         {**_ELSEWHERE, **_OF_REFERENCE, **_OF_MODELS, **_OF_CODES},
-        {"tied": "changes nothing in a .pt file, where tensors share memory as the structure record says"},
+        {"tied": "has no effect on a .pt file, where the structure record says which tensors share memory"},
         TORCH_SUFFIXES,
         "torch",
         "ckptconv.outputs.torch_output",
@@ -101,7 +101,7 @@ KINDS: Mapping[str, OutputKind] = {
         "tree",
         {**_OF_CHECKPOINT, **_OF_MODELS, **_OF_CODES},
         {
-            "opaque": "changes nothing in a universal checkpoint, which has no place for other objects",
+            "opaque": "has no effect on a universal checkpoint, which cannot hold other objects",
             "copy_config": "copies nothing: from_pretrained reads no universal checkpoint",
         },
         compared="ckptconv.verification.universal",
@@ -121,8 +121,8 @@ KINDS: Mapping[str, OutputKind] = {
         {**_OF_UNIVERSAL, **_OF_WEIGHTS, **_OF_MODELS, **_OF_CODES},
         {
             **_CHECKPOINT,
-            "tied": "changes nothing in safetensors shards, where every name has its own bytes",
-            **dict.fromkeys(("opaque", "structure"), "changes nothing in safetensors shards, which hold tensors alone"),
+            "tied": "has no effect on safetensors shards, where every name has its own bytes",
+            **dict.fromkeys(("opaque", "structure"), "has no effect on safetensors shards, which hold only tensors"),
         },
         compared="ckptconv.verification.dcp",
         plan="ckptconv.outputs.dcp_output",
@@ -136,12 +136,12 @@ KINDS: Mapping[str, OutputKind] = {
             **_OF_MODELS,
             **_OF_CODES,
             "like": (
-                "{} is for one checkpoint of torch.distributed.checkpoint, and these are two.",
+                "{} applies to one checkpoint of torch.distributed.checkpoint, but this output has two.",
                 "Give --chunks N.",
             ),
             **dict.fromkeys(
                 ("model_key", "optimizer_key", "flat_optimizer"),
-                ("{} is about where states are, and accelerate looks for them under keys of its own.", ""),
+                ("{} cannot be used here: accelerate prescribes the keys of the states.", ""),
             ),
         },
         _CHECKPOINT,
@@ -156,11 +156,11 @@ KINDS: Mapping[str, OutputKind] = {
             **_OF_WEIGHTS,
             **_OF_MODELS,
             **_OF_CODES,
-            "like": ("{} is for checkpoints of torch.distributed.checkpoint.", "Give --chunks N."),
+            "like": ("{} applies only to checkpoints of torch.distributed.checkpoint.", "Give --chunks N."),
         },
         {
-            "copy_config": "copies nothing: from_pretrained reads no step of torch_checkpointing",
-            "tied": "changes nothing in a step of torch_checkpointing, where every name has its own bytes",
+            "copy_config": "copies nothing: from_pretrained reads no torch_checkpointing step",
+            "tied": "has no effect on a torch_checkpointing step, where every name has its own bytes",
         },
         compared="ckptconv.verification.dcp",
         plan="ckptconv.outputs.dcp_output",
@@ -190,7 +190,7 @@ def check_options(kinds: Iterable[str], options: Options) -> None:
     for option in ("part", "per_rank", "optimizer", "universal") if options.for_hub else ():
         if is_given(option, options):
             raise UsageError(
-                f"{flag('for_hub')} writes a model to publish, and {flag(option)} is about something else.",
+                f"{flag('for_hub')} writes a model to publish, and cannot be combined with {flag(option)}.",
                 "Convert twice.",
             )
     for option in dict.fromkeys(option for kind in every for option in kind.refused):

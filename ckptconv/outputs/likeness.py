@@ -140,7 +140,7 @@ def check(
     told = "; ".join(f"{len(names)} {_WORDS[what]}: {some(names, 3)}" for what, names in kinds.items())
     reference = source.reference.path if source.reference else ""
     raise DifferenceError(
-        f"{source.path} does not give the tensors of {reference}: {told}.",
+        f"{source.path} does not match the tensors of {reference}: {told}.",
         " ".join(_hints(kinds, given, wanted)),
         what="reference",
         file=reference,
@@ -151,9 +151,9 @@ def check(
 
 _WORDS = {
     "missing": "missing",
-    "extra": "that it does not have",
-    "shape": "of another shape",
-    "dtype": "of a dtype that cannot be cast to its",
+    "extra": "that the reference lacks",
+    "shape": "with another shape",
+    "dtype": "with a dtype that cannot be cast to that of the reference",
 }
 
 
@@ -171,15 +171,18 @@ def _hints(
         yield renaming
         return
     if missing:
-        yield "Missing ones are taken from there with --fill, or left out with --partial."
+        yield "Take missing tensors from the reference with --fill, or leave them out with --partial."
     if extra:
-        yield "What is too much is left out with --exclude."
+        yield "Leave out extra tensors with --exclude."
     if missing and extra:
-        yield "Names of another framework are changed with --map."
+        yield "Convert the names of another framework with --map."
     if "shape" in kinds:
-        yield "No shape is changed: it is another model, or its layout is another framework's, which --map changes."
+        yield (
+            "--like changes no shapes: the input is another model, or has the layout of another framework, which "
+            "--map converts."
+        )
     if "dtype" in kinds:
-        yield "With --dtype keep, dtypes stay those of the input."
+        yield "Use --dtype keep to keep the dtypes of the input."
 
 
 def _renaming(
@@ -212,7 +215,11 @@ def _renaming(
         others = [name for name in others if name.startswith(old)]
     option += "".join(f" --exclude {shlex.quote(glob.escape(name))}" for name in others[:_EXCLUDED])
     left = len(missing) - len(named)
-    more = f" The other {left:,} missing are taken from there with --fill, or left out with --partial." if left else ""
+    more = (
+        (f" Take the other {left:,} missing tensors from the reference with --fill, or leave them out with --partial.")
+        if left
+        else ""
+    )
     return f"With {option} {len(named):,} of these {len(extra):,} have names of the reference.{more}"
 
 
@@ -247,9 +254,13 @@ def _check_like(source: Source, options: Options) -> None:
     """Raise UsageError for options about a reference without one, or that exclude each other."""
     given = " and ".join(name for name in ("--partial", "--fill") if getattr(options, name[2:]))
     if given and source.reference is None:
-        raise UsageError(f"{given} is for tensors of a reference, and there is none.", "Name it: --like REF.")
+        raise UsageError(f"{given} needs a reference.", "Give it with --like REF.")
     if options.partial and options.fill:
-        raise UsageError("--partial leaves tensors out that --fill takes from the reference.", "Give one of them.")
+        raise UsageError(
+            "--partial and --fill contradict each other: one leaves out missing tensors, the other takes them "
+            "from the reference.",
+            "Give one of them.",
+        )
 
 
 def _selected(chosen: Selected, source: Source, options: Options, theirs: Selected | None) -> Selected:

@@ -95,16 +95,16 @@ def mapped_states(
 def _left_out(chosen: Selected, map_: ChosenMap, applied: Applied) -> Iterator[str]:
     """Yield what a user should know of what a map left out."""
     if applied.dropped:
-        yield f"left out, as the map {map_.map.name} says: {some(applied.dropped)}"
+        yield f"left out, because the map {map_.map.name} drops them: {some(applied.dropped)}"
     if applied.padding:
         told = some(applied.padding.items(), form=lambda each: f"{each[1]} elements of {each[0][:100]!r}")
         yield f"left out as padding: {told}"
     yield from applied.unchecked
     if chosen.structured and (chosen.described.values or chosen.described.inert):
         values = some(chosen.described.values, form=str) or "objects of other classes"
-        yield f"with --map, tensors alone are written; what was left out beside them: {values}"
+        yield f"--map writes only tensors; left out: {values}"
     if idle := map_.idle_sizes():
-        yield f"--size {idle[0]} is of no use: the map {map_.map.name} has no such axis."
+        yield f"--size {idle[0]} has no effect: the map {map_.map.name} has no such axis."
 
 
 def _selected(chosen: Selected, source: Source, options: Options, reference: Selected | None) -> Selected:

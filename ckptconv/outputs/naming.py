@@ -60,7 +60,7 @@ def named(source: Source, options: Options) -> Named:
     if structured and (choice or (options.tied != "alias" and stored.aliases)):
         structured = False
         why = "--include or --exclude" if choice else "--tied duplicate"
-        told = f"the names of its tensors have been changed, and it cannot be kept with {why}"
+        told = f"its tensors were renamed, and {why} cannot keep it consistent"
         warnings = (f"{source.path}: its structure record was left out: {told}.",)
     described = _as_stored(stored, described, structured)
     return Named(described, stored.aliases, structured, choice, warnings, optimizers=optimizers)
@@ -83,7 +83,7 @@ def flattened(source: Source, tree: Any, choice: Choice) -> keymap.Flattened:
         lacking = {name: nodes.lacks_data(node) for name, node in flattened.found.items()}
         raise nodes.without_data(source.path, lacking)
     if without and not flattened.tensors:
-        raise UsageError(f"Nothing is left to convert: all {len(without)} tensors are excluded.")
+        raise UsageError(f"No tensors are left to convert: all {len(without)} are excluded.")
     return flattened
 
 

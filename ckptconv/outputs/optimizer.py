@@ -92,14 +92,14 @@ def filled(tree: Mapping[str, Any], weights: Mapping[str, LazyTensor], where: st
         for name in names:
             if name not in weights:
                 raise UnsupportedError(
-                    f"{where}: {brief(name)} has no optimizer states, and none can be made: its shape is not known, as "
-                    "it is not among the weights.",
+                    f"{where}: {brief(name)} has no optimizer states, and they cannot be created: its shape is not "
+                    "known, because it is not among the weights.",
                     _UNFILLED,
                 )
             if len({frozenset(state) for state in known}) != 1:
                 raise UnsupportedError(
-                    f"{where}: {brief(name)} has no optimizer states, and which it is to have is not known: those of "
-                    "the other parameters differ.",
+                    f"{where}: {brief(name)} has no optimizer states, and they cannot be created: the other parameters "
+                    "have different kinds of states.",
                     _UNFILLED,
                 )
             states[name] = {key: _first(key, value, weights[name], group, where) for key, value in known[0].items()}
@@ -112,8 +112,8 @@ def _first(key: str, other: Any, weight: LazyTensor, group: Mapping[str, Any], w
         return None
     if key not in _FROM_ZERO or (key == _MOMENTUM and group.get("dampening")):
         raise UnsupportedError(
-            f"{where}: the state {brief(key)} is not known to be zero before the first step, so parameters that have "
-            "no states cannot get it.",
+            f"{where}: the state {brief(key)} may not be zero before the first step, so it cannot be created for "
+            "parameters without states.",
             _UNFILLED,
         )
     if not isinstance(other, LazyTensor):

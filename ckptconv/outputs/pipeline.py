@@ -56,7 +56,7 @@ def _states(source: Source, options: Options, rename: Rename) -> Selected:
     """
     optimizer = source.states()
     if optimizer is None:
-        raise UsageError(f"{source.path} holds no optimizer states that can be named by parameter, for --optimizer.")
+        raise UsageError(f"{source.path} holds no optimizer states by parameter, which --optimizer needs.")
     choice = Choice(options.include, options.exclude)
     listed = (name for group in optimizer["param_groups"] for name in group["params"])
     known = dict.fromkeys([*flattened(source, source.weights, choice).tensors, *optimizer["state"], *listed])
@@ -129,9 +129,9 @@ def _tree(source: Source, options: Options, rename: Rename) -> Selected:
     if options.structure and not map_ and any(old != new for old, new in names.items()):
         if type(tree) not in (dict, OrderedDict) or tree.keys() != known.keys():
             raise UsageError(
-                f"{source.path} is nested, and a .pt file of it keeps its structure: --strip-prefix and --rename "
-                "cannot change the keys.",
-                "--no-structure writes a dict of the tensors by name; --key takes one dict of them.",
+                f"{source.path} is nested, and its .pt file keeps the structure: --strip-prefix and --rename cannot "
+                "change the keys.",
+                "Use --no-structure to write a flat dict of the tensors, or --key to convert one dict.",
             )
         if vars(tree) if type(tree) is OrderedDict else ():
             notes = (f"left out: {some(vars(tree), form=str)} of the state dict, which has the old names.",)
@@ -160,8 +160,8 @@ def _tree(source: Source, options: Options, rename: Rename) -> Selected:
         if source.map:
             raise
         raise UsageError(
-            f"{source.path} was made by a map, and its reverse does not fit. {error.message}",
-            "--map none writes the tensors as they are.",
+            f"{source.path} was written with a map, but the reverse of that map does not fit. {error.message}",
+            "Use --map none to write the tensors unchanged.",
         ) from error
 
 
@@ -183,9 +183,9 @@ def _chosen(source: Source, options: Options, rename: Rename) -> Selected:
     # A whole state without tensors is kept by its record alone; if the user asked for a part, it is a mistake.
     if not flat and options.key != "." and (options.key or not source.structured):
         where = f"under {options.key!r} of {source.path}" if options.key else f"in {source.path}"
-        raise UsageError(f"There is no tensor {where}: nothing to convert.")
+        raise UsageError(f"No tensor to convert is {where}.")
     if flat and not names:
-        raise UsageError(f"Nothing is left to convert: all {len(flat)} tensors are excluded.")
+        raise UsageError(f"No tensors are left to convert: all {len(flat)} are excluded.")
     dtype = options.dtype or source.defaults.dtype
     fixed = described.fixed | selection.scales(flat) | parted.parts_of(quantized)
     return Selected(
@@ -213,9 +213,9 @@ def _names(source: Source, flat: Mapping[str, Any], options: Options, choice: Ch
     lost = [name for name in source.unaccounted if not options.include and not choice.excludes(name)]
     if lost:
         raise CorruptError(
-            f"{source.path} names {len(lost)} parameters whose data is nowhere in it: {', '.join(lost[:5])}"
-            f"{', …' if len(lost) > 5 else ''}.",
-            "They are tied or frozen parameters of a release that did not save them; leave them out with --exclude.",
+            f"{source.path} names {len(lost)} parameters without data: "
+            f"{', '.join(lost[:5])}{', …' if len(lost) > 5 else ''}.",
+            "They are tied or frozen parameters, which some releases did not save; leave them out with --exclude.",
         )
     return rename(names, options.strip_prefix, options.rename)
 
@@ -225,8 +225,8 @@ def check_pieces(source: Source, names: Iterable[str]) -> None:
     found = [name for name in names if source.pieces.search(name)] if source.pieces else []
     if found:
         raise UnsupportedError(
-            f"{source.path} was saved with FSDP's LOCAL_STATE_DICT: {some(found, 1, repr)} are flat parameters, each "
-            "of them several parameters in one, whose shapes are not in the checkpoint.",
+            f"{source.path} was saved with FSDP's LOCAL_STATE_DICT: {some(found, 1, repr)} are flat parameters. Each "
+            "joins several parameters, whose shapes the checkpoint does not record.",
             "Load it in the training run, and save it with SHARDED_STATE_DICT or FULL_STATE_DICT.",
         )
 
@@ -251,7 +251,7 @@ def _with_metadata(chosen: Selected, remarks: Mapping[str, str], path: str) -> S
     lost = sorted(key for key, text in remarks.items() if key not in METADATA and (key in taken or text in taken))
     warnings = chosen.warnings
     if lost:
-        told = f"left out of the metadata: {some(lost)}. Readers would take it for the name of a tied tensor"
+        told = f"left out of the metadata: {some(lost)}. Readers would read it as the name of a tied tensor"
         warnings = (*warnings, f"{path}: {told} in the output.")
     kept = {key: text for key, text in remarks.items() if key not in lost}
     return chosen._replace(metadata={**METADATA, **kept}, warnings=warnings)

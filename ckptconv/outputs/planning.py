@@ -105,8 +105,8 @@ def unsaid(told: Told) -> Told:
         return told
     shown = {key: value for key, value in said.items() if not isinstance(value, list) or len(value) < 5}
     warning = (
-        f"no config.json beside the weights says how they are quantized. Programs look for it there: "
-        f'"quantization_config": {json.dumps(shown)}, and the modules that are left as they are.'
+        f"no config.json was written, where programs look for the quantization of the weights. Give it "
+        f'"quantization_config": {json.dumps(shown)}, with the names of the modules that are not quantized.'
     )
     return told._replace(warnings=(*told.warnings, warning))
 
@@ -150,7 +150,7 @@ def check_size(output: Output, options: Options) -> None:
     if output.target.is_file and output.target.kind != "virtual" and most and size > most:
         raise UsageError(
             f"{output.target.path} would have {size} bytes, more than --max-shard-size allows ({most}).",
-            "Give a directory as OUTPUT: it may hold several files.",
+            "Give a directory as OUTPUT, which can hold several files.",
         )
 
 
@@ -164,8 +164,8 @@ def check_growth(output: Output, available: int) -> None:
         largest = max(parts, key=lambda part: part.nbytes)
         raise LimitError(
             f"{output.target.path} would have {output.plan.nbytes} bytes, made of {available}: tensors such as "
-            f"{largest.name!r} of {largest.nbytes} bytes repeat the same elements. At most {most} bytes are written of "
-            "so little.",
+            f"{largest.name!r} of {largest.nbytes} bytes repeat the same elements. The limit for this input is {most} "
+            "bytes.",
             f"Leave it out with --exclude {largest.name!r}, or save a contiguous copy of it.",
         )
 
@@ -200,7 +200,7 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
             warnings = (*warnings, *contradicted(source.config, before, chosen.first.names))
     idle, is_structured = chosen.idle(options), chosen.structured
     if of_states and options.dtype not in (None, "keep", source.defaults.dtype):
-        idle["--dtype"] = "changes nothing: optimizer states are not cast to it"
+        idle["--dtype"] = "has no effect: optimizer states are not cast to it"
     fixed = described.fixed if of_states else [names[name] for name in described.fixed if name in names]
     of = source.grouping
     grouping = {new: of[old] for old, new in names.items() if old in of} if of else {}
@@ -225,7 +225,9 @@ def safetensors_files(source: Source, target: Target, options: Options) -> _File
         files = file_plans(kept, aliases, structure, target, limit, metadata, groups, target.stem)
     count = sum(file.name.endswith(SUFFIX) for file in files)
     if count > 1 and not of_states and (reader := _reader_of_one(source)):
-        raise UsageError(f"{target.path} would have {count} files, and {reader} of one.", "Leave --max-shard-size out.")
+        raise UsageError(
+            f"{target.path} would have {count} files, but {reader} from one file.", "Leave --max-shard-size out."
+        )
     return files, aliases, told._replace(reported=telling(files))
 
 
@@ -251,7 +253,11 @@ def _told(
     is_part = options.key or options.include or options.exclude or not options.structure
     kept = keymap.classes(structure) if source.files.opaque and is_part else None
     values = described.values if structure is not None else ()
-    left = [f"left out, as it is no tensor: {some(described.values)}"] if options.for_hub and described.values else []
+    left = (
+        [f"left out, because they are not tensors: {some(described.values)}"]
+        if options.for_hub and described.values
+        else []
+    )
     return Told(idle, values, described.inert, bits, kept, warnings, tuple(left))
 
 

@@ -39,14 +39,14 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
     """
     path, name = source.path, options.quantize or options.requantize
     if not name and options.keep:
-        raise UsageError("--keep is about what --quantize leaves as it is, and nothing is quantized.")
+        raise UsageError("--keep has no effect without --quantize.")
     if not name:
         return chosen
     if options.quantize and options.requantize:
-        raise UsageError("--quantize rounds, and --requantize does not.", "Give one of them.")
+        raise UsageError("--quantize and --requantize exclude each other.", "Give one of them.")
     if reference:
         raise UsageError(
-            "--like takes dtypes from a reference, and codes have those of their format.",
+            "--like takes dtypes from a reference, but codes have the dtypes of their format.",
             "Convert twice.",
         )
     way, exact = WAYS[name], bool(options.requantize)
@@ -56,7 +56,8 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
     if (codes := dict.fromkeys(parts_among(chosen.tensors).values())) and not exact:
         raise UsageError(
             f"{path}: {some(codes, 3)} {'is' if len(codes) == 1 else 'are'} quantized already.",
-            f"--requantize {name} changes the format where nothing is lost; --dequantize makes weights of them first.",
+            f"Use --requantize {name} to change the format without loss, or --dequantize to convert them to plain "
+            "weights first.",
         )
     keep = dict.fromkeys(options.keep, 0)
     made: dict[str, LazyTensor] = {}
@@ -74,8 +75,8 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         if kept or why or (not exact and _LEFT.search(each)):
             if why and exact and not kept:
                 raise UnsupportedError(
-                    f"{path}: {each!r} has {why}, for which {name} has no place.",
-                    "--keep leaves it out.",
+                    f"{path}: {each!r} has {why}, which {name} cannot hold.",
+                    "Use --keep to leave it unquantized.",
                 )
             made[each] = tensor
             left.append(each)
@@ -91,7 +92,7 @@ def _quantized(chosen: Selected, source: Source, options: Options, reference: Se
         parts.update(taken)
     _check(path, options, weights, keep)
     if len(made) != len(chosen.tensors) - len(weights) + len(parts):
-        raise UsageError("A scale would have the name of another tensor.", "See --rename.")
+        raise UsageError("A scale would get the name of another tensor.", "See --rename.")
     counts = {name: len(weights)}
     told = {**way.told, way.left: list(dict.fromkeys((*map(_module, left), _HEAD)))}
     return chosen._replace(
@@ -149,20 +150,20 @@ def _check(path: str, options: Options, weights: list[str], keep: Mapping[str, i
     if not weights and options.requantize:
         raise UsageError(f"{path} has no quantized weights to requantize.", "See --quantize.")
     if not weights:
-        raise UsageError(f"{path} has no weights to quantize: matrices called ….weight, or of experts, of floats.")
+        raise UsageError(f"{path} has no weights to quantize: floating-point matrices called ….weight, or of experts.")
 
 
 def _note(name: str, weights: list[str], left: list[str]) -> str:
     count = f"{len(weights):,} weight{'s' if len(weights) != 1 else ''}"
-    return f"quantized {count} as {name}" + (f"; as they were: {some(left)}." if left else ".")
+    return f"quantized {count} as {name}" + (f"; unchanged: {some(left)}." if left else ".")
 
 
 def _warnings(chosen: Selected, unfit: list[str]) -> Iterator[str]:
     if unfit:
-        yield f"not quantized, as the format has no place for them: {some(unfit, form=str)}."
+        yield f"not quantized, because the format cannot hold them: {some(unfit, form=str)}."
     if chosen.structured and (chosen.described.values or chosen.described.inert):
         values = some(chosen.described.values, form=str) or "objects of other classes"
-        yield f"with --quantize, tensors alone are written; what was left out beside them: {values}"
+        yield f"--quantize writes only tensors; left out: {values}"
 
 
 COMPUTING = Computing(heading={"quantized?": {str: int}}, selected=_quantized)

@@ -44,11 +44,11 @@ class Restored(NamedTuple):
     def warnings(self) -> Iterator[str]:
         """Yield the warnings about these values."""
         if self.left_out:
-            yield f"left out, as their classes are known by name only: {shown(self.left_out)}"
+            yield f"left out, because only the names of their classes are known: {shown(self.left_out)}"
         if self.demoted:
-            yield f"written as plain tensors, as their classes are known by name only: {shown(self.demoted)}"
+            yield f"written as plain tensors, because only the names of their classes are known: {shown(self.demoted)}"
         if self.kept:
-            yield f"torch.load with weights_only=False will run what is named by: {shown(self.kept)}"
+            yield f"torch.load with weights_only=False will run the code named by: {shown(self.kept)}"
 
     def overlaps(self) -> Iterator[tuple[LazyTensor, LazyTensor]]:
         """Yield pairs of tensors that are equal unless tensors that shared memory have changed since."""
@@ -79,7 +79,7 @@ def plan_restored(source: Source, path: str, options: Options) -> Restored:
             values = [*described.found.values(), *(chosen.known[name] for name in demoted)]
             raise refusal(source.path, found | demoted, "a .pt file", values)
         if described.tensors and not chosen.names:
-            raise UsageError(f"Nothing is left to write: all {len(described.tensors)} tensors are excluded.")
+            raise UsageError(f"No tensors are left to write: all {len(described.tensors)} are excluded.")
         flat = {name: chosen.cast(name) for name in chosen.tensors}
         told = _told(chosen, flat, told, options)
         tree = keymap.unflatten(flat, described.structure if options.structure else None, live_values=False)
@@ -131,8 +131,8 @@ def refusal(path: str, found: Mapping[str, str], output: str, values: list[Any])
         may_keep = False
     one = "an object of a class that is" if len(found) == 1 else f"{len(found)} objects of classes that are"
     return UnsafeError(
-        f"{path} holds {one} known by name only: {shown(found)}. Loading {output} with them runs what they "
-        "name, so they are written only on request.",
+        f"{path} holds {one} known only by name: {shown(found)}. Loading {output} runs the code that they name, so "
+        "they are written only on request.",
         f"Use {'--opaque keep if you trust these names, ' if may_keep else ''}--opaque drop to write everything else, "
         "or leave them out with --exclude.",
     )

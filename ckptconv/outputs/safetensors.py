@@ -30,7 +30,7 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
     """
     if METADATA in tensors:
         raise UsageError(
-            f"{name}: a tensor cannot be named {METADATA} in safetensors.",
+            f"{name}: safetensors do not allow a tensor called {METADATA}.",
             f"Give it another name: --rename {METADATA}=NAME.",
         )
     ordered = sorted(tensors.items(), key=itemgetter(0))
@@ -69,7 +69,7 @@ def file_plan(name: str, tensors: Mapping[str, LazyTensor], metadata: Mapping[st
 def code_of(file: str, key: str, tensor: LazyTensor) -> str:
     if tensor.dtype.code is None:
         raise UnsupportedError(
-            f"{file}: {key!r} is a tensor of {tensor.dtype}, and safetensors has no such dtype.",
+            f"{file}: {key!r} is a tensor of {tensor.dtype}, a dtype that safetensors lack.",
             "Leave it out with --exclude, or convert it before saving.",
         )
     return tensor.dtype.code
@@ -89,7 +89,7 @@ def _encoded(file: str, text: str) -> bytes:
     except UnicodeEncodeError as error:
         bad = error.object[error.start : error.end]
         raise UsageError(
-            f"{file}: a tensor's name holds {bad!r}, half of a surrogate pair, which is not Unicode text.",
+            f"{file}: a tensor's name holds {bad!r}, half of a surrogate pair, which is not valid Unicode.",
             "Rename it with --rename.",
         ) from error
 
@@ -101,7 +101,7 @@ def finished(file: str, header: Sequence[bytes]) -> bytes:
     length += padding
     if length > MAX_HEADER:
         raise FailedError(
-            f"{file}: its header would have {length} bytes, and safetensors allows {MAX_HEADER}.",
+            f"{file}: its header would have {length} bytes, but safetensors allow {MAX_HEADER}.",
             "Write several files: a directory as OUTPUT, with a smaller --max-shard-size.",
         )
     return b"".join((length.to_bytes(8, "little"), *header, b"}", b" " * padding))

@@ -112,17 +112,17 @@ def description(
     if told["plan"] != plan_id or kind not in kinds:
         raise ValueError(f"it is not of the plan {plan_id}, or of another kind of output than {' or '.join(kinds)}")
     if not 0 < parts <= MOST_PARTS:
-        raise ValueError(f"it is of {parts} parts")
+        raise ValueError(f"it has {parts} parts")
     _check_heading(told["heading"])
     if told["heading"]["plan"] != plan_id:
-        raise ValueError("its heading is of another plan")
+        raise ValueError("its heading belongs to another plan")
     files = [(name, size, tensors) for name, size, tensors in told["files"]]
     if not files:
         raise ValueError("it names no files")
     names = [name for name, _, _ in files]
     check_names(names)
     if kind == "file" and len(names) != 1:
-        raise ValueError(f"it has {len(names)} files, and the output is one")
+        raise ValueError(f"it has {len(names)} files, but the output is one file")
     if kind != "tree":
         for name in names:
             if "/" in name or (kind in directories and not directories[kind].may_have(name)):
@@ -133,7 +133,7 @@ def description(
         raise ValueError(f"its files lack {directories[kind].last!r}")
     inputs = told.get("inputs", {})
     if any("\0" in path for path, _, _ in inputs.values()):
-        raise ValueError("the path of one of its inputs is none")
+        raise ValueError("the path of one of its inputs is not valid")
     permissions = told.get("permissions", [])
     return PlanDescription(plan_id, kind, parts, told["shift"], told["heading"], files, inputs, permissions)
 
@@ -142,7 +142,7 @@ def check_names(names: Iterable[str]) -> None:
     """Raise ValueError unless each name occurs once, and leads to a file below the directory of the output."""
     for name, count in Counter(list(names)).items():
         if count > 1:
-            raise ValueError(f"{name!r} is there {count} times")
+            raise ValueError(f"{name!r} occurs {count} times")
         if {"", ".", ".."}.intersection(name.split("/")) or "\0" in name or re.fullmatch(_OF_STAGING, name):
             raise ValueError(f"{name[:200]!r} is not the name of a file of an output")
 
@@ -156,7 +156,7 @@ def _check_shards(names: list[str], index: str, gaps: bool) -> None:
     count = int(shards[0][2])
     numbered = all(0 < int(match[1]) <= count == int(match[2]) for match in shards)
     if not numbered or (len(shards) < count and not gaps) or index not in names:
-        raise ValueError("its shards are not those of one output")
+        raise ValueError("its shards do not belong to one output")
 
 
 def _shape_of(heading: Any) -> dict[str, Any]:
@@ -178,14 +178,14 @@ def check_manifest(told: Any) -> None:
     check_names(told["files"])
     for name, found in told["files"].items():
         if ("digest" in told) != ("digests" in found):
-            raise ValueError(f"what it says of {name!r} {'lacks' if 'digest' in told else 'has'} 'digests'")
+            raise ValueError(f"its entry for {name!r} {'lacks' if 'digest' in told else 'has'} 'digests'")
         _check_digests(found, found["tensors"])
 
 
 def _check_digests(told: Mapping[str, Any], tensors: Collection[str]) -> None:
     """Raise ValueError unless the digests in `told`, if there are any, are those of its `tensors`."""
     if "digests" in told and told["digests"]["tensors"].keys() != set(tensors):
-        raise ValueError("its digests are not those of its tensors")
+        raise ValueError("its digests do not match its tensors")
 
 
 def file_record(data: bytes) -> dict[str, Any]:
@@ -203,10 +203,10 @@ def _record(data: bytes, facts: Mapping[str, type]) -> dict[str, Any]:
     names = [name for *_, name in found["spans"] if name is not None]
     for at, length, crc, _ in found["spans"]:
         if at + length > found["size"]:
-            raise ValueError("one of its spans ends behind the file")
+            raise ValueError("one of its spans ends beyond the file")
         if crc is not None and crc >> 32:
-            raise ValueError("one of its checksums is none")
+            raise ValueError("one of its checksums is not valid")
     if len(set(names)) != len(names):
-        raise ValueError("the name of a tensor is there twice")
+        raise ValueError("the name of a tensor occurs twice")
     _check_digests(found, names)
     return found

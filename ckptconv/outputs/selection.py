@@ -37,7 +37,7 @@ def subtree(tree: Any, key: str, where: str) -> Any:
         match = max((name for name in children if rest == name or rest.startswith(name + ".")), key=len, default=None)
         if match is None:
             at = f"under {passed!r} of {where}" if passed else f"at the top of {where}"
-            raise UsageError(f"There is no key {rest!r} {at}.", candidates(rest, list(children)))
+            raise UsageError(f"The key {rest!r} does not exist {at}.", candidates(rest, list(children)))
         tree = children[match]
         passed = f"{passed}.{match}" if passed else match
         rest = rest[len(match) + 1 :]
@@ -55,13 +55,13 @@ def _children(tree: Any) -> dict[str, Any]:
 def candidates(wanted: str, names: Sequence[str], most: int = 8) -> str:
     """Return a hint that suggests those of `names` that are most like `wanted`, or lists what there is."""
     if not names:
-        return "There are no keys there."
+        return "It has no keys."
     import difflib
 
     close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
     if close:
         return f"Did you mean {' or '.join(map(repr, close))}?"
-    return f"There are: {some(names, most, repr)}."
+    return f"The keys are {some(names, most, repr)}."
 
 
 def matching(names: Iterable[str], choice: Choice) -> list[str]:
@@ -116,7 +116,7 @@ def collected(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
             )
         if old and not new:
             raise UsageError(
-                f"Renaming leaves nothing of the name {old!r}.",
+                f"Renaming leaves an empty name for {old!r}.",
                 "Change --strip-prefix or --rename, or leave it out with --exclude.",
             )
         taken[new] = old
@@ -243,9 +243,9 @@ def left_alone(fixed: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]:
         return ()
     shown = some(found, _SHOWN, lambda name: repr(name[:_LONGEST]))
     what = (
-        "1 tensor is part of a quantized one, and was"
+        "1 tensor is part of a quantized tensor, and was"
         if len(found) == 1
-        else (f"{len(found)} tensors are parts of quantized ones, and were")
+        else (f"{len(found)} tensors are parts of quantized tensors, and were")
     )
     return (f"{what} not cast to {dtype}: {shown}.",)
 
@@ -260,7 +260,7 @@ def left_wider(tensors: Mapping[str, LazyTensor], dtype: str) -> tuple[str, ...]
     if not wider:
         return ()
     which, them = (f"{len(wider)} tensors are", "them") if len(wider) > 1 else ("1 tensor is", "it")
-    return (f"{which} wider than {dtype}, and not cast: {some(wider, _SHOWN)}. --dtype {dtype} casts {them} too.",)
+    return (f"{which} wider than {dtype}, and were not cast: {some(wider, _SHOWN)}. --dtype {dtype} casts {them} too.",)
 
 
 # Tensors that a message lists.
@@ -277,6 +277,6 @@ def check_unscaled(cast: Collection[str], known: Mapping[str, LazyTensor], dtype
         are = "weight is" if len(found) == 1 else "weights are"
         raise UsageError(
             f"{len(found):,} {are} quantized ({some(found, _SHOWN)}), and a cast of their codes and scales to {dtype} "
-            "makes no weights of them.",
-            f"--dequantize makes weights of {dtype} of them; --dtype keep leaves them as they are.",
+            "does not give weights.",
+            f"Use --dequantize to convert them to {dtype} weights, or --dtype keep to leave them unchanged.",
         )

@@ -91,8 +91,8 @@ def _check_name(item: str) -> None:
     why = why or ("it begins with a dot" if item.startswith(".") else "")
     if why:
         raise UsageError(
-            f"{named(item)} would be an item of the step, and the name of its files: {why}.",
-            "Put the weights under another key with --model-key.",
+            f"{named(item)} would be an item of the step and a name of files, but {why}.",
+            "Store the weights under another key with --model-key.",
         )
 
 

@@ -192,7 +192,7 @@ def resolve(holds: str, path: str, options: Options) -> Target:
     torch.distributed.checkpoint. Raise UsageError if that cannot be put at `path`."""
     path = normalize(path)
     if holds in ("optimizer", "universal"):
-        path = Proposed(path, f"Give --{holds} another path, or --overwrite to replace it.")
+        path = Proposed(path, f"Give another path to --{holds}, or --overwrite to replace it.")
     if holds == "universal":
         return _resolve_tree(path, options)
     target = resolve_output(path, options)
@@ -206,7 +206,7 @@ def kind_of_states(path: str, kind: str) -> str:
         return "states-file" if kind == "file" else "states"
     called = "a file for torch.load" if kind == "torch" else "a virtual checkpoint"
     raise UsageError(
-        f"{path} is the name of {called}, and optimizer states are written as safetensors.",
+        f"{path} is the name of {called}, but optimizer states are written as safetensors.",
         "Give a directory, or a name that ends in .safetensors.",
     )
 
@@ -225,10 +225,10 @@ def resolve_output(path: str, options: Options) -> Target:
         kind = "directory"
     is_file = KINDS[kind].form == "file"
     if is_restored and kind != "torch":
-        raise UsageError(f"{path} is no name for a file of torch.", "Give one that ends in .pt, .pth, .bin or .ckpt.")
+        raise UsageError(f"{path} is not a name for a PyTorch file.", "Give one that ends in .pt, .pth, .bin or .ckpt.")
     if is_file and entry.kind == "directory" and not is_remote(path):
         raise UsageError(
-            f"{path} is a directory, and a name that ends in {os.path.splitext(path)[1]} is one file.",
+            f"{path} is a directory, but a name that ends in {os.path.splitext(path)[1]} means a file.",
             "Remove it, or choose another name.",
         )
     # A directory with such a suffix needs a final slash.
@@ -236,13 +236,13 @@ def resolve_output(path: str, options: Options) -> Target:
         raise _an_input(path) if entry.kind == "file" and path.endswith(CHECKPOINT_SUFFIXES) else not_a_directory(path)
     if not is_file and entry.kind != "directory" and (ending := _ENDING.search(path)):
         raise UsageError(
-            f"{path} ends in {ending[0]}, which no output does: a file ends in {model_files.SUFFIX}, or for torch.load "
+            f"{path} ends in {ending[0]}, which no output has: a file ends in {model_files.SUFFIX}, or for torch.load "
             f"in {some(TORCH_SUFFIXES, form=str)}.",
             f"Did you mean {path[: ending.start()]}{model_files.SUFFIX}? For a directory of that name, give {path}/",
         )
     # Stores have no directories that must exist.
     if is_file and not is_remote(path) and look(dirname(path)).kind != "directory":
-        raise UsageError(f"{path} cannot be written: there is no directory {dirname(path)}.", "Make it first.")
+        raise UsageError(f"{path} cannot be written: the directory {dirname(path)} does not exist.", "Create it first.")
     return Target(path, kind, proposed=_proposed(path))
 
 
@@ -250,7 +250,7 @@ def _resolve_tree(path: str, options: Options) -> Target:
     """Return the target of a directory that is replaced as a whole. Raise UsageError if none can be written there."""
     check_place(path, options.storage_options)
     if is_remote(path) and "/" not in path.partition("://")[2].rstrip("/"):
-        raise UsageError(f"{path}: a file is put beside this directory, so give one below it.")
+        raise UsageError(f"{path}: a file is written next to this directory, so give a directory below it.")
     return Target(real_place(path), "universal", proposed=_proposed(path))
 
 
@@ -259,7 +259,7 @@ def _resolve_checkpoint(place: Location, options: Options) -> Target:
     path = place.path
     if place.kind not in ("directory", "missing") or path.endswith(_FILE_SUFFIXES):
         raise UsageError(
-            f"{path} is the name of a file, and a checkpoint of torch.distributed.checkpoint is a directory.",
+            f"{path} is the name of a file, but a checkpoint of torch.distributed.checkpoint is a directory.",
             "Give the name of a directory.",
         )
     return Target(path, options.to, proposed=_proposed(path))
@@ -276,16 +276,16 @@ def check_checkpoint(output: object, options: Options) -> None:
     if output is None:
         raise UsageError("A checkpoint of torch.distributed.checkpoint needs an OUTPUT: a directory.")
     if options.universal:
-        raise UsageError("--to and --universal are two outputs.", "Write one after the other.")
+        raise UsageError("--to and --universal ask for two different outputs.", "Write one after the other.")
     for name in ("optimizer_key", "flat_optimizer", "fill_states") if not options.optimizer else ():
         if is_given(name, options):
-            raise UsageError(f"{flag(name)} is about optimizer states, and none were asked for.", _STATES)
+            raise UsageError(f"{flag(name)} applies only to optimizer states, and none were requested.", _STATES)
     if options.like and options.chunks is not None:
-        raise UsageError("--chunks and --like both say how tensors are cut: give one of them.")
+        raise UsageError("--chunks and --like both say how to cut tensors: give one of them.")
     if options.model_key == NO_WEIGHTS and not options.optimizer:
-        raise UsageError("--model-key none leaves the weights out, and nothing else was asked for.", _STATES)
+        raise UsageError("--model-key none leaves out the weights, so nothing is left to write.", _STATES)
     if options.to not in ("dcp", ACCELERATE) and options.max_shard_size:
-        raise UsageError("--max-shard-size divides the files of a rank, which has one here.", "Give --chunks N.")
+        raise UsageError("--max-shard-size cannot be used here: each rank has one file.", "Give --chunks N.")
 
 
 def check_file(path: str, option: str, storage_options: Mapping[str, Any]) -> None:
@@ -294,11 +294,11 @@ def check_file(path: str, option: str, storage_options: Mapping[str, Any]) -> No
     if is_remote(path):
         return
     if look(path).kind == "directory":
-        raise UsageError(f"{option} {path} is a directory, and a file is to be written.")
+        raise UsageError(f"{option} {path} is a directory, but the output is a file.")
     if look(dirname(path)).kind != "directory":
         raise UsageError(
-            f"{option} {path} cannot be written: there is no directory {dirname(path)}.",
-            "Make it first.",
+            f"{option} {path} cannot be written: the directory {dirname(path)} does not exist.",
+            "Create it first.",
         )
 
 
@@ -311,11 +311,9 @@ def check_place(path: str, storage_options: Mapping[str, Any], option: str = "")
 
         check_writable(path, storage_options)
     elif path == "-" or path.startswith(_STREAMS):
-        raise UsageError(
-            f"{option or 'OUTPUT'} cannot be {path}: it is put under its name by a rename, when it is complete.", _NAMED
-        )
+        raise UsageError(f"{option or 'OUTPUT'} cannot be {path}: a complete output gets its name by a rename.", _NAMED)
     elif look(resolved(path)).kind == "other":
-        raise UsageError(f"{called} is a pipe or a device, and an output is put under its name by a rename.", _NAMED)
+        raise UsageError(f"{called} is a pipe or a device, but an output gets its name by a rename.", _NAMED)
     else:
         try:
             os.lstat(path)
@@ -381,12 +379,12 @@ def check_spool(directory: str) -> None:
     """Raise UsageError if `directory` cannot hold spooled data, whether or not any will be spooled; UnsafeError if a
     stranger's link is on the way."""
     if directory and not os.path.isdir(resolved(directory)):
-        raise UsageError(f"--spool-dir {directory} is not a directory.", "Make it first.")
+        raise UsageError(f"--spool-dir {directory} is not a directory.", "Create it first.")
 
 
 def not_a_directory(path: str) -> UsageError:
     return UsageError(
-        f"{path} is the name of a file, and an output that does not end in .safetensors is a directory.",
+        f"{path} is the name of a file, but an output that does not end in .safetensors is a directory.",
         f"Did you mean {os.path.splitext(path)[0]}.safetensors?",
     )
 
@@ -397,9 +395,9 @@ def _an_input(path: str) -> UsageError:
     It proposes no name made from the checkpoint's: that would suggest that the checkpoint had been converted.
     """
     return UsageError(
-        f"{path} is given as OUTPUT, and is an existing checkpoint.",
-        "Several inputs are converted with: ckptconv convert INPUT... --output-dir DIR. This command writes a "
-        "directory, or a file whose name ends in .safetensors; ckptconv convert writes .pt too.",
+        f"{path} was given as OUTPUT, but is an existing checkpoint.",
+        "To convert several inputs: ckptconv convert INPUT... --output-dir DIR. This command writes a directory, or a "
+        "file whose name ends in .safetensors; ckptconv convert writes .pt too.",
     )
 
 
@@ -414,8 +412,8 @@ def default_output(source: Source, asked: Location) -> str:
         return _here(asked.path, is_directory)
     if source.family == model_files.SAFETENSORS:
         raise UsageError(
-            f"{source.path} is in safetensors already, so an OUTPUT is needed.",
-            "Give a name that ends in .safetensors, a directory, or for torch.load a name that ends in .pt.",
+            f"{source.path} is already in safetensors, so it needs an OUTPUT.",
+            "Give a name that ends in .safetensors, a directory, or, for torch.load, a name that ends in .pt.",
         )
     if source.shards:
         return source.path if is_directory else dirname(source.path)
@@ -453,17 +451,17 @@ def of_part(target: Target, source: Source, options: Options) -> Target:
         return target
     if source.component is not None and target.kind != "directory":
         raise UsageError(
-            f"{target.path} cannot be made of a pipeline of diffusers, which becomes a directory of safetensors.",
-            "Give a directory, or convert one of its models by itself.",
+            f"{target.path} cannot hold a diffusers pipeline, which becomes a directory of safetensors.",
+            "Give a directory, or convert one of its models alone.",
         )
     if source.component is not None and options.part:
         raise UsageError(
-            "--part divides one output, and a pipeline of diffusers becomes one for each of its models.",
+            "--part divides one output, but a diffusers pipeline becomes one output per model.",
             "Convert the models one by one.",
         )
     if target.is_file or target.is_tree:
         kind = "one file" if target.is_file else "one checkpoint"
-        raise UsageError(f"{target.path} is {kind}, and --per-rank writes a directory for every rank.")
+        raise UsageError(f"{target.path} is {kind}, but --per-rank writes a directory for every rank.")
     if not source.folder:
         return target
     path = join(target.path, source.folder)

@@ -34,14 +34,14 @@ def warnings_of(sources: Sequence[Source], outputs: Sequence[Output], chosen: Op
     for each in outputs:
         if each.told.bits:
             yield (
-                f"{some(each.told.bits)} cannot be put together again without the structure record: safetensors "
-                "has no dtype for what they are of."
+                f"{some(each.told.bits)} cannot be restored without the structure record, because safetensors lack "
+                "their dtype."
             )
     if is_inert(outputs):
         yield _no_model(sources[0], outputs, chosen)
     elif not any(each.tensors for each in outputs):
-        kept = "nothing of it is kept" if not chosen.structure else "only its structure is kept"
-        yield f"{sources[0].path} holds no tensor: {kept}."
+        kept = "none of its contents are kept" if not chosen.structure else "only its structure is kept"
+        yield f"{sources[0].path} holds no tensors: {kept}."
 
 
 def is_inert(outputs: Sequence[Output]) -> bool:
@@ -54,13 +54,16 @@ def _no_model(source: Source, outputs: Sequence[Output], chosen: Options) -> str
     count = sum(each.tensors for each in outputs)
     classes = f"objects of classes that are known by name only ({some(source.files.opaque, 3)})"
     what = (
-        f"has all its tensors ({count}) inside {classes}: their names are no model's"
+        f"has all its tensors ({count}) inside {classes}: their names are not those of a model"
         if count
         else f"holds no tensor, and {classes}, which may have some, are kept as inert data"
     )
     advice = (
         "Without --raw, whole modules among them become state dicts."
         if chosen.raw
-        else "Where the classes can be imported, save the state_dict() of the object with torch.save, and convert that."
+        else (
+            "On a machine with these classes, save the state_dict() of the object with torch.save, and convert "
+            "that file."
+        )
     )
-    return f"{source.path} {what}. This is no converted model. {advice}"
+    return f"{source.path} {what}. The output is not a usable model. {advice}"

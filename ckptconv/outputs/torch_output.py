@@ -15,10 +15,12 @@ def plan(source: Source, target: Target, options: Options) -> Output:
     """Plan the file of the weights. Raise UsageError for what is computed, or like a reference."""
     if computed.command_of(source.computed):
         raise UsageError(
-            f"{target.path} is named as a file for torch.load, and what is computed is written as safetensors.",
-            "Give a directory, or a name that ends in .safetensors; `ckptconv safetensors2pt` makes a .pt of it.",
+            f"{target.path} has the name of a file for torch.load, but computed outputs are written as safetensors.",
+            "Give a directory, or a name that ends in .safetensors; `ckptconv safetensors2pt` converts it to .pt.",
         )
     if source.reference:
-        raise UsageError(f"{target.path} is named as a file for torch.load, and --like is for safetensors.")
+        raise UsageError(
+            f"{target.path} has the name of a file for torch.load, but --like applies only to safetensors."
+        )
     restored = plan_restored(source, target.path, options)
     return output_of("weights", [source], target, options, (restored.file,), {}, restored.told, restored)

@@ -205,7 +205,7 @@ def _narrowed(tensor: LazyTensor, cut: Narrow) -> LazyTensor:
 
 
 def _cannot_permute() -> UnsupportedError:
-    return UnsupportedError("A transposed tensor that shares its storage cannot be put back in its place.")
+    return UnsupportedError("A transposed tensor that shares its storage cannot be restored.")
 
 
 # --------------------------------------------------------------------------------------------------- put together

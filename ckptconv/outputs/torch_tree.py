@@ -112,8 +112,8 @@ class TorchTree:
         what = writable.unreviewed(self._description) if opaque == "keep" else ""
         if what:
             raise UnsafeError(
-                f"The file would hold {what}, which nobody has reviewed, or not with what it is given here: whoever "
-                "loads the file runs that. It is not written.",
+                f"The file would hold {what}, which is not on the reviewed list with these arguments. Loading the file "
+                "would run it, so it is not written.",
                 "Use --opaque drop to write everything else, or leave it out with --exclude.",
             )
         self._contents = [storage_of(room.views, room.nbytes) for room in self._rooms]
@@ -153,7 +153,7 @@ class TorchTree:
         if isinstance(node, Composite):
             fault = composite_fault(node.kind, node.parts)
             if fault:
-                raise CorruptError(f"A {node.kind} tensor has {fault}: its record is not sound.")
+                raise CorruptError(f"A {node.kind} tensor has {fault}: its record is not valid.")
             self._check_kind(node.parts.get("class", "tensor"))
 
     def _check_kind(self, kind: str) -> None:
@@ -199,7 +199,7 @@ class TorchTree:
     def _object(value: Opaque) -> Call:
         """Return the call that constructs an object, as in the pickle it came from."""
         if value.call == "persistent" or not isinstance(value.args, tuple):
-            raise UnsupportedError(f"An object of {value.name} lies outside of its pickle, and cannot be written.")
+            raise UnsupportedError(f"An object of {value.name} is outside its pickle, and cannot be written.")
         function, args = value.cls, value.args
         if value.call == "newobj":
             function, args = Global("copy_reg", "__newobj__"), (value.cls, *args)
@@ -224,8 +224,8 @@ class TorchTree:
         cls = room.cls or "Byte"  # torch loads an untyped storage as bytes
         if offset or room.nbytes != leaf.nbytes or cls != _CLASSES.get(leaf.dtype.name):
             raise UnsupportedError(
-                f"A storage of {leaf.nbytes} bytes of {leaf.dtype} is shared with tensors of other dtypes, or that lie "
-                "outside of it, which cannot be written for torch.",
+                f"A storage of {leaf.nbytes} bytes of {leaf.dtype} is shared with tensors that have other dtypes, or "
+                "extend beyond it, which torch files cannot hold.",
                 "Leave it out with --exclude.",
             )
         return _persistent(room)
@@ -321,7 +321,7 @@ def _parameter(made: Call, requires_grad: bool, attributes: Any) -> Call:
 
 
 def _unsafe(cls: str) -> UnsafeError:
-    return UnsafeError(f"{cls[:200]} is known by name only: whoever loads a file with it runs it. It is not written.")
+    return UnsafeError(f"{cls[:200]} is known only by name. Loading a file with it would run it, so it is not written.")
 
 
 def _class(kind: str) -> Global:
@@ -334,7 +334,7 @@ def _wrapper(value: Composite) -> Call:
     """Return the call for a tensor of a subclass that only wraps others, which are in its state."""
     parts = value.parts
     if {*parts, "attributes"} != {*WRAPPER, "attributes"}:
-        raise UnsupportedError(f"A tensor of {value.kind[:200]} is made of parts that are not known.")
+        raise UnsupportedError(f"A tensor of {value.kind[:200]} has unknown parts.")
     cls = _class(value.kind)
     arguments = (cls, *(parts[name] for name in WRAPPER))
     function = Global("torch._tensor", "_rebuild_from_type_v2")

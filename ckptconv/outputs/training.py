@@ -68,11 +68,11 @@ def resumable(source: Source, options: Options, rename: Rename = selection.renam
     states = (source.states() or {}).get("state", {})
     renaming = [option for option, _ in selection.renaming(options.strip_prefix, options.rename)]
     given = [*_given(options, {"strip_prefix", "rename"}), *renaming]
-    reason = "changes nothing in a universal checkpoint, which holds all as it is"
+    reason = "has no effect on a universal checkpoint, which holds all values unchanged"
     stage = source.training.stage
     training, warnings = _for_all_groups(source.training) if stage == 3 else (source.training, ())
     told = ("ZeRO-3", "--zero-stage 1 writes one for ZeRO-1 and 2") if stage == 3 else ("ZeRO-1 and 2", _FOR_3)
-    notes = (f"The universal checkpoint is for {told[0]}, as INPUT is: {told[1]}.",) if stage else ()
+    notes = (f"The universal checkpoint is for {told[0]}, like INPUT: {told[1]}.",) if stage else ()
     warnings = (*warnings, *_of_experts(training))
     return Resumable(training, source.weights, states, dict.fromkeys(given, reason), notes, warnings)
 
@@ -82,9 +82,8 @@ def _of_experts(training: Training) -> tuple[str, ...]:
     if not any(map(expert_of, training.parameters)):
         return ()
     warning = (
-        "Experts have the numbers that they have among those of all ranks, and DeepSpeed looks for those that they "
-        "have on their own: load this universal checkpoint with ep_size=1. With another, ranks load other experts than "
-        "theirs."
+        "Load this universal checkpoint with ep_size=1: its experts are numbered across all ranks, but DeepSpeed "
+        "looks for numbers within each rank. With another ep_size, ranks load the wrong experts."
     )
     return (warning,)
 
@@ -105,11 +104,11 @@ def _for_all_groups(training: Training) -> tuple[Training, tuple[str, ...]]:
     common = {**training.common, _INNER: {**inner, _GROUPS: kept}}
     warning = (
         f"The {len(groups)} groups of parameters differ in {some(differing, form=str)}. ZeRO-3 gives all groups the "
-        "settings of one, so it gets none of these from the universal checkpoint: those of the training run stay."
+        "same settings, so it takes none of these from the universal checkpoint: the training run's settings stay."
     )
     if "lr" in differing:
         warning += (
-            " Where a schedule sets lr, the first step has the one that it began with, unless the run calls "
+            " If a schedule sets lr, the first step uses the schedule's initial lr, unless the run calls "
             "engine.lr_scheduler.step(engine.lr_scheduler.last_batch_iteration) after load_checkpoint."
         )
     return training._replace(common=common), (warning,)
@@ -128,7 +127,7 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
         raise UnsupportedError(
             f"{source.path}: {some(sorted(chosen.fixed))} are parts of quantized or otherwise composed tensors, which "
             "have no fp32 masters.",
-            "Convert the weights as they were before that, or leave them out with --exclude.",
+            "Convert the original weights, or leave these out with --exclude.",
         )
     aliases = selection.untie(chosen.tensors, chosen.owners)
     masters = {name: chosen.cast(name) for name in chosen.tensors if name not in aliases}
@@ -144,7 +143,7 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
         groups = [{"params": [named[name] for name in source.training.parameters if named.get(name) in masters]}]
     parameters = [name for group in groups for name in group["params"]]
     if not parameters:
-        raise UsageError(f"{source.path} holds no parameter, of which a universal checkpoint could be made.")
+        raise UsageError(f"{source.path} holds no parameters for a universal checkpoint.")
     masters = {name: masters[name] for name in parameters}
     step = (source.of_states.step or 0) if optimizer is not None else 0
     if optimizer is None:
@@ -165,31 +164,31 @@ def _derived(source: Source, options: Options, rename: Rename) -> Resumable:
         raise UnsupportedError(unfit, f"--zero-stage 1 writes one for ZeRO-1 and 2. {FRESH}")
     if unfit:
         training = training._replace(models={_MODEL: model})
-        warnings.append(f"{unfit} This universal checkpoint is for ZeRO-1 and 2 alone.")
+        warnings.append(f"{unfit} This universal checkpoint is only for ZeRO-1 and 2.")
     warnings.extend(_of_muon(states) if stage != 3 else ())
     if stage in (None, 3) and not unfit:
         training, told = _for_all_groups(training)
         warnings.extend(told)
     warnings.extend(_of_experts(training))
-    reason = "changes nothing in a universal checkpoint, which holds fp32 masters, each once"
+    reason = "has no effect on a universal checkpoint, which holds each fp32 master weight once"
     idle = {**dict.fromkeys(_given(options, _SELECTING), reason), **chosen.idle(options)}
     notes = _notes(source, key if not options.key else "", optimizer is None, step, len(rest))
     return Resumable(training, masters, states, idle, notes, (*chosen.warnings, *warnings))
 
 
 def _notes(source: Source, key: str, fresh: bool, step: int, rest: int) -> tuple[str, ...]:
-    notes = [f"Took the weights under {key!r}; --key names others."] if key else []
+    notes = [f"Converted the weights under {key!r}; --key selects others."] if key else []
     if fresh:
         why = "" if source.of_states.error is None and source.optimizer is None else ", as --fresh-optimizer says"
         notes.append(
-            f"The universal checkpoint begins with zero moments and step 0{why}. The optimizer's hyperparameters are "
-            "those of the training run that loads it."
+            f"The universal checkpoint starts with zero moments at step 0{why}. The training run that loads it sets "
+            "the optimizer's hyperparameters."
         )
     else:
-        notes.append(f"The universal checkpoint goes on at step {step}, with the optimizer's moments.")
+        notes.append(f"The universal checkpoint continues at step {step}, with the optimizer's moments.")
     if rest:
         notes.append(
-            f"{rest} tensors are no parameters. They are in the model file, from where DeepSpeed does not load them "
+            f"{rest} tensors are not parameters. They are in the model file, from which DeepSpeed does not load them "
             "for a universal checkpoint."
         )
     return tuple(notes)
@@ -222,9 +221,7 @@ def _unfit_for_3(states: Mapping[str, Mapping[str, Any]], where: str) -> str:
         lacking = [key for key in _MOMENTS if key not in own]
         if others or lacking:
             has = f"has {some(others)}" if others else f"lacks {some(lacking)}"
-            return (
-                f"{where}: {brief(name)} {has}, and ZeRO-3 loads {some(_MOMENTS)} of each parameter, and nothing else."
-            )
+            return f"{where}: {brief(name)} {has}, but ZeRO-3 loads only {some(_MOMENTS)} of each parameter."
     return ""
 
 
@@ -235,8 +232,8 @@ def _of_muon(states: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
         return ()
     told = " and ".join(sorted(some(sorted(kind), form=str) for kind in kinds))
     warning = (
-        f"The groups of parameters have states of several optimizers: {told}. DeepSpeed's ZeRO-1 and 2 load these, and "
-        "fail in the first step with Muon on several ranks; torch.distributed.checkpoint takes them (--to dcp)."
+        f"The groups of parameters have states of several optimizers: {told}. DeepSpeed's ZeRO-1 and 2 load these, but "
+        "fail in the first step with Muon on several ranks. torch.distributed.checkpoint accepts them (--to dcp)."
     )
     return (warning,)
 
@@ -269,10 +266,12 @@ def _complete(
             ):
                 left[str(key)] = None
             else:
-                shape = f"has the shape {list(value.shape)}" if isinstance(value, LazyTensor) else "is no plain tensor"
+                shape = (
+                    f"has the shape {list(value.shape)}" if isinstance(value, LazyTensor) else ("is not a plain tensor")
+                )
                 raise UnsupportedError(
                     f"{where}: the state {brief(key)} of {brief(name)} {shape}, and the parameter has "
-                    f"{list(master.shape)}: ZeRO has only states in the shape of their parameter.",
+                    f"{list(master.shape)}: ZeRO supports only states with the shape of their parameter.",
                     FRESH,
                 )
     without = []
@@ -287,7 +286,7 @@ def _complete(
                 kept[name] = {**steps, **zeros, **kept[name]}
     warnings = [f"{some(without)} have no states yet, and got zero moments."] if without else []
     if left:
-        warnings.append(f"The optimizer's {some(left)} are left out: DeepSpeed has no place for them.")
+        warnings.append(f"The optimizer's {some(left)} are left out: DeepSpeed does not support them.")
     return kept, warnings
 
 

@@ -105,7 +105,7 @@ def _checked(name: str, what: str, taken: Sequence[str]) -> str:
     except UnicodeEncodeError:
         size = _LONGEST_NAME + 1
     if size > _LONGEST_NAME or name in taken:
-        why = "which another file there is called" if name in taken else "which is no Unicode text, or too long"
+        why = "which is the name of another file there" if name in taken else "which is not valid Unicode, or too long"
         raise UnsupportedError(
             f"{what}, {why}. In a universal checkpoint it would be the name of a file or directory.",
             "Leave the parameter out with --exclude, or rename it with --rename.",

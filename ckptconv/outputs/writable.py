@@ -220,13 +220,12 @@ def unreviewed(pickle: bytes) -> str:
     judges = _judges()
     if not judges:
         raise UsageError(
-            "--opaque keep writes only what scan calls safe, and scan, which knows that, is not part of this "
-            "installation."
+            "--opaque keep writes only objects that scan calls safe, but scan is not part of this installation."
         )
     readings: list[attacks.PickleReading] = []
     for judging in judges:
         with attacks.watched(readings.append, judging.Judge), refusing_attacks(False):
-            load(pickle, without_tensors(), where="What is to be written", limits=WHOLE_TREES)
+            load(pickle, without_tensors(), where="The output", limits=WHOLE_TREES)
     named = (brief(each, 200) for reading in readings for each in (*reading.suspects, *reading.unknown))
     calls = (each for reading in readings for each in reading.unknown_calls)
     return next(itertools.chain(named, calls), "")

@@ -397,6 +397,7 @@ def error(where: str, suspects: Iterable[Global], called: Iterable[Global]) -> U
     else:
         what = f"it names {', '.join(names[:3])}, and calls {', '.join(list(calls)[:3])}"
     return UnsafeError(
-        f"{where}: this file is an attack: {what}, which torch.load would run. Nothing was run, and nothing written.",
-        "Tell whoever it came from. With --inert its tensors are converted all the same; nothing runs then either.",
+        f"{where}: this file is an attack: {what}, which torch.load would run. Nothing was run, and nothing was "
+        "written.",
+        "Inform its sender. Use --inert to convert its tensors anyway; its code does not run then either.",
     )

@@ -114,12 +114,12 @@ class Calls:
         many."""
         self.room -= count
         if self.room < 0:
-            raise ExcessiveError("makes more objects than its length can be about")
+            raise ExcessiveError("makes more objects than its length allows")
 
     def find(self, module: Any, name: Any) -> Any:
         """Return what a name stands for: a constant, or a `Global`, which is just the name."""
         if type(module) is not str or type(name) is not str:
-            raise MalformedError("names a class by something that is not text")
+            raise MalformedError("names a class with a value that is not text")
         key = module, name
         known = self.globals.get(key)
         if known is None:
@@ -150,7 +150,7 @@ class Calls:
             raise ExcessiveError(f"names a class by {max(len(module), len(name))} characters")
         if mentioned not in self.known and key not in self.meanings and f"{module}.{name}" in self.paths:
             # Python resolves dots in the name as attributes. torch compares the joined path, wherever the module ends.
-            self.odd(f"names {brief(mentioned)} with its module and its name divided elsewhere")
+            self.odd(f"names {brief(mentioned)} with another division into module and name")
         self.charge(1 + (len(module) + len(name)) // _BYTES_EACH)
         self.globals[key] = mentioned
         return mentioned
@@ -184,7 +184,7 @@ class Calls:
             construct = self.known.get(function)
             if construct is not None:
                 if how != "reduce" and (args or kwargs) and (kwargs or function not in self.takes_arguments):
-                    self.odd(f"makes a {brief(function)} with arguments, and without calling it")
+                    self.odd(f"makes a {brief(function)} with arguments, but without calling it")
                 try:
                     value = construct(args)
                 except OddError as reason:

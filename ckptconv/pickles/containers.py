@@ -184,7 +184,7 @@ class Keys:
             units: set[str] = set()
             forms = {_as_python(key, made_of, units) for key in container}
             if len(forms) < len(container) or len(units) > 1 or not forms.isdisjoint(made_of):
-                raise MalformedError("has keys that differ, and may be one to Python")
+                raise MalformedError("has keys that differ, but may be equal in Python")
 
 
 # The hash of an object without numbers.
@@ -346,7 +346,7 @@ TAKES_ARGUMENTS = frozenset(
 
 
 def _odd(what: str) -> OddError:
-    return OddError(f"calls {what} with arguments that no pickler gives it")
+    return OddError(f"calls {what} with arguments that no pickler writes")
 
 
 def _pairs(value: Any, what: str) -> Iterable[tuple[Any, Any]]:
@@ -426,7 +426,7 @@ class Made:
             raise _odd("bytes")
         self.charge(len(args[0]) // _BYTES_EACH)
         if len(args[1]) > 20 or args[1].lower() not in _LATIN1:
-            raise MalformedError(f"encodes text as bytes in {brief(args[1])}, as no pickler does")
+            raise MalformedError(f"encodes text as bytes in {brief(args[1])}, unlike any pickler")
         try:
             return args[0].encode("latin-1")
         except UnicodeEncodeError:

@@ -76,14 +76,14 @@ def check_nesting(value: Any, limits: Limits, most: int, most_containers: int) -
                 unfinished.remove(id(container))
                 containers += nodes > 1
                 if containers > most_containers:
-                    raise ExcessiveError("makes more objects than its length can be about")
+                    raise ExcessiveError("makes more objects than its length allows")
                 if nodes > _WORTH_KEEPING or (nodes > 1 and sys.getrefcount(container) > _ONE_PLACE):
                     finished[id(container)] = nodes, levels
                 if path:
                     path[-1][2] += nodes
                     path[-1][3] = max(path[-1][3], levels + 1)
                 if nodes > most:
-                    raise ExcessiveError(f"describes more than {most} values by referring to the same again and again")
+                    raise ExcessiveError(f"describes more than {most} values by repeated references")
                 continue
             path[-1][2:] = nodes, levels
             break

@@ -151,7 +151,7 @@ class Machine(State):
         except NotStoredError:
             if self.lean:
                 raise
-            raise self.error(CorruptError, "refers to an object that it has not stored") from None
+            raise self.error(CorruptError, "refers to an object that it did not store") from None
         except ExcessiveError as reason:
             raise self.error(LimitError, str(reason)) from None
         except RefusedError as reason:
@@ -161,11 +161,11 @@ class Machine(State):
         except (IndexError, struct.error) as error:
             # A struct.error always means missing data. An IndexError means that too, or too short a stack.
             if not (isinstance(error, struct.error) or self.short or self.pos >= len(self.data)):
-                raise self.error(CorruptError, "takes from the stack what is not there") from None
+                raise self.error(CorruptError, "reads from an empty stack") from None
             if self.around:
                 raise self.error(CorruptError, "has an instruction that goes beyond the end of its frame") from None
             size = len(self.data) - self.start
-            raise self.error(TruncatedError, f"ends after {size} bytes, unfinished") from None
+            raise self.error(TruncatedError, f"ends after {size} bytes, incomplete") from None
         return Loaded(value, end, tuple(self.globals.values()), tuple(self.opaque))
 
     def refuse_attack(self, *, broken: bool = False) -> None:

@@ -161,17 +161,17 @@ WRAPPER = ("dtype", "shape", "strides", "storage_offset", "layout", "device", "r
 _META = "saved from the meta device"
 
 
-_UNINITIALIZED = "never initialized, as the model was not yet called"
+_UNINITIALIZED = "never initialized, because the model was not called before the save"
 
 
 _DISTRIBUTED = "distributed over several processes, each of which saved its own part"
 
 
-_PARTIAL = "placed as Partial: each rank has a summand of every element, and none its value"
+_PARTIAL = "placed as Partial: each rank has a summand of every element, but none has its value"
 
 
 _ADVICE = {
-    _UNINITIALIZED: "Save the checkpoint after a first call of the model, or leave them out with --exclude.",
+    _UNINITIALIZED: "Save the checkpoint after a first call of the model, or leave out the tensors with --exclude.",
     _PARTIAL: "Redistribute it to Shard or Replicate before saving, or leave it out with --exclude.",
     _META: "Save the checkpoint again with its weights loaded, or leave them out with --exclude.",
     _DISTRIBUTED: (

@@ -119,7 +119,7 @@ def element(dtype: Any, depth: int = 0) -> Element:
     if len(inner) != len(parts) or any(
         type(at) is not int or at < 0 or at + each.size > made.size for each, at in inner
     ):
-        raise ValueError("a dtype whose fields lie outside")
+        raise ValueError("a dtype whose fields extend beyond it")
     if state[2] is not None:
         part, shape = state[2] if type(state[2]) is tuple and len(state[2]) == 2 else (None, None)
         repeated = element(part, depth + 1)
@@ -129,5 +129,5 @@ def element(dtype: Any, depth: int = 0) -> Element:
     # numpy takes flags from here: with wrong ones, it takes bytes of the pickle for pointers.
     has_objects = made.has_objects or any(each.has_objects for each, _ in inner)
     if type(state[7]) is not int or state[7] & _OF_OBJECTS != has_objects * _OF_OBJECTS:
-        raise ValueError("a dtype whose flags are others")
+        raise ValueError("a dtype with other flags")
     return Element(made.size, has_objects)

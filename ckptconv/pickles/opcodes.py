@@ -284,7 +284,7 @@ def _digits(machine: State, line: bytes) -> int:
         raise ExcessiveError(f"has an integer of {len(line)} digits")
     if _WHOLE.fullmatch(line):
         return int(line)
-    machine.odd(f"has {brief(line)[1:]} where a number should be")
+    machine.odd(f"has {brief(line)[1:]} instead of a number")
     try:
         return int(line)
     except ValueError:
@@ -301,7 +301,7 @@ def _text_float(machine: State) -> float:
     value = float(line) if _REAL.fullmatch(line) or line in _SPECIAL else None
     # For a number that is too large, one of CPython's unpicklers makes infinity; the other refuses it.
     if value is None or (math.isinf(value) and line not in _SPECIAL):
-        machine.odd(f"has {brief(line)[1:]} where a number should be")
+        machine.odd(f"has {brief(line)[1:]} instead of a number")
         return 0.0
     return value
 
@@ -347,8 +347,8 @@ def _refuse(reason: str) -> Callable[[State], None]:
     return act
 
 
-_EXTENSION = _refuse("names a class by a number of the extension registry of the Python that wrote it")
-_BUFFER = _refuse("needs a buffer that was kept outside it")
+_EXTENSION = _refuse("names a class by a number of the extension registry, which only the writing Python knows")
+_BUFFER = _refuse("needs a buffer from outside the pickle")
 
 RARE: dict[int, Callable[[State], None]] = {
     0x80: _proto,

@@ -46,8 +46,8 @@ def statements(outputs: Sequence[tuple[str, bool, bytes]], inputs: Sequence[Mapp
 def without_digests(path: str) -> UsageError:
     """Return the error for an output without digests."""
     return UsageError(
-        f"Nothing can be attested of {path}: it was made without digests.",
-        "Give the conversion --digest sha256.",
+        f"{path} cannot be attested: it was written without digests.",
+        "Run the conversion with --digest sha256.",
     )
 
 

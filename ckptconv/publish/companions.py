@@ -82,7 +82,7 @@ def _accompanied(source: Source, target: Target, options: Options) -> tuple[Sour
     earlier = earlier_companions(directory) if is_known else {}
     goal = target._replace(replaces=frozenset(earlier))
     if not asked and options.copy_config is None and source.quantized and source.quantized.says:
-        told = f"{source.quantized.path} was not copied: --copy-config writes it without what it says of quantizing."
+        told = f"{source.quantized.path} was not copied: --copy-config writes it without its quantization settings."
         return source._replace(notes=[*source.notes, told]), goal
     return (_with_companions(source, asked, directory, options, earlier) if asked else source), goal
 
@@ -117,7 +117,7 @@ def _with_companions(
     source = source._replace(warnings=[*source.warnings, *(warning for one in others for warning in one.warnings)])
     if not found:
         places = " and ".join("the current directory" if one.directory == "." else one.directory for one in others)
-        return _told(source, f"there is no configuration, tokenizer or README in {places}", options)
+        return _told(source, f"{places} has no configuration, tokenizer or README", options)
     present = _present(directory)
     kept = {
         name: present[name]
@@ -144,7 +144,8 @@ def _with_companions(
             warnings=[*source.warnings, *pipelines.cast_warnings(source, dtype, directory.options)]
         )
     stays = [
-        f"{file.path} was left as it is, as no earlier output brought it: --overwrite takes the one of the input."
+        f"{file.path} was not replaced, because no earlier output wrote it: --overwrite replaces it with the input's "
+        "file."
         for file in kept.values()
     ]
     return source._replace(notes=[*source.notes, *notes], warnings=[*source.warnings, *stays])

@@ -54,7 +54,7 @@ def escaped(name: str) -> str:
 
 
 def _unspeakable(name: str) -> UsageError:
-    return UsageError(f"{name!r} cannot be named in a Makefile, for --depfile.", "Rename it.")
+    return UsageError(f"{name!r} cannot be written to a Makefile, which --depfile needs.", "Rename it.")
 
 
 def _wrapped(first: str, names: Sequence[str]) -> list[str]:

@@ -120,7 +120,7 @@ def _inputs(planned: Sequence[_Planned], options: Options) -> list[dict[str, Fil
         if "digest" not in each.plan.heading:
             raise without_digests(each.path)
     if len({each.plan.heading["digest"] for each in planned}) > 1:
-        raise UsageError("The outputs have digests of two kinds.", "Attest each by itself.")
+        raise UsageError("The outputs have digests of two kinds.", "Attest each output separately.")
     return [
         found_again(each.path, each.plan.inputs, each.plan.heading["source"]["inputs"], options) for each in planned
     ]
@@ -139,8 +139,8 @@ def _staged(planned: _Planned, options: Options, progress: Progress | None, stac
         return Staged(planned.path, planned.is_file, staging, [], partial(_manifest, planned), False)
     if planned.is_file and "digest" in plan.heading and not (options.manifest or options.attest):
         raise UsageError(
-            f"{planned.path} is one file, which has no manifest beside it to keep its digests in.",
-            "Give --manifest FILE too.",
+            f"{planned.path} is one file without a manifest, so its digests have no place.",
+            "Add --manifest FILE.",
         )
     made = _collected(planned, staging)
     if options.checksum:
@@ -176,7 +176,7 @@ def _check_published(planned: _Planned) -> None:
         entry = look(planned.final(name))
         if entry.kind != "file" or entry.file.size != size:
             raise FailedError(
-                f"{planned.path} was complete, and {planned.final(name)} was changed or removed since.",
+                f"{planned.path} was complete, but {planned.final(name)} was changed or removed since.",
                 "Convert it again.",
             )
 
@@ -186,7 +186,7 @@ def _manifest(planned: _Planned) -> bytes:
     path = join(planned.path, MANIFEST)
     if planned.is_file or look(path).kind != "file":
         raise FailedError(
-            f"{planned.path} is complete, and the records that its manifest needs are gone.",
+            f"{planned.path} is complete, but the records for its manifest are gone.",
             "Convert it again with --manifest or --attest if you need that.",
         )
     return read_text(path, MOST_RECORD).encode()
@@ -212,15 +212,15 @@ def _planned(output: Location) -> list[_Planned]:
             return [each for rank in ranks for each in _planned(rank)]
     if not found:
         raise UsageError(
-            f"No parts of {path} are staged: there is nothing to finish.",
-            "Give the OUTPUT that the parts were given, and a conversion with --part before.",
+            f"No parts of {path} are staged, so finish has nothing to publish.",
+            "Give the OUTPUT of the conversions with --part, and run these first.",
         )
     if len(found) > 1:
         places = " and ".join(each.place for each in found)
         raise UsageError(
-            f"Parts of {len(found)} different conversions are staged for {path}: {places}. The input has changed in "
-            "between, or the parts were given different options, or different releases of this program.",
-            "Remove what is not wanted, and run the missing parts of the other.",
+            f"Parts of {len(found)} different conversions are staged for {path}: {places}. The input changed in "
+            "between, or the parts were made with different options or releases of ckptconv.",
+            "Remove the unwanted one, and run the missing parts of the other.",
         )
     (each,) = found
     try:
@@ -228,7 +228,7 @@ def _planned(output: Location) -> list[_Planned]:
     except ValueError as error:
         raise CorruptError(
             f"The description of the parts in {each.place} is damaged: {error}.",
-            "Run one of the parts again, which writes it anew.",
+            "Run one of the parts again to write it again.",
         ) from None
     return [_Planned(real_place(path) if told.kind == "tree" else path, told, each.published)]
 
@@ -242,13 +242,13 @@ def _collected(planned: _Planned, staging: Staging) -> dict[str, Made]:
         if name in made and len(made[name].crcs) != count:
             raise CorruptError(
                 f"The record of {name!r} in {planned.path} is damaged: it describes {len(made[name].crcs)} tensors, "
-                f"and the plan {count}.",
+                f"but the plan has {count}.",
                 f"Run {_by_part(planned, [name])} again, then finish.",
             )
     missing = [name for name, _, _ in planned.plan.files if name not in made]
     if missing:
         raise FailedError(
-            f"{planned.path} is not complete: {_by_part(planned, missing)}. What is staged stays.",
+            f"{planned.path} is not complete: {_by_part(planned, missing)}. The staged files are kept.",
             f"Run {'that part' if len(_parts_of(planned, missing)) == 1 else 'those parts'} again, then finish.",
         )
     return made
@@ -262,7 +262,7 @@ def _check(planned: _Planned, staging: Staging, progress: Progress | None) -> No
             changed.append(name)
     if changed:
         raise CorruptError(
-            f"{planned.path}: what was staged is no longer what its checksums say: {_by_part(planned, changed)}.",
+            f"{planned.path}: staged files no longer match their checksums: {_by_part(planned, changed)}.",
             "Run the part again, then finish.",
         )
 

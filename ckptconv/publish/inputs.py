@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Bytes that are read at a time, and files at once.
 _READ, _MOST_JOBS = 1 << 20, 4
 # What the progress says meanwhile.
-_DIGESTING = "digesting the inputs"
+_DIGESTING = "computing digests of the inputs"
 
 
 def inputs_of(output: Output, source: str) -> dict[str, File]:
@@ -163,6 +163,6 @@ def found_again(
         others = f", and {len(counted) - 1} more" if len(counted) > 1 else ""
         raise FailedError(
             f"The statement about {path} needs the digests of its inputs, and {gone[0]}{others} cannot be read here.",
-            "Run finish where the parts were made, or without --attest.",
+            "Run finish on the machine that made the parts, or without --attest.",
         )
     return found

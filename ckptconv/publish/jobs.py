@@ -121,7 +121,7 @@ def make_elsewhere(task: Task, known: Elsewhere) -> Result | CkptconvError:
     except CkptconvError as error:
         return error
     except MemoryError:
-        return FailedError(f"There is not enough memory for {task.file.name} where it was to be made.")
+        return FailedError(f"The worker has not enough memory for {task.file.name}.")
     except Exception as error:
         return FailedError(f"{task.file.name} could not be made: {type(error).__name__}: {error}.")
 

@@ -13,10 +13,10 @@ from ckptconv.storage.paths import is_remote
 
 # The options that are about an output as a whole, and what to do instead of giving them to a part.
 _OF_WHOLE = {
-    "verify": "Verify it when it is finished.",
+    "verify": "Verify the finished output.",
     "manifest": "Give it to `ckptconv finish`.",
     "attest": "Give it to `ckptconv finish`.",
-    "depfile": "Write the rule by hand, for `ckptconv finish`.",
+    "depfile": "Write the rule by hand.",
 }
 
 
@@ -26,18 +26,18 @@ def check_part(outputs: Sequence[Output], options: Options, verifies: bool) -> N
     asked = {"verify": verifies, "manifest": options.manifest, "attest": options.attest, "depfile": options.depfile}
     for option, hint in _OF_WHOLE.items():
         if asked[option]:
-            raise UsageError(f"--{option} is about an output as a whole, and --part makes a part of it.", hint)
+            raise UsageError(f"--{option} needs a whole output, but --part makes only a part of it.", hint)
     for output in outputs:
         if output.target.kind == "dcp-hf" and is_remote(output.target.path):
             raise UsageError(
-                f"{output.target.path}: on a store, parts need a file that says when all are there, and safetensors "
-                "shards of torch.distributed.checkpoint have none.",
+                f"{output.target.path}: on a store, parts need an index that is written last, but safetensors shards "
+                "of torch.distributed.checkpoint have none.",
                 "Convert it without --part, or write it to a shared disk.",
             )
         if is_one_upload(output):
             raise UsageError(
-                f"{output.target.path}: on a store, parts are the shards of an output with an index, and this output "
-                "is one file.",
+                f"{output.target.path}: on a store, --part needs an output of several files with an index, but this "
+                "output is one file.",
                 "Convert it without --part, write it to a shared disk, or divide it with a smaller --max-shard-size.",
             )
 

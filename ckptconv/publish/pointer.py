@@ -27,8 +27,8 @@ def check_pointer(path: str, made_as: str, overwrite: bool, stores: Mapping[str,
     pointer = Location(pointer_of(path), dict(stores))
     if pointer.kind == "missing" and (hidden := _models_beside(pointer)):
         raise UsageError(
-            f"{pointer} would have {pointer.parent} read as the universal checkpoint, and {some(hidden, 3, str)} of "
-            "others would not be found there.",
+            f"{pointer} would make {pointer.parent} a universal checkpoint, and hide {some(hidden, 3, str)} of other "
+            "programs there.",
             "Write the universal checkpoint to a directory in another one.",
         )
     if pointer.kind == "missing" or overwrite:
@@ -39,7 +39,7 @@ def check_pointer(path: str, made_as: str, overwrite: bool, stores: Mapping[str,
     told = Directory(pointer.parent.child(named)).manifest if named == basename(named) else None
     if told is None:
         raise UsageError(
-            f"{pointer} names {named}, which this program did not write, and would be replaced.",
+            f"{pointer} names {named}, which ckptconv did not write, and would be replaced.",
             "Write the universal checkpoint to another directory, or give --overwrite.",
         )
 

@@ -192,11 +192,11 @@ def _check_digests(outputs: Sequence[Output], options: Options) -> None:
         files = [each.target.path for each in outputs if not each.has_manifest]
         if files and not (options.manifest or options.attest or options.part):
             raise UsageError(
-                f"{files[0]} has no manifest to keep digests in.",
+                f"{files[0]} has no manifest for the digests.",
                 "Give --manifest FILE too, or a directory as OUTPUT, without --for-hub.",
             )
     elif options.attest:
-        raise UsageError("--attest is about digests, and none were asked for.", "Give --digest sha256 too.")
+        raise UsageError("--attest needs --digest.", "Add --digest sha256.")
 
 
 def _opaque(sources: Sequence[Source], outputs: Sequence[Output]) -> Iterator[str]:
@@ -217,12 +217,12 @@ def _met(outputs: Sequence[Output], chosen: Options, checksums: Checksums | None
     if checksums and checksums.unrecorded:
         paths = list(checksums.unrecorded)
         more = f" and {len(paths) - 1} more files" if len(paths) > 1 else ""
-        yield f"{paths[0]}{more} cannot be checked: no checksums are recorded for what was read."
+        yield f"{paths[0]}{more} cannot be checked: the input records no checksums for this data."
     if done.differing:
         few = ", ".join(done.differing[:5]) + (", …" if len(done.differing) > 5 else "")
         yield (
-            f"The tensor-parallel ranks differ in {len(done.differing)} states of parameters that each of them has "
-            f"whole; the first rank's were taken: {few}."
+            f"The tensor-parallel ranks differ in {len(done.differing)} states of unsplit parameters; the states of "
+            f"the first rank were taken: {few}."
         )
     if told := done.tally.overflowed(chosen.dtype or "their dtype"):
         yield told
@@ -244,7 +244,7 @@ def _depfile(
         return
     path = normalize(options.depfile)
     if is_remote(path):
-        raise UsageError(f"{path}: a rule for make is written to a local file.")
+        raise UsageError(f"{path}: --depfile must be a local file.")
     read = [file.path for file in inputs]
     for source in sources:
         read.extend([*named_inputs(source), *source.pointers])

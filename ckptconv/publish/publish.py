@@ -470,7 +470,7 @@ class _Run:
                 raise
             raise FailedError(
                 f"The executor did not carry out its tasks: {type(error).__name__}: {error}.",
-                "Run it again: what is finished stays.",
+                "Run the command again: finished files are kept.",
             ) from error
 
     def _verify(self, verify: Verifier, places: Sequence[Mapping[str, str] | None]) -> None:
@@ -599,14 +599,14 @@ def _check_equal(outputs: Iterable[Output], equal: Iterable[Equal], readers: Spo
     """Raise CorruptError if tensors that are stored twice differ."""
     for name, one, other in equal:
         if not same(one, other, readers):
-            raise CorruptError(f"{name!r} is stored twice, in {_places(one, other)}, and the two differ.")
+            raise CorruptError(f"{name!r} is stored twice, in {_places(one, other)}, with different values.")
     for output in outputs:
         for one, other in output.restored.overlaps() if output.restored else ():
             if not same(one, other, readers):
                 raise CorruptError(
-                    f"{_places(one)}: tensors that share memory, as the structure record says, differ in what they "
-                    "share: one of them was changed since.",
-                    "Change them alike, or convert them one without the other (--exclude).",
+                    f"{_places(one)}: the structure record says that these tensors share memory, but their shared "
+                    "elements differ: one of them was changed.",
+                    "Make the same change to both, or leave one out with --exclude.",
                 )
 
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _BESIDE_INPUT = frozenset(FORMS.values())
 # The options for what is written beside outputs, which are also what it is.
 _BESIDE = ("manifest", "attest", "depfile")
-_ELSEWHERE = "Write it to another place; rename it afterwards if it is to have this name."
+_ELSEWHERE = "Write it to another path, and rename it afterwards if it needs this name."
 # How a permission begins that names what is read in the directory of the output, and what is read anywhere.
 _READ, _INPUT = "read/", "input/"
 _NEW_DIRECTORY = "Give a directory that does not exist yet."
@@ -185,7 +185,7 @@ class Replacing:
         if self._options.overwrite and not self._options.clobber:
             raise UsageError("--overwrite and --no-clobber contradict each other.", "Leave one out.")
         for option, (path, _) in beside.items():
-            self._spared.check(path, f"What {option} asks for")
+            self._spared.check(path, f"The output of {option}")
             check_file(path, option, self._stores)
         self._check_apart(claims, {option: path for option, (path, _) in beside.items()})
         for claim in claims:
@@ -209,7 +209,7 @@ class Replacing:
         self._check_clobber(path)
         if not self._options.overwrite and file_made_as(place, kind) != kind:
             raise UsageError(
-                f"{option} would replace {path}, which this program did not write, or not for {option}.",
+                f"{option} would replace {path}, which ckptconv did not write for {option}.",
                 _NEW_NAME,
             )
 
@@ -224,19 +224,19 @@ class Replacing:
             inside = next((each for each in claims if each is not claim and _is_inside(each, claim)), None)
             if shared or inside:
                 other = shared or inside.path  # type: ignore[union-attr]
-                raise UsageError(f"{claim.path} and {other} would replace each other.", "Write one to another place.")
+                raise UsageError(
+                    f"{claim.path} and {other} would replace each other.", "Give one of them another path."
+                )
             taken.update(dict.fromkeys(places, claim.path))
         named: dict[str, str] = {}
         for option, path in beside.items():
             place = resolve(path)
             if place in taken or any(claim.form == "tree" and _lies_below(path, claim.path) for claim in claims):
-                raise UsageError(
-                    f"What {option} asks for would replace {path}, the output.", "Write it to another place."
-                )
+                raise UsageError(f"The output of {option} would replace {path}, the output.", "Give it another path.")
             if basename(path).startswith(HIDDEN):
-                raise UsageError(f"{option} {path}: this program keeps names that begin so for itself.", _NEW_NAME)
+                raise UsageError(f"{option} {path}: ckptconv reserves names with this prefix.", _NEW_NAME)
             if (other := named.setdefault(place, option)) != option:
-                raise UsageError(f"{other} and {option} both name {path}.", "Write one to another place.")
+                raise UsageError(f"{other} and {option} both name {path}.", "Give one of them another path.")
 
     # ---- single files
 
@@ -255,8 +255,8 @@ class Replacing:
         if claim.proposed is None or is_last:
             raise taken_for_input(claim.path)
         raise UsageError(
-            f"{claim.path} exists, and is not known to be an earlier output of this kind. It is replaced only where it "
-            "is named as OUTPUT.",
+            f"{claim.path} exists, and is not recognised as an earlier output of this kind. It is replaced only if you "
+            "name it as OUTPUT.",
             claim.proposed.hint,
         )
 
@@ -317,8 +317,8 @@ class Replacing:
             raise _foreign(claim.path, foreign, claim.overwrite)
         if others:
             raise UsageError(
-                f"{claim.path} holds {others[0]}, of an output of another kind: two outputs in one directory would be "
-                "taken for one.",
+                f"{claim.path} holds {others[0]}, from an output of another kind: two outputs in one directory would "
+                "be read as one.",
                 _NEW_DIRECTORY,
             )
 
@@ -347,7 +347,7 @@ class Replacing:
     def _check_tree(self, claim: Claim) -> None:
         place = Location(claim.path, self._stores)
         if place.kind not in ("directory", "missing"):
-            raise UsageError(f"{claim.path} is a file, where a directory was to be.")
+            raise UsageError(f"{claim.path} is a file, but the output needs a directory.")
         found = Directory(place)
         if not self._options.clobber and found.names:
             self._check_clobber(claim.path)
@@ -357,7 +357,7 @@ class Replacing:
             is_ours = found.made_as(name) in (claim.made_as, UNFINISHED) or (found.is_being_made and is_written)
             if not is_ours and not (claim.overwrite and is_written):
                 raise UsageError(
-                    f"{claim.path} holds files of another kind, such as {name}, and would be replaced as a whole.",
+                    f"{claim.path} would be replaced as a whole, but holds files of another kind, such as {name}.",
                     _NEW_DIRECTORY,
                 )
         from ckptconv.publish.pointer import check_pointer  # of universal checkpoints alone
@@ -378,22 +378,22 @@ def _foreign(path: str, names: Sequence[str], overwrite: bool) -> UsageError:
     """Return the error for a directory that holds `names`, which this program did not write."""
     if overwrite:
         return UsageError(
-            f"{path} holds {names[0]}, which --overwrite does not replace, and which would be read together with the "
+            f"{path} holds {names[0]}, which --overwrite does not replace: programs would read it together with the "
             "output.",
             f"Remove it. {_NEW_DIRECTORY}",
         )
     return UsageError(
-        f"{path} holds {some(names, 3, str)}, which this program did not write: an output there would replace it, or "
-        "be read together with it.",
-        f"{_NEW_DIRECTORY} --overwrite replaces files that have the names of the output.",
+        f"{path} holds {some(names, 3, str)}, which ckptconv did not write: an output there would replace these files, "
+        "or be read together with them.",
+        f"{_NEW_DIRECTORY} --overwrite replaces files with the names of output files.",
     )
 
 
 def taken_for_input(path: str) -> UsageError:
     """Return the error for a last word that is no OUTPUT."""
     return UsageError(
-        f"{path} exists, and is no earlier output of this command: the last word is taken for one more input, "
-        "and there is no OUTPUT.",
+        f"{path} exists, and is not an earlier output of this command, so it is read as another input, and OUTPUT is "
+        "missing.",
         "Give OUTPUT with -o.",
     )
 

@@ -56,14 +56,14 @@ class _Watch:
             return
         if waited >= NOTICE and not self._is_told:
             self._is_told = True
-            stores.on_wait(f"Waiting for {self._inner}: nothing came from its server for {NOTICE:g} seconds.")
+            stores.on_wait(f"Waiting for {self._inner}: its server sent no data for {NOTICE:g} seconds.")
         until = PATIENCE if self._is_told else min(NOTICE, PATIENCE)
         self._timer = self._loop.call_later(until - waited, self._look)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._timer.cancel()
         if self._is_hung and kind is self._cancelled:
-            raise HungError(f"nothing came from its server for {PATIENCE:g} seconds") from None
+            raise HungError(f"its server sent no data for {PATIENCE:g} seconds") from None
 
 
 async def soon(waited: Awaitable[T], inner: str) -> T:
@@ -77,15 +77,15 @@ def check_range(told: str, start: int, stop: int, size: int | None) -> None:
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", told.strip())
     if found is None or (int(found[1]), int(found[2])) != (start, stop - 1):
         what = f"{told[:80]!r}" if told else "no range"
-        raise WrongAnswerError(f"its server says that it gives {what}, where bytes {start}-{stop - 1} were requested")
+        raise WrongAnswerError(f"its server answered with {what}, but bytes {start}-{stop - 1} were requested")
     if size is not None and found[3] not in ("*", str(size)):
-        raise ChangedError(f"it has {found[3]} bytes now, and had {size}")
+        raise ChangedError(f"its size changed from {size} to {found[3]} bytes")
 
 
 def check_version(told: str | None, version: str) -> None:
     """Raise ChangedError if `told`, an answer's ETag, is that of another version."""
     if told and version.startswith(('"', "W/")) and told.removeprefix("W/") != version.removeprefix("W/"):
-        raise ChangedError("it is another version now")
+        raise ChangedError("it has changed to another version")
 
 
 async def pass_on(
@@ -102,11 +102,11 @@ async def pass_on(
         while data := await read(CHUNK):
             watch.came()
             if length is not None and done + len(data) > length:
-                raise ShortReadError(f"more arrived than the {length} bytes that were requested")
+                raise ShortReadError(f"more than the requested {length} bytes arrived")
             put(done, data)
             check.update(data)
             done += len(data)
     if length is not None and done != length:
-        raise ShortReadError(f"{done} bytes arrived, where {length} were requested")
+        raise ShortReadError(f"{done} bytes arrived, but {length} were requested")
     if check.wrong:
-        raise WrongAnswerError(f"what arrived does not have the checksum ({check.wrong}) that its server states")
+        raise WrongAnswerError(f"the data does not have the checksum ({check.wrong}) that its server states")

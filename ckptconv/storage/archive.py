@@ -121,7 +121,7 @@ class Archive:
         self.payloads = array.array("Q", bytes(self.sizes.itemsize * len(self.sizes)))
 
     def corrupt(self, reason: str, hint: str = "") -> CorruptError:
-        return CorruptError(f"{self.name} is not a sound zip archive: {reason}.", hint)
+        return CorruptError(f"{self.name} is not a valid zip archive: {reason}.", hint)
 
     @property
     def name(self) -> str:
@@ -163,7 +163,7 @@ class Archive:
             raise self.corrupt(str(reason)) from None
         except DisksError:
             raise UnsupportedError(
-                f"{self.file.path} is a part of a zip archive that spans several files.", "Join them."
+                f"{self.file.path} is one part of a zip archive in several files.", "Join them."
             ) from None
         if size > MAX_DIRECTORY or count > MAX_MEMBERS:
             raise LimitError(
@@ -175,16 +175,16 @@ class Archive:
     def no_directory(self) -> CkptconvError:
         """Return the error for a file that does not end with a directory."""
         if not self.read_at(0, min(self.size, len(LOCAL_SIGNATURE))).startswith(LOCAL_SIGNATURE):
-            return self.corrupt("it does not begin as one")
+            return self.corrupt("its beginning is not that of a zip archive")
         if END_SIGNATURE in self._tail:
             return self.corrupt(
-                "the last end record in it does not reach its end: it was cut short, something was appended, or its "
-                "comment contains another end record, which torch takes and other readers do not",
+                "its last end record does not end at the end of the file: the file was cut short, data was appended, "
+                "or the comment contains another end record, which only torch reads",
                 AGAIN,
             )
         return TruncatedError(
-            f"{self.name} is not a sound zip archive: it begins like one, but its {self.size} bytes do not end with a "
-            "directory: it was cut short, or something was appended.",
+            f"{self.name} is not a valid zip archive: it begins like one, but its {self.size} bytes do not end with a "
+            "directory: the file was cut short, or data was appended.",
             AGAIN,
         )
 
@@ -223,7 +223,9 @@ class Archive:
                 # torch reads none of it, and uses uninitialized memory as the storage.
                 raise self.corrupt(f"member {brief(name)} of {size} bytes is marked as a directory")
             if not method and packed != size:
-                raise self.corrupt(f"member {brief(name)} is stored, in {packed} bytes for {size}")
+                raise self.corrupt(
+                    f"member {brief(name)} is stored uncompressed, but in {packed} bytes instead of {size}"
+                )
             rows[name] = index
             headers.append(header)
             sizes.append(size)
@@ -232,7 +234,7 @@ class Archive:
             methods.append(method)
             all_flags.append(flags)
         if at != len(directory):
-            raise self.corrupt(f"its directory has more in it than the {count} members it should have")
+            raise self.corrupt(f"its directory has more than the expected {count} members")
 
     def _two_named(self, name: str) -> CorruptError:
         return self.corrupt(f"it has two members named {brief(name)}")
@@ -254,7 +256,7 @@ class Archive:
             found = [next(wide, None) if number == ZIP64 else number for number in numbers]
             if None not in found:
                 return [number for number in found if number is not None]
-        raise self.corrupt("a member is larger than 4 GiB, but its size is missing, or there twice")
+        raise self.corrupt("a member is larger than 4 GiB, but its size is missing or occurs twice")
 
     def _name_of(self, raw: bytes, flags: int, extra: bytes) -> tuple[str, int]:
         """Return a member's name, and its flags, with the UTF-8 flag set if the name is UTF-8.
@@ -268,7 +270,7 @@ class Archive:
         for other in other_names(raw, bool(flags & _UTF8), extra):
             if other != name:
                 if other in self._others or not same_inside(name, other):
-                    raise self.corrupt(f"member {brief(name)} is called {brief(other)} by other readers")
+                    raise self.corrupt(f"member {brief(name)} has the name {brief(other)} for other readers")
                 self._others.add(other)
                 self._check_odd(len(self._others))
         return name, flags | _UTF8 if name.encode() == raw else flags
@@ -276,7 +278,7 @@ class Archive:
     def _check_odd(self, count: int) -> None:
         if count > MAX_ODD:
             raise LimitError(
-                f"{self.name} has more than {MAX_ODD} members whose names other readers may take for others."
+                f"{self.name} has more than {MAX_ODD} members whose names other readers may read differently."
             )
 
     def _rooms(self) -> array.array[int]:
@@ -284,9 +286,7 @@ class Archive:
         headers = self.headers
         first = min(headers, default=0)
         if first:
-            raise self.corrupt(
-                f"it begins with {first} bytes that are no part of it, which other readers take for a file of their own"
-            )
+            raise self.corrupt(f"it begins with {first} foreign bytes, which other readers may read as another file")
         ends = headers[1:]
         if headers:
             ends.append(self._end)
@@ -322,7 +322,7 @@ class Archive:
         seen: set[str] = set()
         for name in itertools.chain(rows, self._others):
             if "\0" in name:
-                raise self.corrupt(f"the name of member {brief(name)} has a NUL in it, where other readers end it")
+                raise self.corrupt(f"the name of member {brief(name)} contains a NUL, where other readers end the name")
             own = name.startswith(prefix) and name in rows
             inner = name[len(prefix) :] if own else ""
             found = normal(inner) if own else normal(name).removeprefix(inside)
@@ -340,7 +340,7 @@ class Archive:
 
     def _overlap(self, row: int, end: int) -> CorruptError:
         return self.corrupt(
-            f"the member of {self.packed[row]} bytes at byte {self.headers[row]} overlaps what is at byte {end}"
+            f"the member of {self.packed[row]} bytes at byte {self.headers[row]} overlaps the data at byte {end}"
         )
 
     def is_any_below(self, beginning: str) -> bool:
@@ -446,8 +446,8 @@ class Archive:
                     raise self._overlap(row, ends[row])
                 if room not in _DESCRIPTORS or not flags & _FOLLOWS:
                     raise self.corrupt(
-                        f"{room} bytes from byte {self._ends[row] - room} on belong to no member, where other readers "
-                        "may find one"
+                        f"{room} bytes from byte {self._ends[row] - room} on belong to no member, but other readers "
+                        "may find one there"
                     )
 
     def _check_wide(self, row: int, raw: bytes, extra: bytes) -> None:
@@ -459,8 +459,8 @@ class Archive:
 
     def _other_member(self, row: int, raw: bytes) -> CorruptError:
         return self.corrupt(
-            f"what is at byte {self.headers[row]} is not the member {brief(raw)} that the directory says",
-            "The file is damaged, or something was added to it or taken out.",
+            f"the data at byte {self.headers[row]} is not the member {brief(raw)} that the directory lists",
+            "The file is damaged, or data was added or removed.",
         )
 
     def deflated(self, row: int, name: str) -> File:
@@ -507,7 +507,7 @@ class Archive:
         size, method = self.sizes[row], self.methods[row]
         most = min(MAX_CONTENT, _SMALL + _MAX_RATIO * self.packed[row])
         if size > most:
-            raise LimitError(f"{self.file.path}: {name[:100]!r} has {size} bytes; at most {most} are read.")
+            raise LimitError(f"{self.file.path}: {name[:100]!r} has {size} bytes; at most {most} are supported.")
         self.locate([(name, row)])
         data = self.read_at(self.payloads[row], self.packed[row])
         if method == DEFLATED:
@@ -528,5 +528,5 @@ class Archive:
         except zlib.error as error:
             raise self.corrupt(f"{name[:100]!r} cannot be inflated ({error})") from None
         if len(result) != size or not inflater.eof:
-            raise self.corrupt(f"{name[:100]!r} does not inflate to the {size} bytes that the directory says")
+            raise self.corrupt(f"{name[:100]!r} does not inflate to the {size} bytes that the directory lists")
         return result

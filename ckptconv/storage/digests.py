@@ -90,7 +90,9 @@ def digests_of(
 def check_digest(path: str, found: str, stated: str) -> None:
     """Raise CorruptError if the SHA-256 of a file is not the stated one."""
     if found != stated:
-        raise damaged(f"{path} has the SHA-256 {found}, and its checkpoint states {stated}: it was changed or damaged.")
+        raise damaged(
+            f"{path} has the SHA-256 {found}, but its checkpoint states {stated}: the file was changed or damaged."
+        )
 
 
 class _Hashing:

@@ -129,7 +129,7 @@ def look(path: str, options: Options | None = None) -> Entry:
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             return Entry("missing", File(path, 0))  # no file has such a name
-        raise FailedError(f"{path!r} cannot be looked at: {_why(error)}.") from error
+        raise FailedError(f"{path!r} cannot be accessed: {_why(error)}.") from error
     kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory"}
     return Entry(kinds.get(stat.S_IFMT(found.st_mode), "other"), File(path, found.st_size, _stamp(found)))
 
@@ -224,7 +224,7 @@ class LocalReader(DescriptorReader):
             raise FailedError(f"{file.path} cannot be read: {reason(error)}.") from error
         if held is None and not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise CorruptError(f"{file.path} is not a file any more, as it was when it was looked at.")
+            raise CorruptError(f"{file.path} is no longer the file that was opened.")
         super().__init__(file, fd)
 
     def close(self) -> None:

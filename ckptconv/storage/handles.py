@@ -38,8 +38,8 @@ class ForeignError(FailedError):
 
     def __init__(self, path: str, what: str) -> None:
         super().__init__(
-            f"{path} is in the way: it is {what}, and is neither used nor removed. Nothing was put under a final name.",
-            "Remove it if you know whose it is, or write to another place. Parts have to be made by one user.",
+            f"{path} blocks the output: it is {what}, which is neither used nor removed. No output was published.",
+            "Remove it if you know its owner, or write to another path. One user must make all parts.",
         )
 
 
@@ -93,12 +93,12 @@ class Handle:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 raise ForeignError(path, "no directory") from None
             if error.errno in (errno.EACCES, errno.EPERM):
-                raise ForeignError(path, "a directory of another user's") from None
+                raise ForeignError(path, "a directory of another user") from None
             raise
         try:
             found = os.fstat(inner.fd)
             if not self._is_ours(found):
-                private = "" if found.st_uid == os.geteuid() else "of another user's"
+                private = "" if found.st_uid == os.geteuid() else "owned by another user"
                 raise ForeignError(path, f"a directory {private or 'that others can open or write to'}")
         except BaseException:
             inner.close()
@@ -145,11 +145,11 @@ class Handle:
             fd = os.open(name, flags | _SAFELY, dir_fd=self.fd)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-                raise ForeignError(path, "no regular file") from None
+                raise ForeignError(path, "not a regular file") from None
             raise
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise ForeignError(path, "no regular file")
+            raise ForeignError(path, "not a regular file")
         return fd
 
     def open_own(self, name: str) -> int:
@@ -157,11 +157,11 @@ class Handle:
         try:
             fd = self.open_file(name, os.O_RDWR)
         except PermissionError:
-            raise ForeignError(os.path.join(self.path, name), "a file of another user's") from None
+            raise ForeignError(os.path.join(self.path, name), "a file of another user") from None
         found = os.fstat(fd)
         if found.st_nlink > 1 or not (found.st_uid == os.geteuid() or self._is_ours(found)):
             os.close(fd)
-            what = "a file that has another name too" if found.st_nlink > 1 else "a file of another user's"
+            what = "a file with a second name (hard link)" if found.st_nlink > 1 else "a file of another user"
             raise ForeignError(os.path.join(self.path, name), what)
         return fd
 
@@ -316,7 +316,7 @@ def _followed(directory: str, path: str) -> str | None:
     shared = around.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if leads is not None and shared and found.st_uid not in (os.geteuid(), around.st_uid):
         raise UnsafeError(
-            f"{path} is a link that another user has put there, to {leads}.",
-            "Write to another place, or give the path that it leads to if that is what you want.",
+            f"{path} is a link by another user to {leads}.",
+            "Write to another path, or give the target of the link if you trust it.",
         )
     return leads

@@ -255,7 +255,7 @@ class Prefetch(Generic[Task]):
 
     def _fetch(self, extent: Extent, spooled: bool) -> None:
         if self._stop.is_set():
-            raise FailedError("Reading was given up.")
+            raise FailedError("Reading was cancelled.")
         reader = self._reader(extent.file)
         if not spooled:
             data = memoryview(bytearray(extent.nbytes))

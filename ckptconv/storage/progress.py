@@ -195,6 +195,6 @@ def _shown_by(given: Any, called: str) -> _Shown | None:
     if callable(given) and not isinstance(given, type):
         return None
     raise UsageError(
-        f"progress {brief(given)} is nothing to show progress with.",
+        f"progress {brief(given)} cannot show progress.",
         "Give a function, a bar of tqdm or its class, a Progress of rich, or True.",
     )

@@ -73,14 +73,14 @@ class Reader:
 
 def ends_early(path: str, end: int, wanted: int) -> CorruptError:
     return CorruptError(
-        f"{path} ends at byte {end}, where {wanted} more bytes were expected: "
-        "the file is truncated, or was cut while it was read."
+        f"{path} ends at byte {end}, where {wanted} more bytes were expected: the file is truncated, or was truncated "
+        "while it was read."
     )
 
 
 def changed(file: File, now: Entry) -> CorruptError:
     found = f"now has {now.file.size}" if now.kind == "file" else "is gone now"
     return CorruptError(
-        f"{file.path} changed while it was read (it had {file.size} bytes, and {found}). Nothing was made of it.",
-        "Try again once nothing writes to it.",
+        f"{file.path} changed while it was read (it had {file.size} bytes, and {found}). It was not converted.",
+        "Try again when no program writes to it.",
     )

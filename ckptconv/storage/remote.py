@@ -124,9 +124,12 @@ def hint(error: BaseException) -> str:
     if isinstance(error, RefusedError):
         return error.hint
     if isinstance(error, PermissionError) or "Credential" in type(error).__name__ or status(error) in (401, 403):
-        return "Check the credentials, and what they may do: the environment's, fsspec's, or --storage-options."
+        return (
+            "Check the credentials and their permissions: in the environment, in fsspec's configuration, or in "
+            "--storage-options."
+        )
     if is_transient(error):
-        return "It was tried several times: try it again later."
+        return "Several attempts failed: try again later."
     return ""
 
 

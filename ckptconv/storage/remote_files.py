@@ -22,7 +22,7 @@ def look(path: str, options: Options | None) -> Entry:
     except CkptconvError:
         raise
     except Exception as error:
-        raise FailedError(f"{path} cannot be looked at: {remote.why(error)}.", remote.hint(error)) from error
+        raise FailedError(f"{path} cannot be accessed: {remote.why(error)}.", remote.hint(error)) from error
     return Entry("missing", File(path, 0)) if row is None else _entry(path, row)
 
 
@@ -96,7 +96,7 @@ class RemoteReader(Reader):
 
             self._fetch(offset, offset + length, counted)
             if end != length:
-                raise remote.ShortReadError(f"{end} bytes arrived, where {length} were requested")
+                raise remote.ShortReadError(f"{end} bytes arrived, but {length} were requested")
 
         with self._explained():
             remote.retrying(attempt, stop)
@@ -129,7 +129,7 @@ class RemoteReader(Reader):
         except remote.NoRangesError as error:
             raise FailedError(
                 f"{path} cannot be read in parts: {remote.why(error)}.",
-                "Download it, or convert it alone: a single file is read from beginning to end.",
+                "Download it, or convert the file alone: a single file is read sequentially.",
             ) from error
         except (remote.ShortReadError, remote.WrongAnswerError) as error:
             now = look(path, self._options)

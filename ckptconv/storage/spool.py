@@ -41,7 +41,7 @@ _FAR_CHUNK = 1 << 22
 _MOST_WINDOW = 1 << 25
 # Ranges of a packed file, passed over when it was unpacked, that are kept one by one.
 MOST_KEPT = 64
-ELSEWHERE = "Name a directory with more room: --spool-dir."
+ELSEWHERE = "Give a directory with more space: --spool-dir."
 # Paths of descriptors that were open before: a shell puts one in the place of <(...).
 _DESCRIPTOR = re.compile(r"/dev/stdin|/(?:dev|proc/self)/fd/\d{1,9}")
 
@@ -139,7 +139,7 @@ def _unnamed(directory: str) -> int:
 def _cannot_write(directory: str, error: OSError) -> FailedError:
     return FailedError(
         f"A temporary file in {directory} cannot be written: {reason(error)}.",
-        ELSEWHERE if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Name another directory: --spool-dir.",
+        ELSEWHERE if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Give another directory: --spool-dir.",
     )
 
 
@@ -175,7 +175,7 @@ def take_pipe(path: str, directory: str = "") -> str:
     try:
         if os.isatty(source):
             raise UsageError(
-                "Standard input is a terminal, where a checkpoint was expected.", "Pipe one in: cat x.pt | ckptconv …"
+                "Standard input is a terminal, but a checkpoint was expected.", "Pipe one in: cat x.pt | ckptconv …"
             )
         spool = Spool(directory)
         chunk = None
@@ -185,8 +185,9 @@ def take_pipe(path: str, directory: str = "") -> str:
             mode = os.fstat(source).st_mode
             what = f"the pipe {name}" if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else name
             raise CorruptError(
-                f"Nothing came out of {what}: it is empty.",
-                "Look at what the command before it says; with `set -o pipefail` the shell reports that it failed.",
+                f"{what} is empty.",
+                "Check the output of the command before the pipe; with `set -o pipefail` the shell reports its "
+                "failure.",
             )
         hold(name, spool.descriptor)
     finally:
@@ -214,8 +215,8 @@ def check_ratio(name: str, packed: int, size: int) -> None:
     """Raise LimitError if `packed` bytes of deflate cannot inflate to `size` bytes."""
     if size > MAX_RATIO * packed:
         raise LimitError(
-            f"{name} is said to be {size} bytes, deflated to {packed}: deflate makes no more than "
-            f"{MAX_RATIO * packed} of these."
+            f"{name} should inflate from {packed} to {size} bytes, but deflate cannot produce more than "
+            f"{MAX_RATIO * packed}."
         )
 
 
@@ -364,7 +365,7 @@ class _Unpacking:
             yield made
         if self.at == size:
             if self._rest or any(self._chunks):
-                raise _damaged(self._file, f"it inflates to more than the {size} bytes it is said to have")
+                raise _damaged(self._file, f"it inflates to more than the {size} bytes of its description")
             recorded = self._file.packed and self._file.packed.crc
             if recorded is not None and self._crc != recorded:
                 raise _damaged(self._file, f"its checksum is {self._crc:08x}, and {recorded:08x} is recorded")
@@ -421,7 +422,7 @@ def ends_of(file: File, reader: Reader, keep: int, most: int) -> Ends:
     for made in UNPACKING[file.packed.method](file, file.packed, reader):
         size += len(made)
         if size > most:
-            raise LimitError(f"{file.path} is damaged: it unpacks to more than the {most} bytes that it can have.")
+            raise LimitError(f"{file.path} is damaged: it unpacks to more than {most} bytes, the limit.")
         crc = crc32(made, crc)
         head += made[: max(keep - len(head), 0)]
         tail = (tail + made)[-max(keep, len(made)) :]
@@ -445,7 +446,7 @@ def _deflated(file: File, packed: Packed, reader: Reader) -> Iterator[bytes]:
             # After a full chunk there may be more; at the end, zlib keeps what it did not take.
             more = not inflater.eof and (bool(data) or len(made) == CHUNK)
         if inflater.unused_data:
-            raise _damaged(file, "something follows the end of it")
+            raise _damaged(file, "data follows its end")
     if not inflater.eof:
         raise _damaged(file, f"it inflates to {total} bytes, and does not end there")
 

@@ -94,7 +94,7 @@ def of_scheme(scheme: str, url: str = "") -> Store:
         return _ANY
     store = _of_feature(STORES[scheme])
     if store is None:
-        raise UsageError(f"{url or scheme}: {scheme}:// needs the feature {STORES[scheme]}, which is not here.")
+        raise UsageError(f"{url or scheme}: {scheme}:// needs the feature {STORES[scheme]}, which is not installed.")
     return store
 
 

@@ -26,7 +26,7 @@ _MOST_COUNT = (1 << 63) - 1
 # Bytes of an object's members that are read at a time.
 PIECE = 1 << 20
 
-_CALLED = {str: "text", float: "number", bool: "truth value", dict: "object"}
+_CALLED = {str: "text", float: "a number", bool: "true or false", dict: "an object"}
 _MINUS_ZERO = re.compile(r"-0(?![.\deE])")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _SPACE = b" \t\n\r"
@@ -79,10 +79,10 @@ def parse(
         raise ValueError(f"it is not JSON: {error}") from None
     except ValueError as error:
         if "set_int_max_str_digits" in str(error):
-            raise ValueError("it is not JSON that can be read: a number has too many digits") from None
+            raise ValueError("a number in it has too many digits") from None
         raise
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("it is nested too deeply") from None
     if deepest:
         _check_depth(value, deepest)
     return _unicode(value) if checked else value
@@ -162,7 +162,7 @@ def _integer(text: str) -> float:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"it has {name}, which is no JSON")
+    raise ValueError(f"it has {name}, which is not valid JSON")
 
 
 def _unicode(value: Any) -> Any:
@@ -191,7 +191,7 @@ def object_of(
     If `needed` is given, it must have these members, and may have those that are `allowed`, but no others.
     """
     if type(value) is not dict:
-        raise ValueError(f"{what} is no object: {_shown(value)}")
+        raise ValueError(f"{what} is not an object: {_shown(value)}")
     if needed is not None:
         for name in sorted({*needed} - value.keys()):
             raise ValueError(f"{what} lacks {name!r}")
@@ -239,36 +239,36 @@ def check(value: Any, shape: Any, what: str) -> Any:
         count_of(value, what)
     elif isinstance(shape, range):
         if type(value) is not int or value not in shape:
-            raise ValueError(f"{what} is no integer from {shape[0]} to {shape[-1]}: {_shown(value)}")
+            raise ValueError(f"{what} is not an integer from {shape[0]} to {shape[-1]}: {_shown(value)}")
     elif isinstance(shape, re.Pattern):
         if not shape.fullmatch(text_of(value, what)):
-            raise ValueError(f"{what} is none: {_shown(value)}")
+            raise ValueError(f"{what} is not valid: {_shown(value)}")
     elif isinstance(shape, frozenset):
         if type(value) not in (str, bool) or value not in shape:
-            raise ValueError(f"{what} is none of {' and '.join(sorted(map(str, shape)))}: {_shown(value)}")
+            raise ValueError(f"{what} is not one of {', '.join(sorted(map(str, shape)))}: {_shown(value)}")
     elif type(value) is not shape:
-        raise ValueError(f"{what} is no {_CALLED[shape]}: {_shown(value)}")
+        raise ValueError(f"{what} is not {_CALLED[shape]}: {_shown(value)}")
     return value
 
 
 def list_of(value: Any, what: str) -> list[Any]:
     """Return `value`. Raises ValueError if it is no list."""
     if type(value) is not list:
-        raise ValueError(f"{what} is no list: {_shown(value)}")
+        raise ValueError(f"{what} is not a list: {_shown(value)}")
     return value
 
 
 def text_of(value: Any, what: str) -> str:
     """Return `value`. Raises ValueError if it is no text."""
     if type(value) is not str:
-        raise ValueError(f"{what} is no text: {_shown(value)}")
+        raise ValueError(f"{what} is not text: {_shown(value)}")
     return value
 
 
 def count_of(value: Any, what: str, most: int = _MOST_COUNT) -> int:
     """Return `value`. Raises ValueError if it is no integer from 0 to `most`."""
     if type(value) is not int or not 0 <= value <= most:
-        raise ValueError(f"{what} is no count: {_shown(value)}")
+        raise ValueError(f"{what} is not a count: {_shown(value)}")
     return value
 
 

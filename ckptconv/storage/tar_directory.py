@@ -65,7 +65,7 @@ class Listing:
         self._path = path
 
     def corrupt(self, reason: str, hint: str = "") -> CorruptError:
-        return CorruptError(f"{self._path} is not a sound tar archive: {reason}.", hint)
+        return CorruptError(f"{self._path} is not a valid tar archive: {reason}.", hint)
 
     def note(self, reason: str) -> None:
         """Remember the error for an oddity, unless there is an earlier one."""
@@ -95,18 +95,18 @@ def listed(reader: Reader, *, directories: bool = False) -> Listing:
         header = reader.read_at(at, _BLOCK)
         if not any(header):
             if size - at > _MAX_PADDING or any(reader.read_at(at, size - at)):
-                listing.note(f"something follows its end at byte {at}")
+                listing.note(f"data follows its end at byte {at}")
             return listing
         length = _number(header[_SIZE])
         if not is_tar(header) or length is None or None in (_number(header[field]) for field in _NUMBERS):
-            listing.note(f"there is no header at byte {at}, where one should be")
+            listing.note(f"a header is missing at byte {at}")
             return listing
         here, start, kind = at, at + _BLOCK, header[_KIND]
         if kind == b"\0" and _text(header[_NAME]).endswith("/"):
             kind = _DIRECTORY
         is_directory = kind == _DIRECTORY and directories
         if kind not in (*_FILES, _PAX, _PAX_FOR_ALL) and not is_directory:
-            listing.note(f"the member at byte {here} is no plain file, but of type {kind!r}")
+            listing.note(f"the member at byte {here} is not a plain file, but of type {kind!r}")
         if kind not in _KNOWN and "size" in for_next:
             digits = for_next["size"]
             length = int(digits) if digits.isdecimal() and len(digits) < 20 else size

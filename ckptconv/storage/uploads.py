@@ -38,7 +38,7 @@ def part_size(size: int, memory: int) -> int:
     wanted = max(PART, min(memory // 2, GOOD_PART))
     least = -(-size // PARTS)
     if least > MOST_PART:
-        raise UsageError(f"A file of {size} bytes is larger than a store takes.", "Use a smaller --max-shard-size.")
+        raise UsageError(f"A file of {size} bytes exceeds the limit of stores.", "Use a smaller --max-shard-size.")
     unit = 1 << 20
     return max(wanted, -(-least // unit) * unit)
 
@@ -275,7 +275,7 @@ class UploadWriter(Writer):
 
     def close(self) -> None:
         """Wait for the parts that are being sent, and send no more."""
-        self._failure = self._failure or FailedError(f"{self._url}: writing was given up.")
+        self._failure = self._failure or FailedError(f"{self._url}: writing was cancelled.")
         self.upload.given_up.set()
         self._end()
 
@@ -293,7 +293,7 @@ def failure(url: str, error: BaseException) -> CkptconvError:
         return error
     missing = "Does the bucket or container exist?"
     hint = missing if isinstance(error, FileNotFoundError) else remote.hint(error)
-    return FailedError(f"{url} cannot be written: {remote.why(error)}. Nothing was put under its name.", hint)
+    return FailedError(f"{url} cannot be written: {remote.why(error)}. It was not published.", hint)
 
 
 @contextlib.contextmanager

@@ -163,17 +163,15 @@ def writing(path: str) -> Iterator[None]:
     except OSError as error:
         hints = {
             errno.ENOSPC: "Free some space, or write elsewhere.",
-            errno.EDQUOT: "Your quota is used up: free some space, or write elsewhere.",
+            errno.EDQUOT: "Your quota is exhausted: free some space, or write elsewhere.",
             errno.EFBIG: "A limit on file sizes is in force (see `ulimit -f`): use a smaller --max-shard-size.",
             errno.EROFS: "Choose an output on a file system that can be written.",
             errno.EACCES: "Choose an output you may write, or change its permissions.",
             errno.EPERM: "Choose an output you may write, or change its permissions.",
-            errno.ENOENT: "Make its directory first.",
+            errno.ENOENT: "Create its directory first.",
         }
         hint = hints.get(error.errno or 0, "")
-        raise FailedError(
-            f"{path} cannot be written: {reason(error)}. Nothing was put under its name.", hint
-        ) from error
+        raise FailedError(f"{path} cannot be written: {reason(error)}. It was not published.", hint) from error
 
 
 class BusyError(FailedError):
@@ -181,7 +179,7 @@ class BusyError(FailedError):
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            f"{path} is being written by another process.", "Wait until it has ended, or write to another place."
+            f"{path} is being written by another process.", "Wait until it has ended, or write to another path."
         )
 
 

@@ -78,8 +78,7 @@ def directory_of(tail: bytes, at: int, position: int) -> ZipDirectory:
         record = tail[max(at - LOCATOR.size - END64.size, 0) : at - LOCATOR.size]
         if where != limit or len(record) != END64.size or not record.startswith(END64_SIGNATURE):
             raise ContradictionError(
-                f"its zip64 end record is not at byte {where}, where it should be: something was put before it or "
-                "taken out"
+                f"its zip64 end record is not at byte {where}: data was inserted or removed before it"
             )
         _, length, _, _, disk, first_disk, here64, count64, size64, start64 = END64.unpack(record)
         narrow = (

@@ -269,13 +269,13 @@ class RecordDecoder:
         extra = sorted(set(self.flat).difference(wanted))
         complaints = []
         if missing:
-            complaints.append(f"{len(missing)} that it names are not there ({some(missing)})")
+            complaints.append(f"{len(missing)} of its tensors are missing ({some(missing)})")
         if extra:
-            complaints.append(f"{len(extra)} that are there it does not name ({some(extra)})")
+            complaints.append(f"{len(extra)} tensors are not in the record ({some(extra)})")
         if complaints:
             raise CorruptError(
                 f"The structure record does not fit the tensors: {', and '.join(complaints)}.",
-                "Give the record and all the tensors of one and the same output.",
+                "Give the record and all tensors of the same output.",
             )
 
     # -- nodes
@@ -465,7 +465,7 @@ class RecordDecoder:
         same = _said(leaf) == said and leaves.dtype_name(own) == leaves.dtype_name(first)
         # For lazy tensors, the reader of their bytes compares these.
         same = same and tuple(own.shape) == tuple(first.shape) and (not leaves.is_tensor(own) or live.same(own, first))
-        expect(same, f"{name[:100]!r} is said to be the same object as another tensor, from which it differs")
+        expect(same, f"{name[:100]!r} should be the same object as another tensor, but differs from it")
         self.used.add(name)
         return tensor
 
@@ -525,7 +525,7 @@ class RecordDecoder:
         note = leaf["storage"]
         expect(type(note) is list and 2 <= len(note) <= 3 and all(map(is_count, note[:2])), "a view is not valid")
         if note[0] >= len(self.record.storages):
-            corrupt(f"there is no storage {note[0]}")
+            corrupt(f"storage {note[0]} does not exist")
         nbytes, dtype = self.record.storages[note[0]]
         dtype = leaf.get("dtype", dtype)
         strides = _strides(note[2], tensor) if len(note) == 3 else contiguous_strides(tensor.shape)
@@ -539,7 +539,7 @@ class RecordDecoder:
         reach = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, strides, strict=True))
         expect(
             0 in tensor.shape or (note[1] + reach + 1) * itemsize <= nbytes,
-            f"a tensor lies outside its storage of {nbytes} bytes",
+            f"a tensor extends beyond its storage of {nbytes} bytes",
         )
         return storage, nbytes, note[1], strides
 

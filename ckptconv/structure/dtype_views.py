@@ -53,7 +53,7 @@ def seen_as(tensor: Any, dtype: Any) -> Any:
     A torch tensor is returned unchanged if `dtype` is quantized: torch makes those from integers. Raise CorruptError if
     the tensor cannot have that dtype.
     """
-    expect(type(dtype) is str and dtype in STORED_AS, f"{str(dtype)[:100]!r} is no dtype that is stored as another")
+    expect(type(dtype) is str and dtype in STORED_AS, f"{str(dtype)[:100]!r} is not a dtype that is stored as another")
     found, shape = leaves.dtype_name(tensor), tuple(tensor.shape)
     fits = found == STORED_AS[dtype] and (dtype not in _PAIRS or shape[-1:] == (2,))
     expect(fits, f"a tensor of {dtype} cannot be stored as {found} {shape}")

@@ -94,7 +94,7 @@ def bare(tensor: Any) -> tuple[Any, TensorFacts]:
     kind = type(tensor)
     if kind is not torch.Tensor and hasattr(tensor, "full_tensor"):
         raise UsageError(
-            "The tree holds a DTensor, of which this process has a part.",
+            "The tree holds a DTensor; this process has only a part of it.",
             "Call full_tensor() on it, in all processes, or save it with torch.distributed.checkpoint.",
         )
     if kind is not torch.Tensor and is_storage(tensor):
@@ -112,9 +112,7 @@ def bare(tensor: Any) -> tuple[Any, TensorFacts]:
         storage = data.untyped_storage()
         address, nbytes = storage.data_ptr(), storage.nbytes()
     except (RuntimeError, NotImplementedError, TypeError) as error:
-        raise UsageError(
-            f"A {class_name(kind)} has no data of its own that could be stored: {str(error).rstrip('.')}."
-        ) from error
+        raise UsageError(f"A {class_name(kind)} has no data to store: {str(error).rstrip('.')}.") from error
     shares = address and data.numel()
     return data, TensorFacts(
         told,

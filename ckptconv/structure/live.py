@@ -71,16 +71,16 @@ def inert(value: Any) -> Any:
 def _reduced(value: Any) -> Global | Opaque:
     if type(value).__module__.startswith(_OWN):
         raise UsageError(
-            f"The tree holds a {class_name(type(value))}, a handle with paths and the settings of stores, "
-            "which does not go into a file.",
-            "Put the tensors into the tree that it leads to.",
+            f"The tree holds a {class_name(type(value))}, a handle with paths and store settings, which cannot be "
+            "saved.",
+            "Put its tensors into the tree instead.",
         )
     try:
         reduced = value.__reduce_ex__(4)
     except Exception as error:
         raise UsageError(
             f"The tree holds a {class_name(type(value))}, which cannot be recorded as data: {str(error).rstrip('.')}.",
-            "Take it out, or put its contents into plain containers.",
+            "Remove it, or put its contents into plain containers.",
         ) from error
     if isinstance(reduced, str):
         return Global(value.__module__, reduced)

@@ -40,7 +40,7 @@ FACTORIES: dict[str, type] = {
 # Nodes whose children's names follow from the path: the first child's index, and whether they are keys and values.
 NAMING = {"dict": (1, True), "odict": (2, True), "list": (1, False), "tuple": (1, False)}
 
-DISTRUST = "No tool writes such a record by accident: do not trust its source."
+DISTRUST = "No program writes such a record by accident: do not trust its source."
 
 
 class StructureRecord(NamedTuple):
@@ -112,11 +112,13 @@ def parse(structure: str) -> StructureRecord:
         corrupt("it is not an object with a version")
     if record["version"] != VERSION:
         raise UnsupportedError(
-            f"The structure record is of version {record['version']}, and the only known version is {VERSION}.",
+            f"The structure record is of version {record['version']}, but only version {VERSION} is supported.",
             "Use the release of ckptconv that wrote it, or a later one.",
         )
     nodes, storages = record.get("nodes", []), record.get("storages", [])
-    expect("root" in record and type(nodes) is list and type(storages) is list, "its parts are not those of a record")
+    expect(
+        "root" in record and type(nodes) is list and type(storages) is list, "it does not have the parts of a record"
+    )
     for storage in storages:
         valid = type(storage) is list and len(storage) == 2 and is_count(storage[0]) and type(storage[1]) is str
         expect(valid, "a storage is not a size and a dtype")
@@ -212,7 +214,7 @@ def typed(kind: type, *values: Any) -> tuple[Any, ...]:
     """Return the values if all have exactly this type; else raise CorruptError."""
     for value in values:
         if type(value) is not kind:
-            corrupt(f"a {type(value).__name__} stands where a {kind.__name__} should")
+            corrupt(f"a {type(value).__name__} is used instead of a {kind.__name__}")
     return values
 
 

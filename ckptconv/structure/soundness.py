@@ -153,7 +153,7 @@ def _constant(part: Any, kind: str) -> str:
         found, name = part
     else:
         found, name = type(part).__name__, str(part).removeprefix("torch.")
-    _need(found == kind, f"a {kind} that is none")
+    _need(found == kind, f"an invalid {kind}")
     return str(name)
 
 
@@ -229,16 +229,16 @@ def _check_quantized(parts: Mapping[str, Any]) -> None:
     qscheme = _constant(parts["qscheme"], "qscheme")
     if qscheme in _PER_TENSOR:
         _need("scale" in parts and "zero_point" in parts, "no scale")
-        _need(type(parts["scale"]) in (int, float), "a scale that is no number")
-        _need(type(parts["zero_point"]) is int, "a zero point that is no integer")
+        _need(type(parts["scale"]) in (int, float), "a scale that is not a number")
+        _need(type(parts["zero_point"]) is int, "a zero point that is not an integer")
         return
     _need(all(name in parts for name in ("scales", "zero_points", "axis")), "no scales")
     axis = parts["axis"]
-    _need(type(axis) is int and 0 <= axis < len(shape), "an axis that it does not have")
+    _need(type(axis) is int and 0 <= axis < len(shape), "an axis that the reference lacks")
     for name in ("scales", "zero_points"):
         part = parts[name]
         if type(part) is list:
-            _need(all(type(each) in (int, float) for each in part), f"{name} that are no numbers")
+            _need(all(type(each) in (int, float) for each in part), f"{name} that are not numbers")
         found = (len(part),) if type(part) is list else _shape(part, name)
         _need(found == (shape[axis],), f"{found} {name} for {shape[axis]} rows or columns")
 

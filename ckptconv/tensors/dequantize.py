@@ -205,7 +205,7 @@ def _groups(kernel: Dequantize, given: Mapping[str, _Input]) -> dict[int, Array]
     ]
     count = min(counts, default=1 << 31)
     if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
-        raise CorruptError(f"{kernel.scales}: there are {count} groups, and a column is of group {int(numbers.max())}.")
+        raise CorruptError(f"{kernel.scales}: there are {count} groups, but a column has group {int(numbers.max())}.")
     return {dim: numbers}
 
 

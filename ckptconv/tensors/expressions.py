@@ -174,7 +174,7 @@ class Decoder:
     def __init__(self, files: Sequence[File], lists: Any) -> None:
         self._files = files
         if type(lists) is not list or not all(type(each) is list for each in lists):
-            raise ValueError("its lists are no lists")
+            raise ValueError("its lists are not lists")
         self._lists: list[tuple[int, ...]] = [tuple(map(_count, each)) for each in lists]
         self._file_lists: dict[int, tuple[File, ...]] = {}
         # Bytes after the base in the rank that has least, by the tuples of files and bases.
@@ -185,7 +185,7 @@ class Decoder:
         if depth == MAX_DEPTH:
             raise ValueError(f"expressions are nested more than {MAX_DEPTH} levels deep")
         if type(told) is not list or not told or type(told[0]) is not str or told[0] not in EXPRESSIONS:
-            raise ValueError(f"{_shown(told)} is no known expression")
+            raise ValueError(f"{_shown(told)} is not a known expression")
         made, fields = EXPRESSIONS[told[0]]
         if len(told) != len(fields) + 1:
             raise ValueError(f"{_shown(told)} has {len(told) - 1} fields, where {told[0]} has {len(fields)}")
@@ -208,7 +208,7 @@ class Decoder:
             return self.decode(value, depth + 1)
         if form == "tensors":
             if type(value) is not list or not value:
-                raise ValueError(f"{_shown(value)} is no list of expressions")
+                raise ValueError(f"{_shown(value)} is not a list of expressions")
             return tuple(self.decode(each, depth + 1) for each in value)
         if form == "strides" and value is None:
             return contiguous_strides(before["shape"])
@@ -338,7 +338,7 @@ def _count(value: Any) -> int:
 
 def _counts(value: Any) -> tuple[int, ...]:
     if type(value) is not list or len(value) > MAX_DIMS:
-        raise ValueError(f"{_shown(value)} is no list of at most {MAX_DIMS} counts")
+        raise ValueError(f"{_shown(value)} is not a list of at most {MAX_DIMS} counts")
     return tuple(map(_count, value))
 
 
@@ -350,14 +350,14 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 def _dtype(value: Any) -> DType:
     if type(value) is not str or value not in DTYPES:
-        raise ValueError(f"{_shown(value)} is no dtype")
+        raise ValueError(f"{_shown(value)} is not a dtype")
     return DTYPES[value]
 
 
 def _kernel(value: Any) -> Kernel:
     made = _kernel_called(value[0]) if type(value) is list and value and type(value[0]) is str else None
     if made is None:
-        raise ValueError(f"{_shown(value)} is no known kernel")
+        raise ValueError(f"{_shown(value)} is not a known kernel")
     told = value[1:]
     if len(told) != len(made._fields):
         raise ValueError(f"{_shown(value)} has {len(told)} fields, where {value[0]} has {len(made._fields)}")
@@ -384,16 +384,16 @@ def _kinds(value: Any) -> tuple[tuple[int, ...], ...]:
 
 def _axes(value: Any) -> tuple[tuple[Axis, ...], ...]:
     if type(value) is not list or any(type(axes) is not list or len(axes) > MAX_DIMS for axes in value):
-        raise ValueError(f"{_shown(value)} are no axes")
+        raise ValueError(f"{_shown(value)} are not axes")
     for axis in itertools.chain.from_iterable(value):
         if type(axis) is not list or len(axis) != 3 or _count(axis[2]) < 1:
-            raise ValueError(f"{_shown(axis)} is no axis")
+            raise ValueError(f"{_shown(axis)} is not an axis")
     return tuple(tuple(Axis(*map(_count, axis)) for axis in axes) for axes in value)
 
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise ValueError(f"{_shown(value)} is no text")
+        raise ValueError(f"{_shown(value)} is not text")
     return value
 
 
@@ -405,19 +405,19 @@ def _flag(value: Any) -> bool:
 
 def _texts(value: Any) -> tuple[str, ...]:
     if type(value) is not list:
-        raise ValueError(f"{_shown(value)} is no list of texts")
+        raise ValueError(f"{_shown(value)} is not a list of texts")
     return tuple(map(_text, value))
 
 
 def _number(value: Any) -> float:
     if type(value) is not float or not math.isfinite(value):
-        raise ValueError(f"{_shown(value)} is no finite number")
+        raise ValueError(f"{_shown(value)} is not a finite number")
     return value
 
 
 def _numbers(value: Any) -> tuple[float, ...]:
     if type(value) is not list:
-        raise ValueError(f"{_shown(value)} is no list of numbers")
+        raise ValueError(f"{_shown(value)} is not a list of numbers")
     return tuple(map(_number, value))
 
 
@@ -436,11 +436,11 @@ _FIELDS: dict[Any, Callable[[Any], Any]] = {
 
 def _data(value: Any) -> bytes:
     if type(value) is not str:
-        raise ValueError(f"{_shown(value)} is no text in base64")
+        raise ValueError(f"{_shown(value)} is not text in base64")
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError):
-        raise ValueError(f"{_shown(value)} is no text in base64") from None
+        raise ValueError(f"{_shown(value)} is not text in base64") from None
 
 
 _DECODE: dict[str, Callable[[Decoder, Any], Any]] = {

@@ -95,7 +95,7 @@ def scatter(out: memoryview, target: Runs, data: Buffer) -> None:
 
 def _check_room(out: memoryview, size: int) -> None:
     if len(out) != size:
-        raise ValueError(f"the kernels make {size} bytes, and there is room for {len(out)}")
+        raise ValueError(f"the kernels make {size} bytes, but the buffer holds {len(out)}")
 
 
 def pick(data: memoryview, runs: Runs, out: memoryview | None = None) -> memoryview:

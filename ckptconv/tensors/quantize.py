@@ -118,7 +118,7 @@ def _made(kernel: Quantize, values: Array) -> Array:
     np = numpy_module()
     most = _most(np.abs(values), kernel.rows, kernel.columns)
     if not np.isfinite(most).all():
-        raise UnsupportedError(f"{kernel.name!r} has NaN or infinity, of which there are no codes.")
+        raise UnsupportedError(f"{kernel.name!r} has NaN or infinity, which have no codes.")
     is_one = len(kernel.largest) == 1
     scale = _scales(kernel, most, kernel.largest[0]) if is_one else _best_scales(kernel, values, most)
     if kernel.made == "scales":
@@ -137,8 +137,8 @@ def _made(kernel: Quantize, values: Array) -> Array:
         given = float32_table(kernel.codes).view("f4")[codes] * factor if kernel.exact else values
     if kernel.exact and not np.array_equal(given.view("u4"), values.view("u4")):
         raise UnsupportedError(
-            f"{kernel.name!r} has numbers that no codes and scales of that format give exactly.",
-            "--dequantize --quantize rounds them.",
+            f"{kernel.name!r} has numbers that codes and scales of that format cannot represent exactly.",
+            "Use --dequantize --quantize to round them.",
         )
     if kernel.codes == "e2m1":
         pairs: Array = codes[..., ::2] | codes[..., 1::2] << 4
@@ -281,8 +281,8 @@ def rescale(kernel: Rescale, boxes: Sequence[Box], arrays: Sequence[Array], star
     zero = ~(codes & 0x77).reshape(*out.shape, 8).any(-1)
     if (small & ~zero).any():
         raise UnsupportedError(
-            f"{kernel.name!r} has scales that are further apart than those of NVFP4 may be.",
-            "--dequantize --quantize rounds its weights, in another format.",
+            f"{kernel.name!r} has scales in a wider range than NVFP4 allows.",
+            "Use --dequantize --quantize to round its weights to another format.",
         )
     normal = (exponent + 7) << 3
     powers = np.where(exponent < -6, 1 << np.clip(exponent + 9, 0, 3), normal)

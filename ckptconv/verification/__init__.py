@@ -9,5 +9,5 @@ as for a conversion; no code that moves a conversion's bytes is used.
 # What to do about an output that does not agree with itself, and about a file that is not what it says.
 from __future__ import annotations
 
-STALE = "It is of another version of these files; convert again."
+STALE = "It belongs to another version of these files; convert again."
 AGAIN = "The file was damaged or changed since it was written; convert again."

@@ -428,7 +428,7 @@ def cast(source: str, target: str, bits: Array) -> Array:
     if source == target:
         return bits
     if target not in _FORMATS or source not in (*_FORMATS, *_BYTES, "float8_e8m0fnu"):
-        raise UnsupportedError(f"A cast from {source} to {target} cannot be verified: there is no reference for it.")
+        raise UnsupportedError(f"A cast from {source} to {target} cannot be verified: no reference for it is known.")
     with np.errstate(all="ignore"):
         exact = values(source, bits)
         rounded = _nearest(exact, _FORMATS[target])

@@ -42,7 +42,7 @@ from ckptconv.verification.records import without_storages
 from ckptconv.verification.report import CheckedOutput, Verification
 from ckptconv.verification.runs import ExpectedPair
 
-_STATES = "If the optimizer states were taken from somewhere (--optimizer), say so here too."
+_STATES = "If the conversion took optimizer states from a path (--optimizer), give it here too."
 
 
 def pairs(
@@ -85,13 +85,13 @@ def compare(source: Source, place: Location, path: str, asked: Options, rename: 
     _check_files(path, place, where, asked)
     for key, (steps, tensor) in want.tensors.items():
         if key not in described.tensors:
-            differs(join(path, METADATA), f"{named(key)} is described as a value, and it is a tensor")
+            differs(join(path, METADATA), f"{named(key)} is described as a value, but is a tensor")
         saved = described.tensors[key]
         if asked.to != dcp.SHARDS and described.paths[key] != steps:
             differs(join(path, METADATA), f"{named(key)} has the path {described.paths[key]!r} in it, not {steps!r}")
         if saved.shape != tensor.shape:
             raise DifferenceError(
-                f"{path}: {named(key)} has shape {list(saved.shape)}, and the source gives shape {list(tensor.shape)}.",
+                f"{path}: {named(key)} has shape {list(saved.shape)}, but the source has shape {list(tensor.shape)}.",
                 what="shape",
                 tensor=key,
                 file=path,
@@ -136,14 +136,14 @@ def _check_keys(path: str, want: set[str], got: set[str], asked: Options) -> Non
     missing, more = sorted(want - got), sorted(got - want)
     if missing:
         raise DifferenceError(
-            f"{path} lacks {some(missing)}, which the source gives.",
-            "If the conversion left them out (--exclude, --include, --key), say so here too.",
+            f"{path} lacks {some(missing)}, which the source has.",
+            "If the conversion left them out (--exclude, --include, --key), give that option here too.",
             what="missing",
             tensor=missing[0],
         )
     if more:
         raise DifferenceError(
-            f"{path} holds {some(more)}, which the source does not give.",
+            f"{path} holds {some(more)}, which the source does not have.",
             "" if asked.optimizer else _STATES,
             what="unexpected",
             tensor=more[0],
@@ -166,6 +166,6 @@ def _compare_values(path: str, key: str, want: Any, got: Any, home: str) -> Iter
     (one, record), (other, found) = keymap.flatten({"": want}), keymap.flatten({"": got})
     kinds = [{name: (each.dtype, each.shape) for name, each in flat.items()} for flat in (one, other)]
     if without_storages(record, one) != without_storages(found, other) or kinds[0] != kinds[1]:
-        differs(path, f"the value {named(key)} is not the source's", what="value", tensor=key)
+        differs(path, f"the value {named(key)} differs from the source", what="value", tensor=key)
     for number, name in enumerate(one):
         yield ExpectedPair(one[name], other[name], home, f"{key} [{number}]")

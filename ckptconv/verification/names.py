@@ -99,8 +99,8 @@ def other_kind(pair: ExpectedPair) -> DifferenceError | None:
     ):
         if expected != found:
             return DifferenceError(
-                f"{path}: {name!r} has {what} {found}, and the source gives {what} {expected}.",
-                "If it was converted with --dtype, say so here too." if what == "dtype" else "",
+                f"{path}: {name!r} has {what} {found}, but the source has {what} {expected}.",
+                "If the conversion had --dtype, give it here too." if what == "dtype" else "",
                 what=what,
                 tensor=name,
                 file=path,
@@ -115,13 +115,13 @@ def _check_names(source: Source, expected: Expected, found: Written, asked: Opti
     for removed, kept in found.aliases.items():
         why = ""
         if asked.tied == "duplicate":
-            why = "every name was to have its own bytes"
+            why = "every name should have its own bytes"
         elif removed not in expected.tensors or removed in _RESERVED:
             why = "no tensor of that name belongs there"
         elif removed in found.tensors:
-            why = f"{removed!r} is stored itself"
+            why = f"{removed!r} is stored separately"
         elif kept not in found.tensors:
-            why = f"there is no tensor {kept!r}"
+            why = f"the tensor {kept!r} does not exist"
         if why:
             raise DifferenceError(
                 f"{found.path}: its metadata says that {removed!r} is stored as {kept!r}, but {why}.",
@@ -133,7 +133,7 @@ def _check_names(source: Source, expected: Expected, found: Written, asked: Opti
     if missing:
         error = DifferenceError(
             f"{found.path} lacks {_tensors(missing)} of {source.path}: {some(missing)}.",
-            "If the conversion left them out (--exclude, --include, --key), say so here too.",
+            "If the conversion left them out (--exclude, --include, --key), give that option here too.",
             what="missing",
             tensor=missing[0],
             tensors=[{"what": "missing", "tensor": name} for name in missing],
@@ -142,7 +142,7 @@ def _check_names(source: Source, expected: Expected, found: Written, asked: Opti
     unexpected = [name for name in found.tensors if name not in expected.tensors]
     if unexpected:
         error = DifferenceError(
-            f"{found.homes[unexpected[0]]} holds {_tensors(unexpected)} that {source.path} does not give: "
+            f"{found.homes[unexpected[0]]} holds {_tensors(unexpected)} that {source.path} does not have: "
             f"{some(unexpected)}.",
             what="unexpected",
             tensor=unexpected[0],
@@ -160,8 +160,8 @@ def check_structure(expected: Expected, found: Written) -> None:
     stored = [name for name in expected.tensors if name not in found.aliases]
     if want is None and expected.flat:
         raise DifferenceError(
-            f"{found.structure_path}: there is a structure record, and there should be none.",
-            "If it was converted without --no-structure, leave that out here too.",
+            f"{found.structure_path}: it has a structure record, but should not.",
+            "If the conversion had no --no-structure, leave it out here too.",
             what="structure",
             file=found.structure_path,
         )

@@ -108,10 +108,10 @@ def read_directory(
         if single not in places:
             present = [name for name in sorted(places) if name.endswith(SUFFIX)]
             if not present:
-                raise UsageError(f"{path} holds no output to verify: neither {single} nor {index}.")
+                raise UsageError(f"{path} has no output to verify: neither {single} nor {index}.")
             raise _file(
                 join(path, index),
-                f"{path} holds {some(present, 3, str)}, and no {index}.",
+                f"{path} holds {some(present, 3, str)}, but no {index}.",
                 "The output is not complete.",
             )
     missing = [name for name in shards if name not in places]
@@ -123,7 +123,7 @@ def read_directory(
         raise _file(
             join(path, extra[0]),
             f"{path} holds {some(extra, 3, str)}, which {'is' if len(extra) == 1 else 'are'} not part of the output.",
-            "Programs may load that instead, or as well: remove it.",
+            "Programs may load these files instead or in addition: remove them.",
         )
     for name in sorted(shards):
         own = _add(found, join(path, name), places[name], expected, metadata)
@@ -131,16 +131,18 @@ def read_directory(
             metadata = own
         elif own:
             key = next(iter(own))
-            raise _header(join(path, name), f"its metadata has {key!r}, which nothing puts there")
+            raise _header(join(path, name), f"its metadata has {key!r}, which a conversion does not write")
     if METADATA_KEY in metadata:
         where = join(path, index if index in places else single)
-        raise _header(where, f"it holds a structure record, which stands in {FILE_NAME} beside several files")
+        raise _header(where, f"it holds a structure record, but with several files the record is in {FILE_NAME}")
     if index in places:
         _check_index(join(path, index), found, shards, metadata.pop("total_size", None))
         found.files.append(places[index].entry.file._replace(path=join(path, index)))
     for key, value in metadata.items():
         if type(value) is not str:
-            raise _in_index(join(path, index), f"its metadata has {key!r}: {value!r}, which nothing puts there")
+            raise _in_index(
+                join(path, index), f"its metadata has {key!r}: {value!r}, which a conversion does not write"
+            )
     found.aliases = metadata
     if FILE_NAME in places:
         try:
@@ -176,10 +178,10 @@ def _check_index(path: str, found: Written, shards: Mapping[str, frozenset[str]]
         wrong = sorted(names ^ where[shard])
         if wrong:
             verb = "holds" if wrong[0] in names else "does not hold"
-            raise _in_index(path, f"it says that {shard} {verb} {wrong[0]!r}, and that is not so", tensor=wrong[0])
+            raise _in_index(path, f"it says that {shard} {verb} {wrong[0]!r}, which is not true", tensor=wrong[0])
     size = sum(tensor.nbytes for tensor in found.tensors.values())
     if type(total) is not int or total != size:
-        raise _in_index(path, f"its total_size is {total!r}, and its files hold {size} bytes of tensors")
+        raise _in_index(path, f"its total_size is {total!r}, but its files hold {size} bytes of tensors")
 
 
 # ---------------------------------------------------------------------------------------------------------- a file
@@ -198,7 +200,7 @@ def _add(
         _ask_the_library(path, place.path, tensors, metadata)
     for name in tensors:
         if name in found.tensors:
-            raise _header(path, f"it holds {name!r}, which {found.homes[name]} holds too", tensor=name)
+            raise _header(path, f"it holds {name!r}, which {found.homes[name]} also holds", tensor=name)
     found.tensors.update(tensors)
     found.homes.update(dict.fromkeys(tensors, path))
     aliases = indexed or {key: kept for key, kept in metadata.items() if kept in tensors}
@@ -287,7 +289,7 @@ def _ask_the_library(path: str, at: str, tensors: Mapping[str, LazyTensor], meta
         _check_release(path, tensors)
         raise _header(path, f"the safetensors library cannot read it: {error}") from error
     if not same:
-        raise _header(path, "the safetensors library finds other tensors in it than its header says")
+        raise _header(path, "the safetensors library reads other tensors from it than its header describes")
 
 
 # The releases of the library that were the first to know a dtype, by its code; all know the others.
@@ -310,7 +312,7 @@ def _check_release(path: str, tensors: Mapping[str, LazyTensor]) -> None:
             needed = ".".join(map(str, since))
             raise UnsupportedError(
                 f"{path} cannot be verified with safetensors {library.__version__}: {name!r} is {tensor.dtype}, which "
-                f"the library knows since {needed}.",
+                f"the library supports since {needed}.",
                 f"Install safetensors {needed} or later, and verify again.",
             )
 
@@ -327,4 +329,6 @@ def _in_index(path: str, reason: str, **more: Any) -> DifferenceError:
 
 
 def _header(path: str, reason: str, **more: Any) -> DifferenceError:
-    return DifferenceError(f"{path} is not as it was written: {reason}.", AGAIN, what="header", file=path, **more)
+    return DifferenceError(
+        f"{path} differs from the written output: {reason}.", AGAIN, what="header", file=path, **more
+    )

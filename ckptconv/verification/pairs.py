@@ -192,7 +192,7 @@ class _Values(NamedTuple):
         more = f" {self.elements:,} of its {pair.got.numel:,} elements differ." if self.elements > 1 else ""
         return DifferenceError(
             f"{pair.path}: {pair.name!r} differs at index {place}: expected {expected}, found {found}.{more}",
-            "The output is not what its source gives: convert again.",
+            "The output does not match its source: convert again.",
             what="value",
             tensor=pair.name,
             file=pair.path,

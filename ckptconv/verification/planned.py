@@ -49,14 +49,16 @@ class Compared:
     def _check(self, plan: FilePlan, reader: Reader) -> None:
         path, known = join(self.path, plan.name), self.crcs.setdefault(plan.name, {})
         if reader.file.size != plan.size:
-            differs(path, f"it has {reader.file.size} bytes, where {plan.size} were expected")
+            differs(path, f"it has {reader.file.size} bytes, but {plan.size} were expected")
         for part in plan.parts:
             if isinstance(part, Data) and part.name not in known:
                 known[part.name] = _crc(reader, part)
         for part in plan.parts:
             want = frame(part, known)
             if want and reader.read_at(part.offset, len(want)) != want:
-                differs(path, f"what is around its tensors, from byte {part.offset} on, is not as it was written")
+                differs(
+                    path, f"the bytes between its tensors, from byte {part.offset} on, differ from the written output"
+                )
 
 
 def frame(part: Part, crcs: Mapping[str, int]) -> bytes:
@@ -95,5 +97,5 @@ def compare(path: str, plans: Sequence[FilePlan], where: Mapping[str, Location])
 
 def differs(path: str, reason: str, **more: Any) -> NoReturn:
     raise DifferenceError(
-        f"{path} is not as it was written: {reason}.", AGAIN, **{"what": "file", "file": path, **more}
+        f"{path} differs from the written output: {reason}.", AGAIN, **{"what": "file", "file": path, **more}
     )

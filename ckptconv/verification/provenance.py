@@ -48,7 +48,7 @@ _IGNORED = frozenset({"inert"})
 _MOST_PATTERNS, _LONGEST = 1000, 4096
 # The most deltas, or checkpoints, that are read because a file names them.
 _MOST_OTHERS = 1000
-_YOURSELF = "Give the options of the conversion yourself."
+_YOURSELF = "Give the options of the conversion on the command line."
 
 
 class Manifest(NamedTuple):
@@ -84,7 +84,7 @@ def read_manifest(place: Location, asked: Options, output: str = "") -> Manifest
         told = parse_json(place.read_text(_MAX_MANIFEST).encode(errors="surrogatepass"))
         check_manifest(told)
     except (CorruptError, ValueError) as error:
-        message = f"{place} is no sound manifest: {error}."
+        message = f"{place} is not a valid manifest: {error}."
         raise DifferenceError(message, AGAIN, what="manifest", file=place.path) from error
     known = asked.recorded()
     for name, value in told["options"].items():
@@ -103,7 +103,7 @@ def read_manifest(place: Location, asked: Options, output: str = "") -> Manifest
         paths = tuple(None if path is None else _reference(path, output) for path in way.again.paths(told))
         if "" in paths or len(paths) > _MOST_OTHERS:
             done, advice = way.again.lost
-            raise UsageError(f"{place} says that {done}, and not where they are found from here.", advice)
+            raise UsageError(f"{place} says that {done}, but not where to find them from here.", advice)
         others[name] = paths
     return Manifest(place, told, told["kind"], told["source"]["family"], given, others)
 
@@ -183,7 +183,7 @@ def check(
     _check_heading(manifest, planned_heading(), is_sure=not unsure)
     if unsure:
         since = f"{manifest.place} was written when {unsure} had another time of change"
-        return [f"{since}: what it says of its plan cannot be checked."]
+        return [f"{since}: its description of the plan cannot be checked."]
     return []
 
 
@@ -389,7 +389,7 @@ def _storages(archive: Archive) -> Iterator[tuple[str, int]]:
 
 def _not_so(manifest: Manifest, what: str, told: Any) -> DifferenceError:
     return DifferenceError(
-        f"{manifest.place} is not of this output: what it says of {what} is not so.",
+        f"{manifest.place} does not belong to this output: {what} in it is wrong.",
         STALE,
         what="manifest",
         file=manifest.place.path,

@@ -20,7 +20,7 @@ def renamed(names: Iterable[str], prefix: str, rules: Sequence[str], where: str)
     except regexes.LimitsError as error:
         raise UsageError(
             f"{where} says that the conversion had --rename {' --rename '.join(map(repr, rules))[:200]}, which cannot "
-            "be applied, or not in reasonable time.",
-            "Give the options of the conversion yourself.",
+            "be applied in reasonable time.",
+            "Give the options of the conversion on the command line.",
         ) from error
     return selection.collected(zip(old, new, strict=True))

@@ -110,7 +110,7 @@ def verify(
         asked = _with(told, asked, given) if told and not targets else asked
         targets.append(CheckedOutput(place, "universal", manifest=told))
     if not targets:
-        raise UsageError("There is no OUTPUT to verify.", "Give the file or directory that the conversion wrote.")
+        raise UsageError("OUTPUT is missing.", "Give the output of the conversion, a file or directory.")
     # A million small objects live until the end: a garbage collector would take longer to scan them than it takes to
     # make them.
     with no_garbage():
@@ -163,8 +163,8 @@ def verify_outputs(
     done.warnings = [*(warning for source in sources for warning in source.warnings), *done.warnings]
     if done.inert:
         done.warnings.append(
-            f"{first.path} has no tensor beside objects of classes that are known by name only: what is equal is no "
-            "model."
+            f"{first.path} has no tensors, only objects of classes that are known only by name: the comparison covers "
+            "no model."
         )
     if on_total:
         on_total(sum(pair.got.nbytes for pair in pairs))
@@ -187,7 +187,8 @@ def _targets(path: str, asked: Options, given: Collection[str]) -> list[CheckedO
         return [_target(path, asked)]
     if unasked := [name for name in there if name not in halves]:
         raise UsageError(
-            f"{unasked[0]} holds optimizer states. Nothing was compared.", "Say what they come from: --optimizer PATH."
+            f"{unasked[0]} holds optimizer states, which were not requested. Nothing was compared.",
+            "Give their source: --optimizer PATH.",
         )
     found = {name: _target(name, own) for name, own in halves.items()}
     return [
@@ -228,8 +229,8 @@ def _with(manifest: Manifest, asked: Options, given: Collection[str]) -> Options
     }
     if "like" in manifest.told and not (asked.like or left["like"]):
         raise UsageError(
-            f"{manifest.place} says that the conversion had a reference, and not where it is found from here.",
-            "Name it: --like REF.",
+            f"{manifest.place} says that the conversion had a reference, but not where to find it from here.",
+            "Give it with --like REF.",
         )
     return asked.replaced(**left, family=asked.family or manifest.family)
 
@@ -247,16 +248,16 @@ def _open(
     if isinstance(given, Source):
         return all_opened(given, asked, holds, recorded=recorded)
     if KINDS[kind_of(first)].form == "file" and is_same(given, first):
-        raise UsageError(f"{given} is both SOURCE and OUTPUT.", "Give what was converted, then what was made of it.")
+        raise UsageError(f"{given} is both SOURCE and OUTPUT.", "Give the source of the conversion, then its output.")
     try:
         sources = all_opened(given, asked, holds, recorded=recorded)
     except OtherFamilyError as error:
         if not targets[0].manifest:
             raise
-        made = f"was made of another: {targets[0].manifest.told['source']['format']}"
+        made = f"was made from another source: {targets[0].manifest.told['source']['format']}"
         raise UsageError(
             f"{error.message.rstrip('.')}, and {first} {made}.",
-            "Give the source first, then what a conversion made of it: ckptconv verify SOURCE OUTPUT.",
+            "Give the source first, then the output: ckptconv verify SOURCE OUTPUT.",
         ) from error
     # An output may lie in the directory of its source: then the source is the checkpoint of the other kind there.
     family = "torch" if sources[0].family == "safetensors" else "safetensors"
@@ -296,7 +297,7 @@ def _compare(
     here = target.place if target.at is None else target.place.at(next(iter(target.at.values())))
     entry = here.entry
     if entry.kind == "missing":
-        raise MissingError(f"{target.path} does not exist: there is no output to verify.")
+        raise MissingError(f"{target.path} does not exist, so it cannot be verified.")
     how = KINDS[target.kind].compared
     if how == "plan" and (entry.kind == "file" or target.at is not None):
         yield from _compare_plan(source, target, asked, done, attested)
@@ -312,7 +313,7 @@ def _compare(
     is_file = target.path.endswith(SUFFIX) and (entry.kind == "file" or target.at is not None)
     if not (is_file or entry.kind == "directory" or target.at is not None):
         known = [ending for kind in KINDS.values() if kind.compared for ending in kind.suffixes]
-        raise UsageError(f"{target.path} is no output: a file ends in {', '.join(known)}, else it is a directory.")
+        raise UsageError(f"{target.path} is not an output: a file ends in {', '.join(known)}, else it is a directory.")
     is_model = source.is_model
     expected = expected_of(source, asked, target.holds) if is_model else _NOTHING
     metadata = expected.metadata
@@ -370,13 +371,13 @@ def _compare_companions(
         path = join(target.path, name)
         entry = target.place.at(target.at[name] if target.at else path).entry
         if entry.kind != "file" or name not in source.companions:
-            where = target.path if entry.kind != "file" else f"{source.path}, of which it is a copy,"
+            where = target.path if entry.kind != "file" else f"{source.path}, the source of the copy,"
             raise DifferenceError(f"{where} lacks {name}.", _AGAIN, what="missing", file=path)
         found.files.append(entry.file._replace(path=path))
         want, got = source.content(name, source.companions[name], change), whole(entry.file)
         if want.shape != got.shape:
             raise DifferenceError(
-                f"{path} has {entry.file.size} bytes, and {source.companions[name].path} gives {want.nbytes}.",
+                f"{path} has {entry.file.size} bytes, but {source.companions[name].path} has {want.nbytes}.",
                 _AGAIN,
                 what="file",
                 file=path,

@@ -242,7 +242,7 @@ for _name in ("os_system", "eval", "inst"):
         _common(lambda canary, payload=PAYLOADS[_name][1]: streamed(mapped(text("args"), payload(canary)), ())),
         live="checkpoint/common.pt",
     )  # fmt: skip
-_dcp(CORRUPT, "common_list", "a common.pt that is no dict", _common(lambda canary: streamed(listed(number(1)), ())))
+_dcp(CORRUPT, "common_list", "a common.pt that is not a dict", _common(lambda canary: streamed(listed(number(1)), ())))
 _dcp(CORRUPT, "common_empty", "a common.pt that is empty", _common(lambda canary: b""))
 _dcp(
     UNSUPPORTED, "backend", "metadata.json names another backend",
@@ -321,11 +321,11 @@ for _file, _why, _pattern, _instead, _files in (
     ("mesh_extent_huge", "a mesh of a billion ranks", _AXIS + rb"K\x02", b"\\1J\0\0\0\x40", "model_*"),
     ("mesh_extent_zero", "a mesh without ranks", _AXIS + rb"K\x02", b"\\1K\0", "model_*"),
     ("mesh_stride_zero", "a mesh that has a rank twice by its strides", _STRIDE + rb"K.", b"\\1K\0", "model_*"),
-    ("mesh_stride_beyond", "a mesh that reaches beyond its ranks", _STRIDE + rb"K.", b"\\1K\x64", "model_*"),
+    ("mesh_stride_beyond", "a mesh that extends beyond its ranks", _STRIDE + rb"K.", b"\\1K\x64", "model_*"),
     ("mesh_order", "another order of ranks", rb"K\0K\x01K\x02K\x03t", b"K\x01K\0K\x02K\x03t", _SECOND),
     ("place_beyond", "a rank beyond its mesh", _PLACE + rb"K\0K\x01", b"\\1K\0K\x05", _SECOND),
     ("place_of_another", "a rank in the place of another", _PLACE + rb"K\0K\x01", b"\\1K\x01K\x01", _SECOND),
-    ("shape", "a spec of another shape", rb"(TensorMeta.{1,40}?)K\nK\x06", b"\\1K\x0bK\x06", "model_*"),
+    ("shape", "a spec with another shape", rb"(TensorMeta.{1,40}?)K\nK\x06", b"\\1K\x0bK\x06", "model_*"),
     ("kind", "a rank with another placement", rb"placement_types\nShard\n", rb"placement_types\nReplicate\n", _SECOND),
 ):  # fmt: skip
     _ranks(CORRUPT, _file, _why, _said(_pattern, _instead, _files))

@@ -390,13 +390,13 @@ _twice("other_gradient", "with and without a gradient", {"is": 0, "requires_grad
 for _file, _why, _kind, _parts in (
     ("coo", "a sparse tensor of too few indices", "sparse_coo",
      ["indices", {"name": "i"}, "values", {"name": "w"}, "shape", ["size", 9, 3]]),
-    ("coo_shape", "a sparse tensor of another shape", "sparse_coo",
+    ("coo_shape", "a sparse tensor with another shape", "sparse_coo",
      ["indices", {"name": "i"}, "values", {"name": "w"}, "shape", ["size", 9]]),
     ("csr", "a sparse tensor of other rows", "sparse_csr",
      ["crow_indices", {"name": "i"}, "col_indices", {"name": "i"}, "values", {"name": "w"}, "shape", ["size", 7, 7]]),
     ("quantized", "a quantized tensor of floats", "quantized",
      ["values", {"name": "w"}, "qscheme", ["torch", "qscheme", "per_tensor_affine"], "scale", 1, "zero_point", 0]),
-    ("part", "a sparse tensor with a part that it does not have", "sparse_coo",
+    ("part", "a sparse tensor with a part that the reference lacks", "sparse_coo",
      ["indices", {"name": "i"}, "values", {"name": "w"}, "shape", ["size", 9, 3], "data", 1]),
 ):  # fmt: skip
     _used = json.dumps(_parts)
@@ -590,6 +590,6 @@ _set(UNSUPPORTED, "record_version", "a record of version 9 beside", _mapping(), 
 _set(UNSAFE, "record_opaque", "a record with a call beside", _mapping(), _beside(
     json.dumps({"version": 1, "root": ["dict", "a", {}, "b", {}, "x", OPAQUE]})
 ))  # fmt: skip
-_set(DONE, "record_endless", "a record that is no file, but a link to what never ends", _mapping(), lambda place: (
+_set(DONE, "record_endless", "a record that is not a file, but a link to what never ends", _mapping(), lambda place: (
     place / "ckptconv.structure.json"
 ).symlink_to("/dev/zero"))  # fmt: skip

@@ -49,16 +49,16 @@ ERRORS: dict[str, tuple[int, Callable[[], bytes | None], list[str], str, str]] =
         [],
         (
             "{path} (archive/data.pkl): this file is an attack: it calls os.system, which torch.load would run. "
-            "Nothing was run, and nothing written."
+            "Nothing was run, and nothing was written."
         ),
-        "Tell whoever it came from. With --inert its tensors are converted all the same; nothing runs then either.",
+        "Inform its sender. Use --inert to convert its tensors anyway; its code does not run then either.",
     ),
     "corrupt": (
         4,
         lambda: SOUND[:-40],
         [],
         (
-            f"{{path}} is not a sound zip archive: it begins like one, but its {len(SOUND) - 40} bytes do not end with "
+            f"{{path}} is not a valid zip archive: it begins like one, but its {len(SOUND) - 40} bytes do not end with "
             "a directory: it was cut short, or something was appended."
         ),
         "Copy or download it again.",
@@ -111,8 +111,8 @@ def test_a_flipped_bit(tmp_path: Path) -> None:
     assert run.code == 4
     assert run.err == (
         f"ckptconv: {path}: the data of 'layer.weight' has changed since it was written: the CRC-32 of bytes {at} to "
-        f"{at + 24} is {zlib.crc32(data[at : at + 24]):08x}, and the archive records "
-        f"{zlib.crc32(DATA):08x}. Nothing was put under a final name. Copy or download the file again.\n"
+        f"{at + 24} is {zlib.crc32(data[at : at + 24]):08x}, and the archive records {zlib.crc32(DATA):08x}. No output "
+        "was published. Copy or download the file again.\n"
     )
 
 
@@ -122,7 +122,7 @@ def test_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(StoppedError) as caught:
             signals.stop(sent, None)
         assert caught.value.exit_code == code
-        assert str(caught.value) == f"Stopped by {sent.name}. Nothing was put under a final name."
+        assert str(caught.value) == f"Stopped by {sent.name}. No output was published."
 
 
 def test_the_kinds_are_all_there_are() -> None:
@@ -150,11 +150,11 @@ def test_who_writes_says_what_an_error_leaves_untouched(tmp_path: Path) -> None:
 
     with pytest.raises(FailedError) as caught:
         ckptconv.convert(path, output, before_commit=fail)
-    assert str(caught.value) == "The hook failed. Nothing was put under a final name. Mend it."
+    assert str(caught.value) == "The hook failed. No output was published. Mend it."
     ckptconv.convert(path, output, part="0/1")
     with pytest.raises(FailedError) as caught:
         ckptconv.finish(output, before_commit=fail)
-    assert str(caught.value) == "The hook failed. Nothing was put under a final name. Mend it."
+    assert str(caught.value) == "The hook failed. No output was published. Mend it."
     path.write_bytes(SOUND[:-40])
     calls = [(ckptconv.open, False), (ckptconv.inspect, False)]
     calls += [(functools.partial(make, out=output), True) for make in of_features("MAKE")]

@@ -65,7 +65,7 @@ def test_a_command_tells_its_own_defaults_and_no_others() -> None:
         ("zero-to-fp32", "float32", "5GB"),
         ("pt2safetensors", "keep", "files as the input has them"),
         ("dcp2safetensors", "keep", "5GB"),
-        ("verify", "what the manifest says", "what the manifest says"),
+        ("verify", "from the manifest", "from the manifest"),
     ):
         told = help_of(command, "--help")
         assert f"keep leaves them as they are. [default: {dtype}]" in told, command
@@ -171,13 +171,13 @@ def test_a_slip_leads_to_the_command_that_is_like_it() -> None:
 
 def test_options_of_other_programs_are_said_what_they_are_here() -> None:
     for option, said in {
-        "--bf16": "It is --dtype bf16.",
-        "--half": "It is --dtype fp16.",
+        "--bf16": "Use --dtype bf16.",
+        "--half": "Use --dtype fp16.",
         "--int4": "It is --quantize",
         "--force": "--overwrite",
         "--device": "Nothing is put on a device",
         **{option: text for table in of_features("OTHER_OPTIONS") for option, text in table.items()},
-        "--num-workers": "It is --jobs N.",
+        "--num-workers": "Use --jobs N.",
     }.items():
         ckptconv_here("convert", "x.pt", option, "1").refused(2, f"There is no option {option}.", said)
     # Nothing is said of an option that the command has not.
@@ -393,7 +393,10 @@ def test_a_line_is_completed_where_it_ends() -> None:
 
 def test_each_shell_is_told_in_its_own_words() -> None:
     line = {"_TYPER_COMPLETE_ARGS": "ckptconv inspect --st"}
-    about = "Read all data, and show min, max, mean, std, zeros, NaN and infinities of each tensor."
+    about = (
+        "Read all data, and show the minimum, maximum, mean, standard deviation, zeros, NaN and infinities of each "
+        "tensor."
+    )
     zsh = f"""_arguments '*: :(("--stats":"{about}"\n"--storage-options":"Settings"""
     answers = {shell: answered({**line, "_CKPTCONV_COMPLETE": f"complete_{shell}"}) for shell in ("zsh", "fish")}
     asked = {"_CKPTCONV_COMPLETE": "complete_pwsh", **line, "_TYPER_COMPLETE_WORD_TO_COMPLETE": "--st"}

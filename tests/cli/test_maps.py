@@ -76,7 +76,11 @@ def test_what_is_printed_as_json_is_of_its_schema(place: Path) -> None:
 
 def test_what_a_check_finds_is_an_error(place: Path) -> None:
     ckptconv_here("maps", "check", "my.toml", "m.pt").refused(2, "Give --size g=NUMBER")
-    for name, told in {"nothing": "no map 'nothing'", "./nothing.toml": "does not exist", "../": "is no file"}.items():
+    for name, told in {
+        "nothing": "no map 'nothing'",
+        "./nothing.toml": "does not exist",
+        "../": ("is not a file"),
+    }.items():
         ckptconv_here("maps", "check", name).refused(2, told)
 
 

@@ -395,7 +395,7 @@ def test_a_signal_ends_it_with_nothing_left(small: Path, tmp_path: Path) -> None
             process.send_signal(number)
             found, out, err = ended(process)
             assert (found, out) == (code, ""), output
-            assert err.splitlines()[-1] == f"ckptconv: Stopped by {number.name}. Nothing was put under a final name."
+            assert err.splitlines()[-1] == f"ckptconv: Stopped by {number.name}. No output was published."
             assert os.listdir(tmp_path) == [], output
 
 

@@ -224,7 +224,7 @@ def test_a_training_checkpoint_in_fp32_is_cast_to_what_the_reference_has(tmp_pat
     }
     assert report.format.startswith("DeepSpeed")
     only = convert(checkpoint, optimizer=tmp_path / "states", like=tmp_path / "reference")
-    assert "--like changes nothing: it is for weights." in only.warnings
+    assert "--like has no effect: it applies only to weights." in only.warnings
 
 
 def test_values_beside_tensors_are_in_no_record_as_the_reference_has_none(tmp_path: Path, reference: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_tensor_is_found_under_another_name_that_the_reference_knows(tmp_path:
 def test_equal_tensors_that_are_not_tied_are_too_many(source: Path, reference: Path, tmp_path: Path) -> None:
     state = torch.load(source)
     torch.save({**state, HEAD: state[EMBED].clone()}, source)
-    with pytest.raises(DifferenceError, match=f"1 that it does not have: '{HEAD}'"):
+    with pytest.raises(DifferenceError, match=f"1 that the reference lacks: '{HEAD}'"):
         convert(source, tmp_path / "out", like=reference)
     convert(source, tmp_path / "out", like=reference, exclude=HEAD, verify=True)
 

@@ -455,7 +455,7 @@ def test_states_that_zero_cannot_have_are_refused(tmp_path: Path) -> None:
     state["optimizer"]["state"][0] |= {"exp_avg": {"blocks": torch.zeros(7)}, "mu_product": torch.tensor(0.9)}
     torch.save(state, tmp_path / "t.pt")
     run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u")
-    refused(run, 5, "'exp_avg' of '0.weight' is no plain tensor")
+    refused(run, 5, "'exp_avg' of '0.weight' is not a plain tensor")
     # States of 8 bits, as bitsandbytes has them, whatever comes first.
     for named in (False, True):
         state = training_saved(tmp_path / "t.pt", named)
@@ -480,7 +480,9 @@ def test_a_model_beside_an_optimizer_is_named_if_its_key_is_not_a_usual_one(tmp_
     torch.save({"nets": {"main": state["model"]}, "optimizer": state["optimizer"]}, tmp_path / "t.pt")
     for options in ([], ["--fresh-optimizer"], ["--key", "."]):
         run = ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", *options)
-        refused(run, 2, "an optimizer under 'optimizer'", "Name the model with --key; there are: 'nets', 'optimizer'")
+        refused(
+            run, 2, "an optimizer under 'optimizer'", "Select the model with --key; the keys are: 'nets', 'optimizer'"
+        )
     done(ckptconv_here("convert", tmp_path / "t.pt", "--universal", tmp_path / "u", "--key", "nets.main"))
     assert_same(read_back(tmp_path / "u")[1], by_name(state))
 

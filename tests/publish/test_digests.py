@@ -480,7 +480,7 @@ def test_an_input_that_changes_before_it_is_digested_is_found(mixed: Path, tmp_p
         def __call__(self, count: int) -> None: ...
 
         def on_file(self, name: str) -> None:
-            if name == "digesting the inputs":
+            if name == "computing digests of the inputs":
                 source.write_bytes(source.read_bytes())
                 os.utime(source, ns=(1, 1))
 

@@ -59,7 +59,7 @@ def test_the_only_state_dict_is_the_model(place: Path) -> None:
 
 def test_values_among_the_weights_are_left_out_and_said(place: Path) -> None:
     report = publish(torch_file(place, {**WEIGHTS, "version": 3}))
-    assert any("left out, as it is no tensor: 'version'" in note for note in report.notes)
+    assert any("left out, because they are not tensors: 'version'" in note for note in report.notes)
 
 
 def test_of_several_state_dicts_one_is_to_be_named(place: Path) -> None:

@@ -277,7 +277,7 @@ DAMAGED = {
     "a bomb": (deflate(bytes(8 * MIB)), "inflates to more than the 4000 bytes"),
     "less": (deflate(CONTENT[:-1]), "inflates to 3999 bytes, and it is said to have 4000"),
     "unfinished": (GOOD[:-9], "inflates to"),
-    "something behind it": (GOOD + b"\0", "something follows the end of it"),
+    "something behind it": (GOOD + b"\0", "data follows its end"),
     "another content": (deflate(CONTENT[::-1]), "its checksum is"),
     "no deflate": (b"\xff" * 900, "cannot be inflated"),
 }
@@ -294,7 +294,7 @@ def test_a_storage_that_is_not_what_it_should_be(data: bytes, reason: str, tmp_p
 def test_what_follows_a_long_storage_ends_the_reading(tmp_path: Path) -> None:
     """zlib keeps what it has not taken: of a storage of several chunks, that is never used up."""
     data = deflate(bytes(4 * MIB)) + b"more"
-    assert "something follows the end of it" in converted(checkpoint_of(tmp_path, data, 4 * MIB, 0, MIB))
+    assert "data follows its end" in converted(checkpoint_of(tmp_path, data, 4 * MIB, 0, MIB))
 
 
 @given(data=st.data())

@@ -155,7 +155,7 @@ def test_what_has_the_shape_is_taken() -> None:
     ("change", "told"),
     [
         ({"id": "00ff0"}, "'id' of it is none"),
-        ({"id": 3}, "'id' of it is no text"),
+        ({"id": 3}, "'id' of it is not text"),
         ({"of": []}, "'of' of it is no object"),
         ({"of": {"x": -1}}, "'x' of 'of' of it is no count"),
         ({"of": {"x": True}}, "no count"),

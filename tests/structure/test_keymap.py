@@ -333,7 +333,7 @@ def test_plain_record_keeps_the_keys_and_the_order_of_a_plain_dict() -> None:
 ODD: dict[str, Any] = {
     "tensors inside keys": lambda: {(lazy(), 1): lazy(), lazy(): [lazy()]},
     "equal tensors twice": lambda: views(lazy(), copy.copy, copy.deepcopy, lambda _: lazy()),
-    "views of other dtypes": lambda: {
+    "views with different dtypes": lambda: {
         "a": view("s", 0, (4,), (1,)),
         "b": Tagged(lazy("int16", (8,)), TensorFacts(storage="s", storage_nbytes=16, strides=(1,))),
     },

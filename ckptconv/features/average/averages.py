@@ -73,9 +73,9 @@ def averaged(terms: Sequence[Term], own: Term, average: Average, stored_as: Call
     for term in terms:
         if quantized := dict.fromkeys(parts_among(term.tensors).values()):
             raise UsageError(
-                f"{term.path}: {some(quantized, 3)} {'is' if len(quantized) == 1 else 'are'} quantized, and codes have "
-                "no average.",
-                "--dequantize averages the weights that they stand for.",
+                f"{term.path}: {some(quantized, 3)} {'is' if len(quantized) == 1 else 'are'} quantized, and quantized "
+                "codes cannot be averaged.",
+                "Use --dequantize to average the plain weights.",
             )
         if error := other_program(term.path, term.tensors):
             raise error
@@ -109,9 +109,9 @@ def averaged(terms: Sequence[Term], own: Term, average: Average, stored_as: Call
 
 def _of_adapters(path: str) -> UsageError:
     return UsageError(
-        f"{path} is an adapter: the average of its factors, each by itself, is not the average of what they add to a "
+        f"{path} is an adapter: averaging its factors separately does not average the updates that they add to a "
         "model.",
-        "Merge each adapter into its base (ckptconv merge), and average what comes out.",
+        "Merge each adapter into its base (ckptconv merge), and average the merged models.",
     )
 
 
@@ -145,8 +145,8 @@ def _check_alike(path: str, theirs: Mapping[str, LazyTensor], other: str, tensor
         if found:
             raise DifferenceError(
                 f"{lacks} lacks {some(sorted(found), 3)}, which {has} has.",
-                "Average checkpoints of one model, with one set of names; convert one of them first to rename its "
-                "tensors. --exclude leaves tensors out.",
+                "Average checkpoints of one model, with the same names. To rename tensors, convert one of them first; "
+                "--exclude leaves tensors out.",
                 what="missing",
                 tensor=min(found),
                 file=lacks,
@@ -156,7 +156,7 @@ def _check_alike(path: str, theirs: Mapping[str, LazyTensor], other: str, tensor
         if found_shape != tensor.shape or number != _is_number(tensor):
             told = [f"{each.dtype} {list(each.shape)}" for each in (tensors[name], tensor)]
             raise DifferenceError(
-                f"{other}: {name!r} is {told[0]}, and in {path} it is {told[1]}.",
+                f"{other}: {name!r} is {told[0]}, but {told[1]} in {path}.",
                 "Average checkpoints of one model.",
                 what="shape" if found_shape != tensor.shape else "dtype",
                 tensor=name,
@@ -182,13 +182,13 @@ def _notes(
 ) -> Iterator[str]:
     if minus:
         *_, base = terms
-        yield f"took {base.path} off {count_of(len(terms) - 1, 'checkpoint')}: {count_of(len(made), 'tensor')}."
+        yield f"subtracted {base.path} from {count_of(len(terms) - 1, 'checkpoint')}: {count_of(len(made), 'tensor')}."
     else:
         yield f"averaged {count_of(len(made), 'tensor')} of {count_of(len(terms), 'checkpoint')}."
     if left := [name for name in theirs if name not in made]:
-        yield f"as in {own.path}, as they have no {'difference' if minus else 'average'}: {some(left)}."
+        yield f"taken from {own.path}, because their dtype has no {'difference' if minus else 'average'}: {some(left)}."
     if states := [name for name in own.tensors if name not in theirs]:
-        yield f"{len(states):,} states of the optimizer are those of {own.path}: states are never averaged."
+        yield f"{len(states):,} optimizer states were taken from {own.path}: states are never averaged."
 
 
 # --------------------------------------------------------------------------------------------------- in an output
@@ -217,8 +217,8 @@ def _averages(own: Named, source: Source, options: Options) -> Named:
     made = own._replace(described=described, ties=found.ties, notes=found.notes)
     if not found.untied or described.structure is None:
         return made
-    why = f"in it {some(found.untied, 3)} are tied, and not in all checkpoints."
-    return made.without_record(f"{source.path}: its structure record was left out: {why}")
+    why = f"it ties {some(found.untied, 3)}, which are not tied in all checkpoints."
+    return made.without_record(f"{source.path}: the structure record was left out: {why}")
 
 
 def _check(heading: Mapping[str, Any]) -> None:
@@ -226,9 +226,9 @@ def _check(heading: Mapping[str, Any]) -> None:
     average = heading["average"]
     terms, numbers = average["terms"], [*average["weights"], average["over"]]
     if terms.count(None) != 1 or len(numbers) != len(terms) + 1 or not average["over"]:
-        raise ValueError("its average is none")
+        raise ValueError("its average is not valid")
     if not all(map(math.isfinite, numbers)):
-        raise ValueError("the weights of its average are no numbers")
+        raise ValueError("the weights of its average are not numbers")
 
 
 def _record(source: Source) -> Mapping[str, Any]:
@@ -267,7 +267,7 @@ COMPUTING = Computing(
     again=Again(
         lambda heading: heading["average"]["terms"],
         (
-            "`ckptconv average` made it of several checkpoints",
+            "`ckptconv average` computed it from several checkpoints",
             "Average them again, to another OUTPUT, and compare the two with `ckptconv diff`.",
         ),
         "averaged",

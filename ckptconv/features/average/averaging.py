@@ -63,7 +63,7 @@ def average(
     """
     given: dict[str, Any] = {**options}
     weights, decay, base = (given.pop(name, None) for name in ("weights", "ema", "minus"))
-    paths, minus = listed(steps, "There is no checkpoint to average."), normalize(base) if base else ""
+    paths, minus = listed(steps, "No checkpoint was given to average."), normalize(base) if base else ""
     if len(paths) == 1 and not minus and isinstance(output, LastWord) and _exists(output, given):
         raise taken_for_input(output)
     weights, over = weighted(len(paths), weights, decay, bool(minus))

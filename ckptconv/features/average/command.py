@@ -25,16 +25,20 @@ def average(
         typer.Argument(
             metavar="STEP... OUTPUT",
             show_default=False,
-            help="Checkpoints of any formats, in order; then a directory, or a name that ends in .safetensors.",
+            help=(
+                "Checkpoints of any format, in order; then the output: a directory, or a name that ends in "
+                ".safetensors."
+            ),
         ),
     ],
     **options: Any,
 ) -> None:
     """Average the weights of several checkpoints.
 
-    They may be of any formats, mixed. Every tensor has to be in each of them, under the same name. Sums are made in
-    float64, in the order given, and rounded once. What has no average, such as integers, is that of the last STEP, as
-    are its config.json and structure record; optimizer states are never averaged.
+    The checkpoints may have different formats. Every tensor must be in each of them, under the same name. Each element
+    is the weighted mean of the corresponding elements, summed in float64 in the order given, and rounded once. Tensors
+    without an average, such as integers, come from the last STEP, as do config.json and the structure record; optimizer
+    states are never averaged.
 
     \b
     Examples:

@@ -13,23 +13,22 @@ class _Averaging:
 
     weights = Option(
         NUMBERS,
-        "How much each STEP counts, in order, such as 1,1,2; they may be negative, and the sum is divided by theirs.",
+        "The weights of the STEPs, in order, such as 1,1,2. They may be negative, but must not sum to zero.",
         metavar="W,...",
-        fallback="1 for each",
+        fallback="equal weights",
         group=TAKE,
         common=True,
     )
     ema = Option(
         NUMBER,
-        "Exponential moving average: each STEP counts by 1 - DECAY, and what was before it by DECAY.",
+        "Exponential moving average: DECAY times the previous average, plus 1 - DECAY times each STEP.",
         metavar="DECAY",
         group=TAKE,
         common=True,
     )
     minus = Option(
         PATH,
-        "Do not divide: the first STEP, and by their weights what the others have more than BASE; of one STEP, what it "
-        "has more itself.",
+        "Task arithmetic: first STEP + Σ weight × (STEP − BASE) over the other STEPs. With one STEP: STEP − BASE.",
         metavar="BASE",
         group=TAKE,
         common=True,

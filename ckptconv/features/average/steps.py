@@ -45,27 +45,32 @@ def weighted(
     """
     least = 1 if minus else 2
     if steps < least:
-        raise UsageError(f"An average needs at least {least} checkpoints, and there is {steps or 'none'}.")
+        raise UsageError(f"An average needs at least {least} checkpoints, but {steps or 'none'} was given.")
     if steps > _MOST_TERMS:
-        raise UsageError(f"There are {steps:,} checkpoints, and at most {_MOST_TERMS:,} are averaged at once.")
+        raise UsageError(f"{steps:,} checkpoints were given; at most {_MOST_TERMS:,} can be averaged at once.")
     if weights is not None and decay is not None:
-        raise UsageError("--weights and --ema are two ways to weigh checkpoints: give one of them.")
+        raise UsageError("--weights and --ema exclude each other: both set the weights. Give one of them.")
     if decay is not None:
         if not 0 <= decay <= 1:
-            raise UsageError(f"--ema is {brief(decay)}; it is a decay from 0 to 1, such as 0.99.")
+            raise UsageError(f"--ema is {brief(decay)}; expected a decay from 0 to 1, such as 0.99.")
         if minus:
-            raise UsageError("--ema is for averages, and --minus for differences: give one of them.")
+            raise UsageError(
+                "--ema and --minus exclude each other: --ema averages, --minus subtracts. Give one of them."
+            )
         return [decay ** (steps - 1), *((1 - decay) * decay ** (steps - 1 - n) for n in range(1, steps))], 1.0
     found = [1.0] * steps if weights is None else [float(weight) for weight in weights]
     if len(found) != steps:
-        raise UsageError(f"There are {len(found)} weights for {steps} checkpoints.", "Give one for each, in order.")
+        raise UsageError(
+            f"{len(found)} weights were given for {steps} checkpoints.",
+            "Give one weight for each checkpoint, in order.",
+        )
     if minus:
         return [*found, -math.fsum(found[1:] or found)], 1.0
     over = math.fsum(found)
     if not over:
         raise UsageError(
-            "The weights add up to 0, so there is no average.",
-            "For what A has more than B: ckptconv average A --minus B OUT",
+            "The weights sum to zero; an average needs another sum.",
+            "For the difference of A and B: ckptconv average A --minus B OUT",
         )
     return found, over
 
@@ -83,7 +88,7 @@ def averaged(terms: Sequence[Source], own: int, weights: Sequence[float], over: 
     made = combined(terms[own], terms, inputs, average=average)
     steps = Counter(resolved_name(each.path) for each in (terms[:-1] if minus else terms))
     twice = [name for name, count in steps.items() if count > 1]
-    told = [f"{name} is given {steps[name]} times, and counts as often." for name in twice]
+    told = [f"{name} is given {steps[name]} times, and is counted as often." for name in twice]
     made = made._replace(warnings=[*made.warnings, *told])
     formats = sum((Counter(each.quantized.formats) for each in terms if each.quantized), Counter[str]())
     return made.computing(dequantize=made.quantized and made.quantized._replace(formats=formats))

@@ -58,10 +58,10 @@ async def _from_azure(fs: Any, inner: str, version: str, start: int, stop: int, 
         data = await _with_blob(fs, inner, read)
     except Exception as error:
         if remote.status(error) == 412:
-            raise ChangedError("it is another version now") from error
+            raise ChangedError("it has changed to another version") from error
         raise
     if len(data) != stop - start:
-        raise ShortReadError(f"{len(data)} bytes arrived, where {stop - start} were requested")
+        raise ShortReadError(f"{len(data)} bytes arrived, but {stop - start} were requested")
     put(0, data)
 
 

@@ -17,7 +17,8 @@ class _Spreading:
 
     dask = Option(
         TEXT,
-        "Spread the work over the dask.distributed cluster with the scheduler there: tcp://10.0.0.1:8786.",
+        "Spread the work over a dask.distributed cluster. URL is the address of its scheduler, such as "
+        "tcp://10.0.0.1:8786.",
         metavar="ADDRESS",
         group=RUNNING,
     )

@@ -16,7 +16,7 @@ from ckptconv.text import install
 RETRIES = 3
 # Seconds in which a scheduler has to answer.
 PATIENCE = 30
-_ADDRESS = "Give the address that it shows when it starts, such as tcp://10.0.0.1:8786."
+_ADDRESS = "Give the address that the scheduler prints when it starts, such as tcp://10.0.0.1:8786."
 
 
 @contextlib.contextmanager

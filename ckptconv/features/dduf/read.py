@@ -22,7 +22,7 @@ from ckptconv.tensors.lazy import LazyTensor
 from ckptconv.text import brief, quoted
 
 FAMILY = "dduf"
-_GUESS = Guess(CERTAIN, "a pipeline of diffusers in one file (DDUF)", "convert {} OUTPUT")
+_GUESS = Guess(CERTAIN, "a diffusers pipeline in one file (DDUF)", "convert {} OUTPUT")
 _INDEX = "model_index.json"
 _ENDINGS = (".json", ".model", ".txt", SUFFIX)
 
@@ -50,7 +50,7 @@ def read(place: Location, wanted: Wanted) -> Source:
             for own, tensor in _tensors(archive, reader, name, row).items():
                 full = f"{folder}/{own}".removeprefix("/")
                 if full in weights:
-                    raise CorruptError(f"{place}: two of its files have {quoted(full)}.")
+                    raise CorruptError(f"{place}: two of its files contain {quoted(full)}.")
                 weights[full] = tensor
     records = archive.records(range(len(archive.rows)))
     return Source(
@@ -73,15 +73,17 @@ def _check_members(archive: Archive) -> None:
     try:
         index = strict_json.parse(archive.read(_INDEX).decode())
     except ValueError as error:
-        raise CorruptError(f"{archive.file.path}: its {_INDEX} is no JSON: {error}.") from None
+        raise CorruptError(f"{archive.file.path}: its {_INDEX} is not JSON: {error}.") from None
     if type(index) is not dict:
-        raise CorruptError(f"{archive.file.path}: its {_INDEX} is no object.")
+        raise CorruptError(f"{archive.file.path}: its {_INDEX} is not an object.")
     for name, row in archive.rows.items():
         folder, slash, _ = name.rpartition("/")
         if not name.endswith(_ENDINGS) or name.count("/") > 1 or "\\" in name or (slash and folder not in index):
-            raise CorruptError(f"{archive.file.path}: member {brief(name)} is none that DDUF has.")
+            raise CorruptError(f"{archive.file.path}: member {brief(name)} is not allowed in DDUF.")
         if archive.methods[row]:
-            raise CorruptError(f"{archive.file.path}: member {brief(name)} is compressed, and DDUF stores all.")
+            raise CorruptError(
+                f"{archive.file.path}: member {brief(name)} is compressed, but DDUF stores members uncompressed."
+            )
 
 
 def _tensors(archive: Archive, reader: Reader, name: str, row: int) -> dict[str, LazyTensor]:

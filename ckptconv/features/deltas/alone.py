@@ -19,7 +19,7 @@ def _of_delta(file: LoneFile) -> bool:
 
 LONE = (
     LoneKind(
-        "is one file of a delta: compressed differences, and no weights.",
+        "is one file of a delta: it holds compressed differences, not weights.",
         "Apply it to the checkpoint that it changes: ckptconv patch BASE {} OUTPUT",
         _of_delta,
         is_written=True,
@@ -30,6 +30,6 @@ LONE = (
 def no_weights(path: str) -> tuple[str, str]:
     """Return what is at `path`, if its index is that of a delta, and what to do with it."""
     return (
-        f"{path} is of a delta: its tensors are compressed differences, and no weights.",
+        f"{path} is part of a delta: its tensors are compressed differences, not weights.",
         f"Apply it to the checkpoint that it changes: ckptconv patch BASE {dirname(path) or '.'} OUTPUT",
     )

@@ -64,14 +64,14 @@ def check_chain(deltas: Sequence[Delta]) -> None:
         if after.base_version != before.version:
             raise UsageError(
                 f"{after.path} changes version {after.base_version:06d}, and {before.path}, which comes before it, "
-                f"makes version {before.version:06d}.",
-                "Give the deltas in the order in which they were made, and none left out.",
+                f"produces version {before.version:06d}.",
+                "Give all deltas, in the order in which they were made.",
             )
     turns = sum(before.encoding != after.encoding for before, after in itertools.pairwise(deltas))
     if turns > _MOST_NESTED:
         raise UsageError(
-            f"The encoding of these deltas changes {turns} times, and {_MOST_NESTED} is the most.",
-            "Apply the first of them, and the others to what that gives.",
+            f"The encoding of these deltas changes {turns} times; at most {_MOST_NESTED} changes are supported.",
+            "Apply the first deltas, then the others to the result.",
         )
 
 
@@ -151,7 +151,7 @@ def _changed(tensor: LazyTensor, delta: Delta, name: str) -> LazyTensor:
 
 def _other_base(delta: Delta, why: str) -> CorruptError:
     return CorruptError(
-        f"{delta.path} is for another base: this one {why}.",
+        f"{delta.path} was made for another base: this one {why}.",
         "Give the checkpoint that it was made from, or the deltas in between.",
     )
 

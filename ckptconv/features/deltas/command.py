@@ -22,23 +22,26 @@ OTHER_WORDS = {"patch": ("apply",)}
 )
 def patch(
     base: Annotated[
-        str, typer.Argument(metavar="BASE", show_default=False, help="What the first delta changes, of any format.")
+        str,
+        typer.Argument(
+            metavar="BASE", show_default=False, help=("The checkpoint that the first delta changes, of any format.")
+        ),
     ],
     words: Annotated[
         list[str],
         typer.Argument(
             metavar="DELTA... OUTPUT",
             show_default=False,
-            help="Directories of deltas, in order; then a directory, or a name that ends in .safetensors.",
+            help="Directories of deltas, in order; then the output: a directory, or a name that ends in .safetensors.",
         ),
     ],
     **options: Any,
 ) -> None:
     """Apply deltas to a checkpoint.
 
-    A delta is what `ckptconv diff --delta` writes, or slime. Several are applied one after the other, and each has to
-    change the version that the one before makes. OUTPUT is what a conversion of BASE would be, with the changes. The
-    checksum of every tensor that was changed is compared before OUTPUT gets its name.
+    `ckptconv diff --delta` or slime write deltas. patch applies several of them in order; each must change the version
+    that the previous one produces. OUTPUT is like a conversion of BASE, with the changes. Before OUTPUT is published,
+    patch compares the checksum of every changed tensor.
 
     \b
     Examples:

@@ -12,26 +12,27 @@ class _Delta:
 
     delta = Option(
         PATH,
-        "Write what changes A into B to the directory DIR, as `ckptconv patch`, slime and sglang read it.",
+        "Write the changes from A to B as a delta to the directory DIR, which `ckptconv patch`, slime and sglang read.",
         metavar="DIR",
         group=OUTPUT,
         common=True,
     )
     delta_encoding = Option(
         choice("auto", "xor", "overwrite"),
-        "Store the exclusive or of old and new bytes, or the new bytes and where they go; auto: what is smaller.",
+        "Store the XOR of old and new bytes (xor), or the new bytes with their positions (overwrite); auto takes the "
+        "smaller.",
         default="auto",
         group=OUTPUT,
     )
     delta_checksum = Option(
         choice("adler32", "xxh3-128", "blake3"),
-        "Store these checksums of the new tensors; all but adler32 need a package.",
+        "The checksum to store for each new tensor; all but adler32 need a package.",
         default="adler32",
         group=OUTPUT,
     )
     delta_version = Option(
         counted(1, 999_999),
-        "B is version N of the model, and A the one before.",
+        "The version number of B; A is version N - 1.",
         metavar="N",
         default=1,
         group=OUTPUT,

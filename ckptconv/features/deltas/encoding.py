@@ -107,7 +107,7 @@ class Encoder:
                 continue
             if self._encoding == OVERWRITE:
                 raise UnsupportedError(
-                    f"{name!r} has {pair.one.nbytes} bytes, and positions in a delta that overwrites count to "
+                    f"{name!r} has {pair.one.nbytes} bytes, but positions in an overwrite delta reach only "
                     f"{MOST_OVERWRITTEN}. No delta was written.",
                     "Choose the other encoding: --delta-encoding xor.",
                 )

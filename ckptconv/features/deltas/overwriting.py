@@ -47,7 +47,7 @@ def laid_out(
                 positions = np.frombuffer(ahead.take(NUMBER * taken), "<u4").astype("i8")
                 values = np.frombuffer(behind.take(taken), "u1")
                 if positions[0] <= last or (positions[1:] <= positions[:-1]).any():
-                    raise damaged("the positions that it overwrites do not ascend")
+                    raise damaged("the positions that it overwrites are not in ascending order")
                 last, left = int(positions[-1]), left - taken
                 if last >= size:
                     raise damaged(f"it overwrites byte {last} of a tensor of {size}")
@@ -58,7 +58,7 @@ def laid_out(
                 break
         yield made.tobytes()
     if behind.take_any():
-        raise damaged(f"it has more than the {NUMBER + CHANGE * count} bytes that {count} changes take")
+        raise damaged(f"it is longer than the {NUMBER + CHANGE * count} bytes of {count} changes")
 
 
 class _Stream:
@@ -93,5 +93,5 @@ class _Stream:
     def _next(self) -> bytes:
         chunk = next(self._chunks, b"")
         if not chunk:
-            raise self._damaged("it has fewer bytes than its count says")
+            raise self._damaged("it is shorter than its count of changes says")
         return chunk

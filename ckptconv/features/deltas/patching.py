@@ -76,11 +76,11 @@ def patch(
     """
     started = time.monotonic()
     chosen = Options(**options)
-    base, given = normalize(base), listed(deltas, "There is no delta to apply.")
+    base, given = normalize(base), listed(deltas, "No delta was given to apply.")
     target = resolve_output(normalize(output), chosen)
     if target.kind not in ("file", "directory"):
         raise UsageError(
-            f"{target.path} is no name for safetensors, which is what patch writes.",
+            f"{target.path} is not a name for safetensors, the output of patch.",
             "Give a directory, or a name that ends in .safetensors.",
         )
     check_spool(chosen.spool_dir)
@@ -177,9 +177,9 @@ class _Checker:
                 self._progress(len(block))
         if hashing.hexdigest() != delta.checksums[name]:
             raise CorruptError(
-                f"{name!r} would not be what {delta.path} says: its {delta.checksum} is {hashing.hexdigest()}, and "
+                f"{name!r} does not match {delta.path}: its {delta.checksum} is {hashing.hexdigest()}, but "
                 f"{delta.checksums[name]} was expected. {self._base} is not the checkpoint that the delta was made "
-                "from, or one of both is damaged.",
+                "from, or one of them is damaged.",
                 "Give the base that the first delta changes, and all deltas in order.",
             )
         return self._tensors[name].nbytes

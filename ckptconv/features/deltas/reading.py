@@ -73,12 +73,13 @@ def read_delta(place: Location) -> Delta:
         missing = f"there is no {INDEX} in it" if place.kind == "directory" else f"it is {place.entry.described}"
         if place.kind == "missing":
             missing = "it does not exist"
-        raise UsageError(f"{place} is no delta: {missing}.", "`ckptconv diff A B --delta DIR` writes one.")
+        raise UsageError(f"{place} is not a delta: {missing}.", "`ckptconv diff A B --delta DIR` writes one.")
     where = place.join(INDEX)
     index = read_index(where)
     if index is None or "base_version" not in index.metadata:
         raise UsageError(
-            f"{place} is no delta: its {INDEX} does not say what it changes.", "Give it as BASE if it is a checkpoint."
+            f"{place} is not a delta: its {INDEX} does not name the version that it changes.",
+            "Give it as BASE if it is a checkpoint.",
         )
     told = index.metadata
     encoding = _known(place, told, "delta_encoding", ENCODINGS)
@@ -92,7 +93,7 @@ def read_delta(place: Location) -> Delta:
     for name in dict.fromkeys(index.weight_map.values()):
         file = place.join(name)
         if file.kind != "file":
-            raise damaged(f"{file} is missing, and {where} names it.")
+            raise damaged(f"{file} is missing, but {where} names it.")
         with file.open_reader() as reader:
             header = read_header(reader)
             # Of a store, each would be a request.
@@ -101,10 +102,10 @@ def read_delta(place: Location) -> Delta:
         inputs[name] = header.identity
         listed = {key for key, value in index.weight_map.items() if value == name}
         if listed != header.tensors.keys():
-            raise damaged(f"{file} does not hold what {where} says: {some(sorted(listed ^ header.tensors.keys()), 3)}.")
+            raise damaged(f"{file} does not match {where}: {some(sorted(listed ^ header.tensors.keys()), 3)}.")
         for key, tensor in header.tensors.items():
             if tensor.dtype.name != "uint8" or len(tensor.shape) != 1:
-                raise damaged(f"{file}: {key!r} is a tensor of {tensor.dtype} {tensor.shape}, and a delta holds bytes.")
+                raise damaged(f"{file}: {key!r} is a tensor of {tensor.dtype} {tensor.shape}, but a delta holds bytes.")
             if key not in header.metadata:
                 raise damaged(f"{file} has no checksum of {key!r}, so it cannot be verified.")
             payloads[key], checksums[key] = tensor, header.metadata[key]
@@ -138,12 +139,12 @@ def _sizes(reader: Reader, payloads: Mapping[str, Stored]) -> Iterator[tuple[str
 def _known(place: Location, told: Mapping[str, Any], key: str, known: tuple[str, ...]) -> str:
     value = told.get(key)
     if type(value) is not str or value not in known:
-        raise UnsupportedError(f"{place}: its {key} is {brief(value)}, and known are {', '.join(known)}.")
+        raise UnsupportedError(f"{place}: its {key} is {brief(value)}; known values are {', '.join(known)}.")
     return value
 
 
 def _version(place: Location, told: Mapping[str, Any], key: str) -> int:
     value = told.get(key)
     if type(value) is not str or not _VERSION.fullmatch(value):
-        raise damaged(f"{place}: its {key} is {brief(value)}, where digits were expected.")
+        raise damaged(f"{place}: its {key} is {brief(value)}, but digits were expected.")
     return int(value)

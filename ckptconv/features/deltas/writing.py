@@ -43,11 +43,11 @@ class AskedDelta:
         check_installed(self.checksum)
         target = self._target(options)
         if target.is_file:
-            raise UsageError(f"{self.path} is the name of a file, and a delta is a directory.")
+            raise UsageError(f"{self.path} is the name of a file, but a delta is a directory.")
         return options.replaced(spool_dir=options.spool_dir or beside([target]))
 
     def _target(self, options: Options) -> Target:
-        return resolve_output(Proposed(normalize(self.path), "Give --delta another directory."), options)
+        return resolve_output(Proposed(normalize(self.path), "Give another directory to --delta."), options)
 
     def encoder(self, options: Options) -> Encoder:
         """Return what encodes the delta while the tensors are compared, with temporary data where `options` say."""
@@ -72,9 +72,10 @@ class AskedDelta:
         unlike = [tensor.name for tensor in found.tensors if tensor.status not in (CHANGED, EQUAL)]
         if unlike:
             raise UnsupportedError(
-                f"A delta gives new values to tensors that {one.path} and {other.path} both have, in one shape and "
-                f"dtype. That is not so for {some(unlike)}.",
-                "Leave them out with --exclude, or give names and dtypes that are in both: --rename, --dtype.",
+                f"A delta changes tensors that {one.path} and {other.path} both have, with the same shape and dtype. "
+                f"These tensors do not fit: {some(unlike)}.",
+                "Leave them out with --exclude, or give both sides the same names and dtypes with --rename and "
+                "--dtype.",
             )
         # Names that are tied on both sides share a pair. Other readers find only the one that is kept in a base.
         ties = {tensor.name: tensor.tied for tensor in found.tensors}
@@ -98,8 +99,8 @@ class AskedDelta:
         size, whole = sum(each.size for each in files), sum(pair.other.nbytes for pair in changed.values())
         if size > whole > 0:
             found.warnings.append(
-                f"the delta has {size} bytes, more than the {whole} of the tensors that it changes: with so much "
-                f"changed, give the new checkpoint itself{_SMALLER if encoding == OVERWRITE else ''}."
+                f"the delta has {size} bytes, more than the {whole} of the tensors that it changes: send the new "
+                f"checkpoint itself{_SMALLER if encoding == OVERWRITE else ''}."
             )
         return DeltaFiles(target.path, self.version - 1, self.version, encoding, self.checksum, len(changed), size)
 
@@ -113,13 +114,13 @@ def asked(
         for name, given in zip(list(COMPARING)[1:], others, strict=True):
             if given != COMPARING[name].default:
                 raise UsageError(
-                    f"{COMPARING[name].flags[0]} is about a delta, and none was asked for.", "Give --delta DIR."
+                    f"{COMPARING[name].flags[0]} needs --delta: it applies only to a delta.", "Give --delta DIR."
                 )
         return None
     if optimizer:
-        raise UsageError("--delta is of weights, and --optimizer asks for the optimizer states too.")
+        raise UsageError("--delta stores only weights, and cannot be combined with --optimizer.")
     if tolerance != (None, None):
-        raise UsageError("--delta stores every bit that differs, and --rtol and --atol ask for less.")
+        raise UsageError("--delta stores every changed bit, and cannot be combined with --rtol or --atol.")
     if getattr(options, "map", ""):
-        raise UsageError("--delta leads from A as it is to B, and --map gives A other names.", "Convert A first.")
+        raise UsageError("--delta starts from A unchanged, and cannot be combined with --map.", "Convert A first.")
     return AskedDelta(path, *others)

@@ -85,7 +85,7 @@ def together(place: Location, sources: Sequence[Source]) -> Source:
 def hint(place: Location) -> str:
     """Say what to do with the pipeline at `place` where one model is needed."""
     models = [str(place.join(name)) for name in read(place).models]
-    told = "It is a pipeline of diffusers, of several models, which convert and verify take together"
+    told = "It is a diffusers pipeline of several models; convert and verify take it as a whole"
     return f"{told}. Name one of them: {some(models, form=str)}"
 
 
@@ -97,9 +97,9 @@ def check_copied(source: Source, files: Mapping[str, File], options: Mapping[str
     if inner := [name for name in folders(place) if name]:
         raise UsageError(
             f"{source.path} is one module of a model of sentence-transformers, whose modules.json names others, in "
-            f"{some(inner, form=str)}: it would be copied without them.",
-            "Convert the directory as a whole; or give --no-copy-config, and put the output into a copy of the "
-            "directory, in the place of the weights there.",
+            f"{some(inner, form=str)}: copying it alone would leave them out.",
+            "Convert the whole directory; or give --no-copy-config, and replace the weights in a copy of the "
+            "directory with the output.",
         )
 
 
@@ -116,7 +116,7 @@ def folders(place: Location) -> list[str]:
             if module["type"].endswith(_WITHOUT_FILES):
                 continue
             raise CorruptError(
-                f"{place.join(MODULES)} names a module in {folder!r}, and there is no such folder.",
+                f"{place.join(MODULES)} names a module in {folder!r}, but that folder does not exist.",
                 "Download or copy it again.",
             )
         found.append(folder)
@@ -139,8 +139,9 @@ def cast_warnings(source: Source, dtype: str, options: Mapping[str, object]) -> 
     if not isinstance(types, Mapping) or place.name not in types:
         return []
     told = (
-        f"sentence-transformers loads {source.component} in float32, whatever its dtype is, and the Transformer in "
-        f"{dtype}, as both are parts of a Router: give the model one dtype when it is loaded, model.to(torch.{dtype})."
+        f"sentence-transformers loads {source.component} in float32, whatever its dtype is, but the Transformer in "
+        f"{dtype}, because both belong to a Router. After loading the model, give it one dtype: "
+        f"model.to(torch.{dtype})."
     )
     return [told]
 
@@ -154,14 +155,14 @@ def _of_diffusers(place: Location) -> Pipeline:
     lacking = [name for name in classes if name not in place.names or place.names[name].kind != "directory"]
     if lacking:
         raise CorruptError(
-            f"{place.join(_INDEX)} names {some(classes)}, and there are no folders of {some(lacking)}.",
+            f"{place.join(_INDEX)} names {some(classes)}, but the folders {some(lacking)} do not exist.",
             "Download or copy them again.",
         )
     models = [name for name in classes if model_files.holds_whole(place.join(name).names)]
     for name, of in classes.items():
         if name not in models and not of.removesuffix("Fast").endswith(_OF_SETTINGS):
             raise UnsupportedError(
-                f"{place.join(name)} is a folder for a {of}, and holds no weights of a known name: it holds "
+                f"{place.join(name)} is a folder for a {of}, but holds no weights with a known name: it holds "
                 f"{some(sorted(place.join(name).names), form=str)}.",
                 "Copy the weights there: .bin files or safetensors.",
             )
@@ -178,6 +179,6 @@ def _classes(told: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _files(place: Location, component: str, called: str = "a pipeline of diffusers") -> Source:
+def _files(place: Location, component: str, called: str = "a diffusers pipeline") -> Source:
     """Return a source of no model, whose companions are copied."""
     return Source(called, PIPELINE, place.path, {}, structured=False, part=component)

@@ -84,7 +84,9 @@ def read(place: Location, wanted: Wanted) -> Source:
         saved = [name for name in _STATE_DICTS if name in inside]
         if len(described) + len(saved) != 1:
             several = some([*described, *saved]) or "none"
-            raise UnsupportedError(f"{place} has the weights of {several}, where those of one program are read.")
+            raise UnsupportedError(
+                f"{place} has the weights of {several}; only archives with one program are supported."
+            )
         opaque: list[str] = []
         if described:
             weights = _described(archive, described[0])
@@ -114,7 +116,7 @@ def _described(archive: Archive, name: str) -> dict[str, LazyTensor]:
     try:
         told = strict_json.check(strict_json.parse(archive.read(name).decode()), _SHAPE, "it")
     except ValueError as error:
-        raise CorruptError(f"{where} is no description of weights: {error}.") from None
+        raise CorruptError(f"{where} is not a valid description of weights: {error}.") from None
     # torch makes a storage of the dtype with which it is named first.
     dtypes: dict[str, str] = {}
     return {own: _weight(archive, f"{where}: {quoted(own)}", meta, dtypes) for own, meta in told["config"].items()}
@@ -124,7 +126,7 @@ def _weight(archive: Archive, where: str, payload: dict[str, Any], dtypes: dict[
     """Return a weight; `dtypes` are those of members that were named before."""
     meta, path = payload["tensor_meta"], payload["path_name"]
     if payload["use_pickle"] or meta is None or meta["layout"] != _STRIDED or meta["dtype"] not in _DTYPES:
-        raise UnsupportedError(f"{where} is no plain tensor: torch.load makes an object of it.")
+        raise UnsupportedError(f"{where} is not a plain tensor: torch.load turns it into an object.")
     shape, strides = (tuple(each["as_int"] for each in meta[name]) for name in ("sizes", "strides"))
     row = archive.rows.get(f"{archive.prefix}{_WEIGHTS}{path}")
     if row is None:
@@ -133,14 +135,14 @@ def _weight(archive: Archive, where: str, payload: dict[str, Any], dtypes: dict[
         raise UnsupportedError(f"{where} is compressed.", "Unpack the archive, and pack it without compression.")
     dtype = DTYPES[_DTYPES[meta["dtype"]]]
     if dtypes.setdefault(path, dtype.name) != dtype.name:
-        raise CorruptError(f"{where} is {dtype}, and another weight in {path} is {dtypes[path]}.")
+        raise CorruptError(f"{where} is {dtype}, but another weight in {path} is {dtypes[path]}.")
     offset = meta["storage_offset"]["as_int"]
     last = offset + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=False))
     is_empty = 0 in shape
     if len(shape) != len(strides) or len(shape) > _MAX_DIMS or archive.sizes[row] % dtype.itemsize:
-        raise CorruptError(f"{where} has a layout that none has: {list(shape)}, by {list(strides)}.")
+        raise CorruptError(f"{where} has an impossible layout: {list(shape)}, by {list(strides)}.")
     if not is_empty and (last + 1) * dtype.itemsize > archive.sizes[row]:
-        raise CorruptError(f"{where} reaches to element {last} of {path}, which has {archive.sizes[row]} bytes.")
+        raise CorruptError(f"{where} ends at element {last} of {path}, which has only {archive.sizes[row]} bytes.")
     at = 0 if is_empty else offset * dtype.itemsize
     return Stored(archive.file, archive.start + archive.payloads[row] + at, dtype, shape, strides)
 
@@ -159,5 +161,5 @@ def _saved(archive: Archive, reader: Reader, name: str) -> tuple[dict[str, LazyT
     archive.bytes_read += found.bytes_read
     weights = tensors_in(found.value) if isinstance(found.value, dict) else {}
     if not isinstance(found.value, dict) or len(weights) != len(found.value):
-        raise UnsupportedError(f"{archive.file.path}: member {brief(name)} is no state dict of tensors.")
+        raise UnsupportedError(f"{archive.file.path}: member {brief(name)} is not a state dict of tensors.")
     return weights, list(map(str, found.opaque))

@@ -68,10 +68,10 @@ async def _from_http(
         check_version(answer.headers.get("ETag"), version)
         encoding = answer.headers.get("Content-Encoding", "identity")
         if encoding not in ("", "identity"):
-            raise WrongAnswerError(f"its server sends it compressed ({encoding[:40]}), which was not requested")
+            raise WrongAnswerError(f"its server sends it compressed ({encoding[:40]}), although that was not requested")
         length = answer.content_length if stop is None else stop - start
         if stop is not None and answer.status != 206 and (start or answer.content_length != length):
-            raise NoRangesError("its server gives whole files only, and no ranges of them")
+            raise NoRangesError("its server sends only whole files, not ranges")
         if answer.status == 206:
             check_range(answer.headers.get("Content-Range", ""), start, stop or 0, size)
         # Checksums are those of the whole file.
@@ -97,7 +97,7 @@ def pinned(url: str, options: Options) -> str:
     """Return the URL. Raise UsageError if it is that of a page about what another store has."""
     meant = stores.meant(url)
     if meant:
-        raise UsageError(f"{url} is a page about {meant.what}.", f"Give {meant.url}.")
+        raise UsageError(f"{url} is a web page about {meant.what}.", f"Give {meant.url}.")
     return url
 
 
@@ -112,7 +112,7 @@ def taken(url: str, options: Options, directory: str = "") -> None:
         if row is None or row["type"] == "directory" or _gives_ranges(fs, inner, row):
             return
         spool = Spool(directory)
-        check_space(spool.directory, row.get("size") or 0, f"What {url} names", ELSEWHERE)
+        check_space(spool.directory, row.get("size") or 0, f"The file at {url}", ELSEWHERE)
         # A retry writes all bytes again.
         remote.retrying(lambda: run(fs, _from_http(fs, inner, None, "", 0, None, spool.write_at)))
     except CkptconvError:
@@ -142,5 +142,5 @@ STORE = Store(
     ranges=_ranges,
     pinned=pinned,
     taken=taken,
-    instead="Servers of plain files take none.",
+    instead="Plain HTTP servers accept no uploads.",
 )

@@ -31,12 +31,14 @@ _TOKEN = "set HF_TOKEN to a token that may read it, or run `hf auth login`"
 # What its errors say, by the name of their class, and what to do.
 _REFUSALS = {
     "GatedRepoError": (
-        "its repository is gated, and access to it was not granted",
-        "Ask for access on its page of the hub, and set HF_TOKEN to a token of yours, or run `hf auth login`.",
+        "its repository is gated, and your access was not granted",
+        "Ask for access on its hub page, then set HF_TOKEN to your token, or run `hf auth login`.",
     ),
-    "DisabledRepoError": ("its repository is disabled on the hub", "Look at its page of the hub."),
+    "DisabledRepoError": ("its repository is disabled on the hub", "See its page on the hub."),
 }
-_NAMED = "It is written hf://organization/model, with @revision, and then a path in it, if need be."
+_NAMED = (
+    "Write it as hf://organization/model, with an optional @revision and path: hf://organization/model@revision/path."
+)
 
 
 def is_pinned(inner: str) -> bool:
@@ -73,7 +75,7 @@ def pinned(url: str, options: Options) -> str:
         raise
     except Exception as error:
         hint = remote.hint(error) or "Check the network, HF_ENDPOINT and HF_TOKEN."
-        raise FailedError(f"{url} cannot be looked at: {remote.why(error)}.", hint) from error
+        raise FailedError(f"{url} cannot be accessed: {remote.why(error)}.", hint) from error
 
 
 def _resolved(fs: Any, inner: str, url: str) -> str:
@@ -87,11 +89,11 @@ def _resolved(fs: Any, inner: str, url: str) -> str:
         commit = api.repo_info(found.repo_id, repo_type=found.repo_type, revision=found.revision).sha
     except errors.OfflineModeIsEnabled as error:
         raise UsageError(
-            f"{url} cannot be read: HF_HUB_OFFLINE is set, and it is on the hub.",
-            "Unset it, or give the directory of a copy that is here.",
+            f"{url} cannot be read: it is on the hub, but HF_HUB_OFFLINE is set.",
+            "Unset HF_HUB_OFFLINE, or give the directory of a local copy.",
         ) from error
     except (ValueError, NotImplementedError) as error:
-        raise UsageError(f"{url} is no path of the hub: {' '.join(str(error).split())}", _NAMED) from error
+        raise UsageError(f"{url} is not a path on the hub: {' '.join(str(error).split())}", _NAMED) from error
     except (FileNotFoundError, errors.HfHubHTTPError) as error:
         refused = _refused(url, error, errors)
         if refused is None:
@@ -106,14 +108,14 @@ def _refused(url: str, error: BaseException, errors: Any) -> UsageError | None:
     """Return the error for a hub's answer that a repetition does not change; None for any other answer."""
     cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
     if isinstance(cause, ValueError):
-        return UsageError(f"{url} is no path of the hub: {' '.join(str(cause).split())}", _NAMED)
+        return UsageError(f"{url} is not a path on the hub: {' '.join(str(cause).split())}", _NAMED)
     if isinstance(cause, errors.GatedRepoError):
         why, hint = _REFUSALS["GatedRepoError"]
         return UsageError(f"{url} cannot be read: {why}.", hint)
     if isinstance(cause, errors.RevisionNotFoundError):
         return MissingError(
             f"{url} does not exist: its repository has no such revision.",
-            "Give a branch, a tag or a commit; a / in a branch's name is written %2F.",
+            "Give a branch, a tag or a commit; write a / in the name of a branch as %2F.",
         )
     if isinstance(cause, errors.RepositoryNotFoundError):
         return MissingError(
@@ -122,7 +124,7 @@ def _refused(url: str, error: BaseException, errors: Any) -> UsageError | None:
         )
     if isinstance(cause, errors.HfHubHTTPError) and cause.response.status_code == 401:
         return UsageError(
-            f"{url} cannot be read: the hub does not know the token that it was sent.",
+            f"{url} cannot be read: the hub rejected the token.",
             "Check HF_TOKEN, or run `hf auth login`.",
         )
     return None
@@ -166,5 +168,5 @@ STORE = Store(
     plain=without_revision,
     repository=True,
     meant=meant,
-    instead="Write it to a local directory, and upload that with `hf upload`.",
+    instead="Write to a local directory, and upload it with `hf upload`.",
 )

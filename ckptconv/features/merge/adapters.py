@@ -83,8 +83,8 @@ def _check_views(base: Base, changed: Collection[str], apart: Collection[str]) -
         other = last.get(not mine)
         if other and other[0] == path and start < other[1] and start < stop and not {name, other[2]} & {*apart}:
             raise UnsupportedError(
-                f"{base.path}: {name!r} and {other[2]!r} share memory, and the adapter changes one of them.",
-                "Save copies of them first (tensor.clone()), or leave one out with --exclude.",
+                f"{base.path}: {name!r} and {other[2]!r} share memory, but the adapter changes only one of them.",
+                "Save separate copies first (tensor.clone()), or leave one out with --exclude.",
             )
         if mine not in last or last[mine][0] != path or last[mine][1] < stop:
             last[mine] = path, stop, name
@@ -123,8 +123,8 @@ class _Work:
             self._untie(self._head)
         elif embedding := moves_head(self._base, adapter, modules):
             self.notes.append(
-                f"The head that is tied to {embedding!r} changes with it, as where PEFT merges them; in the training "
-                "it did not."
+                f"The head that is tied to {embedding!r} changes with it, as in PEFT's merge; during training it did "
+                "not."
             )
         self._check_saved(modules)
         self._placed = placed(adapter, self._base.tensors, self._base.path, modules)
@@ -160,11 +160,11 @@ class _Work:
         ):
             if bool(has) != asked:
                 raise CorruptError(
-                    f"{self._path} {'has' if has else 'lacks'} {what}, and its configuration says otherwise."
+                    f"{self._path} {'has' if has else 'lacks'} {what}, but its configuration says otherwise."
                 )
         lacking = [name for name, each in adapted.items() if adapter.scale.dora and each.lengths is None]
         if lacking:
-            raise CorruptError(f"{self._path} has no DoRA lengths of {some(lacking, 3)}.")
+            raise CorruptError(f"{self._path} lacks the DoRA magnitudes of {some(lacking, 3)}.")
         self._check_targets(adapted)
 
     def _check_targets(self, adapted: Mapping[str, Module]) -> None:
@@ -177,9 +177,9 @@ class _Work:
         targeted = [each.attention or module for module, each in adapted.items() if not _ends(module, apart)]
         if left_out := adapter.targets.left_out(targeted):
             raise CorruptError(
-                f"{self._path} has factors of {some(left_out, 3)}, which its configuration does not have adapted: PEFT "
-                "leaves them out.",
-                "Correct target_modules in the configuration, or take the factors out.",
+                f"{self._path} has factors of {some(left_out, 3)}, which its configuration does not name as adapted: "
+                "PEFT ignores them.",
+                "Correct target_modules in the configuration, or remove the factors.",
             )
 
     def _check_saved(self, modules: Mapping[str, Module]) -> None:
@@ -202,8 +202,8 @@ class _Work:
         self.apart |= {head.embedding, head.name}
         self.settings["tie_word_embeddings"] = False
         self.notes.append(
-            f"{head.name!r} is stored apart from {head.embedding!r}, to which the base ties it, as they were not "
-            "trained as one. A configuration has to say so: tie_word_embeddings is false."
+            f"{head.name!r} is stored separately from {head.embedding!r}, to which the base ties it, because they were "
+            "trained separately. The configuration must say so: set tie_word_embeddings to false."
         )
 
     # ---- whole tensors, and rows
@@ -216,12 +216,12 @@ class _Work:
         if number != self._number and is_whole:
             raise CorruptError(
                 f"{self._path} has a whole tensor for {name!r}, which another adapter changes too.",
-                "Adapters as save_pretrained writes them hold their factors alone, and can be added up.",
+                "Adapters saved with save_pretrained hold only factors, and several of them can be merged.",
             )
         if number == self._number and before != name:
             raise CorruptError(
                 f"{self._path} changes {name!r} and {before!r}, which are one tensor in {self._base.path}.",
-                "PEFT's ensure_weight_tying trains them as one.",
+                "Train them as one with PEFT's ensure_weight_tying.",
             )
         self._by[place] = name, self._number
         self.changed[name] = tensor
@@ -255,9 +255,9 @@ class _Work:
             return False
         size = self.settings.setdefault("vocab_size", tensor.shape[0])
         if size != tensor.shape[0]:
-            raise CorruptError(f"{self._path} has vocabularies of {size:,} and of {tensor.shape[0]:,} words.")
+            raise CorruptError(f"{self._path} has vocabularies of {size:,} and of {tensor.shape[0]:,} tokens.")
         if self._head and self._head.is_new and name == self._head.embedding:
-            raise unknown(self._path, name, "it has another vocabulary than the head, which was tied to it")
+            raise unknown(self._path, name, "its vocabulary differs from that of the head, which was tied to it")
         return True
 
     def _add(self, module: str, memory: str, tensor: LazyTensor) -> None:
@@ -272,10 +272,10 @@ class _Work:
         if not is_saved(self._adapter, module):
             raise self._no_place(memory)
         if memory in self.dtypes:
-            raise CorruptError(f"{self._path} has {memory!r}, which another adapter has added.")
+            raise CorruptError(f"{self._path} has {memory!r}, which another adapter added already.")
         self.changed[memory], self.dtypes[memory] = tensor, tensor.dtype
         self.notes.append(
-            f"{memory!r} was added: the base has no such tensor, and its config.json names a model without it."
+            f"{memory!r} was added: the base has no such tensor, and config.json describes a model without it."
         )
 
     def _is_new_head(self, module: str) -> bool:
@@ -350,7 +350,7 @@ class _Work:
             self._check_weight(name)
         if len(place.names) > 1 or place.parts > 1:
             if parts.lengths is not None or pair.embedding or len(left.shape) != 2 or len(right.shape) != 2:
-                raise unknown(self._path, module, "files hold it together with others")
+                raise unknown(self._path, module, "the files of the base store it joined with others")
             self._in_place(
                 memory,
                 place,
@@ -364,7 +364,7 @@ class _Work:
             self._convolution(name, base, pair, scale, parts.lengths)
             return
         if len(base.shape) != 2 or len(left.shape) != 2 or len(right.shape) != 2:
-            raise unknown(self._path, name, "it is no matrix")
+            raise unknown(self._path, name, "it is not a matrix")
         shape = left.shape[0], right.shape[1]
         turned = self._is_turned(module, pair, name, base)
         if (shape[::-1] if turned else shape) != base.shape:
@@ -404,8 +404,9 @@ class _Work:
         place = self._placed.tensors.get(f"{module}.bias")
         if place is None or len(place.names) != 1 or place.parts != 1:
             raise CorruptError(
-                f"{self._path} has a bias of the factors of {module!r}, and {self._base.path} has none to add it to.",
-                "PEFT does not merge it either. Give the module a bias of zeros.",
+                f"{self._path} has a bias for the factors of {module!r}, but {self._base.path} has no bias to add it "
+                "to.",
+                "PEFT cannot merge it either. Add a bias of zeros to the module.",
             )
         name = place.names[0]
         base = self._now(name)
@@ -421,7 +422,7 @@ class _Work:
         element."""
         left, right = pair.left, pair.right
         if left.shape[2:] != (1,) * (len(base.shape) - 2) or left.numel != left.shape[0] * left.shape[1]:
-            raise unknown(self._path, name, "its second factor is no convolution by one element")
+            raise unknown(self._path, name, "its second factor is not a convolution with kernel size 1")
         if (left.shape[0], *right.shape[1:]) != base.shape:
             raise self._other_shape(name, (left.shape[0], *right.shape[1:]), name)
         shape = base.shape[0], base.numel // base.shape[0]
@@ -441,10 +442,10 @@ class _Work:
             raise unknown(
                 self._path,
                 name,
-                "DoRA of an embedding, or of a matrix that is stored transposed: each element needs all rows",
+                "DoRA of an embedding, or of a transposed matrix: each element needs all rows",
             )
         if made.shape[1] > MOST_COLUMNS:
-            told = f"DoRA of rows of {made.shape[1]:,} elements, where {MOST_COLUMNS:,} is the most"
+            told = f"DoRA of rows of {made.shape[1]:,} elements; at most {MOST_COLUMNS:,} are supported"
             raise unknown(self._path, name, told)
         if lengths.numel != made.shape[0] or lengths.dtype.name not in SUMMED:
             raise self._other_shape(name, lengths.shape, name)
@@ -457,10 +458,10 @@ class _Work:
         if left.shape[1] != right.shape[0] or rest:
             raise CorruptError(
                 f"{self._path}: the factors of {module!r} have {left.shape[1]} columns and {right.shape[0]} rows, "
-                "which do not fit."
+                "which do not match."
             )
         if left.shape[1] > MOST_RANK:
-            told = f"factors of rank {left.shape[1]:,}, where {MOST_RANK:,} is the most"
+            told = f"factors of rank {left.shape[1]:,}; at most {MOST_RANK:,} is supported"
             raise unknown(self._path, module, told)
         return factor(self._adapter.scale, self._told[module], module, rank)
 
@@ -470,15 +471,16 @@ class _Work:
         tensor = casting.unrounded(untagged(self.changed.get(name) or self._base.tensors[name]))
         if tensor.dtype.name not in SUMMED:
             raise UnsupportedError(
-                f"{self._base.path}: {name!r} is {tensor.dtype}, and an adapter is added to floats of 16 bits and more."
+                f"{self._base.path}: {name!r} is {tensor.dtype}, but an adapter can only be added to floats of 16 bits "
+                "or more."
             )
         return tensor
 
     def _check_weight(self, name: str) -> None:
         if name in self._quantized:
             raise UnsupportedError(
-                f"{self._base.path}: {name!r} is quantized, and an adapter is added to weights.",
-                "--dequantize makes weights of quantized ones.",
+                f"{self._base.path}: {name!r} is quantized, but an adapter can only be added to plain weights.",
+                "Use --dequantize to convert quantized weights to plain ones.",
             )
 
     def _in_place(self, memory: str, place: InFiles, shape: Sequence[int], made: _Made, is_whole: bool = False) -> None:
@@ -514,7 +516,7 @@ class _Work:
             raise unknown(self._path, module, "DoRA or a bias of stacked experts")
         for pair in parts.factors:
             if len(pair.left.shape) != 2 or len(pair.right.shape) != 2:
-                raise unknown(self._path, module, "its factors are no matrices")
+                raise unknown(self._path, module, "its factors are not matrices")
         for pair, stack in self._fitting(module, parts.factors, stacks):
             self._experts(f"{module}.{stack}", pair, stacks[stack])
 
@@ -595,7 +597,7 @@ class _Work:
         }
         told = {height < width for height, width in others if {height, width} in ({rows, 2 * rows}, {rows, rows / 2})}
         if len(told) != 1:
-            raise unknown(self._path, parameter, "square experts, of which nothing tells whether they are transposed")
+            raise unknown(self._path, parameter, "square experts, which may or may not be transposed")
         return told.pop()
 
     def _of_stack(
@@ -612,21 +614,21 @@ class _Work:
     def _no_place(self, memory: str) -> CorruptError:
         if self._placed.has_other_layout(memory):
             return CorruptError(
-                f"{self._path} has {memory!r}, which transformers holds in another layout than files do, and "
-                f"{self._base.path} has no tensor of that name.",
-                "Save the base with the names that transformers has in memory: model.state_dict().",
+                f"{self._path} has {memory!r}, which transformers stores in another layout in files than in memory, "
+                f"and {self._base.path} has no tensor of that name.",
+                "Save the base with the names of transformers in memory: model.state_dict().",
             )
         return CorruptError(
-            f"{self._path} has {PREFIX}{memory}, and {self._base.path} has no {memory!r} for it, nor under the other "
-            "names that transformers' files have for it.",
-            "It is an adapter of another model, or of a tensor that this base ties to another and does not store.",
+            f"{self._path} has {PREFIX}{memory}, but {self._base.path} has no {memory!r}, also not under the other "
+            "names that transformers uses in files.",
+            "The adapter is for another model, or for a tensor that this base ties to another and does not store.",
         )
 
     def _other_shape(self, memory: str, shape: Sequence[int], name: str) -> CorruptError:
         return CorruptError(
-            f"{self._path}: {memory!r} is for a tensor of shape {list(shape)}, and {name!r} of {self._base.path} has "
+            f"{self._path}: {memory!r} is for a tensor of shape {list(shape)}, but {name!r} of {self._base.path} has "
             f"{list(self._shape(name))}.",
-            "It is an adapter of another model.",
+            "The adapter is for another model.",
         )
 
 

@@ -13,8 +13,7 @@ from ckptconv.features.merge.options import MERGING
 OTHER_WORDS = {"merge": ("merge-weights", "merge-lora", "merge-adapter", "merge-and-unload", "lora")}
 # What is said of options of other programs.
 OTHER_OPTIONS = {
-    "--base --base-model --adapter --lora --merge-weights": "Adapters are merged by: ckptconv merge BASE ADAPTER "
-    "OUTPUT.",
+    "--base --base-model --adapter --lora --merge-weights": "Merge adapters with: ckptconv merge BASE ADAPTER OUTPUT.",
 }
 # The commands that print the report of a conversion.
 OF_CONVERSIONS = ("merge",)
@@ -27,23 +26,26 @@ OF_CONVERSIONS = ("merge",)
 )
 def merge(
     base: Annotated[
-        str, typer.Argument(metavar="BASE", show_default=False, help="The model that was adapted, of any format.")
+        str, typer.Argument(metavar="BASE", show_default=False, help="The base model of the adapters, of any format.")
     ],
     words: Annotated[
         list[str],
         typer.Argument(
             metavar="ADAPTER... OUTPUT",
             show_default=False,
-            help="What PEFT wrote, in order; then a directory, or a name that ends in .safetensors.",
+            help=(
+                "The adapters that PEFT wrote, in order; then the output: a directory, or a name that ends in "
+                ".safetensors."
+            ),
         ),
     ],
     **options: Any,
 ) -> None:
     """Merge LoRA adapters into their base.
 
-    An ADAPTER is what PEFT's save_pretrained wrote, or a training checkpoint of any format, with adapter_config.json
-    beside it. Products are added up in float64 and rounded once; tensors that no adapter touches are moved as they
-    are. What does not fit the base is refused by name.
+    An ADAPTER is an output of PEFT's save_pretrained, or a training checkpoint of any format with adapter_config.json
+    next to it. Products are summed in float64 and rounded once; tensors without an adapter are copied unchanged.
+    Tensors that do not fit the base are refused by name.
 
     \b
     Examples:

@@ -43,8 +43,8 @@ def _merged(own: Named, source: Source, options: Options) -> Named:
     is_same = all(name in base.tensors and base.tensors[name].shape == made[name].shape for name in made)
     if (is_same and not found.untied) or described.structure is None:
         return merged
-    why = "the adapter adds tensors, or changes which are tied."
-    return merged.without_record(f"{source.path}: its structure record was left out: {why}")
+    why = "an adapter adds tensors, or changes which tensors are tied."
+    return merged.without_record(f"{source.path}: the structure record was left out: {why}")
 
 
 def _record(source: Source) -> Mapping[str, Any]:

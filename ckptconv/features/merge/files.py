@@ -100,8 +100,8 @@ def read_adapters(paths: Sequence[str], settings: Mapping[str, Any], name: str =
     """
     if len(paths) > _MOST_ADAPTERS:
         raise UsageError(
-            f"There are {len(paths):,} adapters, and at most {_MOST_ADAPTERS} are merged at once.",
-            "Merge some of them first, and the others into what comes out.",
+            f"{len(paths):,} adapters were given; at most {_MOST_ADAPTERS} can be merged at once.",
+            "Merge some of them first, then the others into the result.",
         )
     return [_read(path, settings, name) for path in paths]
 
@@ -120,8 +120,8 @@ def _read(path: str, settings: Mapping[str, Any], name: str) -> Adapter:
     names = source.weights if isinstance(source.weights, Mapping) else {}
     if file is None:
         raise other_program(path, names) or UsageError(
-            f"{path} is no adapter: there is no {ADAPTER_CONFIG} with it.",
-            f"Put the {ADAPTER_CONFIG} that PEFT wrote beside it.",
+            f"{path} is not an adapter: it has no {ADAPTER_CONFIG}.",
+            f"Copy the {ADAPTER_CONFIG} that PEFT wrote next to it.",
         )
     said = _Said(file, configs.read(file))
     if "peft_type" not in said.told and (error := other_program(path, names)):
@@ -151,7 +151,7 @@ class _Said:
         self.file, self.told = file, told
 
     def wrong(self, name: str, value: Any, expected: str) -> CorruptError:
-        return CorruptError(f"{self.file}: its {name} is {brief(value)}, where {expected} was expected.")
+        return CorruptError(f"{self.file}: its {name} is {brief(value)}, but {expected} was expected.")
 
     def flag(self, name: str) -> bool:
         value = self.told.get(name)
@@ -197,7 +197,7 @@ def _scale(said: _Said) -> Scale:
     file, told = said.file, said.told
     if told.get("peft_type") != "LORA":
         raise UnsupportedError(
-            f"{file} says that the adapter is of type {brief(told.get('peft_type'))}, and LORA is merged."
+            f"{file} says that the adapter is of type {brief(told.get('peft_type'))}; only LORA can be merged."
         )
     # What changes the factors is switched on, or has settings of its own.
     asked = [name for name in told if name not in _KNOWN.split() and _asks(told[name])]
@@ -205,8 +205,8 @@ def _scale(said: _Said) -> Scale:
         raise UnsupportedError(f"{file} asks for {some(asked)}, which is not supported.")
     if (begun := told.get("init_lora_weights")) not in _BEGINNINGS:
         raise UnsupportedError(
-            f"{file} says that the factors began as {brief(begun)}, which takes their product away from the base: it "
-            "cannot be added to the base's files as they are.",
+            f"{file} says that the factors were initialized with {brief(begun)}, which subtracts their product from "
+            "the base: the adapter cannot be added to the unchanged base.",
             "Save it again with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...).",
         )
     return Scale(
@@ -238,7 +238,7 @@ def settled(scale: Scale, names: Sequence[str]) -> dict[str, tuple[float, float]
         try:
             first = first_matches([[f"(.*\\.)?({pattern})$" for pattern in each] for each in patterns], names)
         except (ExpressionError, LimitsError) as error:
-            why = "are no regular expressions" if isinstance(error, ExpressionError) else "take too long to be matched"
+            why = ("are not regular expressions") if isinstance(error, ExpressionError) else "take too long to match"
             every = list(dict.fromkeys(itertools.chain(*patterns)))
             raise UnsupportedError(f"{ADAPTER_CONFIG} has patterns that {why}: {some(every, 3)}.") from error
     ranks, alphas = (
@@ -264,8 +264,8 @@ def factor(scale: Scale, told: tuple[float, float], name: str, rank: int) -> flo
     r, alpha = told
     if r != rank:
         raise CorruptError(
-            f"The factors of {name!r} have rank {rank}, and {ADAPTER_CONFIG} says {r:g}.",
-            "The adapter is damaged, or its configuration is of another.",
+            f"The factors of {name!r} have rank {rank}, but {ADAPTER_CONFIG} says {r:g}.",
+            "The adapter is damaged, or its configuration belongs to another adapter.",
         )
     return alpha / (r**0.5 if scale.rooted else r)
 

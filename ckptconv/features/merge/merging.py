@@ -60,7 +60,7 @@ def merge(
     with no_garbage():
         source = opened(base, chosen, key=chosen.key)
         source = model_alone(source, chosen.key) if chosen.for_hub else source
-        found = read_adapters(listed(adapters, "There is no adapter to merge."), chosen.opening(), name)
+        found = read_adapters(listed(adapters, "No adapter was given to merge."), chosen.opening(), name)
         source = merging(source, found, chosen.storage_options)
     return convert(
         source,

@@ -13,7 +13,7 @@ class _Merging:
 
     adapter = Option(
         TEXT,
-        "Of an ADAPTER that holds several, as TRL's checkpoints hold a reference, merge the one of this name.",
+        "If ADAPTER holds several adapters, such as the reference in TRL's checkpoints, merge the one called NAME.",
         metavar="NAME",
         fallback="the only one",
         group=TAKE,

@@ -79,8 +79,8 @@ def parsed(path: str, tensors: Mapping[str, LazyTensor], wanted: str = "") -> di
             adapters.setdefault(place.adapter, full)
     if len(prefixes) > 1:
         raise CorruptError(
-            f"{path} holds several models: {some([*prefixes.values()], 2)} begin differently.",
-            "Save the model that was adapted alone.",
+            f"{path} holds several models: the names {some([*prefixes.values()], 2)} begin differently.",
+            "Save only the adapted model.",
         )
     chosen = _chosen(path, adapters, wanted)
     parts: dict[_Part, tuple[str, LazyTensor]] = {}
@@ -93,10 +93,10 @@ def parsed(path: str, tensors: Mapping[str, LazyTensor], wanted: str = "") -> di
         elif _ORIGINAL not in full:
             raise CorruptError(
                 f"{path} has {parts[place.part][0]!r} and {full!r}, which are the same part of a module.",
-                "The adapter is damaged, or made of two.",
+                "The adapter is damaged, or mixes two adapters.",
             )
     if not parts:
-        raise CorruptError(f"{path} holds no factors, and nothing else to merge.", "Download or copy it again.")
+        raise CorruptError(f"{path} holds no factors or other tensors to merge.", "Download or copy it again.")
     return _modules(path, parts)
 
 
@@ -122,7 +122,7 @@ def _place(path: str, full: str, name: str) -> _Place:
     if match := FACTOR.fullmatch(name):
         is_bias = match["parameter"] == "bias"
         if is_bias and (match["side"] == "A" or match["embedding"]):
-            raise unknown(path, full, "it is no factor of LoRA that is known")
+            raise unknown(path, full, "it is not a known factor of LoRA")
         depth, side = match["depth"].count(".base_layer"), "bias" if is_bias else match["side"]
         return _Place(_Part(match["module"], "factors", depth, bool(match["embedding"]), side), match["adapter"] or "")
     if match := _LENGTHS.fullmatch(name):
@@ -131,7 +131,7 @@ def _place(path: str, full: str, name: str) -> _Place:
         what = "rows" if match["what"] == "delta" else "beside"
         return _Place(_Part(match["module"], what), match["adapter"] or "")
     if "lora_" in name or "trainable_tokens_" in name:
-        raise unknown(path, full, "it is no factor of LoRA that is known")
+        raise unknown(path, full, "it is not a known factor of LoRA")
     adapter = next((match["adapter"] or "" for match in _WRAPPED.finditer(name) if "modules_to_save" in match[0]), None)
     module, _, parameter = _WRAPPED.sub("", f".{name}")[1:].rpartition(".")
     return _Place(_Part(module, "whole", which=parameter), adapter)
@@ -147,17 +147,17 @@ def _chosen(path: str, adapters: Mapping[str, str], wanted: str) -> str:
     # save_pretrained leaves the name out, and puts each adapter but the default one into a directory of its name.
     if wanted and wanted != _DEFAULT and wanted not in path.split("/")[-2:]:
         raise UsageError(
-            f"{path} has no adapter {brief(wanted)}: its tensors are those of one adapter, without its name.",
-            "Leave --adapter out, or name the directory of that adapter.",
+            f"{path} has no adapter {brief(wanted)}: it holds one adapter, without a name.",
+            "Leave out --adapter, or give the directory of that adapter.",
         )
     if len(names) > 1:
         if "" in adapters:
             raise CorruptError(
-                f"{path} has tensors with the name of an adapter and without one: {some(list(adapters.values()), 2)}.",
-                "The adapter is damaged, or made of two.",
+                f"{path} has tensors both with and without the name of an adapter: {some(list(adapters.values()), 2)}.",
+                "The adapter is damaged, or mixes two adapters.",
             )
         raise UsageError(
-            f"{path} holds {len(names)} adapters: {some(names)}.", f"Say which one is meant: --adapter {names[0]}"
+            f"{path} holds {len(names)} adapters: {some(names)}.", f"Name one of them: --adapter {names[0]}"
         )
     return names[0] if names else ""
 
@@ -179,7 +179,7 @@ def _modules(path: str, parts: Mapping[_Part, tuple[str, LazyTensor]]) -> dict[s
         made = _factors(path, name, factors[name, depth])
         modules[name] = modules[name]._replace(factors=(*modules[name].factors, made))
     if lost := next((name for name, each in modules.items() if each.lengths is not None and not each.factors), ""):
-        raise CorruptError(f"{path} has DoRA's lengths of {lost!r}, and no factors.")
+        raise CorruptError(f"{path} has DoRA magnitudes of {lost!r}, but no factors.")
     for name in [name for name in modules if name.endswith(_OUT)]:
         _attend(path, name.removesuffix(_OUT), modules)
     return modules
@@ -191,7 +191,7 @@ def _attend(path: str, attention: str, modules: dict[str, Module]) -> None:
     name = f"{attention}.out_proj"
     beside = modules.pop(name, Module())
     if not module.factors or not out.factors or beside.factors:
-        raise unknown(path, attention + _OUT, "only an nn.MultiheadAttention that is adapted has such factors")
+        raise unknown(path, attention + _OUT, "only an adapted nn.MultiheadAttention has such factors")
     if any(each.lengths is not None or each.factors[0].bias is not None for each in (module, out)):
         raise unknown(path, attention, "DoRA, or a bias of factors, of an nn.MultiheadAttention")
     modules[attention] = module._replace(parameter="in_proj_weight")
@@ -202,15 +202,15 @@ def _factors(path: str, module: str, parts: Mapping[_Part, tuple[str, LazyTensor
     embedding = next(iter(parts)).embedding
     if other := next((full for part, (full, _) in parts.items() if part.embedding != embedding), ""):
         first = next(iter(parts.values()))[0]
-        raise CorruptError(f"{path} has {first!r} and {other!r}: {module!r} is an embedding, or it is none.")
+        raise CorruptError(f"{path} has {first!r} and {other!r}: one is for an embedding, the other is not.")
     sides = {part.which: found for part, found in parts.items()}
     if "A" not in sides or "B" not in sides:
-        raise CorruptError(f"{path} has one factor of {module!r}, and not the other.")
+        raise CorruptError(f"{path} has only one of the two factors of {module!r}.")
     for full, tensor in (sides["A"], sides["B"]):
         if len(tensor.shape) < 2 or not tensor.numel:
             raise CorruptError(
-                f"{path}: {full!r} has the shape {list(tensor.shape)}, where a matrix was expected.",
-                "A training that shards its parameters (ZeRO-3, FSDP) saves such factors if it does not gather them.",
+                f"{path}: {full!r} has the shape {list(tensor.shape)}, but a matrix was expected.",
+                "Training with sharded parameters (ZeRO-3, FSDP) saves such factors if it does not gather them first.",
             )
     bias = sides.get("bias")
     return Factors(sides["B"][1], sides["A"][1], embedding, bias[1] if bias else None)
@@ -219,7 +219,7 @@ def _factors(path: str, module: str, parts: Mapping[_Part, tuple[str, LazyTensor
 def _numbers(path: str, full: str, tensor: LazyTensor) -> LazyTensor:
     if tensor.dtype.name not in SUMMED:
         raise UnsupportedError(
-            f"{path}: {full!r} is {tensor.dtype}, and adapters of floats of 16 bits and more are merged."
+            f"{path}: {full!r} is {tensor.dtype}; only adapters of floats of 16 bits or more can be merged."
         )
     return tensor
 

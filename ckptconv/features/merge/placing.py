@@ -121,8 +121,8 @@ def placed(adapter: Adapter, tensors: Mapping[str, LazyTensor], path: str, modul
             if one != other:
                 raise UnsupportedError(
                     f"{adapter.source.path}: {brief(memory, 200)} may be {_shown(one)} or {_shown(other)} of {path}, "
-                    "as models of several families have such names.",
-                    "Give the tensors of the base the names that the model has in memory: --rename, or --map.",
+                    "because several model families use such names.",
+                    "Rename the tensors of the base as the model has them in memory, with --rename or --map.",
                 )
     places = {memory: place for (_, memory), place in zip(wanted, first, strict=True) if isinstance(place, InFiles)}
     stacks = {}

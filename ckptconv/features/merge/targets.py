@@ -84,7 +84,7 @@ def _matched(key: str, named: str | tuple[str, ...], modules: Sequence[str]) -> 
     try:
         (found,) = first_matches([[rf"(?:{named})\Z"]], modules)
     except (ExpressionError, LimitsError) as error:
-        why = "is no regular expression" if isinstance(error, ExpressionError) else "takes too long to be matched"
+        why = "is not a regular expression" if isinstance(error, ExpressionError) else "takes too long to match"
         raise UnsupportedError(f"{key} in {ADAPTER_CONFIG} {why}: {some([named])}.") from error
     yield from (number is not None for number in found)
 

@@ -56,7 +56,8 @@ class Base(NamedTuple):
             if self.ties_head is False:
                 return ""
             raise UnsupportedError(
-                f"{self.path} has several embeddings, {some(found)}, and nothing tells to which of them a head is tied."
+                f"{self.path} has several embeddings, {some(found)}, and does not say which of them the head is tied "
+                "to."
             )
         return found[0] if found else ""
 
@@ -114,22 +115,23 @@ def untied(base: Base, adapter: Adapter, modules: Mapping[str, Module]) -> tuple
         return modules, None
     if head and _is_one(adapter, modules, owner, head):
         if not owner:
-            raise unknown(adapter.source.path, head, "it is tied to the embedding, and was trained without it")
+            raise unknown(adapter.source.path, head, "it is tied to the embedding, but was trained separately")
         return {name: each for name, each in modules.items() if name != head}, None
     if head and modules[head].factors:
         raise unknown(
             adapter.source.path,
             head,
-            "the base ties it to the embedding, and it was trained apart. ensure_weight_tying trains them as one",
+            "the base ties it to the embedding, but it was trained separately. Use PEFT's ensure_weight_tying to "
+            "train them as one",
         )
     is_copy = bool(owner and modules[owner].whole) and is_saved(adapter, owner) and not adapter.tied
     if not head and not is_copy:
         return modules, None
     if not alias and not head and base.ties_head is None:
         raise UnsupportedError(
-            f"{adapter.source.path} has a trained copy of {embedding!r}, and nothing tells whether {base.path} ties a "
-            "head to it, which would stay as it was.",
-            "Put the config.json of the model beside it.",
+            f"{adapter.source.path} has a trained copy of {embedding!r}, and it is not known whether {base.path} ties "
+            "its head to it; such a head would stay unchanged.",
+            "Copy the config.json of the model next to it.",
         )
     begin = "language_model." if embedding.startswith("language_model.model.") else ""
     return modules, Head(alias or f"{begin}{HEAD}.weight", embedding, not alias)

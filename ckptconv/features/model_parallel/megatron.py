@@ -85,9 +85,9 @@ def read(place: Location, wanted: Wanted) -> Source:
     if not wanted.parts:
         raise UnsupportedError(
             f"{step} holds {len(files)} ranks of Megatron-LM: {some([file.parent.name for file in files], form=str)}. "
-            "Each has a part of every tensor, and nothing in them says how the parts are joined.",
-            "Give a map that joins them, such as --map megatron-llama; or save it with --ckpt-format torch_dist, which "
-            "says how; or convert the file of a rank by itself with --alone.",
+            "Each has a part of every tensor, and the files do not say how to join the parts.",
+            "Join them with a map, such as --map megatron-llama; or save with --ckpt-format torch_dist, which records "
+            "how; or convert one rank's file with --alone.",
         )
     opened, account = read_all({f"{file.parent.name}/{file.name}": file for file in files})
     ranks = _ranks(step, files, opened)
@@ -136,22 +136,22 @@ def _ranks(step: Location, files: Sequence[Location], opened: Sequence[TorchFile
         words = (_STATE.fullmatch(key) for key in value if isinstance(key, str))
         states = {int(word[1] or 0): value[word[0]] for word in words if word}
         if not states or not all(isinstance(state, dict) for state in states.values()):
-            raise CorruptError(f"{file} holds no state dict as 'model', which Megatron-LM writes.")
+            raise CorruptError(f"{file} has no state dict under 'model', where Megatron-LM writes it.")
         tensors = {stage: tensors_in(state) for stage, state in states.items()}
         if not any(tensors.values()) and any(state for state in states.values()):
             raise UnsupportedError(
-                f"{file} is of a model of Megatron-LM from before Megatron-core: its state dict is nested.",
-                "Convert it with Megatron-LM's tools/checkpoint to Megatron-core first.",
+                f"{file} is from a Megatron-LM release before Megatron-core: its state dict is nested.",
+                "Convert it to Megatron-core with Megatron-LM's tools/checkpoint first.",
             )
         if expert and any(_GROUPED.fullmatch(name) for state in tensors.values() for name in state):
             raise UnsupportedError(
-                f"{file} holds the experts of a rank in one tensor, and those of other ranks are in other files.",
+                f"{file} holds the experts of one rank in one tensor; the experts of other ranks are in other files.",
                 "Save it with --ckpt-format torch_dist.",
             )
         shared = _size(args, "tensor_model")
         if _size(args, "expert_tensor", shared) != shared and _size(args, "expert_model") > 1:
             raise UnsupportedError(
-                f"{file} is of {shared} tensor-parallel ranks, and of {_size(args, 'expert_tensor')} for experts.",
+                f"{file} has {shared} tensor-parallel ranks, but {_size(args, 'expert_tensor')} for experts.",
                 "Save it with --ckpt-format torch_dist.",
             )
         found[tensor, pipeline, expert] = _Rank(tensor, pipeline, expert, file, tensors)
@@ -201,7 +201,7 @@ def _joined(step: Location, ranks: Sequence[_Rank]) -> Parts:
             held = [rank.states.get(stage, {}) for rank in group]
             parts.check_same_names(held, [rank.file for rank in group])
             if (stage, pipeline) not in starts:
-                raise CorruptError(f"{group[0].file} holds 'model{stage}', and the first rank of its stage does not.")
+                raise CorruptError(f"{group[0].file} holds 'model{stage}', but the first rank of its stage does not.")
             for name in held[0]:
                 if _LEFT_OUT not in name:
                     new = _moved(_EXPERT, _moved(_LAYER, name, starts[stage, pipeline]), expert * experts)
@@ -257,9 +257,9 @@ def _of_megatron(file: LoneFile) -> bool:
 # Files that are one of many, and what to name in their place.
 LONE = (
     LoneKind(
-        "is of one of several model-parallel ranks of Megatron-LM.",
-        "Name the directory of the step, and a map that joins the ranks: ckptconv convert {} OUTPUT --map "
-        "megatron-llama, for one.",
+        "belongs to one of several model-parallel ranks of Megatron-LM.",
+        "Give the directory of the step and a map that joins the ranks, for example: ckptconv convert {} OUTPUT --map "
+        "megatron-llama",
         _of_megatron,
         up=2,
         lies=lambda place: any(matching(pattern, place.parent.name) for pattern in _RANKS),

@@ -46,9 +46,9 @@ def read(place: Location, wanted: Wanted) -> Source:
     if not wanted.parts:
         raise UnsupportedError(
             f"{place} holds {len(files)} files of Meta's tensor-parallel ranks. Each has a part of every tensor, and "
-            "nothing in them says how the parts are joined.",
-            "Give --map meta-llama3, for Llama 3, or --map meta-llama2, which join them and give Hugging Face's names; "
-            "or convert a file by itself with --alone.",
+            "the files do not say how to join the parts.",
+            "Join them with --map meta-llama3 (for Llama 3) or --map meta-llama2, which give Hugging Face names; or "
+            "convert one file with --alone.",
         )
     opened, account = read_all({file.name: file for file in files})
     parts = Parts(place.path)
@@ -85,8 +85,9 @@ def _of_meta(file: LoneFile) -> bool:
 # Files that are one of many, and what to name in their place.
 LONE = (
     LoneKind(
-        "is of one of Meta's tensor-parallel ranks.",
-        "Name the directory, and a map that joins them: ckptconv convert {} OUTPUT --map meta-llama3, or meta-llama2.",
+        "belongs to one of Meta's tensor-parallel ranks.",
+        "Give the directory and a map that joins the ranks: ckptconv convert {} OUTPUT --map meta-llama3, or "
+        "meta-llama2.",
         _of_meta,
     ),
 )

@@ -68,7 +68,7 @@ def read(place: Location, wanted: Wanted) -> Source:
             read_bytes, size = read_bytes + header.bytes_read, size + header.size
             undecayed += _UNDECAYED in header.tensors
             if DATA not in header.tensors or header.tensors.keys() - {DATA, _UNDECAYED}:
-                raise CorruptError(f"{part.place} holds {some(header.tensors)}, and not the {DATA} of a parameter.")
+                raise CorruptError(f"{part.place} holds {some(header.tensors)}, but not the {DATA} of a parameter.")
             tensor = header.tensors[DATA]
             shapes[_shape(part, header.metadata, tensor)] = None
             tiles += _tiles(part, header.metadata, tensor)
@@ -76,7 +76,9 @@ def read(place: Location, wanted: Wanted) -> Source:
     if not weights:
         raise CorruptError(f"{place.join(MODEL)} holds no parameters of nanotron.")
     notes = (
-        [f"Left out: {_UNDECAYED} of {undecayed} parameters, which is for nanotron's optimizer."] if undecayed else []
+        [f"Left out: {_UNDECAYED} of {undecayed} parameters, which only nanotron's optimizer uses."]
+        if undecayed
+        else []
     )
     if wanted.states and "optimizer" in place.names:
         notes.append(f"The states in {place.join('optimizer')} are not read.")
@@ -111,7 +113,7 @@ def _parameters(model: Location) -> Iterator[tuple[str, list[_Part]]]:
         for name, entry in place.names.items():
             if entry.kind == "directory":
                 if prefix.count(".") > _DEEPEST:
-                    raise CorruptError(f"{place} lies deeper than modules do.")
+                    raise CorruptError(f"{place} is nested deeper than any module.")
                 stack.append((place.child(name), f"{prefix}{name}."))
                 continue
             match = FILE.fullmatch(name)
@@ -119,8 +121,9 @@ def _parameters(model: Location) -> Iterator[tuple[str, list[_Part]]]:
                 continue
             if match[6]:
                 raise UnsupportedError(
-                    f"{place.join(name)} is of one of several ranks of experts, and how these are joined is not known.",
-                    "Save the checkpoint with one rank of experts.",
+                    f"{place.join(name)} belongs to one of several expert-parallel ranks, and it is not known how to "
+                    "join them.",
+                    "Save the checkpoint with one expert-parallel rank.",
                 )
             rank, ranks = (0, 0) if match[4] is None else (int(match[4]), int(match[5]))
             found.setdefault(prefix + match[1], []).append(_Part(place.at(entry.file), rank, ranks))
@@ -148,7 +151,7 @@ def _tiles(part: _Part, metadata: Mapping[str, str], tensor: Stored) -> Iterator
     whole = _shape(part, metadata, tensor)
     pairs = metadata[SLICES].split(";")
     if len(pairs) > _MOST:
-        raise CorruptError(f"{part.place} has {len(pairs)} slices; at most {_MOST} are read.")
+        raise CorruptError(f"{part.place} has {len(pairs)} slices; at most {_MOST} are supported.")
     for pair in pairs:
         sides = [side.split("|") for side in pair.split("#")]
         if len(sides) != 2 or any(len(side) > len(whole) for side in sides):
@@ -180,7 +183,7 @@ def _span(part: _Part, text: str, extent: int) -> Span:
 
 
 def _no_slices(part: _Part, text: str) -> CorruptError:
-    return CorruptError(f"{part.place}: {quoted(text)} are no slices of its tensor and of the whole.")
+    return CorruptError(f"{part.place}: {quoted(text)} are not valid slices of its tensor and of the whole parameter.")
 
 
 def _joined(
@@ -192,7 +195,7 @@ def _joined(
     sizes = {part.ranks for part in parts}
     missing = sorted({*range(max(sizes))} - {part.rank for part in parts}) if sizes != {0} else []
     if len(sizes) > 1 or len(shapes) > 1 or len({part.rank for part in parts}) < len(parts):
-        raise CorruptError(f"{place}: the files of {quoted(name)} are of several saves: {_names(parts)}.")
+        raise CorruptError(f"{place}: the files of {quoted(name)} come from different saves: {_names(parts)}.")
     if missing:
         raise CorruptError(
             f"{place} lacks the parts of {quoted(name)} of tensor-parallel rank {some(missing, form=str)}.",
@@ -216,8 +219,8 @@ def _is_of_step(file: LoneFile) -> bool:
 # Files that are one of many, and what to name in their place.
 LONE = (
     LoneKind(
-        "is one parameter of a step of nanotron, or a rank's part of one.",
-        "Name the directory of the step, which has model_config.json: ckptconv convert STEP OUTPUT",
+        "is one parameter of a nanotron step, or a rank's part of one.",
+        "Give the directory of the step, which contains model_config.json: ckptconv convert STEP OUTPUT",
         _is_of_step,
     ),
 )

@@ -50,7 +50,9 @@ def read(place: Location, wanted: Wanted) -> Source:
         packed = _unpacked(reader)
     with SpoolingReaders(place.options) as readers, readers.open(packed) as within:
         source = _read(place, wanted, within)
-    told = f"{place} is compressed: it was unpacked to find out what it holds, and is unpacked again to be converted."
+    told = (
+        f"{place} is compressed: it was unpacked once to read its contents, and is unpacked again for the conversion."
+    )
     return source._replace(notes=[*source.notes, told])
 
 
@@ -61,12 +63,12 @@ def _read(place: Location, wanted: Wanted, reader: Reader) -> Source:
         raise archive.odd
     members = {name.removeprefix("./"): span for name, span in archive.members.items()}
     if len(members) != len(archive.members):
-        raise CorruptError(f"{place} has two members of one name, of which one begins with ./")
+        raise CorruptError(f"{place} has two members with the same name, one of them with a leading ./")
     if _WEIGHTS not in members:
         raise _elsewhere(place, members)
     start, stop = members[_WEIGHTS]
     if not reader.read_at(start, min(len(LOCAL_SIGNATURE), stop - start)).startswith(LOCAL_SIGNATURE):
-        raise UnsupportedError(f"{place}: its {_WEIGHTS} is no zip archive of torch.save.", "Unpack it: tar -xf.")
+        raise UnsupportedError(f"{place}: its {_WEIGHTS} is not a zip archive of torch.save.", "Unpack it: tar -xf.")
     try:
         found = read_zip(reader, start, stop - start, limits=WHOLE_TREES)
     except CkptconvError as error:
@@ -100,12 +102,12 @@ def _read(place: Location, wanted: Wanted, reader: Reader) -> Source:
 def _elsewhere(place: Location, members: Iterable[str]) -> UnsupportedError:
     """Return the error for an archive whose weights are not one file."""
     if any(name.startswith(_DIRECTORY) for name in members):
-        what = "its weights are a directory, as Megatron-core writes one"
+        what = "its weights are a Megatron-core directory"
     elif several := [name for name in members if name.endswith(f"/{_WEIGHTS}")]:
-        what = f"its weights are in files of model-parallel ranks: {some(several, form=str)}"
+        what = f"its weights are split into files of model-parallel ranks: {some(several, form=str)}"
     else:
         what = f"it has no {_WEIGHTS}: it holds {some(sorted(members), form=str) or 'nothing'}"
-    return UnsupportedError(f"{place}: {what}.", f"Unpack it (tar -xf {place.name}), and convert what is in it.")
+    return UnsupportedError(f"{place}: {what}.", f"Unpack it (tar -xf {place.name}), and convert its contents.")
 
 
 def _unpacked(reader: Reader) -> File:
@@ -132,5 +134,5 @@ def _header(head: bytes, path: str) -> int:
         if not at:
             break
     if flags >= 2 * _COMMENT or not 0 < at <= len(head):
-        raise CorruptError(f"{path} begins with no header that gzip writes.")
+        raise CorruptError(f"{path} does not begin with a gzip header.")
     return at + (2 if flags & _CHECKED else 0)

@@ -74,13 +74,13 @@ def _array(archive: Archive, name: str, row: int) -> LazyTensor:
     """Return the array that is a member."""
     where = f"{archive.file.path}: member {brief(name)}"
     if not name.endswith(_SUFFIX):
-        raise CorruptError(f"{where} is no array, which an archive of numpy's arrays has alone.")
+        raise CorruptError(f"{where} is not an array; an .npz archive holds only arrays.")
     if archive.methods[row] not in (STORED, DEFLATED):
-        raise UnsupportedError(f"{where} is compressed in a way that numpy does not write.", "Pack it again.")
+        raise UnsupportedError(f"{where} uses a compression that numpy does not write.", "Pack it again.")
     head = _beginning(archive, name, _USUAL)
     size = _LENGTHS.get((head[6], head[7])) if len(head) > 11 and head.startswith(_MAGIC) else None
     if size is None:
-        raise CorruptError(f"{where} is no array: it begins with {head[:12]!r}.")
+        raise CorruptError(f"{where} is not an array: it begins with {head[:12]!r}.")
     start = 8 + size + int.from_bytes(head[8 : 8 + size], "little")
     if start > min(_LONGEST, archive.sizes[row]):
         raise CorruptError(f"{where} has a header of {start} bytes, and {archive.sizes[row]} bytes in all.")
@@ -91,15 +91,15 @@ def _array(archive: Archive, name: str, row: int) -> LazyTensor:
     order, kind, is_fortran, extents = header.groups()
     known = TORCH_NAMES.get(kind)
     if known is None:
-        objects = ", Python's objects" if kind == "O" else ""
-        raise UnsupportedError(f"{where} has elements of {quoted(kind)}{objects}, which no tensor has.")
+        objects = ", Python objects" if kind == "O" else ""
+        raise UnsupportedError(f"{where} has elements of {quoted(kind)}{objects}, which tensors do not support.")
     dtype, shape = DTYPES[known], tuple(int(extent) for extent in re.findall(r"\d+", extents))
     if len(shape) > _MAX_DIMS or ("," not in extents and len(shape) == 1):
         raise CorruptError(f"{where} has no shape: ({extents}).")
     nbytes = math.prod(shape) * dtype.itemsize
     if start + nbytes != archive.sizes[row]:
         error = TruncatedError if start + nbytes > archive.sizes[row] else CorruptError
-        raise error(f"{where} has {archive.sizes[row] - start} bytes of elements, where its shape needs {nbytes}.")
+        raise error(f"{where} has {archive.sizes[row] - start} bytes of elements, but its shape needs {nbytes}.")
     strides = contiguous_strides(shape[::-1])[::-1] if is_fortran == "True" else contiguous_strides(shape)
     file, offset = archive.file, archive.start + archive.payloads[row] + start
     if archive.methods[row]:

@@ -49,7 +49,7 @@ def restored(found: TensorFiles, place: Location) -> tuple[dict[Any, Any], list[
             return reader.read_at(tensor.offset, tensor.nbytes)
 
     def storage(pid: Any) -> NoReturn:
-        raise MalformedError("has a persistent id, which nothing in this file answers")
+        raise MalformedError("has a persistent id, which nothing in this file resolves")
 
     return restore(found.tensors, content, where=found.path, vocabulary=objects_vocabulary(storage))
 
@@ -100,7 +100,7 @@ def _path(name: str, where: str) -> tuple[tuple[Any, ...], bool]:
     if loaded.opaque:
         called = ", ".join(map(str, loaded.opaque))
         raise UnsafeError(
-            f"{place}: the name is a pickle that calls {called[:200]}. No key needs that: it is an attack."
+            f"{place}: the name is a pickle that calls {called[:200]}. No name needs a call: it is an attack."
         )
     value = loaded.value
     if not (type(value) is tuple and len(value) == 2 and type(value[0]) is tuple and type(value[1]) is bool):

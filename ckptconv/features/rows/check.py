@@ -42,10 +42,10 @@ _SHOWN = 5
 MOST_BUCKETS = 1 << 18
 # Tensors saved beside a table whose bits every row has too, with the message for a difference.
 _COMPARED = {
-    "weight_id": "weight_id is not what the header says",
-    "metadata": "metadata is not what the header says",
-    "momentum1": "momentum1 is not what the row has",
-    "momentum2": "momentum2 is not what the row has",
+    "weight_id": "weight_id differs from the header",
+    "metadata": "metadata differs from the header",
+    "momentum1": "momentum1 differs from the row",
+    "momentum2": "momentum2 differs from the row",
 }
 
 
@@ -163,7 +163,7 @@ def check(
         _Checking(rows, keys, layout, report, readers, global_id_offset, bucket_size).run(counter(progress))
         report.bytes_read += readers.bytes_unpacked
     if report.unused:
-        report.warnings.append(f"{report.unused:,} of {report.rows:,} rows are marked as not used.")
+        report.warnings.append(f"{report.unused:,} of {report.rows:,} rows are marked as unused.")
     report.seconds, report.peak_rss_bytes = time.monotonic() - started, peak_rss()
     if report.findings:
         told = "; ".join(_told(finding) for finding in report.findings)
@@ -176,7 +176,7 @@ def _check_size(table: RowTable) -> None:
     stored = sum(file.size for file in dict.fromkeys(table.tensor.inputs()))
     if table.tensor.nbytes > MAX_GROWTH * stored + ROOM_TO_GROW:
         raise LimitError(
-            f"{table.name!r} has {table.tensor.shape[0]} rows in {stored} bytes: it repeats the same ones.",
+            f"{table.name!r} has {table.tensor.shape[0]} rows in {stored} bytes: it repeats the same bytes.",
             "Save a contiguous copy of it.",
         )
 
@@ -267,7 +267,7 @@ class _Checking:
             if name not in _COMPARED:
                 continue
             if name not in places:
-                self._report.warnings.append(f"{name} was not checked: {layout.optimizer} has none.")
+                self._report.warnings.append(f"{name} was not checked: {layout.optimizer} does not have it.")
                 continue
             offset, size = places[name]
             # Momentum may have been saved together with the padding after it.
@@ -275,7 +275,7 @@ class _Checking:
             if tensor.shape[:1] != (rows,):
                 message = f"{name} has the shape {list(tensor.shape)}, and the table {rows} rows"
             elif not size <= tensor.nbytes // rows <= most:
-                message = f"{name} has {tensor.nbytes // rows} bytes a row, where a row of the table has {size}"
+                message = f"{name} has {tensor.nbytes // rows} bytes per row, but a row of the table has {size}"
             else:
                 yield _Beside(name, tensor, offset, rows)
                 continue
@@ -286,10 +286,10 @@ class _Checking:
         if tensor is None:
             return None
         if tensor.dtype.kind not in "iu":
-            self._report.findings.append(RowFinding("bucket", f"bucket is of {tensor.dtype}, where it counts ids"))
+            self._report.findings.append(RowFinding("bucket", f"bucket is of {tensor.dtype}, but it must count ids"))
             return None
         if tensor.numel > MOST_BUCKETS:
-            raise UnsupportedError(f"There are {tensor.numel} buckets, and at most {MOST_BUCKETS} are checked.")
+            raise UnsupportedError(f"The table has {tensor.numel} buckets; at most {MOST_BUCKETS} can be checked.")
         reading = TensorReader(tensor, self._readers, max(tensor.nbytes, 64))
         kind = f"<{tensor.dtype.kind}{tensor.dtype.itemsize}"
         return Buckets(self._np.frombuffer(reading.read(0, tensor.nbytes), kind).astype("i8"))
@@ -344,9 +344,7 @@ class _Checking:
             rows = self._rows_of(values)
             ids = "id is" if count == 1 else "ids are"
             examples = [{"id": value, "rows": rows[value]} for value in values]
-            finding = RowFinding(
-                "unique", f"{count:,} {ids} in the table already when they come again", count, examples
-            )
+            finding = RowFinding("unique", f"{count:,} {ids} more than once in the table", count, examples)
             self._report.findings.append(finding)
 
     def _rows_of(self, values: list[int]) -> dict[int, list[int]]:

@@ -29,7 +29,7 @@ def column(table: LazyTensor, offset: int, dtype: DType, items: int | None) -> L
         return Narrow(column(table.tensor, offset, dtype, items), 0, table.start, table.length)
     if isinstance(table, Convert):
         raise UnsupportedError(
-            "The rows of this table are not stored as they are: it was saved on a big-endian machine, or negated."
+            "The bytes of this table need a conversion first: it was saved on a big-endian machine, or negated."
         )
     row = table.shape[1] * table.dtype.itemsize
     if isinstance(table, Stored) and (table.strides[1] == 1 or table.shape[1] == 1):
@@ -45,7 +45,7 @@ def column(table: LazyTensor, offset: int, dtype: DType, items: int | None) -> L
 def check_rows(tensor: LazyTensor, count: int, what: str, where: str) -> None:
     """Raise CorruptError unless `tensor` has a row or an element for each of `count` rows."""
     if not tensor.shape or tensor.shape[0] != count:
-        raise CorruptError(f"{where}: {what} has the shape {list(tensor.shape)}, where the table has {count} rows.")
+        raise CorruptError(f"{where}: {what} has the shape {list(tensor.shape)}, but the table has {count} rows.")
 
 
 def part(table: LazyTensor, field: Field) -> LazyTensor:

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 _LAYOUT = list(LAYOUT.values())
 _MAKING = [*_LAYOUT, *named("jobs memory fsync clobber overwrite spool_dir dry_run verify"), *SHOWING]
 Tables = Annotated[
-    list[str], typer.Argument(metavar="TABLE...", show_default=False, help="Where the table is, or its shards.")
+    list[str],
+    typer.Argument(
+        metavar="TABLE...", show_default=False, help=("The file or directory of the table, or of its shards.")
+    ),
 ]
 OTHER_WORDS = {"rows split": ("split", "unpack"), "rows pack": ("pack",)}
 
@@ -29,7 +32,7 @@ rows = typer.Typer(
     cls=Group,
     help="""Split, pack and check embedding tables of whole rows.
 
-In these, header, weight and optimizer state of a row lie together.
+In such tables, the header, weight and optimizer state of a row are stored together.
 
 \b
 Examples:
@@ -49,16 +52,18 @@ def rows_split(
         typer.Argument(
             metavar="TABLE... OUTPUT",
             show_default=False,
-            help="Where the table is, or its shards; then one .safetensors file, or a directory.",
+            help=(
+                "The file or directory of the table, or of its shards; then the output: one .safetensors file, or "
+                "a directory."
+            ),
         ),
     ],
     **options: Any,
 ) -> None:
     """Split a table of whole rows into its parts.
 
-    They are weight_id, metadata, weight and the optimizer's states. TABLE is a .pt file, or safetensors; several are
-    joined. Padding that is not zero is kept as pad, so that rows pack
-    gives back the very same table.
+    The parts are weight_id, metadata, weight and the optimizer states. TABLE is a .pt file or safetensors; several are
+    joined. Nonzero padding is kept as pad, so that rows pack restores the identical table.
 
     \b
     Examples:
@@ -78,15 +83,15 @@ def rows_pack(
         typer.Argument(
             metavar="SOURCE... OUTPUT",
             show_default=False,
-            help="Where the parts are; then a file or a directory.",
+            help="The files or directories of the parts; then the output: a file or a directory.",
         ),
     ],
     **options: Any,
 ) -> None:
-    """Pack such parts into a table of whole rows.
+    """Pack the parts of rows into a table of whole rows.
 
-    What rows split made needs no options. Other tensors need --optimizer, and --part where they are called otherwise
-    than weight_id, metadata, weight, momentum1, momentum2, prev_iter and pad. OUTPUT is safetensors, or a file for
+    The output of rows split needs no options. Other tensors need --optimizer, and --part if their names are not
+    weight_id, metadata, weight, momentum1, momentum2, prev_iter and pad. OUTPUT is safetensors, or a file for
     torch.load if it ends in .pt, .pth, .bin or .ckpt.
 
     \b
@@ -112,9 +117,9 @@ def rows_check(
 ) -> None:
     """Check a table of whole rows, or its parts.
 
-    Its ids are unique; and what is saved beside the table agrees with it, as far as it is there: weight_id, bucket,
-    metadata, momentum. Says whether headers have global or local ids, as files before August 2025 have. Exit code 1:
-    something is wrong, and the first rows where it is are named.
+    The ids must be unique, and the tensors saved with the table (weight_id, bucket, metadata, momentum) must agree with
+    it. The report says whether headers have global ids, or local ids as in files from before August 2025. Exit code 1:
+    the check failed; the first wrong rows are named.
 
     \b
     Examples:
@@ -136,18 +141,18 @@ def _make_rows(command: str, make: Callable[..., Any], words: list[str], what: s
 def _lines(report: CheckReport) -> list[str]:
     from ckptconv.text import count_of
 
-    lines = [f"{report.input}: {report.table}: {count_of(report.rows, 'row')}, and no id twice"]
+    lines = [f"{report.input}: {report.table}: {count_of(report.rows, 'row')}, all ids unique"]
     ids = "global ids" if report.ids == "global" else f"local ids, less than weight_id by {report.offset}"
     if "weight_id" in report.checked:
         lines.append(f"  headers have {ids}")
-    compared = ", ".join(report.checked) or "nothing: there is nothing of it beside the table"
+    compared = ", ".join(report.checked) or "nothing: the table is stored without its parts"
     lines.append(f"  compared with the rows: {compared}")
     if report.bucket_size:
         least, most = report.bucket_size
         span = f"{least:,}" if least == most else f"{least:,} to {most:,}" if most else f"{least:,} or more"
         lines.append(f"  a bucket spans {span} ids")
     if report.padding:
-        lines.append(f"  {count_of(report.padding, 'row')} with something in the padding")
+        lines.append(f"  {count_of(report.padding, 'row')} with nonzero padding")
     lines.append(
         f"read {format_size(report.bytes_read)} in {max(report.seconds, 0.01):.2f} s, "
         f"peak memory {format_memory(report.peak_rss_bytes)}"

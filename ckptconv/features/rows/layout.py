@@ -221,26 +221,27 @@ def make(asked: RowOptions, dtype: str) -> RowLayout:
     dim, optimizer = asked.embedding_dim, optimizer_named(asked.optimizer) if asked.optimizer else None
     if dtype not in WEIGHT_DTYPES:
         raise UnsupportedError(
-            f"Whole rows are of float32 or float16, and this table is of {dtype}.", "Choose another tensor: --tensor."
+            f"Whole rows are float32 or float16, but this table is {dtype}.", "Choose another tensor: --tensor."
         )
     if asked.weight_dtype not in (None, dtype):
-        raise UsageError(f"The table is of {dtype}, and so are its weights; --weight-dtype says {asked.weight_dtype}.")
+        raise UsageError(f"The table and its weights are {dtype}, but --weight-dtype says {asked.weight_dtype}.")
     if dim is None or optimizer is None:
         lacking = "--embedding-dim" if dim is None else "--optimizer"
-        raise UsageError(f"{lacking} is missing: the width of a row alone does not tell what is in it.")
+        raise UsageError(f"{lacking} is missing: the width of a row does not determine its layout.")
     if dim <= 0 or dim % _UNIT:
         raise UnsupportedError(
-            f"An embedding dimension of {dim} is not a multiple of {_UNIT}, and whole rows have no other: the row's "
-            "parts would not be aligned."
+            f"An embedding dimension of {dim} is not a multiple of {_UNIT}, which the alignment of whole rows requires."
         )
     max_dim = dim if asked.max_dim is None else asked.max_dim
     if max_dim < dim:
-        raise UsageError(f"--max-dim {max_dim} is less than --embedding-dim {dim}, and is that of the widest table.")
+        raise UsageError(
+            f"--max-dim {max_dim} is less than --embedding-dim {dim}, but it is the dimension of the widest table."
+        )
     dtypes = {}
     for name in ("momentum1", "momentum2"):
         chosen = getattr(asked, f"{name}_dtype")
         if chosen not in (None, *STATE_DTYPES):
-            raise UsageError(f"--{name}-dtype {chosen} is none of {', '.join(STATE_DTYPES)}.")
+            raise UsageError(f"--{name}-dtype {chosen} is not one of {', '.join(STATE_DTYPES)}.")
         state = next((state for state in OPTIMIZERS[optimizer] if state.name == name), None)
         fixed = state.dtype if state else ""
         if chosen and (state is None or fixed not in ("", chosen)):
@@ -255,7 +256,7 @@ def optimizer_named(name: str) -> str:
     plain = name.strip().lower().replace("-", "_")
     plain = _SHORT.get(plain, plain)
     if plain not in OPTIMIZERS:
-        raise UsageError(f"--optimizer {name!r} is none of {', '.join(OPTIMIZERS)}.")
+        raise UsageError(f"--optimizer {name!r} is not one of {', '.join(OPTIMIZERS)}.")
     return plain
 
 
@@ -265,7 +266,7 @@ def check_width(layout: RowLayout, items: int, where: str) -> None:
         return
     asked = RowOptions(embedding_dim=layout.embedding_dim, optimizer=layout.optimizer)
     raise UsageError(
-        f"{where}: its rows have {items} items of {layout.weight_dtype}, and {layout.describe()} makes "
+        f"{where}: its rows have {items} items of {layout.weight_dtype}, but {layout.describe()} takes "
         f"{layout.row_items}.",
         could_be(items, layout.weight_dtype, asked),
     )
@@ -275,7 +276,7 @@ def could_be(items: int, dtype: str, asked: RowOptions) -> str:
     """Return a sentence that names layouts which rows of `items` elements of `dtype` may have, likeliest first."""
     found = candidates(items, dtype, asked.embedding_dim)
     if not found:
-        return f"No layout of whole rows has rows of {items} items of {dtype}: this may be an ordinary table."
+        return f"No layout of whole rows has rows of {items} items of {dtype}: it may be an ordinary table."
     # First those closest to what was asked for, then those that are likeliest in general.
     like_asked = sorted(found, key=lambda layout: _unlikelihood(layout, asked))
     likeliest = sorted(found, key=lambda layout: _unlikelihood(layout, RowOptions()))
@@ -377,11 +378,11 @@ def parse(text: str, where: str) -> tuple[RowLayout, str]:
     except ValueError:
         record = None
     if type(record) is not dict:
-        raise _malformed(where, "is no JSON object")
+        raise _malformed(where, "is not a JSON object")
     if record.get("version") != VERSION:
         raise UnsupportedError(
-            f"{where}: the layout of its rows is recorded in version {str(record.get('version'))[:20]}, and this "
-            f"release knows version {VERSION}."
+            f"{where}: the layout of its rows is recorded in version {str(record.get('version'))[:20]}, but this "
+            f"release supports only version {VERSION}."
         )
     name = _member(record, "tensor", str, where)
     values: dict[str, Any] = {key: _member(record, key, kind, where) for key, kind in _MEMBERS.items()}
@@ -392,10 +393,10 @@ def parse(text: str, where: str) -> tuple[RowLayout, str]:
             RowOptions(**{key: values[key] for key in _MEMBERS if key not in _unused(values)}), values["weight_dtype"]
         )
     except (UsageError, UnsupportedError) as error:
-        raise _malformed(where, f"makes no sense: {error.message}") from error
+        raise _malformed(where, f"is not valid: {error.message}") from error
     if record.get("row_bytes") != layout.row_bytes:
         raise _malformed(
-            where, f"says {str(record.get('row_bytes'))[:20]} bytes a row, where its parts take {layout.row_bytes}"
+            where, f"says {str(record.get('row_bytes'))[:20]} bytes per row, but its parts take {layout.row_bytes}"
         )
     return layout, name
 

@@ -15,7 +15,9 @@ ROW_DTYPE = ValueKind(dtype_name, accepts="str | TorchDType")
 class RowOptions(Given):
     """A user's options for the layout of rows; those left out are None, or are derived."""
 
-    embedding_dim: int | None = naming(counted(1, MOST_ITEMS), "Items of weight in a row.", metavar="D", common=True)
+    embedding_dim: int | None = naming(
+        counted(1, MOST_ITEMS), "The number of weight items in a row.", metavar="D", common=True
+    )
     optimizer: str | None = naming(
         WORD,
         "exact_row_wise_adagrad, partial_row_wise_adam, adam, row_wise_rmsprop_ar, or none.",
@@ -28,7 +30,10 @@ class RowOptions(Given):
     )
     momentum2_dtype: str | None = naming(ROW_DTYPE, "As --momentum1-dtype.", metavar="DTYPE", fallback="float32")
     max_dim: int | None = naming(
-        counted(1, MOST_ITEMS), "D of the widest table of the same operator.", metavar="D", fallback="this table's"
+        counted(1, MOST_ITEMS),
+        "The embedding dimension D of the widest table of the same operator.",
+        metavar="D",
+        fallback="this table's",
     )
 
     @classmethod
@@ -42,23 +47,27 @@ class _Rows:
 
     names = Option(
         TEXTS,
-        "The table; repeated, the shards of it in order.",
+        "The table; if repeated, its shards, in order.",
         flags=("--tensor",),
         metavar="NAME",
         group=TAKE,
         fallback="the only one",
         common=True,
     )
-    decode = Option(FLAG, "Write timestamp, count and used in the place of metadata.", group=NAMING)
+    decode = Option(FLAG, "Write timestamp, count and used instead of metadata.", group=NAMING)
     global_id_offset = Option(
         counted(1, (1 << 63) - 1),
-        "How much less local ids are than global ones.",
+        "The offset between global and local ids.",
         metavar="N",
         group=NAMING,
-        fallback="what most rows say",
+        fallback="the offset of most rows",
     )
     bucket_size = Option(
-        counted(1, (1 << 63) - 1), "Ids that a bucket spans.", metavar="N", group=NAMING, fallback="any one size"
+        counted(1, (1 << 63) - 1),
+        "The number of ids in a bucket.",
+        metavar="N",
+        group=NAMING,
+        fallback=("any size that all buckets share"),
     )
 
 
@@ -67,13 +76,13 @@ class _Packing:
 
     names = Option(
         NAMES,
-        "The tensor that is PART of the rows; repeatable.",
+        "The tensor that holds PART of the rows; repeatable.",
         flags=("--part",),
         metavar="PART=NAME",
         group=TAKE,
         common=True,
     )
-    name = Option(TEXT, "What the table is called.", metavar="NAME", group=NAMING)
+    name = Option(TEXT, "The name of the table.", metavar="NAME", group=NAMING)
 
 
 LAYOUT = RowOptions.table

@@ -88,7 +88,7 @@ def _merged(found: Sequence[RowsContents]) -> RowsContents:
         tensors.update(each.tensors)
     records = [each.metadata for each in found if METADATA_KEY in each.metadata]
     if len(records) > 1:
-        raise UsageError(f"{len(records)} of the inputs are split tables, and one table is packed at a time.")
+        raise UsageError(f"{len(records)} of the inputs are split tables; only one table can be packed at a time.")
     return RowsContents(found[0].path, tensors, {}, records[0] if records else {})
 
 

@@ -53,7 +53,7 @@ class RowParts:
             return cls(layout, rows, tensors, table)
         used = {places[name] for name in tensors}
         left = [name for name in found.tensors if name not in used]
-        warnings = (f"not packed, as they are no parts of a row: {some(left)}",) if left else ()
+        warnings = (f"not packed, because they are not parts of a row: {some(left)}",) if left else ()
         return cls(layout, rows, tensors, table, warnings)
 
     @property
@@ -105,9 +105,9 @@ def _places(found: RowsContents, layout: RowLayout, names: Mapping[str, str]) ->
     parts = list(dict.fromkeys(f.name for f in (*layout.fields(), *layout.fields(decode=True))))
     for part, name in names.items():
         if part not in (*parts, PAD):
-            raise UsageError(f"{part!r} is no part of such a row.", f"It has {', '.join((*parts, PAD))}.")
+            raise UsageError(f"{part!r} is not a part of these rows.", f"It has {', '.join((*parts, PAD))}.")
         if name not in found.tensors:
-            raise UsageError(f"There is no tensor {name!r} in {found.path}.")
+            raise UsageError(f"{found.path} has no tensor {name!r}.")
     places = {part: _name_of(part, found, names) for part in (*parts, PAD)}
     return {part: name for part, name in places.items() if name in found.tensors}
 
@@ -123,17 +123,17 @@ def _name_of(part: str, found: RowsContents, names: Mapping[str, str]) -> str:
 def _missing(part: str, found: RowsContents) -> UsageError:
     names = ", ".join(list(found.tensors)[:_SHOWN])
     return UsageError(
-        f"{found.path} has no tensor called {part}, which every row has a part of. It has {names or 'none'}.",
-        f"Say which it is: --part {part}=NAME.",
+        f"{found.path} has no tensor called {part}, a part of every row. It has {names or 'none'}.",
+        f"Name it with --part {part}=NAME.",
     )
 
 
 def _completed(asked: RowOptions, weight: LazyTensor) -> RowOptions:
     """Return `asked` with the embedding dimension of the weight."""
     if len(weight.shape) != 2 or not 0 < weight.shape[1] <= MOST_ITEMS:
-        raise UnsupportedError(f"The weight has the shape {list(weight.shape)}, where it is [rows, D].")
+        raise UnsupportedError(f"The weight has the shape {list(weight.shape)}; expected [rows, D].")
     if asked.embedding_dim not in (None, weight.shape[1]):
-        raise UsageError(f"The weight has rows of {weight.shape[1]}, and --embedding-dim says {asked.embedding_dim}.")
+        raise UsageError(f"The weight has rows of {weight.shape[1]}, but --embedding-dim says {asked.embedding_dim}.")
     return asked.replaced(embedding_dim=weight.shape[1])
 
 
@@ -142,7 +142,7 @@ def _check_agrees(layout: RowLayout, asked: RowOptions, where: str) -> None:
     for key, value in vars(asked).items():
         if value is not None and getattr(layout, key) != (optimizer_named(value) if key == "optimizer" else value):
             raise UsageError(
-                f"{where} records {layout.describe()}, and something else was asked for: {value}.",
+                f"{where} records {layout.describe()}, but the options ask for something else: {value}.",
                 f"Leave out --{key.replace('_', '-')}.",
             )
 
@@ -162,9 +162,9 @@ def _fitted(tensor: LazyTensor, field: Field, layout: RowLayout, rows: int, wher
     viewed = tensor.dtype.name == layout.weight_dtype and tensor.nbytes == rows * field.nbytes
     if not (as_is or (viewed and field.offset >= layout.weight.stop)):
         raise UsageError(
-            f"{where}: {field.name} is {list(tensor.shape)} of {tensor.dtype}, where rows of this layout take "
-            f"{shape} of {field.dtype}.",
-            "Its bits are never cast: give its dtype, or convert it first.",
+            f"{where}: {field.name} is {list(tensor.shape)} of {tensor.dtype}, but rows of this layout take {shape} of "
+            f"{field.dtype}.",
+            "It is never cast: give its dtype, or convert it first.",
         )
     return tensor
 
@@ -173,7 +173,7 @@ def _fitted_pad(pad: LazyTensor, layout: RowLayout, rows: int, where: str) -> La
     check_rows(pad, rows, PAD, where)
     if pad.dtype.name != "uint8" or pad.nbytes != rows * layout.pad_bytes:
         raise CorruptError(
-            f"{where}: {PAD} is {list(pad.shape)} of {pad.dtype}, where rows of this layout have {layout.pad_bytes} "
+            f"{where}: {PAD} is {list(pad.shape)} of {pad.dtype}, but rows of this layout have {layout.pad_bytes} "
             "bytes of padding."
         )
     return pad if len(pad.shape) == 2 else View(pad, pad.dtype, (rows, layout.pad_bytes))

@@ -18,7 +18,7 @@ class RowsDiffer(TypedDict):
 # Objects of their own: title, what prints them, the commands, the class of their fields, and what others call these.
 COMMANDS = {
     "rows-check": (
-        "rows check", "What `rows check --json` prints when nothing is wrong.", ("rows check",), CheckReport, "checked"
+        "rows check", "The output of `rows check --json` if nothing is wrong.", ("rows check",), CheckReport, "checked"
     ),
 }  # fmt: skip
 # The commands that print the report of a conversion.

@@ -70,9 +70,9 @@ def _compare(pairs: Iterator[Equal], output: Output, options: Options, progress:
                 )
                 if before.nbytes != after.nbytes or next(read) != next(read):
                     raise DifferenceError(
-                        f"{output.target.path} is not the same: {name!r} differs in bytes {start} to {stop}. Nothing "
-                        "was put under its name.",
-                        "Make it again; if it differs again, the disk or the memory is damaged.",
+                        f"{output.target.path} differs from the table: {name!r} differs in bytes {start} to {stop}. It "
+                        "was not published.",
+                        "Run the command again; if it differs again, the disk or the memory is damaged.",
                         what="value",
                         tensor=name,
                     )

@@ -75,7 +75,7 @@ def split(
     target = resolve_output(normalize(output), chosen)
     if target.kind == "torch":
         raise UsageError(
-            f"{target.path}: what rows are split into is kept as safetensors.",
+            f"{target.path}: rows split writes safetensors.",
             "Give a name that ends in .safetensors, or a directory.",
         )
     chosen = chosen.replaced(spool_dir=chosen.spool_dir or beside([target]))
@@ -118,7 +118,7 @@ class _NotZeroError(CorruptError):
 
 def _check_zero(data: memoryview) -> None:
     if not is_zero(data):
-        raise _NotZeroError(f"{PAD} holds something, and was to be left out.")
+        raise _NotZeroError(f"{PAD} is not zero, but was to be left out.")
 
 
 def _has_padding(table: RowTable, layout: RowLayout, options: Options) -> bool:

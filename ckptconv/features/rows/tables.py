@@ -83,10 +83,10 @@ def notes(found: RowsContents) -> Iterator[str]:
         if layout is not None:
             yield (
                 f"{name} may have whole rows, of {layout.row_bytes} bytes: ckptconv rows split {layout.describe()} "
-                f"--tensor {name} {found.path} OUTPUT, if that is what is in them"
+                f"--tensor {name} {found.path} OUTPUT, if it holds such rows"
             )
     for name, cls in found.handles.items():
-        yield f"{name} is a {cls.rpartition('.')[2]}, a handle of a database: its rows are not in this file"
+        yield f"{name} is a {cls.rpartition('.')[2]}, a handle of a database: this file does not contain its rows"
     if METADATA_KEY in found.metadata:
         yield f"a table of whole rows that was split: ckptconv rows pack {found.path} OUTPUT"
 
@@ -103,7 +103,7 @@ def choose(found: RowsContents, names: Sequence[str]) -> RowTable:
             raise _handle(found, name)
         if name not in found.tensors:
             others = names_of_tables(found.tensors) or list(found.tensors)
-            raise UsageError(f"There is no tensor {name!r} in {found.path}.", f"There are {_listed(others)}.")
+            raise UsageError(f"{found.path} has no tensor {name!r}.", f"It has {_listed(others)}.")
     tables = [RowTable(name, found.tensors[name], _beside(found, name)) for name in names]
     return join(tables, found.path)
 
@@ -116,20 +116,20 @@ def _only(found: RowsContents) -> str:
         raise _handle(found, next(iter(found.handles)))
     tables = tables or [name for name in rows if found.tensors[name].dtype.name in WEIGHT_DTYPES]
     if not tables:
-        raise UsageError(f"{found.path} holds no table: no tensor of two dimensions.")
+        raise UsageError(f"{found.path} holds no table (no tensor with two dimensions).")
     if len(tables) > 1:
         raise UsageError(
             f"{found.path} holds {len(tables)} tables: {_listed(tables)}.",
-            "Choose with --tensor; repeated, it joins the shards of one table.",
+            "Choose with --tensor, once for each shard of the table.",
         )
     return tables[0]
 
 
 def _handle(found: RowsContents, name: str) -> UnsupportedError:
     return UnsupportedError(
-        f"{found.path}: {name!r} is a {found.handles[name]}: a handle of the database that held the table while it was "
-        "trained. Its rows are not in this file.",
-        "Save the table with its rows: the tensors of its state dict, read from the handle.",
+        f"{found.path}: {name!r} is a {found.handles[name]}: a handle of the database that held the table during "
+        "training. This file does not contain its rows.",
+        "Save the table with its rows: read the tensors of its state dict from the handle.",
     )
 
 
@@ -138,11 +138,11 @@ def join(tables: Sequence[RowTable], where: str) -> RowTable:
     for name, tensor, _ in tables:
         if len(tensor.shape) != 2:
             raise UnsupportedError(
-                f"{where}: {name!r} has the shape {list(tensor.shape)}, where a table of rows has two dimensions."
+                f"{where}: {name!r} has the shape {list(tensor.shape)}, but a table of rows has two dimensions."
             )
         if tensor.dtype.name not in WEIGHT_DTYPES:
             raise UnsupportedError(
-                f"{where}: {name!r} is of {tensor.dtype}, and whole rows are of float32 or float16.",
+                f"{where}: {name!r} is of {tensor.dtype}, but whole rows are float32 or float16.",
                 "Choose another tensor: --tensor.",
             )
     first = tables[0]
@@ -151,10 +151,10 @@ def join(tables: Sequence[RowTable], where: str) -> RowTable:
     for table in tables[1:]:
         if (table.tensor.dtype, table.tensor.shape[1]) != (first.tensor.dtype, first.tensor.shape[1]):
             raise UnsupportedError(
-                f"{where}: the shards of a table have rows of one width, and {first.name!r} has "
+                f"{where}: the shards of a table must have rows of the same width, but {first.name!r} has "
                 f"{first.tensor.shape[1]} items of {first.tensor.dtype}, {table.name!r} {table.tensor.shape[1]} of "
                 f"{table.tensor.dtype}.",
-                "Split tables of several widths one by one.",
+                "Split tables of different widths one by one.",
             )
     beside: dict[str, LazyTensor] = {
         kind: Concat(tuple(table.beside[kind] for table in tables))

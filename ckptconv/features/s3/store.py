@@ -54,7 +54,7 @@ async def _from_s3(fs: Any, inner: str, size: int, version: str, start: int, sto
         answer = await soon(client.get_object(Bucket=bucket, Key=key, **known), inner)
     except Exception as error:
         if status(error) == 412:
-            raise ChangedError("it is another version now") from error
+            raise ChangedError("it has changed to another version") from error
         translated = translate_boto_error(error)
         raise translated from translated.__cause__
     try:

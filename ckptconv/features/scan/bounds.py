@@ -119,14 +119,14 @@ def members_of(reader: Reader) -> Iterator[tuple[str, int, int]]:
                     yield member.name, member.offset_data, -1 if member.issparse() else member.size
                 file.left = _HEADERS
     except (_LongError, RecursionError):
-        raise LimitError(f"{reader.file.path} has a member whose headers are longer than what is looked at.") from None
+        raise LimitError(f"{reader.file.path} has a member with headers above the size limit.") from None
 
 
 def _check_inside(member: tarfile.TarInfo, path: str) -> None:
     aim = posixpath.join(posixpath.dirname(member.name), member.linkname) if member.issym() else member.linkname
     why = leads_out(posixpath.normpath(member.name)) or (aim and leads_out(posixpath.normpath(aim)))
     if why and (member.isreg() or member.islnk() or member.issym()):
-        raise UnsafeError(f"{path} has the member {brief(member.name)}, which leads out: {why}.", "")
+        raise UnsafeError(f"{path} has the member {brief(member.name)}, which is outside the archive: {why}.", "")
 
 
 class _LongError(Exception):

@@ -37,12 +37,11 @@ def scan(
     overwrite: bool = False,
     **options: Any,
 ) -> None:
-    """Would loading these files run something?
+    """Check whether loading files would run code.
 
-    Says of each checkpoint whether it is safe, unknown, suspicious, an attack, or unreadable, and why. Nothing in a
-    file is run, and no tensor data is read. Directories are searched to any depth; files that are no checkpoints are
-    skipped. Exit code 3: something is as bad as --fail-on says, or worse; 4: something cannot be judged, and nothing is
-    worse.
+    scan judges each checkpoint as safe, unknown, suspicious, an attack, or unreadable, and gives the reasons. It runs
+    no code from files, and reads no tensor data. Directories are searched to any depth; other files are skipped. Exit
+    code 3: a file has the verdict of --fail-on or a worse one; 4: a file is unreadable, and none is worse.
 
     \b
     Examples:
@@ -55,7 +54,7 @@ def scan(
 
     # Before there was --fail-on, that was --allow-suspicious.
     if allow_suspicious and fail_on not in ("", ATTACK):
-        raise UsageError(f"--allow-suspicious is --fail-on attack, and --fail-on {fail_on} was given too.")
+        raise UsageError(f"--allow-suspicious means --fail-on attack, and contradicts --fail-on {fail_on}.")
     level = fail_on or (ATTACK if allow_suspicious else COMMAND["fail_on"].default)
     output = output_of("scan", options)
     if sarif:
@@ -107,10 +106,10 @@ def _lines(report: ScanReport, verbose: bool) -> Iterator[str]:
     )
     yield f"scanned {count_of(len(report.files), 'file')} in {report.seconds:.2f} s: {verdicts or 'no checkpoint'}"
     if report.skipped:
-        which = "it is no checkpoint" if report.skipped == 1 else "they are no checkpoints"
+        which = "it is not a checkpoint" if report.skipped == 1 else "they are not checkpoints"
         yield f"{count_of(report.skipped, 'file')} skipped: {which}"
     if report.links:
-        yield f"{count_of(report.links, 'symbolic link')} not followed; name what they lead to, to scan that"
+        yield f"{count_of(report.links, 'symbolic link')} not followed; to scan their targets, name them"
 
 
 def _error(report: ScanReport, fail_on: str) -> CkptconvError | None:
@@ -139,5 +138,5 @@ def _error(report: ScanReport, fail_on: str) -> CkptconvError | None:
     )
     # A file that cannot be judged may have what counts, too.
     return (UnsafeError if failing else CorruptError)(
-        f"Of {count_of(len(report.files), 'file')}, {told}.", "Do not load an attack." if counted[ATTACK] else ""
+        f"Of {count_of(len(report.files), 'file')}, {told}.", "Do not load the attacks." if counted[ATTACK] else ""
     )

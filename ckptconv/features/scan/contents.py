@@ -82,7 +82,7 @@ _ENCRYPTED, _DEFLATED = 0x41, 8
 _LEFT = 1_000
 # Bytes of what may be a pickle that are read at first.
 _HELD_FIRST = 1 << 16
-_MANY = f"{{}} holds more than {_PICKLES} pickles, one after the other."
+_MANY = f"{{}} holds a sequence of more than {_PICKLES} pickles."
 
 
 @dataclass
@@ -117,7 +117,9 @@ class ScannedContents:
             if alike < _ALIKE:
                 self.findings[each] = None
             elif alike == _ALIKE:
-                self.findings[Finding(each.rule, f"There are more than {_ALIKE} of this kind.")] = None
+                self.findings[
+                    Finding(each.rule, f"More than {_ALIKE} findings of this kind; the rest is not listed.")
+                ] = None
 
     def _need(self, classes: Iterable[str]) -> None:
         for each in classes:
@@ -136,7 +138,7 @@ class ScannedContents:
             return ""
         self.room.open(reader.file.size)
         if not self.room.spend():
-            self.add("excessive", "It has more files inside other files than are looked at.")
+            self.add("excessive", "It has more nested files than the limit.")
             return ""
         head = reader.read_at(0, min(HEAD, reader.file.size))
         if depth and reader.file.path.endswith(f"{_ENTRIES})") and self.archives(reader):
@@ -149,7 +151,7 @@ class ScannedContents:
         closed = next((what for begin, what in CLOSED.items() if head.startswith(begin)), "")
         if closed:
             rule = "unreadable" if self.expected else "not-opened"
-            self.add(rule, f"{reader.file.path} is {closed}, which is not opened here: unpack it first.")
+            self.add(rule, f"{reader.file.path} is {closed}, which scan does not open: unpack it first.")
             return "closed archive"
         return self._unknown(reader, depth)
 
@@ -214,7 +216,7 @@ class ScannedContents:
         try:
             yield
         except LimitError as error:
-            self.add("not-opened", f"{reader.file.path} may be a pickle, and exceeds a limit: {error.message}")
+            self.add("not-opened", f"{reader.file.path} may be a pickle, but exceeds a limit: {error.message}")
         except CkptconvError:
             pass
 
@@ -288,25 +290,27 @@ class ScannedContents:
                 what = f"names {some(suspects, 3, brief)}, and is broken"
             self.add("dangerous-call", f"{where} {what}.")
         elif suspects:
-            self.add("dangerous-name", f"{where} names {some(suspects, 3, brief)} and calls nothing.")
+            self.add("dangerous-name", f"{where} names {some(suspects, 3, brief)}, but calls nothing.")
         code = [each for each in called if carries_code(each)]
         if code:
-            self.add("carries-code", f"{where} makes functions of code that it holds, by {some(code, 3, brief)}.")
+            self.add(
+                "carries-code", f"{where} builds functions from code that it contains, with {some(code, 3, brief)}."
+            )
         unusual = [each for each in called if is_unusual(each) and each not in suspects]
         if unusual:
             self.add("unusual-call", f"{where} calls {some(unusual, 3, brief)}, which no known checkpoint does.")
         # With bytes that are in the pickle, the call is a known one.
         computed = [each for each in reading.unknown_calls if each in LOADERS]
         if computed:
-            self.add("unusual-call", f"{where} calls {some(computed, 3, str)} with bytes that are computed.")
+            self.add("unusual-call", f"{where} calls {some(computed, 3, str)} with computed bytes.")
         told = {*suspects, *unusual, *code}
         shown = {brief(each, 200) for each in told} | {*computed}
         words = [each for each in reading.unknown_calls if each not in shown]
         if words:
-            self.add("unknown-call", f"{where} calls {some(words, 3, str)}, which nobody here has looked at.")
+            self.add("unknown-call", f"{where} calls {some(words, 3, str)}, which is not on the reviewed list.")
         names = [each for each in reading.unknown if each not in told and brief(each, 200) not in words]
         if names and not (reading.broken and not (called or words)):
-            self.add("unknown-name", f"{where} names {some(names, 3, brief)}, which nobody here has looked at.")
+            self.add("unknown-name", f"{where} names {some(names, 3, brief)}, which is not on the reviewed list.")
         self._need(brief(each, 200) for each in called if is_needed(each))
         if not reading.broken:
             for data, is_loaded in _bytes_in(reading.value):
@@ -323,7 +327,7 @@ class ScannedContents:
             return
         self._take(inner)
         if not (kind or inner.findings):
-            self.add("not-opened", f"{reader.file.path} are loaded, and are nothing that is read here.")
+            self.add("not-opened", f"{reader.file.path} are loaded, but their format is unknown.")
 
     def _pickles(self, reader: Reader, depth: int) -> str:
         """Read pickles one after another, up to the end or to something else."""
@@ -356,7 +360,7 @@ class ScannedContents:
             if count >= _PICKLES and pickles.position < size:
                 self.add("not-opened", _MANY.format(reader.file.path))
             if count and zip_elsewhere.ends_as_zip(reader, pickles.position):
-                raise CorruptError(f"{reader.file.path} begins as a pickle, and ends as a zip archive.")
+                raise CorruptError(f"{reader.file.path} begins as a pickle, but ends as a zip archive.")
 
         inner = self._inner()
         inner.read(action, depth)
@@ -403,9 +407,9 @@ class ScannedContents:
         def placed(name: str | None) -> None:
             why = leads_out(name) if name is not None else ""
             if why:
-                inner.add("path-outside", f"{where} names {brief(name)}, which does not lie in its directory: {why}.")
+                inner.add("path-outside", f"{where} names {brief(name)}, which is outside its directory: {why}.")
             elif name is None:
-                inner.add("reads-elsewhere", f"{where} names files by texts that are too long to be kept.")
+                inner.add("reads-elsewhere", f"{where} names files with texts that are too long.")
 
         try:
             return survey(read_at, reader.file.size - start, words, where=where, limits=LIMITS, met=met, placed=placed)
@@ -449,7 +453,7 @@ class ScannedContents:
                 self._take(inner)
         elif told.members < zip_elsewhere.count(reader):
             # Whoever reads the rest by other means finds what is not looked at here.
-            self.add("two-readings", f"{reader.file.path} has a directory that can be read only in part.")
+            self.add("two-readings", f"{reader.file.path} has a directory that is only partly readable.")
         # A package's members are code and pickles in directories of their own.
         if told.is_package:
             self.add("carries-code", f"{reader.file.path} is a package of torch.package: importing it runs its code.")
@@ -487,7 +491,7 @@ class ScannedContents:
         is_expected = path[:-1].endswith(SUFFIXES)
         if entry.flags & _ENCRYPTED or entry.method not in (STORED, _DEFLATED):
             rule = "unreadable" if is_expected else "not-opened"
-            self.add(rule, f"{path} is encrypted, or compressed in a way that is not supported.")
+            self.add(rule, f"{path} is encrypted, or uses an unsupported compression.")
             return ""
         start = zip_elsewhere.payload_of(reader, entry)
         if start is None or not entry.packed:
@@ -504,7 +508,7 @@ class ScannedContents:
             self.room.places.add(place)
             self.room.stored -= entry.packed
             if self.room.stored < 0:
-                self.add("excessive", f"{reader.file.path} has members that overlap, and take more than is looked at.")
+                self.add("excessive", f"{reader.file.path} has overlapping members above the size limit.")
                 return ""
             kind = inner.look(PartReader(reader, path, start, entry.packed), depth + 1)
         else:
@@ -528,12 +532,12 @@ class ScannedContents:
         if _NPY.matches(head, len(head)) and is_plain(header_in(head)):
             return "array"
         if self.room.bytes <= 0:
-            self.add("excessive", f"{path} is compressed, after more compressed data than is looked at.")
+            self.add("excessive", f"{path} is compressed, and exceeds the limit for compressed data.")
             return "compressed file"
         data = content(_INFLATED + 1)
         self.room.spend(len(data))
         if len(data) > _INFLATED:
-            self.add("unreadable", f"{path} is compressed, and has more than {_INFLATED >> 20} MiB: unpack it first.")
+            self.add("unreadable", f"{path} is compressed, and larger than {_INFLATED >> 20} MiB: unpack it first.")
             return "compressed file"
         return self.look(InMemory(data, path), depth + 1)
 
@@ -565,7 +569,7 @@ class ScannedContents:
             self.add("not-opened", f"{path} is a description that cannot be read.")
             return
         for text in texts.evaluated:
-            self.add("unknown-call", f"{path} evaluates, calls or imports what is not known: {brief(text)}.")
+            self.add("unknown-call", f"{path} evaluates, calls or imports unknown names: {brief(text)}.")
         for pickled in texts.pickled:
             self._held(InMemory(pickled, f"{path}: a pickle in it"), depth, is_loaded=True)
 
@@ -597,7 +601,7 @@ class ScannedContents:
             path = f"{reader.file.path} ({brief(name, 200)[1:-1]})"
             member = self._inner(name.endswith(SUFFIXES))
             if size < 0:
-                member.add("not-opened", f"{path} is stored with holes.")
+                member.add("not-opened", f"{path} is a sparse file.")
             else:
                 known |= bool(member.look(PartReader(reader, path, start, size), depth + 1))
             self._take(member)
@@ -638,7 +642,7 @@ class ScannedContents:
             rule = "unreadable" if self.expected else "not-opened"
             self.add(rule, f"{reader.file.path} cannot be decompressed: {brief(errors[0])}.")
         elif not kind and self.expected and not self.findings:
-            self.add("unreadable", f"{reader.file.path} is compressed, and what is in it is no checkpoint.")
+            self.add("unreadable", f"{reader.file.path} is compressed, but does not contain a checkpoint.")
         return f"compressed {kind}" if kind else "compressed file" if self.expected else ""
 
 

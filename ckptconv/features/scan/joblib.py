@@ -45,9 +45,9 @@ class Arrays:
         state = _attributes(made.state[-1])
         if made.cls in _FILES:
             name = state.get("filename")
-            why = leads_out(name) if type(name) is str else "it is no text"
+            why = leads_out(name) if type(name) is str else "it is not text"
             if why:
-                raise UnsafeError(f"A pickle of joblib reads an array from {brief(name)}, beside it: {why}.", "")
+                raise UnsafeError(f"A joblib pickle reads an array from {brief(name)}, next to it: {why}.", "")
         if made.cls != _WRAPPER or not state:
             return None
         at = self._start + position

@@ -12,12 +12,16 @@ class _Scanning:
     """Options that only the command has."""
 
     sarif = Option(
-        PATH, "Write the verdicts as SARIF 2.1.0 too, for code hosts.", metavar="FILE", group=OUTPUT, common=True
+        PATH,
+        "Also write the verdicts to FILE as SARIF 2.1.0, for code hosts.",
+        metavar="FILE",
+        group=OUTPUT,
+        common=True,
     )
     fail_on = Option(
         choice("unknown", "call", "suspicious", "attack"),
-        "Exit with 3 for this and what is worse: unknown names and archives, calls of unknown functions, what is "
-        "suspicious, attacks.",
+        "Exit with code 3 for this verdict or worse. From least to worst: unknown names and archives, calls of "
+        "unknown functions, suspicious contents, attacks.",
         default="call",
         metavar="unknown|call|suspicious|attack",
         common=True,

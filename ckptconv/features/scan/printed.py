@@ -10,16 +10,22 @@ from ckptconv.features.scan.report import RULES, VERDICTS, Finding, ScannedFile,
 COMMANDS = {
     "scan": (
         "Scans",
-        "What `scan --json` prints, whatever the verdicts are. Wrong usage is an object of failures.",
+        "The output of `scan --json`, whatever the verdicts are. Wrong usage prints an error object.",
         ("scan",),
         ScanReport,
         "scanned",
         None,
-        "Whether nothing was found that counts: true with exit code 0 only.",
-        "What stands for the worst verdict that counts, with the exit code of the process. Only when `ok` is false.",
+        "True if no finding counts: exactly with exit code 0.",
+        "The error for the worst verdict that counts, with the exit code of the process. Only if `ok` is false.",
     ),
 }
-_BY_VERDICT = ("are safe", "load what nobody has reviewed", "are not to be judged", "are suspicious", "are attacks")
+_BY_VERDICT = (
+    "are safe",
+    "load names that are not on the reviewed list",
+    "are not to be judged",
+    "are suspicious",
+    "are attacks",
+)
 _COUNTS = {
     name: {"type": "integer", "minimum": 0, "description": f"How many files {what}."}
     for name, what in zip(VERDICTS, _BY_VERDICT, strict=True)

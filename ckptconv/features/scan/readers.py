@@ -16,7 +16,7 @@ class PartReader(Reader):
 
     def read_at(self, offset: int, length: int) -> bytes:
         if offset + length > self.file.size:
-            raise CorruptError(f"{self.file.path} ends at byte {self.file.size}, and more of it is said to be there.")
+            raise CorruptError(f"{self.file.path} ends at byte {self.file.size}, but should be longer.")
         return self._reader.read_at(self._start + offset, length)
 
 
@@ -29,5 +29,5 @@ class InMemory(Reader):
 
     def read_at(self, offset: int, length: int) -> bytes:
         if offset + length > len(self._data):
-            raise CorruptError(f"{self.file.path} ends at byte {len(self._data)}, and more of it is said to be there.")
+            raise CorruptError(f"{self.file.path} ends at byte {len(self._data)}, but should be longer.")
         return self._data[offset : offset + length]

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ckptconv.text import html_table
+
 # The verdicts, the worst last.
 VERDICTS = (SAFE, UNKNOWN, UNREADABLE, SUSPICIOUS, ATTACK) = ("safe", "unknown", "unreadable", "suspicious", "attack")
+# Files that a notebook lists.
+_ROWS = 100
 
 
 class ScanRule(NamedTuple):
@@ -22,85 +26,85 @@ RULES: dict[str, ScanRule] = {
         "Loading it runs programs or code",
         ATTACK,
         "A pickle in the file calls a function that starts programs, runs code, or accesses files, the network or the "
-        "interpreter, and that no checkpoint has a reason to call. torch.load with weights_only=False, or "
-        "pickle.load, runs it. Delete the file, and tell whoever it came from. If its tensors are needed, "
-        "`ckptconv convert --inert` takes them out without running anything.",
+        "interpreter, and that no checkpoint needs to call. torch.load with weights_only=False, or pickle.load, runs "
+        "it. Delete the file, and inform its sender. If you need its tensors, `ckptconv convert --inert` extracts "
+        "them without running anything.",
     ),
     "path-outside": ScanRule(
         "It names files outside its directory",
         ATTACK,
         "An index, a description or a pointer of the checkpoint names a file that is not below its own directory. "
-        "Readers that follow it read, or overwrite, what is none of theirs. Delete it, and tell whoever it came from.",
+        "Readers that follow the name read or overwrite other files. Delete it, and inform its sender.",
     ),
     "carries-code": ScanRule(
         "It carries code",
         SUSPICIOUS,
         "The file holds code that runs when it is loaded or used: functions that were pickled by value, modules of "
-        "torch.fx, packages of torch.package, machine code, or TorchScript that reads or writes files. Nobody but its "
-        "author knows what the code does. Load it only if you trust its source, or ask for the weights alone.",
+        "torch.fx, packages of torch.package, machine code, or TorchScript that reads or writes files. Only its "
+        "author knows the effect of the code. Load it only if you trust its source, or ask for the weights alone.",
     ),
     "unusual-call": ScanRule(
-        "It calls what checkpoints do not call",
+        "It calls functions that checkpoints do not call",
         SUSPICIOUS,
         "A pickle in the file calls a function of Python's standard library that is not known to be dangerous, and "
-        "that no known checkpoint calls. It may be a step of an attack: to decode, to import, or to hide something.",
+        "that no known checkpoint calls. It may be a step of an attack that decodes, imports or hides something.",
     ),
     "dangerous-name": ScanRule(
         "It names a dangerous function",
         SUSPICIOUS,
-        "A pickle in the file names a function that no checkpoint has a reason to name, and does not call it. Loading "
-        "the file imports its module, and whoever uses what was loaded may call it.",
+        "A pickle in the file names a function that no checkpoint needs, but does not call it. Loading the file "
+        "imports its module, and code that uses the loaded object may call it.",
     ),
     "hidden": ScanRule(
         "Its data holds something that is dangerous to load",
         SUSPICIOUS,
         "A value in the file is bytes that are themselves a pickle or an archive with something dangerous in it. "
-        "Loading the file leaves them as they are; a program that loads these bytes in turn runs it.",
+        "Loading the file keeps them as bytes; a program that then loads these bytes runs it.",
     ),
     "two-readings": ScanRule(
         "It contradicts itself",
         SUSPICIOUS,
-        "Two readers of the file find different things in it, or it describes what cannot be: members of one name, "
-        "data before or after an archive, tensors beyond their storage. No program writes that. Attacks do, so that a "
-        "scanner sees something else than torch.load.",
+        "Two readers would read the file differently, or its description is impossible: members of the same name, "
+        "data before or after an archive, tensors beyond their storage. No program writes such files. Attacks use "
+        "them to show a scanner something else than torch.load reads.",
     ),
     "excessive": ScanRule(
         "It asks for too much",
         SUSPICIOUS,
-        "The file describes far more than a file of its size holds, so that reading it takes all memory or time.",
+        "The file describes far more than a file of its size holds, so that reading it exhausts memory or time.",
     ),
     "unknown-call": ScanRule(
-        "It calls a function that nobody has reviewed",
+        "It calls a function that is not on the reviewed list",
         UNKNOWN,
-        "A pickle in the file calls a function that nobody reviewed, or a known one with what ordinary checkpoints "
-        "never give it, or what another call returned. Loading the file runs that code with arguments from the file. "
-        "Look at the function before you load the file, or take the tensors alone: torch.load with "
-        "weights_only=True, or `ckptconv convert`.",
+        "A pickle in the file calls a function that is not on the reviewed list, a known function with unusual "
+        "arguments, or the result of another call. Loading the file runs that code with arguments from the file. Read "
+        "the function before you load the file, or take the tensors alone: torch.load with weights_only=True, or "
+        "`ckptconv convert`.",
     ),
     "unknown-name": ScanRule(
-        "It names classes that nobody has reviewed",
+        "It names classes that are not on the reviewed list",
         UNKNOWN,
-        "A pickle in the file names classes or functions that nobody reviewed, or gives them another state, most "
-        "often those of the program that wrote it. Loading the file imports their modules and makes their objects. "
-        "Load it only where these are yours or known to you, or take the tensors alone.",
+        "A pickle in the file names classes or functions that are not on the reviewed list, or sets an unusual state. "
+        "Most often they belong to the program that wrote the file. Loading the file imports their modules and "
+        "creates their objects. Load it only if you know these classes, or take the tensors alone.",
     ),
     "not-opened": ScanRule(
-        "It cannot be opened here",
+        "scan cannot open it",
         UNKNOWN,
-        "The file is a model or an archive that is not judged here, such as HDF5, 7z or zstandard, or it has more than "
-        "is looked at. Unpack an archive, and scan what is in it. Or it is data that no description mentions.",
+        "The file is a model or an archive that scan does not open, such as HDF5, 7z or zstandard, or it exceeds a "
+        "limit, or no description mentions it. Unpack an archive, and scan its contents.",
     ),
     "reads-elsewhere": ScanRule(
         "It reads from other places",
         UNKNOWN,
-        "A virtual checkpoint names directories or servers from which reading it takes its tensors. They were not "
-        "asked. Read it only if you know them.",
+        "A virtual checkpoint names directories or servers; reading it reads tensors from there. scan did not contact "
+        "them. Read the file only if you know them.",
     ),
     "unreadable": ScanRule(
         "It cannot be judged",
         UNREADABLE,
-        "The file is encrypted, cut short, damaged, compressed in a way that is not supported, or may not be read. "
-        "What is in it is not known. Download it again, unpack it, or treat it as unsafe.",
+        "The file is encrypted, cut short, damaged, compressed with an unsupported method, or not readable. Its "
+        "contents are not known. Download it again, unpack it, or treat it as unsafe.",
     ),
 }
 
@@ -162,6 +166,17 @@ class ScanReport:
 
     seconds: float = 0.0
     """How long it took."""
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: each file with its verdict and the reasons, the worst first."""
+        files = sorted(self.files, key=lambda file: -VERDICTS.index(file.verdict))
+        reasons = (" ".join(finding.message for finding in file.findings) for file in files[:_ROWS])
+        rows: list[tuple[str, ...]] = [
+            (file.path, file.verdict, reason) for file, reason in zip(files, reasons, strict=False)
+        ]
+        if len(files) > _ROWS:
+            rows.append((f"{len(files) - _ROWS:,} more files",))
+        return html_table(f"ScanReport: {self.verdict}", rows)
 
 
 # What `--fail-on` counts, from the least: by its word, the rules that count beside those of the words after it.

@@ -141,14 +141,14 @@ def _scanned(place: Location, is_named: bool) -> ScannedFile | None:
     other = "" if kind else _other_model(place, head)
     is_odd = is_named and not (kind or contents.findings or contents.expected or head.startswith(_LFS))
     if other or is_odd:
-        contents.add("not-opened", f"{place} is {other or 'nothing that is read here'}: it was not judged.")
+        contents.add("not-opened", f"{place} is {other or 'a file of unknown format'}: it was not judged.")
         kind = kind or other or "other file"
     if not kind and not contents.findings:
         what = what_it_is(head, size)
         is_missing = contents.expected and not isinstance(what, UnsupportedError)
         if not (is_missing or head.startswith(_LFS)):
             return None
-        told = what.message if what else f"begins with {head[:16]!r}, as no checkpoint does."
+        told = what.message if what else f"begins with {head[:16]!r}, unlike any checkpoint."
         contents.add("unreadable", f"{place} {told}{f' {what.hint}' if what else ''}")
     return _verdict(place.path, kind or "unknown", size, contents)
 
@@ -252,7 +252,10 @@ def _entries(contents: ScannedContents, place: Location) -> str:
     def action() -> None:
         source = open_source(place.parent.path, key=".", storage_options=place.options)
         if place.name not in source.inputs and place.entry.file.size:
-            contents.add("not-opened", f"{place} is in no description in its directory, so what is in it is not known.")
+            contents.add(
+                "not-opened",
+                f"{place} is not mentioned in any description in its directory, so its contents are not known.",
+            )
 
     if not contents.findings:
         contents.read(action)

@@ -333,7 +333,7 @@ class _Survey(Machine):
     def find(self, module: Any, name: Any) -> Any:
         if module is DROPPED or name is DROPPED:
             if self.judge:
-                self.judge.unknown_calls["what is named far from there"] = None
+                self.judge.unknown_calls["a name that is too far away"] = None
             return DROPPED
         return super().find(module, name)
 
@@ -370,7 +370,7 @@ class _Survey(Machine):
             made.kwargs = None
             return made
         if self.judge and root.name in _NUMBERS:
-            self.judge.unknown_calls["more numbers than are kept"] = None
+            self.judge.unknown_calls["more numbers than the limit"] = None
         return self._token(root, how, parts=args)
 
     def build(self, state: Any) -> None:
@@ -379,7 +379,7 @@ class _Survey(Machine):
             return
         if target is _CONTAINER:
             if self.judge and not (type(state) is dict and all(map(is_name, state))):
-                self.judge.unknown_calls["what gives a container a state"] = None
+                self.judge.unknown_calls["an instruction that gives a container a state"] = None
             return
         if type(target.cls) is Global and target.cls.name == _IN_FILES:
             name = state.get(_FILE) if type(state) is dict else None

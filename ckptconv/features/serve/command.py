@@ -28,10 +28,10 @@ Checkpoint = Annotated[
     *SHOWING,
 )
 def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **options: Any) -> None:
-    """Offer the safetensors files of a conversion over HTTP, without writing them.
+    """Serve the safetensors files of a conversion over HTTP, without writing them.
 
-    SOURCE may be a virtual checkpoint. The files are at http://HOST:PORT/NAME, and where huggingface_hub looks for
-    them, in a repository of any name. Ctrl-C ends it.
+    SOURCE may be a virtual checkpoint. The files are at http://HOST:PORT/NAME, and also where huggingface_hub looks for
+    them, in a repository of any name. Ctrl-C stops the server.
 
     \b
     Examples:
@@ -65,7 +65,8 @@ def serve(source: Checkpoint, *, host: str = "127.0.0.1", port: int = 0, **optio
                 shown.note(note)
             if CONFIG not in files:
                 shown.note(
-                    f"{CONFIG}, which from_pretrained needs, is not beside SOURCE. --like REF takes it from a model."
+                    f"{CONFIG}, which from_pretrained needs, is not next to SOURCE. Use --like REF to take it from a "
+                    "model."
                 )
         try:
             server.serve_forever()

@@ -11,13 +11,16 @@ class _Serving:
     """Options that only `serve` has."""
 
     host = Option(
-        TEXT, "Listen at this address; 0.0.0.0: at all that this machine has.", default="127.0.0.1", group=RUNNING
+        TEXT,
+        "The address to listen on; 0.0.0.0 means all addresses of this machine.",
+        default="127.0.0.1",
+        group=RUNNING,
     )
     port = Option(
         counted(0, 65535),
-        "Listen at this port.",
+        "The port to listen on.",
         metavar="N",
-        fallback="any that is free",
+        fallback="any free port",
         group=RUNNING,
         common=True,
     )

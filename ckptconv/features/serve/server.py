@@ -65,7 +65,7 @@ class Server(ThreadingHTTPServer):
             super().__init__((host, port), Handler)
         except (OSError, OverflowError) as error:
             why = reason(error) if isinstance(error, OSError) else str(error)
-            raise FailedError(f"{host}:{port} cannot be listened at: {why}.", "Give another --port.") from error
+            raise FailedError(f"{host}:{port} cannot be used to listen: {why}.", "Give another --port.") from error
 
     @property
     def url(self) -> str:
@@ -179,11 +179,11 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Transfer-Encoding") or any(size != "0" for size in sizes):
             self.close_connection = True  # a body would be taken for the next request
         if any(len(self.headers.get_all(name, [])) > 1 for name in ("Host", "Content-Length")):
-            self.send_error(400, "There are several of a header that a request has once")
+            self.send_error(400, "A header that must be unique occurs several times")
             return False
         if not self.server.is_own_name(self.headers.get("Host")):
             self.close_connection = True
-            self._refuse(421, "This server has another name.")
+            self._refuse(421, "The request names another host.")
             return False
         return True
 
@@ -252,7 +252,9 @@ class Handler(BaseHTTPRequestHandler):
                 self._send_json([self._entry(each, file) for each, file in files.items()])
             else:
                 # So that huggingface_hub can tell an absent file from an absent repository.
-                self._refuse(404, f"There is no file {name[:200]!r} here.", {"X-Error-Code": "EntryNotFound"})
+                self._refuse(
+                    404, f"There is not a file {name[:200]!r} on this server.", {"X-Error-Code": "EntryNotFound"}
+                )
         except CkptconvError as error:
             self._refuse(500, str(error))
         self.connection.settimeout(IDLE)

@@ -48,7 +48,7 @@ def weights(model: str, extra: Mapping[str, Any] | str | None = None) -> Iterato
         options = strict_json.object_of(strict_json.parse(extra), "it") if isinstance(extra, str) else dict(extra or {})
         path = options.pop(_CHECKPOINT, model)
     except (ValueError, TypeError, AttributeError):
-        raise UsageError(f"model_loader_extra_config is {brief(extra)}, where a JSON object was expected.") from None
+        raise UsageError(f"model_loader_extra_config is {brief(extra)}, but a JSON object was expected.") from None
     with open_checkpoint(path, **options) as checkpoint:
         for name in checkpoint.offset_keys():
             yield name, checkpoint[name].torch()

@@ -37,14 +37,14 @@ def _world_size(place: Location) -> Any:
 
 LONE = (
     LoneKind(
-        "is of one of several ranks of a step of torch_checkpointing.",
-        "Name the step's directory: {}.",
+        "belongs to one of several ranks of a torch_checkpointing step.",
+        "Give the directory of the step: {}.",
         _of_step,
         is_written=True,
     ),
     LoneKind(
-        "is called what torch_checkpointing calls the part of a rank, and no description is beside it.",
-        "If it is one, give the step's directory.",
+        "is named like a rank's file of torch_checkpointing, but no description is next to it.",
+        "If it is one, give the directory of the step.",
         lambda file: matching(_LIKE_ITEM, file.place.name) is not None,
         refused=False,
     ),

@@ -23,7 +23,7 @@ from ckptconv.storage import LOCAL_SIGNATURE
 from ckptconv.storage.location import Location
 
 FAMILY = model_files.TORCH
-GUESS = Guess(CERTAIN, "a step of torch_checkpointing", "pt2safetensors {}", also=("dcp",))
+GUESS = Guess(CERTAIN, "a torch_checkpointing step", "pt2safetensors {}", also=("dcp",))
 MANIFEST = "_integrity_manifest.json"
 # How an item is written.
 TORCH, SAFETENSORS, JSON, RAW = (f"{kind}Serialization" for kind in ("Torch", "Safetensors", "Json", "Raw"))
@@ -120,7 +120,8 @@ def check_finished(place: Location) -> None:
     """Raise CorruptError for a directory that a step is written to before it is complete."""
     if place.name.startswith(_UNFINISHED):
         raise CorruptError(
-            f"{place} was not finished: a step is called {_UNFINISHED}… until the files of all ranks are written.",
+            f"{place} was not finished: the directory of a step is called {_UNFINISHED}… until all ranks have written "
+            "their files.",
             "Take another step.",
         )
 

@@ -103,7 +103,7 @@ def read_metadata(data: bytes, where: str, directory: str) -> StepMetadata:
     """
     loaded = load(data, where=where)
     if loaded.end != len(data):
-        raise CorruptError(f"{where} goes on after its pickle ends.")
+        raise CorruptError(f"{where} has data after the end of its pickle.")
     return _Reading(where, directory).read(loaded.value)
 
 
@@ -117,14 +117,15 @@ class _Reading:
     _strided: bool = False
 
     def _corrupt(self, reason: str) -> CorruptError:
-        return damaged(f"{self.where} is no sound metadata of a step: {reason}.")
+        return damaged(f"{self.where} is not valid metadata of a step: {reason}.")
 
     def read(self, root: Any) -> StepMetadata:
         root = self._dict(root, "it")
         version = root.get("version", "1.0")
         if version not in _VERSIONS:
             raise UnsupportedError(
-                f"{self.where} is of version {brief(version)}; {' and '.join(_VERSIONS)} of this format are known."
+                f"{self.where} is of version {brief(version)}; only {' and '.join(_VERSIONS)} of this format are "
+                "supported."
             )
         world = root.get("world_size")
         if type(world) is not int or not 0 < world <= MAX_RANKS:
@@ -151,7 +152,7 @@ class _Reading:
         for text, groups in metadata.items():
             path = self._path(text)
             if not path or type(path[0]) is not str:
-                raise self._corrupt(f"{brief(text)} is the path of no item")
+                raise self._corrupt(f"{brief(text)} is not the path of an item")
             name = path[0]
             if name not in found.items:
                 self._item(name)
@@ -163,7 +164,7 @@ class _Reading:
 
     def _dict(self, value: Any, what: str) -> dict[Any, Any]:
         if type(value) is not dict:
-            raise self._corrupt(f"{what} is no dict")
+            raise self._corrupt(f"{what} is not a dict")
         return value
 
     def _item(self, name: Any) -> str:
@@ -178,9 +179,9 @@ class _Reading:
         except ValueError:
             path = None
         if type(path) is not list or any(type(step) not in (str, int) for step in path):
-            raise self._corrupt(f"{brief(text)} is no path")
+            raise self._corrupt(f"{brief(text)} is not a path")
         if len(path) > MAX_DEPTH:
-            raise LimitError(f"{self.where} has a path of {len(path)} steps; at most {MAX_DEPTH} are followed.")
+            raise LimitError(f"{self.where} has a path of {len(path)} steps; at most {MAX_DEPTH} are supported.")
         return tuple(path)
 
     # ---------------------------------------------------------------------------------------------------------- files
@@ -193,7 +194,7 @@ class _Reading:
                 raise self._corrupt(f"the files of {named(name)} are of rank {brief(rank)}")
             files[number] = None if layout is None else self._held(layout)
         if files.keys() != set(range(world)):
-            raise self._corrupt(f"it is of {world} ranks, and tells the files of {named(name)} of {len(files)} ranks")
+            raise self._corrupt(f"it is of {world} ranks, but lists the files of {named(name)} of {len(files)} ranks")
         return files
 
     def _held(self, layout: Any) -> Held:
@@ -239,7 +240,7 @@ class _Reading:
             held |= ranks
             own.append((ranks, self._geometry(what, self._dict(group.get("sharding_metadata"), what))))
         if len({(one.shape, one.dtype) for _, one in own}) > 1:
-            raise self._corrupt(f"it gives {what} two shapes or dtypes")
+            raise self._corrupt(f"it gives {what} two different shapes or dtypes")
         item.tensors[at], item.ways[at] = own, path
 
     def _of_ranks(self, what: str, told: Any, world: int) -> frozenset[int]:
@@ -253,12 +254,14 @@ class _Reading:
     def _geometry(self, what: str, told: Mapping[Any, Any]) -> Geometry:
         reader = _GEOMETRIES.get(str(told.get("type")))
         if reader is None:
-            raise UnsupportedError(f"{self.where}: {what} is placed as {brief(told.get('type'))}, which is not known.")
+            raise UnsupportedError(
+                f"{self.where}: {what} has the placement {brief(told.get('type'))}, which is not known."
+            )
         return reader(self, what, self._dict(told.get("data"), what))
 
     def _counts(self, what: str, value: Any) -> Shape:
         if not isinstance(value, (tuple, list)) or len(value) > MAX_DIMS:
-            raise self._corrupt(f"{what} has a shape that is none")
+            raise self._corrupt(f"{what} has an invalid shape")
         if any(type(count) is not int or not 0 <= count < MAX_BYTES for count in value) or (
             math.prod(value) >= MAX_BYTES
         ):
@@ -289,9 +292,9 @@ class _Reading:
         if kind == "Replicate":
             return None
         if kind not in ("Shard", "StridedShard"):
-            raise UnsupportedError(f"{self.where}: {what} is placed as {brief(kind)}, which is not known.")
+            raise UnsupportedError(f"{self.where}: {what} has the placement {brief(kind)}, which is not known.")
         if type(dim) is not int or not 0 <= dim < len(shape):
-            raise self._corrupt(f"{what} is sharded along dimension {brief(dim)}, and has {len(shape)} dimensions")
+            raise self._corrupt(f"{what} is sharded along dimension {brief(dim)}, but has {len(shape)} dimensions")
         if type(factor) is not int or not 1 <= factor <= MAX_FACTOR:
             raise self._corrupt(f"{what} has a strided placement with the split factor {brief(factor)}")
         self._strided = self._strided or kind == "StridedShard"
@@ -304,9 +307,9 @@ class _Reading:
         shape, ranks, names = told.get("mesh_shape"), told.get("mesh_data"), told.get("mesh_dim_names")
         shape = self._counts(what, shape)
         if not isinstance(ranks, (tuple, list)) or not 0 < len(ranks) == math.prod(shape) <= MAX_RANKS:
-            raise self._corrupt(f"{what} is on a mesh of {list(shape)} that does not list as many ranks")
+            raise self._corrupt(f"{what} is on a mesh of {list(shape)} that lists another number of ranks")
         if any(type(rank) is not int or rank < 0 for rank in ranks) or len(set(ranks)) != len(ranks):
-            raise self._corrupt(f"{what} is on a mesh that lists no ranks, or one twice")
+            raise self._corrupt(f"{what} is on a mesh that lists no ranks, or a rank twice")
         dims = names if isinstance(names, (tuple, list)) and len(names) == len(shape) else ()
         mesh = Mesh(tuple(ranks), shape, tuple(map(str, dims)))
         return self._meshes.setdefault(id(told), self._layouts.setdefault(mesh, mesh))
@@ -315,14 +318,16 @@ class _Reading:
         shape = self._counts(what, data.get("global_shape"))
         lists = [each for key in _BOXES if isinstance(each := data.get(key), (tuple, list))]
         if len(lists) != len(_BOXES) or len(set(map(len, lists))) != 1:
-            raise self._corrupt(f"{what} has not as many offsets as sizes of its shards")
+            raise self._corrupt(f"{what} has a different number of offsets and sizes of shards")
         boxes = tuple(HeldBox(*(self._counts(what, each) for each in box)) for box in zip(*lists, strict=True))
         for box in boxes:
             if not len(box.offsets) == len(box.inside) == len(box.sizes) == len(shape):
-                raise self._corrupt(f"{what} has a shard of {len(box.sizes)} dimensions, and is of {len(shape)}")
+                raise self._corrupt(
+                    f"{what} has a shard of {len(box.sizes)} dimensions, but the tensor has {len(shape)}"
+                )
             if any(at + size > most for at, size, most in zip(box.offsets, box.sizes, shape, strict=True)):
                 raise self._corrupt(
-                    f"{what} is of {list(shape)}, and its shard of {list(box.sizes)} at {list(box.offsets)} reaches "
+                    f"{what} is of {list(shape)}, and its shard of {list(box.sizes)} at {list(box.offsets)} extends "
                     "beyond it"
                 )
         return Rectangles(shape, boxes, self._dtype(what, data.get("dtype")))

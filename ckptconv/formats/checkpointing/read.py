@@ -148,7 +148,7 @@ class _Step:
         with self.directory.join(name).open_reader() as reader:
             file = reader.file
             if file.size > most:
-                raise CorruptError(f"{file.path} has {file.size} bytes; at most {most} are read.")
+                raise CorruptError(f"{file.path} has {file.size} bytes; at most {most} are supported.")
             data = reader.read_at(0, file.size)
         check_content(file.path, data, self.files.account.digests)
         self.files.account.bytes_read += len(data)
@@ -244,7 +244,7 @@ class _Step:
                 found, told = divided(file.value, reader, prefix)
                 if reader.said not in (None, rank):
                     raise CorruptError(
-                        f"{places[name]} is named for rank {rank}, and says that it is of {reader.said}."
+                        f"{places[name]} is named for rank {rank}, but says that it belongs to {reader.said}."
                     )
                 self.files.account.add(file, one.path)
                 meshes.update(reader.meshes)
@@ -258,10 +258,10 @@ class _Step:
                 meshes.update((piece.layout.mesh, None) for piece in found.values() if isinstance(piece, RankPart))
             elif one.kind == SAFETENSORS and self.world > 1:
                 raise UnsupportedError(
-                    f"{places[name]} holds the parts of {len(found)} tensors that rank {rank} has, and there is no "
-                    f"{STEP_METADATA} that tells which parts these are.",
-                    f"Copy {STEP_METADATA} too: a step that was saved without a resharder has none, and nobody can "
-                    "join it.",
+                    f"{places[name]} holds the parts of {len(found)} tensors that rank {rank} has, but there is no "
+                    f"{STEP_METADATA} that says where these parts belong.",
+                    f"Copy {STEP_METADATA} too: a step that was saved without a resharder has none, and cannot be "
+                    "joined.",
                 )
             pieces.update(found)
             (alone if self.items[name].shared else values).update(told)
@@ -295,7 +295,7 @@ class _Step:
         for path, way in own.ways.items() if own else ():
             if paths.setdefault(names_of.dotted(path), way) != way:
                 raise CorruptError(
-                    f"{place}: two of the tensors of {named(name)} are stored as {named(names_of.dotted(path))}."
+                    f"{place}: two tensors of {named(name)} are stored as {named(names_of.dotted(path))}."
                 )
         found: dict[Path, Piece] = {}
         for stored_name, stored in header.tensors.items():
@@ -334,7 +334,9 @@ class _Step:
                 if staged and self._of_stage(path, piece, own):
                     placed[path] = piece
                     continue
-                raise other_save(f"{where} has {named(names_of.dotted(path))}, of which {STEP_METADATA} knows nothing.")
+                raise other_save(
+                    f"{where} has {named(names_of.dotted(path))}, which {STEP_METADATA} does not describe."
+                )
             expected.discard(at)
             if isinstance(geometry, Rectangles) and path not in self._boxes:
                 every = (one.boxes for _, one in own.tensors[at] if isinstance(one, Rectangles))
@@ -342,7 +344,7 @@ class _Step:
             placed[path] = self._described(where, path, rank, piece, geometry)
         if expected:
             lost = names_of.dotted((name, *min(expected)))
-            raise other_save(f"{where} lacks {named(lost)}, which it has by {STEP_METADATA}.")
+            raise other_save(f"{where} lacks {named(lost)}, which {STEP_METADATA} describes.")
         return placed
 
     def _of_stage(self, path: Path, piece: Piece, own: DescribedItem) -> bool:
@@ -398,9 +400,9 @@ class _Step:
         dims = [cut.dim for cut, ranks in own if cut and ranks > 1]
         if len(set(dims)) < len(dims) and not (self.described and self.described.knows_strides):
             raise UnsupportedError(
-                f"{where}: {named(name)} is cut along one dimension by {len(dims)} dimensions of its mesh, and "
-                f"{STEP_METADATA} does not tell in which order: torch_checkpointing 0.1.0 left that out.",
-                "Save it with a later release, or as torch.save writes it, which tells.",
+                f"{where}: {named(name)} is cut along one dimension by {len(dims)} dimensions of its mesh, but "
+                f"{STEP_METADATA} does not say in which order: torch_checkpointing 0.1.0 did not record it.",
+                "Save it with a later release, or with torch.save, which record the order.",
             )
 
     @staticmethod
@@ -452,24 +454,26 @@ class _Step:
             for told, own in ((notes, [name for name in left if name not in odd]), (warnings, odd)):
                 if own:
                     how = THEIR_STATES_ARE_CONVERTED if set(own) & set(states) else ""
+                    these = "it" if len(own) == 1 else "the first"
                     told.append(
-                        f"Beside the model there is: {some(own)}; {how}--key {own[0]} such a part, --key . everything."
+                        f"Not converted: {some(own)}. Use {how}--key {own[0]} for {these}, or --key . for everything."
                     )
         missing = sorted(ranks.expected - ranks.files.keys())
         if missing:
             warnings.append(
-                f"The files of ranks {some(missing, form=str)} are not there; the other ranks' files hold the same."
+                f"The files of ranks {some(missing, form=str)} are missing; the files of the other ranks hold the same "
+                "data."
             )
         differing = [each for each in ranks.differing if wanted.key or each in chosen]
         if differing:
             warnings.append(
-                f"Values that are no tensors differ between the ranks, and are those of rank {min(ranks.files)}: "
+                f"Values other than tensors differ between the ranks. They were taken from rank {min(ranks.files)}: "
                 f"{some([names_of.dotted(each) for each in differing])}."
             )
         if self.undescribed:
             warnings.append(
-                f"{STEP_METADATA} describes no plain tensor that rank 0 has not. Taken whole from the ranks that have "
-                f"them: {some([*dict.fromkeys(self.undescribed)])}."
+                f"{STEP_METADATA} does not describe plain tensors that rank 0 lacks. These were taken whole from other "
+                f"ranks: {some([*dict.fromkeys(self.undescribed)])}."
             )
         if self.large:
             warnings.append(f"Left out: {some(self.large)}, of more than {format_size(MAX_VALUE)}.")

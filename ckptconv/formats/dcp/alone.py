@@ -17,8 +17,8 @@ def _of_megatron_core(file: LoneFile) -> bool:
 
 LONE = (
     LoneKind(
-        "is the part of a checkpoint of Megatron-core that is no tensors.",
-        "Name the directory: ckptconv dcp2safetensors {} OUTPUT",
+        "is the part of a Megatron-core checkpoint without tensors.",
+        "Give the directory: ckptconv dcp2safetensors {} OUTPUT",
         _of_megatron_core,
     ),
 )

@@ -61,7 +61,7 @@ class _Ends(Reader):
         start = self.file.size - len(self._tail)
         if offset >= start and offset + length <= self.file.size:
             return self._tail[offset - start : offset - start + length]
-        raise UnsupportedError(f"{self.file.path} has more than a tensor in it, and is compressed.")
+        raise UnsupportedError(f"{self.file.path} holds more than one tensor, and is compressed.")
 
 
 @dataclass
@@ -90,8 +90,8 @@ class Entries:
             self.files[place.name] = file
             if place.offset + place.length > file.size:
                 raise damaged(
-                    f"{file.path} has {file.size} bytes, and an entry of {place.length} bytes is said to begin at byte "
-                    f"{place.offset}: it was cut short, or is of another save."
+                    f"{file.path} has {file.size} bytes, but the metadata describes an entry of {place.length} bytes "
+                    f"at byte {place.offset}: the file was cut short, or belongs to another save."
                 )
 
     def _look(self, name: str) -> File | None:
@@ -201,7 +201,7 @@ class Entries:
             read = self._read(archive, start, size)
             if not isinstance(read.value, LazyTensor):
                 kind = type(read.value).__name__
-                raise CorruptError(f"{where()} holds a value of type {kind}, where a tensor was expected.")
+                raise CorruptError(f"{where()} holds a value of type {kind}, but a tensor was expected.")
             found = untagged(read.value)
             if isinstance(found, Stored) and len(read.records) == 1:
                 self._patterns.learn(archive, start, size, found, read.records[0])
@@ -225,7 +225,7 @@ class Entries:
             return reader, place.offset, place.length
         if place.transforms != ZSTD:
             raise UnsupportedError(
-                f"{reader.file.path}: entries are packed by {', '.join(place.transforms)[:200]}, which is not known."
+                f"{reader.file.path}: entries use the unknown transform {', '.join(place.transforms)[:200]}."
             )
         packed = Packed(reader.file, place.offset, place.length, None, "zstandard")
         file = File(f"{reader.file.path} (entry at byte {place.offset})", 0, reader.file.stamp, packed)
@@ -262,8 +262,8 @@ class Entries:
             head = reader.read_at(place.offset, min(16, reader.file.size - place.offset))
             if not model_files.looks_like_safetensors(head, reader.file.size - place.offset):
                 raise damaged(
-                    f"{where()} is no archive of torch.save: at byte {place.offset} is {head!r}. The file is of "
-                    "another save, or damaged."
+                    f"{where()} is not an archive of torch.save: at byte {place.offset} is {head!r}. The file belongs "
+                    "to another save, or is damaged."
                 )
             header = safetensors.read_header(reader, place.offset)
             self._headers[key] = {
@@ -277,21 +277,21 @@ class Entries:
         assert isinstance(stored, Stored)
         if found.offsets != chunk.offsets:
             raise CorruptError(
-                f"{where()} is not there: the only one of that name begins at {list(found.offsets)}. torch has kept "
-                "the last of several chunks that a rank had, and lost the others.",
+                f"{where()} is missing: the only chunk of that name begins at {list(found.offsets)}. When a rank has "
+                "several chunks of a tensor, torch saves only the last one.",
                 "Save it again, in the default format.",
             )
         _agree(where, (stored.dtype, stored.shape), (tensor.dtype, chunk.sizes))
         if place.length != stored.nbytes:
-            raise CorruptError(f"{where()} has {stored.nbytes} bytes, and the metadata says {place.length}.")
+            raise CorruptError(f"{where()} has {stored.nbytes} bytes, but the metadata says {place.length}.")
         return stored
 
 
 def _agree(where: Callable[[], str], found: tuple[Any, Shape], said: tuple[Any, Shape]) -> None:
     if found != said:
         raise CorruptError(
-            f"{where()} is {found[0]} of shape {list(found[1])}, and the metadata says {said[0]} of shape "
-            f"{list(said[1])}: the file is of another save, or damaged."
+            f"{where()} is {found[0]} of shape {list(found[1])}, but the metadata says {said[0]} of shape "
+            f"{list(said[1])}: the file belongs to another save, or is damaged."
         )
 
 
@@ -311,7 +311,7 @@ def _check_packed(archive: Reader, records: Records) -> None:
     parts.append((at, len(rest), zlib.crc32(rest)))
     assert archive.file.packed is not None
     if combine(part for part in parts if part[1]) != archive.file.packed.crc:
-        raise damaged(f"{archive.file.path}: the checksum of its tensor is wrong: it has changed.")
+        raise damaged(f"{archive.file.path}: the checksum of its tensor is wrong: the tensor has changed.")
 
 
 def offsets_of(
@@ -323,7 +323,7 @@ def offsets_of(
     except ValueError:
         info = None
     if type(info) is not dict:
-        raise CorruptError(f"{where}: its {SHARDING} is no JSON object.")
+        raise CorruptError(f"{where}: its {SHARDING} is not a JSON object.")
     found = {}
     for name, stored in tensors.items():
         entry = info.get(name)
@@ -333,7 +333,7 @@ def offsets_of(
             or len(offsets) != len(stored.shape)
             or any(type(offset) is not int or not 0 <= offset < 1 << 62 for offset in offsets)
         ):
-            raise CorruptError(f"{where}: its {SHARDING} does not say where {named(name)} begins.")
+            raise CorruptError(f"{where}: its {SHARDING} does not give the offset of {named(name)}.")
         found[name] = tuple(offsets), stored
     return found
 

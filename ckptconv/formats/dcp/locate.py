@@ -41,8 +41,8 @@ def sniff(probe: Probe) -> Guess | None:
         # An index is JSON: do not read it.
         if not place.path.endswith(".index.json") and is_metadata(probe.head[0]):
             raise UsageError(
-                f"{place} is the {METADATA} of a checkpoint of torch.distributed.checkpoint, under another name.",
-                f"Rename it to {METADATA}, beside the {SUFFIX} files, and name the directory.",
+                f"{place} is a renamed {METADATA} of a checkpoint of torch.distributed.checkpoint.",
+                f"Rename it to {METADATA} in the directory of the {SUFFIX} files, and give that directory.",
             )
         return None
     is_expected = probe.expected == FAMILY
@@ -73,9 +73,9 @@ def directory_of(path: str) -> str:
     """
     if path.endswith(SUFFIX):
         raise UsageError(
-            f"{path} is a part of a checkpoint: archives of the tensors that one rank saved, one after the other. What "
-            f"they are and how they fit together is in the {METADATA} beside it.",
-            f"Name the directory: ckptconv dcp2safetensors {dirname(path)} OUTPUT",
+            f"{path} is one part of a checkpoint: the tensors that one rank saved. The {METADATA} in its directory "
+            "describes them.",
+            f"Give the directory: ckptconv dcp2safetensors {dirname(path)} OUTPUT",
         )
     return dirname(path)
 
@@ -93,8 +93,9 @@ def located(place: Location) -> runs.Located:
     found = locate(place) if place.kind == "directory" else None
     if found is None:
         raise UsageError(
-            f"{place} is no checkpoint of torch.distributed.checkpoint: it has neither {METADATA} nor {SUFFIX} files.",
-            "Name the directory that they are in.",
+            f"{place} is not a checkpoint of torch.distributed.checkpoint: it has neither {METADATA} nor {SUFFIX} "
+            "files.",
+            "Give the directory that contains them.",
         )
     return found
 

@@ -119,7 +119,9 @@ class Extra:
         objects = _Plain(self.left).take(beside)
         for key, found in ((_COMMON_KEY, self.common), (_OBJECTS_KEY, objects)):
             if key in held:
-                raise UnsupportedError(f"{self.where} has a tensor called {key!r}, where the record has other values.")
+                raise UnsupportedError(
+                    f"{self.where} has a tensor called {key!r}, but the record has other values under that name."
+                )
             if found:
                 held[key] = found
         return held, None if states is None else {**states, "state": own}, error
@@ -128,9 +130,11 @@ class Extra:
         """Return what a user should know of what was left out, and of weights that have no master."""
         found = []
         if self.left:
-            found.append(f"No plain data, and left out of the record: {some(self.left, form=str)}.")
+            found.append(f"Left out of the record, because they are not plain data: {some(self.left, form=str)}.")
         if self.without:
-            found.append(f"Without a master, and taken as they are stored: {some(self.without, form=named)}.")
+            found.append(
+                f"Taken as they are stored, because they have no fp32 master: {some(self.without, form=named)}."
+            )
         return found
 
 
@@ -161,7 +165,7 @@ def read_extra(place: Location, objects: Mapping[str, Any], digests: Mapping[str
         extra.is_object = True
     if has_common or extra.is_object:
         if type(common) not in (dict, OrderedDict):
-            raise CorruptError(f"{where} holds no dict, as Megatron-core writes it.")
+            raise CorruptError(f"{where} does not hold a dict, as Megatron-core writes it.")
         extra.common = _Plain(extra.left).take(common)
     return extra
 
@@ -171,7 +175,8 @@ def check_backend(place: Location) -> None:
     backend = backend_of(place)
     if backend not in ("", BACKEND):
         raise UnsupportedError(
-            f"{place.join(_CONFIG)} says that the tensors are stored by {backend[:100]!r}; only {BACKEND} is read.",
+            f"{place.join(_CONFIG)} says that the tensors are stored by {backend[:100]!r}; only {BACKEND} is "
+            "supported.",
             f"Load it in Megatron, and save it with --ckpt-format {BACKEND}.",
         )
 
@@ -278,10 +283,10 @@ def _without_names(names: Iterable[str], where: str) -> CkptconvError | None:
     if not buffers:
         return None
     return UnsupportedError(
-        f"{where}: the optimizer's states are in the buffers of a distributed optimizer, such as {named(buffers[0])}, "
-        "and nothing says which elements belong to which parameter.",
-        "Leave out --optimizer and --master to convert the weights. For the states, load it in Megatron and save it "
-        "with --dist-ckpt-optim-fully-reshardable, which stores them by parameter.",
+        f"{where}: the optimizer states are in the buffers of a distributed optimizer, such as {named(buffers[0])}, "
+        "without a record of which elements belong to which parameter.",
+        "Leave out --optimizer and --master to convert the weights. For the states, load the checkpoint in Megatron "
+        "and save it with --dist-ckpt-optim-fully-reshardable, which stores them by parameter.",
     )
 
 
@@ -339,7 +344,8 @@ def _shaped(state: LazyTensor, shape: Shape, what: str) -> LazyTensor:
         or math.prod(grid) > _MOST_SHARDS
     ):
         raise CorruptError(
-            f"{what} has the shape {list(state.shape)}, and its parameter {list(shape)}: they are of different saves."
+            f"{what} has the shape {list(state.shape)}, but its parameter {list(shape)}: they come from different "
+            "saves."
         )
     sizes = tuple(extent // parts for parts, extent in zip(grid, shape, strict=True))
     rows = View(state, state.dtype, (math.prod(grid), length))
@@ -366,7 +372,7 @@ def _masters(weights: Mapping[str, LazyTensor], states: Mapping[str, Any], where
             continue
         if (master.dtype.name, master.shape) != ("float32", weight.shape):
             raise CorruptError(
-                f"{where}: the master of {named(name)} is {master.dtype} of shape {list(master.shape)}, and float32 of "
+                f"{where}: the master of {named(name)} is {master.dtype} of shape {list(master.shape)}, but float32 of "
                 f"shape {list(weight.shape)} was expected."
             )
         made[name] = master
@@ -407,7 +413,7 @@ def _unstacked(values: Mapping[str, Any], shapes: Mapping[str, Shape], where: st
         for layer in range(count):
             into = f"{stack}.{layer}.{rest}"
             if into in values:
-                raise CorruptError(f"{where} holds {named(name)} and {named(into)}, which is one layer of it.")
+                raise CorruptError(f"{where} holds both {named(name)} and {named(into)}, one layer of it.")
             made[into] = _layer(value, layer)
     return made
 

@@ -184,7 +184,7 @@ def _storage_info(_: Opaque | None, state: Any) -> Any:
 
 
 def _no_storage(_: Any) -> NoReturn:
-    raise MalformedError("has a persistent id, and nothing in it has data")
+    raise MalformedError("has a persistent id, although it holds no data")
 
 
 def vocabulary_of() -> Vocabulary:
@@ -239,7 +239,7 @@ def read_description(pickles: Iterable[tuple[str, bytes]], *, of_ranks: bool) ->
     for name, path in found.paths.items():
         other = leading.setdefault(path, name)
         if other != name:
-            raise CorruptError(f"{where}: {named(name)} and {named(other)} lead to the same place in the state dict.")
+            raise CorruptError(f"{where}: {named(name)} and {named(other)} have the same path in the state dict.")
     return found
 
 
@@ -248,7 +248,9 @@ def _add(found: Description, loaded: Loaded, where: str, of_rank: bool) -> None:
     root = _state(loaded.value, where)
     entries, places = root.get("state_dict_metadata"), root.get("storage_data")
     if type(entries) is not dict or type(places) is not dict:
-        raise CorruptError(f"{where} is no metadata of a checkpoint: it lacks state_dict_metadata or storage_data.")
+        raise CorruptError(
+            f"{where} is not the metadata of a checkpoint: it lacks state_dict_metadata or storage_data."
+        )
     version = root.get("version")
     found.version = found.version or (version if type(version) is str else "")
     placed = _places(places, where)
@@ -264,7 +266,7 @@ def _add(found: Description, loaded: Loaded, where: str, of_rank: bool) -> None:
             kind = entry.name if type(entry) is Opaque else type(entry).__name__
             raise UnsupportedError(f"{where}: {named(name)} is a {kind[:_LONGEST_NAME]}, which is not known.")
     if placed:
-        raise CorruptError(f"{where} says where {some(placed, form=named)} are, and not what they are.")
+        raise CorruptError(f"{where} gives the location of {some(placed, form=named)}, but does not describe them.")
     paths = root.get("planner_data")
     if type(paths) is dict:
         for name, path in paths.items():
@@ -278,7 +280,7 @@ def _state(value: Any, where: str, name: str | None = None, what: str = "it") ->
         kind = value.name if type(value) is Opaque else type(value).__name__
         what = what if name is None else named(name)
         raise UnsupportedError(
-            f"{where}: {what} is a {kind[:_LONGEST_NAME]}, where the description of a checkpoint was expected."
+            f"{where}: {what} is a {kind[:_LONGEST_NAME]}, but the description of a checkpoint was expected."
         )
     return state
 
@@ -307,7 +309,7 @@ def _places(entries: Mapping[Any, Any], where: str) -> dict[str, dict[Shape | No
         own = found.setdefault(name, {})
         if offset in own:
             at = f" at {list(offset)}" if offset else ""
-            raise CorruptError(f"{where} says twice where the data of {named(name)}{at} is.")
+            raise CorruptError(f"{where} gives the location of the data of {named(name)}{at} twice.")
         own[offset] = place
     return found
 
@@ -327,7 +329,7 @@ def _add_tensor(
     layout = properties[1]
     if type(layout) is not TorchConstant or layout != TorchConstant("layout", "strided"):
         kind = layout.name if type(layout) is TorchConstant else type(layout).__name__
-        raise UnsupportedError(f"{where}: {named(name)} has the layout {kind}, and only strided ones are read.")
+        raise UnsupportedError(f"{where}: {named(name)} has the layout {kind}; only strided tensors are supported.")
     try:
         shape = _counts(state["size"], "sizes")
     except MalformedError as reason:
@@ -337,41 +339,44 @@ def _add_tensor(
         known = found.tensors[name] = SavedTensor(dtype, shape)
     elif (known.dtype, known.shape) != (dtype, shape):
         raise CorruptError(
-            f"{where} describes {named(name)} as {dtype} of shape {list(shape)}, and another rank as {known.dtype} of "
-            f"shape {list(known.shape)}: they are not of one save."
+            f"{where} describes {named(name)} as {dtype} of shape {list(shape)}, but another rank as {known.dtype} of "
+            f"shape {list(known.shape)}: they come from different saves."
         )
     if known.nbytes >= MAX_BYTES:
-        raise LimitError(f"{where}: {named(name)} is said to have {known.nbytes} bytes.")
+        raise LimitError(f"{where}: {named(name)} would have {known.nbytes} bytes.")
     if name in found.values:
-        raise CorruptError(f"{where} describes {named(name)} as a tensor, and another rank as a value.")
+        raise CorruptError(f"{where} describes {named(name)} as a tensor, but another rank as a value.")
     # Each rank that describes itself holds a copy of what is replicated.
     add = known.add_once if of_rank else known.chunks.append
     for box in boxes:
         if type(box) is not tuple or len(box) != 2:
-            raise UnsupportedError(f"{where}: a chunk of {named(name)} is of a kind that is not known.")
+            raise UnsupportedError(f"{where}: a chunk of {named(name)} has an unknown type.")
         offsets, sizes = box
         place = own.pop(offsets, None)
         if not len(offsets) == len(sizes) == len(shape):
             raise CorruptError(
-                f"{where}: {named(name)} has the shape {list(shape)}, and a chunk of {list(sizes)} at {list(offsets)}."
+                f"{where}: {named(name)} has the shape {list(shape)}, but a chunk of {list(sizes)} at {list(offsets)}."
             )
         if 0 in sizes:
             continue
         if place is None:
             raise CorruptError(
-                f"{where} does not say where the data of {named(name)} at {list(offsets)} is, or has two such chunks."
+                f"{where} does not give the location of the data of {named(name)} at {list(offsets)}, or has two such "
+                "chunks."
             )
         add(Chunk(offsets, sizes, place))
     if own:
         offset = next(iter(own))
-        raise CorruptError(f"{where} has data of {named(name)} at {list(offset or ())}, where it has no chunk.")
+        raise CorruptError(f"{where} has data of {named(name)} at {list(offset or ())}, but no chunk there.")
 
 
 def _add_value(found: Description, name: str, own: dict[Shape | None, EntryPlace], where: str) -> None:
     if len(own) != 1:
-        raise CorruptError(f"{where} says {len(own)} times where the value {named(name)} is, and not once.")
+        raise CorruptError(
+            f"{where} says {len(own)} locations for the value {named(name)}, but exactly one is required."
+        )
     if name in found.tensors:
-        raise CorruptError(f"{where} describes {named(name)} as a value, and another rank as a tensor.")
+        raise CorruptError(f"{where} describes {named(name)} as a value, but another rank as a tensor.")
     found.values.setdefault(name, next(iter(own.values())))
 
 
@@ -387,7 +392,7 @@ def _checked_path(path: Any, where: str) -> Path:
     if type(path) is not tuple or not path or any(type(step) not in (str, int) for step in path):
         raise UnsupportedError(f"{where}: planner_data has a path that is not made of keys and positions.")
     if len(path) > MAX_DEPTH:
-        raise LimitError(f"{where}: planner_data has a path of {len(path)} steps; at most {MAX_DEPTH} are followed.")
+        raise LimitError(f"{where}: planner_data has a path of {len(path)} steps; at most {MAX_DEPTH} are supported.")
     return path
 
 

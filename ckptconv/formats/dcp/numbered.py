@@ -47,10 +47,11 @@ def pieces_error(
         return None
     names = [name for states in flat for name in states]
     return UnsupportedError(
-        f"{directory}: its optimizer numbers the parameters, and {some(names, most=2, form=named)} have the shape of "
-        "none of them: they are pieces that one rank had under FSDP, and the checkpoint has lost the others.",
+        f"{directory}: its optimizer numbers the parameters, and {some(names, most=2, form=named)} fit the shape of "
+        "none of them: they are the pieces of one FSDP rank, and the checkpoint does not contain the pieces of other "
+        "ranks.",
         "Save the states with FSDP.optim_state_dict, or get_optimizer_state_dict of torch.distributed.checkpoint. The "
-        "model can be converted without them.",
+        "weights can be converted without the states.",
     )
 
 

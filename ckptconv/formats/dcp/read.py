@@ -121,7 +121,7 @@ def _read(path: str, place: Located, wanted: Wanted) -> Source:
         notes += [*extra.notes(), *checkpoint.warnings]
         checkpoint.warnings.clear()
     if other and not wanted.states:
-        notes.append(f"Beside the model there is {other.directory}{STATES_ARE_CONVERTED}.")
+        notes.append(f"Not converted: {other.directory}{STATES_ARE_CONVERTED}.")
     return Source(
         format=MEGATRON if extra else checkpoint.format,
         family=FAMILY,
@@ -178,7 +178,10 @@ def _optimizer(
     except UnsupportedError as unnamed:
         if len(trees) > 1 or wanted.orders:
             return None, unnamed, [], {}
-        kept = f"The optimizer's numbers stay, as nothing tells the names of its parameters: {unnamed.message}"
+        kept = (
+            "The optimizer's states keep numbers instead of names, because the names of its parameters are not known: "
+            f"{unnamed.message}"
+        )
         return by_parameter([("", numbered[0])], parameters, checkpoint.directory), None, [kept], {}
     return states, None, by.notes, by.inputs
 
@@ -235,7 +238,8 @@ class _Left:
                 what = some(keys, form=lambda key: f"{named(key)} ({_counted(self.counts[key])})")
                 states = self.optimizers and not surprising
                 how = THEIR_STATES_ARE_CONVERTED if states else ""
-                told.append(f"Beside the model there is: {what}; {how}--key {keys[0]} such a part, --key . everything.")
+                these = "it" if len(keys) == 1 else "the first"
+                told.append(f"Not converted: {what}. Use {how}--key {keys[0]} for {these}, or --key . for everything.")
         return notes, warnings
 
 
@@ -301,12 +305,12 @@ class Described:
             if place.length > MAX_VALUE and (described.nested or place.transforms):
                 self.hidden[name] = None
                 size, most = format_size(place.length), format_size(MAX_VALUE)
-                self.warnings.append(f"Left out: {named(name)}, a value of {size}; at most {most} are read.")
+                self.warnings.append(f"Left out: {named(name)}, a value of {size}; at most {most} are supported.")
         opaque, mentioned = self.described.opaque, self.described.mentioned
         for name, found in self.entries.values({name: at for name, at in places.items() if name not in self.hidden}):
             if found is None:
                 self.hidden[name] = None
-                self.warnings.append(f"Left out: {named(name)}, which torch.save did not write.")
+                self.warnings.append(f"Left out: {named(name)}, which was not written by torch.save.")
                 continue
             mentioned.update(dict.fromkeys(map(str, found.globals)))
             if _is_plain(found.value):
@@ -317,8 +321,8 @@ class Described:
         tensors = [name for name, value in self.hidden.items() if value is not None]
         if tensors:
             self.warnings.append(
-                f"Tensors inside other values are left out unless --key names the value: those in "
-                f"{some(tensors, form=named)}, pickled as a whole."
+                f"Left out: the tensors inside {some(tensors, form=named)}, values that were pickled as a whole. --key "
+                "NAME converts such a value."
             )
 
     def tree(self, names: Iterable[str], *, hidden: bool = False, key: str = "") -> Any:
@@ -357,10 +361,10 @@ class Described:
         keys = list(self.hidden)
         key = next((key for key in MODEL_KEYS if key in keys), keys[0])
         return UnsupportedError(
-            f"{self.directory} has no tensors of its own, only values pickled as a whole, as a planner with "
-            f"flatten_state_dict=False saves them: {some(keys, form=named)}.",
-            f"--key {key} converts one of them; one rank saved it, so of a distributed tensor it has only that rank's "
-            "part.",
+            f"{self.directory} has no separate tensors, only values that were pickled as a whole (a planner with "
+            f"flatten_state_dict=False does that): {some(keys, form=named)}.",
+            f"--key {key} converts one of them. One rank saved it, so it has only that rank's part of a distributed "
+            "tensor.",
         )
 
     def parameters(self) -> set[str]:
@@ -384,7 +388,7 @@ class Described:
         }
         is_in_order = follows_modules(dict.fromkeys(called.values())) and all(map(_is_of_first, described.values()))
         own = [Order("the order of the checkpoint", list(called.values()))] if is_in_order else []
-        return Model(shapes, orders=wanted.orders or own, why="the checkpoint does not tell the order of its modules")
+        return Model(shapes, orders=wanted.orders or own, why="the checkpoint does not record the order of its modules")
 
     def weights(self) -> list[str]:
         """Return the names of the model's tensors as the checkpoint has them."""
@@ -457,7 +461,7 @@ def _not_described(directory: Location) -> CkptconvError:
         return type(other)(f"{directory} {other.message}", other.hint)
     if f"{METADATA}.tmp" in names:
         return CorruptError(
-            f"{directory} has {METADATA}.tmp and no {METADATA}, which is renamed last: the save was interrupted.",
+            f"{directory} has {METADATA}.tmp and no {METADATA}, which is written last: the save was interrupted.",
             "Take another checkpoint.",
         )
     parts = sum(name.endswith(SUFFIX) for name in names)
@@ -465,14 +469,14 @@ def _not_described(directory: Location) -> CkptconvError:
     renamed = next((name for name in likely if _describes(directory, names[name])), "")
     if renamed:
         return CorruptError(
-            f"{directory} has {parts} {SUFFIX} files and no {METADATA}, which says what is in them; {renamed} is one, "
-            "under another name.",
+            f"{directory} has {parts} {SUFFIX} files and no {METADATA}, which describes them; {renamed} is a renamed "
+            "one.",
             f"Rename it to {METADATA}.",
         )
     return CorruptError(
-        f"{directory} has {parts} {SUFFIX} files and no {METADATA}, without which nobody can tell what is in them: it "
-        "was not copied, or the save was interrupted.",
-        f"Copy {METADATA} too: its name begins with a dot, and a pattern such as * leaves it out.",
+        f"{directory} has {parts} {SUFFIX} files and no {METADATA}, which describes them: it was not copied, or the "
+        "save was interrupted.",
+        f"Copy {METADATA} too: its name begins with a dot, so a pattern such as * does not match it.",
     )
 
 
@@ -487,7 +491,7 @@ def _pickles(
         missing = [rank for rank in range(max(ranks) + 1) if rank not in ranks]
         if missing:
             raise CorruptError(
-                f"{directory} lacks {len(missing)} of the files that describe it: __{missing[0]}.metadata, for one.",
+                f"{directory} lacks {len(missing)} of the files that describe it, such as __{missing[0]}.metadata.",
                 "Copy the files of all ranks to one place.",
             )
     for name in wanted:
@@ -502,7 +506,7 @@ def _whole_file(place: Location, most: int, entries: Entries, inputs: dict[str, 
     with place.open_reader() as reader:
         size = reader.file.size
         if size > most:
-            raise CorruptError(f"{reader.file.path} has {size} bytes; at most {most} are read.")
+            raise CorruptError(f"{reader.file.path} has {size} bytes; at most {most} are supported.")
         data = reader.read_at(0, size)
     entries.bytes_read += size
     inputs[place.name] = Input(reader.file, (size, zlib.crc32(data)))
@@ -532,7 +536,7 @@ def _read_shards(directory: Location, entries: Entries, inputs: dict[str, Any]) 
         for found, (offsets, stored) in offsets_of(header.tensors, header.metadata, place.path).items():
             saved = described.tensors.setdefault(found, SavedTensor(stored.dtype, (0,) * len(offsets)))
             if saved.dtype != stored.dtype or len(saved.shape) != len(offsets):
-                raise CorruptError(f"{place}: {named(found)} is of another kind than in the other shards.")
+                raise CorruptError(f"{place}: {named(found)} has another type than in the other shards.")
             ends = (offset + size for offset, size in zip(offsets, stored.shape, strict=True))
             saved.shape = tuple(map(max, saved.shape, ends))
             if stored.numel:

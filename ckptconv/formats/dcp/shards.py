@@ -10,8 +10,8 @@ from ckptconv.formats.dcp.locate import SHARD, SHARDING
 
 LONE = (
     LoneKind(
-        "is a rank's shard of torch.distributed.checkpoint's HuggingFaceStorageWriter: pieces of tensors.",
-        "Name the directory: ckptconv dcp2safetensors {} OUTPUT",
+        "is a rank's shard, with pieces of tensors, of torch.distributed.checkpoint's HuggingFaceStorageWriter.",
+        "Give the directory: ckptconv dcp2safetensors {} OUTPUT",
         lambda file: SHARDING in file.metadata or matching(SHARD, file.place.name) is not None,
         is_written=True,
     ),

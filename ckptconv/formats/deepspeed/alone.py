@@ -76,27 +76,27 @@ def _of_universal_optimizer(file: LoneFile) -> bool:
 
 LONE = (
     LoneKind(
-        "is of one rank, stage, layer or expert of a DeepSpeed run.",
-        "Name the directory of the run, or of its tag: ckptconv zero-to-fp32 {} OUTPUT",
+        "belongs to one rank, stage, layer or expert of a DeepSpeed run.",
+        "Give the directory of the run, or of its tag: ckptconv zero-to-fp32 {} OUTPUT",
         _of_deepspeed,
     ),
     LoneKind(
-        "is the model file of a DeepSpeed run: its weights have the training's dtype, and the optimizer's, which go on "
-        "with the training, are in other files.",
-        "Those come with: ckptconv zero-to-fp32 {} OUTPUT",
+        "is the model file of a DeepSpeed run: it has the weights in the dtype of the training. The optimizer's fp32 "
+        "master weights are in other files.",
+        "For these, use: ckptconv zero-to-fp32 {} OUTPUT",
         _of_zero_1,
         refused=False,
     ),
     LoneKind(
-        "is of one parameter of a universal checkpoint.",
-        "Name the directory of all: ckptconv zero-to-fp32 {} OUTPUT",
+        "belongs to one parameter of a universal checkpoint.",
+        "Give the directory of the checkpoint: ckptconv zero-to-fp32 {} OUTPUT",
         _of_universal,
         up=3,
         lies=lambda place: place.parent.parent.name == ZERO,
     ),
     LoneKind(
-        "is of the optimizer of a universal checkpoint, without its parameters.",
-        "Name the directory of all: ckptconv zero-to-fp32 {} OUTPUT",
+        "holds the optimizer of a universal checkpoint, without its parameters.",
+        "Give the directory of the checkpoint: ckptconv zero-to-fp32 {} OUTPUT",
         _of_universal_optimizer,
         up=2,
         lies=lambda place: place.parent.name == ZERO,

@@ -99,7 +99,7 @@ def complete(
         if name in module:
             weights.buffers[name] = module[name]
         elif not saved or zero_layout.expert_of(name) is None:
-            raise CorruptError(f"{model.file.path}: the buffer {name!r} is named, and is not in module.")
+            raise CorruptError(f"{model.file.path}: the buffer {name!r} is listed, but is not in module.")
     # Tensors without elements have no address, so they all look tied to each other.
     weights.aliases = {
         alias: owner
@@ -143,7 +143,7 @@ def _check_layout(
 def _note_extras(weights: Weights, model: ModelFile) -> None:
     if model.extras:
         shown = ", ".join(model.extras[:5]) + (", …" if len(model.extras) > 5 else "")
-        weights.warnings.append(f"{model.file.path}: {len(model.extras)} entries of module are no tensors: {shown}.")
+        weights.warnings.append(f"{model.file.path}: {len(model.extras)} entries of module are not tensors: {shown}.")
 
 
 def _frozen_whole(model: ModelFile) -> dict[str, LazyTensor]:
@@ -225,7 +225,7 @@ def _add_experts(weights: Weights, model: ModelFile, saved: Mapping[str, LazyTen
             kind.setdefault(name, tensor)
         elif weights.trainable[name].shape != tensor.shape:
             raise CorruptError(
-                f"{weights.where}: {name!r} has the shape {list(weights.trainable[name].shape)} in the partitions, and "
+                f"{weights.where}: {name!r} has the shape {list(weights.trainable[name].shape)} in the partitions, but "
                 f"{list(tensor.shape)} in its expert file."
             )
     for name, held in parts.items():
@@ -240,8 +240,9 @@ def _add_experts(weights: Weights, model: ModelFile, saved: Mapping[str, LazyTen
             found = whole.shape[0] if whole is not None and whole.shape else 0
             if found != sum(map(len, layer.experts)):
                 raise CorruptError(
-                    f"{weights.where}: {name!r} holds {sum(map(len, layer.experts))} experts, and {found} are there.",
-                    "Copy the expert files (layer_*_expert_*_model_states.pt) beside the others.",
+                    f"{weights.where}: {name!r} holds {sum(map(len, layer.experts))} experts, but only {found} are "
+                    "present.",
+                    "Copy the expert files (layer_*_expert_*_model_states.pt) next to the others.",
                 )
     _check_experts(weights, saved)
 
@@ -258,17 +259,17 @@ def _check_experts(weights: Weights, saved: Mapping[str, LazyTensor]) -> None:
         lacking = [(rest, everything - numbers) for rest, numbers in parts.items() if numbers != everything]
         gaps = set(range(max(everything) + 1)) - everything
         if gaps:
-            raise CorruptError(f"{named} {len(everything)} are there, and number {min(gaps)} is not.")
+            raise CorruptError(f"{named} {len(everything)} are present, but number {min(gaps)} is missing.")
         if lacking:
             rest, numbers = lacking[0]
             raise CorruptError(
-                f"{named} number {min(numbers)} has no {rest.lstrip('.')}, which others have.",
-                "Frozen experts lie in the expert files (layer_*_expert_*_model_states.pt): copy them beside the "
+                f"{named} number {min(numbers)} has no {rest.lstrip('.')}, which other experts have.",
+                "Frozen experts are in the expert files (layer_*_expert_*_model_states.pt): copy them next to the "
                 "others.",
             )
         if saved and in_files.get(layer, set()) != everything:
             odd = ", ".join(map(str, sorted(everything - in_files.get(layer, set()))[:8]))
-            raise CorruptError(f"{named} the partitions hold {len(everything)}, and there is no expert file for {odd}.")
+            raise CorruptError(f"{named} the partitions hold {len(everything)}, but {odd} has no expert file.")
 
 
 def _check_aliases(weights: Weights, model: ModelFile) -> None:
@@ -286,10 +287,8 @@ def _check_aliases(weights: Weights, model: ModelFile) -> None:
                 if own_data is not None and not (weights.stage == 3 and _is_placeholder(own_data, model)):
                     weights.frozen[alias] = own_data
                 else:
-                    weights.warnings.append(
-                        f"{model.file.path}: {alias!r} is tied to {owner!r}, which was left out when this was saved."
-                    )
+                    weights.warnings.append(f"{model.file.path}: {alias!r} is tied to {owner!r}, which was not saved.")
                 continue
             raise CorruptError(
-                f"{model.file.path}: {alias!r} is tied to {owner!r}, which is nowhere in the checkpoint."
+                f"{model.file.path}: {alias!r} is tied to {owner!r}, which the checkpoint does not contain."
             )

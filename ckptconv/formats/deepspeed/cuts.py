@@ -112,8 +112,8 @@ def cut_flat(
     odd = [name for name in shapes if name not in fused and zero_layout.expert_of(name) is None]
     if odd and count < world:
         raise CorruptError(
-            f"{first.file.path}: group {group} is shared by {count} of {world} ranks, as only experts are, and "
-            f"{odd[0]!r} in it is none."
+            f"{first.file.path}: group {group} is shared by {count} of {world} ranks, as only experts can be, but "
+            f"{odd[0]!r} in it is not an expert."
         )
     copies = zero_layout.ranks_of_group(world, count, experts.data_first)
     padded: list[tuple[int, ...]] = []
@@ -187,11 +187,11 @@ def _check_ranks(
         if held not in (size, lean):
             raise CorruptError(
                 f"{optim.file.path}: its partition of group {group} has {held} elements and a padding of "
-                f"{brief(padding)}, and partitions of that group have {brief(size)}."
+                f"{brief(padding)}, but partitions of that group have {brief(size)}."
             )
         if held < size and any(other.masters[group].numel for other in optims[index + 1 :]):
             raise CorruptError(
-                f"{optim.file.path}: its partition of group {group} has {held} of {brief(size)} elements, and only the "
+                f"{optim.file.path}: its partition of group {group} has {held} of {brief(size)} elements, but only the "
                 "last partitions may be shorter."
             )
         _check_fragments(group, slices, index, size, size * len(optims) // world, optim)
@@ -236,7 +236,7 @@ def _check_fragments(
         for place in (said.get(name), walked.get(name))
     ]
     raise CorruptError(
-        f"{optim.file.path}: param_slice_mappings puts {name!r} of group {group} {texts[0]}, and the shapes put it "
+        f"{optim.file.path}: param_slice_mappings puts {name!r} of group {group} {texts[0]}, but the shapes put it "
         f"{texts[1]}."
     )
 

@@ -124,7 +124,7 @@ def locate(place: Location, tag: str) -> TagDirectory:
     if place.kind != "directory":
         if not is_rank_file(place.name):
             raise UsageError(
-                f"{place} is a file, and not one that DeepSpeed writes.", "Give the directory that holds `latest`."
+                f"{place} is a file, but not one that DeepSpeed writes.", "Give the directory that contains `latest`."
             )
         found = _locate_in(place.parent, tag)
         return found._replace(reason=found.reason or f"the directory of {place.name}")
@@ -135,8 +135,8 @@ def check_tag(path: str, tag: str) -> None:
     """Raise UsageError if `path` is not the directory of `tag`."""
     if tag not in ("", basename(path)):
         raise UsageError(
-            f"{path} is itself the directory of a tag, and --tag asks for {tag!r}.",
-            "Give the directory that holds the tags, or leave --tag out.",
+            f"{path} is itself the directory of a tag, but --tag asks for {tag!r}.",
+            "Give the directory that contains the tags, or leave out --tag.",
         )
 
 
@@ -152,19 +152,17 @@ def _locate_in(place: Location, tag: str) -> TagDirectory:
     if not tags and LATEST not in place.names:
         return _locate_below(place, tag)
     if tag:
-        raise UsageError(f"There is no tag {tag!r} with checkpoint files in {place}.", _offer(tag, tags))
+        raise UsageError(f"{place} has no tag {tag!r} with checkpoint files.", _offer(tag, tags))
     if LATEST not in place.names:
         raise UsageError(f"{place} has no file `latest` that says which tag to convert.", _offer("", tags))
     where = place.join(LATEST)
     named = where.read_text(MAX_TAG).strip()
     if not named:
-        raise CorruptError(
-            f"{where} is empty, where the name of a tag was expected: the save was interrupted.", _offer("", tags)
-        )
+        raise CorruptError(f"{where} is empty, but should name a tag: the save was interrupted.", _offer("", tags))
     check_inside(named, where.path, place.path, nested=False)
     if named not in tags:
         raise CorruptError(
-            f"{where} names the tag {named!r}, and there is no directory of that name with checkpoint files beside it.",
+            f"{where} names the tag {named!r}, but no directory of that name with checkpoint files is next to it.",
             _offer(named, tags),
         )
     return TagDirectory(place.child(named), "the tag that `latest` names", where.path)
@@ -179,7 +177,7 @@ def _locate_below(place: Location, tag: str) -> TagDirectory:
     with_tag = f" with the tag {tag!r}" if tag else ""
     if below:
         raise UsageError(
-            f"{place} holds {len(below)} checkpoints{with_tag}, and is none itself.",
+            f"{place} holds {len(below)} checkpoints{with_tag}, but is not a checkpoint itself.",
             f"Give one of them: {_shortened(below)}.",
         )
     raise UsageError(
@@ -206,17 +204,17 @@ def tags_in(place: Location) -> list[str]:
 
 def _check_tag(tag: str) -> None:
     if leads_out(tag) or "/" in tag or tag == ".":
-        raise UsageError(f"--tag names {tag!r}, which is not the name of a directory in the one that holds the tags.")
+        raise UsageError(f"--tag names {tag!r}, which is not a directory next to the tags.")
 
 
 def _offer(wanted: str, tags: list[str]) -> str:
     if not tags:
-        return "There are no tags there."
+        return "It contains no tags."
     import difflib
 
     close = difflib.get_close_matches(wanted, _numbered(tags), n=1)
     first = f"Did you mean {close[0]!r}? " if close else ""
-    return f"{first}There are: {_shortened(tags)} (choose one with --tag)."
+    return f"{first}The tags are {_shortened(tags)} (choose one with --tag)."
 
 
 def _shortened(names: list[str]) -> str:
@@ -260,7 +258,7 @@ def files_of(directory: Location, without: Collection[str] = ()) -> TagFiles:
             raise CorruptError(
                 f"{directory}: {basename(other.path)} ({format_size(other.size)}) and {name} "
                 f"({format_size(entry.file.size)}) are both {described(kind, rank)}.",
-                "Remove the one that belongs to another save.",
+                "Remove the file that belongs to another save.",
             )
         found[kind][rank] = entry.file
     kinds: dict[str, Any] = {_FIELDS[kind]: files for kind, files in found.items()}

@@ -25,7 +25,7 @@ from ckptconv.text import brief
 
 _T = TypeVar("_T")
 
-PER_RANK = "Convert each rank for itself with --per-rank."
+PER_RANK = "Convert each rank separately with --per-rank."
 
 
 def _unjoined(message: str) -> UnsupportedError:
@@ -87,7 +87,7 @@ def unite_stages(
                 rest.setdefault(name, tensor)
     missing = sorted(buffers - set(whole.buffers))
     if missing:
-        raise CorruptError(f"{whole.where}: the buffers {', '.join(missing[:5])} are named, and are in no layer file.")
+        raise CorruptError(f"{whole.where}: the buffers {', '.join(missing[:5])} are listed, but are in no layer file.")
     return whole
 
 
@@ -168,11 +168,11 @@ def _learn(tables: Sequence[Table[Any]], names: Sequence[str], where: str) -> No
         found = first_matches([table.patterns for table in asked], names) if asked else []
     except ExpressionError as error:
         wrong = brief(asked[error.at].patterns[error.number], 80)
-        raise CorruptError(f"{where}: {wrong} in universal_checkpoint_info is no pattern: {error}.") from None
+        raise CorruptError(f"{where}: {wrong} in universal_checkpoint_info is not a valid pattern: {error}.") from None
     except LimitsError:
         raise _unjoined(
-            f"{where}: patterns in universal_checkpoint_info cannot be used: they take too long to be matched with so "
-            "many names."
+            f"{where}: patterns in universal_checkpoint_info cannot be used: they take too long to match with so many "
+            "names."
         ) from None
     for table, first in zip(asked, found, strict=True):
         table.learn(names, first)
@@ -259,7 +259,7 @@ def read_patterns(info: Mapping[str, Any], names: Sequence[str], where: str) -> 
     widths = _dict(info, "sub_param_shard_widths", where)
     maps = _dict(info, "affine_map", where)
     if maps and maps.get("version", 1) != 1:
-        raise _unjoined(f"{where}: the affine_map in it is of a version that is not known.")
+        raise _unjoined(f"{where}: its affine_map has an unknown version.")
     found = Patterns(
         **tables,
         sub_parameters=Table(entry for part in parts for entry in _sub_parameters(part, widths, where)),
@@ -292,7 +292,9 @@ def _sub_parameters(part: Any, widths: Mapping[str, Any], where: str) -> Iterato
             held = None if held is None else tuple(tuple(map(int, each)) for each in held)
             yield str(pattern), SubParameters(whole, int(dim), sizes, held)
     except (TypeError, KeyError, IndexError, ValueError) as error:
-        raise CorruptError(f"{where}: parameter_with_sub_params holds {brief(part, 80)}, which is no shape.") from error
+        raise CorruptError(
+            f"{where}: parameter_with_sub_params holds {brief(part, 80)}, which is not a shape."
+        ) from error
 
 
 def merge_ranks(ranks: Sequence[Weights], patterns: Patterns) -> Weights:
@@ -398,7 +400,7 @@ class _Merger:
         patterns = self.patterns
         reason = patterns.unsupported.get(name)
         if reason is not None:
-            raise _unjoined(f"{self.where}: how {name!r} was cut cannot be told: {reason}.")
+            raise _unjoined(f"{self.where}: cannot determine how {name!r} was cut: {reason}.")
         try:
             placed = patterns.maps.get(name)
             if placed is not None:
@@ -421,7 +423,7 @@ class _Merger:
             return self.equal(name, slices)
         if patterns.averaged.get(name):
             raise _unjoined(
-                f"{self.where}: {name!r} is to be the average of its tensor-parallel ranks, which is not supported."
+                f"{self.where}: {name!r} should be the average of its tensor-parallel ranks, which is not supported."
             )
         if patterns.halves.get(name):
             return _interleave(slices, 0, [[part.shape[0] // 2 for part in slices]] * 2)
@@ -429,7 +431,7 @@ class _Merger:
         if sub is not None:
             return _join_sub_parameters(slices, sub)
         if not slices[0].shape:
-            raise ValueError("a single value cannot have been cut, and it is not said to be replicated")
+            raise ValueError("a single value cannot be cut, but it is not marked as replicated")
         return Concat(tuple(slices), 1 if patterns.rows.get(name) else 0)
 
     def _join_pieces(self, name: str, slices: Sequence[LazyTensor], placed: PieceMap) -> LazyTensor:
@@ -445,10 +447,10 @@ class _Merger:
             elif parts and piece[:2] == parts[-1][0][:2]:
                 self.equal(name, [parts[-1][1], tensor])
             else:
-                raise ValueError(f"its pieces meet at {end}, and one begins at {piece.start}")
+                raise ValueError(f"its pieces end at {end}, but the next begins at {piece.start}")
         joined = Concat(tuple(tensor for _, tensor in parts), placed.dim) if parts else slices[0]
         if joined.shape != placed.shape:
-            raise ValueError(f"its pieces make up {list(joined.shape)} of {list(placed.shape)}")
+            raise ValueError(f"its pieces fill only {list(joined.shape)} of {list(placed.shape)}")
         return joined
 
 
@@ -463,7 +465,7 @@ def _viewed(tensor: LazyTensor, shape: Shape) -> LazyTensor:
 def _join_sub_parameters(slices: Sequence[LazyTensor], sub: SubParameters) -> LazyTensor:
     ranks, dim, sizes = len(slices), sub.dim, sub.sizes
     if not 0 <= dim < len(sub.shape):
-        raise ValueError(f"there is no dimension {brief(dim)} of {brief(list(sub.shape))}")
+        raise ValueError(f"dimension {brief(dim)} of {brief(list(sub.shape))} does not exist")
     if isinstance(sizes, int):
         # Before DeepSpeed wrote tuples, an int was the size of one parameter, or the number of several equal ones.
         whole = sum(part.shape[dim] for part in slices) if len(slices[0].shape) > dim else sizes
@@ -477,9 +479,9 @@ def _join_sub_parameters(slices: Sequence[LazyTensor], sub: SubParameters) -> La
             raise ValueError(f"a sub-parameter of {brief(uneven[0])} cannot have been cut for {ranks} ranks")
         widths = tuple((size // ranks,) * ranks for size in sizes)
     if len(widths) != len(sizes) or any(len(each) != ranks or min(each) < 0 for each in widths):
-        raise ValueError("sub_param_shard_widths does not tell what every rank has of every sub-parameter")
+        raise ValueError("sub_param_shard_widths does not give the width of each sub-parameter on each rank")
     if any(sum(each) != size for each, size in zip(widths, sizes, strict=True)):
-        raise ValueError("sub_param_shard_widths does not make up the sub-parameters")
+        raise ValueError("sub_param_shard_widths does not add up to the sub-parameters")
     shape = list(sub.shape)
     shape[dim] = sum(sizes)
     open_dims = [index for index, size in enumerate(shape) if size < 0]

@@ -104,7 +104,7 @@ class _Opened:
             least, most = format_size(sizes[0]), format_size(sizes[-1])
             like = least if least == most else f"{least} to {most}"
             raise CorruptError(
-                f"{error.message} It has {format_size(file.size)}, and the files of the other ranks {like}.", error.hint
+                f"{error.message} It has {format_size(file.size)}, but the files of the other ranks {like}.", error.hint
             ) from error
 
 
@@ -175,9 +175,9 @@ def _grid(opened: _Opened) -> _Grid:
     files = opened.files
     if not files.model:
         raise CorruptError(
-            f"{files.directory} holds optimizer files and no *_model_states.pt: the names and shapes of the parameters "
+            f"{files.directory} holds optimizer files but no *_model_states.pt: the names and shapes of the parameters "
             "are missing.",
-            "Copy the model files beside them.",
+            "Copy the model files next to them.",
         )
     ranks = sorted({mp for _, mp in (*files.optim, *files.model)})
     model = opened.model(files.model[min(files.model)])
@@ -190,15 +190,15 @@ def _grid(opened: _Opened) -> _Grid:
     count = math.prod(degrees) if known else model.number("mp_world_size") or 0
     if missing := _missing(ranks, max(count, ranks[-1] + 1)):
         raise CorruptError(
-            f"{files.directory} lacks the files of model-parallel {_ranks_text(missing)}: there are those of "
-            f"{_ranks_text(ranks)}.",
-            "Copy the missing files beside them.",
+            f"{files.directory} lacks the files of model-parallel {_ranks_text(missing)}: only those of "
+            f"{_ranks_text(ranks)} are present.",
+            "Copy the missing files next to them.",
         )
     if 0 < count < len(ranks) and (known or not files.layers):
         raise CorruptError(
-            f"{model.file.path} says that there are {count} model-parallel ranks, and there are files of {len(ranks)}. "
-            f"Those of {_ranks_text(range(count, len(ranks)))} are left from another save.",
-            "Move them away.",
+            f"{model.file.path} says that there are {count} model-parallel ranks, but files of {len(ranks)} are "
+            f"present. Those of {_ranks_text(range(count, len(ranks)))} are left over from another save.",
+            "Move them to another directory.",
         )
     if known:
         return _Grid(degrees[0], degrees[1])
@@ -206,7 +206,7 @@ def _grid(opened: _Opened) -> _Grid:
     if len(ranks) % tensor:
         raise CorruptError(
             f"{files.directory} has files of {len(ranks)} model-parallel ranks, and layer files of {tensor} "
-            "tensor-parallel ranks, which do not divide them."
+            "tensor-parallel ranks, which is not a divisor."
         )
     return _Grid(len(ranks) // tensor, tensor)
 
@@ -219,17 +219,17 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
         raise CorruptError(f"{files.directory} lacks the model file of model-parallel rank {mp}.")
     if 0 not in own:
         raise CorruptError(
-            f"{files.directory} lacks the model file of rank 0, which alone has the buffers and ties that count: there "
-            f"are those of {_ranks_text(sorted(own))}.",
-            "Copy it beside the others.",
+            f"{files.directory} lacks the model file of rank 0, which alone has the valid buffers and ties: only those "
+            f"of {_ranks_text(sorted(own))} are present.",
+            "Copy it next to the others.",
         )
     model = opened.model(own[0])
     opened.reading.check_name(own[0])
     if model.module is None and not files.layers:
         raise CorruptError(
-            f"{model.file.path} holds no module, and there are no layer files (layer_*-model_states.pt), which a "
-            "pipeline has instead.",
-            "Copy them beside the others.",
+            f"{model.file.path} holds no module, and the layer files of a pipeline (layer_*-model_states.pt) are "
+            "missing.",
+            "Copy them next to the others.",
         )
     experts = [file for (_, _, rank), file in sorted(files.experts.items()) if rank == mp]
     saved = {
@@ -243,8 +243,8 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
         if not is_whole(model) or elsewhere:
             raise CorruptError(
                 f"{files.directory} lacks the *_optim_states.pt files of model-parallel rank {mp}, which hold the "
-                "master weights: there are only model files.",
-                "Copy them beside the others, if the save wrote any. " + _without_masters(model),
+                "master weights: only model files are present.",
+                "Copy them next to the others, if the save wrote any. " + _without_masters(model),
             )
         return _Part(model, [], whole(model, files.directory, saved))
     optims = _agree([opened.optim(file) for file in _in_order(files.directory, partitions)], model, opened.reading)
@@ -255,7 +255,7 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
             raise CorruptError(
                 f"{files.directory} lacks the model {_files_of_ranks(missing)}, which hold parts of the frozen "
                 "parameters.",
-                "Copy them beside the others, or leave the frozen parameters out with --exclude-frozen-parameters.",
+                "Copy them next to the others, or leave out the frozen parameters with --exclude-frozen-parameters.",
             )
         other = opened.model(own[dp])
         opened.reading.check_name(own[dp])
@@ -273,7 +273,7 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
                 opened.glance(own[dp])
         if missing := _missing(own, len(optims)):
             part.weights.warnings.append(
-                f"{files.directory} lacks the model {_files_of_ranks(missing)}. Nothing in the output depends on "
+                f"{files.directory} lacks the model {_files_of_ranks(missing)}. The output does not depend on "
                 f"{'them' if len(missing) > 1 else 'it'}."
             )
     return part
@@ -282,10 +282,11 @@ def _read_rank(opened: _Opened, grid: _Grid, mp: int) -> _Part:
 def _without_masters(model: ModelFile) -> str:
     """Say what a checkpoint without optimizer files still gives."""
     if model.module is not None:
-        return "A model file alone converts with pt2safetensors --key module."
+        return "Convert a model file alone with pt2safetensors --key module."
     return (
-        "Some releases write none for a pipeline in half precision without ZeRO: then the masters are lost. The layer "
-        "files (layer_*-model_states.pt) have the weights in half precision; each converts with pt2safetensors."
+        "Some releases write no optimizer files for a pipeline in half precision without ZeRO; then the master "
+        "weights are lost. The layer files (layer_*-model_states.pt) have the weights in half precision: convert each "
+        "with pt2safetensors."
     )
 
 
@@ -296,7 +297,7 @@ def _in_order(directory: str, partitions: Mapping[int, File]) -> list[File]:
         raise CorruptError(
             f"{directory} lacks the optimizer {_files_of_ranks(missing)}: there are {len(partitions)} files of up to "
             f"{format_size(sizes[-1])}, for {_ranks_text(sorted(partitions))}.",
-            "Copy the missing files beside them; the weights are spread over all ranks.",
+            "Copy the missing files next to them: each rank has a part of the weights.",
         )
     return [partitions[rank] for rank in sorted(partitions)]
 
@@ -327,10 +328,10 @@ def _agree(optims: list[OptimFile], model: ModelFile, reading: Reading) -> list[
             stale = optims[count:]
             sizes = ", ".join(f"{basename(o.file.path)}, {format_size(o.file.size)}" for o in stale[:3])
             raise CorruptError(
-                f"{first.file.path} ({format_size(first.file.size)}) says that {count} ranks share the weights, and "
-                f"there are files of {world}. Those of {_ranks_text(range(count, world))} are left from another save "
+                f"{first.file.path} ({format_size(first.file.size)}) says that {count} ranks share the weights, but "
+                f"files of {world} are present. Those of {_ranks_text(range(count, world))} are left from another save "
                 f"({sizes}{', …' if len(stale) > 3 else ''}).",
-                "Move them away.",
+                "Move them to another directory.",
             )
     if len(first.alignments) not in (0, len(first.masters)):
         raise CorruptError(
@@ -342,9 +343,9 @@ def _agree(optims: list[OptimFile], model: ModelFile, reading: Reading) -> list[
     if count > world:
         missing = range(world, count)
         raise CorruptError(
-            f"{first.file.path} says that {count} ranks share the weights, and there are files of {world}. The "
+            f"{first.file.path} says that {count} ranks share the weights, but files of {world} are present. The "
             f"{_files_of_ranks(missing)} {'are' if len(missing) > 1 else 'is'} missing.",
-            "Copy them beside the others.",
+            "Copy them next to the others.",
         )
     for optim in optims:
         reading.check_name(optim.file)
@@ -373,7 +374,7 @@ def _check_same(one: _Saved, first: _Saved, facts: Mapping[str, Callable[[_Saved
         if fact(one) != fact(first):
             raise CorruptError(
                 f"{one.file.path} has the {what} {fact(one)!s:.60}, and {basename(first.file.path)} has "
-                f"{fact(first)!s:.60}: they are not of one save."
+                f"{fact(first)!s:.60}: they come from different saves."
             )
 
 
@@ -392,8 +393,8 @@ def _check_distinct(optims: Sequence[OptimFile], reading: Reading) -> None:
         other = seen.setdefault((optim.file.size, content), optim)
         if other is not optim and not _is_uniform(largest, reading):
             raise CorruptError(
-                f"{optim.file.path} and {basename(other.file.path)} hold the very same partitions, and every rank "
-                "has its own: one is a copy of the other.",
+                f"{optim.file.path} and {basename(other.file.path)} hold identical partitions, but each rank has its "
+                "own: one file is a copy of the other.",
                 "Copy the right file there.",
             )
 
@@ -419,8 +420,8 @@ def _check_steps(optims: Sequence[OptimFile], model: ModelFile, reading: Reading
         if None not in (steps, taken[0]) and steps != taken[0]:
             raise CorruptError(
                 f"{path} was saved after {steps:g} steps, and {basename(optims[0].file.path)} after {taken[0]:g}: they "
-                "are not of one save.",
-                "Look for the file of the same save, or take another tag.",
+                "come from different saves.",
+                "Find the file of the same save, or use another tag.",
             )
 
 
@@ -460,9 +461,9 @@ def _unite(opened: _Opened, grid: _Grid, ranks: Sequence[int], parts: Mapping[in
     if not info:
         times = f"{grid.pipeline} pipeline stages × " if grid.pipeline > 1 else ""
         raise UnsupportedError(
-            f"{where} is tensor parallel: {times}{grid.tensor} ranks × {united[0].world} data-parallel. Nothing in it "
-            "tells how its parameters were cut (there is no universal_checkpoint_info).",
-            "Convert each rank for itself with --per-rank, or save with universal_checkpoint_info.",
+            f"{where} is tensor parallel: {times}{grid.tensor} ranks × {united[0].world} data-parallel. It does not "
+            "record how its parameters were cut (universal_checkpoint_info is missing).",
+            "Convert each rank separately with --per-rank, or save with universal_checkpoint_info.",
         )
     names = list(dict.fromkeys(name for weights in united for name in weights.names()))
     return model_parallel.merge_ranks(united, model_parallel.read_patterns(info, names, where))
@@ -492,4 +493,4 @@ def _facts(files: TagFiles, grid: _Grid, model: ModelFile, weights: Weights) -> 
 
 def _taken(location: Location, place: zero_files.TagDirectory) -> list[str]:
     is_other = place.directory.path != location.path
-    return [f"Took {place.directory}: {place.reason}."] if place.reason and is_other else []
+    return [f"Converted {place.directory}: {place.reason}."] if place.reason and is_other else []

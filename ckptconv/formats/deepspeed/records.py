@@ -48,12 +48,12 @@ class Fields:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
             kinds = kind if isinstance(kind, tuple) else (kind,)
             expected = " or ".join(each.__name__ for each in kinds)
-            raise CorruptError(f"{self.where}: {self._name(key)} is {_kind(value)}, where {expected} was expected.")
+            raise CorruptError(f"{self.where}: {self._name(key)} is {_kind(value)}, but {expected} was expected.")
         return value
 
     def fields(self, key: str) -> Fields:
         if key not in self.values:
-            raise CorruptError(f"{self.where}: {self._name(key)} is missing. It is not a file that DeepSpeed writes.")
+            raise CorruptError(f"{self.where}: {self._name(key)} is missing. DeepSpeed does not write such a file.")
         return Fields(self.values[key], self.where, self._name(key))
 
     def tensors(self, key: str) -> list[LazyTensor]:
@@ -286,7 +286,7 @@ class Reading:
         if not whole:
             raise CorruptError(
                 f"{file.path} is {'truncated' if file.size else 'empty'}: the save, or a copy of it, was interrupted.",
-                "Copy it again, or take another tag.",
+                "Copy it again, or use another tag.",
             )
 
     def tensors(self, file: File) -> dict[str, LazyTensor]:
@@ -301,7 +301,7 @@ class Reading:
         now, then = identity(basename(file.path)), identity(f"{stem}.pt")
         if now and then and now != then:
             raise CorruptError(
-                f"{file.path} was written as {stem}.pt: it is the file of {described(*then)}, in the place of that of "
+                f"{file.path} was written as {stem}.pt: it is the file of {described(*then)}, under the name of "
                 f"{described(*now)}.",
                 "Copy the right file there.",
             )
@@ -329,7 +329,7 @@ class Reading:
         if not flat and "single_partition_of_fp32_groups" not in fields.values:
             raise UnsupportedError(
                 f"{file.path} holds no fp32 partitions (neither fp32_flat_groups nor single_partition_of_fp32_groups).",
-                "It was not written by one of DeepSpeed's ZeRO optimizers.",
+                "It was not written by a ZeRO optimizer of DeepSpeed.",
             )
         states, hyper = _optimizer_states(fields, flat, len(masters))
         return OptimFile(
@@ -405,7 +405,7 @@ def _partition_counts(fields: Fields) -> list[int]:
     counts = fields.get("partition_count", (int, list), 0)
     counts = _sizes(fields, "partition_count", counts if isinstance(counts, list) else [counts])
     if max(counts, default=0) > MAX_RANKS:
-        raise CorruptError(f"{fields.where}: partition_count is {brief(max(counts))}, more ranks than there ever were.")
+        raise CorruptError(f"{fields.where}: partition_count is {brief(max(counts))}, more ranks than are plausible.")
     return counts
 
 

@@ -35,8 +35,8 @@ def find_shapes(
         # One list of all parameters. Since 0.5.0 it has the order of the groups, before that of the module.
         if release < (0, 5) and (first.stage != 3 or len(first.hyper) > 1):
             raise UnsupportedError(
-                f"{first.file.path} has {groups} groups of partitions, and its release of DeepSpeed, older than 0.5.0, "
-                "did not write which parameters are in which.",
+                f"{first.file.path} has {groups} groups of partitions, but its DeepSpeed release, older than 0.5.0, "
+                "did not record the parameters of each group.",
                 "Load the checkpoint with that release, and save the model's state dict.",
             )
         world, named = len(optims), list(shapes[0].items())
@@ -53,11 +53,11 @@ def find_shapes(
             return [dict(named[each.start : each.stop]) for each in ranges]
         elements = ", ".join(str(size) for size, _ in held[:8])
         raise CorruptError(
-            f"{first.file.path} lists {len(named)} parameters of {brief(sum(sizes))} elements without their groups, "
-            f"and which are in its groups of {elements} elements cannot be told."
+            f"{first.file.path} lists {len(named)} parameters of {brief(sum(sizes))} elements without their groups, so "
+            f"the parameters in its groups of {elements} elements are not known."
         )
     raise CorruptError(
-        f"{model.file.path} has the shapes of {len(shapes)} groups of parameters, and {first.file.path} has {groups} "
+        f"{model.file.path} has the shapes of {len(shapes)} groups of parameters, but {first.file.path} has {groups} "
         "groups of partitions."
     )
 
@@ -114,8 +114,8 @@ def _mapped_shapes(
     sizes |= _unmapped_experts(group, sizes, optims, known)
     if not sizes or optims[0].round_robin:
         raise UnsupportedError(
-            f"{model.file.path}: param_shapes is missing, and nothing else tells where a parameter begins.",
-            "Releases of DeepSpeed from 0.6.0 to 0.8.1 saved models with experts so: load it with the release that "
+            f"{model.file.path}: param_shapes is missing, so the offsets of the parameters are not known.",
+            "DeepSpeed 0.6.0 to 0.8.1 saved models with experts like this: load the checkpoint with the release that "
             "saved it, and save the model's state dict.",
         )
     shapes = {}

@@ -60,8 +60,8 @@ def read_states(weights: Weights, groups: Sequence[Group], optims: Sequence[Opti
                 weights.states_error = error
         if odd:
             weights.warnings.append(
-                f"{first.file.path}: the optimizer's {', '.join(odd)} of group {number} belong to no single parameter, "
-                "and are left out of the optimizer states."
+                f"{first.file.path}: the optimizer's {', '.join(odd)} of group {number} do not belong to a single "
+                "parameter, and were left out of the optimizer states."
             )
     weights.groups = list(_param_groups(groups, first))
 
@@ -105,18 +105,18 @@ def _is_whole(number: int, key: Any, group: Group, optims: Sequence[OptimFile], 
                 not_whole = f"{told}, and its parameters take {whole}"
     if not_cut and not_whole:
         raise CorruptError(
-            f"Muon's state {key!r} of group {number} is neither cut as the weights are ({not_cut}), nor of whole "
-            f"parameters ({not_whole}). Elastic checkpoints lose the end of it.",
-            "Convert the weights alone, without the optimizer states.",
+            f"Muon's state {key!r} of group {number} is neither cut as the weights are ({not_cut}), nor stored for "
+            f"whole parameters ({not_whole}). Elastic checkpoints lose its end.",
+            "Convert only the weights, without the optimizer states.",
         )
     if not_cut or not_whole:
         return bool(not_cut)
     # If both lengths fit, no parameter is on two ranks, and both readings agree unless padding separates parameters.
     if number < len(first.alignments) and any(first.alignments[number]):
         raise UnsupportedError(
-            f"{first.file.path}: Muon's state {key!r} of group {number} may be of whole parameters or of the rank's "
-            "partition, which are of the same length, and nothing says of which.",
-            "Convert the weights alone, without the optimizer states.",
+            f"{first.file.path}: Muon's state {key!r} of group {number} may belong to whole parameters or to the "
+            "rank's partition: both have the same length, and the checkpoint does not say which.",
+            "Convert only the weights, without the optimizer states.",
         )
     return False
 
@@ -194,8 +194,8 @@ def read_whole_states(weights: Weights, model: ModelFile) -> None:
     names = attempted(numbers_of(told), model_of(weights.trainable, [], model.values.get("module")), reasons)
     if names is None:
         weights.warnings.append(
-            f"{model.file.path}: the {len(told['state'])} optimizer states are numbered, and cannot be told by name"
-            f"{': ' if reasons else '.'}{'; '.join(reasons)}"
+            f"{model.file.path}: the {len(told['state'])} optimizer states are numbered, and their names are not "
+            f"known{': ' if reasons else '.'}{'; '.join(reasons)}"
         )
         return
     named = renamed(told, names.names)

@@ -46,7 +46,7 @@ def _locate(place: Location, tag: str) -> Location | None:
         tag = where.read_text(zero_files.MAX_TAG).strip()
         check_inside(tag, where.path, place.path, nested=False)
         if names.get(tag, missing).kind != "directory":
-            raise CorruptError(f"{where} names {tag!r}, and there is no such directory beside it.")
+            raise CorruptError(f"{where} names {tag!r}, but no such directory is next to it.")
     if names.get(tag, missing).kind != "directory":
         return None
     inner = place.child(tag)
@@ -85,7 +85,7 @@ def read(place: Location, wanted: Wanted) -> Source | None:
     if missing:
         raise CorruptError(
             f"{zero} lacks {len(missing)} of {len(shapes)} parameters: {', '.join(missing[:5])}.",
-            "Copy their directories beside the others.",
+            "Copy their directories next to the others.",
         )
     # In DeepSpeed's order, if the model file gives it.
     named = weights.trainable
@@ -151,7 +151,7 @@ def _read_parameter(
         elif key == "step":
             states.update(own({key: value}))
         else:
-            raise CorruptError(f"{entry.file.path} holds no tensor, where the {key} of {name!r} was expected.")
+            raise CorruptError(f"{entry.file.path} holds no tensor, but should hold the {key} of {name!r}.")
     master = states.pop("fp32", None)
     if master is None:
         raise CorruptError(f"{weights.where}/{ZERO}/{name} has no {WEIGHTS}: the weights of {name!r} are missing.")
@@ -181,7 +181,7 @@ def _shaped(tensor: LazyTensor, shape: Shape | None, where: str) -> LazyTensor:
         return View(tensor, tensor.dtype, shape)
     if len(tensor.shape) == len(shape) and all(size >= part for size, part in zip(tensor.shape, shape, strict=True)):
         return tensor
-    raise CorruptError(f"{where} has the shape {list(tensor.shape)}, and the model file says {list(shape)}.")
+    raise CorruptError(f"{where} has the shape {list(tensor.shape)}, but the model file says {list(shape)}.")
 
 
 def _groups(common: Fields | None, model: ModelFile, weights: Weights) -> list[dict[str, Any]]:

@@ -19,16 +19,16 @@ _RECIPE = (
     "o.param_groups], open('order.json', 'w'))"
 )
 # How a note on what told the names of numbers begins.
-NAMED = "The optimizer's numbers got their names by"
+NAMED = "The names of the optimizer's parameters were found by"
 # What is not known of an order of the model's: no save records in which order a group was given its parameters.
 _ASSUMED = (
-    ". That is right if each group has its parameters in the order of model.parameters(); if not, name each group's "
-    "with --order"
+    ". This is correct if each group has its parameters in the order of model.parameters(); if not, give the names of "
+    "each group with --order"
 )
 WAYS = (
-    "Tell their order with --order: a file with the names of model.named_parameters(), one a line; a checkpoint that "
-    "torch.save wrote of model.state_dict(); a directory with the config.json of a model of transformers; or, whatever "
-    f"the optimizer was given, what this writes in the training run: {_RECIPE}. Or name the parameters there: "
+    "Give their order with --order: a file with the names of model.named_parameters(), one per line; a checkpoint of "
+    "model.state_dict() saved with torch.save; a directory with the config.json of a transformers model; or, for any "
+    f"optimizer, the file that this writes in the training run: {_RECIPE}. Or train with named parameters: "
     "torch.optim.AdamW(model.named_parameters())."
 )
 
@@ -109,7 +109,7 @@ class Named(NamedTuple):
     @property
     def notes(self) -> list[str]:
         """What a user should know of where the names are from."""
-        left = f" It lists no names for {self.left} of the parameters: their states are left out." if self.left else ""
+        left = f" It has no names for {self.left} of the parameters, whose states are left out." if self.left else ""
         return [f"{NAMED} {self.told}.{left}"] if self.told else []
 
 
@@ -139,7 +139,7 @@ def attempted(numbers: Numbers, model: Model, reasons: list[str]) -> Named | Non
     """Return what `named` does; None if nothing tells the names, and add the reasons to `reasons`."""
     every = [number for group in numbers.groups for number in group]
     if len({*every}) < len(every) or not numbers.shapes.keys() <= {*every}:
-        reasons.append("its groups do not name each of its numbers once")
+        reasons.append("its groups do not list each number exactly once")
         return None
     is_asked = any(order.asked for order in model.orders)
     if not is_asked and (found := _by_shapes(numbers, model.shapes)) is not None:
@@ -158,16 +158,16 @@ def attempted(numbers: Numbers, model: Model, reasons: list[str]) -> Named | Non
 def _misfit(model: Model, order: Order) -> str:
     """Return why an order tells nothing."""
     unknown = [name for name in model.called(itertools.chain(order.names, *order.groups)) if name not in model.shapes]
-    left = f"; {some(unknown)} are no names of the weights, and it must have the names in their file" if unknown else ""
-    return f"the order that is told by {order.told} fits the shapes of the states in several ways, or none{left}"
+    left = f"; {some(unknown)} are not names of weights: it must use the names of the weights' file" if unknown else ""
+    return f"the order from {order.told} fits the shapes of the states in several ways, or in none{left}"
 
 
 def refusal(numbers: Numbers, model: Model, where: str, why: str) -> UnsupportedError:
     """Return the error for numbers that nothing names."""
     groups = f" in {len(numbers.groups)} groups" if len(numbers.groups) > 1 else ""
     return UnsupportedError(
-        f"{where} numbers its {numbers.total} parameters{groups}, the model has {len(model.shapes)} tensors, and "
-        f"nothing tells which states are of which parameter: {why}.",
+        f"{where} numbers its {numbers.total} parameters{groups}, the model has {len(model.shapes)} tensors, and the "
+        f"states cannot be matched to parameters: {why}.",
         WAYS,
     )
 

@@ -20,7 +20,7 @@ _CONFIG, _ADAPTER = "config.json", "adapter_config.json"
 # How the names of inputs begin that --order names, and of those of an adapter's base.
 _ASKED, _OF_BASE = "--order/", "base/"
 # How the base of an adapter is told that is not here: nothing is fetched for it.
-_BASE = "--order may name a directory with its config.json"
+_BASE = "--order may give a directory with its config.json"
 
 
 def model_of(weights: Mapping[str, Any], orders: list[Order], tree: Any = None, place: Location | None = None) -> Model:
@@ -37,7 +37,7 @@ def model_of(weights: Mapping[str, Any], orders: list[Order], tree: Any = None, 
         if is_kept(tree):
             return Model(shapes, aliases, [*known, Order("the order of the state dict", [*weights])])
     if place is None:
-        why = f"{why}, and {_CONFIG} is looked for beside local files alone"
+        why = f"{why}, and {_CONFIG} is only looked for next to local files"
     else:
         config = configured(place)
         why = f"{why}, and {config.why}" if config.why else why
@@ -74,11 +74,11 @@ def configured(place: Location) -> Configured:
             read = Location(base).join(_CONFIG)
             told = configs.known(read)
         if told is None:
-            return Configured("", f"{place.join(_ADAPTER)} names no base model that is here ({_BASE})")
+            return Configured("", f"{place.join(_ADAPTER)} names no local base model ({_BASE})")
     if told is None:
-        return Configured("", f"there is no {_CONFIG} beside them")
+        return Configured("", f"{_CONFIG} is missing in their directory")
     if told.get("auto_map"):
-        return Configured("", f"{_CONFIG} names code of the model's own, whose order of modules is not known")
+        return Configured("", f"{_CONFIG} names custom model code, whose order of modules is not known")
     if read.kind == "file":
         inputs |= _identified("" if read.parent == place else _OF_BASE, read)
     names = told.get("architectures")
@@ -102,12 +102,14 @@ def asked(path: str, options: Mapping[str, Any], liked: Callable[[str], Order | 
     place = Location(path, dict(options))
     told = f"{path}"
     if place.kind == "missing":
-        raise UsageError(f"{path} does not exist, and --order names it.")
+        raise UsageError(f"{path}, given with --order, does not exist.")
     if place.kind == "file" and (names := _listed(place)) is not None:
         grouped = bool(names) and all(isinstance(each, list) for each in names)
         texts = [name for group in names for name in group] if grouped else names
         if not texts or not all(type(name) is str for name in texts):
-            raise UsageError(f"{path} is no list of names, nor a list of such lists, for the groups of an optimizer.")
+            raise UsageError(
+                f"{path} is neither a list of names, nor a list of such lists for the groups of an optimizer."
+            )
         if len({*texts}) < len(texts):
             raise UsageError(f"{path} names a parameter twice.")
         own = {"groups": names} if grouped else {"names": texts}
@@ -121,8 +123,8 @@ def asked(path: str, options: Mapping[str, Any], liked: Callable[[str], Order | 
     order = liked(path)
     if order is None:
         raise UsageError(
-            f"{path} tells no order of a model's parameters: it is neither a list of names, nor a checkpoint that "
-            f"keeps their order, nor a directory with the {_CONFIG} of a model that is known.",
+            f"{path} does not give the order of a model's parameters: it is neither a list of names, nor a checkpoint "
+            f"that keeps their order, nor a directory with the {_CONFIG} of a known model.",
         )
     return order._replace(told=told, asked=True)
 

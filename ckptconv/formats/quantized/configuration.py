@@ -124,9 +124,9 @@ def of_all(
     methods = {each.method: each.path for each in statements}
     if len(methods) > 1:
         raise UnsupportedError(
-            f"{' and '.join(dict.fromkeys(methods.values()))} say that the weights are quantized in several ways: "
+            f"{' and '.join(dict.fromkeys(methods.values()))} name different quantization methods: "
             f"{', '.join(methods)}.",
-            "Name one of them as quant_method.",
+            "Set quant_method to one of them.",
         )
     told = {key: value for each in reversed(statements) for key, value in each.told.items() if value is not None}
     layers = told.get("layers") or told.get("quantized_layers")

@@ -77,7 +77,7 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading)
     """
     for name, (_, what, reader) in unread(tensors).items():
         raise UnsupportedError(
-            f"The quantized weight that {name!r} is part of {what}, and --dequantize does not read that.",
+            f"The quantized weight that {name!r} is part of {what}, which --dequantize does not support.",
             f"{reader} does.",
         )
     words.check(told.stated)
@@ -103,13 +103,13 @@ def found(tensors: Mapping[str, LazyTensor], told: Configuration, read: Reading)
                 gone.add(name)
         elif name.endswith(tuple(TELLING)):
             raise CorruptError(
-                f"{name!r} is part of a quantized weight, and the weight's other parts are nowhere in the checkpoint.",
-                "Download or copy all of its files again.",
+                f"{name!r} is part of a quantized weight, but the checkpoint lacks the other parts.",
+                "Download or copy all files of the checkpoint again.",
             )
         elif beside and own not in OF_MODULES and not own.startswith(OF_ADAPTERS):
             raise UnsupportedError(
-                f"{name!r} is beside the quantized weight {beside!r}, and what it does to that is not known.",
-                "The program that made it can write the weight as it was.",
+                f"{name!r} belongs to the quantized weight {beside!r}, but its effect is not known.",
+                "The program that wrote it can write the original weight.",
             )
         elif tensor.dtype.name in ("float8_e4m3fn", "float8_e5m2"):
             if told.method or weights:
@@ -147,10 +147,10 @@ def _marked(tensors: Mapping[str, LazyTensor], told: Configuration, read: Readin
         try:
             layer = strict_json.check(strict_json.parse(data.get(name, b"").decode()), words.COMFY_LAYER, "it")
         except ValueError as error:
-            message = f"{name!r} says how a weight is quantized, and {error}."
+            message = f"{name!r} describes a quantized weight, but {error}."
             raise UnsupportedError(message, "ComfyUI reads it.") from None
         if layers.setdefault(name.removesuffix(f".{MARK}"), layer) != layer:
-            raise UnsupportedError(f"{name!r} and {told.path} say different things of a quantized weight.")
+            raise UnsupportedError(f"{name!r} and {told.path} contradict each other about a quantized weight.")
     return told._replace(method="comfy", layers=layers, path=told.path or MARK)
 
 
@@ -177,9 +177,9 @@ def shape_of(part: Part, shape: Sequence[int], sizes: Sizes) -> tuple[int, ...]:
 
 def _without_scale(name: str, tensor: LazyTensor) -> CorruptError:
     return CorruptError(
-        f"{name!r} is {tensor.dtype} {list(tensor.shape)}, codes of a quantized weight, and no scale of it is in the "
-        "checkpoint.",
-        "Download or copy all of its files again.",
+        f"{name!r} is {tensor.dtype} {list(tensor.shape)}, codes of a quantized weight, but the checkpoint lacks its "
+        "scale.",
+        "Download or copy all files of the checkpoint again.",
     )
 
 
@@ -248,16 +248,18 @@ def _weight(
     )
     if not candidates and "+" not in companions and not _has_codes(companions):
         raise CorruptError(
-            f"The quantized weight {name!r} has no codes; there are {shown}.",
-            "Download or copy all of its files again.",
+            f"The quantized weight {name!r} has no codes, only {shown}.",
+            "Download or copy all files of the checkpoint again.",
         )
     if len(readings) > 1:
         ways = " or ".join(dict.fromkeys(weight.format for weight in readings.values()))
-        raise UnsupportedError(f"The quantized weight {name!r} may be read as {ways}: {shown}.", _says(told))
+        raise UnsupportedError(
+            f"The quantized weight {name!r} can be read in several ways, as {ways}: {shown}.", _says(told)
+        )
     if not candidates and "+" in companions and tensors[name].dtype.kind == "f" and tensors[name].dtype.itemsize > 1:
-        raise UnsupportedError(f"{name!r} is no quantized weight, and has parts of one: {shown}.", _says(told))
+        raise UnsupportedError(f"{name!r} is not a quantized weight, but has parts of one: {shown}.", _says(told))
     why = f": {'; '.join(dict.fromkeys(refused))}" if refused else ""
-    raise UnsupportedError(f"The quantized weight {name!r} is of no known format ({shown}){why}.", _says(told))
+    raise UnsupportedError(f"The quantized weight {name!r} has an unknown format ({shown}){why}.", _says(told))
 
 
 def _has_codes(companions: Mapping[str, str]) -> bool:
@@ -266,7 +268,7 @@ def _has_codes(companions: Mapping[str, str]) -> bool:
 
 def _says(told: Configuration) -> str:
     if not told.method:
-        return "No configuration beside the checkpoint says how its weights are quantized."
+        return "The checkpoint has no configuration that says how its weights are quantized."
     return f"{told.path or 'The metadata'} says {told.method}."
 
 
@@ -411,7 +413,7 @@ def _size(sizes: Sizes, name: str | None) -> int:
     if name.isdecimal():
         return int(name)
     if name not in sizes:
-        raise _RefusedError(f"nothing tells {name}")
+        raise _RefusedError(f"{name} is not known")
     value = sizes[name]
     return _size(sizes, value) if isinstance(value, str) else int(value)
 
@@ -423,7 +425,7 @@ def _solve(wanted: Sequence[str], shape: Sequence[int], sizes: dict[str, Any]) -
         if name not in sizes and not name.isdecimal():
             many, rest = divmod(extent * (_size(sizes, by) if times else 1), _size(sizes, times) if times else 1)
             if rest:
-                raise _RefusedError(f"its {extent} words are no whole number of codes")
+                raise _RefusedError(f"its {extent} words do not hold a whole number of codes")
             sizes[name] = many
 
 
@@ -435,7 +437,7 @@ def _extent(text: str, sizes: Sizes) -> int:
 def _check(shape: Sequence[int], spec: Sequence[str], sizes: Sizes, name: str) -> None:
     expected = [_extent(text, sizes) for text in spec]
     if list(shape) != expected:
-        raise _RefusedError(f"{name!r} has the shape {list(shape)}, and {expected} is expected")
+        raise _RefusedError(f"{name!r} has the shape {list(shape)}; expected {expected}")
 
 
 def _as(tensor: LazyTensor, spec: Sequence[str], sizes: Sizes, name: str, empty: bool) -> LazyTensor:
@@ -451,7 +453,7 @@ def _as(tensor: LazyTensor, spec: Sequence[str], sizes: Sizes, name: str, empty:
         return tuple(kept)
 
     if bare(tensor.shape) != bare(expected):
-        raise _RefusedError(f"{name!r} has the shape {list(tensor.shape)}, and {list(expected)} is expected")
+        raise _RefusedError(f"{name!r} has the shape {list(tensor.shape)}; expected {list(expected)}")
     return viewed(tensor, expected)
 
 
@@ -473,10 +475,10 @@ def _axes(spec: Sequence[str], known: Sequence[str], sizes: Sizes, looked_up: st
 def _of_shape(data: bytes) -> Sizes:
     """compressed-tensors' `weight_shape`."""
     if len(data) != 16:
-        raise _RefusedError("its shape is no two numbers")
+        raise _RefusedError("its shape is not two numbers")
     rows, columns = struct.unpack("<qq", data)
     if rows < 0 or columns < 0:
-        raise _RefusedError(f"its shape is said to be {[rows, columns]}")
+        raise _RefusedError(f"its shape would be {[rows, columns]}")
     return {"M": rows, "K": columns}
 
 
@@ -502,7 +504,7 @@ def _of_state(data: bytes) -> Sizes:
     except ValueError as error:
         raise _RefusedError(f"its state cannot be read: {error}") from None
     if len(shape) > _MOST_DIMENSIONS or abs(found.get("shift", 0)) > _LARGEST_FLOAT:
-        raise _RefusedError("its state is of no shape or offset")
+        raise _RefusedError("its state lacks a valid shape or offset")
     return found
 
 

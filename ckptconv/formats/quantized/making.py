@@ -20,14 +20,14 @@ def unfit(tensor: LazyTensor, way: Way, exact: bool) -> str:
         found = _of_powers(tensor)
         if found and found.parts[1].numel > MOST_SCALES:
             return f"more than {MOST_SCALES >> 20} Mi scales"
-        return "" if found else "no codes of MXFP4, row by row"
+        return "" if found else "codes that are not MXFP4 in rows"
     if dims < 2 or dims > (2 if "shape" in way.format.parts else 3):
         return f"{dims} dimension{'s' if dims != 1 else ''}"
     if not tensor.numel:
         return "no elements"
     # Tiles at the edges may be smaller.
     is_whole = way.sizes["B"] > 1 or exact or tensor.shape[-1] % columns == 0
-    return "" if is_whole else f"rows of no multiple of {columns} elements"
+    return "" if is_whole else f"rows whose length is not a multiple of {columns}"
 
 
 def parts(name: str, tensor: LazyTensor, way: Way, exact: bool) -> dict[str, LazyTensor]:

@@ -384,9 +384,9 @@ TELLING = tuple(
 NOT_READ = {
     ".SCB": ("has the 8 bits of bitsandbytes", "bitsandbytes"),
     ".bitmask": ("is a sparse one of compressed-tensors", "compressed-tensors"),
-    ".scale_packed": ("lies in the order of marlin, made for a GPU", ELSEWHERE["marlin"]),
-    ".workspace": ("lies in the order of marlin, made for a GPU", ELSEWHERE["marlin"]),
-    ".pre_quant_scale": ("is one that Model Optimizer has smoothed", "TensorRT-LLM"),
+    ".scale_packed": ("has Marlin's layout for GPUs", ELSEWHERE["marlin"]),
+    ".workspace": ("has Marlin's layout for GPUs", ELSEWHERE["marlin"]),
+    ".pre_quant_scale": ("was smoothed by Model Optimizer", "TensorRT-LLM"),
     ".svdquant_lora_a": ("has a low-rank part of Model Optimizer", "TensorRT-LLM"),
     ".svdquant_lora_b": ("has a low-rank part of Model Optimizer", "TensorRT-LLM"),
     ".codebooks": ("is AQLM's", ELSEWHERE["aqlm"]),
@@ -399,8 +399,8 @@ NOT_READ = {
     ".q_weight": ("is of EXL2", ELSEWHERE["exl2"]),
     ".trellis": ("is of EXL3", ELSEWHERE["exl3"]),
     ".dqweight": ("is of FP-Quant", ELSEWHERE["fp_quant"]),
-    ".qbiases": ("is in the form of Apple's Metal", ELSEWHERE["metal"]),
-    ".weight_sf": ("is in the order of transformers' NVFP4", ELSEWHERE["nvfp4"]),
+    ".qbiases": ("is in the format of Apple's Metal", ELSEWHERE["metal"]),
+    ".weight_sf": ("is in the layout of transformers' NVFP4", ELSEWHERE["nvfp4"]),
     ".wscales": ("is nunchaku's", "nunchaku"),
     "quantized_weight_values": ("is of Four Over Six", ELSEWHERE["fouroversix"]),
 }

@@ -67,20 +67,17 @@ def _without_quantization(remarks: Mapping[str, str]) -> dict[str, str]:
 def _notes(quantized: Quantized, made: _Weights, anew: bool) -> Iterator[str]:
     told = ", ".join(f"{count:,} {name}" for name, count in sorted(quantized.formats.items()))
     if told:
-        made_of = "weights that were quantized before" if anew else f"made {quantized.dtype} of quantized weights"
+        made_of = "weights that were quantized before" if anew else f"dequantized to {quantized.dtype}"
         yield f"{made_of}: {told}."
     if made.has_first_gptq:
         yield (
-            "GPTQ's first format stores zero points less 1: where the largest that fits is stored, this one is 1 more, "
-            "as AutoGPTQ's kernels have it. GPTQModel has 0 there, and changes the next one."
+            "The first format of GPTQ stores zero points minus 1. The largest stored value was read as in AutoGPTQ's "
+            "kernels, as 1 more; GPTQModel reads 0 there, and changes the next one."
         )
     if made.bare:
-        yield (
-            f"8-bit floats without scales, of which nothing says that they are quantized, were left as they are: "
-            f"{some(made.bare)}."
-        )
+        yield (f"Left unchanged: 8-bit floats without scales or a description as quantized weights: {some(made.bare)}.")
     if made.unknown:
-        yield f"scales of which nothing says what they are for, left as they are: {some(made.unknown)}."
+        yield f"Left unchanged: scales of unknown purpose: {some(made.unknown)}."
 
 
 class Read(NamedTuple):
@@ -189,7 +186,7 @@ def _in_parts(
         told = parting.described(value.kind, value.parts)
         if told is None:
             raise UnsupportedError(
-                f"The quantized weight {name!r} is of torchao's class {value.kind}, with attributes that are not known."
+                f"The quantized weight {name!r} is of torchao's class {value.kind}, with unknown attributes."
             )
         described[name] = told
         own = value.parts["attributes"]

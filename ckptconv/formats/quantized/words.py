@@ -194,7 +194,7 @@ ELSEWHERE: Mapping[str, str] = {
     "spqr": "transformers with SpQR",
     "vptq": "VPTQ",
 }
-_HINT = "The program that made them can write them as they were."
+_HINT = "The program that wrote them can write the original weights."
 
 
 class Statement(NamedTuple):
@@ -222,18 +222,18 @@ def check(stated: Iterable[Statement]) -> None:
     for one in stated:
         path, method, told = str(one), one.method, one.told
         if method not in DIALECTS:
-            how = f" by {method}, which is not known" if method != _UNNAMED else ", and not by which method"
+            how = f" by the unknown method {method}" if method != _UNNAMED else ", but does not name the method"
             if method in ELSEWHERE:
-                how = f" by {method}, which {ELSEWHERE[method]} reads, and --dequantize does not"
+                how = f" by {method}, which {ELSEWHERE[method]} reads, but --dequantize does not support"
             raise UnsupportedError(f"{path} says that the weights are quantized{how}.", _HINT)
         words = DIALECTS[method]
         try:
             strict_json.check(told, words, "the quantization")
         except ValueError as error:
-            raise UnsupportedError(f"In {path}, {error}; what that makes of the weights is not known.", _HINT) from None
+            raise UnsupportedError(f"In {path}, {error}, so the meaning of the weights is not known.", _HINT) from None
         for key, value in told.items():
             if value is None:
                 continue
             if words.get(key, words.get(f"{key}?")) is not object and before.setdefault(key, (path, value))[1] != value:
                 both = " and ".join(dict.fromkeys((before[key][0], path)))
-                raise UnsupportedError(f"{both} say different things of the quantized weights as {key!r}.", _HINT)
+                raise UnsupportedError(f"{both} contradict each other about {key!r} of the quantized weights.", _HINT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckptconv.formats.alone import LoneFile, LoneKind
 from ckptconv.formats.ranks.locate import parsed
 
-_JOINED = "Give the directory with the files of all ranks, under the names that they were saved with."
+_JOINED = "Give the directory with the files of all ranks, under their original names."
 
 
 def _of_flat_parameters(file: LoneFile) -> bool:
@@ -26,14 +26,15 @@ def _of_first_rank(file: LoneFile) -> bool:
 
 LONE = (
     LoneKind(
-        "holds flat parameters of FSDP, of which each rank has a part.",
+        "holds one rank's part of flat parameters of FSDP.",
         _JOINED + " Or save a full state dict.",
         _of_flat_parameters,
     ),
-    LoneKind("is of a rank other than the first, and no others are beside it.", _JOINED, _of_a_rank),
+    LoneKind("belongs to a rank other than the first, and the files of other ranks are missing.", _JOINED, _of_a_rank),
     LoneKind(
-        "is called that of the first rank, no others are beside it, and nothing in it says that it is a part.",
-        "If it is one, give the files of all ranks.",
+        "is named like the file of the first rank, but the files of other ranks are missing, and it does not say that "
+        "it is one of several.",
+        "If it is one of several, give the files of all ranks.",
         _of_first_rank,
         refused=False,
     ),

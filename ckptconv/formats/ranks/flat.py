@@ -160,8 +160,8 @@ def _consecutive(ranks: Ranks, path: Path, own: Mapping[tuple[str, int], LazyTen
     for place, part in sorted(own.items()):
         if place != expected or len(part.shape) != 1:
             raise CorruptError(
-                f"{ranks.where}: the parts of {named(dotted(path))} in a flat parameter do not follow one another: "
-                "those of a rank are missing, or of another save.",
+                f"{ranks.where}: the parts of {named(dotted(path))} in a flat parameter are not contiguous: a rank's "
+                "part is missing, or belongs to another save.",
                 "Copy the files of all ranks to one place.",
             )
         parts.append(part)

@@ -59,8 +59,7 @@ class Ranks:
         """Add the pieces of a rank, one of `world` if that is not 0. Raise CorruptError if there is a file of it."""
         if rank in self.files:
             raise other_save(
-                f"{self.where}: {self.files[rank]} and {file} both say that they are of rank {rank}: one of them is a "
-                "copy."
+                f"{self.where}: {self.files[rank]} and {file} both claim to be rank {rank}: one of them is a copy."
             )
         self.files[rank] = file
         self.expected.update(range(world), *(mesh.ranks for mesh in meshes))
@@ -124,8 +123,8 @@ class Ranks:
                 if have and len(have) < len(those) and not (is_plain and optimizers.optimizer_of(path) is not None):
                     lacking = next(rank for rank in those if rank not in held)
                     raise other_save(
-                        f"{self.where}: {self.file_of(have[0], path)} has {named(dotted(path))}, and "
-                        f"{self.file_of(lacking, path)} has not."
+                        f"{self.where}: {self.file_of(have[0], path)} has {named(dotted(path))}, but "
+                        f"{self.file_of(lacking, path)} does not."
                     )
 
     # -------------------------------------------------------------------------------------------------------- joining
@@ -191,7 +190,7 @@ class Ranks:
         name = dotted(path)
         layouts = {part.layout for part in parts.values()}
         if len(layouts) > 1:
-            raise other_save(f"{self.where}: the ranks disagree on how {named(name)} is placed.")
+            raise other_save(f"{self.where}: the ranks disagree on the placement of {named(name)}.")
         layout = layouts.pop()
         inside = {rank: part for rank, part in parts.items() if part.coordinate is not None}
         chosen = self._fitting(path, layout, inside)
@@ -222,13 +221,13 @@ class Ranks:
             rank, shape = wrong
             raise CorruptError(
                 f"{self.where}: {self.file_of(rank, path)} has {list(parts[rank].tensor.shape)} of "
-                f"{named(dotted(path))}, and by its placements on a mesh of {layout.mesh} it has {list(shape)} of its "
+                f"{named(dotted(path))}, but its placements on a mesh of {layout.mesh} give it {list(shape)} of "
                 f"{list(layout.shape)}."
             )
         if len(fits) == 2 and fits[0][1] != fits[1][1]:
             raise UnsupportedError(
                 f"{self.where}: {named(dotted(path))} is cut unevenly along several dimensions of its mesh, and its "
-                "placements do not tell in which order.",
+                "placements do not record the order.",
                 "Save it with torch.distributed.checkpoint, or gather whole tensors before saving.",
             )
         return fits[0][0]
@@ -274,7 +273,7 @@ class Ranks:
 def other_save(message: str) -> CorruptError:
     """Return the error for files that contradict one another."""
     return CorruptError(
-        message, "The files are not of one save: copy those of one save, of all ranks, to a directory of their own."
+        message, "The files come from different saves: copy the files of one save, from all ranks, to a new directory."
     )
 
 

@@ -20,7 +20,7 @@ from ckptconv.storage.reading import Entry
 from ckptconv.text import some
 
 FAMILY = model_files.TORCH
-GUESS = Guess(CERTAIN, "a checkpoint with a file for each rank", "pt2safetensors {}")
+GUESS = Guess(CERTAIN, "a checkpoint with one file per rank", "pt2safetensors {}")
 # The number of a rank, and the words before it. DeepSpeed's and Megatron's files are formats of their own.
 _RANK = r"(?<![a-zA-Z])(?<!mp_)(?<!pp_)(?:rank|fsdp|dp|shard|gpu|worker|process|proc)[-_.]?(\d{1,6})(?![0-9])"
 # A number that any name ends in: a rank's if the files say so, as those of torch's own checkpoint_0.pt, else a step's.
@@ -164,8 +164,8 @@ def choose(place: Location, found: list[FileSet]) -> FileSet:
             names = [next(iter(each.files.values())) for each in best]
             raise UsageError(
                 f"{place} holds several sets of files of ranks, {some(names, form=str)} among them.",
-                f"Name a file of the set that is meant: {place.join(names[0])}",
+                f"Name a file of the set to convert: {place.join(names[0])}",
             )
         if best:
             return best[0]
-    raise UsageError(f"{place} holds no files of ranks.", "Name the directory that they are in.")
+    raise UsageError(f"{place} holds no files of ranks.", "Give the directory that contains them.")

@@ -113,7 +113,7 @@ class Pieces:
 
     def _says(self, rank: int) -> None:
         if self.said not in (None, rank):
-            raise CorruptError(f"{self.where} says that it is of rank {self.said}, and of rank {rank}.")
+            raise CorruptError(f"{self.where} says that it belongs to rank {self.said} and to rank {rank}.")
         self.said = rank
 
     # ------------------------------------------------------------------------------------------------------- DTensor
@@ -141,7 +141,8 @@ class Pieces:
         if type(node) is not Tagged:
             kind = class_of(node) or type(node).__name__
             raise UnsupportedError(
-                f"{self.where}: the local part of {named(name)} is a {kind[:200]}; only ordinary tensors are joined.",
+                f"{self.where}: the local part of {named(name)} is a {kind[:200]}; only ordinary tensors can be "
+                "joined.",
                 "Gather whole tensors before saving, or save with torch.distributed.checkpoint.",
             )
         dtype = wrapper.parts["dtype"].name
@@ -151,7 +152,7 @@ class Pieces:
 
     def _counts(self, name: str, value: Any, what: str) -> Shape:
         if not isinstance(value, (tuple, list)) or len(value) > MAX_DIMS:
-            raise self._corrupt(name, f"has {what} that is none")
+            raise self._corrupt(name, f"has {what} that is not valid")
         if any(type(count) is not int or not 0 <= count < MAX_BYTES for count in value) or (
             math.prod(value) >= MAX_BYTES
         ):
@@ -164,12 +165,12 @@ class Pieces:
             return None
         if kind not in ("Shard", "_StridedShard"):
             shown = kind or type(node).__name__
-            raise UnsupportedError(f"{self.where}: {named(name)} is placed as {shown[:100]}, which is not known.")
+            raise UnsupportedError(f"{self.where}: {named(name)} has the unknown placement {shown[:100]}.")
         args = node.args if type(node.args) is tuple else ()
         dim = own.get("dim", args[0] if args else None)
         factor = own.get("split_factor", args[1] if len(args) > 1 else 1) if kind == "_StridedShard" else 1
         if type(dim) is not int or not 0 <= dim < len(shape):
-            raise self._corrupt(name, f"is sharded along dimension {brief(dim)}, and has {len(shape)} dimensions")
+            raise self._corrupt(name, f"is sharded along dimension {brief(dim)}, but has {len(shape)} dimensions")
         if type(factor) is not int or factor < 1:
             raise self._corrupt(name, f"has a strided placement with the split factor {brief(factor)}")
         if factor > MAX_FACTOR:
@@ -188,7 +189,9 @@ class Pieces:
             for at in own if type(own) is tuple else ():
                 cut = placements[at] if type(at) is int and 0 <= at < len(placements) else None
                 if cut is None or cut.dim != dim or at in order:
-                    raise self._corrupt(name, f"has an order of shards, {brief(own)}, that its placements are not of")
+                    raise self._corrupt(
+                        name, f"has an order of shards, {brief(own)}, that does not match its placements"
+                    )
                 order.append(at)
         if len(order) != sum(cut is not None for cut in placements):
             raise self._corrupt(name, "has an order of shards that lacks some of its placements")
@@ -240,7 +243,7 @@ class Pieces:
             return self._lists[key]
         ranks = tuple(listed) if isinstance(listed, (tuple, list)) else self._numbers(name, tensor)
         if len(ranks) > MAX_RANKS or any(type(rank) is not int or rank < 0 for rank in ranks):
-            raise self._corrupt(name, f"is on a mesh of {len(ranks)} ranks that are no ranks, or too many")
+            raise self._corrupt(name, f"is on a mesh of {len(ranks)} ranks that are invalid, or too many")
         if len(set(ranks)) != len(ranks):
             raise self._corrupt(name, f"is on a mesh of {len(ranks)} ranks that lists one twice")
         self._lists[key] = ranks
@@ -249,7 +252,7 @@ class Pieces:
     def _numbers(self, name: str, tensor: Any) -> tuple[int, ...]:
         stored = tensor.tensor if type(tensor) is Tagged else None
         if type(stored) is not Stored or stored.dtype.name not in _INTEGERS or not stored.contiguous:
-            raise self._corrupt(name, "is on a mesh whose ranks are not told")
+            raise self._corrupt(name, "is on a mesh without a list of its ranks")
         if stored.numel > MAX_RANKS:
             raise self._corrupt(name, f"is on a mesh of {stored.numel} ranks")
         return struct.unpack(f"<{stored.numel}{_INTEGERS[stored.dtype.name]}", self.read(stored))
@@ -280,7 +283,7 @@ class Pieces:
             offsets.append([sum(map(int.__mul__, at, strides)) for at in inner])
         places = [base + sum(each) for each in itertools.product(*offsets)]
         if any(not 0 <= place < len(every) for place in places) or len(set(places)) != len(places):
-            raise self._corrupt(name, f"is on a mesh that reaches beyond its {len(every)} ranks, or has one twice")
+            raise self._corrupt(name, f"is on a mesh that extends beyond its {len(every)} ranks, or has one twice")
         return shape, tuple(every[place] for place in places)
 
     def _axes(self, name: str, own: Mapping[str, Any]) -> list[tuple[Shape, Shape]]:
@@ -293,13 +296,13 @@ class Pieces:
             shape = own.get("sizes") if shape is None else shape
             both = [each if type(each) is tuple else (each,) for each in (shape, stride)]
             if len(both[0]) != len(both[1]):
-                raise self._corrupt(name, "is on a mesh whose layout is none")
+                raise self._corrupt(name, "is on a mesh with an invalid layout")
             told = list(zip(*both, strict=True))
         axes = []
         for extents, strides in told:
             pair = tuple(_flat(each) for each in (extents, strides))
             if len(pair[0]) != len(pair[1]) or len(pair[0]) > MAX_DIMS:
-                raise self._corrupt(name, "is on a mesh whose layout is none")
+                raise self._corrupt(name, "is on a mesh with an invalid layout")
             if any(type(n) is not int or not 1 <= n <= MAX_RANKS for n in pair[0]) or any(
                 type(n) is not int or not 0 <= n <= MAX_RANKS for n in pair[1]
             ):
@@ -309,7 +312,7 @@ class Pieces:
                 raise self._corrupt(name, "is on a mesh that has a rank twice")
             axes.append((tuple(extent for extent, _ in kept), tuple(stride for _, stride in kept)))
         if not axes or math.prod(extent for axis in axes for extent in axis[0]) > MAX_RANKS:
-            raise self._corrupt(name, "is on a mesh whose layout is none, or too large")
+            raise self._corrupt(name, "is on a mesh with an invalid layout, or too large")
         return axes
 
     # ------------------------------------------------------------------------------------------------- ShardedTensor
@@ -338,7 +341,7 @@ class Pieces:
             tensor = self._local(name, own.get("tensor"), node)
             offsets, sizes = self._box(name, attributes(own.get("metadata")), shape)
             if sizes != tensor.shape:
-                raise self._corrupt(name, f"has a shard of {list(tensor.shape)} that is said to be of {list(sizes)}")
+                raise self._corrupt(name, f"has a shard of {list(tensor.shape)} that should be {list(sizes)}")
             if (offsets, sizes) not in known:
                 raise self._corrupt(name, f"has a shard at {list(offsets)}, which it does not list")
             tiles.append(ChunkTile(offsets, tensor))
@@ -348,7 +351,7 @@ class Pieces:
         offsets = self._counts(name, own.get("shard_offsets"), "a shard at")
         sizes = self._counts(name, own.get("shard_sizes"), "a shard of")
         if not len(offsets) == len(sizes) == len(shape):
-            raise self._corrupt(name, f"has a shard of {len(sizes)} dimensions, and is of {len(shape)}")
+            raise self._corrupt(name, f"has a shard of {len(sizes)} dimensions, but the tensor has {len(shape)}")
         return offsets, sizes
 
 

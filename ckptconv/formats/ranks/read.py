@@ -111,7 +111,7 @@ class Files:
             raise lacking(directory.path, missing, files.files)
         if present[-1] >= expected:
             raise CorruptError(
-                f"{directory.join(files.files[present[-1]])} is of rank {present[-1]}, and says that there are "
+                f"{directory.join(files.files[present[-1]])} belongs to rank {present[-1]}, but says that there are "
                 f"{files.world} ranks."
             )
         names = _names(directory)
@@ -151,8 +151,8 @@ def divided(tree: Any, reader: Pieces, prefix: Path = ()) -> tuple[dict[Path, Pi
             kind = class_of(node) or type(node).__name__
             what = named(names_of.dotted(path)) if path else "the whole"
             raise UnsupportedError(
-                f"{reader.where}: {what} is a {kind[:200]}, and only state dicts of ordinary, DTensor and "
-                "ShardedTensor tensors are joined."
+                f"{reader.where}: {what} is a {kind[:200]}; only state dicts of ordinary, DTensor and ShardedTensor "
+                "tensors can be joined."
             )
         else:
             values[path] = node
@@ -430,18 +430,19 @@ def _told(
         left = [name if place is directory else place.join(name).path for place, name in near]
         left = left or ([beside.path] if beside else [])
         if left:
-            notes.append(f"Beside the model there is {some(left, form=str)}{STATES_ARE_CONVERTED}.")
+            notes.append(f"Not converted: {some(left, form=str)}{STATES_ARE_CONVERTED}.")
     if _ADAPTER in directory.names:
-        notes.append(f"Beside the model there is a LoRA adapter, {directory.join(_ADAPTER)}, which was not read.")
+        notes.append(f"Not converted: the LoRA adapter {directory.join(_ADAPTER)}.")
     missing = sorted(ranks.expected - ranks.files.keys())
     if missing:
         warnings.append(
-            f"The files of ranks {some(missing, form=str)} are not there; the other ranks' files hold the same."
+            f"The files of ranks {some(missing, form=str)} are missing; the files of the other ranks hold the same "
+            "data."
         )
     differing = [each for each in ranks.differing if each in paths]
     if differing:
         warnings.append(
-            f"Values that are no tensors differ between the ranks, and are those of rank {min(ranks.files)}: "
+            f"Values other than tensors differ between the ranks. They were taken from rank {min(ranks.files)}: "
             f"{some([names_of.dotted(each) for each in differing])}."
         )
     return notes, warnings

@@ -22,8 +22,8 @@ from ckptconv.tensors.lazy import Concat, View, untagged
 
 _STATE, _GROUPS, _STEP = "state", "param_groups", "step"
 _ADVICE = (
-    "Save them with FSDP.optim_state_dict, or get_optimizer_state_dict of torch.distributed.checkpoint: they "
-    f"name the parameters. {WAYS}"
+    "Save them with FSDP.optim_state_dict, or get_optimizer_state_dict of torch.distributed.checkpoint, which use "
+    f"parameter names. {WAYS}"
 )
 
 
@@ -46,11 +46,11 @@ def by_name(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Pat
         key = str(path[depth])
         name = names.get(key, key)
         if numbered and key not in names:
-            raise _unknown(ranks.where, f"a state is of parameter {key}, and the model has {len(names)}")
+            raise _unknown(ranks.where, f"a state belongs to parameter {key}, but the model has only {len(names)}")
         if name in parameters:
             _describe(ranks, path, name, model.pieces[parameters[name]], is_of_save)
         elif model.ready.get(parameters.get(name, ())) is None and _differ(ranks.pieces[path]):
-            raise _unknown(ranks.where, f"the ranks have states of {named(name)} of different shapes")
+            raise _unknown(ranks.where, f"the ranks have states of {named(name)} with different shapes")
     return told
 
 
@@ -84,14 +84,14 @@ def _names(ranks: Ranks, root: Path, model: Ranks, parameters: Mapping[str, Path
         raise _unknown(
             ranks.where,
             f"its optimizer has {sum(len(listed(group.get('params'))) for group in groups)} parameters by number, in "
-            f"{len(groups)} groups, whose shapes do not fit those of the model in exactly one order, or are flat "
-            "parameters, each of them several in one",
+            f"{len(groups)} groups, whose shapes do not fit those of the model in exactly one order, or which are flat "
+            "parameters",
         )
     return found
 
 
 def _unknown(where: str, reason: str) -> UnsupportedError:
-    return UnsupportedError(f"{where}: {reason}, and nothing tells which states are of which parameter.", _ADVICE)
+    return UnsupportedError(f"{where}: {reason}, so the states cannot be matched to parameters.", _ADVICE)
 
 
 def _groups(ranks: Ranks, root: Path) -> list[Mapping[str, Any]]:

@@ -109,7 +109,7 @@ class Pickles:
         return TruncatedError(f"{self._unsound(reason)[:-1]}: it was cut short.", AGAIN)
 
     def _unsound(self, reason: str) -> str:
-        return f"{self.file.path} is not a sound file of torch.save: {reason}."
+        return f"{self.file.path} is not a valid file of torch.save: {reason}."
 
     def load(self, what: str, words: Vocabulary = PLAIN, before: bytes = b"") -> Loaded:
         """Read the next pickle; `what` names it in errors.
@@ -131,7 +131,7 @@ class Pickles:
                     raise self.truncated(f"it ends at byte {self._stop}, within {what}") from None
                 if length >= self._longest:
                     raise LongError(
-                        f"{self.file.path}: {what} takes more than {length} bytes; at most {self._longest} are read."
+                        f"{self.file.path}: {what} takes more than {length} bytes; at most {self._longest} are allowed."
                     ) from None
                 length *= 2
             else:

@@ -58,7 +58,8 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
     begins_as_zip, begins_as_tar = head.startswith(LOCAL_SIGNATURE), is_tar(head)
     if begins_as_zip and begins_as_tar:
         raise CorruptError(
-            f"{reader.file.path} begins as a zip archive and as a tar archive: readers take it for either."
+            f"{reader.file.path} begins as a zip archive and as a tar archive: different readers would read it "
+            "differently."
         )
     if begins_as_tar:
         from ckptconv.formats.torch.tar import read_tar
@@ -66,7 +67,8 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
         found = read_tar(reader, limits=limits)
         if is_pickle(reader.read_at(0, min(SCANNED, reader.file.size)), reader.file.path, or_begins=True):
             raise CorruptError(
-                f"{reader.file.path} begins as a tar archive and as a pickle: readers take it for either."
+                f"{reader.file.path} begins as a tar archive and as a pickle: different readers would read it "
+                "differently."
             )
     elif is_stream(head):
         from ckptconv.formats.torch.stream import read_stream
@@ -80,7 +82,8 @@ def _read(reader: Reader, head: bytes, limits: Limits) -> TorchFile:
 
     if ends_as_zip(reader):
         raise CorruptError(
-            f"{reader.file.path} begins as a {found.container}, and ends as a zip archive: readers take it for either."
+            f"{reader.file.path} begins as a {found.container}, but ends as a zip archive: different readers would "
+            "read it differently."
         )
     return found
 

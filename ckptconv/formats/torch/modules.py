@@ -49,7 +49,7 @@ _UNNAMED = {
 # Hooks that change neither names nor tensors.
 _HARMLESS = ("torch.nn.utils.spectral_norm.SpectralNormStateDictHook",)
 _HOOKS = ("_state_dict_hooks", "_state_dict_pre_hooks")
-_RAW = "--raw takes all that is in the objects instead."
+_RAW = "Use --raw to convert the objects with all attributes."
 
 
 def taken(tree: Any, opaque: tuple[Global, ...], where: str) -> Taken:
@@ -152,7 +152,7 @@ class _Modules:
             return
         for field in _FIELDS:
             if not isinstance(state[field], dict):
-                raise self._broken(f"has a module, {shown}, whose {field} is no dictionary")
+                raise self._broken(f"has a module, {shown}, whose {field} is not a dictionary")
         for name, value in state["_parameters"].items():
             self._add_tensor(saved, prefix, name, value)
         passing = state.get(_NOT_SAVED)
@@ -176,10 +176,10 @@ class _Modules:
             inner = self._join(prefix, name) + "."
             called = brief(inner[:-1], 200)
             if type(child) is not Opaque:
-                raise self._broken(f"has {called} among its modules, which is none")
+                raise self._broken(f"has {called} among its modules, which is not a module")
             if not _is_module(child):
                 of = brief(child.name, 200)
-                raise self._refused(f"has a module, {called}, of the class {of}, that has a state of its own making")
+                raise self._refused(f"has a module, {called}, of the class {of}, that has a custom state")
             self._collect(child, prefix if name == unnamed else inner, saved, rest, [*above, module])
 
     def _add_tensor(self, saved: dict[str, Any], prefix: str, name: Any, value: Any) -> None:
@@ -188,7 +188,7 @@ class _Modules:
         # Parameters of unknown classes stay what they are: objects.
         if not is_tensor(value) and type(value) is not Opaque:
             called = brief(self._join(prefix, name), 200)
-            raise self._broken(f"has a parameter, {called}, that is no tensor")
+            raise self._broken(f"has a parameter, {called}, that is not a tensor")
         self._add(saved, prefix, name, detached(value))
 
     def _add(self, saved: dict[str, Any], prefix: str, name: Any, value: Any) -> None:
@@ -199,7 +199,7 @@ class _Modules:
 
     def _join(self, prefix: str, name: Any) -> str:
         if type(name) is not str:
-            raise self._broken(f"has a module with an attribute named {brief(name)}, which is no text")
+            raise self._broken(f"has a module with an attribute named {brief(name)}, which is not text")
         return self._paths.join(prefix, name)
 
     def _refused(self, reason: str) -> UnsupportedError:
@@ -215,12 +215,12 @@ class _Modules:
         count = sum(self.classes.values())
         them = "1 whole module, an object" if count == 1 else f"{count} whole modules, objects"
         yield (
-            f"It holds {them} of {some(self.classes, 3)}: the output has what state_dict() gives. Other attributes are "
-            "left out; --raw takes all."
+            f"It holds {them} of {some(self.classes, 3)}: the output has the result of their state_dict(). Other "
+            "attributes are left out; --raw converts all."
         )
         if self._left:
             yield (
-                f"{len(self._left)} of these attributes hold tensors that are neither parameters nor persistent "
+                f"{len(self._left)} of the left-out attributes hold tensors other than parameters and persistent "
                 f"buffers: {some(self._left)}."
             )
 
@@ -228,8 +228,8 @@ class _Modules:
         """Yield what may differ from the state dict that the classes would make."""
         if self._hooked:
             yield (
-                f"{len(self._hooked)} modules have hooks that may change a state dict, and did not run: "
-                f"{some(self._hooked, form=str)}. The names are those of the parameters and buffers themselves."
+                f"{len(self._hooked)} modules have hooks that may change a state dict. They were not run: "
+                f"{some(self._hooked, form=str)}. Tensors have the names of the parameters and buffers."
             )
 
 

@@ -27,7 +27,7 @@ def _made_dtype(args: tuple[Any, ...]) -> Opaque:
     """Return the value of numpy.dtype("f8", align, copy), which its BUILD completes."""
     named = args[0] if 1 <= len(args) <= 3 else None
     if type(named) not in (str, Global, Opaque) or any(type(flag) not in (bool, int) for flag in args[1:]):
-        raise MalformedError("has a numpy.dtype that is none")
+        raise MalformedError("has an invalid numpy.dtype")
     if type(named) is str and numpy_dtypes.is_lacking(named):
         raise MalformedError(f"has a numpy.dtype {named!r}, which numpy lacks")
     return Opaque(Global("numpy", "dtype"), args)
@@ -38,7 +38,7 @@ def _made_array(cls: Global) -> Constructor:
 
     def construct(args: tuple[Any, ...]) -> Opaque:
         if len(args) != 3 or type(args[0]) not in (Global, Opaque):
-            raise MalformedError("has a numpy array that is made of nothing that one is made of")
+            raise MalformedError("has a numpy array with invalid parts")
         return Opaque(cls, args)
 
     return construct
@@ -52,7 +52,7 @@ def numpy_dtype(value: Any) -> tuple[str, int] | None:
     no dtype, and for a dtype whose statements contradict each other.
     """
     if type(value) is not Opaque:
-        raise MalformedError("has a numpy value whose dtype is none")
+        raise MalformedError("has a numpy value with an invalid dtype")
     if value.cls != _NUMPY_DTYPE_CLASS or not value.args or type(value.args[0]) is not str:
         return None
     named = numpy_dtypes.parsed(value.args[0])
@@ -72,7 +72,7 @@ def numpy_dtype(value: Any) -> tuple[str, int] | None:
             raise MalformedError(f"has a numpy.dtype {value.args[0]!r} with a state that does not fit it")
         # Without `copy`, the state changes nothing: numpy has one shared object for such a dtype.
         if ">" in (order, named.order) and order != named.order and not (len(value.args) == 3 and value.args[2]):
-            raise MalformedError(f"has a numpy.dtype {value.args[0]!r} whose byte order is said twice, and differs")
+            raise MalformedError(f"has a numpy.dtype {value.args[0]!r} with two different byte orders")
         if kind in "mM":
             counted = _unit(state[8:])
             if counted is None:
@@ -112,9 +112,9 @@ def _raw(data: Any, nbytes: int) -> bytes | None:
 def _array(shape: Any, dtype: Any, order: str, data: Any) -> Any:
     plain = numpy_dtype(dtype)
     if type(shape) is not tuple or len(shape) > MAX_DIMS:
-        raise MalformedError("has a numpy array whose shape is none")
+        raise MalformedError("has a numpy array with an invalid shape")
     if any(type(count) is not int or not 0 <= count < MAX_BYTES for count in shape):
-        raise MalformedError("has a numpy array whose shape is not made of counts")
+        raise MalformedError("has a numpy array whose shape does not consist of counts")
     if plain is None:
         return NotImplemented
     raw = _raw(data, math.prod(shape) * plain[1])
@@ -132,7 +132,7 @@ def _build_array(value: Opaque, state: Any) -> Any:
         state = (0, *state)
     sound = type(state) is tuple and len(state) == 5 and type(state[0]) is int and state[0] in (0, 1)
     if not sound or type(state[3]) not in (bool, int):
-        raise MalformedError("has a numpy array whose state is not that of one")
+        raise MalformedError("has a numpy array with an invalid state")
     array = _array(state[1], state[2], "F" if state[3] else "C", state[4])
     return _native(array) if type(array) is NumpyArray and array.dtype[0] == ">" else array
 
@@ -150,14 +150,14 @@ def _native(array: NumpyArray) -> NumpyArray:
 def _frombuffer(args: tuple[Any, ...]) -> Any:
     """Take (data, dtype, shape, order), as protocol 5 pickles an array."""
     if len(args) != 4 or args[3] not in ("C", "F"):
-        raise MalformedError("has a numpy array that is made of nothing that one is made of")
+        raise MalformedError("has a numpy array with invalid parts")
     return _array(args[2], args[1], args[3], args[0])
 
 
 def _scalar(args: tuple[Any, ...]) -> Any:
     """Take (dtype, data)."""
     if len(args) != 2:
-        raise MalformedError("has a numpy scalar that is made of nothing that one is made of")
+        raise MalformedError("has a numpy scalar with invalid parts")
     plain = numpy_dtype(args[0])
     if plain is None:
         return NotImplemented

@@ -68,7 +68,7 @@ def _geometry(size: Any, stride: Any) -> _Geometry:
         raise MalformedError(f"has a tensor of {len(size)} dimensions and {len(stride)} strides")
     for number in (*size, *stride):
         if type(number) is not int or not 0 <= number < MAX_BYTES:
-            raise MalformedError("has a tensor whose size or stride is not made of counts")
+            raise MalformedError("has a tensor whose size or stride does not consist of counts")
     numel = math.prod(size)
     if numel >= MAX_BYTES:
         raise MalformedError(f"has a tensor of {brief(numel)} elements")
@@ -89,7 +89,7 @@ def _start(dtype: DType, geometry: _Geometry, offset: int, size: int, key: str) 
     if start + extent * item > size or numel * item >= MAX_BYTES:
         raise MalformedError(
             f"has a tensor of {dtype} with shape {brief(shape)} and strides {brief(strides)} at element "
-            f"{brief(offset)}, which goes beyond the {size} bytes of its storage {brief(key)}"
+            f"{brief(offset)}, which extends beyond the {size} bytes of its storage {brief(key)}"
         )
     return start
 
@@ -142,7 +142,7 @@ class _Tensors:
             if itemsize_of_components(dtype) != itemsize_of_components(storage.dtype):
                 raise MalformedError(
                     f"has a big-endian storage {storage.key[:40]!r} of {storage.dtype} with a tensor of {dtype} in it, "
-                    "whose bytes torch.load does not put in order"
+                    "whose bytes torch.load does not swap"
                 )
             tensor = in_order(tensor, storage)
         if metadata:
@@ -196,7 +196,7 @@ class _Tensors:
     def build_typed(self, value: Opaque, state: Any) -> Any:
         """Set the state (storage, offset, size, stride) of a torch.FloatTensor or the like, until torch 0.1.10."""
         if value.args or value.state or type(state) is not tuple or len(state) != 4:
-            raise MalformedError(f"has a {value.name} whose state is not that of a tensor")
+            raise MalformedError(f"has a {value.name} whose state is not a tensor's")
         if type(state[0]) is not Storage:
             return _unknown(f"a {value.name}", state[0])
         if state[0].dtype != _TENSOR_DTYPES[value.cls]:
@@ -228,7 +228,7 @@ class _Tensors:
             # Several values share a byte: take the bytes as they are.
             shape, strides, _, extent = self.geometry(size, stride)
             if offset != 0 or extent > storage.size * PACKED[storage.dtype.name]:
-                raise MalformedError("has a quantized tensor that goes beyond its storage")
+                raise MalformedError("has a quantized tensor that extends beyond its storage")
             packed = {"shape": Size(shape), "strides": strides}
             size, stride = (storage.size,), (1,)
         if type(quantizer) is not tuple or not 3 <= len(quantizer) <= 4:
@@ -256,7 +256,7 @@ class _Tensors:
             raise MalformedError(f"has a tensor of {str(cls)[:100]} whose arguments are of the wrong types")
         for constant, kind in ((dtype, "dtype"), (layout, "layout")):
             if type(constant) is not TorchConstant or constant.kind != kind:
-                raise MalformedError(f"has a tensor of {str(cls)[:100]} whose {kind} is none")
+                raise MalformedError(f"has a tensor of {str(cls)[:100]} whose {kind} is invalid")
         return Composite(
             str(cls),
             {
@@ -411,7 +411,7 @@ def _build_variable(value: Opaque, state: Any) -> Any:
     elif type(state) is tuple and len(state) == 3 and len(value.args) == 1:
         (data,), (requires_grad, _, _) = value.args, state
     else:
-        raise MalformedError(f"has a {value.name} whose state is not that of one")
+        raise MalformedError(f"has a {value.name} with an invalid state")
     if type(requires_grad) is not bool:
         raise MalformedError(f"has a {value.name} whose requires_grad is not a bool")
     return _described(data, _KINDS.get(value.cls, "tensor"), requires_grad, None)
@@ -496,7 +496,7 @@ CONSTANTS: dict[tuple[str, str], Any] = {
 def _size(args: tuple[Any, ...]) -> Any:
     counts = args[0] if len(args) == 1 else ()
     if len(args) > 1 or type(counts) not in (tuple, list, Size) or any(type(n) is not int for n in counts):
-        raise MalformedError("has a torch.Size that is not made of integers")
+        raise MalformedError("has a torch.Size that does not consist of integers")
     return Size(counts)
 
 
@@ -506,7 +506,7 @@ def _device(args: tuple[Any, ...]) -> Any:
     sound = 1 <= len(args) == 1 + len(indices) and type(args[0]) is str
     made = TorchConstant("device", ":".join(map(str, args))) if sound else None
     if not made or not torch_constants.has(made):
-        raise MalformedError("has a torch.device that is none")
+        raise MalformedError("has an invalid torch.device")
     return made
 
 

@@ -33,7 +33,7 @@ class Parts:
     def add(self, name: str, tensor: LazyTensor) -> None:
         """Add a rank's part, or the first copy of what is whole. Raise CorruptError if the name is taken."""
         if name in self.tensors:
-            raise CorruptError(f"{self.where}: two files hold {quoted(name)}.")
+            raise CorruptError(f"{self.where}: two files contain {quoted(name)}.")
         self.tensors[name] = tensor
 
     def add_whole(self, name: str, tensor: LazyTensor) -> None:
@@ -46,8 +46,8 @@ class Parts:
         if (first.dtype, first.shape) != (tensor.dtype, tensor.shape):
             raise CorruptError(
                 f"{self.where}: {quoted(name)} is {tensor.dtype} of shape {list(tensor.shape)} in one file, and "
-                f"{first.dtype} of shape {list(first.shape)} in another, and each rank should have it whole.",
-                "The files are of different saves.",
+                f"{first.dtype} of shape {list(first.shape)} in another, but each rank should have the whole tensor.",
+                "The files come from different saves.",
             )
         self.equal.append((name, first, tensor))
 
@@ -65,9 +65,9 @@ class Parts:
                 )
             ):
                 raise CorruptError(
-                    f"{self.where}: the ranks' shares of {quoted(name)} do not fit together: {first.dtype} of shape "
+                    f"{self.where}: the ranks' parts of {quoted(name)} do not fit together: {first.dtype} of shape "
                     f"{list(first.shape)}, and {each.dtype} of shape {list(each.shape)}.",
-                    "The files are of different saves.",
+                    "The files come from different saves.",
                 )
         return Concat(tuple(shares), dim)
 
@@ -77,9 +77,9 @@ class Parts:
             lacking = [*(ranks[0].keys() - names.keys()), *(names.keys() - ranks[0].keys())]
             if lacking:
                 raise CorruptError(
-                    f"{files[0]} and {file} do not hold parts of the same tensors: only one has "
+                    f"{files[0]} and {file} do not have parts of the same tensors: only one has "
                     f"{some(sorted(lacking))}.",
-                    "The files are of different saves, or one is damaged.",
+                    "The files come from different saves, or one is damaged.",
                 )
 
     def source(

@@ -40,7 +40,7 @@ _SPARSE = "torch._utils", "_rebuild_sparse_tensor"
 _LAYOUTS = {1: "sparse_coo", 2: "sparse_csr"}
 # What programs call their constants.
 _CONSTANTS = "CONSTANTS"
-_ADVICE = "If you have the model that it was made from, save its state_dict() with torch.save, and convert that."
+_ADVICE = "If you have the original model, save its state_dict() with torch.save, and convert that file."
 
 
 class ScriptWeights(NamedTuple):
@@ -99,7 +99,7 @@ def finished(found: OrderedDict[str, Any], rest: dict[str, Any], where: str) -> 
 
 def told(others: list[str]) -> str:
     """Return the note about tensors that are neither parameters nor buffers."""
-    return f"{len(others)} attributes hold tensors that are neither parameters nor buffers: {some(others, form=str)}."
+    return f"{len(others)} attributes hold tensors other than parameters and buffers: {some(others, form=str)}."
 
 
 def unsupported(where: str, reason: str) -> UnsupportedError:
@@ -191,7 +191,7 @@ class _Modules:
         if value is None:
             return
         if not is_tensor(value) or name in found:
-            raise self.unsupported(f"its parameter {name} is no tensor, or is there twice")
+            raise self.unsupported(f"its parameter {name} is not a tensor, or exists twice")
         found[name] = value
 
 

@@ -71,7 +71,7 @@ def weights(description: bytes, archive: Archive) -> tuple[ScriptWeights, Loaded
         model = _object(_parsed(description))
         version = _integer(model, "protoVersion")
         if not 0 <= version <= _NEWEST:
-            raise RefusedError(f"is of version {version}; versions up to {_NEWEST} are known")
+            raise RefusedError(f"is of version {version}; versions up to {_NEWEST} are supported")
         table = [_tensor(_object(each), archive) for each in _list(model, "tensors")]
         loaded = Loaded((), 0, (), ())
         if version >= _WITH_ATTRIBUTES:
@@ -217,14 +217,14 @@ def _object(value: Any) -> dict[str, Any]:
         raise MalformedError(f"has {brief(value)} where an object should be")
     odd = next((name for name in value if "_" in name), None)
     if odd is not None:
-        raise MalformedError(f"has {brief(odd)}, which torch writes in another way")
+        raise MalformedError(f"has {brief(odd)}, which torch would write in another way")
     return value
 
 
 def _list(message: dict[str, Any], name: str) -> list[Any]:
     value = message.get(name, [])
     if type(value) is not list:
-        raise MalformedError(f"has {brief(value)} for its {name}, which is no list")
+        raise MalformedError(f"has {brief(value)} for its {name}, which is not a list")
     return value
 
 

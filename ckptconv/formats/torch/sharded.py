@@ -44,7 +44,9 @@ def read(place: Location, wanted: Wanted | None = None) -> Source:
     if f"{TORCH_MODELS[0]}{INDEX}" in indexes and stores.at(place.path).repository:
         indexes = [f"{TORCH_MODELS[0]}{INDEX}"]  # what from_pretrained takes
     if len(indexes) > 1:
-        raise UsageError(f"{place} holds several indexes: {_some(indexes)}.", f"Name one: {place.join(indexes[0])}")
+        raise UsageError(
+            f"{place} holds several indexes: {_some(indexes)}.", f"Give one of them: {place.join(indexes[0])}"
+        )
     if indexes:
         return _read_index(place.join(indexes[0]), place.path)
     files = _complete_set(place.path, place.names) or [torch_model(place.names)]
@@ -67,7 +69,7 @@ def _read_index(index: Location, path: str) -> Source:
     missing = [file for file, entry in entries.items() if entry.kind != "file"]
     if missing:
         raise CorruptError(
-            f"{index} names {len(files)} files, of which {len(missing)} are not there: {_some(missing)}.",
+            f"{index} names {len(files)} files, of which {len(missing)} are missing: {_some(missing)}.",
             "Download or copy them again.",
         )
     places = {file: directory.at(entry.file) for file, entry in entries.items()}
@@ -78,12 +80,11 @@ def _told(place: Location) -> Index:
     index = read_index(place)
     if index is None:
         raise UnsupportedError(
-            f"{place} is not the index of a sharded checkpoint: it has no weight_map from names of tensors to names of "
-            "files.",
-            "Name the checkpoint's files, or their index.",
+            f"{place} is not the index of a sharded checkpoint: it has no weight_map from tensor names to file names.",
+            "Give the files of the checkpoint, or their index.",
         )
     if not index.weight_map:
-        raise UsageError(f"{place} names no tensors: there is nothing to convert.")
+        raise UsageError(f"{place} names no tensors to convert.")
     return index
 
 
@@ -101,7 +102,7 @@ def _complete_set(path: str, names: Iterable[str]) -> list[str]:
             sets.setdefault((stem, width, count, suffix), {})[int(number)] = name
     if len(sets) > 1:
         examples = [next(iter(found.values())) for found in sets.values()]
-        raise UsageError(f"{path} holds several sets of shards: {_some(examples)}.", "Name the index of one of them.")
+        raise UsageError(f"{path} holds several sets of shards: {_some(examples)}.", "Give the index of one of them.")
     if not sets:
         return []
     (((stem, width, count, suffix), found),) = sets.items()
@@ -166,7 +167,7 @@ def _entries(file: TorchFile, kind: type) -> dict[str, Any]:
     if isinstance(value, dict) and all(isinstance(name, kind) for name in value):
         return {str(name): each for name, each in value.items()} if kind is int else value
     raise UnsupportedError(
-        f"{file.file.path} is a file of a sharded checkpoint, and holds a value of type {type(value).__name__}, where "
+        f"{file.file.path} is a file of a sharded checkpoint, but holds a value of type {type(value).__name__}, where "
         "a state dict was expected."
     )
 
@@ -176,13 +177,13 @@ def _check_agreement(path: str, file: str, entries: Mapping[str, Any], expected:
     if missing:
         raise CorruptError(
             f"{path} says that {len(missing)} tensors are in {file}, which lacks them: {_some(sorted(missing))}.",
-            "The index and the files are not of one checkpoint: download or copy them again.",
+            "The index and the files belong to different checkpoints: download or copy them again.",
         )
     unknown = [name for name, value in entries.items() if isinstance(value, LazyTensor) and name not in expected]
     if unknown:
         raise CorruptError(
             f"{file} holds {len(unknown)} tensors that {path} does not name: {_some(unknown)}.",
-            "The index and the files are not of one checkpoint: download or copy them again.",
+            "The index and the files belong to different checkpoints: download or copy them again.",
         )
 
 

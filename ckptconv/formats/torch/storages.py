@@ -57,7 +57,8 @@ class Storage(Tagged):
     def tensor(self) -> LazyTensor:  # type: ignore[override]
         if self.meta:
             raise UnsupportedError(
-                f"{self.file.path} lacks the data of storage {self.key[:100]!r}, saved from the meta device.",
+                f"{self.file.path} lacks the data of storage {self.key[:100]!r}, because it was saved from the meta "
+                "device.",
                 "Save the checkpoint again with its weights loaded.",
             )
         count = self.size // self.dtype.itemsize

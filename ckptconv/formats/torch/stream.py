@@ -137,7 +137,9 @@ class _Storages:
                 f"{noted.dtype}, or in two places"
             )
         if self.swapped and wanted.dtype.kind == "c":
-            raise RefusedError("has complex numbers from a big-endian machine, whose two parts torch wrote as one")
+            raise RefusedError(
+                "has complex numbers from a big-endian machine, and torch did not write their two parts separately"
+            )
         return None
 
     def place(self, keys: list[str], start: int) -> None:
@@ -203,20 +205,20 @@ def _checked_keys(keys: Any, storages: _Storages, pickles: Pickles) -> list[str]
     named = [_name(key) for key in keys] if type(keys) is list else [None]
     names = [name for name in named if name is not None]
     if len(names) < len(named):
-        raise pickles.corrupt("what follows the object is not a list of the keys of its storages")
+        raise pickles.corrupt("the object is not followed by a list of the keys of its storages")
     missing, unknown = storages.noted.keys() - set(names), set(names) - storages.noted.keys()
     if missing:
         raise pickles.corrupt(f"it lacks {len(missing)} storages that its object needs, such as {brief(min(missing))}")
     if unknown:
         raise pickles.corrupt(
-            f"it has {len(unknown)} storages that its object does not mention, such as {brief(min(unknown))}"
+            f"it has {len(unknown)} storages that its object does not use, such as {brief(min(unknown))}"
         )
     if len(set(names)) != len(names):
         raise pickles.corrupt("it names a storage twice")
     # torch distinguishes the integer 1 from the text "1".
     odd = next((key for key in keys if storages.noted[str(key)].of_number != (type(key) is int)), None)
     if odd is not None:
-        raise pickles.corrupt(f"its object and the list of its storages do not write the key {brief(odd)} alike")
+        raise pickles.corrupt(f"its object and its list of storages write the key {brief(odd)} differently")
     return names
 
 
@@ -240,7 +242,7 @@ def _check_counts(reader: Reader, storages: _Storages, pickles: Pickles) -> None
         raise (UnsupportedError if another else CorruptError)(
             f"{reader.file.path}: the object in it ends at byte {storages.end} of {size}, and {what} follows, which "
             "torch.load would not read.",
-            f"To convert what is before it: head -c {storages.end}, into another file.",
+            f"To convert the object, copy it to another file with head -c {storages.end}.",
         )
 
 

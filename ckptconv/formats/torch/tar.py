@@ -50,7 +50,7 @@ def read_tar(reader: Reader, *, limits: Limits = DEFAULT_LIMITS) -> TorchFile:
         )
     others = sorted(members.keys() - set(_PARTS))
     if others and odd is None:
-        odd = listing.corrupt(f"beside what torch.save writes it holds {brief(others[0])}")
+        odd = listing.corrupt(f"in addition to the files of torch.save it holds {brief(others[0])}")
     if odd is not None:
         for name in _PARTS:
             if name in members:

@@ -109,9 +109,7 @@ def _constants(archive: _Archive, words: Vocabulary, storages: _Storages, limits
     if unused:
         from ckptconv.formats.torch.script import unsupported
 
-        raise unsupported(
-            archive.file.path, f"its program alone says what {some(unused, 1)} holds, which {_CONSTANTS} does not"
-        )
+        raise unsupported(archive.file.path, f"only its program describes {some(unused, 1)}, not {_CONSTANTS}")
     return held
 
 
@@ -119,7 +117,7 @@ def _script(archive: _Archive, loaded: Loaded, constants: Any, byteorder: str) -
     """Return the weights of a TorchScript archive whose data.pkl holds a module."""
     if archive.prefix + SCRIPT_DESCRIPTION in archive.rows:
         raise archive.corrupt(
-            f"it has both {PICKLE} and {SCRIPT_DESCRIPTION}, and which of them counts depends on the release of torch"
+            f"it has both {PICKLE} and {SCRIPT_DESCRIPTION}, and releases of torch differ in which one they read"
         )
     from ckptconv.formats.torch import script as torch_script
 
@@ -199,14 +197,14 @@ class _Storages:
         size, method = archive.sizes[row], archive.methods[row]
         if method not in (STORED, DEFLATED):
             raise RefusedError(
-                f"needs storage {wanted.key[:40]!r}, which is compressed ({METHODS.get(method, method)}); "
-                "unpack the archive, pack it again without compression (zip -0), and convert that"
+                f"needs storage {wanted.key[:40]!r}, which is compressed ({METHODS.get(method, method)}); unpack the "
+                "archive, pack it again without compression (zip -0), and convert the new archive"
             )
         if size != nbytes:
             raise MalformedError(f"needs {nbytes} bytes of storage {wanted.key[:40]!r}, whose record has {size}")
         if not self._agrees(row, wanted):
             raise MalformedError(
-                f"has storage {wanted.key[:40]!r} as {wanted.dtype} and as another dtype; torch.load takes it for the "
+                f"has storage {wanted.key[:40]!r} as {wanted.dtype} and as another dtype; torch.load reads it as the "
                 "first of them"
             )
         file, offset = archive.file, archive.start + archive.payloads[row]
@@ -264,8 +262,8 @@ class _Archive(Archive):
         if head.startswith(LOCAL_SIGNATURE):
             return super().no_directory()
         return CorruptError(
-            f"{self.file.path} is not a torch checkpoint: it is no zip archive, and begins with {head[:16]!r}.",
-            "Check where it came from: it may not be what its name says.",
+            f"{self.file.path} is not a torch checkpoint: it is not a zip archive, and begins with {head[:16]!r}.",
+            "Check its source: the file may not match its name.",
         )
 
     def _old_script_prefix(self) -> str | None:
@@ -305,7 +303,7 @@ class _Archive(Archive):
                 raise self.corrupt(f"torch takes {brief(name)} for its description, and others {brief(outermost[0])}")
         prefix = outermost[0][: -len(PICKLE)]
         if outermost[0] != prefix + PICKLE or prefix[-1:] not in ("", "/"):
-            raise self.corrupt(f"its {PICKLE} is called {brief(outermost[0])}, and not all readers find it")
+            raise self.corrupt(f"its {PICKLE} is called {brief(outermost[0])}, where some readers do not find it")
         return prefix
 
     def _refuse_other_archive(self) -> None:

@@ -120,8 +120,8 @@ def _description_in(home: Handle, token: str, plan_id: str, kinds: tuple[str, ..
                 data = staging.read(name, MOST_DESCRIPTION)
             except ValueError as error:
                 raise CorruptError(
-                    f"{os.path.join(staging.path, name)} is not the description of parts: {error}.",
-                    "Run one of the parts again, which writes it anew.",
+                    f"{os.path.join(staging.path, name)} is not a description of parts: {error}.",
+                    "Run one of the parts again to write it again.",
                 ) from None
             if data is not None:
                 yield StagedParts(staging.path, plan_id, kinds, data, name == PUBLISHED)
@@ -184,8 +184,9 @@ def wait_for(home: Handle, name: str, path: str) -> tuple[Handle, int]:
         except BusyError:
             if time.monotonic() > until:
                 raise FailedError(
-                    f"{path} was being published by another process for {PATIENCE:.0f} seconds. It was left as it is.",
-                    "Run it again when that has ended.",
+                    f"{path} was still being published by another process after {PATIENCE:.0f} seconds. It was not "
+                    "changed.",
+                    "Run the command again when that process has ended.",
                 ) from None
         time.sleep(0.02)
 

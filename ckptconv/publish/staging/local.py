@@ -214,7 +214,7 @@ class LocalStaging(Staging):
         else:
             self._clear(self.recorded)
         self.close()
-        return f"{self._kept_files()} kept in {self.staging}: the same command goes on from there."
+        return f"{self._kept_files()} kept in {self.staging}: the same command continues from there."
 
     def discard(self) -> None:
         if self._guard >= 0 and not self.shared:
@@ -274,7 +274,7 @@ class LocalStaging(Staging):
         if found is None:
             return None
         if (found["name"], found["size"], found["plan"]) != (name, size, self.plan_id):
-            self._no_record(name, "it is of another file, or of another plan")
+            self._no_record(name, "it belongs to another file or plan")
             return None
         for place in (self._place(name), self._final(name)):
             now = place.stat()
@@ -458,9 +458,8 @@ class LocalStaging(Staging):
             now = self._final(name).stat()
             if now is None or now.st_size != found["size"] or not _is_same(now, found):
                 raise FailedError(
-                    f"{self.final(name)} was replaced by another conversion meanwhile, which has published its output "
-                    "there.",
-                    "Run this one again if its output is to be there instead.",
+                    f"{self.final(name)} was replaced by another conversion, which published its output there.",
+                    "Run this conversion again if you want its output there.",
                 )
 
     def _unfinished(self, names: Sequence[str], error: OSError) -> FailedError:

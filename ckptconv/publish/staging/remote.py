@@ -32,8 +32,8 @@ def notes(files: Iterable[tuple[str, int]], memory: int) -> list[str]:
     """Return a note for each file, given as name and size, whose upload parts must be larger than `memory` allows."""
     large = [(name, size, part_size(size, memory)) for name, size in files]
     return [
-        f"{name} is sent in parts of {format_size(part)}, which take more memory than was allowed: of a file of "
-        f"{format_size(size)} a store takes {PARTS:,} parts at most."
+        f"{name} is sent in parts of {format_size(part)}, which exceed the memory limit: a store accepts at most "
+        f"{PARTS:,} parts of a file of {format_size(size)}."
         for name, size, part in large
         if part > part_size(0, memory)
     ]

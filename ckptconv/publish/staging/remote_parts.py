@@ -157,7 +157,7 @@ class PartsOnStore(UploadStaging):
         if not self.recorded:
             return ""
         return (
-            f"{self._kept_files()} kept in {self.path}, with records in {self._place}: the same command goes on from "
+            f"{self._kept_files()} kept in {self.path}, with records in {self._place}: the same command continues from "
             "there."
         )
 
@@ -196,7 +196,7 @@ class PartsOnStore(UploadStaging):
         try:
             found = object_record(data)
             if (found["name"], found["plan"]) != (name, self.plan_id):
-                raise ValueError("it is of another file, or of another plan")
+                raise ValueError("it belongs to another file or plan")
         except ValueError as error:
             if not self.finishing:
                 return None
@@ -278,6 +278,6 @@ def _get(place: Location, most: int) -> bytes | None:
     with explained(place.path), contextlib.suppress(FileNotFoundError):
         data: bytes = remote.retrying(lambda: fs.cat_file(inner, start=0, end=most + 1))
         if len(data) > most:
-            raise CorruptError(f"{place} has more than {most} bytes, where none has as many.")
+            raise CorruptError(f"{place} has more than {most} bytes, more than any record.")
         return data
     return None

@@ -74,12 +74,12 @@ def of_record(told: Any, where: str, back: bool = False) -> ChosenMap:
         or not all(isinstance(told[key], str) for key in _TEXTS)
         or not isinstance(told["sizes"], dict)
     ):
-        raise UsageError(f"{where}: its record of a map is none: {brief(told)}.")
+        raise UsageError(f"{where}: its record of a map is not valid: {brief(told)}.")
     sizes = SIZES.parse(told["sizes"], f"{where}, the size")
     map_ = parse_map(told["text"], told["name"][:200])
     target = told["from"] if back else told["to"]
     if map_.digest != told["sha256"]:
-        raise UsageError(f"{where}: its record of a map has another digest than the map in it.")
+        raise UsageError(f"{where}: its record of a map contains a map with another digest.")
     if {told["from"], told["to"]} != {*map_.sides}:
         raise UsageError(f"{where}: its record of a map names the sides {some([told['from'], told['to']])}.")
     return ChosenMap(map_, sizes, {}, target)

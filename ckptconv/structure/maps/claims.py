@@ -149,7 +149,7 @@ class Templates:
         return LimitError(
             f"The map {self._map.name} takes too long: names can be read in too many ways, as "
             f"{self._map.sides[self._side]}.",
-            "Write fewer indices, and more of the names as they are.",
+            "Write fewer indices, and more literal parts of the names.",
         )
 
     def _is_wide(self, claim: Claim, used: Collection[int]) -> bool:
@@ -304,7 +304,7 @@ def source_side(map_: Map, names: Iterable[str]) -> int:
         raise UsageError(
             f"The map {map_.name} has {counts[0]} of the {len(names)} names both as {map_.sides[0]} and as "
             f"{map_.sides[1]}.",
-            f"Say what to make: --map {map_.name}:{map_.sides[1]} or --map {map_.name}:{map_.sides[0]}.",
+            f"Give the direction: --map {map_.name}:{map_.sides[1]} or --map {map_.name}:{map_.sides[0]}.",
         )
     return 0 if counts[0] > counts[1] else 1
 
@@ -314,7 +314,7 @@ def _nearest(map_: Map, side: int | None, names: Sequence[str]) -> str:
     sides = (0, 1) if side is None else (side,)
     texts = [str(tensor.name) for rule in map_.rules for each in sides for tensor in rule.sides[each]]
     if not names:
-        return "There are no names."
+        return "The checkpoint has no names."
     import difflib
 
     close = difflib.get_close_matches(names[0][:_LONGEST], texts[:_COMPARED], n=1, cutoff=0.3)
@@ -347,7 +347,8 @@ def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) 
         if len(owners) > 1:
             raise UsageError(
                 f"The map {map_.name}: two have the name {quoted(name)}: {' and '.join(owners)}.",
-                "Of two rules, the more special one has a name: one all of whose names the other has too.",
+                "If two rules match a name, the more specific rule wins: the one whose names all match the other rule "
+                "too.",
             )
         if found:
             claims.found[name] = found[0]
@@ -360,7 +361,7 @@ def claimed(map_: Map, side: int, names: Iterable[str], *, strict: bool = True) 
         raise UsageError(
             f"The map {map_.name} has no rule for {len(unclaimed)} of the tensors, as {map_.sides[side]}: "
             f"{some(unclaimed)}. {_nearest(map_, side, unclaimed)}",
-            "Add a rule for each, or list it under [keep] or [drop]; or leave it out with --exclude.",
+            "Add a rule for each tensor, list it under [keep] or [drop], or leave it out with --exclude.",
         )
     return claims
 
@@ -387,7 +388,7 @@ def check_way_back(map_: Map, side: int, made: Mapping[str, tuple[Rule | None, M
     try:
         claims = claimed(map_, side, made, strict=False)
     except UsageError as error:
-        raise UsageError(f"The way back is ambiguous. {error.message}", error.hint) from None
+        raise UsageError(f"The reverse map is ambiguous. {error.message}", error.hint) from None
     for name, (rule, values) in made.items():
         claim = claims.found.get(name)
         back = map_.rules[claim.rule] if claim else None
@@ -404,7 +405,7 @@ def check_way_back(map_: Map, side: int, made: Mapping[str, tuple[Rule | None, M
         owner = back.where if back else f"{glob!r} of [keep] or [drop]" if glob else "no rule"
         others = "" if same else ", with other indices"
         raise UsageError(
-            f"The map {map_.name} has no way back: {by} {quoted(name)}, and from {map_.sides[side]}, {owner} has that "
-            f"name{others}.",
-            "Write the name in one of the rules so that it is told from others.",
+            f"The map {map_.name} cannot be reversed: {by} {quoted(name)}, and from {map_.sides[side]}, {owner} has "
+            f"that name{others}.",
+            "Change the name in one of the rules so that it is unique.",
         )

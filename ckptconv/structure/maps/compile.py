@@ -136,7 +136,7 @@ def _check_shifts(rule: Rule) -> None:
     """Raise UsageError for a rule whose names add a size that is not known."""
     for index, by in rule.shifts.items():
         if not by.isdecimal():
-            rule.fail(f"nothing says how large {by} is, in {{{index} + {by}}}.", f"Give --size {by}=NUMBER.")
+            rule.fail(f"the size of {by} is not known, in {{{index} + {by}}}.", f"Give --size {by}=NUMBER.")
 
 
 # ------------------------------------------------------------------------------------------------- the use of a rule
@@ -203,8 +203,8 @@ def _check_complete(use: _Use, side: int) -> None:
         if any(stack not in use.counts for stack in stacks) or not any(number == index for number, _ in use.names):
             lacking = tensor.name.of({**dict.fromkeys(stacks, 0), **use.values})
             raise UsageError(
-                f"{use.where}: {quoted(next(iter(use.names.values())))} is there, and {quoted(lacking)} is not, which "
-                "the rule needs too."
+                f"{use.where}: {quoted(next(iter(use.names.values())))} exists, but the rule also needs "
+                f"{quoted(lacking)}, which is missing."
             )
         counts = [use.counts[stack] for stack in stacks]
         found = sum(number == index for number, _ in use.names)
@@ -214,7 +214,7 @@ def _check_complete(use: _Use, side: int) -> None:
             gap = next(at for at in combinations if (index, at) not in use.names)
             lacking = tensor.name.of({**use.values, **dict(zip(stacks, gap, strict=True))})
             raise CorruptError(
-                f"{use.where}: {quoted(lacking)} is not there, and the stack goes up to "
+                f"{use.where}: {quoted(lacking)} is missing, but the stack goes up to "
                 f"{', '.join(f'{stack} = {count - 1}' for stack, count in zip(stacks, counts, strict=True))}."
             )
 
@@ -293,7 +293,7 @@ def _solve_globals(
                     raise UsageError(
                         f"{use.where}: {name} is {sizes[name]} by the shape of {other}, and {size} by that of {one}, "
                         f"where {first.rule.where} has it.",
-                        "Is this the map of the model?",
+                        "Is this the right map for the model?",
                     )
         if not found:
             return
@@ -327,13 +327,13 @@ class _Told:
                 raise UsageError(
                     f"{use.where}: {name} is {size} by the shape of {quoted(tensor)}, and {told} by [sizes] "
                     f"({some(alternatives, form=str)}).",
-                    f"Is this the map of the model? If it is, give --size {name}={size}.",
+                    f"Is this the right map for the model? If it is, give --size {name}={size}.",
                 )
             asked = {each for text in alternatives if isinstance(text, str) for each in Expression(text).names}
             if told is None and asked & (self.sizes.keys() | use.rule.stacks):
                 self.unchecked[name] = (
-                    f"{name} = {size} follows from the shape of {quoted(tensor)} alone: nothing says how large "
-                    f"{some(sorted(asked - others.keys()), form=str)} is, to check it"
+                    f"{name} = {size} follows from the shape of {quoted(tensor)} alone, unchecked: the size of "
+                    f"{some(sorted(asked - others.keys()), form=str)} is not known"
                 )
 
 
@@ -501,7 +501,7 @@ class _Made:
                     self.padding[name] = size - used
                 given -= size - used
         if given != made:
-            use.rule.fail(f"{given} elements would become {made}: the sides do not hold the same.")
+            use.rule.fail(f"{given} elements would become {made}: the two sides differ in size.")
 
     def _add(
         self,
@@ -665,6 +665,6 @@ class _Assembly:
             raise UsageError(
                 f"{self._use.where}: {quoted(self._name)} is joined of {some(self._sources)}, which have different "
                 f"dtypes: {', '.join(dtypes)}.",
-                "Give them one dtype, as with --dtype float32, or keep them apart.",
+                "Give them one dtype, for example with --dtype float32.",
             )
         return Concat(tuple(parts), dim)

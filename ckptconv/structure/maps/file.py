@@ -74,16 +74,16 @@ def parse_map(text: str, name: str) -> Map:
     """Return the map of this TOML text. `name` is its file's name. Raise UsageError, which points into the file, for
     anything that is no map."""
     if len(text.encode()) > MAX_BYTES:
-        raise UsageError(f"{name} has more than {MAX_BYTES} bytes, and is no map.")
+        raise UsageError(f"{name} has more than {MAX_BYTES} bytes, the limit for a map.")
     tables = _toml(text, name)
     for key, value in tables.items():
         if key not in _TABLES and not (key in _WORDS and _is_text(value)):
-            raise UsageError(f"{name}: {quoted(key)} is no part of a map.", f"A map has {some(_TABLES, form=str)}.")
+            raise UsageError(f"{name}: {quoted(key)} is not a part of a map.", f"A map has {some(_TABLES, form=str)}.")
     given = tables.get("rule", [])
     if not isinstance(given, list) or not all(isinstance(each, dict) for each in given) or not given:
         raise UsageError(f"{name} has no rules.", "Each begins with [[rule]].")
     if len(given) > MAX_RULES:
-        raise UsageError(f"{name} has {len(given)} rules, and a map may have {MAX_RULES}.")
+        raise UsageError(f"{name} has {len(given)} rules; a map can have at most {MAX_RULES}.")
     places = _places(text, name, len(given))
     sides = _sides(given, places)
     rules: list[Rule] = []
@@ -128,7 +128,7 @@ def _sides(rules: Sequence[Mapping[str, Any]], places: Sequence[str]) -> tuple[s
     """Return the names of the two sides, which all rules have."""
     sides = [key for key in rules[0] if key not in _RULE_WORDS]
     if len(sides) != 2:
-        raise UsageError(f"{places[0]} has {len(sides)} sides, and a rule has two: {some(sides) or 'none'}.")
+        raise UsageError(f"{places[0]} has {len(sides)} sides, but a rule must have two: {some(sides) or 'none'}.")
     for rule, where in zip(rules, places, strict=True):
         found = [key for key in rule if key not in _RULE_WORDS]
         if {*found} != {*sides}:
@@ -139,7 +139,7 @@ def _sides(rules: Sequence[Mapping[str, Any]], places: Sequence[str]) -> tuple[s
 def _texts(value: Any, where: str) -> list[str]:
     texts = [value] if isinstance(value, str) else value
     if not _is_text(texts):
-        raise UsageError(f"{where} is {brief(value)}, where the text of a tensor was expected, or a list of texts.")
+        raise UsageError(f"{where} is {brief(value)}, but the text of a tensor or a list of texts was expected.")
     return list(texts)
 
 
@@ -158,8 +158,8 @@ def _globs(value: Any, sides: tuple[str, str], where: str) -> tuple[tuple[str, .
                 raise UsageError(f"{where}, {quoted(glob)}: it has more than {MAX_LENGTH} characters.")
             if any(_INDEX.search(part) and not _INDEX.fullmatch(part) for part in glob.split(".")):
                 raise UsageError(
-                    f"{where}, {quoted(glob)}: an index stands for a whole part of a name between dots.",
-                    "Write * for some characters of a part.",
+                    f"{where}, {quoted(glob)}: an index must be a whole part of a name between dots.",
+                    "Use * for some characters of a part.",
                 )
         for number, side in enumerate(sides):
             if key == side or key not in sides:
@@ -171,15 +171,15 @@ def _globs(value: Any, sides: tuple[str, str], where: str) -> tuple[tuple[str, .
 
 def _sizes(value: Any, name: str) -> dict[str, Alternatives]:
     if not isinstance(value, dict):
-        raise UsageError(f"{name}, [sizes] is {brief(value)}, where a table was expected.")
+        raise UsageError(f"{name}, [sizes] is {brief(value)}, but a table was expected.")
     if len(value) > MAX_SIZES:
-        raise UsageError(f"{name}, [sizes] has {len(value)} sizes, and a map may have {MAX_SIZES}.")
+        raise UsageError(f"{name}, [sizes] has {len(value)} sizes; a map can have at most {MAX_SIZES}.")
     sizes: dict[str, Alternatives] = {}
     for axis, told in value.items():
         where = f"{name}, [sizes], {axis}"
         alternatives = told if isinstance(told, list) else [told]
         if len(alternatives) > MAX_ALTERNATIVES:
-            raise UsageError(f"{where} has {len(alternatives)} alternatives, and may have {MAX_ALTERNATIVES}.")
+            raise UsageError(f"{where} has {len(alternatives)} alternatives; at most {MAX_ALTERNATIVES} are allowed.")
         for each in alternatives:
             is_number = isinstance(each, int) and not isinstance(each, bool) and 0 <= each <= MAX_SIZE
             if not is_number and not isinstance(each, str):
@@ -224,8 +224,8 @@ def from_catalogue(name: str) -> Map:
         import difflib
 
         close = difflib.get_close_matches(name, names)
-        hint = f"Did you mean {' or '.join(close)}?" if close else f"There are: {some(names, 30, str)}."
-        raise UsageError(f"There is no map {quoted(name)}.", f"{hint} A file is named by its path, such as ./my.toml.")
+        hint = f"Did you mean {' or '.join(close)}?" if close else f"The maps are {some(names, 30, str)}."
+        raise UsageError(f"The map {quoted(name)} does not exist.", f"{hint} Give a file as a path, such as ./my.toml.")
     return parse_map(_folder().joinpath(name + SUFFIX).read_text("utf-8"), name)
 
 

@@ -91,7 +91,7 @@ class _Parser:
         found: list[Product] = []
         while self._word:
             if self._word == "+":
-                raise _SyntaxError("a sum stands in parentheses, as (q + k)", self._at)
+                raise _SyntaxError("a sum must be in parentheses, such as (q + k)", self._at)
             found.append(self._factor(0))
         return tuple(found)
 
@@ -226,11 +226,11 @@ def _parse_name(text: str) -> Name:
     for match in _INDEX.finditer(text):
         index = _SHIFTED.fullmatch(match[1])
         if not index:
-            told = "an index is written as a letter or word in braces, as {l}, or with what the name adds, as {l + 1}"
+            told = "an index is a letter or word in braces, such as {l}, or with an offset, such as {l + 1}"
             raise _SyntaxError(told, match.start())
         indices.append((index[1], index[2] or ""))
     if "" in literals[1:-1]:
-        raise _SyntaxError("two indices stand side by side, and nothing says where one ends", text.index("}{"))
+        raise _SyntaxError("two adjacent indices need a separator", text.index("}{"))
     if any(len(_INDEX.findall(part)) > MAX_IN_PART for part in text.split(".")):
         raise _SyntaxError(f"more than {MAX_IN_PART} indices are in one part of the name", 0)
     if not text or re.search(r"\s", "".join(literals)):
@@ -319,10 +319,11 @@ def make_rules(where: str, number: int, names: tuple[str, str], sides: Sequence[
     split = [[_alternatives(text) for text in side] for side in sides]
     counts = {len(each) for side in split for each in side} - {1}
     if max(counts, default=1) > MAX_ALTERNATIVES:
-        raise UsageError(f"{where}: a tensor has {max(counts)} alternatives, and may have {MAX_ALTERNATIVES}.")
+        raise UsageError(f"{where}: a tensor has {max(counts)} alternatives; at most {MAX_ALTERNATIVES} are allowed.")
     if len(counts) > 1:
         raise UsageError(
-            f"{where}: tensors have {some(sorted(counts), form=str)} alternatives; all have one, or as many."
+            f"{where}: tensors have {some(sorted(counts), form=str)} alternatives; all must have one or the same "
+            "number."
         )
     rules: list[Rule] = []
     for at in range(max(counts, default=1)):
@@ -348,7 +349,7 @@ def _make_rules(where: str, number: int, names: tuple[str, str], sides: Sequence
     parsed: list[tuple[MapTensor, ...]] = []
     for name, texts in zip(names, sides, strict=True):
         if not texts or len(texts) > MAX_TENSORS:
-            raise UsageError(f"{where}, {name}: it has {len(texts)} tensors, and may have 1 to {MAX_TENSORS}.")
+            raise UsageError(f"{where}, {name}: it has {len(texts)} tensors; 1 to {MAX_TENSORS} are allowed.")
         try:
             parsed.append(tuple(map(parse_tensor, texts)))
         except UsageError as error:
@@ -361,7 +362,7 @@ def _make_rules(where: str, number: int, names: tuple[str, str], sides: Sequence
         return [_checked(Rule(where, number, ((a,), (b,)))) for a, b in zip(left, right, strict=True)]
     bare = next((tensor for tensor in tensors if tensor.dims is None), None)
     if bare:
-        raise UsageError(f"{where}: {quoted(bare.text)} has no axes, and other tensors of the rule have.")
+        raise UsageError(f"{where}: {quoted(bare.text)} has no axes, but other tensors of the rule do.")
     return [_checked(_fused(_padded(Rule(where, number, (left, right)))))]
 
 
@@ -376,7 +377,7 @@ def _padded(rule: Rule) -> Rule:
                 node = Sum(tuple(named(term, tensor, in_sum=True) for term in node.terms))
             elif node.is_padding:
                 if not in_sum or len(product) > 1:
-                    rule.fail(f"{quoted(tensor.text)}: padding stands alone in a sum, as in (v + _).")
+                    rule.fail(f"{quoted(tensor.text)}: padding must be a term of its own in a sum, such as (v + _).")
                 number = next(numbers)
                 node = MapAxis((PADDING if number == 1 else f"{PADDING}{number}",))
             nodes.append(node)
@@ -460,7 +461,7 @@ def _checked(rule: Rule) -> Rule:
             rule.fail(
                 f"{{{without[0]}}} is in the name of some tensors, and in {quoted(tensor.text)} neither in the name "
                 "nor an axis.",
-                "An index is in all names of a rule, or an axis where it is not.",
+                "An index must be in all names of a rule, or be an axis in the others.",
             )
     if rule.renames:
         return replace(rule, free=free, stacks=stacks)
@@ -468,7 +469,7 @@ def _checked(rule: Rule) -> Rule:
     if len(left) != len(right):
         rule.fail(
             f"one side consists of {len(left)} pieces, the other of {len(right)}: {_named(rule.sides[0])} and "
-            f"{_named(rule.sides[1])}; every sum stands for as many pieces as it has terms."
+            f"{_named(rule.sides[1])}; a sum counts as many pieces as it has terms."
         )
     (ones, of), (others, by) = (tuple(zip(*pieces, strict=True)) for pieces in (left, right))
     ordered = collections.Counter(ones) != collections.Counter(others)
@@ -514,5 +515,5 @@ def _pieces(
                 rule.fail(f"{quoted(tensor.text)}: the axis {twice.name} occurs twice in one piece.")
             found.append((frozenset(axes), tensor))
         if len(found) == before:
-            rule.fail(f"{quoted(tensor.text)} is padding alone.")
+            rule.fail(f"{quoted(tensor.text)} is only padding.")
     return found

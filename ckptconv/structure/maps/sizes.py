@@ -160,7 +160,7 @@ def _of_config(config: Mapping[str, Any], name: str) -> int | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_SIZE:
-        raise UsageError(f"config.json: {name} is {quoted(str(value))}, where a size was expected.")
+        raise UsageError(f"config.json: {name} is {quoted(str(value))}, but a size was expected.")
     return value
 
 
@@ -235,7 +235,8 @@ class Equation(NamedTuple):
         axes = written([self.product])
         return UsageError(
             f"{where}: {quoted(self.tensor)} has {self.extent} in dimension {self.dim}, {axes}: {what}",
-            "Is this the map of the model? Sizes come from --size, a configuration beside the checkpoint, and shapes.",
+            "Is this the right map for the model? Sizes come from --size, the configuration of the checkpoint, and "
+            "shapes.",
         )
 
 

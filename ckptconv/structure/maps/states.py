@@ -48,7 +48,7 @@ def apply_to_states(
             made.setdefault(name, {})[key] = tensor
         applied.sources.update((name, of) for name, of in found.sources.items() if name not in applied.sources)
     if applied is None:
-        raise UnsupportedError("The optimizer has no states in the layout of its parameters: a map has nothing to do.")
+        raise UnsupportedError("The optimizer has no states in the layout of its parameters, so a map has no effect.")
     equal: list[Equal] = []
     for key in keys:
         for name, sources in applied.sources.items() if key not in laid_out else ():
@@ -73,8 +73,7 @@ def _one_of(name: str, values: Mapping[str, Any], equal: list[Equal]) -> Any:
                 equal.append((name, untagged(kept), untagged(value)))
         elif isinstance(kept, LazyTensor) or isinstance(value, LazyTensor) or kept != value:
             raise CorruptError(
-                f"{quoted(name)} is to be made of {some(values)}, and {quoted(source)} has another value than "
-                f"{quoted(first)}."
+                f"{quoted(name)} needs {some(values)}, but {quoted(source)} and {quoted(first)} have different values."
             )
     return kept
 
@@ -86,9 +85,7 @@ def _grouped(groups: Sequence[Mapping[str, Any]], applied: Applied) -> list[dict
     for name, sources in applied.sources.items():
         numbers = {group_of[source] for source in sources if source in group_of}
         if len(numbers) > 1:
-            raise CorruptError(
-                f"{quoted(name)} is to be made of {some(sources)}, which are in different groups of the optimizer."
-            )
+            raise CorruptError(f"{quoted(name)} needs {some(sources)}, which are in different groups of the optimizer.")
         for number in numbers:
             params[number].append(name)
     return [{**group, "params": names} for group, names in zip(groups, params, strict=True)]

@@ -336,7 +336,7 @@ def test_the_report_says_which_dtype_several_became() -> None:
 def test_a_step_that_is_given_twice_is_told() -> None:
     steps = saved(model(0), model(1))
     report = average([*steps, f"./{steps[0]}"], "out.safetensors")
-    assert any("0.pt is given 2 times, and counts as often." in text for text in report.warnings)
+    assert any("0.pt is given 2 times, and is counted as often." in text for text in report.warnings)
     report = average(steps, "out.safetensors", minus=steps[0], weights=[1, 0.5])
     assert not report.warnings
 

@@ -230,7 +230,7 @@ main()
     process = started(wrong, "average", *steps, tmp_path / "out.safetensors", "--jobs", "2", env=environment)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 1
-    assert "This is a mistake in ckptconv itself: " in err
+    assert "This is a bug in ckptconv itself: " in err
     assert "Odd: mended by nobody" in err
     assert "in wrong" in err
 
@@ -265,7 +265,7 @@ def test_a_signal_ends_all_with_nothing_left(number: signal.Signals, steps: list
         os.kill(pid, number)  # as a terminal does
     _, err = process.communicate(timeout=600)  # by which they go on
     assert process.returncode == 128 + number
-    assert err == f"ckptconv: Stopped by {number.name}. Nothing was put under a final name.\n"
+    assert err == f"ckptconv: Stopped by {number.name}. No output was published.\n"
     assert all(map(is_gone, pids))
     assert os.listdir(tmp_path) == []
 

@@ -242,7 +242,7 @@ def test_a_model_with_one_module_of_weights_is_one_file_if_nothing_is_copied(sen
     [
         ([{"path": "9_Dense", "type": "Dense"}], "no such folder"),
         ([{"path": "../x", "type": "Dense"}], "does not lie in its directory"),
-        ([{"path": 3, "type": "Dense"}], "0.path is no text"),
+        ([{"path": 3, "type": "Dense"}], "0.path is not text"),
         (["2_Dense"], "0 is no object"),
         ({}, "no list"),
     ],

@@ -108,13 +108,13 @@ def sizes(*numbers: int) -> list[dict[str, int]]:
 @every(
     "change, code, words",
     [
-        (lambda told: told["rows"].update(use_pickle=True), 5, "'rows' is no plain tensor"),
-        (lambda told: told["rows"].update(tensor_meta=None), 5, "'rows' is no plain tensor"),
+        (lambda told: told["rows"].update(use_pickle=True), 5, "'rows' is not a plain tensor"),
+        (lambda told: told["rows"].update(tensor_meta=None), 5, "'rows' is not a plain tensor"),
         (lambda told: told["rows"].update(path_name="../x"), 4, "'path_name'"),
         (lambda told: told["rows"].update(path_name="weight_99"), 4, "weight_99, which the archive lacks"),
         (lambda told: told["rows"].update(other=1), 4, "'other', which is not known"),
-        (meta(layout=1), 5, "'rows' is no plain tensor"),
-        (meta(dtype=77), 5, "'rows' is no plain tensor"),
+        (meta(layout=1), 5, "'rows' is not a plain tensor"),
+        (meta(dtype=77), 5, "'rows' is not a plain tensor"),
         (meta(dtype=4), 4, "and another weight in weight_"),
         (meta(sizes=sizes(4, 7)), 4, "reaches to element"),
         (meta(sizes=sizes(2)), 4, "a layout that none has"),

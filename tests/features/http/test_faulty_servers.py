@@ -83,7 +83,7 @@ def test_a_range_that_is_not_what_was_asked_for(
 @pytest.mark.parametrize("fault", ["silent", "stalled"])
 @pytest.mark.usefixtures("impatient")
 def test_a_range_that_does_not_come(fault: str, large: Path, tmp_path: Path) -> None:
-    hung = "nothing came from its server for 0.5 seconds"
+    hung = "its server sent no data for 0.5 seconds"
     with serving(large, fault) as url, pytest.raises(FailedError, match=re.escape(hung)):
         convert(f"{url}/model.pt", tmp_path / "out.safetensors")
     assert list(tmp_path.iterdir()) == []
@@ -100,8 +100,8 @@ def test_a_wait_is_told_of_while_it_lasts(large: Path, tmp_path: Path) -> None:
     with serving(large, "silent") as url:
         run = ckptconv_here("pt2safetensors", f"{url}/model.pt", tmp_path / "out.safetensors")
     assert run.code == 1
-    assert f"Waiting for {url}/model.pt: nothing came from its server for 0.2 seconds." in run.err
-    assert f"{url}/model.pt cannot be read: nothing came from its server for 0.5 seconds" in run.err
+    assert f"Waiting for {url}/model.pt: its server sent no data for 0.2 seconds." in run.err
+    assert f"{url}/model.pt cannot be read: its server sent no data for 0.5 seconds" in run.err
 
 
 # -------------------------------------------------------------------------------------------------------- checksums

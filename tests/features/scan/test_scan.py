@@ -494,7 +494,7 @@ def test_the_report_names_what_is_wrong_and_counts_the_rest() -> None:
     assert "safe.pt" not in run.out
     assert re.search(r"scanned 4 files in .* s: 1 safe, 1 unreadable, 1 suspicious, 1 attack\n1 file skipped", run.out)
     assert run.err == (
-        "ckptconv: Of 4 files, 1 is an attack, 1 is suspicious, 1 cannot be judged. Do not load an attack.\n"
+        "ckptconv: Of 4 files, 1 is an attack, 1 is suspicious, 1 cannot be judged. Do not load the attacks.\n"
     )
     assert "safe: ./safe.pt" in ckptconv_here("scan", "--verbose", ".").out
 

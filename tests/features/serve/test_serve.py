@@ -427,7 +427,7 @@ def test_it_says_where_it_is_and_ends_when_asked(place: Path) -> None:
     assert out == ""
     assert '"GET /model.safetensors HTTP/1.1" 200' in err
     assert "config.json, which from_pretrained needs, is not beside SOURCE" in err
-    assert "warning: --size is of no use without --map." in err
+    assert "warning: --size has no effect without --map." in err
 
 
 def test_a_signal_that_comes_while_a_connection_is_taken_ends_it_too(served: Server) -> None:

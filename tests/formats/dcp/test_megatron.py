@@ -155,7 +155,7 @@ def test_what_has_no_master_is_taken_as_stored_and_named(tmp_path: Path) -> None
     checkpoint = made.write(tmp_path / "c")
     run = converted(checkpoint, tmp_path / "o.safetensors", "--master")
     assert_same(load_file(tmp_path / "o.safetensors"), {"w": torch.full((2,), 1.001), "expert_bias": torch.ones(3)})
-    assert "Without a master, and taken as they are stored: 'expert_bias'" in run.out
+    assert "Taken as they are stored, because they have no fp32 master: 'expert_bias'" in run.out
 
 
 @every(

@@ -252,7 +252,7 @@ CONTRADICTIONS = {
     "a missing storage": (stream([ONE], {}), "lacks 1 storages that its object needs, such as '7'"),
     "an unknown storage": (
         stream([ONE], {"7": (6, FLOATS), "8": (6, FLOATS)}),
-        "has 1 storages that its object does not mention, such as '8'",
+        "has 1 storages that its object does not use, such as '8'",
     ),
     "a storage twice": (stream([ONE], {"7": (6, FLOATS)}, keys=["7", "7"]), "names a storage twice"),
     "keys that are none": (stream([ONE], {"7": (6, FLOATS)}, keys={"7": 1}), "not a list of the keys"),

@@ -787,7 +787,7 @@ DAMAGE: dict[str, tuple[Change, str]] = {
     "another method in the local header": (in_header(ZERO, 8, "<H", 8), "is not the member"),
     "another size in the local header": (in_header(ZERO, 22, "<I", 95), "is not the member"),
     "sizes that stand nowhere": (in_entry(ZERO, 24, "<I", 2**32 - 1), "its size is missing"),
-    "a name that is no text": (instead(ZERO, b"m/dat\xff/0"), "not UTF-8"),
+    "a name that is not text": (instead(ZERO, b"m/dat\xff/0"), "not UTF-8"),
     "another byte order": (instead(b"little", b"middle"), "checksum"),
     "more entries than there is room for": (both(in_end(END, 24, 1 << 40), in_end(END, 32, 1 << 40)), "contradict"),
     "more entries than there are": (both(in_end(END, 24, 12), in_end(END, 32, 12)), "contradict"),

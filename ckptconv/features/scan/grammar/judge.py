@@ -121,7 +121,7 @@ class Judge:
             root = function
             while type(root) is Opaque:
                 root = root.cls
-            self.unknown_calls[f"what {brief(root, 200)} returns"] = None
+            self.unknown_calls[f"the result of {brief(root, 200)}"] = None
             return
         entry = self.grammar.entry(name)
         if entry is not None and not kwargs and self._allowed(entry, args, how):
@@ -178,7 +178,7 @@ class Judge:
             self._entered.pop(id(state), None)
             return
         name = resolved(target.cls)
-        what = f"what is in the state of {brief(target.name, 200)[1:-1]}"
+        what = f"the contents of the state of {brief(target.name, 200)[1:-1]}"
         if target.state:
             self.unknown_calls[f"{what}, which it is given twice"] = None
         elif _calls_by_name(state):
@@ -215,7 +215,7 @@ class Judge:
     def _add(self, target: Any, items: list[Any], patterns: Any) -> None:
         self.put(items)
         if id(target) in self._entered and items:
-            self.unknown_calls["what was given a list or dict that is changed afterwards"] = None
+            self.unknown_calls["an object whose list or dict is changed afterwards"] = None
         if type(target) is not Opaque:
             return
         known = [patterns(each) for each in self._of(target) if patterns(each)]
@@ -226,7 +226,7 @@ class Judge:
             return
         name = resolved(target.cls)
         if target.state or name is None or self.grammar.entry(name) is not None or not is_class(name):
-            self.unknown_calls[f"what adds to {brief(target.name, 200)[1:-1]}"] = None
+            self.unknown_calls[f"items added to {brief(target.name, 200)[1:-1]}"] = None
         else:
             self.unknown[name] = None
 
